@@ -1,0 +1,1 @@
+"""The node daemon: a Kubernetes container runtime whose pods are virtual machines."""

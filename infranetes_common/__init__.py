@@ -1,0 +1,1 @@
+"""What the node daemon and the agent share: messages, errors, identity, configuration, logging."""

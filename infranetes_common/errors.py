@@ -1,0 +1,114 @@
+"""Every error that Infranetes raises on purpose, and its gRPC status.
+
+A message says what happened, to what, and what to do about it; it is shown to people as it is and
+so never holds a secret. The status is a property of the class: there is no other mapping.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from txgrpc import Code, GrpcError
+
+
+class InfranetesError(Exception):
+    """Something that Infranetes can name went wrong."""
+
+    code: ClassVar[Code] = Code.INTERNAL
+
+
+class InvalidArgument(InfranetesError):
+    """The request can never succeed as it is worded."""
+
+    code = Code.INVALID_ARGUMENT
+
+
+class NotFound(InfranetesError):
+    """Nothing has this id or name."""
+
+    code = Code.NOT_FOUND
+
+
+class AlreadyExists(InfranetesError):
+    """The name is taken by something else."""
+
+    code = Code.ALREADY_EXISTS
+
+
+class FailedPrecondition(InfranetesError):
+    """Right words, wrong state: something else has to happen first."""
+
+    code = Code.FAILED_PRECONDITION
+
+
+class PermissionDenied(InfranetesError):
+    """The other side is known and may not do this."""
+
+    code = Code.PERMISSION_DENIED
+
+
+class Unauthenticated(InfranetesError):
+    """The other side did not show who it is."""
+
+    code = Code.UNAUTHENTICATED
+
+
+class ResourceExhausted(InfranetesError):
+    """A disk, a subnet, a quota or a bound is full."""
+
+    code = Code.RESOURCE_EXHAUSTED
+
+
+class Unavailable(InfranetesError):
+    """A passing fault: the same call may succeed later."""
+
+    code = Code.UNAVAILABLE
+
+
+class DeadlineExceeded(InfranetesError):
+    """It took longer than it was given."""
+
+    code = Code.DEADLINE_EXCEEDED
+
+
+class Unimplemented(InfranetesError):
+    """Infranetes does not offer this."""
+
+    code = Code.UNIMPLEMENTED
+
+
+class ConfigError(InfranetesError):
+    """The configuration is wrong; the message names the file and the key."""
+
+    code = Code.INVALID_ARGUMENT
+
+
+_BY_CODE: dict[Code, type[InfranetesError]] = {
+    kind.code: kind
+    for kind in (
+        InvalidArgument,
+        NotFound,
+        AlreadyExists,
+        FailedPrecondition,
+        PermissionDenied,
+        Unauthenticated,
+        ResourceExhausted,
+        Unavailable,
+        DeadlineExceeded,
+        Unimplemented,
+    )
+}
+
+
+def to_grpc(error: BaseException) -> GrpcError:
+    """The status with which `error` leaves this process."""
+    if isinstance(error, GrpcError):
+        return error
+    if isinstance(error, InfranetesError):
+        return GrpcError(error.code, str(error))
+    return GrpcError(Code.INTERNAL, f"unexpected {type(error).__name__}; the daemon's log has the details")
+
+
+def from_grpc(error: GrpcError) -> InfranetesError:
+    """The error that a status from the other side stands for."""
+    return _BY_CODE.get(error.code, InfranetesError)(error.message)

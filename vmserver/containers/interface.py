@@ -1,0 +1,110 @@
+"""What a ContainerProvider is: the thing in a VM that runs the pod's containers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred
+from zope.interface import Attribute, Interface
+
+# Messages are those of infranetes_common.vmserver (`ContainerState`, `LogRecord`) and
+# infranetes_common.cri (`ContainerConfig`, `PodSandboxConfig`, `LinuxContainerResources`).
+
+
+@attrs.frozen
+class ExecResult:
+    """What a command left behind."""
+
+    stdout: bytes
+    stderr: bytes
+    exit_code: int
+
+
+class IContainerProvider(Interface):
+    """Runs containers that share this machine's network namespace.
+
+    Ids are the caller's. The state lives outside this process (Docker, systemd), so an agent that
+    starts again finds every container as it was. All calls return Deferreds, never block the
+    reactor, and fail with `infranetes_common.errors`. Calls for different ids go on side by side.
+    """
+
+    name = Attribute("docker, systemd or fake (str)")
+
+    def start() -> Deferred[None]:
+        """Find the containers that are there. Called once, first.
+
+        :raise Unavailable: the engine below does not answer."""
+
+    def stop() -> Deferred[None]:
+        """Let go of everything; containers go on. Twice is once."""
+
+    def watch(changed: Callable[[Any], None], removed: Callable[[str], None]) -> None:
+        """From now on call `changed` with a container's ContainerState after each change, and
+        `removed` with its id once it is gone; in the order in which things happen. Changes made by
+        calls here are told too, before the call's Deferred fires."""
+
+    def configure(sandbox_config: Any) -> Deferred[None]:
+        """Take the PodSandboxConfig that containers will be created in. Again: no change."""
+
+    def create(id: str, image_id: str, config: Any, sandbox_config: Any) -> Deferred[Any]:
+        """Make a container, not running; its ContainerState. There already: its present state.
+
+        :raise FailedPrecondition: the image is not loaded.
+        :raise InvalidArgument: the configuration can't be had; names the field."""
+
+    def start_container(id: str) -> Deferred[Any]:
+        """Run it; its state. Running already: the same.
+
+        :raise NotFound: no such container. :raise FailedPrecondition: it has ended.
+        :raise InvalidArgument: its command can't be run; the container then is EXITED with reason
+            ContainerCannotRun and exit code 127 or 126."""
+
+    def stop_container(id: str, grace_seconds: int) -> Deferred[Any]:
+        """Its stop signal, then SIGKILL after the grace; its state once it has ended. Ended or
+        never started: its state. :raise NotFound: no such container."""
+
+    def remove(id: str) -> Deferred[None]:
+        """End and forget it, with its log. Unknown: nothing to do."""
+
+    def update(id: str, resources: Any) -> Deferred[Any]:
+        """Put LinuxContainerResources in force, fields left 0 unchanged; its state.
+
+        :raise NotFound: no such container. :raise InvalidArgument: can't be had; names the field."""
+
+    def containers() -> Deferred[list[Any]]:
+        """Every container's ContainerState."""
+
+    def exec_sync(id: str, command: Sequence[str], timeout: float, max_output: int) -> Deferred[ExecResult]:
+        """Run `command` in it to its end. Not found in the container: exit code 127 or 126 in the
+        result's place is never made up; it is what the engine says.
+
+        :param timeout: seconds; 0: none. :param max_output: bytes kept of each stream.
+        :raise NotFound: no such container. :raise FailedPrecondition: it is not running.
+        :raise DeadlineExceeded: out of time; the command has been killed."""
+
+    def read_log(id: str, cursor: str, follow: bool) -> AsyncIterator[Any]:
+        """Its LogRecords after `cursor` ("": from the first), oldest first, each once; with
+        `follow` on as it writes, until it has ended and all is read. The same cursor always gives
+        the same records with the same parts, also in another process. `aclose()` ends it.
+
+        :raise NotFound: no such container. :raise InvalidArgument: not a cursor of this log."""
+
+    def missing_layers(diff_ids: Sequence[str]) -> Deferred[int]:
+        """How many of these layers, lowest first, are there already."""
+
+    def load_image(image_id: str, archive: AsyncIterator[bytes]) -> Deferred[None]:
+        """Take an image in: the tar of a `docker load` archive, without layers that are there. When
+        it fails nothing of it stays. There already: the archive is read and dropped.
+
+        :raise InvalidArgument: not such an archive, or not the image that `image_id` says.
+        :raise ResourceExhausted: the disk is full."""
+
+    def images() -> Deferred[list[str]]:
+        """Ids of the images that are loaded."""
+
+    def remove_image(image_id: str) -> Deferred[None]:
+        """Forget an image that no container uses. Unknown: nothing to do.
+
+        :raise FailedPrecondition: a container uses it."""
