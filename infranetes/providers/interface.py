@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -57,6 +58,16 @@ class Instance:
 
 
 Progress = Callable[[str], None]
+
+
+@attrs.frozen
+class ProviderContext:
+    """Where a provider lives and for whom; given to it when it is made (see `registry`)."""
+
+    state_dir: Path  # the daemon's, kept over reboots; a provider uses the subdirectory of its own name
+    run_dir: Path  # the daemon's, gone after a reboot: sockets, pid files; again a subdirectory
+    cluster: str
+    node: str
 
 
 class IPodProvider(Interface):
