@@ -99,7 +99,7 @@ class RegistryTests(SynchronousTestCase):
         clock = Clock()
         provider = registry.create(clock, "whole", {"a": 1}, CONTEXT)
         self.assertIsInstance(provider, Whole)
-        self.assertEqual(provider.made_with, (clock, {"a": 1}, CONTEXT))  # type: ignore[attr-defined]
+        self.assertEqual(provider.made_with, (clock, {"a": 1}, CONTEXT))
 
     def test_an_unknown_name_is_refused_with_the_known_ones(self) -> None:
         message = self.refused("qemo")
