@@ -97,7 +97,7 @@ class RegistryTests(SynchronousTestCase):
 
     def test_a_plug_in_is_made_with_reactor_table_and_context(self) -> None:
         clock = Clock()
-        provider = registry.create(clock, "whole", {"a": 1}, CONTEXT)
+        provider: Any = registry.create(clock, "whole", {"a": 1}, CONTEXT)
         self.assertIsInstance(provider, Whole)
         self.assertEqual(provider.made_with, (clock, {"a": 1}, CONTEXT))
 
