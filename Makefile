@@ -1,0 +1,109 @@
+# Infranetes: build, test and run. Works on Debian 12 with only make and git there: what else a
+# target needs is installed by apt (as root or through sudo; it says what) and into .venv.
+
+PYTHON ?= python3
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+VENV_DONE := $(VENV)/.installed
+# What ruff and mypy look at; packages that do not exist yet are left out.
+CODE := $(wildcard txgrpc infranetes infranetes_common vmserver tests bench proto setup.py twisted/plugins)
+MYPY_CODE := $(wildcard txgrpc infranetes infranetes_common vmserver tests bench)
+
+# Debian packages, by what they are for. Add to the list of the thing that needs it.
+APT_BASE := python3 python3-venv ca-certificates protobuf-compiler
+APT_TEST := openssl procps iproute2
+APT_RUN :=
+APT_IMAGE :=
+APT_DEB :=
+# Debian's own releases of the libraries, for test-debian.
+APT_DEBIAN_LIBS := python3-twisted python3-zope.interface python3-h2 python3-protobuf python3-attr \
+	python3-cattr python3-cryptography python3-openssl python3-service-identity python3-treq \
+	python3-docker python3-hypothesis python3-grpcio
+
+# $(call need,PACKAGES): installs those that are not installed, and says which. Costs nothing when all are.
+define need
+@lacking=""; \
+for package in $(sort $(1)); do \
+	dpkg-query -W -f '$${db:Status-Status}\n' "$$package" 2>/dev/null | grep -qx installed || lacking="$$lacking $$package"; \
+done; \
+if [ -n "$$lacking" ]; then \
+	command -v apt-get >/dev/null || { echo "This needs Debian's packages:$$lacking" >&2; exit 1; }; \
+	sudo=""; if [ "$$(id -u)" != 0 ]; then sudo=sudo; \
+		command -v sudo >/dev/null || { echo "Install as root: apt-get install$$lacking" >&2; exit 1; }; fi; \
+	echo "Installing with apt:$$lacking"; \
+	$$sudo apt-get -qq update; \
+	$$sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o Dpkg::Use-Pty=0 install --no-install-recommends $$lacking </dev/null >/dev/null; \
+fi
+endef
+
+.PHONY: help
+help: ## Show the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+# ---- Environment and generated files -------------------------------------------------------------
+
+.PHONY: apt-base apt-test
+apt-base:
+	$(call need,$(APT_BASE))
+
+apt-test: apt-base
+	$(call need,$(APT_TEST) $(APT_RUN) $(APT_IMAGE) $(APT_DEB))
+
+.PHONY: venv
+venv: $(VENV_DONE) ## Make .venv with Infranetes and the tools of its tests
+
+$(VENV_DONE): setup.py | apt-base
+	@[ -x $(BIN)/python ] || { echo "Making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "Installing into $(VENV)"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,lint,bench]'
+	@touch $@
+
+.PHONY: proto
+proto: infranetes_common/cri.pyi ## Compile proto/ to descriptors and stubs
+
+infranetes_common/cri.pyi: $(wildcard proto/*.proto) proto/compile.py | apt-base
+	@$(PYTHON) proto/compile.py --stubs
+
+# ---- Checks --------------------------------------------------------------------------------------
+
+.PHONY: lint
+lint: venv proto ## Check style and types
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy $(MYPY_CODE)
+
+.PHONY: format
+format: venv ## Rewrite the code in the project's style
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+.PHONY: test
+test: venv proto apt-test ## Run every test, the ones with real VMs too; TESTS= picks some
+	@$(BIN)/python -m tests $(TESTS)
+
+.PHONY: test-fast
+test-fast: venv proto apt-test ## Run all tests but those with real VMs
+	@$(BIN)/python -m tests --without tests.e2e $(TESTS)
+
+.PHONY: test-debian
+test-debian: proto apt-test ## Run the fast tests on Debian's own releases of the libraries
+	$(call need,$(APT_DEBIAN_LIBS))
+	@/usr/bin/python3 -m tests --without tests.e2e $(TESTS)
+
+# ---- Run: demo, run, image -----------------------------------------------------------------------
+
+# ---- Packages: deb -------------------------------------------------------------------------------
+
+# ---- Figures: bench ------------------------------------------------------------------------------
+
+# ---- Cleaning ------------------------------------------------------------------------------------
+
+.PHONY: clean
+clean: ## Remove everything that was made here, .venv too
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .hypothesis _trial_temp*
+	rm -f infranetes_common/descriptors.binpb infranetes_common/*.pyi twisted/plugins/dropin.cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

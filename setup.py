@@ -1,0 +1,68 @@
+"""Builds the `infranetes` distribution: node daemon, agent and what they share."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
+
+HERE = Path(__file__).resolve().parent
+
+# Lower bounds are what Debian 12 packages; the same code runs on the newest releases.
+REQUIRES = [
+    "Twisted[tls]>=22.4",
+    "zope.interface>=5.5",
+    "h2>=4.1",
+    "protobuf>=3.21",
+    "attrs>=22.2",
+    "cattrs>=22.2",
+    "cryptography>=38.0",
+    "pyOpenSSL>=23.0",
+    "service-identity>=18.1",
+    "treq>=22.2",
+    "docker>=5.0.3",
+]
+
+EXTRAS = {
+    "test": ["hypothesis>=6.67", "grpcio>=1.51"],
+    "bench": ["grpcio>=1.51"],
+    # Exact: another release of these finds other faults.
+    "lint": ["ruff==0.17.5", "mypy==2.4.1", "mypy-zope==1.0.17", "types-protobuf"],
+}
+
+# One ServiceMaker each. They go into Twisted's own plugin package, which has no __init__.py here.
+PLUGINS = sorted(f"twisted.plugins.{file.stem}" for file in (HERE / "twisted" / "plugins").glob("*.py"))
+
+
+class BuildWithProtobuf(build_py):
+    """build_py that first compiles proto/ to the descriptor set which the packages load."""
+
+    def run(self) -> None:
+        compiler = [sys.executable, str(HERE / "proto" / "compile.py"), "--if-needed"]
+        subprocess.run(compiler, check=True)  # noqa: S603
+        super().run()
+
+
+setup(
+    name="infranetes",
+    version="0.1.0",
+    description="A Kubernetes container runtime whose pods are virtual machines",
+    python_requires=">=3.11",
+    package_dir={"": "."},
+    packages=find_packages(include=["txgrpc*", "infranetes", "infranetes.*", "infranetes_common*", "vmserver*"]),
+    py_modules=PLUGINS,
+    package_data={
+        "infranetes_common": ["descriptors.binpb", "py.typed"],
+        "infranetes": ["**/*.sql", "**/*.toml", "**/*.sh", "**/*.in", "py.typed"],
+        "vmserver": ["**/*.toml", "**/*.in", "py.typed"],
+        "txgrpc": ["py.typed"],
+    },
+    include_package_data=False,
+    install_requires=REQUIRES,
+    extras_require=EXTRAS,
+    cmdclass={"build_py": BuildWithProtobuf},
+    zip_safe=False,
+)
