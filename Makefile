@@ -18,7 +18,8 @@ APT_BASE := python3 python3-venv ca-certificates protobuf-compiler
 APT_TEST := openssl procps iproute2
 APT_RUN :=
 APT_IMAGE :=
-APT_DEB :=
+# What the packages need to be built is in debian/control; debian/make-deb asks for it.
+APT_DEB := dpkg-dev fakeroot lintian
 # Debian's own releases of the libraries, for test-debian.
 APT_DEBIAN_LIBS := python3-twisted python3-zope.interface python3-h2 python3-protobuf python3-attr \
 	python3-cattr python3-cryptography python3-openssl python3-service-identity python3-treq \
@@ -97,6 +98,11 @@ test-debian: proto apt-test ## Run the fast tests on Debian's own releases of th
 # ---- Run: demo, run, image -----------------------------------------------------------------------
 
 # ---- Packages: deb -------------------------------------------------------------------------------
+
+.PHONY: deb
+deb: ## Build the Debian packages into dist/
+	$(call need,$(APT_DEB))
+	@debian/make-deb
 
 # ---- Figures: bench ------------------------------------------------------------------------------
 

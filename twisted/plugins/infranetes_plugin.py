@@ -1,0 +1,3 @@
+from twisted.application.service import ServiceMaker
+
+infranetes = ServiceMaker("infranetes", "infranetes.service", "Each pod sandbox is a virtual machine.", "infranetes")
