@@ -1,0 +1,55 @@
+"""A daemon's worth of one provider, killed by SIGKILL some time into a launch.
+
+`python -m tests.contract.die_in_launch JOB.json`, written by `tests.contract.pod_provider`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from twisted.internet import reactor as _reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.task import react
+
+from infranetes.providers import registry
+from infranetes.providers.interface import InstanceSpec, ProviderContext, Size
+from infranetes_common.identity import Identity
+
+reactor: Any = _reactor
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def _run(job: dict[str, Any]) -> None:
+    context = job["context"]
+    provider = registry.create(
+        reactor,
+        job["provider"],
+        job["table"],
+        ProviderContext(
+            Path(context["state_dir"]), Path(context["run_dir"]), context["cluster"], context["node"]
+        ),
+    )
+    spec = job["spec"]
+    await provider.configure_network(job["pod_cidr"])
+    await provider.start(lambda words: None)
+    launching = provider.launch(
+        InstanceSpec(
+            **{**spec, "identity": Identity(**spec["identity"]), "size": Size(**spec["size"])},
+        )
+    )
+    launching.addErrback(lambda failure: failure.printTraceback(file=sys.stderr))
+    reactor.callLater(job["seconds"], _die)
+    await Deferred()
+
+
+if __name__ == "__main__":
+    job = json.loads(Path(sys.argv[1]).read_text())
+    react(lambda _: Deferred.fromCoroutine(_run(job)))

@@ -1,0 +1,682 @@
+"""What every PodProvider does: one suite that each of them passes over its real VMs.
+
+A provider's own test module has, for instance::
+
+    class QemuTests(PodProviderContract, LeasedAddressContract, TestCase):
+        provider_name = "qemu"
+        boot_timeout = 60.0
+
+        def table(self): ...
+        def end_from_outside(self, instance): ...
+        def break_launches(self): ...
+        def leftovers(self): ...
+
+Each test starts from an empty state directory and ends with nothing left of its VMs, which
+`tearDown` proves. VMs are dear: a test makes as few as its statement needs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import stat
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import attrs
+from twisted.internet import reactor as _reactor
+from twisted.internet.defer import CancelledError, Deferred, gatherResults
+from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
+from twisted.internet.protocol import ProcessProtocol
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import TestCase
+from zope.interface.verify import verifyObject
+
+from infranetes.authority import Authority
+from infranetes.providers import registry
+from infranetes.providers.interface import (
+    Instance,
+    InstanceSpec,
+    InstanceState,
+    IPodProvider,
+    ProviderContext,
+    Size,
+)
+from infranetes_common import vmserver
+from infranetes_common.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InfranetesError,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
+from infranetes_common.identity import Identity
+from txgrpc import Channel, GrpcError
+
+reactor: Any = _reactor
+_ROOT = Path(__file__).parents[2]
+_DIE_IN_LAUNCH = "tests.contract.die_in_launch"
+
+if TYPE_CHECKING:
+    _Base = TestCase
+else:
+    _Base = object
+
+
+class ProviderCase(_Base):
+    """The ground that the suites stand on: hooks for a provider, helpers for its tests."""
+
+    provider_name: ClassVar[str]
+    pod_cidr: ClassVar[str] = "10.213.0.0/24"
+    other_cidr: ClassVar[str] = "10.214.0.0/24"
+    start_timeout: ClassVar[float] = 30.0  # seconds for `start`, with whatever it builds
+    boot_timeout: ClassVar[float] = 30.0  # from launch to RUNNING
+    agent_timeout: ClassVar[float] = 30.0  # from RUNNING to the agent's first answer
+    call_timeout: ClassVar[float] = 30.0  # for each other call
+    notice_timeout: ClassVar[float] = 30.0  # until the end of a VM is noticed
+    interrupt_after: ClassVar[tuple[float, ...]] = (0.0, 0.05, 0.5)  # seconds into a launch
+    too_big: ClassVar[Size] = Size(cpu_millis=10**9, memory_bytes=2**60)
+    timeout = 600.0  # of one test
+
+    # Hooks.
+
+    def table(self) -> Mapping[str, Any]:
+        """The provider's configuration for this test."""
+        raise NotImplementedError
+
+    def end_from_outside(self, instance: Instance) -> Awaitable[None]:
+        """Make the VM stop executing as a crash would, behind the provider's back."""
+        raise NotImplementedError
+
+    def break_launches(self) -> Callable[[], None]:
+        """Change the world so that each launch of a provider made from now on fails late, after all
+        that a VM holds has been taken; what is returned mends it. `start` still works."""
+        raise NotImplementedError
+
+    def leftovers(self) -> Awaitable[list[str]] | list[str]:
+        """All that VMs hold outside of this process, in words: processes, interfaces, leases, disks.
+        Asked when every VM is destroyed and every provider stopped."""
+        raise NotImplementedError
+
+    def finish(self) -> Awaitable[None] | None:
+        """Take away what the test itself has set up, as the last thing."""
+        return None
+
+    # Helpers.
+
+    def setUp(self) -> Any:
+        self.state_dir = Path(self.mktemp()).absolute()
+        self.run_dir = Path(self.mktemp()).absolute()
+        for directory in (self.state_dir, self.run_dir):
+            directory.mkdir(mode=0o700, parents=True)
+        self.authority = Authority(self.mktemp())
+        self.providers: list[IPodProvider] = []
+        self.channels: list[Any] = []
+
+    def tearDown(self) -> Any:
+        return Deferred.fromCoroutine(self.clean_up())
+
+    async def clean_up(self) -> None:
+        """Destroy what is left of VMs, then prove that nothing is."""
+        try:
+            for channel in self.channels:
+                await channel.close()
+            for provider in self.providers:
+                await provider.stop()
+            for cluster, node in ((self.cluster, self.node), (self.cluster, "other"), ("other", self.node)):
+                provider = await self.started(cluster=cluster, node=node)
+                for instance in await self.within(provider.list()):
+                    await self.within(provider.destroy(instance.id))
+                self.assertEqual(await self.within(provider.list()), [])
+                await provider.stop()
+            left = self.leftovers()
+            self.assertEqual(left if isinstance(left, list) else await left, [])
+        finally:
+            finished = self.finish()
+            if finished is not None:
+                await finished
+
+    cluster: ClassVar[str] = "contract"
+    node: ClassVar[str] = "node-1"
+
+    def context(self, cluster: str | None = None, node: str | None = None) -> ProviderContext:
+        return ProviderContext(self.state_dir, self.run_dir, cluster or self.cluster, node or self.node)
+
+    def make_provider(self, cluster: str | None = None, node: str | None = None) -> IPodProvider:
+        """A provider over the state of this test, not started."""
+        provider = registry.create(reactor, self.provider_name, self.table(), self.context(cluster, node))
+        self.providers.append(provider)
+        return provider
+
+    async def started(
+        self, cluster: str | None = None, node: str | None = None, pod_cidr: str | None = None
+    ) -> IPodProvider:
+        provider = self.make_provider(cluster, node)
+        await self.within(provider.configure_network(pod_cidr or self.pod_cidr))
+        await self.within(provider.start(lambda words: None), self.start_timeout)
+        return provider
+
+    async def restarted(self, provider: IPodProvider) -> IPodProvider:
+        """What a new daemon has after `provider`'s one has ended."""
+        await self.within(provider.stop())
+        return await self.started()
+
+    def spec(self, **changes: Any) -> InstanceSpec:
+        sandbox_id = secrets.token_hex(16)
+        certificate, key = self.authority.issue_vm(sandbox_id, 3600)
+        identity = Identity(
+            sandbox_id=sandbox_id,
+            certificate_pem=certificate,
+            key_pem=key,
+            ca_pem=self.authority.ca_pem,
+            hostname="pod",
+            machine_id=secrets.token_hex(16),
+            entropy=secrets.token_hex(32),
+            now_nanos=time.time_ns(),
+        )
+        spec = InstanceSpec(secrets.token_hex(16), sandbox_id, self.cluster, self.node, identity)
+        return attrs.evolve(spec, **changes)
+
+    async def running(self, provider: IPodProvider, spec: InstanceSpec) -> Instance:
+        launched = await self.within(provider.launch(spec))
+        waiting = provider.wait_running(launched.id, self.boot_timeout)
+        instance: Instance = await self.within(waiting, self.boot_timeout + 5)
+        self.assertIs(instance.state, InstanceState.RUNNING)
+        return instance
+
+    def within(self, waiting: Deferred[Any], seconds: float | None = None) -> Deferred[Any]:
+        """`waiting`, which has to fire within `seconds` (`call_timeout` when not given)."""
+        return waiting.addTimeout(seconds or self.call_timeout, reactor)
+
+    def sleep(self, seconds: float) -> Deferred[None]:
+        return deferLater(reactor, seconds, lambda: None)
+
+    async def until(self, holds: Callable[[], Any], what: str, seconds: float | None = None) -> None:
+        deadline = reactor.seconds() + (seconds or self.notice_timeout)
+        while not holds():
+            if reactor.seconds() > deadline:
+                self.fail(f"not in time: {what}")
+            await self.sleep(0.05)
+
+    def agent(self, instance: Instance, sandbox_id: str | None = None) -> Any:
+        """A stub of the VM's agent, which has to prove that it is `sandbox_id`'s."""
+        endpoint = wrapClientTLS(
+            self.authority.client_options(sandbox_id or instance.sandbox_id),
+            HostnameEndpoint(reactor, instance.agent_host, instance.agent_port),
+        )
+        channel = Channel(reactor, endpoint)
+        self.channels.append(channel)
+        return channel.stub(vmserver.Agent)
+
+    async def agent_info(self, instance: Instance) -> Any:
+        """What the agent answers to Info, asked again until it does."""
+        stub = self.agent(instance)
+        deadline = reactor.seconds() + self.agent_timeout
+        while True:
+            try:
+                return await stub.Info(vmserver.InfoRequest(), timeout=5.0)
+            except GrpcError:
+                if reactor.seconds() > deadline:
+                    raise
+                await self.sleep(0.1)
+
+    async def refused(self, error: type[Exception], waiting: Deferred[Any]) -> Exception:
+        """The error that `waiting` has to fail with, and whose words have to say something."""
+        raised = await self.assertFailure(self.within(waiting), error)
+        self.assertGreater(len(str(raised)), 10, f"{error.__name__} says too little: {raised}")
+        assert isinstance(raised, Exception)
+        return raised
+
+
+class PodProviderContract(ProviderCase):
+    """The promises of `IPodProvider`, one test each."""
+
+    async def test_it_provides_the_whole_interface(self) -> None:
+        provider = self.make_provider()
+        verifyObject(IPodProvider, provider)
+        self.assertEqual(provider.name, self.provider_name)
+
+    async def test_a_fresh_one_has_no_vm_and_can_be_stopped_twice(self) -> None:
+        provider = await self.started()
+        self.assertEqual(await self.within(provider.list()), [])
+        self.assertEqual(await self.within(provider.list()), [])
+        await self.within(provider.stop())
+        await self.within(provider.stop())
+
+    async def test_one_that_was_never_started_can_be_stopped(self) -> None:
+        provider = self.make_provider()
+        await self.within(provider.stop())
+        await self.within(provider.stop())
+
+    async def test_status_is_words_for_people(self) -> None:
+        provider = self.make_provider()
+        before = provider.status()
+        await self.within(provider.start(lambda words: None), self.start_timeout)
+        for status in (before, provider.status(), provider.status()):
+            for key, value in status.items():
+                self.assertIsInstance(key, str)
+                self.assertIsInstance(value, str)
+        self.assertTrue(provider.status())
+
+    async def test_the_life_of_a_vm(self) -> None:
+        """Asked for, running with an agent of the right identity, known by id, destroyed, unknown."""
+        provider = await self.started()
+        ended: list[Instance] = []
+        provider.watch(ended.append)
+        spec = self.spec()
+        asked = time.time()
+
+        launched = await self.within(provider.launch(spec))
+        self.assertIn(launched.state, (InstanceState.PENDING, InstanceState.RUNNING))
+        self.assertEqual((launched.token, launched.sandbox_id), (spec.token, spec.sandbox_id))
+        self.assertTrue(launched.id)
+        self.assertEqual([found.id for found in await self.within(provider.list())], [launched.id])
+
+        wait = self.boot_timeout
+        instance = await self.within(provider.wait_running(launched.id, wait), wait + 5)
+        self.assertIs(instance.state, InstanceState.RUNNING)
+        self.assertEqual((instance.id, instance.token), (launched.id, spec.token))
+        self.assertTrue(ip_address(instance.address))
+        self.assertTrue(instance.agent_host)
+        self.assertTrue(0 < instance.agent_port < 65536)
+        self.assertTrue(asked - 120 < instance.created_at < time.time() + 120, instance.created_at)
+
+        self.assertEqual(await self.within(provider.wait_running(launched.id, wait)), instance)
+        self.assertEqual(await self.within(provider.get(launched.id)), instance)
+        self.assertEqual(await self.within(provider.get(launched.id)), instance)
+        self.assertEqual(await self.within(provider.list()), [instance])
+
+        info = await self.agent_info(instance)
+        self.assertEqual(info.sandbox_id, spec.sandbox_id)
+        self.assertTrue(info.boot_id)
+        stranger = self.agent(instance, sandbox_id=secrets.token_hex(16))
+        await self.assertFailure(stranger.Info(vmserver.InfoRequest(), timeout=5.0), GrpcError)
+        self.assert_key_is_private(spec.identity.key_pem)
+
+        await self.within(provider.destroy(launched.id))
+        await self.assert_unknown(provider, launched.id)
+        await self.within(provider.destroy(launched.id))
+        await self.assert_unknown(provider, launched.id)
+        self.assertEqual(ended, [], "destroy is no surprise")
+        gone = self.agent(instance)
+        await self.assertFailure(gone.Info(vmserver.InfoRequest(), timeout=2.0), GrpcError)
+
+    async def assert_unknown(self, provider: IPodProvider, instance_id: str) -> None:
+        await self.refused(NotFound, provider.get(instance_id))
+        await self.refused(NotFound, provider.wait_running(instance_id, 1.0))
+        self.assertNotIn(instance_id, [found.id for found in await self.within(provider.list())])
+
+    def assert_key_is_private(self, key_pem: str) -> None:
+        """No file of the state that others may read has the key, and no argument list at all."""
+        secret = key_pem.splitlines()[1].encode()
+        for directory in (self.state_dir, self.run_dir):
+            directory.chmod(0o755)
+            for path in directory.rglob("*"):
+                if path.is_file() and not path.is_symlink() and _others_reach(path, directory):
+                    with path.open("rb") as file:
+                        for chunk in iter(lambda: file.read(1 << 20), b""):
+                            self.assertNotIn(secret, chunk, f"{path} shows a private key to everyone")
+        for arguments in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                said = arguments.read_bytes()
+            except OSError:
+                continue
+            self.assertNotIn(secret, said, f"{arguments} has a private key")
+
+    async def test_ids_that_nobody_has_are_unknown_and_harmless(self) -> None:
+        provider = await self.started()
+        for instance_id in (secrets.token_hex(16), "no-such-vm", "", "../../etc/passwd", "a\nb", "ü" * 300):
+            await self.assert_unknown(provider, instance_id)
+            await self.within(provider.destroy(instance_id))
+            await self.within(provider.destroy(instance_id))
+
+    async def test_one_token_is_one_vm(self) -> None:
+        """However often it is asked for: at once, again later, and by the next daemon."""
+        provider = await self.started()
+        spec = self.spec()
+        first, second = await gatherResults(
+            [self.within(provider.launch(spec)), self.within(provider.launch(spec))]
+        )
+        self.assertEqual(first.id, second.id)
+        instance = await self.running(provider, spec)
+        self.assertEqual(instance.id, first.id)
+
+        provider = await self.restarted(provider)
+        third = await self.within(provider.launch(spec))
+        self.assertEqual((third.id, third.address), (instance.id, instance.address))
+        self.assertEqual([found.id for found in await self.within(provider.list())], [instance.id])
+
+    async def test_vms_of_different_tokens_are_made_side_by_side(self) -> None:
+        provider = await self.started()
+        specs = [self.spec() for _ in range(3)]
+        instances = await gatherResults(
+            [Deferred.fromCoroutine(self.running(provider, spec)) for spec in specs], consumeErrors=True
+        )
+        self.assertEqual([one.sandbox_id for one in instances], [spec.sandbox_id for spec in specs])
+        self.assertEqual(len({one.id for one in instances}), 3)
+        self.assertEqual(len({(one.agent_host, one.agent_port) for one in instances}), 3)
+        self.assertEqual(len({one.address for one in instances}), 3)
+        infos = [await self.agent_info(one) for one in instances]
+        self.assertEqual([info.sandbox_id for info in infos], [spec.sandbox_id for spec in specs])
+        self.assertEqual(len({info.boot_id for info in infos}), 3)
+        await gatherResults(
+            [self.within(provider.destroy(one.id)) for one in [*instances, *instances]], consumeErrors=True
+        )
+        self.assertEqual(await self.within(provider.list()), [])
+
+    async def test_a_new_daemon_finds_the_vms_and_touches_none(self) -> None:
+        provider = await self.started()
+        instance = await self.running(provider, self.spec())
+        before = await self.agent_info(instance)
+
+        provider = await self.restarted(provider)
+        ended: list[Instance] = []
+        provider.watch(ended.append)
+        self.assertEqual(await self.within(provider.list()), [instance])
+        self.assertEqual(await self.within(provider.get(instance.id)), instance)
+        self.assertEqual(await self.within(provider.wait_running(instance.id, self.boot_timeout)), instance)
+        after = await self.agent_info(instance)
+        self.assertEqual((after.boot_id, after.agent_id), (before.boot_id, before.agent_id))
+
+        await self.end_from_outside(instance)
+        await self.until(lambda: ended, "a VM that an earlier daemon made is seen to end")
+        self.assertEqual([one.id for one in ended], [instance.id])
+
+    async def test_a_vm_that_ended_while_no_daemon_ran_is_listed_as_ended(self) -> None:
+        provider = await self.started()
+        instance = await self.running(provider, self.spec())
+        await self.within(provider.stop())
+        await self.end_from_outside(instance)
+        provider = await self.started()
+        [found] = await self.within(provider.list())
+        self.assertEqual((found.id, found.state), (instance.id, InstanceState.ENDED))
+        self.assertEqual(found.sandbox_id, instance.sandbox_id)
+        await self.within(provider.destroy(instance.id))
+        await self.assert_unknown(provider, instance.id)
+
+    async def test_the_end_of_a_vm_is_told_once(self) -> None:
+        provider = await self.started()
+        ended: list[Instance] = []
+        provider.watch(ended.append)
+        spec = self.spec()
+        instance = await self.running(provider, spec)
+        self.assertEqual(ended, [])
+
+        await self.end_from_outside(instance)
+        await self.until(lambda: ended, "a VM that ended is told")
+        self.assertEqual((ended[0].id, ended[0].state), (instance.id, InstanceState.ENDED))
+        self.assertEqual((ended[0].token, ended[0].sandbox_id), (spec.token, spec.sandbox_id))
+        self.assertIs((await self.within(provider.get(instance.id))).state, InstanceState.ENDED)
+        [listed] = await self.within(provider.list())
+        self.assertIs(listed.state, InstanceState.ENDED)
+        await self.refused(Unavailable, provider.wait_running(instance.id, self.boot_timeout))
+        self.assertIs(
+            (await self.within(provider.launch(spec))).state,
+            InstanceState.ENDED,
+            "the token still names the VM that it made",
+        )
+
+        await self.within(provider.destroy(instance.id))
+        await self.within(provider.destroy(instance.id))
+        await self.assert_unknown(provider, instance.id)
+        self.assertEqual(len(ended), 1)
+
+    async def test_waiting_ends_with_its_deadline_and_leaves_the_vm(self) -> None:
+        """Where the VM is up already there is nothing to wait for."""
+        provider = await self.started()
+        launched = await self.within(provider.launch(self.spec()))
+        try:
+            await self.within(provider.wait_running(launched.id, 0.001), 10.0)
+        except DeadlineExceeded as error:
+            self.assertIn("0.001", str(error))
+        waits = [provider.wait_running(launched.id, self.boot_timeout) for _ in range(2)]
+        first, second = await self.within(gatherResults(waits), self.boot_timeout + 5)
+        self.assertEqual(first, second)
+        self.assertIs(first.state, InstanceState.RUNNING)
+
+    async def test_a_wait_that_is_cancelled_harms_neither_the_vm_nor_other_waits(self) -> None:
+        provider = await self.started()
+        launched = await self.within(provider.launch(self.spec()))
+        other = provider.wait_running(launched.id, self.boot_timeout)
+        dropped = provider.wait_running(launched.id, self.boot_timeout)
+        dropped.cancel()
+        dropped.addErrback(lambda failure: failure.trap(CancelledError))
+        await self.within(dropped)
+        instance = await self.within(other, self.boot_timeout + 5)
+        self.assertIs(instance.state, InstanceState.RUNNING)
+
+    async def test_destroying_a_vm_that_is_still_starting_ends_the_wait_for_it(self) -> None:
+        provider = await self.started()
+        launched = await self.within(provider.launch(self.spec()))
+        waiting = provider.wait_running(launched.id, self.boot_timeout)
+        outcome: list[Any] = []
+        waiting.addBoth(outcome.append)
+        await self.within(provider.destroy(launched.id))
+        await self.until(lambda: outcome, "the wait for a destroyed VM ends", 5.0)
+        if not isinstance(outcome[0], Instance):
+            outcome[0].trap(Unavailable, NotFound)
+        await self.assert_unknown(provider, launched.id)
+
+    async def test_a_launch_that_fails_leaves_nothing(self) -> None:
+        await (await self.started()).stop()  # whatever it builds once is built
+        mend = self.break_launches()
+        provider = await self.started()
+        spec = self.spec()
+        try:
+            for attempt in (spec, spec, self.spec()):
+                error = await self.refused(InfranetesError, provider.launch(attempt))
+                self.assertNotIn(attempt.identity.key_pem.splitlines()[1], str(error))
+                self.assertEqual(await self.within(provider.list()), [])
+            await self.within(provider.stop())
+            left = self.leftovers()
+            self.assertEqual(left if isinstance(left, list) else await left, [])
+        finally:
+            mend()
+        provider = await self.started()
+        instance = await self.running(provider, spec)
+        self.assertEqual(instance.token, spec.token)
+
+    async def test_a_size_that_can_not_be_had_is_refused(self) -> None:
+        provider = await self.started()
+        spec = self.spec(size=self.too_big)
+        for _ in range(2):
+            await self.refused(InvalidArgument, provider.launch(spec))
+        self.assertEqual(await self.within(provider.list()), [])
+
+    async def test_a_launch_that_is_cancelled_can_be_made_again_or_destroyed(self) -> None:
+        """As when the daemon is killed in the middle: what there is of the VM is listed."""
+        provider = await self.started()
+        for seconds in self.interrupt_after:
+            spec = self.spec()
+            launching = provider.launch(spec)
+            await self.sleep(seconds)
+            launching.cancel()
+            launching.addErrback(lambda failure: failure.trap(CancelledError, InfranetesError))
+            await self.within(launching)
+            instance = await self.running(provider, spec)
+            self.assertEqual([one.id for one in await self.within(provider.list())], [instance.id])
+            self.assertEqual((await self.agent_info(instance)).sandbox_id, spec.sandbox_id)
+            await self.within(provider.destroy(instance.id))
+
+            spec = self.spec()
+            launching = provider.launch(spec)
+            await self.sleep(seconds)
+            launching.cancel()
+            launching.addErrback(lambda failure: failure.trap(CancelledError, InfranetesError))
+            await self.within(launching)
+            for one in await self.within(provider.list()):
+                self.assertEqual(one.token, spec.token)
+                await self.within(provider.destroy(one.id))
+            self.assertEqual(await self.within(provider.list()), [])
+
+    async def test_a_daemon_killed_in_a_launch_leaves_what_the_next_one_adopts_or_ends(self) -> None:
+        for seconds in self.interrupt_after:
+            adopted, dropped = self.spec(), self.spec()
+            await self.die_in_launch(adopted, seconds)
+            await self.die_in_launch(dropped, seconds)
+            provider = await self.started()
+            listed = await self.within(provider.list())
+            self.assertLessEqual({one.token for one in listed}, {adopted.token, dropped.token})
+            self.assertLessEqual(len(listed), 2)
+            instance = await self.running(provider, adopted)
+            self.assertEqual((await self.agent_info(instance)).sandbox_id, adopted.sandbox_id)
+            for one in listed:
+                if one.token == adopted.token:
+                    self.assertEqual(one.id, instance.id)
+                await self.within(provider.destroy(one.id))
+            await self.within(provider.destroy(instance.id))
+            self.assertEqual(await self.within(provider.list()), [])
+            await self.within(provider.stop())
+
+    async def die_in_launch(self, spec: InstanceSpec, seconds: float) -> None:
+        """A daemon of its own asks for the VM and is killed by SIGKILL `seconds` later."""
+        job = self.run_dir / f"{spec.token}.json"
+        job.touch(mode=0o600)
+        context = attrs.asdict(self.context())
+        document = {
+            "provider": self.provider_name,
+            "table": dict(self.table()),
+            "context": {key: str(value) for key, value in context.items()},
+            "pod_cidr": self.pod_cidr,
+            "spec": attrs.asdict(spec),
+            "seconds": seconds,
+        }
+        job.write_text(json.dumps(document))
+        daemon = _Daemon()
+        reactor.spawnProcess(
+            daemon,
+            sys.executable,
+            [sys.executable, "-m", _DIE_IN_LAUNCH, str(job)],
+            env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        )
+        try:
+            await self.within(daemon.ended, self.start_timeout + 60)
+        finally:
+            job.unlink()
+            daemon.kill()
+        self.assertEqual(daemon.signal, signal.SIGKILL, daemon.said.decode(errors="replace"))
+
+    async def test_vms_of_other_nodes_and_clusters_are_not_seen(self) -> None:
+        provider = await self.started()
+        instance = await self.running(provider, self.spec())
+        await self.within(provider.stop())
+        for cluster, node in ((self.cluster, "other"), ("other", self.node)):
+            stranger = await self.started(cluster=cluster, node=node)
+            self.assertEqual(await self.within(stranger.list()), [])
+            await self.refused(NotFound, stranger.get(instance.id))
+            await self.within(stranger.destroy(instance.id))
+            await self.within(stranger.stop())
+        provider = await self.started()
+        self.assertEqual(await self.within(provider.list()), [instance])
+        self.assertEqual((await self.agent_info(instance)).sandbox_id, instance.sandbox_id)
+
+
+class LeasedAddressContract(ProviderCase):
+    """For providers that give pods their addresses, from the subnet that they are configured with."""
+
+    tiny_cidr: ClassVar[str] = "10.215.0.0/30"  # room for one pod or two
+
+    async def test_addresses_come_from_the_subnet_and_are_kept(self) -> None:
+        provider = await self.started()
+        first = await self.running(provider, self.spec())
+        self.assertIn(ip_address(first.address), ip_network(self.pod_cidr))
+        provider = await self.restarted(provider)
+        second = await self.running(provider, self.spec())
+        self.assertIn(ip_address(second.address), ip_network(self.pod_cidr))
+        self.assertNotEqual(second.address, first.address)
+        self.assertEqual((await self.within(provider.get(first.id))).address, first.address)
+
+    async def test_the_subnet_may_come_again_but_not_change_under_a_vm(self) -> None:
+        provider = self.make_provider()
+        await self.within(provider.configure_network(self.pod_cidr))
+        await self.within(provider.configure_network(self.pod_cidr))
+        await self.within(provider.start(lambda words: None), self.start_timeout)
+        await self.within(provider.configure_network(self.pod_cidr))
+        instance = await self.running(provider, self.spec())
+        await self.within(provider.configure_network(self.pod_cidr))
+        for _ in range(2):
+            await self.refused(FailedPrecondition, provider.configure_network(self.other_cidr))
+        self.assertEqual((await self.within(provider.get(instance.id))).address, instance.address)
+        await self.within(provider.destroy(instance.id))
+
+        await self.within(provider.configure_network(self.other_cidr))
+        moved = await self.running(provider, self.spec())
+        self.assertIn(ip_address(moved.address), ip_network(self.other_cidr))
+
+    async def test_what_is_no_subnet_is_refused_and_changes_nothing(self) -> None:
+        provider = await self.started()
+        for nonsense in (
+            "",
+            "pods",
+            "10.0.0.0/33",
+            "10.0.0.300/24",
+            "10.0.0.1",
+            "10.0.0.0/32",
+            "10.0.0.0/24,x",
+        ):
+            for _ in range(2):
+                await self.refused(InvalidArgument, provider.configure_network(nonsense))
+        instance = await self.running(provider, self.spec())
+        self.assertIn(ip_address(instance.address), ip_network(self.pod_cidr))
+
+    async def test_a_full_subnet_refuses_and_an_address_given_back_serves_again(self) -> None:
+        provider = await self.started(pod_cidr=self.tiny_cidr)
+        instances: list[Instance] = []
+        while len(instances) <= ip_network(self.tiny_cidr).num_addresses:
+            try:
+                instances.append(await self.running(provider, self.spec()))
+            except ResourceExhausted as error:
+                self.assertIn(self.tiny_cidr, str(error))
+                break
+        else:
+            self.fail("it gave out more addresses than the subnet has")
+        self.assertGreaterEqual(len(instances), 1)
+        listed = await self.within(provider.list())
+        self.assertEqual({one.id for one in listed}, {one.id for one in instances})
+        spec = self.spec()
+        await self.refused(ResourceExhausted, provider.launch(spec))
+        await self.within(provider.destroy(instances[0].id))
+        again = await self.running(provider, spec)
+        self.assertEqual(again.address, instances[0].address)
+
+
+class _Daemon(ProcessProtocol):
+    """A child process, its words and how it ended."""
+
+    def __init__(self) -> None:
+        self.ended: Deferred[None] = Deferred()
+        self.said = b""
+        self.signal: int | None = None
+
+    def outReceived(self, data: bytes) -> None:
+        self.said += data
+
+    def errReceived(self, data: bytes) -> None:
+        self.said += data
+
+    def processEnded(self, reason: Any) -> None:
+        self.signal = reason.value.signal
+        self.ended.callback(None)
+
+    def kill(self) -> None:
+        if not self.ended.called:
+            self.transport.signalProcess("KILL")  # type: ignore[union-attr]
+
+
+def _others_reach(path: Path, root: Path) -> bool:
+    """Whether the modes of `path` and of its parents up to `root` let everyone read it."""
+    try:
+        if not path.stat().st_mode & (stat.S_IROTH | stat.S_IRGRP):
+            return False
+        parents = [parent for parent in path.parents if parent.is_relative_to(root)]
+        return all(parent.stat().st_mode & (stat.S_IXOTH | stat.S_IXGRP) for parent in parents)
+    except FileNotFoundError:
+        return False
