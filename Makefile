@@ -15,15 +15,15 @@ MYPY_CODE := $(wildcard txgrpc infranetes infranetes_common vmserver tests bench
 
 # Debian packages, by what they are for. Add to the list of the thing that needs it.
 APT_BASE := python3 python3-venv ca-certificates protobuf-compiler
-APT_TEST := openssl procps iproute2
-APT_RUN :=
+APT_TEST := openssl procps iproute2 docker-registry busybox-static zstd
+APT_RUN := skopeo
 APT_IMAGE :=
 # What the packages need to be built is in debian/control; debian/make-deb asks for it.
 APT_DEB := dpkg-dev fakeroot lintian
 # Debian's own releases of the libraries, for test-debian.
 APT_DEBIAN_LIBS := python3-twisted python3-zope.interface python3-h2 python3-protobuf python3-attr \
 	python3-cattr python3-cryptography python3-openssl python3-service-identity python3-treq \
-	python3-docker python3-hypothesis python3-grpcio
+	python3-docker python3-zstandard python3-hypothesis python3-grpcio
 
 # $(call need,PACKAGES): installs those that are not installed, and says which. Costs nothing when all are.
 define need

@@ -24,6 +24,7 @@ REQUIRES = [
     "service-identity>=18.1",
     "treq>=22.2",
     "docker>=5.0.3",
+    "zstandard>=0.20",
 ]
 
 EXTRAS = {
