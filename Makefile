@@ -82,16 +82,20 @@ format: venv ## Rewrite the code in the project's style
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
+.PHONY: tools
+tools: | apt-base ## Build crictl and critest, Kubernetes' own clients of the CRI, into build/tools
+	@PYTHON=$(PYTHON) tests/interop/tools
+
 .PHONY: test
-test: venv proto apt-test ## Run every test, the ones with real VMs too; TESTS= picks some
+test: venv proto apt-test tools ## Run every test, the ones with real VMs too; TESTS= picks some
 	@$(BIN)/python -m tests $(TESTS)
 
 .PHONY: test-fast
-test-fast: venv proto apt-test ## Run all tests but those with real VMs
+test-fast: venv proto apt-test tools ## Run all tests but those with real VMs
 	@$(BIN)/python -m tests --without tests.e2e $(TESTS)
 
 .PHONY: test-debian
-test-debian: proto apt-test ## Run the fast tests on Debian's own releases of the libraries
+test-debian: proto apt-test tools ## Run the fast tests on Debian's own releases of the libraries
 	$(call need,$(APT_DEBIAN_LIBS))
 	@/usr/bin/python3 -m tests --without tests.e2e $(TESTS)
 
