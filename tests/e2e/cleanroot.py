@@ -1,0 +1,188 @@
+"""A clean Debian to install the built packages in, made from this machine's own package sources."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+
+TREE = Path(__file__).resolve().parents[2]
+DIST = TREE / "dist"
+CACHE = TREE / "build" / "cleanroot"
+# Where whatever the system itself writes at run time may differ between two moments.
+FLEETING = ("dev", "proc", "sys", "tmp", "run", "var/cache", "var/log", "var/lib/dpkg", "var/lib/apt")
+
+
+def built(package: str) -> Path:
+    """The .deb of one of our packages, as `make deb` left it."""
+    found = sorted(DIST.glob(f"{package}_*.deb"))
+    if len(found) != 1:
+        raise AssertionError(f"dist/ has {len(found)} packages named {package}: run make deb")
+    return found[0]
+
+
+def depends(*packages: str) -> list[str]:
+    """The names, first alternative each, of the Debian packages that these of ours depend on."""
+    names = set()
+    for package in packages:
+        field = subprocess.run(
+            ["dpkg-deb", "--field", built(package), "Depends"], check=True, capture_output=True, text=True
+        ).stdout
+        for entry in field.strip().split(","):
+            names.add(re.split(r"[\s(:|]", entry.strip())[0])
+    return sorted(names - {"infranetes", "infranetes-common", "vmserver"})
+
+
+def sources() -> str:
+    """This machine's Debian package sources in sources.list form, whatever else it has left out."""
+    listed = subprocess.run(
+        [
+            "apt-get",
+            "indextargets",
+            "--format",
+            "$(SIGNED_BY)|$(REPO_URI)|$(RELEASE)|$(COMPONENT)",
+            "Identifier: Packages",
+            "Origin: Debian",
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    lines = []
+    for line in sorted(set(listed.splitlines())):
+        signed_by, uri, release, component = line.split("|")
+        # apt leaves the variable as it is where the source names no key.
+        option = "" if signed_by.startswith("$") else f"[signed-by={signed_by}] "
+        lines.append(f"deb {option}{uri} {release} {component}\n")
+    if not lines:
+        raise AssertionError("apt knows no Debian package source here: run apt-get update")
+    return "".join(lines)
+
+
+def base(packages: list[str]) -> Path:
+    """The tar of a minimal Debian with these packages, from the cache or made now (minutes)."""
+    wanted = sources() + " ".join(packages)
+    tar = CACHE / f"{hashlib.sha256(wanted.encode()).hexdigest()[:16]}.tar"
+    if tar.exists():
+        return tar
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+        listing = Path(scratch, "sources.list")
+        listing.write_text(sources())
+        made = Path(scratch, "base.tar")
+        done = subprocess.run(
+            [
+                *(
+                    "nice",
+                    "mmdebstrap",
+                    "--mode=root",
+                    "--variant=minbase",
+                    f"--include={','.join(packages)}",
+                ),
+                *("--aptopt=APT::Install-Recommends false", "--dpkgopt=path-exclude=/usr/share/man/*"),
+                *("bookworm", str(made), str(listing)),
+            ],
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            raise AssertionError(f"mmdebstrap: {done.stderr[-4000:]}")
+        made.rename(tar)
+    for old in CACHE.glob("*.tar"):
+        if old != tar:
+            old.unlink()
+    return tar
+
+
+class CleanRoot:
+    """One unpacked root; commands run in it with their own mounts and processes."""
+
+    def __init__(self, tar: Path) -> None:
+        # Short, since a unix socket's path may have 107 bytes.
+        self.path = Path(tempfile.mkdtemp(prefix="infranetes-root-", dir="/var/tmp"))
+        subprocess.run(["tar", "-xf", tar, "-C", self.path], check=True)
+
+    def _inside(self, command: list[str]) -> list[str]:
+        mounts = f"mount -t proc proc {self.path}/proc && mount --bind /dev {self.path}/dev"
+        script = f'{mounts} && exec chroot {self.path} "$@"'
+        return [
+            "unshare",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--",
+            "sh",
+            "-c",
+            script,
+            "sh",
+            *command,
+        ]
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return {
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "LC_ALL": "C.UTF-8",
+            "HOME": "/root",
+            "DEBIAN_FRONTEND": "noninteractive",
+        }
+
+    def run(self, *command: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        """Run to the end; output and errors together in `stdout`. `timeout`: seconds."""
+        return subprocess.run(
+            self._inside(list(command)),
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout,
+            env=self._environment,
+        )
+
+    def install(self, *packages: str) -> subprocess.CompletedProcess[str]:
+        """Install our built packages with dpkg, which fails where a dependency is not there."""
+        for package in packages:
+            shutil.copy(built(package), self.path / "tmp")
+        return self.run("dpkg", "--install", *(f"/tmp/{built(package).name}" for package in packages))  # noqa: S108
+
+    def start(self, *command: str) -> subprocess.Popen[bytes]:
+        """Start in the background; its output goes to the root's /tmp/output. End it with `end`."""
+        with open(self.path / "tmp/output", "ab") as output:
+            return subprocess.Popen(
+                self._inside(list(command)), stdout=output, stderr=subprocess.STDOUT, env=self._environment
+            )
+
+    def output(self) -> str:
+        """What the background command has written."""
+        return (self.path / "tmp/output").read_text(errors="replace")
+
+    def end(self, process: subprocess.Popen[bytes], timeout: float = 20) -> int:
+        """Ask the command to end as systemd would; its exit code. All its processes are gone then."""
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        for child in children:
+            os.kill(int(child), signal.SIGTERM)
+        try:
+            return process.wait(timeout)
+        finally:
+            process.kill()
+            process.wait()
+
+    def files(self) -> set[str]:
+        """Every path, but for those that the system itself keeps changing."""
+        found: set[str] = set()
+        for directory, directories, names in os.walk(self.path):
+            inside = Path(directory).relative_to(self.path)
+            directories[:] = [name for name in directories if str(inside / name) not in FLEETING]
+            found.update(str(inside / name) for name in [*directories, *names])
+        return found
+
+    def remove(self) -> None:
+        """Delete it. Its mounts ended with the processes."""
+        shutil.rmtree(self.path)

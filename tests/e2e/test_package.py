@@ -1,0 +1,208 @@
+"""The Debian packages: what they hold, and how they install, run and go."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import time
+from typing import Any
+
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import UNIXClientEndpoint
+from twisted.internet.task import deferLater
+from twisted.trial import unittest
+
+from infranetes_common import cri
+from tests.e2e import cleanroot
+from txgrpc import Channel, GrpcError
+
+PACKAGES = ("infranetes", "infranetes-common", "vmserver")
+MODULES = "usr/lib/python3/dist-packages/"
+DAEMON = ("twistd3", "--nodaemon", "--pidfile=", "infranetes", "--config", "/etc/infranetes/infranetes.toml")
+SOCKET = "run/infranetes/infranetes.sock"
+START_SECONDS = 30.0
+
+
+@functools.cache
+def make_deb() -> None:
+    """Have the packages of this very tree in dist/; quick when they are there."""
+    made = subprocess.run(
+        ["make", "--silent", "deb"],
+        cwd=cleanroot.TREE,
+        env={**os.environ, "DEB_BUILD_OPTIONS": "nocheck"},
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if made.returncode:
+        raise AssertionError(made.stdout)
+
+
+def contents(package: str) -> list[str]:
+    """The files in one of our packages, without the leading slash."""
+    listed = subprocess.run(
+        ["dpkg-deb", "--contents", cleanroot.built(package)], check=True, capture_output=True, text=True
+    ).stdout
+    paths = (line.split(maxsplit=5)[5].removeprefix("./") for line in listed.splitlines())
+    return [path for path in paths if path and not path.endswith("/")]
+
+
+class ContentTests(unittest.SynchronousTestCase):
+    """What is in the packages."""
+
+    def setUp(self) -> None:
+        make_deb()
+
+    def test_lintian_reports_no_error(self) -> None:
+        debs = [str(cleanroot.built(package)) for package in PACKAGES]
+        checked = subprocess.run(
+            ["lintian", "--allow-root", "--fail-on", "error,warning", *debs],
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        self.assertEqual(checked.returncode, 0, checked.stdout + checked.stderr)
+
+    def test_each_module_is_in_one_package(self) -> None:
+        tops = {
+            package: {
+                path.removeprefix(MODULES).split("/")[0] for path in contents(package) if MODULES in path
+            }
+            for package, found in ((package, contents(package)) for package in PACKAGES)
+        }
+        self.assertEqual(tops["infranetes"], {"infranetes", "twisted"})
+        self.assertEqual(tops["vmserver"], {"vmserver", "twisted"})
+        self.assertEqual(
+            {top for top in tops["infranetes-common"] if not top.endswith(".egg-info")},
+            {"txgrpc", "infranetes_common"},
+        )
+
+    def test_each_daemon_brings_its_own_plug_in_alone(self) -> None:
+        for package in ("infranetes", "vmserver"):
+            plugins = [path for path in contents(package) if "twisted/plugins" in path]
+            self.assertEqual(plugins, [f"{MODULES}twisted/plugins/{package}_plugin.py"])
+
+    def test_no_file_is_in_two_packages(self) -> None:
+        found = [path for package in PACKAGES for path in contents(package)]
+        self.assertEqual(len(found), len(set(found)))
+
+    def test_every_module_of_the_tree_is_packaged(self) -> None:
+        packaged = {path for package in PACKAGES for path in contents(package)}
+        for top in ("infranetes", "infranetes_common", "txgrpc", "vmserver"):
+            for module in (cleanroot.TREE / top).rglob("*.py"):
+                self.assertIn(MODULES + str(module.relative_to(cleanroot.TREE)), packaged)
+        self.assertIn(f"{MODULES}infranetes_common/descriptors.binpb", packaged)
+
+    def test_the_units_and_the_configuration_are_there(self) -> None:
+        for package in ("infranetes", "vmserver"):
+            self.assertIn(f"lib/systemd/system/{package}.service", contents(package))
+            conffiles = subprocess.run(
+                ["dpkg-deb", "--info", cleanroot.built(package), "conffiles"],
+                check=True,
+                capture_output=True,
+                text=True,
+            ).stdout
+            self.assertEqual(conffiles.split(), [f"/etc/infranetes/{package}.toml"])
+
+
+class InstallTests(unittest.TestCase):
+    """The node's packages in a Debian that has their dependencies and nothing else."""
+
+    timeout = 900
+
+    def setUp(self) -> None:
+        make_deb()
+        self.root = cleanroot.CleanRoot(cleanroot.base(cleanroot.depends(*PACKAGES)))
+        self.addCleanup(self.root.remove)
+
+    def install(self, *packages: str) -> None:
+        done = self.root.install(*packages)
+        self.assertEqual(done.returncode, 0, done.stdout)
+
+    def configure(self, text: str) -> None:
+        (self.root.path / "etc/infranetes/infranetes.toml").write_text(text)
+
+    async def call(self, method: str, request: Any) -> Any:
+        """One CRI call to the daemon, made again until its socket is there."""
+        path = str(self.root.path / SOCKET)
+        until = time.monotonic() + START_SECONDS
+        while True:
+            channel = Channel(reactor, UNIXClientEndpoint(reactor, path))
+            try:
+                return await getattr(channel.stub(cri.RuntimeService), method)(request, timeout=5.0)
+            except GrpcError as error:
+                if time.monotonic() > until:
+                    raise AssertionError(f"{error}; the daemon said: {self.root.output()}") from None
+            finally:
+                await channel.close()
+            await deferLater(reactor, 0.2)
+
+    async def run_daemon(self) -> None:
+        """Start the daemon with simulated VMs, ask it who it is, and end it."""
+        self.configure('provider = "simulated"\n')
+        daemon = self.root.start(*DAEMON)
+        try:
+            version = await self.call("Version", cri.VersionRequest(version="v1"))
+            self.assertEqual(version.runtime_name, "infranetes")
+            self.assertEqual(version.runtime_api_version, "v1")
+            status = await self.call("Status", cri.StatusRequest(verbose=True))
+            conditions = {condition.type: condition.status for condition in status.status.conditions}
+            self.assertTrue(conditions["RuntimeReady"], status)
+        finally:
+            code = self.root.end(daemon)
+        self.assertEqual(code, 0, self.root.output())
+
+    def test_the_daemon_runs_with_the_packages_it_depends_on(self) -> Deferred[None]:
+        async def scenario() -> None:
+            self.install("infranetes", "infranetes-common")
+            await self.run_daemon()
+
+        return Deferred.fromCoroutine(scenario())
+
+    def test_every_module_imports_with_the_packages_it_depends_on(self) -> None:
+        self.install(*PACKAGES)
+        names = "infranetes", "infranetes_common", "txgrpc", "vmserver"
+        script = (
+            "import importlib, pkgutil\n"
+            f"for name in {names!r}:\n"
+            "    for found in pkgutil.walk_packages(importlib.import_module(name).__path__, name + '.'):\n"
+            "        importlib.import_module(found.name)\n"
+        )
+        done = self.root.run("/usr/bin/python3", "-c", script)
+        self.assertEqual(done.returncode, 0, done.stdout)
+
+    def test_a_wrong_key_in_the_configuration_ends_the_start_and_is_named(self) -> None:
+        self.install("infranetes", "infranetes-common")
+        self.configure("no_such_key = 1\n")
+        done = self.root.run(*DAEMON, timeout=60)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("no_such_key", done.stdout)
+        self.assertIn("/etc/infranetes/infranetes.toml", done.stdout)
+        self.assertNotIn("Traceback", done.stdout)
+
+    def test_twistd_finds_the_plug_ins_as_soon_as_they_are_installed(self) -> None:
+        self.install(*PACKAGES)
+        done = self.root.run("twistd3", "--help")
+        self.assertRegex(done.stdout, r"\n\s+infranetes\s")
+        self.assertRegex(done.stdout, r"\n\s+vmserver\s")
+
+    def test_purging_leaves_nothing(self) -> Deferred[None]:
+        async def scenario() -> None:
+            before = self.root.files()
+            self.install(*PACKAGES)
+            await self.run_daemon()
+            removed = self.root.run("dpkg", "--remove", *PACKAGES)
+            self.assertEqual(removed.returncode, 0, removed.stdout)
+            self.assertTrue((self.root.path / "etc/infranetes/infranetes.toml").exists())
+            purged = self.root.run("dpkg", "--purge", *PACKAGES)
+            self.assertEqual(purged.returncode, 0, purged.stdout)
+            self.assertEqual(sorted(self.root.files() - before), [])
+            self.assertEqual(sorted(before - self.root.files()), [])
+            known = self.root.run("dpkg-query", "--show", *PACKAGES)
+            self.assertNotEqual(known.returncode, 0, known.stdout)
+            self.assertFalse((self.root.path / "run/infranetes").exists())
+
+        return Deferred.fromCoroutine(scenario())
