@@ -53,7 +53,9 @@ setup(
     description="A Kubernetes container runtime whose pods are virtual machines",
     python_requires=">=3.11",
     package_dir={"": "."},
-    packages=find_packages(include=["txgrpc*", "infranetes", "infranetes.*", "infranetes_common*", "vmserver*"]),
+    packages=find_packages(
+        include=["txgrpc*", "infranetes", "infranetes.*", "infranetes_common*", "vmserver*"]
+    ),
     py_modules=PLUGINS,
     package_data={
         "infranetes_common": ["descriptors.binpb", "py.typed"],

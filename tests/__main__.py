@@ -1,0 +1,97 @@
+"""Runs tests: ``python -m tests [NAME...]``, from the repository's root.
+
+A NAME is a package, module, class or method with dots, or a path; without one, all tests run. The
+last line is ``N passed, N failed, N skipped``; the exit code is 0 only when nothing failed and
+something passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+import unittest
+from pathlib import Path
+from typing import Any
+
+from twisted.trial.runner import TestLoader, TrialRunner
+
+from tests.harness.blocking import Guard
+from tests.harness.reporter import GuardedReporter, Outcomes
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def options(arguments: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="what to run (default: all)")
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="leave out what is in this package or module",
+    )
+    parser.add_argument(
+        "--blocked",
+        type=float,
+        default=50,
+        metavar="MS",
+        help="fail a test whose callbacks keep the reactor longer than this; 0: don't look (default: 50)",
+    )
+    parser.add_argument(
+        "--slowest", type=int, default=10, metavar="N", help="list the N slowest (default: 10)"
+    )
+    parser.add_argument("-x", "--exitfirst", action="store_true", help="stop after the first failure")
+    return parser.parse_args(arguments)
+
+
+def within(name: str, container: str) -> bool:
+    """Whether the dotted `name` is `container` or something in it."""
+    return name == container or name.startswith(f"{container}.")
+
+
+def dotted(name: str) -> str:
+    """A path as the dotted name of what it holds; a dotted name as it is."""
+    path = Path(name)
+    if "/" in name or path.suffix == ".py":
+        return ".".join(path.resolve().relative_to(ROOT).with_suffix("").parts)
+    return name
+
+
+def select(suite: Any, without: list[str]) -> unittest.TestSuite:
+    """The tests of `suite`, and what can't be loaded, but those in `without`."""
+    chosen = unittest.TestSuite()
+    for test in suite:
+        if isinstance(test, unittest.TestSuite):
+            chosen.addTest(select(test, without))
+        elif not any(within(test.id(), container) for container in without):
+            chosen.addTest(test)
+    return chosen
+
+
+def main(arguments: list[str]) -> int:
+    """Run; the exit code."""
+    given = options(arguments)
+    names = [dotted(name) for name in given.names] or ["tests"]
+    from twisted.internet import reactor
+
+    guard = Guard(given.blocked)
+    guard.install(reactor)
+    outcomes = Outcomes()
+    try:
+        suite = TestLoader().loadByNames(names, recurse=True)
+        reporter = functools.partial(GuardedReporter, outcomes=outcomes, guard=guard, slowest=given.slowest)
+        runner = TrialRunner(reporter, exitFirst=given.exitfirst)
+        runner.run(select(suite, [dotted(name) for name in given.without]))
+    finally:
+        guard.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        print(outcomes.closing_line(), flush=True)
+    return 0 if outcomes.good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""What runs the tests: the runner, its guards against blocking and leaks, and help for tests."""

@@ -1,0 +1,304 @@
+"""Finds callbacks that keep the reactor from its work for too long.
+
+A clock that only runs while the reactor's thread is itself to blame is read before and after each
+callback. It stands still while the thread
+
+- waits for a processor that others have (`run_delay` in Linux' Documentation/scheduler/sched-stats:
+  the second field of schedstat, nanoseconds),
+- collects garbage: a test process has a heap of its own making,
+- runs the test's own code, which may wait as it likes.
+
+Sleeping, waiting for a lock or a disk, and computing all count; of computing, not what a hypervisor
+takes away meanwhile (`steal` in proc(5), hundredths of a second).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import inspect
+import math
+import os
+import sys
+import threading
+import time
+import traceback
+import types
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import TestCase
+
+TICK = 0.02  # seconds between two looks at what the reactor is doing
+ROOT = Path(__file__).resolve().parents[2]
+NANOS_PER_JIFFY = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+@attrs.frozen
+class Seen:
+    """What the thread was at, half the limit into a callback."""
+
+    function: str  # the innermost of the project's own, by module and qualified name
+    stack: str  # the calls that led there, the latest last
+
+
+@attrs.frozen
+class Blocked:
+    """One callback that took too long."""
+
+    what: str  # the callback
+    millis: float
+    seen: Seen | None = None
+
+    def __str__(self) -> str:
+        words = f"{self.what} blocked the reactor for {self.millis:.0f} ms"
+        return words if self.seen is None else f"{words} in {self.seen.function}\n{self.seen.stack}"
+
+
+def _open_schedstat() -> int | None:
+    try:
+        return os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:  # a kernel without it: wall time alone
+        return None
+
+
+def _stolen() -> int:
+    """Nanoseconds that the hypervisor has taken from all processors."""
+    with open("/proc/stat", "rb") as stat:
+        fields = stat.readline().split()
+    return int(fields[8]) * NANOS_PER_JIFFY if len(fields) > 8 else 0
+
+
+def describe(function: Callable[..., Any]) -> str:
+    """A callback's name for people: module and qualified name; what a partial or a method wraps."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    name = getattr(function, "__qualname__", None) or repr(function)
+    owner = getattr(function, "__self__", None)
+    if owner is not None and not isinstance(owner, type | types.ModuleType):
+        name = f"{type(owner).__qualname__}.{getattr(function, '__name__', name)}"
+    return f"{getattr(function, '__module__', None) or '?'}.{name}"
+
+
+class Guard:
+    """Watches one reactor. `install` once, from the reactor's thread, before anything uses it.
+
+    :param limit: milliseconds that a callback may take; 0: as long as it likes.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit or math.inf
+        self.found: list[Blocked] = []
+        self._schedstat = _open_schedstat()
+        self._elsewhere = 0  # nanoseconds that do not count, see the module's words
+        self._gc_started = 0
+        self._reactor_thread = threading.get_ident()
+        self._running: tuple[int, types.FrameType] | None = None  # a callback's start and our frame below it
+        self._seen: tuple[int, Seen | None] | None = None  # that start, and what is above our frame
+        self._steal: deque[tuple[int, int]] = deque(maxlen=4096)  # (perf_counter_ns, stolen), each tick
+        self._stop = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="tests.blocking", daemon=True)
+
+    def install(self, reactor: Any) -> None:
+        """Measure every callback of `reactor` from now on: timed calls, calls from threads, and
+        files that are ready. Code of the product is not touched."""
+        reactor.callLater = self._timing_second_argument(reactor.callLater)
+        reactor.callFromThread = self._timing_first_argument(reactor.callFromThread)
+        reactor._doReadOrWrite = self._timing_io(reactor._doReadOrWrite)
+        gc.callbacks.append(self._on_gc)
+        self._watcher.start()
+
+    def close(self) -> None:
+        """Stop watching; the reactor is done with."""
+        self._stop.set()
+        self._watcher.join()
+        gc.callbacks.remove(self._on_gc)
+
+    def take(self) -> list[Blocked]:
+        """What was found since the last time."""
+        found, self.found = self.found, []
+        return found
+
+    # -- the clock
+
+    def _waited(self) -> int:
+        return 0 if self._schedstat is None else int(os.pread(self._schedstat, 64, 0).split()[1])
+
+    def clock(self) -> int:
+        """Nanoseconds that the thread has been to blame for."""
+        waited = self._waited()
+        return time.perf_counter_ns() - waited - self._elsewhere
+
+    @contextlib.contextmanager
+    def not_counted(self) -> Iterator[None]:
+        """What runs in here is nobody's fault."""
+        started = self.clock()
+        try:
+            yield
+        finally:
+            self._elsewhere += self.clock() - started
+
+    def _on_gc(self, phase: str, _info: dict[str, int]) -> None:
+        if threading.get_ident() != self._reactor_thread:
+            return
+        if phase == "start":
+            self._gc_started = self.clock()
+        else:
+            self._elsewhere += self.clock() - self._gc_started
+
+    # -- what is measured
+
+    def timed(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call it as a callback of the reactor."""
+        return self._measure(lambda: describe(function), function, *args, **kwargs)
+
+    def _measure(
+        self, name: Callable[[], str], function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        if self._running is not None:  # reactor.iterate() in a callback: the outer one is measured
+            return function(*args, **kwargs)
+        began, computed = time.perf_counter_ns(), time.thread_time_ns()
+        started = self.clock()
+        self._running = (began, sys._getframe())
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._running = None
+            busy = self.clock() - started
+            if busy > self.limit * 1e6:
+                self._too_long(name(), began, busy, time.thread_time_ns() - computed)
+
+    def _too_long(self, name: str, began: int, busy: int, computed: int) -> None:
+        before = next((stolen for at, stolen in reversed(self._steal) if at <= began), None)
+        if before is not None:
+            busy -= min(_stolen() - before, computed)
+        if busy > self.limit * 1e6:
+            seen = self._seen[1] if self._seen is not None and self._seen[0] == began else None
+            self.found.append(Blocked(name, busy / 1e6, seen))
+
+    def _timing_second_argument(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call_later(delay: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            return original(delay, self._wrapped(function), *args, **kwargs)
+
+        return call_later
+
+    def _timing_first_argument(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call_from_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            return original(self._wrapped(function), *args, **kwargs)
+
+        return call_from_thread
+
+    def _wrapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        if not callable(function):
+            return function  # the reactor has its own words for that
+
+        @functools.wraps(function)
+        def callback(*args: Any, **kwargs: Any) -> Any:
+            return self.timed(function, *args, **kwargs)
+
+        return callback
+
+    def _timing_io(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def do_read_or_write(selectable: Any, *args: Any) -> Any:
+            def name() -> str:
+                protocol = getattr(selectable, "protocol", None)
+                kind = type(selectable if protocol is None else protocol)
+                return f"{kind.__module__}.{kind.__qualname__} (reading or writing)"
+
+            return self._measure(name, original, selectable, *args)
+
+        return do_read_or_write
+
+    def _watch(self) -> None:
+        while not self._stop.wait(TICK):
+            now = time.perf_counter_ns()
+            self._steal.append((now, _stolen()))
+            running = self._running
+            if running is None or now - running[0] < self.limit * 0.5e6:
+                continue
+            if self._seen is not None and self._seen[0] == running[0]:
+                continue
+            frame = sys._current_frames().get(self._reactor_thread)
+            if frame is not None:
+                self._seen = (running[0], _stack_above(frame, running[1]))
+
+    # -- the test's own code
+
+    def release(self, test: TestCase) -> None:
+        """Let `test`'s own methods and clean-ups take as long as they like."""
+        for name in ("setUp", "tearDown", test._testMethodName):
+            setattr(test, name, self._own(getattr(test, name)))
+        add_cleanup = test.addCleanup
+
+        @functools.wraps(add_cleanup)
+        def releasing(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+            add_cleanup(self._own(function), *args, **kwargs)
+
+        setattr(test, "addCleanup", releasing)  # noqa: B010 - typed as a method
+
+    def _own(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        if inspect.isgeneratorfunction(function):
+            return function  # trial refuses it by itself
+
+        @functools.wraps(function)
+        def own(*args: Any, **kwargs: Any) -> Any:
+            with self.not_counted():
+                result = function(*args, **kwargs)
+            if inspect.iscoroutine(result):  # Twisted 22.4 would drop it unrun
+                return Deferred.fromCoroutine(self._own_coroutine(result))
+            return result
+
+        if not hasattr(own, "__name__"):
+            own.__name__ = repr(function)
+        return own
+
+    async def _own_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return await self._driven(coroutine)
+
+    @types.coroutine
+    def _driven(self, coroutine: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        step: Callable[[], Any] = lambda: coroutine.send(None)  # noqa: E731
+        while True:
+            try:
+                with self.not_counted():
+                    awaited = step()
+            except StopIteration as done:
+                return done.value
+            try:
+                sent = yield awaited
+            except GeneratorExit:
+                coroutine.close()
+                raise
+            except BaseException as error:
+                step = functools.partial(coroutine.throw, error)
+            else:
+                step = functools.partial(coroutine.send, sent)
+
+
+def _stack_above(frame: types.FrameType, ours: types.FrameType) -> Seen | None:
+    """The calls that lead from our frame to `frame`."""
+    frames: list[types.FrameType] = []
+    current: types.FrameType | None = frame
+    while current is not None and current is not ours:
+        frames.append(current)
+        current = current.f_back
+    if current is None or not frames:
+        return None  # over meanwhile, or not in Python
+    own = next((each for each in frames if _is_own(each)), frames[0])
+    entries = [(each, each.f_lineno) for each in reversed(frames[:12])]
+    stack = "".join(traceback.StackSummary.extract(iter(entries)).format())
+    return Seen(f"{own.f_globals.get('__name__', '?')}.{own.f_code.co_qualname}", stack)
+
+
+def _is_own(frame: types.FrameType) -> bool:
+    file = Path(frame.f_code.co_filename)
+    return file.is_relative_to(ROOT) and "site-packages" not in file.parts

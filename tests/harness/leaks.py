@@ -1,0 +1,100 @@
+"""Finds what a test leaves behind: child processes, threads, listening sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import stat
+import threading
+import time
+from pathlib import Path
+
+import attrs
+from twisted.internet.process import reapAllProcesses
+
+GRACE = 2.0  # seconds in which what is ending may end
+PAUSE = 0.02
+POOL_THREADS = ("PoolThread-twisted.internet.reactor", "tests.")
+
+
+@attrs.frozen
+class Holdings:
+    """A process's children, other threads and listening sockets, each with words for people."""
+
+    children: dict[int, str]
+    threads: dict[int, str]
+    listeners: dict[int, str]
+
+    def since(self, before: Holdings) -> Holdings:
+        """What is here and was not there before."""
+        return Holdings(
+            {key: words for key, words in self.children.items() if key not in before.children},
+            {key: words for key, words in self.threads.items() if key not in before.threads},
+            {key: words for key, words in self.listeners.items() if key not in before.listeners},
+        )
+
+    def words(self) -> list[str]:
+        """Each in words."""
+        return [*self.children.values(), *self.threads.values(), *self.listeners.values()]
+
+
+def children() -> dict[int, str]:
+    """Processes whose parent this one is and that have not ended."""
+    found = {}
+    own = str(os.getpid()).encode()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            # proc(5): pid (comm) state ppid ...; comm may hold anything, also parentheses
+            state, parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:2]
+            if parent == own and state != b"Z":
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+                found[int(pid)] = f"process {pid} ({command.decode(errors='replace').strip()[:200]})"
+    return found
+
+
+def threads() -> dict[int, str]:
+    """Threads other than the reactor's pool and the harness's own."""
+    return {
+        thread.ident or 0: f"thread {thread.name}"
+        for thread in threading.enumerate()
+        if not thread.name.startswith(POOL_THREADS) and thread is not threading.current_thread()
+    }
+
+
+def listeners() -> dict[int, str]:
+    """Sockets of this process that listen, by inode."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            status = os.fstat(int(name))
+            if not stat.S_ISSOCK(status.st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as sock:
+                if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    found[status.st_ino] = f"socket listening on {sock.getsockname()}"
+    return found
+
+
+def holdings() -> Holdings:
+    """All three."""
+    return Holdings(children(), threads(), listeners())
+
+
+def left_behind(before: Holdings) -> list[str]:
+    """What has come since `before` and does not go in a moment; in words. Child processes among it
+    are killed, so that they don't disturb what comes after."""
+    until = time.monotonic() + GRACE
+    while True:
+        reapAllProcesses()
+        new = holdings().since(before)
+        words = new.words()
+        if not words or time.monotonic() > until:
+            break
+        time.sleep(PAUSE)
+    for pid in new.children:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    return words

@@ -1,0 +1,175 @@
+"""Tests for test_runner to run in a process of their own; the runner finds only test_*.py by itself."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+from twisted.internet import reactor as the_reactor
+from twisted.internet import threads
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+reactor: Any = the_reactor
+
+
+def compute(seconds: float) -> float:
+    """Use that much processor time; how long it took by the clock."""
+    began = time.perf_counter()
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+    return time.perf_counter() - began
+
+
+async def product_code() -> None:
+    """What the product must not do, after it has waited once."""
+    await deferLater(reactor, 0)
+    time.sleep(0.1)
+
+
+class Sleepy(Protocol):
+    def __init__(self, done: Deferred[None]) -> None:
+        self.done = done
+
+    def dataReceived(self, data: bytes) -> None:
+        time.sleep(0.1)
+        self.done.callback(None)
+
+
+class Blocking(TestCase):
+    """Each keeps the reactor waiting, and fails."""
+
+    def test_timed_call_sleeps(self) -> Deferred[None]:
+        return deferLater(reactor, 0.01, time.sleep, 0.1)
+
+    def test_timed_call_computes(self) -> Deferred[float]:
+        return deferLater(reactor, 0.01, compute, 0.2)
+
+    async def test_call_from_thread_sleeps(self) -> None:
+        await threads.deferToThread(reactor.callFromThread, time.sleep, 0.1)
+        await deferLater(reactor, 0.01)
+
+    async def test_coroutine_sleeps(self) -> None:
+        await Deferred.fromCoroutine(product_code())
+
+    async def test_protocol_sleeps(self) -> None:
+        done: Deferred[None] = Deferred()
+        factory = Factory.forProtocol(lambda: Sleepy(done))
+        port = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(factory)
+        self.addCleanup(port.stopListening)
+        client: Any = await TCP4ClientEndpoint(reactor, "127.0.0.1", port.getHost().port).connect(
+            Factory.forProtocol(Protocol)
+        )
+        client.transport.write(b"good morning")
+        await done
+        client.transport.loseConnection()
+        await deferLater(reactor, 0.05)
+
+
+class Innocent(TestCase):
+    """None of them fails."""
+
+    async def setUp(self) -> None:
+        await deferLater(reactor, 0.001)
+        time.sleep(0.1)
+        self.addCleanup(time.sleep, 0.1)
+
+    async def tearDown(self) -> None:
+        await deferLater(reactor, 0.001)
+        time.sleep(0.1)
+
+    async def test_own_code_sleeps(self) -> None:
+        time.sleep(0.1)
+        await deferLater(reactor, 0.001)
+        time.sleep(0.1)
+        try:
+            await deferLater(reactor, 0.001, int, "no number")
+        except ValueError:
+            time.sleep(0.1)
+
+    async def test_thread_sleeps(self) -> None:
+        await threads.deferToThread(time.sleep, 0.2)
+
+    async def test_other_processes_have_the_processor(self) -> None:
+        own = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {min(own)})
+        hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+        try:
+            times = [await deferLater(reactor, 0, compute, 0.03) for _ in range(10)]
+        finally:
+            for hog in hogs:
+                hog.kill()
+                hog.wait()
+            os.sched_setaffinity(0, own)
+        self.assertGreater(max(times), 0.05, "the machine was too idle to prove anything")
+
+
+class Leaking(SynchronousTestCase):
+    """Each but the last leaves something behind, and fails."""
+
+    def test_child(self) -> None:
+        subprocess.Popen(["sleep", "60"])
+
+    def test_thread(self) -> None:
+        threading.Thread(target=time.sleep, args=(5,), daemon=True, name="forgotten").start()
+
+    def test_listener(self) -> None:
+        Leaking.kept = socket.create_server(("127.0.0.1", 0))  # type: ignore[attr-defined]
+
+    def test_what_ends_soon(self) -> None:
+        self.addCleanup(subprocess.Popen(["sleep", "0.3"]).poll)
+        threading.Thread(target=time.sleep, args=(0.3,)).start()
+
+
+class Coroutine(TestCase):
+    async def test_fails_after_a_while(self) -> None:
+        await deferLater(reactor, 0.01)
+        self.fail("on purpose")
+
+    async def test_breaks_in_its_cleanup(self) -> None:
+        async def cleanup() -> None:
+            await deferLater(reactor, 0.01)
+            self.fail("on purpose")
+
+        self.addCleanup(cleanup)
+
+
+class Ending(SynchronousTestCase):
+    """One of each."""
+
+    def test_passes(self) -> None:
+        pass
+
+    def test_fails(self) -> None:
+        self.fail("on purpose")
+
+    def test_breaks(self) -> None:
+        raise RuntimeError("on purpose")
+
+    def test_is_skipped(self) -> None:
+        pass
+
+    test_is_skipped.skip = "on purpose"  # type: ignore[attr-defined]
+
+    def test_is_expected_to_fail(self) -> None:
+        self.fail("on purpose")
+
+    test_is_expected_to_fail.todo = "on purpose"  # type: ignore[attr-defined]
+
+    def test_passes_unexpectedly(self) -> None:
+        pass
+
+    test_passes_unexpectedly.todo = "on purpose"  # type: ignore[attr-defined]
+
+    def test_fails_and_its_cleanup_breaks(self) -> None:
+        self.addCleanup(int, "no number")
+        self.fail("on purpose")
