@@ -20,9 +20,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import signal
 import stat
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from ipaddress import ip_address, ip_network
@@ -114,9 +116,9 @@ class ProviderCase(_Base):
 
     def setUp(self) -> Any:
         self.state_dir = Path(self.mktemp()).absolute()
-        self.run_dir = Path(self.mktemp()).absolute()
-        for directory in (self.state_dir, self.run_dir):
-            directory.mkdir(mode=0o700, parents=True)
+        self.state_dir.mkdir(mode=0o700, parents=True)
+        self.run_dir = Path(tempfile.mkdtemp(prefix="infranetes-"))  # short: sockets go into it
+        self.addCleanup(shutil.rmtree, self.run_dir)
         self.authority = Authority(self.mktemp())
         self.providers: list[IPodProvider] = []
         self.channels: list[Any] = []
