@@ -1,0 +1,231 @@
+"""`python -m demo`: runs a pod VM and shows what happened."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.error import ReactorNotRunning
+from twisted.internet.threads import deferToThread
+from twisted.python import log
+
+from demo.daemon import TREE, Daemon
+from demo.pod import WEB_PORT, Pod, processes_naming, remove_all
+from demo.report import Report
+from infranetes_common import cri
+from tests.support import oci
+from tests.support.registry import Registry
+
+DEFAULT_COMMAND = 'echo "Hello from $(hostname), a pod with $(nproc) CPU and the kernel $(uname -r)"'
+READY_SECONDS = 1800.0  # the first start makes the template
+COMMAND_SECONDS = 60.0
+PAGE = "mkdir -p /tmp/www && echo 'Hello from the pod' >/tmp/www/index.html"
+WEB = f"{PAGE} && exec httpd -f -p {WEB_PORT} -h /tmp/www"
+INSIDE = "hostname; uname -sr; free -m | sed -n 2p; ip -4 -o addr show scope global"
+
+
+def configuration(options: argparse.Namespace, registry: Registry) -> str:
+    """The daemon's TOML for this demo."""
+    extra = Path(options.extra_config).read_text() if options.extra_config else ""
+    return f"""\
+socket = "{options.run_dir}/infranetes.sock"
+state_dir = "{options.state}/node"
+run_dir = "{options.run_dir}"
+provider = "{options.provider}"
+
+[images]
+plain_http = ["{registry.host}"]
+{extra}"""
+
+
+class Demo:
+    """One run, from the registry to the pod's end; `clean` undoes whatever there is."""
+
+    def __init__(self, reactor: Any, options: argparse.Namespace, report: Report) -> None:
+        self.reactor = reactor
+        self.options = options
+        self.report = report
+        self.shown: dict[str, Any] = {}
+        self.registry = Registry()
+        state = Path(options.state)
+        state.mkdir(parents=True, exist_ok=True)
+        self.daemon = Daemon(
+            reactor,
+            state / "infranetes.toml",
+            Path(options.run_dir, "infranetes.sock"),
+            state / "daemon.log",
+        )
+        self.pod: Pod | None = None
+        self.channel: Any = None
+
+    async def run(self) -> None:
+        """All steps; `clean` in any case."""
+        try:
+            await self.prepare()
+            await self.live()
+            await self.end()
+        finally:
+            await self.clean()
+
+    async def prepare(self) -> None:
+        """Registry and daemon; what an earlier demo left is removed."""
+        state, report = Path(self.options.state), self.report
+        with report.step("A registry on loopback, with a busybox image in it") as step:
+            await deferToThread(self.registry.start)
+            built = await deferToThread(oci.busybox)
+            reference = await deferToThread(self.registry.push, "busybox", "demo", built)
+            step.facts.update(shown=reference)
+        with report.step("The node daemon is ready") as step:
+            (state / "infranetes.toml").write_text(configuration(self.options, self.registry))
+            self.daemon.start()
+            self.channel = self.daemon.channel()
+            runtime = self.channel.stub(cri.RuntimeService)
+            await self.daemon.ready(runtime, READY_SECONDS, report.progress)
+            version = await runtime.Version(cri.VersionRequest(), timeout=5.0)
+            step.facts.update(shown=f"{version.runtime_name} {version.runtime_version}")
+        images = self.channel.stub(cri.ImageService)
+        self.pod = Pod(self.reactor, runtime, images, state / "logs")
+        if left := await remove_all(runtime):
+            report.say(f"     ended {left} that an earlier demo left")
+        with report.step("PullImage") as step:
+            pulled = await images.PullImage(
+                cri.PullImageRequest(image=cri.ImageSpec(image=reference)), timeout=60.0
+            )
+            self.image = pulled.image_ref
+            step.facts.update(shown=self.image)
+
+    async def live(self) -> None:
+        """The pod with two containers, seen from all sides."""
+        pod, report = self.pod, self.report
+        assert pod is not None
+        with report.step("RunPodSandbox: a virtual machine is the pod") as step:
+            await pod.run()
+            step.facts.update(shown=pod.ip, id=pod.id)
+            self.shown["pod"] = {"id": pod.id, "ip": pod.ip}
+        self.processes = processes_naming(pod.id)
+        with report.step("CreateContainer and StartContainer: your command"):
+            await pod.start("command", self.image, ["sh", "-c", self.options.command])
+        with report.step("It runs to its end") as step:
+            status = await pod.ended("command", COMMAND_SECONDS)
+            ended = status.state == cri.CONTAINER_EXITED
+            outcome = f"exit code {status.exit_code}" if ended else "still running, goes on"
+            step.facts.update(shown=outcome)
+        with report.step("Its log on the node") as step:
+            lines = await pod.log("command", 10.0, complete=ended)
+            step.facts.update(shown=f"{len(lines)} line{'s'[: len(lines) != 1]}")
+        text = "".join(line.text + ("" if line.partial else "\n") for line in lines)
+        report.say(f"     $ {self.options.command}")
+        report.quote(text)
+        self.shown["log"] = text
+        self.shown["exit_code"] = status.exit_code if ended else None
+        with report.step("A second container of the pod, a web server"):
+            await pod.start("web", self.image, ["sh", "-c", WEB])
+        with report.step("ExecSync in it"):
+            answer = await pod.execute("web", ["sh", "-c", INSIDE])
+        self.shown["exec"] = answer.stdout.decode(errors="replace")
+        report.quote(self.shown["exec"])
+        with report.step(f"The node fetches http://{pod.ip}:{WEB_PORT}/") as step:
+            self.shown["http"] = (await pod.fetch(15.0)).strip()
+            step.facts.update(shown=self.shown["http"])
+
+    async def end(self) -> None:
+        """The pod's end, and the proof of it."""
+        pod, report = self.pod, self.report
+        assert pod is not None
+        with report.step("StopPodSandbox and RemovePodSandbox"):
+            await pod.end()
+        with report.step("The virtual machine is gone") as step:
+            proofs = {
+                "not listed": not await pod.known(),
+                "no answer at its address": not await pod.answers(),
+                "no process of it": not processes_naming(pod.id),
+            }
+            step.facts.update(shown=", ".join(proofs), processes_before=self.processes)
+            left = [name for name, held in proofs.items() if not held]
+            if left:
+                raise RuntimeError(f"the virtual machine is not gone: it fails {', '.join(left)}")
+
+    async def clean(self) -> None:
+        """End whatever there still is, and say what can't be ended."""
+        if self.channel is not None:
+            try:
+                if self.daemon.alive:
+                    await remove_all(self.channel.stub(cri.RuntimeService))
+            except Exception as error:
+                self.report.say(f"  !! a pod may be left, the next demo ends it: {error}")
+            await self.channel.close()
+        await self.daemon.end()
+        await deferToThread(self.registry.stop)
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="demo", description=__doc__)
+    parser.add_argument("--command", default="", help="what the container runs, by sh")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout instead of lines")
+    parser.add_argument("--provider", default="qemu", help="the PodProvider (qemu)")
+    parser.add_argument("--state", default=str(TREE / "build" / "demo"), help="kept for the next demo")
+    parser.add_argument("--run-dir", default="/run/infranetes-demo", help="of the daemon's socket")
+    parser.add_argument("--extra-config", default="", help="a TOML file added to the daemon's")
+    options = parser.parse_args(arguments)
+    options.command = options.command or DEFAULT_COMMAND
+    return options
+
+
+async def told(demo: Demo) -> int:
+    """Run the demo to its end, whatever that is; the exit code: 0, 1 failed, 130 interrupted."""
+    report = demo.report
+    try:
+        await demo.run()
+    except CancelledError:
+        report.error = "interrupted"
+        report.say("\nInterrupted; nothing is left behind.")
+        return 130
+    except Exception as error:
+        report.error = str(error) or type(error).__name__
+        report.say(f"\nThe demo failed: {report.error}\nThe daemon's log is {demo.daemon.log}")
+        return 1
+    report.say(f"\nAll of it took {sum(step.seconds for step in report.steps):.1f} s.")
+    return 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The whole program. Ctrl-C ends it once it has cleaned up."""
+    from twisted.internet import reactor as running
+
+    reactor: Any = running
+    options = parse(arguments)
+    report = Report(sys.stdout, quiet=options.json)
+    demo = Demo(reactor, options, report)
+    codes: list[int] = []
+
+    def over(code: int) -> None:
+        codes.append(code)
+        with contextlib.suppress(ReactorNotRunning):  # stopping already
+            reactor.stop()
+
+    def start() -> None:
+        done = Deferred.fromCoroutine(told(demo))
+        done.addCallback(over)
+        done.addErrback(lambda failure: log.err(failure))
+
+        def interrupt() -> Deferred[Any]:
+            done.cancel()
+            return done
+
+        reactor.addSystemEventTrigger("before", "shutdown", interrupt)
+
+    reactor.callWhenRunning(start)
+    reactor.run()
+    if options.json:
+        print(report.json(**demo.shown))
+    return codes[0] if codes else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,106 @@
+"""The node daemon as a child process, for as long as the demo lasts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet.endpoints import UNIXClientEndpoint
+from twisted.internet.task import deferLater
+
+from infranetes_common import cri
+from txgrpc import Channel, GrpcError
+
+_LOOK_SECONDS = 0.2
+_END_SECONDS = 30.0
+_TWISTD = (sys.executable, "-c", "from twisted.scripts.twistd import run; run()")
+TREE = Path(__file__).resolve().parents[1]
+
+
+class DaemonFailed(Exception):
+    """The daemon ended, or is not ready in time; the message has the end of its log."""
+
+
+@attrs.define
+class Daemon:
+    """`twistd infranetes` with one configuration file, its output in the file `log`."""
+
+    reactor: Any
+    config: Path
+    socket: Path
+    log: Path
+    _process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, deaf to the terminal's Ctrl-C since cleaning up needs it. It dies with the demo."""
+        command = [
+            *("setpriv", "--pdeathsig", "TERM", "--", *_TWISTD),
+            *("--nodaemon", "--pidfile=", "infranetes", "--config", str(self.config)),
+        ]
+        with open(self.log, "wb") as log:
+            self._process = subprocess.Popen(  # noqa: S603
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=TREE
+            )
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is running."""
+        return self._process is not None and self._process.poll() is None
+
+    def channel(self) -> Channel:
+        """A channel to the CRI socket."""
+        return Channel(self.reactor, UNIXClientEndpoint(self.reactor, str(self.socket)))
+
+    def said(self, lines: int = 15) -> str:
+        """The end of what it wrote."""
+        with contextlib.suppress(OSError):
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        return ""
+
+    async def ready(self, runtime: Any, within: float, progress: Callable[[str], None]) -> Any:
+        """Wait until its runtime and network conditions hold; the last StatusResponse.
+
+        :param within: seconds. :param progress: told the words of a condition that does not hold yet.
+        :raise DaemonFailed: it ended or is not ready in time."""
+        until = time.monotonic() + within
+        told = ""
+        while True:
+            waiting = "it does not answer yet"
+            with contextlib.suppress(GrpcError):
+                status = await runtime.Status(cri.StatusRequest(verbose=True), timeout=5.0)
+                missing = [each for each in status.status.conditions if not each.status]
+                if status.status.conditions and not missing:
+                    return status
+                waiting = "; ".join(each.message or each.reason or each.type for each in missing)
+                if waiting and waiting != told:
+                    told = waiting
+                    progress(waiting)
+            if self._process is None or self._process.poll() is not None:
+                raise DaemonFailed(f"the daemon ended; its log is {self.log}:\n{self.said()}")
+            if time.monotonic() > until:
+                raise DaemonFailed(
+                    f"not ready after {within:.0f} s ({waiting}); see {self.log}:\n{self.said()}"
+                )
+            await deferLater(self.reactor, _LOOK_SECONDS)
+
+    async def end(self) -> None:
+        """Ask it to end, then make it; twice is once."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, number)
+            until = time.monotonic() + _END_SECONDS
+            while process.poll() is None and time.monotonic() < until:
+                await deferLater(self.reactor, 0.05)
+            if process.poll() is not None:
+                return

@@ -1,0 +1,187 @@
+"""One pod through the CRI, as a kubelet would ask for it."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet.error import ConnectError, ConnectionLost
+from twisted.internet.task import deferLater
+from twisted.web.client import Agent, ResponseFailed, readBody
+
+from infranetes_common import cri
+from txgrpc import GrpcError
+
+LABELS = {"app.kubernetes.io/name": "infranetes-demo"}
+CALL_SECONDS = 60.0
+POD_SECONDS = 240.0  # kubelet's own patience with RunPodSandbox
+WEB_PORT = 8080
+NO_ANSWER = (ConnectError, ConnectionLost, ResponseFailed)
+
+
+@attrs.frozen
+class LogLine:
+    """A line of a CRI log file; `partial`: the next of its stream goes on with it."""
+
+    time: str
+    stream: str
+    partial: bool
+    text: str
+
+    @classmethod
+    def parse(cls, line: str) -> LogLine:
+        """:raise ValueError: not `<time> <stream> <P|F> <text>`."""
+        moment, stream, tag, *rest = line.split(" ", 3)
+        if tag not in ("P", "F"):
+            raise ValueError(f"not a line of a CRI log: {line!r}")
+        return cls(moment, stream, tag == "P", rest[0] if rest else "")
+
+
+@attrs.define
+class Pod:
+    """One sandbox and its containers; `runtime` and `images` are the CRI's two stubs."""
+
+    reactor: Any
+    runtime: Any
+    images: Any
+    logs: Path
+    handler: str = ""
+    id: str = ""
+    ip: str = ""
+    _containers: dict[str, str] = attrs.field(factory=dict)
+    _config: Any = None
+
+    def _sandbox(self) -> Any:
+        uid = secrets.token_hex(8)
+        metadata = cri.PodSandboxMetadata(name="demo", uid=uid, namespace="default", attempt=0)
+        return cri.PodSandboxConfig(
+            metadata=metadata, hostname="demo", log_directory=str(self.logs / uid), labels=LABELS
+        )
+
+    async def run(self) -> None:
+        """The sandbox: `id` and `ip` are known then."""
+        self._config = self._sandbox()
+        request = cri.RunPodSandboxRequest(config=self._config, runtime_handler=self.handler)
+        self.id = (await self.runtime.RunPodSandbox(request, timeout=POD_SECONDS)).pod_sandbox_id
+        self.ip = (await self.status()).status.network.ip
+
+    async def status(self) -> Any:
+        """PodSandboxStatusResponse, verbose."""
+        request = cri.PodSandboxStatusRequest(pod_sandbox_id=self.id, verbose=True)
+        return await self.runtime.PodSandboxStatus(request, timeout=CALL_SECONDS)
+
+    async def start(self, name: str, image: str, command: Sequence[str]) -> None:
+        """Create and start one container."""
+        config = cri.ContainerConfig(
+            metadata=cri.ContainerMetadata(name=name, attempt=0),
+            image=cri.ImageSpec(image=image),
+            command=command,
+            log_path=f"{name}/0.log",
+            labels=LABELS,
+        )
+        create = cri.CreateContainerRequest(
+            pod_sandbox_id=self.id, config=config, sandbox_config=self._config
+        )
+        made = await self.runtime.CreateContainer(create, timeout=CALL_SECONDS * 2)
+        self._containers[name] = made.container_id
+        await self.runtime.StartContainer(
+            cri.StartContainerRequest(container_id=made.container_id), timeout=CALL_SECONDS
+        )
+
+    async def container(self, name: str) -> Any:
+        """One container's ContainerStatus."""
+        request = cri.ContainerStatusRequest(container_id=self._containers[name])
+        return (await self.runtime.ContainerStatus(request, timeout=CALL_SECONDS)).status
+
+    async def ended(self, name: str, within: float) -> Any:
+        """Its status once it has ended, or as it is after `within` seconds."""
+        until = time.monotonic() + within
+        while True:
+            status = await self.container(name)
+            if status.state == cri.CONTAINER_EXITED or time.monotonic() > until:
+                return status
+            await deferLater(self.reactor, 0.1)
+
+    async def execute(self, name: str, command: Sequence[str]) -> Any:
+        """ExecSyncResponse of a command in a running container."""
+        request = cri.ExecSyncRequest(container_id=self._containers[name], cmd=command, timeout=20)
+        return await self.runtime.ExecSync(request, timeout=CALL_SECONDS)
+
+    async def log(self, name: str, within: float, complete: bool) -> list[LogLine]:
+        """The container's log on the node, once it has a line. `complete`: it has ended, so that
+        the end of its log is waited for: until the file has been the same for a moment."""
+        path = self.logs / self._config.metadata.uid / name / "0.log"
+        until = time.monotonic() + within
+        text, before = "", None
+        while time.monotonic() < until:
+            with contextlib.suppress(FileNotFoundError):
+                text = path.read_text(errors="replace")
+            if text and (not complete or text == before):
+                break
+            before = text
+            await deferLater(self.reactor, 0.3)
+        return [LogLine.parse(line) for line in text.splitlines()]
+
+    async def fetch(self, within: float) -> str:
+        """What the pod's web server answers to the node."""
+        agent = Agent(self.reactor, connectTimeout=2.0)
+        until = time.monotonic() + within
+        while True:
+            try:
+                response = await agent.request(b"GET", f"http://{self.ip}:{WEB_PORT}/".encode())
+                return bytes(await readBody(response)).decode(errors="replace")
+            except NO_ANSWER:
+                if time.monotonic() > until:
+                    raise
+            await deferLater(self.reactor, 0.1)
+
+    async def answers(self) -> bool:
+        """Whether anything still answers at the pod's address."""
+        agent = Agent(self.reactor, connectTimeout=1.0)
+        try:
+            await agent.request(b"GET", f"http://{self.ip}:{WEB_PORT}/".encode())
+        except NO_ANSWER:
+            return False
+        return True
+
+    async def end(self) -> None:
+        """Stop and remove the sandbox."""
+        await self.runtime.StopPodSandbox(
+            cri.StopPodSandboxRequest(pod_sandbox_id=self.id), timeout=CALL_SECONDS * 2
+        )
+        await self.runtime.RemovePodSandbox(
+            cri.RemovePodSandboxRequest(pod_sandbox_id=self.id), timeout=CALL_SECONDS * 2
+        )
+
+    async def known(self) -> bool:
+        """Whether the daemon still lists it."""
+        listed = await self.runtime.ListPodSandbox(cri.ListPodSandboxRequest(), timeout=CALL_SECONDS)
+        return any(item.id == self.id for item in listed.items)
+
+
+async def remove_all(runtime: Any) -> int:
+    """End every pod that an earlier demo left; how many there were. An unready daemon has none."""
+    request = cri.ListPodSandboxRequest(filter=cri.PodSandboxFilter(label_selector=LABELS))
+    try:
+        listed = await runtime.ListPodSandbox(request, timeout=CALL_SECONDS)
+    except GrpcError:
+        return 0
+    for item in listed.items:
+        left = Pod(None, runtime, None, Path(), id=item.id)
+        await left.end()
+    return len(listed.items)
+
+
+def processes_naming(word: str) -> list[int]:
+    """The machine's processes with `word` in their command line: a VM's QEMU names its sandbox."""
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if word.encode() in (directory / "cmdline").read_bytes():
+                found.append(int(directory.name))
+    return found
