@@ -1,0 +1,35 @@
+"""What README and docs point to is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+TREE = Path(__file__).resolve().parents[2]
+PAGES = [TREE / "README.md", TREE / "CHANGELOG.md", *sorted((TREE / "docs").glob("*.md"))]
+
+
+class LinkTests(SynchronousTestCase):
+    def test_every_link_leads_to_a_file(self) -> None:
+        for page in PAGES:
+            for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+                if "://" not in target:
+                    self.assertTrue((page.parent / target).exists(), f"{page.name}: {target}")
+
+    def test_every_page_can_be_reached_from_the_readme(self) -> None:
+        linked = set(re.findall(r"\]\((docs/[^)#]+)", (TREE / "README.md").read_text()))
+        self.assertEqual(linked, {f"docs/{page.name}" for page in (TREE / "docs").glob("*.md")})
+
+    def test_every_make_target_that_is_named_exists(self) -> None:
+        targets = set(re.findall(r"^([a-z-]+):", (TREE / "Makefile").read_text(), flags=re.M))
+        for page in PAGES:
+            text = page.read_text()
+            for target in re.findall(r"(?:`|^ {4})make ([a-z-]+)", text, flags=re.M):
+                self.assertIn(target, targets, page.name)
+
+    def test_every_path_in_the_table_of_the_architecture_exists(self) -> None:
+        text = (TREE / "docs" / "architecture.md").read_text()
+        for path in re.findall(r"^\| `([^`]+)` \|", text, flags=re.M):
+            self.assertTrue((TREE / path).exists(), path)
