@@ -39,7 +39,7 @@ run_dir = "{options.run_dir}"
 provider = "{options.provider}"
 
 [images]
-plain_http = ["{registry.host}"]
+insecure_registries = ["{registry.host}"]
 {extra}"""
 
 
