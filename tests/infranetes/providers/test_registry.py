@@ -146,7 +146,7 @@ class RegistryTests(SynchronousTestCase):
             registry.names()
             print([m for m in sys.modules if m.startswith("infranetes.providers.")])
         """
-        said = subprocess.run(  # noqa: S603
+        said = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(program)],
             capture_output=True,
             text=True,
