@@ -1,0 +1,182 @@
+"""What the node knows of its images: plain values, and the JSON file that keeps them.
+
+`images.json` is replaced as a whole, so it is always one that was written in full. What it says is
+checked against the blobs when it is read: an image that lacks a blob is dropped, and pulled again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import cattrs
+from twisted.logger import Logger
+
+from infranetes.images import reference
+from infranetes.images.manifest import Manifest
+from infranetes_common.errors import InvalidArgument, NotFound
+
+VERSION = 1
+MIN_PREFIX = 6  # digits of an id that stand for it: fewer are rather the name of another image
+_log = Logger()
+
+
+@attrs.frozen
+class Image:
+    """One image of the node."""
+
+    id: str  # sha256:... of its configuration
+    repo_tags: tuple[str, ...]  # docker.io/library/busybox:latest, sorted
+    repo_digests: tuple[str, ...]  # docker.io/library/busybox@sha256:..., sorted
+    size: int  # bytes that it takes on the node
+    diff_ids: tuple[str, ...]  # sha256:... of the uncompressed layers, lowest first
+    user: str  # as its configuration has it: "", NAME, UID, with or without :GROUP
+    pinned: bool
+
+    @property
+    def uid(self) -> int | None:
+        """The user by number, where the configuration has a number."""
+        name = self.user.partition(":")[0]
+        return int(name) if name.isascii() and name.isdigit() and len(name) < 19 else None
+
+    @property
+    def username(self) -> str:
+        """The user by name, where the configuration has a name."""
+        return "" if self.uid is not None else self.user.partition(":")[0]
+
+
+@attrs.frozen
+class Record:
+    """An image as the file has it. `unpacked`: bytes of each uncompressed layer."""
+
+    manifest: Manifest
+    diff_ids: tuple[str, ...]
+    unpacked: tuple[int, ...]
+    user: str
+    tags: frozenset[str] = frozenset()
+    digests: frozenset[str] = frozenset()
+
+    @property
+    def id(self) -> str:
+        return self.manifest.config_digest
+
+    @property
+    def verified(self) -> dict[tuple[str, str], int]:
+        """Unpacked bytes by layer digest and diff id: pairs that are proven to belong together."""
+        pairs = zip(self.manifest.layers, self.diff_ids, self.unpacked, strict=True)
+        return {(layer.digest, diff_id): size for layer, diff_id, size in pairs}
+
+    def image(self, pinned: frozenset[str]) -> Image:
+        return Image(
+            id=self.id,
+            repo_tags=tuple(sorted(self.tags)),
+            repo_digests=tuple(sorted(self.digests)),
+            size=sum(self.manifest.blobs.values()),
+            diff_ids=self.diff_ids,
+            user=self.user,
+            pinned=bool(pinned & (self.tags | self.digests)),
+        )
+
+
+Records = Mapping[str, Record]  # by image id
+
+
+def added(records: Records, new: Record) -> dict[str, Record]:
+    """With `new` in: its tags leave the images that had them, references of the same image are kept."""
+    result = {
+        id: attrs.evolve(record, tags=record.tags - new.tags) if record.tags & new.tags else record
+        for id, record in records.items()
+    }
+    old = result.get(new.id)
+    if old is not None:
+        new = attrs.evolve(new, tags=new.tags | old.tags, digests=new.digests | old.digests)
+    result[new.id] = new
+    return result
+
+
+def find(records: Records, name: str) -> Record:
+    """The image that is meant by a reference, an id, or the beginning (6 digits or more) of just one id.
+
+    :raise InvalidArgument: malformed, or the beginning of several ids.
+    :raise NotFound: no image has it.
+    """
+    if name in records:
+        return records[name]
+    bare = name.removeprefix("sha256:")
+    hexadecimal = MIN_PREFIX <= len(bare) <= 64 and not set(bare) - set("0123456789abcdef")
+    if not (hexadecimal and (name != bare or len(bare) == 64)):
+        full = str(reference.parse(name))
+        for record in records.values():
+            if full in record.tags or full in record.digests:
+                return record
+    if hexadecimal:
+        meant = [record for id, record in records.items() if id.startswith(f"sha256:{bare}")]
+        if len(meant) > 1:
+            raise InvalidArgument(f"{name!r} is the beginning of {len(meant)} image ids; give more of it")
+        if meant:
+            return meant[0]
+    raise NotFound(f"image {name} is not on this node; pull it first")
+
+
+def load(path: Path, blobs: Path) -> dict[str, Record]:
+    """The images whose blobs are all there. No file, or one that can't be read: none."""
+    try:
+        document: Any = json.loads(path.read_bytes())
+        if document["version"] != VERSION:
+            raise ValueError("it is of another version")
+        records = [_converter.structure(entry, Record) for entry in document["images"]]
+    except FileNotFoundError:
+        return {}
+    except Exception as e:
+        _log.error("{path} can't be used, images will be pulled again: {error}", path=str(path), error=e)
+        os.replace(path, path.with_suffix(".broken"))
+        return {}
+    return {record.id: record for record in records if _whole(record, blobs)}
+
+
+def save(path: Path, records: Iterable[Record]) -> None:
+    """Replace the file. :raise OSError: it is as it was."""
+    document = {
+        "version": VERSION,
+        "images": [attrs.asdict(record, value_serializer=_plain) for record in records],
+    }
+    temporary = path.with_suffix(".new")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(json.dumps(document, indent=1).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """What was renamed in that directory stays so through a loss of power."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _whole(record: Record, blobs: Path) -> bool:
+    for digest, size in record.manifest.blobs.items():
+        file = blobs / digest.removeprefix("sha256:")
+        if not file.is_file() or file.stat().st_size != size:
+            _log.warn("image {image} lacks {blob}, it is dropped", image=record.id, blob=digest)
+            return False
+    return True
+
+
+def _plain(_: Any, __: Any, value: Any) -> Any:
+    return sorted(value) if isinstance(value, frozenset) else value
+
+
+_converter = cattrs.Converter()

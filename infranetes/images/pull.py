@@ -1,0 +1,163 @@
+"""One pull: from a reference to blobs that are proven to be one image."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+
+from infranetes.images import layers, manifest
+from infranetes.images.auth import Credentials
+from infranetes.images.config import ImagesConfig
+from infranetes.images.index import Record
+from infranetes.images.manifest import Manifest
+from infranetes.images.reference import Reference
+from infranetes.images.skopeo import Skopeo
+from infranetes.images.threads import in_thread
+from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unavailable
+
+RETRY_SECONDS = 1.0  # before the second attempt; doubled before each further one
+SLACK_BYTES = 1 << 20  # what a pull's files may take beyond what the manifest says
+
+Verified = Mapping[tuple[str, str], int]  # (layer digest, diff id) that belong together: unpacked bytes
+Use = Callable[[Iterable[str]], Awaitable[None]]  # keep blobs of these digests from now on
+
+
+class Puller:
+    """Fetches images into `blobs`, with a directory of its own in `pulls` for each pull's parts.
+
+    What is fetched is checked before it counts: manifests and blobs against their digests, unpacked
+    layers against the configuration. So an image id stands for the same content wherever it came from.
+    """
+
+    _log = Logger()
+
+    def __init__(self, reactor: Any, config: ImagesConfig, blobs: Path, pulls: Path) -> None:
+        self._reactor = reactor
+        self._config = config
+        self._blobs = blobs
+        self._pulls = pulls
+        self._skopeo = Skopeo(reactor, config)
+
+    async def pull(self, asked: Reference, auth: Credentials | None, verified: Verified, use: Use) -> Record:
+        """The image with the one name that was asked for. Errors are those of `ImageStore.pull`."""
+        work = self._pulls / secrets.token_hex(8)
+        await in_thread(self._reactor, os.mkdir, work, 0o700)
+        try:
+            return await self._retried(asked, lambda: self._fetch(asked, auth, work, verified, use))
+        finally:
+            await in_thread(self._reactor, lambda: shutil.rmtree(work, ignore_errors=True))
+
+    async def _fetch(
+        self, asked: Reference, auth: Credentials | None, work: Path, verified: Verified, use: Use
+    ) -> Record:
+        where = str(asked)
+        top, found = "", asked
+        for _ in range(manifest.MAX_INDEX_DEPTH):
+            data = await self._skopeo.manifest(found, auth, str(work))
+            digest = manifest.digest_of(data)
+            if found.digest not in ("", digest):
+                raise Unavailable(f"image {found}: the registry sent another manifest, {digest}")
+            top = top or digest
+            read = manifest.read(data, self._config.effective_platform, where)
+            if isinstance(read, Manifest):
+                break
+            found = asked.at(read)
+        else:
+            raise FailedPrecondition(f"image {where}: indexes within indexes, no image")
+        await use(read.blobs)
+        await in_thread(self._reactor, self._check_room, read)
+        await self._skopeo.copy(
+            asked.at(read.digest),
+            auth,
+            str(work),
+            str(self._blobs.parent),
+            lambda: in_thread(self._reactor, self._progress, work, read, where),
+        )
+        return await self._examine(read, asked, asked.at(top), verified)
+
+    async def _examine(self, read: Manifest, asked: Reference, top: Reference, verified: Verified) -> Record:
+        """Prove that what was fetched is one image whose parts belong together."""
+        where = str(asked)
+        for digest, size in read.blobs.items():
+            path = self._blob(digest)
+            if not path.is_file() or path.stat().st_size != size:
+                raise FailedPrecondition(f"image {where}: {digest} does not have the {size} bytes it should")
+        data = await in_thread(self._reactor, self._blob(read.config_digest).read_bytes)
+        if manifest.digest_of(data) != read.config_digest:
+            raise Unavailable(f"image {where}: its configuration is not the one its manifest names")
+        config = manifest.read_config(data, read, where)
+        manifest.require_platform(config, self._config.effective_platform, where)
+        known = dict(verified)
+        unpacked = []
+        for layer, diff_id in zip(read.layers, config.diff_ids, strict=True):
+            if (layer.digest, diff_id) not in known:
+                stop = threading.Event()
+                arguments = (self._blob(layer.digest), layer.compression, self._config.max_layer_bytes, stop)
+                is_, size = await in_thread(self._reactor, layers.measure, *arguments, on_cancel=stop.set)
+                if is_ != diff_id:
+                    raise FailedPrecondition(
+                        f"image {where}: layer {layer.digest} unpacks to {is_}, "
+                        f"its configuration says {diff_id}"
+                    )
+                known[layer.digest, diff_id] = size
+            unpacked.append(known[layer.digest, diff_id])
+        tags = frozenset() if asked.digest else frozenset([str(asked)])
+        digests = frozenset([str(top)])
+        return Record(read, config.diff_ids, tuple(unpacked), config.user, tags, digests)
+
+    async def _retried(self, asked: Reference, attempt: Callable[[], Any]) -> Record:
+        for left in reversed(range(self._config.attempts)):
+            try:
+                return await attempt()  # type: ignore[no-any-return]
+            except Unavailable as e:
+                if not left:
+                    raise
+                wait = RETRY_SECONDS * 2 ** (self._config.attempts - 1 - left)
+                self._log.warn(
+                    "pulling {image} again in {seconds} s: {error}",
+                    image=str(asked),
+                    seconds=wait,
+                    error=str(e),
+                )
+                pause: Deferred[None] = Deferred()
+                timer = self._reactor.callLater(wait, pause.callback, None)
+                try:
+                    await pause
+                finally:
+                    if timer.active():
+                        timer.cancel()
+        raise AssertionError("there is at least one attempt")
+
+    def _check_room(self, wanted: Manifest) -> None:
+        """Refuse before the disk is full rather than after."""
+        missing = sum(s for d, s in wanted.blobs.items() if not self._blob(d).exists())
+        stat = os.statvfs(self._blobs)
+        if missing > stat.f_bavail * stat.f_frsize:
+            raise ResourceExhausted(
+                f"{self._blobs} has {stat.f_bavail * stat.f_frsize} bytes free, "
+                f"the image needs {missing}; remove images or make room"
+            )
+
+    def _progress(self, work: Path, wanted: Manifest, where: str) -> int:
+        """Bytes that have come so far. :raise FailedPrecondition: more than there should be."""
+        here = sum(size for digest, size in wanted.blobs.items() if self._blob(digest).exists())
+        for parent, _, files in os.walk(work):
+            for name in files:
+                try:
+                    here += os.lstat(os.path.join(parent, name)).st_size
+                except FileNotFoundError:
+                    continue
+        if here > sum(wanted.blobs.values()) + SLACK_BYTES:
+            raise FailedPrecondition(f"image {where}: the registry sends more than its manifest says")
+        return here
+
+    def _blob(self, digest: str) -> Path:
+        return self._blobs / digest.removeprefix("sha256:")

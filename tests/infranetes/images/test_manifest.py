@@ -1,0 +1,151 @@
+"""What is made of registries' documents, well-meant and hostile ones."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes.images import manifest
+from infranetes.images.manifest import Manifest, read, read_config, require_platform
+from infranetes_common.errors import FailedPrecondition, NotFound
+from tests.support import oci
+
+AMD64 = "linux/amd64"
+
+
+def built(**options: Any) -> oci.BuiltImage:
+    return oci.image([oci.layer({"a": b"1"}), oci.layer({"b": b"2"})], {"User": "app:app"}, **options)
+
+
+class ReadTests(SynchronousTestCase):
+    def reading(self, document: Any) -> Manifest | str:
+        return read(json.dumps(document).encode(), AMD64, "x")
+
+    def test_both_flavours_and_all_compressions(self) -> None:
+        for flavour in ("oci", "docker"):
+            for compression in ("gzip", "zstd", ""):
+                image = built(flavour=flavour, compression=compression)
+                got = read(image.manifest.data, AMD64, "x")
+                assert isinstance(got, Manifest)
+                self.assertEqual(got.digest, image.manifest.digest)
+                self.assertEqual(got.config_digest, image.id)
+                self.assertEqual(
+                    [(layer.digest, layer.size, layer.compression) for layer in got.layers],
+                    [(blob.digest, len(blob.data), compression) for blob in image.layers],
+                )
+
+    def test_an_index_leads_to_the_platform(self) -> None:
+        images = [built(architecture=a) for a in ("arm64", "amd64", "s390x")]
+        for flavour in ("oci", "docker"):
+            index = oci.index(images, flavour=flavour).top.data
+            self.assertEqual(read(index, AMD64, "x"), images[1].manifest.digest)
+            self.assertEqual(read(index, "linux/s390x", "x"), images[2].manifest.digest)
+
+    def test_an_index_without_the_platform_says_what_it_has(self) -> None:
+        index = oci.index([built(architecture="arm64")]).top.data
+        self.assertIn("linux/arm64", str(self.assertRaises(NotFound, read, index, AMD64, "x")))
+
+    def test_attestations_are_not_taken_for_images(self) -> None:
+        index = json.loads(oci.index([built()]).top.data)
+        index["manifests"].insert(
+            0, {**index["manifests"][0], "platform": {"os": "unknown", "architecture": "unknown"}}
+        )
+        self.assertEqual(self.reading(index), built().manifest.digest)
+
+    def test_schema_1_is_refused_with_advice(self) -> None:
+        error = self.assertRaises(FailedPrecondition, self.reading, {"schemaVersion": 1, "fsLayers": []})
+        self.assertIn("push it again", str(error))
+
+    def test_an_artifact_is_no_image(self) -> None:
+        document = json.loads(built().manifest.data)
+        document["config"]["mediaType"] = "application/vnd.cncf.helm.config.v1+json"
+        error = self.assertRaises(FailedPrecondition, self.reading, document)
+        self.assertIn("not a container image", str(error))
+
+    def test_layers_that_docker_could_not_load_are_refused(self) -> None:
+        for kind in ("application/vnd.oci.image.layer.v1.tar+gzip+encrypted", "text/html"):
+            document = json.loads(built().manifest.data)
+            document["layers"][1]["mediaType"] = kind
+            self.assertIn(kind, str(self.assertRaises(FailedPrecondition, self.reading, document)))
+
+    def test_more_layers_than_can_be_stacked_are_refused(self) -> None:
+        document = json.loads(built().manifest.data)
+        document["layers"] *= 100
+        self.assertIn("200 layers", str(self.assertRaises(FailedPrecondition, self.reading, document)))
+
+    def test_garbage_is_refused_in_words(self) -> None:
+        deep = b'{"a":' * 100_000
+        huge = b'{"mediaType": "' + b"x" * manifest.MAX_MANIFEST_BYTES + b'"}'
+        for data in (b"", b"\xff", b"[]", b"1", b"{}", b"null", b"<html>", deep, huge):
+            error = self.assertRaises(FailedPrecondition, read, data, AMD64, "x")
+            self.assertLess(len(str(error)), 300)
+
+    def test_any_single_wrong_value_is_refused_or_harmless(self) -> None:
+        for path in (("config",), ("layers",), ("layers", 0), ("config", "digest"), ("config", "size"),
+                     ("config", "mediaType"), ("layers", 0, "digest"), ("layers", 0, "size"),
+                     ("layers", 0, "mediaType")):  # fmt: skip
+            wrong: Any
+            for wrong in (None, True, -1, 1.5, "../../etc/passwd", "sha256:../../x", 1 << 60, {}, []):
+                if (path, wrong) == (("layers",), []):
+                    continue  # an image without layers is one
+                document: Any = json.loads(built().manifest.data)
+                at = document
+                for key in path[:-1]:
+                    at = at[key]
+                at[path[-1]] = wrong
+                self.assertRaises(FailedPrecondition, self.reading, document)
+
+    @given(st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+            st.sampled_from(["schemaVersion", "mediaType", "config", "layers", "manifests", "digest", "size",
+                             "platform", "os", "architecture"]), inner, max_size=6),
+        max_leaves=20,
+    ))  # fmt: skip
+    def test_nothing_else_than_these_errors_comes_out(self, document: Any) -> None:
+        with contextlib.suppress(FailedPrecondition, NotFound):
+            self.reading(document)
+
+
+class ConfigTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.image = built()
+        got = read(self.image.manifest.data, AMD64, "x")
+        assert isinstance(got, Manifest)
+        self.manifest = got
+
+    def test_layers_user_and_platform(self) -> None:
+        config = read_config(self.image.config.data, self.manifest, "x")
+        self.assertEqual(config.diff_ids, self.image.diff_ids)
+        self.assertEqual(config.user, "app:app")
+        self.assertEqual(config.platform, "linux/amd64")
+
+    def test_it_must_have_as_many_layers_as_the_manifest(self) -> None:
+        document = json.loads(self.image.config.data)
+        document["rootfs"]["diff_ids"].pop()
+        self.assertRaises(FailedPrecondition, read_config, json.dumps(document).encode(), self.manifest, "x")
+
+    def test_garbage_is_refused(self) -> None:
+        wrong: Any
+        for wrong in ({}, {"rootfs": []}, {"rootfs": {"diff_ids": [1, 2]}}, {"rootfs": {"diff_ids": None}}):
+            self.assertRaises(FailedPrecondition, read_config, json.dumps(wrong).encode(), self.manifest, "x")
+        user: Any
+        for user in (1, [], "x" * 1000):
+            document = json.loads(self.image.config.data)
+            document["config"]["User"] = user
+            self.assertRaises(
+                FailedPrecondition, read_config, json.dumps(document).encode(), self.manifest, "x"
+            )
+
+    def test_another_platform_is_refused_an_unnamed_one_is_taken(self) -> None:
+        arm = built(architecture="arm64")
+        config = read_config(arm.config.data, self.manifest, "x")
+        self.assertIn(
+            "linux/arm64", str(self.assertRaises(FailedPrecondition, require_platform, config, AMD64, "x"))
+        )
+        require_platform(read_config(built(architecture="").config.data, self.manifest, "x"), AMD64, "x")
