@@ -1,5 +1,21 @@
-"""gRPC for Twisted: Deferreds in and out, h2 underneath."""
+"""gRPC for Twisted: Deferreds in and out, h2 underneath.
 
+A server is a list of services and a factory for any endpoint::
+
+    server = Server(reactor, [Service(demo_pb2.DESCRIPTOR.services_by_name["Demo"], Demo())])
+    endpoint.listen(server.factory)
+
+A client is a channel to an endpoint and a stub of a service on it::
+
+    channel = Channel(reactor, endpoint)
+    response = await channel.stub(DEMO).Hello(request, timeout=5.0)
+"""
+
+from txgrpc.channel import Channel
+from txgrpc.client import StreamCall
+from txgrpc.limits import Limits
+from txgrpc.server import Call, Server
+from txgrpc.service import Service
 from txgrpc.status import Code, GrpcError
 
-__all__ = ["Code", "GrpcError"]
+__all__ = ["Call", "Channel", "Code", "GrpcError", "Limits", "Server", "Service", "StreamCall"]

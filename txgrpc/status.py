@@ -34,7 +34,9 @@ class GrpcError(Exception):
     :ivar metadata: the trailing metadata, pairs of name and value (bytes where the name ends in -bin).
     """
 
-    def __init__(self, code: Code, message: str = "", metadata: tuple[tuple[str, str | bytes], ...] = ()) -> None:
+    def __init__(
+        self, code: Code, message: str = "", metadata: tuple[tuple[str, str | bytes], ...] = ()
+    ) -> None:
         super().__init__(code, message)
         self.code = code
         self.message = message
@@ -42,3 +44,34 @@ class GrpcError(Exception):
 
     def __str__(self) -> str:
         return f"{self.code.name}: {self.message}"
+
+
+#: Source: grpc/grpc doc/http-grpc-status-mapping.md; anything else is UNKNOWN.
+_BY_HTTP_STATUS = {
+    400: Code.INTERNAL,
+    401: Code.UNAUTHENTICATED,
+    403: Code.PERMISSION_DENIED,
+    404: Code.UNIMPLEMENTED,
+    429: Code.UNAVAILABLE,
+    502: Code.UNAVAILABLE,
+    503: Code.UNAVAILABLE,
+    504: Code.UNAVAILABLE,
+}
+
+#: RST_STREAM's error codes, as grpc/grpc doc/PROTOCOL-HTTP2.md maps them; anything else is INTERNAL.
+_BY_RESET = {
+    0x7: Code.UNAVAILABLE,  # REFUSED_STREAM
+    0x8: Code.CANCELLED,  # CANCEL
+    0xB: Code.RESOURCE_EXHAUSTED,  # ENHANCE_YOUR_CALM
+    0xC: Code.PERMISSION_DENIED,  # INADEQUATE_SECURITY
+}
+
+
+def code_for_http_status(status: int) -> Code:
+    """The code of an HTTP reply that carries no gRPC status of its own."""
+    return _BY_HTTP_STATUS.get(status, Code.UNKNOWN)
+
+
+def code_for_reset(error_code: int) -> Code:
+    """The code of a call whose stream the other side has reset."""
+    return _BY_RESET.get(error_code, Code.INTERNAL)

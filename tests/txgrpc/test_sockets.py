@@ -1,0 +1,125 @@
+"""Our client against our server over real sockets."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import Any
+
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import UNIXClientEndpoint, UNIXServerEndpoint
+from twisted.trial import unittest
+
+from tests.txgrpc.demo import DEMO, Demo, Note
+from txgrpc import Channel, Code, GrpcError, Server, Service
+
+
+def coroutine_test(method: Any) -> Any:
+    """A trial test that is a coroutine, on every Twisted."""
+
+    def run(self: Any) -> Deferred[None]:
+        return Deferred.fromCoroutine(method(self))
+
+    run.__name__ = method.__name__
+    run.__doc__ = method.__doc__
+    return run
+
+
+class UnixSocketTests(unittest.TestCase):
+    """All four kinds of call over a unix socket."""
+
+    timeout = 60
+
+    @coroutine_test
+    async def setUp(self) -> None:
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.path = os.path.join(directory.name, "socket")
+        self.demo = Demo(reactor)
+        self.server = Server(reactor, [Service(DEMO, self.demo)])
+        self.port = await UNIXServerEndpoint(reactor, self.path).listen(self.server.factory)
+        self.channel = Channel(reactor, UNIXClientEndpoint(reactor, self.path))
+        self.stub = self.channel.stub(DEMO)
+        self.addCleanup(lambda: Deferred.fromCoroutine(self._close()))
+
+    async def _close(self) -> None:
+        await self.channel.close()
+        await self.port.stopListening()
+        await self.server.drain(5)
+
+    async def status_of(self, awaitable: Any) -> GrpcError:
+        try:
+            await awaitable
+        except GrpcError as error:
+            return error
+        self.fail("the call succeeded")
+
+    @coroutine_test
+    async def test_unary(self) -> None:
+        """One request, one response."""
+        self.assertEqual(await self.stub.Echo(Note(text="hello"), timeout=5), Note(text="hello"))
+
+    @coroutine_test
+    async def test_large(self) -> None:
+        """Messages far larger than a window arrive whole in both directions."""
+        blob = os.urandom(5_000_000)
+        self.assertEqual((await self.stub.Echo(Note(blob=blob), timeout=50)).blob, blob)
+
+    @coroutine_test
+    async def test_server_streaming(self) -> None:
+        """Responses come in order and end with the status."""
+        numbers = [note.number async for note in self.stub.Count(Note(number=100))]
+        self.assertEqual(numbers, list(range(100)))
+
+    @coroutine_test
+    async def test_large_stream(self) -> None:
+        """A stream larger than any buffer arrives whole."""
+        size = 0
+        async for note in self.stub.Count(Note(number=100, blob=b"x" * 100_000)):
+            size += len(note.blob)
+        self.assertEqual(size, 10_000_000)
+
+    @coroutine_test
+    async def test_client_streaming(self) -> None:
+        """Requests come from a plain iterable or an async generator."""
+        self.assertEqual((await self.stub.Sum(Note(number=n) for n in range(5))).number, 10)
+
+        async def numbers() -> Any:
+            for number in range(2000):
+                yield Note(number=number, blob=b"x" * 1000)
+
+        self.assertEqual((await self.stub.Sum(numbers())).number, 1999000)
+
+    @coroutine_test
+    async def test_bidirectional(self) -> None:
+        """Both sides talk in turn."""
+        chat = self.stub.Chat(timeout=5)
+        for word in ("one", "two"):
+            await chat.send(Note(text=word))
+            self.assertEqual((await chat.__anext__()).text, word.upper())
+        await chat.done_sending()
+        self.assertEqual([note async for note in chat], [])
+
+    @coroutine_test
+    async def test_statuses(self) -> None:
+        """Every status arrives with its message and metadata."""
+        for code in list(Code)[1:]:
+            error = await self.status_of(self.stub.Fail(Note(number=code, text="grün %\n")))
+            self.assertEqual((error.code, error.message), (code, "grün %\n"))
+            self.assertIn(("x-why-bin", b"\0\xff"), error.metadata)
+        error = await self.status_of(self.stub.Missing(Note()))
+        self.assertEqual(error.code, Code.UNIMPLEMENTED)
+        error = await self.status_of(self.stub.Fail(Note(number=-1)))
+        self.assertEqual(error.code, Code.INTERNAL)
+        self.assertNotIn("secret", error.message)
+        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+
+    @coroutine_test
+    async def test_deadline(self) -> None:
+        """A call whose time is over ends on both sides."""
+        error = await self.status_of(self.stub.Wait(Note(), timeout=0.05))
+        self.assertEqual(error.code, Code.DEADLINE_EXCEEDED)
+        while not self.demo.ended:
+            await self.stub.Echo(Note())
+        self.assertEqual(self.demo.ended, ["Wait cancelled"])

@@ -1,0 +1,467 @@
+"""An HTTP/2 connection over a Twisted transport: what the server's and the client's side have in common.
+
+======================  ====================================================================
+phase                   what may happen
+======================  ====================================================================
+HANDSHAKE               until the peer's SETTINGS; no longer than ``handshake_timeout``
+OPEN                    calls begin and end
+DRAINING                GOAWAY was sent or received: calls end, none begins; then CLOSED
+CLOSED                  nothing is read; the transport is closing or gone
+======================  ====================================================================
+
+HANDSHAKE -> OPEN -> DRAINING -> CLOSED; any of them may be skipped, none is gone back to.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from h2 import events
+from h2.errors import ErrorCodes
+from h2.exceptions import H2Error, ProtocolError
+from twisted.internet.interfaces import IPushProducer
+from twisted.internet.protocol import Protocol
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from txgrpc.http2 import goaway, make_connection
+from txgrpc.limits import Allowance, Budget, Limits
+from txgrpc.metadata import Headers
+from txgrpc.status import Code, GrpcError
+from txgrpc.stream import Chunk, Stream
+
+log = Logger()
+
+_FLUSH_AT = 64 * 1024
+_PING = b"txgrpc\0\0"
+
+
+class Phase(enum.IntEnum):
+    """Where a connection is; see the module's table."""
+
+    HANDSHAKE = 0
+    OPEN = 1
+    DRAINING = 2
+    CLOSED = 3
+
+
+class Misbehaviour(Exception):
+    """The peer does what no honest one does: it is cut off."""
+
+
+@implementer(IPushProducer)
+class Connection(Protocol):
+    """Moves bytes between the transport, h2 and the streams; bounds what the peer may cost."""
+
+    client_side: ClassVar[bool]
+
+    def __init__(self, reactor: Any, limits: Limits, keepalive: float | None) -> None:
+        self.reactor = reactor
+        self.limits = limits
+        self.keepalive = keepalive
+        self.phase = Phase.HANDSHAKE
+        self.streams: dict[int, Stream] = {}
+        self.assembling = Budget(limits.max_assembling)
+        self.reason = "the connection was closed"  # what calls are told when it is lost
+        self._blocked: dict[int, Stream] = {}
+        self._paused = False
+        self._batch = False
+        self._pumping = False
+        self._unread = 0
+        self._unacknowledged = 0
+        self._timer: Any = None
+        self._pinged: float | None = None
+        now = reactor.seconds()
+        self._heard = now
+        self._resets = Allowance(max(1000, 2 * limits.max_concurrent_streams), 100, now)
+        self._chatter = Allowance(1000, 100, now)
+
+    # Transport
+
+    def connectionMade(self) -> None:
+        self.h2 = make_connection(self.client_side, self.limits)
+        if hasattr(self.transport, "setTcpNoDelay"):
+            self.transport.setTcpNoDelay(True)
+        self.transport.registerProducer(self, True)
+        self._timer = self.reactor.callLater(self.limits.handshake_timeout, self._handshake_late)
+        self.flush()
+
+    def dataReceived(self, data: bytes) -> None:
+        if self.phase is Phase.CLOSED:
+            return
+        self._heard = self.reactor.seconds()
+        self._batch = True
+        try:
+            handlers = self._handlers
+            for event in self.h2.receive_data(data):
+                handler = handlers.get(event.__class__)
+                if handler is not None:
+                    handler(self, event)
+                    if self.phase is Phase.CLOSED:
+                        return
+        except ProtocolError as error:
+            self._cut_off(
+                str(error) or type(error).__name__, getattr(error, "error_code", ErrorCodes.PROTOCOL_ERROR)
+            )
+        except Misbehaviour as error:
+            self._cut_off(str(error), ErrorCodes.ENHANCE_YOUR_CALM)
+        finally:
+            self._batch = False
+        self.flush()
+
+    def connectionLost(self, reason: Failure | None = None) -> None:  # type: ignore[override]
+        if reason is not None and self.phase is not Phase.CLOSED:
+            self.reason = f"the connection was lost: {reason.getErrorMessage()}"
+        self.phase = Phase.CLOSED
+        self._stop_timer()
+        self._blocked.clear()
+        self._abandon(list(self.streams.values()), self.reason)
+        self.gone()
+
+    def gone(self) -> None:
+        """The transport is no more and every stream has been told."""
+
+    def pauseProducing(self) -> None:
+        self._paused = True
+
+    def resumeProducing(self) -> None:
+        self._paused = False
+        self._unread = 0
+        self._pump()
+
+    def stopProducing(self) -> None:
+        self._paused = True
+
+    def flush(self) -> None:
+        """Hand h2's output to the transport, once for all that one received chunk has caused."""
+        if self._batch or self.phase is Phase.CLOSED:
+            return
+        data = self.h2.data_to_send()
+        if not data:
+            return
+        if self._paused:
+            self._unread += len(data)
+            if self._unread > self.limits.max_unread_output:
+                # Not from within a method's own send: its coroutine can't be cancelled while it runs.
+                self.reactor.callLater(0, self.abort, "the peer asks, but does not read the answers")
+        self.transport.write(data)
+
+    # Ending
+
+    def close(self, error_code: ErrorCodes, reason: str) -> None:
+        """Say GOAWAY, flush, and close; whoever still has a call here is told `reason`."""
+        if self.phase is Phase.CLOSED:
+            return
+        self.reason = reason
+        self.flush()
+        self.phase = Phase.CLOSED
+        last = self.h2.highest_inbound_stream_id
+        self.transport.write(goaway(last, error_code, reason.encode()[:256]))
+        self.transport.unregisterProducer()
+        self.transport.loseConnection()
+        self._stop_timer()
+        self._timer = self.reactor.callLater(self.limits.close_timeout, self._abort)
+        self._abandon(list(self.streams.values()), reason)
+
+    def abort(self, reason: str) -> None:
+        """Close at once: the peer does not listen anyway."""
+        if self.phase is Phase.CLOSED:
+            return
+        self.reason = reason
+        self.phase = Phase.CLOSED
+        self._stop_timer()
+        self.transport.unregisterProducer()
+        self._abort()
+        self._abandon(list(self.streams.values()), reason)
+
+    def _abort(self) -> None:
+        self._timer = None
+        self.transport.abortConnection()
+
+    def _cut_off(self, what: str, error_code: ErrorCodes) -> None:
+        log.info("Cut off {peer}: {what}", peer=self.transport.getPeer(), what=what)
+        self._batch = False
+        self.close(error_code, f"the connection was closed: {what}")
+
+    def _abandon(self, streams: list[Stream], reason: str) -> None:
+        for stream in streams:
+            self.streams.pop(stream.id, None)
+            self._blocked.pop(stream.id, None)
+            stream.abandon(GrpcError(Code.UNAVAILABLE, reason))
+            stream.inbox.discard()
+
+    # Timer: the handshake's end, then keepalive
+
+    def _handshake_late(self) -> None:
+        self._timer = None
+        self.abort(f"the peer did not begin HTTP/2 within {self.limits.handshake_timeout:g} s")
+
+    def _stop_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def _keep_alive(self) -> None:
+        self._timer = None
+        keepalive = self.keepalive
+        if keepalive is None or self.phase is Phase.CLOSED:
+            return
+        now = self.reactor.seconds()
+        if self._pinged is not None and self._heard < self._pinged:
+            self.abort(f"the peer did not answer a PING within {self.limits.keepalive_timeout:g} s")
+            return
+        self._pinged = None
+        wait = self._heard + keepalive - now
+        if wait <= 0:
+            wait = keepalive
+            if self.wants_keepalive():
+                self._pinged = now
+                self.h2.ping(_PING)
+                self.flush()
+                wait = self.limits.keepalive_timeout
+        if self.phase is not Phase.CLOSED:
+            self._timer = self.reactor.callLater(wait, self._keep_alive)
+
+    def wants_keepalive(self) -> bool:
+        """Whether a silent peer is worth a PING."""
+        return True
+
+    # What streams ask for
+
+    def send_headers(self, stream_id: int, headers: Headers, end: bool) -> None:
+        if self.phase is not Phase.CLOSED:
+            self.h2.send_headers(stream_id, headers, end_stream=end)
+            self.flush()
+
+    def send_reset(self, stream_id: int, error_code: ErrorCodes) -> None:
+        if self.phase is Phase.CLOSED:
+            return
+        try:
+            self.h2.reset_stream(stream_id, error_code)
+        except H2Error:
+            return  # closed both ways already
+        self.flush()
+
+    def open_window(self, stream_id: int, credit: int) -> None:
+        if self.phase is Phase.CLOSED:
+            return
+        try:
+            self.h2.increment_flow_control_window(credit, stream_id)
+        except H2Error:
+            return  # ended meanwhile: nothing more will come
+        self.flush()
+
+    def send_data(self, stream: Stream, data: bytes, end: bool) -> Any:
+        """Send now what the window and the transport take; a Deferred when some of it has to wait."""
+        h2 = self.h2
+        if (
+            not stream.outbox
+            and not self._paused
+            and len(data) <= h2.local_flow_control_window(stream.id)
+            and len(data) <= h2.max_outbound_frame_size
+        ):
+            h2.send_data(stream.id, data, end_stream=end)
+            self._chatter.earn(1)
+            self.flush()
+            if end:
+                self.release(stream)
+            return None
+        chunk = Chunk(memoryview(data), end)
+        stream.outbox.append(chunk)
+        self._blocked[stream.id] = stream
+        self._pump()
+        return chunk.sent
+
+    def release(self, stream: Stream) -> None:
+        """Forget a stream whose halves are both over."""
+        if stream.finished:
+            if self.streams.pop(stream.id, None) is not None:
+                self._resets.earn(1)
+                self.stream_ended(stream)
+            self._blocked.pop(stream.id, None)
+            stream.inbox.stop()
+
+    def stream_ended(self, stream: Stream) -> None:
+        """There is one stream less."""
+
+    def _pump(self) -> None:
+        """Send what waits, a frame of each stream in turn, as far as windows and transport go."""
+        if self._pumping:
+            return  # further up the stack somebody sends already, and comes by again
+        self._pumping = True
+        try:
+            self._pump_all()
+        finally:
+            self._pumping = False
+
+    def _pump_all(self) -> None:
+        sent = True
+        while sent and self._blocked and not self._paused and self.phase is not Phase.CLOSED:
+            sent = False
+            queued = 0
+            for stream in list(self._blocked.values()):
+                size = self._send_frame(stream)
+                if size is not None:
+                    sent = True
+                    queued += size
+                if queued >= _FLUSH_AT:
+                    queued = 0
+                    self._flush_now()
+                    if self._paused:
+                        return
+            self._flush_now()
+
+    def _flush_now(self) -> None:
+        batch, self._batch = self._batch, False
+        self.flush()
+        self._batch = batch
+
+    def _send_frame(self, stream: Stream) -> int | None:
+        if not stream.outbox:
+            self._blocked.pop(stream.id, None)
+            return None
+        chunk = stream.outbox[0]
+        size = min(
+            len(chunk.data), self.h2.local_flow_control_window(stream.id), self.h2.max_outbound_frame_size
+        )
+        if size <= 0 and len(chunk.data):
+            return None
+        whole = size == len(chunk.data)
+        self.h2.send_data(stream.id, bytes(chunk.data[:size]), end_stream=chunk.end and whole)
+        self._chatter.earn(1)
+        if whole:
+            stream.outbox.popleft()
+            if not stream.outbox:
+                self._blocked.pop(stream.id, None)
+            if chunk.end:
+                self.release(stream)
+            chunk.sent.callback(None)
+        else:
+            chunk.data = chunk.data[size:]
+        return size
+
+    # Events
+
+    def _settings(self, event: Any) -> None:
+        self._tolerate(self._chatter, "SETTINGS", 10)
+        if self.phase is Phase.HANDSHAKE:
+            self.phase = Phase.OPEN
+            self._stop_timer()
+            if self.keepalive is not None:
+                self._timer = self.reactor.callLater(self.keepalive, self._keep_alive)
+            self.opened()
+        self._pump()
+
+    def opened(self) -> None:
+        """The peer speaks HTTP/2 and has said what it allows."""
+
+    def _window(self, event: Any) -> None:
+        self._tolerate(self._chatter, "WINDOW_UPDATE")
+        if self._blocked:
+            self._pump()
+
+    def _ping(self, event: Any) -> None:
+        self._tolerate(self._chatter, "PING")
+
+    def _pong(self, event: Any) -> None:
+        self._tolerate(self._chatter, "PING")
+        self.pong(event.ping_data)
+
+    def pong(self, data: bytes) -> None:
+        """The peer answers one of our PINGs."""
+
+    def _noise(self, event: Any) -> None:
+        self._tolerate(self._chatter, "needless")
+
+    def _data(self, event: Any) -> None:
+        length = event.flow_controlled_length
+        if event.data:
+            self._chatter.earn(2)
+        elif event.stream_ended is None:
+            self._tolerate(self._chatter, "empty DATA")
+        # The connection's window only bounds what is under way: a call that nobody reads must not
+        # stop the others.
+        self._unacknowledged += length
+        if self._unacknowledged >= self.limits.connection_window // 2:
+            self.h2.increment_flow_control_window(self._unacknowledged)
+            self._unacknowledged = 0
+        stream = self.streams.get(event.stream_id)
+        if stream is not None:
+            stream.data_received(event.data, length)
+
+    def _end(self, event: Any) -> None:
+        stream = self.streams.get(event.stream_id)
+        if stream is not None:
+            stream.end_received()
+
+    def _reset(self, event: Any) -> None:
+        # Also those that h2 makes of a peer's wrong frames: whoever provokes resets means the same.
+        self.wasted()
+        stream = self.streams.pop(event.stream_id, None)
+        if stream is not None:
+            self._blocked.pop(stream.id, None)
+            self.stream_ended(stream)
+            stream.was_reset(int(event.error_code))
+            stream.inbox.discard()
+
+    def _goaway(self, event: Any) -> None:
+        self._tolerate(self._chatter, "GOAWAY")
+        self.goaway_received(int(event.error_code), event.last_stream_id, event.additional_data or b"")
+
+    def goaway_received(self, error_code: int, last_stream_id: int, reason: bytes) -> None:
+        """The peer takes no further calls."""
+
+    def _request(self, event: Any) -> None:
+        self._chatter.earn(2)
+        self.request_received(event.stream_id, event.headers)
+
+    def request_received(self, stream_id: int, headers: Headers) -> None:
+        """A call begins."""
+
+    def _response(self, event: Any) -> None:
+        stream = self.streams.get(event.stream_id)
+        if stream is not None:
+            self.response_received(stream, event.headers, event.stream_ended is not None)
+
+    def response_received(self, stream: Stream, headers: Headers, ended: bool) -> None:
+        """The first headers of a response."""
+
+    def _trailers(self, event: Any) -> None:
+        stream = self.streams.get(event.stream_id)
+        if stream is not None:
+            self.trailers_received(stream, event.headers)
+
+    def trailers_received(self, stream: Stream, headers: Headers) -> None:
+        """The last headers of a response."""
+
+    def wasted(self) -> None:
+        """The peer began a call only to spoil it.
+
+        :raise Misbehaviour: once too often.
+        """
+        self._tolerate(self._resets, "RST_STREAM")
+
+    def _tolerate(self, allowance: Allowance, what: str, cost: int = 1) -> None:
+        for _ in range(cost):
+            if not allowance.spend(self._heard):
+                raise Misbehaviour(f"too many {what} frames")
+
+    _handlers: ClassVar[dict[type, Callable[[Connection, Any], None]]] = {
+        events.RequestReceived: _request,
+        events.ResponseReceived: _response,
+        events.TrailersReceived: _trailers,
+        events.DataReceived: _data,
+        events.StreamEnded: _end,
+        events.StreamReset: _reset,
+        events.WindowUpdated: _window,
+        events.RemoteSettingsChanged: _settings,
+        events.PingReceived: _ping,
+        events.PingAckReceived: _pong,
+        events.ConnectionTerminated: _goaway,
+        events.PriorityUpdated: _noise,
+        events.UnknownFrameReceived: _noise,
+        events.SettingsAcknowledged: _noise,
+    }

@@ -1,0 +1,70 @@
+"""The h2 library as txgrpc needs it.
+
+h2 takes a GOAWAY for the end of the connection, in either direction, and refuses every frame after it.
+HTTP/2 (RFC 9113, 6.8) has open streams run to their end, which is what a graceful drain is made of: so
+a GOAWAY that arrives becomes an event only, and one that leaves is written around h2's state machine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import ConnectionTerminated, Event
+from h2.settings import SettingCodes, Settings
+from hyperframe.frame import GoAwayFrame
+
+from txgrpc.limits import Limits
+
+#: The id that a first GOAWAY names, before it is known which streams the peer has begun.
+LAST_STREAM_ID = 2**31 - 1
+_DEFAULT_WINDOW = 65535
+
+
+class _Connection(H2Connection):
+    # h2 remembers how streams ended, for frames which were under way then; 65,536 of them are megabytes.
+    MAX_CLOSED_STREAMS = 2048
+
+    def _receive_goaway_frame(self, frame: Any) -> tuple[list[Any], list[Event]]:
+        event = ConnectionTerminated()
+        event.error_code = frame.error_code
+        event.last_stream_id = frame.last_stream_id
+        event.additional_data = frame.additional_data
+        return [], [event]
+
+
+def make_connection(client_side: bool, limits: Limits) -> H2Connection:
+    """An HTTP/2 connection that announces `limits`; its first bytes wait in ``data_to_send()``."""
+    config = H2Configuration(
+        client_side=client_side,
+        header_encoding=None,
+        # Ours are lower case and valid as they are made.
+        normalize_outbound_headers=False,
+        validate_outbound_headers=False,
+    )
+    connection = _Connection(config=config)
+    settings = {
+        SettingCodes.INITIAL_WINDOW_SIZE: limits.stream_window,
+        SettingCodes.MAX_CONCURRENT_STREAMS: limits.max_concurrent_streams,
+        SettingCodes.MAX_HEADER_LIST_SIZE: limits.max_header_list,
+    }
+    if client_side:
+        settings[SettingCodes.ENABLE_PUSH] = 0
+    # As initial values they hold from the first frame on, not only from the peer's acknowledgement.
+    connection.local_settings = Settings(client=client_side, initial_values=settings)
+    connection.decoder.max_header_list_size = 4 * limits.max_header_list
+    connection.initiate_connection()
+    if limits.connection_window > _DEFAULT_WINDOW:
+        connection.increment_flow_control_window(limits.connection_window - _DEFAULT_WINDOW)
+    return connection
+
+
+def goaway(last_stream_id: int, error_code: ErrorCodes, reason: bytes) -> bytes:
+    """The bytes of a GOAWAY frame."""
+    frame = GoAwayFrame(0)
+    frame.last_stream_id = last_stream_id
+    frame.error_code = error_code
+    frame.additional_data = reason
+    return bytes(frame.serialize())

@@ -1,0 +1,121 @@
+"""A stream's received messages, and how much more the other side may send."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from txgrpc.framing import PREFIX_SIZE, MessageReader
+from txgrpc.limits import Budget
+
+
+class Inbox:
+    """Keeps messages until they are taken, and earns the sender its window back only then.
+
+    The sender may always be one window ahead. The one exception is a message larger than that: while
+    somebody waits for it (`wanted`), its bytes are credited as they come, once the connection's
+    budget has room for all of it.
+    """
+
+    __slots__ = (
+        "_arrived",
+        "_budget",
+        "_credit_at",
+        "_messages",
+        "_queued",
+        "_reader",
+        "_reserved",
+        "_waiting",
+        "_window",
+        "wanted",
+    )
+
+    def __init__(self, limit: int, window: int, budget: Budget) -> None:
+        self._reader = MessageReader(limit)
+        self._messages: deque[bytes] = deque()
+        self._window = window
+        self._credit_at = window // 2  # fewer, larger WINDOW_UPDATEs
+        self._budget = budget
+        self._queued = 0  # bytes of complete messages that are not taken
+        self._arrived = 0  # bytes that arrived and were not credited
+        self._reserved = 0
+        self._waiting: Callable[[], None] | None = None  # in the budget's line
+        self.wanted = False
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @property
+    def partial(self) -> bool:
+        """Whether a message has begun and is not complete."""
+        return self._reader.partial > 0
+
+    def receive(self, data: bytes, flow_length: int) -> None:
+        """`data` arrived, which cost the sender `flow_length` bytes of window.
+
+        :raise FramingError: see :meth:`MessageReader.feed`.
+        """
+        self._arrived += flow_length
+        for message in self._reader.feed(data):
+            self._messages.append(message)
+            self._queued += len(message) + PREFIX_SIZE
+
+    def take(self) -> bytes | None:
+        """The next message, or None when no complete one is here."""
+        if not self._messages:
+            return None
+        message = self._messages.popleft()
+        self._queued -= len(message) + PREFIX_SIZE
+        self._release()
+        return message
+
+    def credit(self, resumed: Callable[[], None]) -> int:
+        """Bytes of window to give back to the sender now; 0 when it is not worth a frame yet.
+
+        `resumed` is called when there is more to give because the budget has room again.
+        """
+        due = self._arrived - self._queued
+        partial = self._reader.partial
+        if partial and not self._may_assemble(resumed):
+            due -= partial
+        if due <= 0:
+            return 0
+        if due < self._credit_at and self._window - self._arrived >= self._reader.expected - partial:
+            return 0  # the message that is on its way still fits
+        self._arrived -= due
+        return due
+
+    def discard(self) -> None:
+        """Nobody will take anything any more."""
+        self._messages.clear()
+        self._queued = 0
+        self.stop()
+
+    def stop(self) -> None:
+        """Nothing more will arrive: what is here can be taken, but no room is kept for more."""
+        self.wanted = False
+        if self._waiting is not None:
+            self._budget.withdraw(self._waiting)
+            self._waiting = None
+        self._release()
+
+    def _may_assemble(self, resumed: Callable[[], None]) -> bool:
+        size = self._reader.expected
+        if size <= self._window or not self.wanted:
+            return False
+        if not self._reserved and self._waiting is None:
+
+            def granted() -> None:
+                waited, self._waiting = self._waiting, None
+                self._reserved = size
+                if waited is not None:
+                    resumed()
+
+            if not self._budget.reserve(size, granted):
+                self._waiting = granted
+        return self._reserved > 0
+
+    def _release(self) -> None:
+        if self._reserved:
+            size, self._reserved = self._reserved, 0
+            self._budget.release(size)

@@ -1,0 +1,110 @@
+"""What one peer may ask of us: every bound that txgrpc keeps, and the meters that keep them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import attrs
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@attrs.frozen
+class Limits:
+    """Bounds of a server's or a channel's connections. Sizes are bytes, times are seconds.
+
+    One connection holds at most ``max_concurrent_streams * stream_window + max_assembling`` bytes of
+    received data that the application has not taken yet.
+    """
+
+    #: The largest message taken from the other side; a larger one ends its call with RESOURCE_EXHAUSTED.
+    max_receive_message: int = attrs.field(default=16 * MIB, validator=attrs.validators.ge(0))
+    #: What all messages larger than a window, still arriving on one connection, may hold together.
+    max_assembling: int = attrs.field(default=64 * MIB, validator=attrs.validators.ge(0))
+    #: What one call may send us ahead of the application. HTTP/2's first window is the least possible.
+    stream_window: int = attrs.field(default=128 * KIB, validator=attrs.validators.ge(65535))
+    #: What one connection may have in flight towards us.
+    connection_window: int = attrs.field(default=1 * MIB, validator=attrs.validators.ge(65535))
+    #: Calls that one peer may have open at once.
+    max_concurrent_streams: int = attrs.field(default=512, validator=attrs.validators.ge(1))
+    #: The largest header list (names, values and 32 for each) of one call. Over it the call is refused,
+    #: over four times it the connection is closed.
+    max_header_list: int = attrs.field(default=16 * KIB, validator=attrs.validators.ge(1024))
+    #: Output that may queue up for a peer which asks without reading the answers.
+    max_unread_output: int = attrs.field(default=1 * MIB, validator=attrs.validators.ge(KIB))
+    #: From the connection being made until the peer's SETTINGS are here.
+    handshake_timeout: float = attrs.field(default=20.0, validator=attrs.validators.gt(0))
+    #: From a keepalive PING to anything heard from the peer.
+    keepalive_timeout: float = attrs.field(default=20.0, validator=attrs.validators.gt(0))
+    #: From GOAWAY for misbehaviour until the connection is cut whether or not the peer reads it.
+    close_timeout: float = attrs.field(default=5.0, validator=attrs.validators.gt(0))
+
+
+class Allowance:
+    """A token bucket: how often a peer may do what costs it less than it costs us."""
+
+    __slots__ = ("_at", "_burst", "_per_second", "_tokens")
+
+    def __init__(self, burst: float, per_second: float, now: float) -> None:
+        self._burst = self._tokens = burst
+        self._per_second = per_second
+        self._at = now
+
+    def earn(self, tokens: float) -> None:
+        """Honest work was done: `tokens` more are allowed."""
+        self._tokens = min(self._burst, self._tokens + tokens)
+
+    def spend(self, now: float) -> bool:
+        """Whether it may be done once more at `now` (seconds)."""
+        self.earn((now - self._at) * self._per_second)
+        self._at = now
+        self._tokens -= 1
+        return self._tokens >= 0
+
+
+class Budget:
+    """Bytes shared by a connection's large messages; who finds it spent waits in line.
+
+    A reservation larger than the whole budget is given when nothing else is reserved, so every
+    message within the size limit arrives some day.
+    """
+
+    __slots__ = ("_line", "_reserved", "_total")
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._reserved = 0
+        self._line: deque[tuple[int, Callable[[], None]]] | None = None
+
+    def reserve(self, size: int, granted: Callable[[], None]) -> bool:
+        """Call `granted` once `size` bytes are reserved: now (True), or after others were released."""
+        if not self._line and self._fits(size):
+            self._reserved += size
+            granted()
+            return True
+        if self._line is None:
+            self._line = deque()
+        self._line.append((size, granted))
+        return False
+
+    def release(self, size: int) -> None:
+        """Give back what was granted."""
+        self._reserved -= size
+        self._serve()
+
+    def withdraw(self, granted: Callable[[], None]) -> None:
+        """Leave the line without having been granted anything."""
+        if self._line:
+            self._line = deque(entry for entry in self._line if entry[1] is not granted)
+            self._serve()
+
+    def _serve(self) -> None:
+        while self._line and self._fits(self._line[0][0]):
+            size, granted = self._line.popleft()
+            self._reserved += size
+            granted()
+
+    def _fits(self, size: int) -> bool:
+        return self._reserved == 0 or self._reserved + size <= self._total

@@ -1,0 +1,93 @@
+"""Metadata and status text in HTTP/2 headers (source: grpc/grpc doc/PROTOCOL-HTTP2.md)."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable
+from urllib.parse import quote, unquote_to_bytes
+
+#: Names are lower case; a value is bytes where the name ends in ``-bin`` and text otherwise.
+Metadata = tuple[tuple[str, str | bytes], ...]
+Headers = list[tuple[bytes, bytes]]
+
+_NAME = re.compile(r"[0-9a-z_.-]+")
+_TEXT = re.compile(r"[\x20-\x7e]*")
+_RESERVED = frozenset({b"content-type", b"te"})
+_PLAIN = "".join(chr(c) for c in range(0x20, 0x7F) if c != 0x25)
+#: Of the text of a status; what is over it is cut off, since peers bound their header lists too.
+MAX_MESSAGE_BYTES = 6 * 1024
+
+
+def encode_metadata(pairs: Iterable[tuple[str, str | bytes]]) -> Headers:
+    """Header fields for `pairs`.
+
+    :raise ValueError: a name or value that gRPC does not allow.
+    :raise TypeError: the wrong type for its name.
+    """
+    return [(name.encode("ascii", "replace"), _encode_value(name, value)) for name, value in pairs]
+
+
+def _encode_value(name: str, value: str | bytes) -> bytes:
+    if not _NAME.fullmatch(name) or name.startswith("grpc-") or name.encode() in _RESERVED:
+        raise ValueError(f"{name!r} is not a name that metadata may have")
+    if name.endswith("-bin"):
+        if not isinstance(value, (bytes, bytearray, memoryview)):
+            raise TypeError(f"metadata {name!r} takes bytes, as its name ends in -bin")
+        return base64.b64encode(value).rstrip(b"=")
+    if not isinstance(value, str):
+        raise TypeError(f"metadata {name!r} takes text; name it {name}-bin to send bytes")
+    if not _TEXT.fullmatch(value):
+        raise ValueError(f"metadata {name!r} has a value that is not printable ASCII")
+    return value.encode("ascii")
+
+
+def decode_metadata(headers: Iterable[tuple[bytes, bytes]]) -> Metadata:
+    """What the application sent, without the fields that belong to HTTP/2 and gRPC.
+
+    :raise ValueError: a binary value is not base64.
+    """
+    found: list[tuple[str, str | bytes]] = []
+    for name, value in headers:
+        if name.startswith((b":", b"grpc-")) or name in _RESERVED:
+            continue
+        if name.endswith(b"-bin"):
+            found.extend((name.decode("latin-1"), decode_binary(part)) for part in value.split(b","))
+        else:
+            found.append((name.decode("latin-1"), value.decode("latin-1")))
+    return tuple(found)
+
+
+def decode_binary(value: bytes) -> bytes:
+    """The bytes of one base64 value, padded or not.
+
+    :raise ValueError: it is not base64.
+    """
+    bare = value.strip().rstrip(b"=")
+    try:
+        return base64.b64decode(bare + b"=" * (-len(bare) % 4), validate=True)
+    except binascii.Error:
+        raise ValueError("a binary metadata value is not base64") from None
+
+
+def encode_message(text: str) -> bytes:
+    """grpc-message: UTF-8 with everything but printable ASCII percent-encoded, of bounded length."""
+    encoded = quote(text, safe=_PLAIN, errors="replace").encode("ascii")
+    if len(encoded) <= MAX_MESSAGE_BYTES:
+        return encoded
+    # A cut inside of %XX or of a character's bytes would leave a stump: those are dropped.
+    kept = unquote_to_bytes(re.sub(rb"%[0-9A-F]?$", b"", encoded[: MAX_MESSAGE_BYTES - 3]))
+    return quote(kept.decode("utf-8", "ignore") + "...", safe=_PLAIN).encode("ascii")
+
+
+def decode_message(value: bytes) -> str:
+    """The text of a grpc-message; what is not percent-encoding or UTF-8 is kept as well as it can be."""
+    if b"%" not in value:
+        return value.decode("latin-1")
+    return unquote_to_bytes(value).decode("utf-8", "replace")
+
+
+def header_list_size(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """RFC 9113, 6.5.2: SETTINGS_MAX_HEADER_LIST_SIZE counts so."""
+    return sum(len(name) + len(value) + 32 for name, value in headers)

@@ -1,0 +1,216 @@
+"""The server: services behind a factory for any of Twisted's endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from h2.errors import ErrorCodes
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.interfaces import IAddress, IProtocolNegotiationFactory
+from twisted.internet.protocol import Factory
+from twisted.logger import Logger
+from zope.interface import implementer
+
+from txgrpc.connection import Connection, Phase
+from txgrpc.http2 import LAST_STREAM_ID, goaway
+from txgrpc.limits import Limits
+from txgrpc.metadata import Headers
+from txgrpc.servercall import Call, ServerStream
+from txgrpc.service import Method, Service
+from txgrpc.status import Code, GrpcError
+
+__all__ = ["Call", "Server"]
+
+log = Logger()
+
+_DRAIN_PING = b"drain\0\0\0"
+
+
+def unexpected(error: BaseException) -> GrpcError:
+    """What a caller learns of an exception that is not a status: its class, not its text."""
+    if isinstance(error, GrpcError):
+        return error
+    return GrpcError(Code.INTERNAL, f"unexpected {type(error).__name__} in the server")
+
+
+class Server:
+    """Answers the calls of `services` on every connection that its ``factory`` is given.
+
+    :param reactor: for the clock. :param translate_error: the status for an exception of a method.
+    :param keepalive: seconds of silence after which a client is asked with a PING whether it is
+        there; None: never.
+    :ivar factory: what an endpoint listens with. Under TLS it negotiates ``h2``.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        services: Iterable[Service],
+        *,
+        limits: Limits | None = None,
+        translate_error: Callable[[BaseException], GrpcError] = unexpected,
+        keepalive: float | None = 60.0,
+    ) -> None:
+        self.reactor = reactor
+        self.limits = limits or Limits()
+        self.keepalive = keepalive
+        self.connections: set[ServerConnection] = set()
+        self.draining = False
+        self.factory: Factory = _ServerFactory(self)
+        self._translate = translate_error
+        self._drained: list[Deferred[None]] = []
+        self._drain_timer: Any = None
+        self._services: set[str] = set()
+        self._methods: dict[bytes, tuple[Method, Callable[..., Any] | None]] = {}
+        for service in services:
+            if service.name in self._services:
+                raise ValueError(f"the service {service.name} is given twice")
+            self._services.add(service.name)
+            self._methods.update((path.encode(), entry) for path, entry in service.methods.items())
+
+    def find(self, path: bytes) -> tuple[Method, Callable[..., Any]]:
+        """The method at `path` and what answers it.
+
+        :raise GrpcError: UNIMPLEMENTED, saying whether the service or the method is not offered.
+        """
+        method, answer = self._methods.get(path, (None, None))
+        if method is not None and answer is not None:
+            return method, answer
+        shown = path.decode("latin-1")[:200]
+        service, _, name = shown.lstrip("/").partition("/")
+        if service in self._services:
+            raise GrpcError(Code.UNIMPLEMENTED, f"the service {service} does not offer {name} here")
+        raise GrpcError(Code.UNIMPLEMENTED, f"there is no service for {shown} here")
+
+    def translate(self, error: BaseException) -> GrpcError:
+        """The status for an exception of a method, logged here when it is one that nobody foresaw."""
+        try:
+            status = self._translate(error)
+        except Exception:
+            log.failure("The translation of an error failed")
+            status = unexpected(error)
+        if status is not error and status.code in (Code.INTERNAL, Code.UNKNOWN):
+            log.failure("A method failed unexpectedly", failure=_failure(error))
+        return status
+
+    def drain(self, timeout: float) -> Deferred[None]:
+        """Take no more calls, let those that run end within `timeout` seconds, and close.
+
+        Clients are told at once with GOAWAY. What still runs after `timeout` is cancelled, its caller
+        sees UNAVAILABLE. The Deferred fires when no connection is left. The listening port is the
+        caller's to close, before this; a connection that is made meanwhile is closed.
+        """
+        self.draining = True
+        if not self.connections:
+            return succeed(None)
+        drained: Deferred[None] = Deferred()
+        self._drained.append(drained)
+        if self._drain_timer is None:
+            self._drain_timer = self.reactor.callLater(timeout, self._end)
+        for connection in list(self.connections):
+            connection.drain()
+        return drained
+
+    def _end(self) -> None:
+        self._drain_timer = None
+        for connection in list(self.connections):
+            connection.shut_down()
+
+    def disconnected(self, connection: ServerConnection) -> None:
+        """A connection is no more."""
+        self.connections.discard(connection)
+        if self._drained and not self.connections:
+            if self._drain_timer is not None:
+                self._drain_timer.cancel()
+                self._drain_timer = None
+            drained, self._drained = self._drained, []
+            for each in drained:
+                each.callback(None)
+
+
+def _failure(error: BaseException) -> Any:
+    from twisted.python.failure import Failure
+
+    return Failure(error, type(error), error.__traceback__)
+
+
+@implementer(IProtocolNegotiationFactory)
+class _ServerFactory(Factory):
+    noisy = False
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def acceptableProtocols(self) -> list[bytes]:
+        return [b"h2"]
+
+    def buildProtocol(self, addr: IAddress | None) -> ServerConnection | None:
+        if self._server.draining:
+            return None
+        return ServerConnection(self._server)
+
+
+class ServerConnection(Connection):
+    """One client."""
+
+    client_side = False
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server.reactor, server.limits, server.keepalive)
+        self.server = server
+        self.running = 0  # methods at work, those of cancelled calls included
+        self._last_stream_id = LAST_STREAM_ID
+
+    def connectionMade(self) -> None:
+        self.server.connections.add(self)
+        super().connectionMade()
+
+    def gone(self) -> None:
+        self.server.disconnected(self)
+
+    def request_received(self, stream_id: int, headers: Headers) -> None:
+        if stream_id > self._last_stream_id or self.running >= self.limits.max_concurrent_streams:
+            self.send_reset(stream_id, ErrorCodes.REFUSED_STREAM)
+            self.wasted()
+            return
+        stream = ServerStream(self, stream_id)
+        self.streams[stream_id] = stream
+        stream.begin(headers)
+
+    # Drain: GOAWAY for any id, a PING; when it is answered, every stream that the client began before it
+    # knew is here, and a second GOAWAY names the last one (RFC 9113, 6.8).
+
+    def drain(self) -> None:
+        """Tell the client to begin no more calls, and close after the last."""
+        if self.phase is Phase.HANDSHAKE:
+            self.close(ErrorCodes.NO_ERROR, "the server is shutting down")
+        elif self.phase is Phase.OPEN:
+            self.flush()
+            self.phase = Phase.DRAINING
+            self.transport.write(goaway(LAST_STREAM_ID, ErrorCodes.NO_ERROR, b"the server is shutting down"))
+            self.h2.ping(_DRAIN_PING)
+            self.flush()
+
+    def pong(self, data: bytes) -> None:
+        if data == _DRAIN_PING and self.phase is Phase.DRAINING and self._last_stream_id == LAST_STREAM_ID:
+            self._last_stream_id = self.h2.highest_inbound_stream_id
+            self.transport.write(
+                goaway(self._last_stream_id, ErrorCodes.NO_ERROR, b"the server is shutting down")
+            )
+            self._close_if_drained()
+
+    def stream_ended(self, stream: Any) -> None:
+        if self.phase is Phase.DRAINING:
+            self._close_if_drained()
+
+    def _close_if_drained(self) -> None:
+        if self._last_stream_id != LAST_STREAM_ID and not self.streams:
+            self.reactor.callLater(0, self.close, ErrorCodes.NO_ERROR, "the server is shutting down")
+
+    def shut_down(self) -> None:
+        """The time for draining is over."""
+        for stream in list(self.streams.values()):
+            if isinstance(stream, ServerStream):
+                stream.stop(GrpcError(Code.UNAVAILABLE, "the server is shutting down"))
+        self.close(ErrorCodes.NO_ERROR, "the server is shutting down")

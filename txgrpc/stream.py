@@ -1,0 +1,185 @@
+"""One call on an HTTP/2 stream: what the server's and the client's side have in common."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from h2.errors import ErrorCodes
+from twisted.internet.defer import Deferred
+
+from txgrpc.framing import FramingError, frame
+from txgrpc.inbox import Inbox
+from txgrpc.metadata import Headers
+from txgrpc.states import State, Step, advance
+from txgrpc.status import GrpcError
+
+if TYPE_CHECKING:
+    from txgrpc.connection import Connection
+
+
+class Chunk:
+    """Bytes that wait for window and transport; `sent` fires when all are handed over."""
+
+    __slots__ = ("data", "end", "sent")
+
+    def __init__(self, data: memoryview, end: bool) -> None:
+        self.data = data
+        self.end = end
+        self.sent: Deferred[None] = Deferred()
+
+
+def _heard(_: object) -> None:
+    """Who waited for the Deferred has had its failure; nobody else has to."""
+
+
+class Stream:
+    """A call's two halves, its received messages and what waits to be sent.
+
+    The connection calls the methods named ``..._received``, ``was_reset`` and ``abandon``.
+    """
+
+    __slots__ = ("_reader", "connection", "failure", "id", "inbox", "outbox", "receiving", "sending")
+
+    def __init__(self, connection: Connection, stream_id: int) -> None:
+        self.connection = connection
+        self.id = stream_id
+        limits = connection.limits
+        self.inbox = Inbox(limits.max_receive_message, limits.stream_window, connection.assembling)
+        self.outbox: deque[Chunk] = deque()
+        self.sending = State.IDLE
+        self.receiving = State.IDLE
+        #: Why nothing more will be received or sent; messages received before it are still to be had.
+        self.failure: GrpcError | None = None
+        self._reader: Deferred[None] | None = None
+
+    # Receiving
+
+    def data_received(self, data: bytes, flow_length: int) -> None:
+        """A DATA frame."""
+        if self.receiving is not State.OPEN:
+            return  # ended by us; the frame was under way
+        try:
+            self.inbox.receive(data, flow_length)
+        except FramingError as error:
+            self.refused(error)
+            return
+        self.give_credit()
+        if self.inbox:
+            self.receiving = advance(self.receiving, Step.MESSAGE)
+            self._wake()
+
+    def end_received(self) -> None:
+        """The other side's END_STREAM."""
+        if self.receiving <= State.OPEN:
+            self.receiving = advance(self.receiving, Step.END)
+        self._wake()
+        self.connection.release(self)
+
+    def refused(self, error: FramingError) -> None:
+        """The other side's bytes are no messages that we take."""
+        raise NotImplementedError
+
+    def was_reset(self, error_code: int) -> None:
+        """The other side sent RST_STREAM."""
+        raise NotImplementedError
+
+    def abandon(self, error: GrpcError) -> None:
+        """The connection is lost, or the stream was never looked at by the other side."""
+        raise NotImplementedError
+
+    async def receive(self) -> bytes | None:
+        """The next message; None after the other side's last.
+
+        :raise GrpcError: the call failed before.
+        """
+        inbox = self.inbox
+        while True:
+            message = inbox.take()
+            if message is not None:
+                inbox.wanted = False
+                self.give_credit()
+                return message
+            if self.failure is not None:
+                raise self.failure
+            if self.receiving >= State.ENDED:
+                return None
+            if self._reader is not None:
+                raise RuntimeError("another coroutine waits for this call's next message already")
+            inbox.wanted = True
+            self.give_credit()
+            self._reader = Deferred(self._stop_reading)
+            await self._reader
+
+    def _stop_reading(self, _: Deferred[None]) -> None:
+        self._reader = None
+        self.inbox.wanted = False
+
+    def _wake(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.callback(None)
+
+    def give_credit(self) -> None:
+        """Let the other side send as much more as was taken."""
+        if self.receiving is State.OPEN:
+            credit = self.inbox.credit(self.give_credit)
+            if credit:
+                self.connection.open_window(self.id, credit)
+
+    # Sending
+
+    def send_headers(self, headers: Headers) -> None:
+        """The first headers of our half."""
+        self.sending = advance(self.sending, Step.HEADERS)
+        self.connection.send_headers(self.id, headers, end=False)
+
+    def send(self, payload: bytes, end: bool = False) -> Deferred[None] | None:
+        """Send one message. The Deferred fires when the next may follow; None: it may at once."""
+        self.sending = advance(self.sending, Step.MESSAGE)
+        if end:
+            self.sending = advance(self.sending, Step.END)
+        return self.connection.send_data(self, frame(payload), end)
+
+    def send_end(self) -> Deferred[None] | None:
+        """Half-close without trailers, behind what waits to be sent."""
+        self.sending = advance(self.sending, Step.END)
+        return self.connection.send_data(self, b"", end=True)
+
+    def send_trailers(self, headers: Headers) -> None:
+        """End our half with `headers`; what still waits to be sent is dropped."""
+        self.sending = advance(self.sending, Step.END)
+        self.drop_unsent()
+        self.connection.send_headers(self.id, headers, end=True)
+        self.connection.release(self)
+
+    def drop_unsent(self) -> None:
+        """Forget what waits to be sent; who waits for it is cancelled."""
+        outbox, self.outbox = self.outbox, deque()
+        for chunk in outbox:
+            chunk.sent.addErrback(_heard)
+            chunk.sent.cancel()
+
+    # Ending
+
+    def reset(self, error_code: ErrorCodes) -> None:
+        """End both halves now, on the other side too."""
+        if self.sending < State.ENDED or self.receiving < State.ENDED:
+            self.over()
+            self.connection.send_reset(self.id, error_code)
+        self.connection.release(self)
+
+    def over(self, failure: GrpcError | None = None) -> None:
+        """Both halves are over; who waits for either learns it."""
+        self.sending = advance(self.sending, Step.RESET)
+        self.receiving = advance(self.receiving, Step.RESET)
+        if self.failure is None:
+            self.failure = failure
+        self.drop_unsent()
+        self.inbox.stop()
+        self._wake()
+
+    @property
+    def finished(self) -> bool:
+        """Whether both halves are over."""
+        return self.sending >= State.ENDED and self.receiving >= State.ENDED and not self.outbox
