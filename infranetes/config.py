@@ -1,0 +1,109 @@
+"""The configuration of the node daemon: one TOML file, which flags override."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs.validators import ge, gt, in_, instance_of
+
+from infranetes.images.config import ImagesConfig
+from infranetes_common import config
+from infranetes_common.errors import ConfigError
+
+MAX_SOCKET_PATH = 107  # bytes: sun_path of unix(7), with its ending zero
+LEVELS = ("debug", "info", "warn", "error")
+FORMATS = ("text", "json")
+
+
+@attrs.frozen
+class LogConfig:
+    """What the daemon says of itself."""
+
+    format: str = attrs.field(default="text", validator=in_(FORMATS))
+    level: str = attrs.field(default="info", validator=in_(LEVELS))
+
+
+@attrs.frozen
+class TimesConfig:
+    """How long things may take. Seconds."""
+
+    launch: float = attrs.field(default=600.0, validator=gt(0))  # until a sandbox is ready
+    desertion: float = attrs.field(default=600.0, validator=gt(0))  # how long an unclaimed launch is kept
+    unknown_after: float = attrs.field(default=5.0, validator=ge(0))  # when a lost agent's containers are UNKNOWN
+    listing: float = attrs.field(default=0.25, validator=ge(0))  # what a list gives agents that were just lost
+    log_drain: float = attrs.field(default=15.0, validator=ge(0))  # for the rest of an ended container's log
+    sweep: float = attrs.field(default=60.0, validator=gt(0))  # between passes over the provider's VMs
+    shutdown: float = attrs.field(default=5.0, validator=ge(0))  # for calls that run when the daemon ends
+
+
+def _default_node() -> str:
+    return socket.gethostname() or "localhost"
+
+
+@attrs.frozen
+class Config:
+    """The whole file. Every key has a default."""
+
+    socket: str = "/run/infranetes/infranetes.sock"  # a path, or unix://PATH
+    state_dir: Path = Path("/var/lib/infranetes")  # kept over reboots
+    run_dir: Path = Path("/run/infranetes")  # gone after a reboot
+    # Which of the IaaS's machines are this node's. Changing either disowns those that run.
+    cluster: str = "default"
+    node: str = attrs.field(factory=_default_node)
+    provider: str = "qemu"
+    # Each provider's own table, by its name.
+    providers: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
+    # Names that RunPodSandbox may give beside the empty one; all mean the same.
+    runtime_handlers: tuple[str, ...] = ("infranetes",)
+    # What kubelet is told to use for its own control groups.
+    cgroup_driver: str = attrs.field(default="systemd", validator=in_(("systemd", "cgroupfs")))
+    parallel_agents: int = attrs.field(default=64, validator=instance_of(int))  # connected to at once
+    images: ImagesConfig = ImagesConfig()
+    log: LogConfig = LogConfig()
+    times: TimesConfig = TimesConfig()
+
+    @property
+    def socket_path(self) -> str:
+        """The socket without its scheme."""
+        return self.socket.removeprefix("unix://")
+
+
+def load(path: str | None, flags: Mapping[str, Any]) -> Config:
+    """The configuration of the file at `path` (None: all defaults), with `flags` (dotted keys) over it.
+
+    :raise ConfigError: names the file or flag, and the key."""
+    found = config.load(path, Config) if path else Config()
+    origin = path or "command line"
+    for key, value in flags.items():
+        table, _, name = key.rpartition(".")
+        try:
+            if table:
+                inner = attrs.evolve(getattr(found, table), **{name: value})
+                found = attrs.evolve(found, **{table: inner})
+            else:
+                found = attrs.evolve(found, **{name: value})
+        except ValueError as error:
+            raise ConfigError(f"command line: {key}: {error.args[0]}") from None
+    _check(found, origin)
+    return found
+
+
+def _check(found: Config, origin: str) -> None:
+    path = found.socket_path
+    if not path.startswith("/"):
+        raise ConfigError(f"{origin}: socket: {found.socket!r} is not an absolute path or unix:///PATH")
+    if len(path.encode()) > MAX_SOCKET_PATH:
+        raise ConfigError(f"{origin}: socket: {path!r} is over {MAX_SOCKET_PATH} bytes, too long for a socket")
+    for key in ("state_dir", "run_dir"):
+        if not getattr(found, key).is_absolute():
+            raise ConfigError(f"{origin}: {key}: {str(getattr(found, key))!r} is not an absolute path")
+    for key in ("cluster", "node", "provider"):
+        value = getattr(found, key)
+        if not value or len(value) > 63 or not value.isprintable():
+            raise ConfigError(f"{origin}: {key}: 1 to 63 characters are needed")
+    if found.parallel_agents < 1:
+        raise ConfigError(f"{origin}: parallel_agents: at least 1 is needed")
