@@ -21,7 +21,7 @@ from typing import Any
 import attrs
 from google.protobuf.descriptor import ServiceDescriptor
 from h2.errors import ErrorCodes
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred, maybeDeferred, succeed
 from twisted.internet.interfaces import IAddress, IProtocolNegotiationFactory
 from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
@@ -80,7 +80,8 @@ class Channel:
         self._backoff = backoff or Backoff()
         self._authority = authority.encode("ascii")
         self._connection: ClientConnection | None = None
-        self._attempt: Deferred[Any] | None = None
+        self._connecting = False  # until the peer's SETTINGS are here
+        self._attempt: Deferred[Any] | None = None  # until the transport is connected
         self._live: set[ClientConnection] = set()
         self._waiting: dict[Exchange, None] = {}
         self._failures = 0
@@ -168,26 +169,22 @@ class Channel:
     # The connection
 
     def _connect(self) -> None:
-        if self._attempt is not None or self.closed:
+        if self._connecting or self.closed:
             return
-        try:
-            attempt = self._endpoint.connect(_ClientFactory(self))
-        except Exception:
-            attempt = None
-            failure = Failure()
-            self.reactor.callLater(0, self._failed, describe(failure))
-            return
-        self._attempt = attempt
+        self._connecting = True
+        attempt = self._attempt = maybeDeferred(self._endpoint.connect, _ClientFactory(self))
         timer = self.reactor.callLater(self._connect_timeout, attempt.cancel)
 
         def connected(_: Any) -> None:
-            timer.cancel()
+            self._attempt = None
+            if timer.active():
+                timer.cancel()
 
         def failed(failure: Failure) -> None:
             late = not timer.active()
             if not late:
                 timer.cancel()
-            if self._attempt is attempt:
+            if not self.closed:
                 reason = f"no connection within {self._connect_timeout:g} s" if late else describe(failure)
                 self._failed(reason)
 
@@ -196,6 +193,7 @@ class Channel:
     def _failed(self, reason: str) -> None:
         """An attempt has come to nothing."""
         self._attempt = None
+        self._connecting = False
         if self.closed:
             return
         self._failures += 1
@@ -218,7 +216,7 @@ class Channel:
 
     def ready(self, connection: ClientConnection) -> None:
         """The connection takes calls."""
-        self._attempt = None
+        self._connecting = False
         self._failures = 0
         self._connection = connection
         self.begin_waiting()

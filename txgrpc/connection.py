@@ -14,6 +14,7 @@ HANDSHAKE -> OPEN -> DRAINING -> CLOSED; any of them may be skipped, none is gon
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -83,7 +84,7 @@ class Connection(Protocol):
 
     def connectionMade(self) -> None:
         self.h2 = make_connection(self.client_side, self.limits)
-        if hasattr(self.transport, "setTcpNoDelay"):
+        with contextlib.suppress(AttributeError, OSError):  # not TCP
             self.transport.setTcpNoDelay(True)
         self.transport.registerProducer(self, True)
         self._timer = self.reactor.callLater(self.limits.handshake_timeout, self._handshake_late)

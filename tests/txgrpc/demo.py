@@ -13,7 +13,8 @@ from txgrpc.service import message_class
 
 
 def _describe() -> Any:
-    file = descriptor_pb2.FileDescriptorProto(name="txgrpc_demo.proto", package="txgrpc.demo", syntax="proto3")
+    file = descriptor_pb2.FileDescriptorProto(name="txgrpc_demo.proto", package="txgrpc.demo")
+    file.syntax = "proto3"
     message = file.message_type.add(name="Note")
     field = descriptor_pb2.FieldDescriptorProto
     message.field.add(name="text", number=1, type=field.TYPE_STRING, label=field.LABEL_OPTIONAL)
