@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from typing import Any
 
 from twisted.python.failure import Failure
@@ -108,11 +109,19 @@ class GuardedReporter(Reporter):
 
     def addFailure(self, test: Any, fail: Any) -> None:
         super().addFailure(test, fail)
-        self._fail(test, self._formatFailureTraceback(self.failures[-1][1]))
+        self._fail(test, self._words(self.failures[-1][1]))
 
     def addError(self, test: Any, error: Any) -> None:
         super().addError(test, error)
-        self._fail(test, self._formatFailureTraceback(self.errors[-1][1]))
+        self._fail(test, self._words(self.errors[-1][1]))
+
+    def _words(self, failure: Any) -> str:
+        """The traceback, and what Twisted leaves out of it: notes (Hypothesis' example) and groups."""
+        error = failure.value
+        words: str = self._formatFailureTraceback(failure)
+        if isinstance(error, BaseExceptionGroup):
+            return words + "".join(traceback.format_exception(error))
+        return "\n".join([words, *getattr(error, "__notes__", ())])
 
     def _fail(self, test: Any, words: str) -> None:
         self.outcomes.failed[test.id()] = None
