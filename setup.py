@@ -59,7 +59,7 @@ setup(
     py_modules=PLUGINS,
     package_data={
         "infranetes_common": ["descriptors.binpb", "py.typed"],
-        "infranetes": ["**/*.json", "**/*.sql", "**/*.toml", "**/*.json", "**/*.sh", "**/*.in", "py.typed"],
+        "infranetes": ["**/*.json", "**/*.sql", "**/*.toml", "**/*.sh", "**/*.in", "py.typed"],
         "vmserver": ["**/*.toml", "**/*.in", "py.typed"],
         "txgrpc": ["py.typed"],
     },

@@ -382,6 +382,7 @@ def _make_converter() -> cattrs.Converter:
         converter.register_structure_hook(simple, _exactly(simple))
     converter.register_structure_hook(float, _float)
     converter.register_structure_hook(Path, _path)
+    converter.register_structure_hook(enum.Enum, _choice)
     for kind in _ADDRESSES:
         converter.register_structure_hook(kind, _address)
     hooks: list[tuple[Callable[[Any], bool], Callable[[Any, Any], Any]]] = [
@@ -389,7 +390,7 @@ def _make_converter() -> cattrs.Converter:
         (lambda t: get_origin(t) in (tuple, list), _sequence),
         (lambda t: t is dict or get_origin(t) in (dict, Mapping), _mapping),
         (_is_optional, _optional),
-        (lambda t: get_origin(t) is Literal or isinstance(t, enum.EnumType), _choice),
+        (lambda t: get_origin(t) is Literal, _choice),
         (lambda t: t is Bytes, _bytes),
         (lambda t: t is Seconds, _seconds),
         (lambda t: t is Any, lambda value, _annotation: value),
