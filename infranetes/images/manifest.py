@@ -32,7 +32,6 @@ _LAYERS = {
     _OCI + "layer.v1.tar+zstd": "zstd",
     _DOCKER + "image.rootfs.diff.tar": "",
     _DOCKER + "image.rootfs.diff.tar.gzip": "gzip",
-    _DOCKER + "image.rootfs.diff.tar.zstd": "zstd",
 }
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "i686": "386", "armv7l": "arm"}
 

@@ -95,7 +95,7 @@ def parse(text: str) -> Reference:
 
 def _split(name: str) -> tuple[str, str]:
     first, slash, rest = name.partition("/")
-    named = slash and ("." in first or ":" in first or first == "localhost" or first != first.lower())
+    named = slash and ("." in first or ":" in first or first == "localhost")
     registry, path = (first, rest) if named else (DEFAULT_REGISTRY, name)
     if registry == "index.docker.io":
         registry = DEFAULT_REGISTRY

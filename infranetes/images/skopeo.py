@@ -221,7 +221,7 @@ def classify(said: str, reference: Reference) -> InfranetesError:
     fatal = re.findall(r'level=fatal msg="((?:[^"\\]|\\.)*)"', said)
     words = re.sub(r"\\(.)", lambda m: " " if m[1] in "nrt" else m[1], fatal[-1]) if fatal else said
     # The name itself must not be taken for an explanation of what is wrong with it.
-    stripped = words.replace(str(reference), "IMAGE").replace(reference.path, "PATH")
+    stripped = words.replace(str(reference), "IMAGE").replace(reference.repository, "REPOSITORY")
     shown = "".join(c if c.isprintable() else " " for c in words).strip()[-400:] or "skopeo said nothing"
     for pattern, kind, meaning in _WORDS:
         if re.search(pattern, stripped):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.threads import deferToThreadPool
+from twisted.python.failure import Failure
 
 T = TypeVar("T")
 
@@ -17,23 +18,27 @@ async def in_thread(
     """What `work(*args)` returns or raises. Cancelled meanwhile, it calls `on_cancel`, waits for the
     thread all the same (so that the files it uses may be closed) and is cancelled then."""
     running: Deferred[T] = deferToThreadPool(reactor, reactor.getThreadPool(), work, *args)
+    outcome: list[Any] = []
+    waiting: Deferred[None] = Deferred()
+
+    def done(result: Any) -> None:
+        outcome.append(result)
+        if not waiting.called:
+            waiting.callback(None)
+
+    running.addBoth(done)
     cancelled: CancelledError | None = None
-    while not running.called:
-        waiting: Deferred[None] = Deferred()
-
-        def tell(result: Any, waiting: Deferred[None] = waiting) -> Any:
-            if not waiting.called:
-                waiting.callback(None)
-            return result
-
-        running.addBoth(tell)
+    while not outcome:
         try:
             await waiting
         except CancelledError as e:
             cancelled = e
+            waiting = Deferred()
             if on_cancel is not None:
                 on_cancel()
     if cancelled is not None:
-        running.addErrback(lambda _: None)
         raise cancelled
-    return await running
+    result = outcome[0]
+    if isinstance(result, Failure):
+        result.raiseException()
+    return cast(T, result)

@@ -32,7 +32,6 @@ _TYPES = {
         DOCKER + "distribution.manifest.list.v2+json",
         {
             "gzip": DOCKER + "image.rootfs.diff.tar.gzip",
-            "zstd": DOCKER + "image.rootfs.diff.tar.zstd",
             "": DOCKER + "image.rootfs.diff.tar",
         },
     ),
@@ -161,7 +160,7 @@ def image(
 
     :param config: the image config's `config` (Cmd, Env, User, ...).
     :param flavour: media types, `oci` or `docker` (schema 2).
-    :param compression: of the layers: `gzip`, `zstd` or nothing.
+    :param compression: of the layers: `gzip`, nothing or, in OCI's, `zstd`.
     """
     config_type, manifest_type, _, layer_types = _TYPES[flavour]
     diff_ids = tuple(digest(data) for data in layers)

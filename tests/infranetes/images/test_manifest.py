@@ -27,8 +27,8 @@ class ReadTests(SynchronousTestCase):
         return read(json.dumps(document).encode(), AMD64, "x")
 
     def test_both_flavours_and_all_compressions(self) -> None:
-        for flavour in ("oci", "docker"):
-            for compression in ("gzip", "zstd", ""):
+        for flavour, compressions in (("oci", ("gzip", "zstd", "")), ("docker", ("gzip", ""))):
+            for compression in compressions:
                 image = built(flavour=flavour, compression=compression)
                 got = read(image.manifest.data, AMD64, "x")
                 assert isinstance(got, Manifest)

@@ -26,7 +26,7 @@ GOOD = {
     "127.0.0.1:5000/a/b/c:v1": "127.0.0.1:5000/a/b/c:v1",
     "[::1]:5000/x": "[::1]:5000/x:latest",
     "quay.io/a/b.c_d__e-f---g:T_a.g-1": "quay.io/a/b.c_d__e-f---g:T_a.g-1",
-    "REGISTRY/x": "REGISTRY/x:latest",
+    "REGISTRY.local/x": "REGISTRY.local/x:latest",
     f"busybox@{DIGEST}": f"docker.io/library/busybox@{DIGEST}",
     f"busybox:1.36@{DIGEST}": f"docker.io/library/busybox@{DIGEST}",
     f"localhost:5000/x@{DIGEST}": f"localhost:5000/x@{DIGEST}",
@@ -34,7 +34,8 @@ GOOD = {
 }
 
 BAD = (
-    "", " ", "busybox ", "Busybox", "docker.io/Library/busybox", "busybox:", "busybox:-x", "busybox:.x",
+    "", " ", "busybox ", "Busybox", "REGISTRY/x",
+    "docker.io/Library/busybox", "busybox:", "busybox:-x", "busybox:.x",
     "busybox@", "busybox@sha256:", f"busybox@{DIGEST.upper()}", f"busybox@{DIGEST}0", "busybox@md5:abc",
     "a//b", "/a", "a/", "-a", "a-", "a..b", "a.-b", "a___b", "host:port/x", "host:/x", "http://host/x",
     "x:" + "t" * 129, "a" * 256, "0" * 64, "../x", "a/../b", "x\n", "x\0", "x;rm", "--help", "-x:1", "é",

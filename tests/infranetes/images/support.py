@@ -1,0 +1,100 @@
+"""What the image tests share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from twisted.internet import reactor as _reactor
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import TestCase
+
+from infranetes.images import ImagesConfig, ImageStore
+from tests.support import oci
+from tests.support.registry import Registry
+
+reactor: Any = _reactor
+
+
+def small(content: str = "1", **options: Any) -> oci.BuiltImage:
+    """An image of two tiny layers; another content, another image with the same lower layer."""
+    layers = [oci.layer({"base": b"base" * 1000}), oci.layer({"top": content.encode()})]
+    return oci.image(layers, options.pop("config", {"Cmd": ["/top"]}), **options)
+
+
+class StoreCase(TestCase):
+    """A store on an empty directory and a registry."""
+
+    timeout = 120
+
+    def make_registry(self) -> Registry:
+        return Registry()
+
+    def setUp(self) -> Any:
+        self.registry = self.make_registry().start()
+        self.addCleanup(self.registry.stop)
+        self.directory = Path(self.mktemp()).absolute() / "images"
+        self.stores: list[ImageStore] = []
+        return self.run_(self.begin())
+
+    async def begin(self) -> None:
+        self.store = await self.new_store()
+
+    def tearDown(self) -> Any:
+        return self.run_(self.end())
+
+    async def end(self) -> None:
+        for store in self.stores:
+            await store.stop()
+
+    async def new_store(self, directory: Path | None = None, **config: Any) -> ImageStore:
+        config.setdefault("insecure_registries", (self.registry.host,))
+        store = ImageStore(reactor, directory or self.directory, ImagesConfig(**config))
+        self.stores.append(store)
+        await store.start()
+        return store
+
+    def run_(self, body: Coroutine[Any, Any, Any]) -> Deferred[Any]:
+        return Deferred.fromCoroutine(body)
+
+    async def fails(self, kind: type[Exception], waiting: Any) -> str:
+        """The message with which `waiting` fails."""
+        try:
+            await waiting
+        except kind as e:
+            self.assertLess(len(str(e)), 1000)
+            return str(e)
+        self.fail(f"{kind.__name__} was not raised")
+        raise AssertionError
+
+    def blobs(self) -> set[str]:
+        return {f"sha256:{name}" for name in os.listdir(self.directory / "blobs" / "sha256")}
+
+    def assert_nothing_left(self) -> None:
+        """Neither parts nor blobs that belong to no image."""
+        self.assertEqual(os.listdir(self.directory / "pulls"), [])
+        self.assertLessEqual(set(os.listdir(self.directory)), {"blobs", "pulls", "images.json"})
+
+    def recording_skopeo(self) -> tuple[str, Path]:
+        """A skopeo that writes its arguments down, one line per run: (its path, the record)."""
+        record, script = Path(self.mktemp()).absolute(), Path(self.mktemp()).absolute()
+        record.touch()
+        script.write_text(f'#!/bin/sh\necho "$@" >>{record}\nexec skopeo "$@"\n')
+        script.chmod(0o755)
+        return str(script), record
+
+
+def sleep(seconds: float) -> Deferred[None]:
+    done: Deferred[None] = Deferred()
+    reactor.callLater(seconds, done.callback, None)
+    return done
+
+
+async def until(condition: Any, seconds: float = 30) -> None:
+    end = reactor.seconds() + seconds
+    while not condition():
+        if reactor.seconds() > end:
+            raise AssertionError("it did not come about")
+        await sleep(0.02)
