@@ -10,13 +10,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 VENV_DONE := $(VENV)/.installed
 # What ruff and mypy look at; packages that do not exist yet are left out.
-CODE := $(wildcard txgrpc infranetes infranetes_common vmserver tests bench proto setup.py twisted/plugins)
-MYPY_CODE := $(wildcard txgrpc infranetes infranetes_common vmserver tests bench)
+CODE := $(wildcard txgrpc infranetes infranetes_common vmserver tests bench demo proto setup.py twisted/plugins)
+MYPY_CODE := $(wildcard txgrpc infranetes infranetes_common vmserver tests bench demo)
 
 # Debian packages, by what they are for. Add to the list of the thing that needs it.
 APT_BASE := python3 python3-venv ca-certificates protobuf-compiler
 APT_TEST := openssl procps iproute2 docker-registry busybox-static zstd
 APT_RUN := skopeo
+APT_DEMO := docker-registry busybox-static
 APT_IMAGE :=
 # What the packages need to be built is in debian/control; debian/make-deb asks for it.
 APT_DEB := dpkg-dev fakeroot lintian
@@ -100,6 +101,24 @@ test-debian: proto apt-test tools ## Run the fast tests on Debian's own releases
 	@/usr/bin/python3 -m tests --without tests.e2e $(TESTS)
 
 # ---- Run: demo, run, image -----------------------------------------------------------------------
+
+AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo)
+SOCKET ?= /run/infranetes/infranetes.sock
+
+.PHONY: apt-run
+apt-run: apt-base
+	$(call need,$(APT_RUN))
+
+.PHONY: demo
+demo: export DEMO_COMMAND = $(COMMAND)
+demo: venv proto apt-run image ## Show a pod VM from its image to its end; COMMAND='echo hello', JSON=1
+	$(call need,$(APT_DEMO))
+	@$(AS_ROOT) $(BIN)/python -m demo --command "$$DEMO_COMMAND" $(if $(JSON),--json)
+
+.PHONY: run
+run: venv proto apt-run image ## Keep the daemon in the foreground; SOCKET=PATH, CONFIG=FILE
+	@exec $(AS_ROOT) $(BIN)/twistd --nodaemon --pidfile= infranetes --listen "$(SOCKET)" \
+		$(if $(CONFIG),--config "$(CONFIG)")
 
 # ---- Packages: deb -------------------------------------------------------------------------------
 

@@ -1,0 +1,60 @@
+"""docs/configuration.md and the packages' default files say what the configuration classes say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes.config import Config as NodeConfig
+from infranetes.config import load as load_node
+from infranetes.providers.simulated.settings import Settings as SimulatedSettings
+from tests.docs.reference import defaults, documented
+from vmserver.config import Config as AgentConfig
+from vmserver.config import load as load_agent
+
+TREE = Path(__file__).resolve().parents[2]
+# The machine's own names: they have no default that could be written down.
+OF_THE_MACHINE = {"node", "farm_command"}
+
+
+def uncommented(text: str) -> str:
+    """A default file with the keys that it shows put in force; `# words` stay comments."""
+    return re.sub(r"^#(?=[\[a-z])", "", text, flags=re.M)
+
+
+class ReferenceTests(SynchronousTestCase):
+    def check(self, heading: str, config: Any) -> None:
+        expected = {
+            key: "" if key in OF_THE_MACHINE else default for key, default in defaults(config).items()
+        }
+        self.assertEqual(
+            documented((TREE / "docs" / "configuration.md").read_text(), heading), expected, heading
+        )
+
+    def test_every_key_of_the_daemon_and_its_default(self) -> None:
+        self.check("infranetes.toml", NodeConfig())
+
+    def test_every_key_of_the_agent_and_its_default(self) -> None:
+        self.check("vmserver.toml", AgentConfig())
+
+    def test_every_key_of_the_simulated_provider_and_its_default(self) -> None:
+        self.check("providers.simulated", SimulatedSettings())
+
+
+class DefaultFileTests(SynchronousTestCase):
+    def load(self, name: str, uncomment: bool) -> Any:
+        text = (TREE / "debian" / "etc" / name).read_text()
+        path = Path(self.mktemp())
+        path.write_text(uncommented(text) if uncomment else text)
+        return load_node(str(path), {}) if name == "infranetes.toml" else load_agent(path)
+
+    def test_as_installed_they_change_nothing(self) -> None:
+        self.assertEqual(self.load("infranetes.toml", uncomment=False), NodeConfig())
+        self.assertEqual(self.load("vmserver.toml", uncomment=False), AgentConfig())
+
+    def test_the_keys_that_they_show_are_the_defaults(self) -> None:
+        self.assertEqual(self.load("infranetes.toml", uncomment=True), NodeConfig())
+        self.assertEqual(self.load("vmserver.toml", uncomment=True), AgentConfig())

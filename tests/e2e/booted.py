@@ -1,0 +1,132 @@
+"""A clean root whose systemd is booted in namespaces of its own: the units as a node runs them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from tests.e2e.cleanroot import CleanRoot
+
+BOOT_SECONDS = 60.0
+CGROUPS = Path("/sys/fs/cgroup")
+# A root of its own mounts, devices and control groups; then systemd as the first process.
+BOOT = """
+set -e
+root=$1
+mount --make-rprivate /
+mount --bind "$root" "$root"
+mount -t proc proc "$root/proc"
+mount --rbind /sys "$root/sys"
+if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
+    mount -t cgroup2 cgroup "$root/sys/fs/cgroup"
+else
+    mount -t tmpfs tmpfs "$root/sys/fs/cgroup"
+    mkdir "$root/sys/fs/cgroup/systemd" "$root/sys/fs/cgroup/unified"
+    mount -t cgroup -o none,name=systemd cgroup "$root/sys/fs/cgroup/systemd"
+    mount -t cgroup2 cgroup "$root/sys/fs/cgroup/unified"
+fi
+mount -t tmpfs tmpfs "$root/run"
+mount -t tmpfs tmpfs "$root/dev"
+for device in null zero full random urandom tty; do
+    touch "$root/dev/$device"
+    mount --bind "/dev/$device" "$root/dev/$device"
+done
+mkdir "$root/dev/pts" "$root/dev/shm"
+cd "$root"
+pivot_root . mnt
+umount -l /mnt
+exec env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd
+"""
+
+
+class Booted:
+    """Systemd in `root`, running until `end`."""
+
+    def __init__(self, root: CleanRoot) -> None:
+        hierarchy = CGROUPS if (CGROUPS / "cgroup.controllers").exists() else CGROUPS / "systemd"
+        self._cgroup = hierarchy / root.path.name
+        self._cgroup.mkdir()
+        own = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--net", "--uts", "--ipc", "--cgroup")
+        enter = f'echo 0 >{self._cgroup}/cgroup.procs && exec "$@"'
+        self._process = subprocess.Popen(
+            ["sh", "-c", enter, "sh", *own, "sh", "-c", BOOT, "sh", root.path],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            self._wait_booted()
+        except BaseException:
+            self.end()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Systemd's number outside; 0: not there yet."""
+        path = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        with contextlib.suppress(OSError, IndexError):
+            return int(path.read_text().split()[0])
+        return 0
+
+    def path(self, inside: str) -> Path:
+        """A path of the booted system, seen from outside."""
+        return Path(f"/proc/{self.pid}/root") / inside.lstrip("/")
+
+    def run(self, *command: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        """Run to the end; output and errors together in `stdout`. `timeout`: seconds."""
+        enter = (
+            "nsenter",
+            "--target",
+            str(self.pid),
+            "--mount",
+            "--pid",
+            "--net",
+            "--uts",
+            "--ipc",
+            "--cgroup",
+        )
+        return subprocess.run(
+            [*enter, *command],
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout,
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"},
+        )
+
+    def systemctl(self, *arguments: str) -> str:
+        """What systemctl says; it may say no."""
+        return self.run("systemctl", "--no-pager", *arguments).stdout.strip()
+
+    def _wait_booted(self) -> None:
+        until = time.monotonic() + BOOT_SECONDS
+        state = ""
+        while time.monotonic() < until:
+            if self.pid and (self.path("run/systemd/private")).exists():
+                state = self.systemctl("is-system-running")
+                if state in ("running", "degraded"):
+                    return
+            if self._process.poll() is not None:
+                raise AssertionError("systemd ended while it booted")
+            time.sleep(0.2)
+        raise AssertionError(f"systemd does not boot: {state}; {self.systemctl('list-jobs')}")
+
+    def end(self) -> None:
+        """Kill all of it, and remove its control groups."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+        else:
+            self._process.kill()
+        self._process.wait()
+        until = time.monotonic() + 10
+        while self._cgroup.exists() and time.monotonic() < until:
+            for directory, _, _ in os.walk(self._cgroup, topdown=False):
+                with contextlib.suppress(OSError):
+                    os.rmdir(directory)
+            time.sleep(0.05)

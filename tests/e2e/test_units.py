@@ -1,0 +1,109 @@
+"""The units, run by systemd itself from the installed packages, with simulated machines."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import UNIXClientEndpoint
+from twisted.internet.task import deferLater
+from twisted.trial import unittest
+
+from infranetes_common import cri
+from tests.e2e import cleanroot
+from tests.e2e.booted import Booted
+from tests.e2e.test_package import PACKAGES, SOCKET, START_SECONDS, make_deb
+from txgrpc import Channel, GrpcError
+
+
+class UnitTests(unittest.TestCase):
+    """infranetes.service and vmserver.service."""
+
+    timeout = 900
+
+    def setUp(self) -> None:
+        make_deb()
+        self.root = cleanroot.CleanRoot(cleanroot.base(cleanroot.depends(*PACKAGES)))
+        self.addCleanup(self.root.remove)
+        done = self.root.install(*PACKAGES)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        (self.root.path / "etc/infranetes/infranetes.toml").write_text('provider = "simulated"\n')
+        self.system = Booted(self.root)
+        self.addCleanup(self.system.end)
+
+    def journal(self, unit: str) -> str:
+        return self.system.run("journalctl", "--no-pager", "--output=cat", "--unit", unit).stdout
+
+    async def call(self, method: str, request: Any) -> Any:
+        """One CRI call, made again until the daemon is ready."""
+        path = str(self.system.path(SOCKET))
+        until = time.monotonic() + START_SECONDS
+        while True:
+            channel = Channel(reactor, UNIXClientEndpoint(reactor, path))
+            try:
+                return await getattr(channel.stub(cri.RuntimeService), method)(request, timeout=20.0)
+            except GrpcError as error:
+                if time.monotonic() > until:
+                    raise AssertionError(f"{error}; the journal: {self.journal('infranetes')}") from None
+            finally:
+                await channel.close()
+            await deferLater(reactor, 0.2)
+
+    async def run_sandbox(self) -> str:
+        metadata = cri.PodSandboxMetadata(name="pod", uid="uid", namespace="default")
+        config = cri.PodSandboxConfig(metadata=metadata, log_directory="/var/log/pods/pod")
+        answer = await self.call("RunPodSandbox", cri.RunPodSandboxRequest(config=config))
+        return str(answer.pod_sandbox_id)
+
+    async def ready(self) -> list[str]:
+        listed = await self.call("ListPodSandbox", cri.ListPodSandboxRequest())
+        return [item.id for item in listed.items if item.state == cri.SANDBOX_READY]
+
+    def main_pid(self) -> str:
+        return self.system.systemctl("show", "--property=MainPID", "--value", "infranetes")
+
+    def test_a_kill_or_a_restart_of_the_daemon_leaves_its_machines_running(self) -> Deferred[None]:
+        async def scenario() -> None:
+            sandbox = await self.run_sandbox()
+            for command in (
+                ("kill", "--signal=KILL", "--kill-whom=main", "infranetes"),
+                ("restart", "infranetes"),
+            ):
+                before = self.main_pid()
+                self.system.systemctl(*command)
+                self.assertEqual(await self.ready(), [sandbox])
+                self.assertNotEqual(self.main_pid(), before)
+            self.assertNotIn("Traceback", self.journal("infranetes"))
+
+        return Deferred.fromCoroutine(scenario())
+
+    def test_purging_ends_what_runs_and_leaves_nothing(self) -> Deferred[None]:
+        async def scenario() -> None:
+            await self.run_sandbox()
+            purged = self.system.run("dpkg", "--purge", *PACKAGES)
+            self.assertEqual(purged.returncode, 0, purged.stdout)
+            processes = self.system.run("ps", "-e", "-o", "args=").stdout
+            self.assertFalse(re.findall(r"^.*(?:infranetes|vmserver).*$", processes, flags=re.M))
+            for left in ("run/infranetes", "run/vmserver", "var/lib/infranetes", "etc/infranetes"):
+                self.assertFalse(self.system.path(left).exists(), left)
+
+        return Deferred.fromCoroutine(scenario())
+
+    def test_the_agent_runs_and_waits_for_its_identity(self) -> None:
+        self.assertEqual(self.system.systemctl("is-active", "vmserver"), "active", self.journal("vmserver"))
+        time.sleep(2)
+        self.assertEqual(self.system.systemctl("show", "--property=NRestarts", "--value", "vmserver"), "0")
+
+    def test_a_configuration_error_is_in_the_journal_and_systemd_gives_up(self) -> None:
+        self.system.systemctl("stop", "infranetes")
+        self.system.path("etc/infranetes/infranetes.toml").write_text("no_such_key = 1\n")
+        self.system.systemctl("reset-failed", "infranetes")
+        self.system.systemctl("start", "infranetes")
+        until = time.monotonic() + START_SECONDS
+        while self.system.systemctl("is-active", "infranetes") != "failed":
+            self.assertLess(time.monotonic(), until, self.journal("infranetes"))
+            time.sleep(0.2)
+        self.assertIn("no_such_key", self.journal("infranetes"))
