@@ -111,9 +111,9 @@ apt-run: apt-base
 
 .PHONY: demo
 demo: export DEMO_COMMAND = $(COMMAND)
-demo: venv proto apt-run image ## Show a pod VM from its image to its end; COMMAND='echo hello', JSON=1
+demo: venv proto apt-run image ## Show a pod VM from its image to its end; COMMAND='echo hello' runs that in it
 	$(call need,$(APT_DEMO))
-	@$(AS_ROOT) $(BIN)/python -m demo --command "$$DEMO_COMMAND" $(if $(JSON),--json)
+	@$(AS_ROOT) $(BIN)/python -m demo --command "$$DEMO_COMMAND"
 
 .PHONY: run
 run: venv proto apt-run image ## Keep the daemon in the foreground; SOCKET=PATH, CONFIG=FILE
