@@ -28,7 +28,7 @@ _load()
 if hasattr(message_factory, "GetMessageClass"):
     _message_class = message_factory.GetMessageClass
 else:  # protobuf before 4.22
-    _message_class = message_factory.MessageFactory(_pool).GetPrototype
+    _message_class = getattr(message_factory.MessageFactory(_pool), "GetPrototype")  # noqa: B009
 
 
 def file(name: str) -> FileDescriptor:

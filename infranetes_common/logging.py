@@ -1,0 +1,178 @@
+"""Logs: one line per event, for people or as JSON, with the fields that say what it is about.
+
+Code logs with ``twisted.logger.Logger`` and gives `FIELDS` by their names. Only these fields are
+written beside the message, so that what else an event holds stays out of the log; credentials that
+got into a message or a traceback are blotted out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Literal, TextIO, get_args
+
+from twisted.application.service import MultiService
+from twisted.logger import (
+    FileLogObserver,
+    FilteringLogObserver,
+    ILogObserver,
+    InvalidLogLevelError,
+    LogEvent,
+    LogLevel,
+    LogLevelFilterPredicate,
+    formatEvent,
+    globalLogBeginner,
+)
+from twisted.python.components import Componentized
+from twisted.python.log import ILogObserver as ILegacyLogObserver
+
+from infranetes_common.errors import ConfigError
+
+Format = Literal["text", "json"]
+
+FIELDS = ("sandbox", "container", "vm", "provider", "image", "seconds")
+
+_HIDDEN = "(hidden)"
+_SECRETS = (
+    (
+        re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.S),
+        _HIDDEN,
+    ),
+    (re.compile(r"\b(Bearer|Basic) +[\w.~+/=-]{6,}", re.I), rf"\1 {_HIDDEN}"),
+    (re.compile(r"(\b\w+://)[^/\s:@]*:[^/\s@]+@"), rf"\1{_HIDDEN}@"),
+)
+
+
+def redacted(text: str) -> str:
+    """`text` without private keys, HTTP credentials and passwords in URLs."""
+    for pattern, instead in _SECRETS:
+        text = pattern.sub(instead, text)
+    return text
+
+
+def observer(format: Format = "text", level: str = "info", stream: TextIO | None = None) -> ILogObserver:
+    """Writes events of `level` and above to `stream` (default: standard output as it is now).
+
+    :raise ConfigError: no such format or level.
+    """
+    if format not in get_args(Format):
+        raise ConfigError(f"log format {format!r} is not known; known are {', '.join(get_args(Format))}")
+    try:
+        least = LogLevel.levelWithName(level)
+    except InvalidLogLevelError:
+        known = ", ".join(constant.name for constant in LogLevel.iterconstants())
+        raise ConfigError(f"log level {level!r} is not known; known are {known}") from None
+    formats: dict[str, Callable[[LogEvent], str | None]] = {"text": format_text, "json": format_json}
+    file = FileLogObserver(sys.stdout if stream is None else stream, formats[format])
+    return FilteringLogObserver(file, [LogLevelFilterPredicate(defaultLogLevel=least)])
+
+
+def start(format: Format = "text", level: str = "info", stream: TextIO | None = None) -> None:
+    """Log from now on, in a process that twistd does not run. Once per process."""
+    globalLogBeginner.beginLoggingTo([observer(format, level, stream)], redirectStandardIO=False)
+
+
+class LoggedService(MultiService):
+    """The outermost service of a daemon: twistd logs to its observer, unless ``--logger`` names one."""
+
+    def __init__(self, log_observer: ILogObserver) -> None:
+        MultiService.__init__(self)
+        self.log_observer = log_observer
+
+    def setServiceParent(self, parent: Any) -> None:
+        if isinstance(parent, Componentized):  # the application; twistd asks it for this component
+            parent.setComponent(ILegacyLogObserver, self.log_observer)
+        MultiService.setServiceParent(self, parent)
+
+
+# -- one event
+
+
+def format_text(event: LogEvent) -> str:
+    """``2026-03-01T12:00:00.123Z info namespace: message field=value``, a traceback indented below."""
+    in_message = _names(event)
+    extra = "".join(
+        f" {name}={_quoted(value)}" for name, value in _fields(event).items() if name not in in_message
+    )
+    line = f"{_time(event)} {_level(event)} {event.get('log_namespace') or '-'}: {_message(event)}{extra}\n"
+    trace = _traceback(event)
+    return line + "".join(f"    {_printable(each)}\n" for each in trace.splitlines())
+
+
+def format_json(event: LogEvent) -> str:
+    """One JSON object: time, level, namespace, message, the fields, traceback."""
+    found: dict[str, Any] = {
+        "time": _time(event),
+        "level": _level(event),
+        "namespace": event.get("log_namespace") or "-",
+        "message": _message(event),
+        **_fields(event),
+    }
+    trace = _traceback(event)
+    if trace:
+        found["traceback"] = trace
+    return json.dumps(found) + "\n"
+
+
+def _time(event: LogEvent) -> str:
+    when = datetime.fromtimestamp(event.get("log_time") or 0.0, UTC)
+    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _level(event: LogEvent) -> str:
+    level = event.get("log_level")
+    return "info" if level is None else str(level.name)
+
+
+def _message(event: LogEvent) -> str:
+    """In one line, with what else a terminal would obey made visible."""
+    return _printable(redacted(formatEvent(event)))
+
+
+def _printable(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text.strip("\n"))
+
+
+def _names(event: LogEvent) -> set[str]:
+    """The fields that the message shows by itself."""
+    try:
+        parsed = list(string.Formatter().parse(event.get("log_format") or ""))
+    except ValueError:
+        return set()
+    return {re.split(r"[.\[(]", name, maxsplit=1)[0] for _text, name, _spec, _conversion in parsed if name}
+
+
+def _fields(event: LogEvent) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in FIELDS:
+        value = event.get(name)
+        if isinstance(value, bool | int):
+            found[name] = value
+        elif isinstance(value, float):
+            found[name] = round(value, 3)
+        elif value is not None and value != "":
+            found[name] = redacted(_safe_str(value))
+    return found
+
+
+def _safe_str(value: Any) -> str:
+    try:
+        return str(value)
+    except Exception as error:
+        return f"(no words: {type(error).__name__})"
+
+
+def _quoted(value: Any) -> str:
+    text = _printable(str(value))
+    return text if re.fullmatch(r"[^\s\"=]+", text) else json.dumps(text, ensure_ascii=False)
+
+
+def _traceback(event: LogEvent) -> str:
+    failure = event.get("log_failure")
+    return "" if failure is None else redacted(failure.getTraceback())
