@@ -1,0 +1,54 @@
+"""The states of sandboxes and containers."""
+
+from __future__ import annotations
+
+from twisted.trial import unittest
+
+from infranetes.pods import states
+from infranetes.pods.states import ContainerState, IllegalTransition, SandboxState
+
+
+class StateTests(unittest.SynchronousTestCase):
+    """The tables say what may follow what, and nothing else may."""
+
+    def test_every_state_is_in_its_table(self) -> None:
+        self.assertEqual(set(states.SANDBOX_TRANSITIONS), set(SandboxState))
+        self.assertEqual(set(states.CONTAINER_TRANSITIONS), set(ContainerState))
+
+    def test_the_first_state_leads_to_every_other(self) -> None:
+        for first, table in (
+            (SandboxState.LAUNCHING, states.SANDBOX_TRANSITIONS),
+            (ContainerState.CREATING, states.CONTAINER_TRANSITIONS),
+        ):
+            reached, ahead = {first}, [first]
+            while ahead:
+                for after in table[ahead.pop()] - reached:  # type: ignore[index,operator]
+                    reached.add(after)
+                    ahead.append(after)
+            self.assertEqual(reached, set(table))
+
+    def test_there_is_no_way_back(self) -> None:
+        for table in (states.SANDBOX_TRANSITIONS, states.CONTAINER_TRANSITIONS):
+            for before in table:
+                self.assertNotIn(before, _reachable(table, before))
+
+    def test_what_is_not_in_the_table_raises(self) -> None:
+        for table in (states.SANDBOX_TRANSITIONS, states.CONTAINER_TRANSITIONS):
+            for before, allowed in table.items():
+                for after in set(table) - allowed:
+                    self.assertRaises(IllegalTransition, states.follow, before, after)
+                for after in allowed:
+                    self.assertIs(states.follow(before, after), after)
+
+    def test_a_launch_is_never_shown(self) -> None:
+        self.assertNotIn(SandboxState.LAUNCHING, states.SHOWN_SANDBOXES)
+        self.assertNotIn(SandboxState.ABANDONED, states.SHOWN_SANDBOXES)
+
+
+def _reachable(table, start):  # type: ignore[no-untyped-def]
+    reached, ahead = set(), [start]
+    while ahead:
+        for after in table[ahead.pop()] - reached:
+            reached.add(after)
+            ahead.append(after)
+    return reached

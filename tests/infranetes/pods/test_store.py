@@ -1,0 +1,214 @@
+"""The store: what was answered is on the disk, and only that."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet import reactor
+from twisted.internet.defer import gatherResults
+from twisted.trial import unittest
+
+from infranetes.pods import database
+from infranetes.pods.records import ContainerRecord, Contents, LogPosition, SandboxRecord
+from infranetes.pods.states import ContainerState, SandboxState
+from infranetes.pods.store import FILE, Store
+from infranetes_common.errors import ConfigError, FailedPrecondition, ResourceExhausted, Unavailable
+
+
+def sandbox(number: int = 1, **changes: Any) -> SandboxRecord:
+    record = SandboxRecord(
+        id=f"{number:032x}",
+        token=f"{number + 1000:032x}",
+        state=SandboxState.LAUNCHING,
+        name=f"ns/pod{number}/u/0",
+        config=b"\x00config",
+        runtime_handler="",
+        created_at=1_700_000_000_123_456_789,
+    )
+    return attrs.evolve(record, **changes)
+
+
+def container(number: int = 1, of: int = 1, **changes: Any) -> ContainerRecord:
+    record = ContainerRecord(
+        id=f"{number + 5000:032x}",
+        sandbox_id=f"{of:032x}",
+        state=ContainerState.CREATING,
+        config=b"\x01",
+        image_ref="sha256:1",
+        image_id="sha256:1",
+        created_at=2,
+    )
+    return attrs.evolve(record, **changes)
+
+
+class StoreTests(unittest.TestCase):
+    """Real files, a real thread."""
+
+    def setUp(self) -> None:
+        self.directory = Path(self.mktemp())
+        self.store = Store(reactor, self.directory)
+
+    async def reopened(self) -> Contents:
+        await self.store.close()
+        self.store = Store(reactor, self.directory)
+        contents = await self.store.open()
+        self.addCleanup(self.store.close)
+        return contents
+
+    async def test_everything_comes_back_as_it_was(self) -> None:
+        await self.store.open()
+        one = sandbox(claimed=True, instance_id="vm", address="10.0.0.1", agent_host="h", agent_port=7)
+        two = container(exit_code=-1, reason="Error", message="words", finished_at=2**62)
+        await self.store.put_sandbox(one)
+        await self.store.put_container(two)
+        await self.store.put_log(two.id, LogPosition("cursor", 7, 2**40, True))
+        await self.store.put_setting("pod_cidr", "10.0.0.0/16")
+        contents = await self.reopened()
+        self.assertEqual(contents.sandboxes, (one,))
+        self.assertEqual(contents.containers, (two,))
+        self.assertEqual(contents.logs, {two.id: LogPosition("cursor", 7, 2**40, True)})
+        self.assertEqual(contents.settings, {"pod_cidr": "10.0.0.0/16"})
+
+    async def test_a_record_replaces_the_one_before_and_keeps_what_hangs_on_it(self) -> None:
+        await self.store.open()
+        await self.store.put_sandbox(sandbox())
+        await self.store.put_container(container())
+        await self.store.put_log(container().id, LogPosition("c", 1, 2))
+        ready = sandbox().to(SandboxState.READY, address="10.0.0.9")
+        await self.store.put_sandbox(ready)
+        await self.store.put_container(container().to(ContainerState.CREATED))
+        contents = await self.reopened()
+        self.assertEqual(contents.sandboxes, (ready,))
+        self.assertEqual(contents.containers[0].state, ContainerState.CREATED)
+        self.assertEqual(set(contents.logs), {container().id})
+
+    async def test_deleting_a_sandbox_takes_its_containers_and_their_logs(self) -> None:
+        await self.store.open()
+        await self.store.put_sandbox(sandbox())
+        await self.store.put_container(container())
+        await self.store.put_log(container().id, LogPosition("c", 1, 2))
+        await self.store.delete_sandbox(sandbox().id)
+        await self.store.delete_sandbox(sandbox().id)
+        self.assertEqual(await self.reopened(), Contents())
+
+    async def test_a_logs_position_without_a_container_is_dropped(self) -> None:
+        await self.store.open()
+        await self.store.put_log("nobody", LogPosition("c", 1, 2))
+        self.assertEqual((await self.reopened()).logs, {})
+
+    async def test_a_write_that_fails_fails_alone(self) -> None:
+        await self.store.open()
+        good = self.store.put_sandbox(sandbox(1))
+        same_name = self.store.put_sandbox(sandbox(2, name=sandbox(1).name))
+        also_good = self.store.put_sandbox(sandbox(3))
+        await good
+        await also_good
+        await self.assertFailure(same_name, sqlite3.IntegrityError)
+        self.assertEqual(len((await self.reopened()).sandboxes), 2)
+
+    async def test_an_abandoned_sandbox_leaves_its_name_to_the_next(self) -> None:
+        await self.store.open()
+        await self.store.put_sandbox(sandbox(1).to(SandboxState.ABANDONED))
+        await self.store.put_sandbox(sandbox(2, name=sandbox(1).name))
+        self.assertEqual(len((await self.reopened()).sandboxes), 2)
+
+    async def test_writes_that_wait_together_are_committed_together(self) -> None:
+        commits: list[int] = []
+        real = database.apply
+        self.patch(database, "apply", lambda c, writes: commits.append(len(writes)) or real(c, writes))
+        await self.store.open()
+        await gatherResults([self.store.put_sandbox(sandbox(n)) for n in range(1, 400)])
+        self.assertEqual(sum(commits), 399)
+        self.assertLess(len(commits), 100)
+        self.assertEqual(len((await self.reopened()).sandboxes), 399)
+
+    async def test_a_full_disk_is_said_and_leaves_the_record_as_it_was(self) -> None:
+        await self.store.open()
+        await self.store.put_sandbox(sandbox())
+        real = database.apply
+
+        def small(connection: Any, writes: Any) -> Any:
+            pages = connection.execute("PRAGMA page_count").fetchone()[0]
+            connection.execute(f"PRAGMA max_page_count = {pages}")
+            return real(connection, writes)
+
+        self.patch(database, "apply", small)
+        large = attrs.evolve(sandbox(), config=b"x" * 5_000_000)
+        await self.assertFailure(self.store.put_sandbox(large), ResourceExhausted)
+        self.patch(database, "apply", real)
+        self.assertEqual((await self.reopened()).sandboxes, (sandbox(),))
+
+    async def test_nobody_else_can_read_it(self) -> None:
+        await self.store.open()
+        await self.store.put_sandbox(sandbox())
+        file = self.directory / FILE
+        self.assertEqual(stat.S_IMODE(file.parent.stat().st_mode), 0o700)
+        for each in file.parent.iterdir():
+            self.assertEqual(stat.S_IMODE(each.stat().st_mode), 0o600, each)
+        await self.store.close()
+
+    async def test_a_closed_store_says_so(self) -> None:
+        await self.store.open()
+        first, second = self.store.close(), self.store.close()
+        await first
+        await second
+        await self.assertFailure(self.store.put_sandbox(sandbox()), Unavailable)
+
+    async def test_what_is_no_store_is_not_touched(self) -> None:
+        file = self.directory / FILE
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"this is no database" * 100)
+        before = file.read_bytes()
+        await self.assertFailure(self.store.open(), FailedPrecondition)
+        await self.store.close()
+        self.assertEqual(file.read_bytes(), before)
+
+    async def test_a_newer_releases_store_is_not_touched(self) -> None:
+        await self.store.open()
+        await self.store.close()
+        with sqlite3.connect(self.directory / FILE) as connection:
+            connection.execute("PRAGMA user_version = 99")
+        connection.close()
+        self.store = Store(reactor, self.directory)
+        error = await self.assertFailure(self.store.open(), FailedPrecondition)
+        self.assertIn("newer release", str(error))
+        await self.store.close()
+
+    async def test_a_directory_that_is_none_is_named(self) -> None:
+        self.directory.write_text("a file")
+        error = await self.assertFailure(self.store.open(), ConfigError)
+        self.assertIn(str(self.directory), str(error))
+        await self.store.close()
+
+    async def test_a_migration_begins_where_the_file_is(self) -> None:
+        await self.store.open()
+        await self.store.put_sandbox(sandbox())
+        more = (*database.MIGRATIONS, "ALTER TABLE sandboxes ADD COLUMN later TEXT NOT NULL DEFAULT 'x';")
+        self.patch(database, "MIGRATIONS", more)
+        self.assertEqual((await self.reopened()).sandboxes, (sandbox(),))
+        with sqlite3.connect(self.directory / FILE) as connection:
+            self.assertEqual(connection.execute("PRAGMA user_version").fetchone(), (2,))
+        connection.close()
+
+    async def test_a_killed_writer_leaves_whole_records(self) -> None:
+        """What is answered survives SIGKILL; what is not may be there or not, never in part."""
+        child = os.fork()
+        if not child:
+            try:
+                connection = database.open_database(self.directory / FILE)
+                for number in range(1, 10_000):
+                    database.apply(connection, [database.put("sandboxes", sandbox(number))])
+                    if number == 50:
+                        os.kill(os.getpid(), 9)
+            finally:
+                os._exit(1)
+        _, status = os.waitpid(child, 0)
+        self.assertEqual(os.WTERMSIG(status), 9)
+        contents = await self.store.open()
+        self.assertEqual(len(contents.sandboxes), 50)
+        await self.store.close()
