@@ -110,7 +110,7 @@ apt-run: apt-base
 	$(call need,$(APT_RUN))
 
 .PHONY: demo
-demo: export DEMO_COMMAND = $(COMMAND)
+demo: export DEMO_COMMAND = $(value COMMAND)
 demo: venv proto apt-run image ## Show a pod VM from its image to its end; COMMAND='echo hello' runs that in it
 	$(call need,$(APT_DEMO))
 	@$(AS_ROOT) $(BIN)/python -m demo --command "$$DEMO_COMMAND"

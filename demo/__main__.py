@@ -188,7 +188,9 @@ async def told(demo: Demo) -> int:
         return 130
     except Exception as error:
         report.error = str(error) or type(error).__name__
-        report.say(f"\nThe demo failed: {report.error}\nThe daemon's log is {demo.daemon.log}")
+        report.say(f"\nThe demo failed: {report.error}")
+        if str(demo.daemon.log) not in report.error:
+            report.say(f"The daemon's log is {demo.daemon.log}")
         return 1
     report.say(f"\nAll of it took {sum(step.seconds for step in report.steps):.1f} s.")
     return 0

@@ -1,0 +1,97 @@
+"""`make demo`, as a person runs it, with real VMs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from demo.pod import processes_naming
+
+TREE = Path(__file__).resolve().parents[2]
+RUN_DIR = "/run/infranetes-demo"
+FIRST_RUN_SECONDS = 1800  # guest image and template
+
+
+def make_image() -> None:
+    """Have the guest image; quick when it is there."""
+    subprocess.run(["make", "--silent", "image"], cwd=TREE, check=True, stdout=subprocess.DEVNULL)
+
+
+def links() -> set[str]:
+    """The machine's network interfaces."""
+    return set(os.listdir("/sys/class/net"))
+
+
+def demo(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "demo", *arguments],
+        cwd=TREE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+class DemoTests(SynchronousTestCase):
+    timeout = FIRST_RUN_SECONDS + 60
+
+    def setUp(self) -> None:
+        make_image()
+
+    def finish(self, running: subprocess.Popen[str], code: int) -> str:
+        try:
+            output, _ = running.communicate(timeout=FIRST_RUN_SECONDS)
+        finally:
+            running.kill()
+            running.wait()
+        self.assertEqual(running.returncode, code, output)
+        return output
+
+    def assertNothingIsLeft(self) -> None:
+        self.assertEqual(processes_naming(RUN_DIR), [])
+        self.assertFalse([name for name in links() if name.startswith("tap")])
+
+    def test_the_command_runs_in_a_machine_that_is_gone_afterwards(self) -> None:
+        output = self.finish(demo("--json", "--command", "echo hello; echo oops >&2; exit 3"), 0)
+        told: dict[str, Any] = json.loads(output)
+        self.assertEqual(told["log"], "hello\noops\n")
+        self.assertEqual(told["exit_code"], 3)
+        self.assertEqual(told["http"], "Hello from the pod")
+        self.assertIn("demo", told["exec"])
+        self.assertIn(told["pod"]["ip"], told["exec"])
+        gone = told["steps"][-1]
+        self.assertTrue(gone["facts"]["processes_before"], "no process was the machine")
+        self.assertTrue(all(step["ok"] for step in told["steps"]))
+        self.assertNothingIsLeft()
+
+    def test_a_person_sees_steps_times_and_the_log(self) -> None:
+        output = self.finish(demo("--command", "echo 'it works'"), 0)
+        self.assertRegex(output, r"ok RunPodSandbox.*\d\.\d\d s\n")
+        self.assertIn("| it works\n", output)
+
+    def test_ctrl_c_ends_the_machine_and_the_daemon(self) -> None:
+        running = demo("--command", "sleep 300")
+        assert running.stdout is not None
+        seen = ""
+        for line in running.stdout:
+            seen += line
+            if "ok RunPodSandbox" in line:
+                break
+        running.send_signal(signal.SIGINT)
+        self.finish(running, 130)
+        self.assertNothingIsLeft()
+
+    def test_a_daemon_that_can_not_start_is_told_with_its_own_words(self) -> None:
+        started = time.monotonic()
+        output = self.finish(demo("--provider", "no-such"), 1)
+        self.assertIn("no provider is called 'no-such'", output)
+        self.assertLess(time.monotonic() - started, 30)
+        self.assertNothingIsLeft()
