@@ -1,7 +1,42 @@
-"""Infranetes' tests; ``python -m tests`` runs them."""
+"""Infranetes' tests; ``python -m tests`` runs them.
+
+Twisted of Debian 12 does not await tests that are coroutines: it would call each of them passed
+without having run it. Whoever imports a test gets a trial that does, on every Twisted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
 
 from hypothesis import settings
+from twisted.internet import defer
 
 # A noisy machine makes an example slow; that says nothing about the code.
 settings.register_profile("infranetes", deadline=None)
 settings.load_profile("infranetes")
+
+
+def _await_coroutines() -> None:
+    original = defer.maybeDeferred
+
+    async def probe() -> None:
+        pass
+
+    unawaited: list[Any] = []
+    original(probe).addCallback(unawaited.append)
+    if not isinstance(unawaited[0], Coroutine):
+        return
+    unawaited[0].close()
+
+    def maybe_deferred(function: Any, *args: Any, **kwargs: Any) -> Any:
+        def call() -> Any:
+            result = function(*args, **kwargs)
+            return defer.Deferred.fromCoroutine(result) if isinstance(result, Coroutine) else result
+
+        return original(call)
+
+    defer.maybeDeferred = maybe_deferred
+
+
+_await_coroutines()
