@@ -1,0 +1,97 @@
+"""The agent's configuration: one TOML file, every key optional."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from infranetes_common import config as common
+from infranetes_common.errors import ConfigError
+
+VIRTIO_SERIAL = "virtio-serial"
+FILE = "file"
+DEFAULT_CHANNEL = Path("/dev/virtio-ports/infranetes.identity")
+
+
+@attrs.frozen
+class IdentityConfig:
+    """Where the machine's identity comes from."""
+
+    source: str = VIRTIO_SERIAL  # virtio-serial or file
+    path: Path = DEFAULT_CHANNEL  # the channel's device, or the document
+    apply: bool = True  # give it to the machine: clock, entropy, names, network; false: only to the agent
+    interface: str = ""  # the network card it is for; empty: the first one
+
+
+@attrs.frozen
+class LimitsConfig:
+    """What the agent takes at most, from whoever connects."""
+
+    connections: int = 16  # with the node's certificate
+    handshakes: int = 32  # not yet authenticated; one more ends the oldest
+    handshake_seconds: float = 10.0
+    execs: int = 64  # commands of ExecSync at a time
+
+
+@attrs.frozen
+class Config:
+    """The agent's whole configuration."""
+
+    provider: str = "docker"  # the ContainerProvider: docker, fake, or a plug-in's name
+    providers: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)  # each provider's own table
+    listen: str = ""  # HOST:PORT in place of the identity's; port 0: any that is free
+    run_dir: Path = Path("/run/vmserver")  # gone after a reboot: identity, files of the sandbox
+    etc_dir: Path = Path("/etc")  # hosts, resolv.conf, hostname and machine-id are written here
+    identity: IdentityConfig = IdentityConfig()
+    limits: LimitsConfig = LimitsConfig()
+
+
+def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> Config:
+    """The configuration in the file `path`, or the defaults; `overrides` are flags by dotted key.
+
+    :raise ConfigError: unreadable, not TOML, an unknown key or a wrong value; names file and key.
+    """
+    return check(common.load(path, Config, overrides), "command line" if path is None else str(path))
+
+
+def check(config: Config, origin: str) -> Config:
+    """`config`, if its values make sense together.
+
+    :raise ConfigError: they don't; names `origin` and the key.
+    """
+    problems = [
+        (
+            config.identity.source not in (VIRTIO_SERIAL, FILE),
+            "identity.source",
+            f"{VIRTIO_SERIAL} or {FILE}",
+        ),
+        (not config.provider, "provider", "the name of a ContainerProvider"),
+        (config.limits.connections < 1, "limits.connections", "1 or more"),
+        (config.limits.handshakes < 1, "limits.handshakes", "1 or more"),
+        (config.limits.handshake_seconds <= 0, "limits.handshake_seconds", "seconds above 0"),
+        (config.limits.execs < 1, "limits.execs", "1 or more"),
+        (bool(config.listen) and not _is_address(config.listen), "listen", "IPv4-ADDRESS:PORT"),
+    ]
+    for wrong, key, expected in problems:
+        if wrong:
+            raise ConfigError(f"{origin}: {key}: expected {expected}")
+    return config
+
+
+def _is_address(text: str) -> bool:
+    try:
+        split_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT. :raise ValueError: it isn't that."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(text)
+    return host, int(port)

@@ -1,0 +1,398 @@
+"""The ContainerProvider whose state is Docker's own.
+
+The provider's view of its containers follows the engine's events; every entry comes from a whole
+inspection, one at a time for each container, so that none overtakes a later one. A view that has
+lost the events is not answered from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred, DeferredLock
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+from zope.interface import implementer
+
+from infranetes_common import cri
+from infranetes_common.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    InfranetesError,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+)
+from vmserver.containers.docker import cgroups
+from vmserver.containers.docker.engine import CALL_SECONDS, ByteStream, Engine, EngineError
+from vmserver.containers.docker.execs import exec_sync
+from vmserver.containers.docker.images import Images
+from vmserver.containers.docker.state import container_state, process_user
+from vmserver.containers.docker.translate import LABEL_ID, NAME_PREFIX, create_body, resources
+from vmserver.containers.interface import ExecResult, IContainerProvider
+from vmserver.containers.jsonlog import JsonLog, records
+
+EVENTS = ["create", "start", "die", "oom", "update", "destroy"]
+RETRY_SECONDS = (0.1, 2.0)
+REMOVE_SECONDS = 60.0
+
+_log = Logger()
+
+
+@attrs.frozen
+class DockerConfig:
+    """`[providers.docker]`"""
+
+    socket: Path = Path("/run/docker.sock")
+    log_max_size: str = "16m"  # of one log file, as Docker's json-file driver reads it
+    log_max_files: int = 4  # the newest among them
+
+
+@attrs.define
+class _Known:
+    """One container in the view."""
+
+    state: Any
+    log_path: str
+
+
+@implementer(IContainerProvider)
+class DockerProvider:
+    """See `IContainerProvider`.
+
+    :param etc_dir: where the sandbox's hosts and resolv.conf are, which each container sees.
+    """
+
+    name = "docker"
+
+    def __init__(self, reactor: Any, config: DockerConfig, etc_dir: Path) -> None:
+        self._reactor = reactor
+        self._config = config
+        self._files = {f"/etc/{name}": etc_dir / name for name in ("hosts", "resolv.conf")}
+        self._engine = Engine(reactor, config.socket)
+        self._images = Images(self._engine)
+        self._view: dict[str, _Known] = {}
+        self._locks: dict[str, DeferredLock] = {}
+        self._watchers: list[tuple[Callable[[Any], None], Callable[[str], None]]] = []
+        self._live = False  # whether the view follows the events
+        self._following: Deferred[None] | None = None
+
+    # Life
+
+    def start(self) -> Deferred[None]:
+        return Deferred.fromCoroutine(self._start())
+
+    async def _start(self) -> None:
+        if self._following is not None:
+            return
+        first: Deferred[None] = Deferred()
+        self._following = Deferred.fromCoroutine(self._follow(first))
+        try:
+            await first
+        except BaseException:
+            following, self._following = self._following, None
+            if following is not None:
+                following.cancel()
+            raise
+
+    def stop(self) -> Deferred[None]:
+        self._live = False
+        following, self._following = self._following, None
+        if following is not None:
+            following.cancel()
+        return self._engine.close()
+
+    def watch(self, changed: Callable[[Any], None], removed: Callable[[str], None]) -> None:
+        self._watchers.append((changed, removed))
+
+    def configure(self, sandbox_config: Any) -> Deferred[None]:
+        return Deferred.fromCoroutine(_nothing())
+
+    # The view
+
+    async def _follow(self, first: Deferred[None]) -> None:
+        """Follow the engine's events for as long as this provider runs; `first`: how that began."""
+        pause, longest = RETRY_SECONDS
+        with contextlib.suppress(CancelledError):
+            while True:
+                try:
+                    await self._follow_once(first)
+                    error: Exception = Unavailable("Docker's engine ended its events")
+                except (InfranetesError, EngineError) as raised:
+                    error = raised
+                if not first.called:
+                    first.errback(error)
+                    return
+                if self._live:
+                    self._live = False
+                    pause = RETRY_SECONDS[0]
+                    _log.error("lost Docker's events: {error}", error=error)
+                await deferLater(self._reactor, pause, lambda: None)
+                pause = min(2 * pause, longest)
+
+    async def _follow_once(self, first: Deferred[None]) -> None:
+        filters = {"type": ["container"], "label": [LABEL_ID], "event": EVENTS}
+        stream: ByteStream = await self._engine.stream("GET", "/events", {"filters": filters})
+        try:
+            await self._resync()
+            self._live = True
+            if not first.called:
+                first.callback(None)
+            async for line in stream.lines():
+                id = json.loads(line)["Actor"]["Attributes"].get(LABEL_ID, "")
+                if id:
+                    await self._refresh(id)
+        finally:
+            stream.close()
+
+    async def _resync(self) -> None:
+        found = await self._engine.call(
+            "GET", "/containers/json", {"all": "1", "filters": {"label": [LABEL_ID]}}
+        )
+        ids = {container["Labels"][LABEL_ID] for container in found}
+        for id in [*self._view.keys() - ids, *sorted(ids)]:
+            await self._refresh(id)
+
+    async def _refresh(self, id: str) -> _Known | None:
+        """Look at a container, tell what has changed, and answer with it; None: there is none."""
+        lock = self._locks.setdefault(id, DeferredLock())
+        await lock.acquire()
+        try:
+            try:
+                found = await self._engine.call("GET", f"/containers/{NAME_PREFIX}{id}/json")
+            except EngineError as error:
+                if error.status != 404:
+                    raise error.translated(f"looking at container {id}") from error
+                self._gone(id)
+                return None
+            return self._seen(id, found)
+        finally:
+            lock.release()
+            if id not in self._view and not lock.locked and not lock.waiting:
+                self._locks.pop(id, None)
+
+    def _seen(self, id: str, found: Any) -> _Known:
+        before = self._view.get(id)
+        state = container_state(found)
+        if state.pid and (before is None or before.state.pid != state.pid):
+            user = process_user(state.pid)
+            if user is not None:
+                state.user.CopyFrom(user)
+        elif before is not None and before.state.HasField("user"):
+            state.user.CopyFrom(before.state.user)
+        known = self._view[id] = _Known(state, found.get("LogPath") or "")
+        if before is None or before.state != state:
+            for changed, _ in self._watchers:
+                changed(state)
+        return known
+
+    def _gone(self, id: str) -> None:
+        if self._view.pop(id, None) is not None:
+            for _, removed in self._watchers:
+                removed(id)
+
+    async def _existing(self, id: str) -> _Known:
+        known = await self._refresh(id)
+        if known is None:
+            raise NotFound(f"there is no container {id} in this sandbox's VM")
+        return known
+
+    # Containers
+
+    def create(self, id: str, image_id: str, config: Any, sandbox_config: Any) -> Deferred[Any]:
+        return Deferred.fromCoroutine(self._create(id, image_id, config))
+
+    async def _create(self, id: str, image_id: str, config: Any) -> Any:
+        cgroups.check(config.linux.resources)
+        log_options = {
+            "max-size": self._config.log_max_size,
+            "max-file": str(self._config.log_max_files),
+            "compress": "false",
+        }
+        body = create_body(
+            id,
+            image_id,
+            config,
+            files=self._files,
+            log_options=log_options,
+            exists=lambda path: Path(path).exists(),
+        )
+        try:
+            await self._engine.call("POST", "/containers/create", {"name": NAME_PREFIX + id}, body)
+        except EngineError as error:
+            translated = error.translated(f"creating container {id}")
+            if isinstance(translated, NotFound):
+                raise FailedPrecondition(f"image {image_id} is not loaded; load it first") from error
+            if not isinstance(translated, AlreadyExists):
+                raise translated from error
+        return (await self._existing(id)).state
+
+    def start_container(self, id: str) -> Deferred[Any]:
+        return Deferred.fromCoroutine(self._start_container(id))
+
+    async def _start_container(self, id: str) -> Any:
+        known = await self._existing(id)
+        if known.state.state == cri.CONTAINER_EXITED:
+            raise FailedPrecondition(f"container {id} has ended ({known.state.reason}); make another one")
+        if known.state.state == cri.CONTAINER_RUNNING:
+            return known.state
+        try:
+            await self._engine.call("POST", f"/containers/{NAME_PREFIX}{id}/start", within=2 * CALL_SECONDS)
+        except EngineError as error:
+            state = (await self._existing(id)).state
+            if state.state != cri.CONTAINER_EXITED:
+                raise error.translated(f"starting container {id}") from error
+            kind = InvalidArgument if state.exit_code in (126, 127) else FailedPrecondition
+            raise kind(f"container {id} can't be started: Docker says: {error.message}") from error
+        known = await self._existing(id)
+        if known.state.pid:
+            cgroups.apply(known.state.pid, known.state.resources)
+        return known.state
+
+    def stop_container(self, id: str, grace_seconds: int) -> Deferred[Any]:
+        return Deferred.fromCoroutine(self._stop_container(id, grace_seconds))
+
+    async def _stop_container(self, id: str, grace: int) -> Any:
+        known = await self._existing(id)
+        if known.state.state != cri.CONTAINER_RUNNING:
+            return known.state
+        path = f"/containers/{NAME_PREFIX}{id}"
+        try:
+            if grace:
+                await self._engine.call(
+                    "POST", path + "/stop", {"t": str(grace)}, within=grace + CALL_SECONDS
+                )
+            else:
+                await self._kill(path)
+        except EngineError as error:
+            if error.status not in (304, 404, 409):
+                raise error.translated(f"stopping container {id}") from error
+        return (await self._existing(id)).state
+
+    async def _kill(self, path: str) -> None:
+        await self._engine.call("POST", path + "/kill", {"signal": "SIGKILL"})
+        await self._engine.call("POST", path + "/wait", {"condition": "not-running"})
+
+    def remove(self, id: str) -> Deferred[None]:
+        return Deferred.fromCoroutine(self._remove(id))
+
+    async def _remove(self, id: str) -> None:
+        path = f"/containers/{NAME_PREFIX}{id}"
+        deadline = self._reactor.seconds() + REMOVE_SECONDS
+        while True:
+            try:
+                await self._engine.call("DELETE", path, {"force": "1", "v": "1"})
+            except EngineError as error:
+                under_way = error.status == 409 and self._reactor.seconds() < deadline
+                if error.status != 404 and not under_way:
+                    raise error.translated(f"removing container {id}") from error
+            if await self._refresh(id) is None:
+                return
+            await deferLater(self._reactor, RETRY_SECONDS[0], lambda: None)
+
+    def update(self, id: str, resources: Any) -> Deferred[Any]:
+        return Deferred.fromCoroutine(self._update(id, resources))
+
+    async def _update(self, id: str, limits: Any) -> Any:
+        known = await self._existing(id)
+        cgroups.check(limits)
+        body = resources(limits)
+        score = body.pop("OomScoreAdj", 0)
+        if body:
+            try:
+                await self._engine.call("POST", f"/containers/{NAME_PREFIX}{id}/update", body=body)
+            except EngineError as error:
+                refused = error.translated(f"resources of container {id}")
+                # The kernel's refusals (a limit below what is in use) come as a fault of the engine.
+                raise InvalidArgument(str(refused)) if error.status == 500 else refused from error
+        if known.state.pid:
+            cgroups.apply(known.state.pid, limits)
+            if score and score != known.state.resources.oom_score_adj:
+                _adjust_oom_score(known.state.pid, score)
+        return (await self._existing(id)).state
+
+    def containers(self) -> Deferred[list[Any]]:
+        return Deferred.fromCoroutine(self._containers())
+
+    async def _containers(self) -> list[Any]:
+        if not self._live:
+            await self._resync()
+        return [known.state for known in self._view.values()]
+
+    def exec_sync(
+        self, id: str, command: Sequence[str], timeout: float, max_output: int
+    ) -> Deferred[ExecResult]:
+        return Deferred.fromCoroutine(self._exec_sync(id, command, timeout, max_output))
+
+    async def _exec_sync(self, id: str, command: Sequence[str], within: float, limit: int) -> ExecResult:
+        try:
+            return await exec_sync(self._reactor, self._engine, NAME_PREFIX + id, command, within, limit)
+        except EngineError as error:
+            if error.status == 404:
+                raise NotFound(f"there is no container {id} in this sandbox's VM") from error
+            if error.status == 409:
+                raise FailedPrecondition(f"container {id} is not running") from error
+            raise error.translated(f"running a command in container {id}") from error
+
+    async def read_log(self, id: str, cursor: str, follow: bool) -> AsyncIterator[Any]:
+        known = self._view.get(id) or await self._existing(id)
+        if not known.log_path:
+            known = await self._existing(id)
+        log = JsonLog(Path(known.log_path), cursor) if known.log_path else None
+        while log is None:
+            # Docker names the log when the container is first started.
+            if not follow or self._has_ended(id):
+                return
+            await deferLater(self._reactor, RETRY_SECONDS[0], lambda: None)
+            path = self._view[id].log_path if id in self._view else ""
+            log = JsonLog(Path(path), cursor) if path else None
+        reading = records(self._reactor, log, follow, lambda: self._has_ended(id))
+        try:
+            async for record in reading:
+                yield record
+        finally:
+            await reading.aclose()  # type: ignore[attr-defined]
+
+    def _has_ended(self, id: str) -> bool:
+        known = self._view.get(id)
+        return known is None or bool(known.state.state == cri.CONTAINER_EXITED)
+
+    # Images
+
+    def missing_layers(self, diff_ids: Sequence[str]) -> Deferred[int]:
+        return Deferred.fromCoroutine(
+            self._translating(self._images.missing_layers(diff_ids), "listing images")
+        )
+
+    def load_image(self, image_id: str, archive: AsyncIterator[bytes]) -> Deferred[None]:
+        return Deferred.fromCoroutine(self._images.load(image_id, archive))
+
+    def images(self) -> Deferred[list[str]]:
+        return Deferred.fromCoroutine(self._translating(self._images.ids(), "listing images"))
+
+    def remove_image(self, image_id: str) -> Deferred[None]:
+        return Deferred.fromCoroutine(self._images.remove(image_id))
+
+    async def _translating(self, work: Any, what: str) -> Any:
+        try:
+            return await work
+        except EngineError as error:
+            raise error.translated(what) from error
+
+
+async def _nothing() -> None:
+    """The sandbox's files are the agent's; Docker needs no word of them."""
+
+
+def _adjust_oom_score(pid: int, score: int) -> None:
+    try:
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(score))
+    except ProcessLookupError:
+        return
+    except OSError as error:
+        raise InvalidArgument(f"resources.oom_score_adj {score}: {error.strerror}") from error

@@ -1,0 +1,88 @@
+"""What Docker says of a container (ContainerInspect) as a ContainerState.
+
+Docker                            CRI       reason
+created                           CREATED
+created, with an error            EXITED    ContainerCannotRun (126, 127), else StartError (128)
+running, paused, restarting       RUNNING
+exited, dead, removing            EXITED    Completed (0), OOMKilled, else Error
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from infranetes_common import cri
+from infranetes_common import vmserver as messages
+from vmserver.containers.docker.translate import LABEL_ID, LABEL_RESOURCES
+from vmserver.containers.jsonlog import parse_time
+
+START_ERROR = 128  # the exit code that kubelet knows for a container that could not be started
+
+_RUNNING = ("running", "paused", "restarting")
+
+
+def container_state(found: Any, user: Any = None) -> Any:
+    """`found` is ContainerInspect's JSON, `user` a ContainerUser known from elsewhere."""
+    config, state, host = found["Config"], found["State"], found["HostConfig"]
+    result = messages.ContainerState(
+        id=config["Labels"][LABEL_ID],
+        created_at=_time(found["Created"]),
+        image_id=found["Image"],
+        user=user,
+    )
+    result.resources.CopyFrom(_resources(config["Labels"], host))
+    status = state["Status"]
+    if status == "created" and not state["Error"]:
+        result.state = cri.CONTAINER_CREATED
+        return result
+    result.started_at = _time(state["StartedAt"])
+    if status in _RUNNING:
+        result.state = cri.CONTAINER_RUNNING
+        result.pid = state["Pid"]
+        return result
+    result.state = cri.CONTAINER_EXITED
+    result.finished_at = _time(state["FinishedAt"])
+    result.exit_code = state["ExitCode"]
+    result.message = state["Error"]
+    if status == "created" or (state["Error"] and not result.started_at):
+        # It never ran. Docker keeps no time of the attempt: it is that of the creation.
+        result.exit_code = result.exit_code or START_ERROR
+        result.reason = "ContainerCannotRun" if result.exit_code in (126, 127) else "StartError"
+        result.started_at = result.started_at or result.created_at
+        result.finished_at = result.finished_at or result.started_at
+    elif state["OOMKilled"]:
+        result.reason = "OOMKilled"
+    else:
+        result.reason = "Error" if result.exit_code else "Completed"
+    return result
+
+
+def _time(text: str) -> int:
+    return 0 if text.startswith("0001-") else parse_time(text)
+
+
+def _resources(labels: Any, host: Any) -> Any:
+    """The limits in force: as asked for at first, overlaid with what Docker has now."""
+    limits = cri.LinuxContainerResources.FromString(base64.b64decode(labels.get(LABEL_RESOURCES, "")))
+    limits.cpu_period = host.get("CpuPeriod") or 0
+    limits.cpu_quota = host.get("CpuQuota") or 0
+    limits.cpu_shares = host.get("CpuShares") or 0
+    limits.memory_limit_in_bytes = host.get("Memory") or 0
+    limits.memory_swap_limit_in_bytes = host.get("MemorySwap") or 0
+    limits.cpuset_cpus = host.get("CpusetCpus") or ""
+    limits.cpuset_mems = host.get("CpusetMems") or ""
+    return limits
+
+
+def process_user(pid: int) -> Any:
+    """The ContainerUser of a running process; None where it is gone."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            fields = dict(line.split(":", 1) for line in file if ":" in line)
+        uid, gid = int(fields["Uid"].split()[0]), int(fields["Gid"].split()[0])
+        groups = [int(group) for group in fields["Groups"].split()]
+    except (OSError, KeyError, ValueError, IndexError):
+        return None
+    user = cri.LinuxContainerUser(uid=uid, gid=gid, supplemental_groups=groups)
+    return cri.ContainerUser(linux=user)

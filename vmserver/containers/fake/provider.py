@@ -1,0 +1,501 @@
+"""See the package's docstring.
+
+Every container has one file of its own, ID.json, which this process alone writes, and the files of
+its shim. What is true of it follows from them, whatever process looks:
+
+    ID.exit there       EXITED, as it says
+    ID.run there        RUNNING while the shim lives; without it EXITED, the shim having been killed
+    else                as ID.json's state says; without a command that is all there is
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.protocol import ProcessProtocol
+from twisted.logger import Logger
+from zope.interface import implementer
+
+from infranetes_common import cri
+from infranetes_common import vmserver as messages
+from infranetes_common.errors import (
+    FailedPrecondition,
+    InfranetesError,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+)
+from vmserver.containers.fake import archive as archives
+from vmserver.containers.fake import shim
+from vmserver.containers.fake.execs import exec_sync
+from vmserver.containers.interface import ExecResult, IContainerProvider
+from vmserver.containers.jsonlog import JsonLog, records
+from vmserver.containers.signals import signal_number
+from vmserver.processes import ProcessEnd, kill_family, start_ticks
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+_log = Logger()
+_SUFFIXES = (".json", ".begun", ".run", ".exit", ".log")
+
+
+@attrs.frozen
+class FakeConfig:
+    """`[providers.fake]`"""
+
+    state_dir: Path | None = None  # run_dir/fake
+
+
+@attrs.define
+class _Container:
+    """One container of this process's view."""
+
+    state: Any
+    has_command: bool
+    signal: int
+    env: dict[str, str] = attrs.field(factory=dict)
+    cwd: str = ""
+    shim: int = 0
+    end: ProcessEnd | None = None
+    stopped: list[Deferred[None]] = attrs.field(factory=list)  # who waits for its end
+    starting: Deferred[Any] | None = None
+
+
+@implementer(IContainerProvider)
+class FakeProvider:
+    """See `IContainerProvider`.
+
+    :param directory: where the state is; made when it is first needed.
+    """
+
+    name = "fake"
+
+    def __init__(self, reactor: Any, directory: Path) -> None:
+        self._reactor = reactor
+        self._directory = directory
+        self._view: dict[str, _Container] = {}
+        self._images: set[str] = set()
+        self._watchers: list[tuple[Callable[[Any], None], Callable[[str], None]]] = []
+
+    # Life
+
+    def start(self) -> Deferred[None]:
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._load()
+        except OSError as error:
+            words = f"the state directory {self._directory} can't be used: {error.strerror}"
+            return fail(FailedPrecondition(words))
+        return succeed(None)
+
+    def stop(self) -> Deferred[None]:
+        for container in self._view.values():
+            if container.end is not None:
+                container.end.close()
+                container.end = None
+        return succeed(None)
+
+    def watch(self, changed: Callable[[Any], None], removed: Callable[[str], None]) -> None:
+        self._watchers.append((changed, removed))
+
+    def configure(self, sandbox_config: Any) -> Deferred[None]:
+        return succeed(None)
+
+    def _load(self) -> None:
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            self._images.update(json.loads((self._directory / "images").read_text()))
+        for file in sorted(self._directory.glob("*.json")):
+            if file.stem in self._view:
+                continue
+            try:
+                record = json.loads(file.read_text())
+                state = messages.ContainerState.FromString(base64.b64decode(record["state"]))
+                container = _Container(
+                    state, bool(record["argv"]), record["signal"], record["env"], record["cwd"]
+                )
+            except (ValueError, KeyError, TypeError) as error:
+                _log.error("{file} is unreadable and left alone: {error}", file=str(file), error=error)
+                continue
+            self._view[state.id] = container
+            if container.has_command:
+                self._look(container)
+
+    # One container's truth
+
+    def _look(self, container: _Container) -> None:
+        """Bring the view up to what the files say."""
+        id = container.state.id
+        ended = self._read(id, ".exit")
+        running = self._read(id, ".run")
+        if ended is None and running is not None:
+            if start_ticks(running["shim"]) == running["ticks"] and self._follow(container, running):
+                return
+            ended = self._read(id, ".exit")  # it may have ended between the two
+            if ended is None:
+                kill_family(running["pid"])
+                words = "the process that watched over it was killed"
+                ended = {**running, "exit_code": 137, "finished_at": time.time_ns(), "error": words}
+                self._write(id, ".exit", ended)
+        if ended is not None:
+            self._has_ended(container, ended)
+
+    def _follow(self, container: _Container, running: Any) -> bool:
+        try:
+            if container.end is None:
+                container.end = ProcessEnd(
+                    self._reactor, running["shim"], lambda: self._shim_ended(container)
+                )
+        except ProcessLookupError:
+            return False
+        state = container.state
+        container.shim = running["shim"]
+        if state.state != cri.CONTAINER_RUNNING:
+            state.state = cri.CONTAINER_RUNNING
+            state.started_at = running["started_at"]
+            state.pid = running["pid"]
+            self._changed(container)
+        return True
+
+    def _shim_ended(self, container: _Container) -> None:
+        container.end = None
+        self._look(container)
+
+    def _has_ended(self, container: _Container, ended: Any) -> None:
+        state = container.state
+        if state.state == cri.CONTAINER_EXITED:
+            return
+        state.state = cri.CONTAINER_EXITED
+        state.started_at = ended["started_at"]
+        state.finished_at = ended["finished_at"]
+        state.exit_code = ended["exit_code"]
+        state.message = ended["error"]
+        state.pid = 0
+        if ended["error"] and state.exit_code in (126, 127):
+            state.reason = "ContainerCannotRun"
+        else:
+            state.reason = "Error" if state.exit_code else "Completed"
+        self._changed(container)
+
+    def _changed(self, container: _Container) -> None:
+        self._save(container)
+        state = messages.ContainerState()
+        state.CopyFrom(container.state)
+        for changed, _ in self._watchers:
+            changed(state)
+        if state.state == cri.CONTAINER_EXITED:
+            waiting, container.stopped = container.stopped, []
+            for each in waiting:
+                each.callback(None)
+
+    # Files
+
+    def _path(self, id: str, suffix: str) -> Path:
+        return self._directory / (id + suffix)
+
+    def _read(self, id: str, suffix: str) -> Any:
+        try:
+            return json.loads(self._path(id, suffix).read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def _write(self, id: str, suffix: str, value: Any) -> None:
+        file = self._path(id, suffix)
+        beside = file.with_name(file.name + ".new")
+        try:
+            beside.write_text(json.dumps(value))
+            beside.replace(file)
+        except OSError as error:
+            kind = ResourceExhausted if error.errno == 28 else FailedPrecondition
+            raise kind(f"{file} can't be written: {error.strerror}") from error
+
+    def _save(self, container: _Container, argv: Sequence[str] | None = None) -> None:
+        if argv is None and container.has_command:
+            argv = (self._read(container.state.id, ".json") or {}).get("argv", ["?"])
+        record = {
+            "state": base64.b64encode(container.state.SerializeToString()).decode(),
+            "argv": list(argv or ()),
+            "env": container.env,
+            "cwd": container.cwd,
+            "signal": container.signal,
+        }
+        self._write(container.state.id, ".json", record)
+
+    # Containers
+
+    def create(self, id: str, image_id: str, config: Any, sandbox_config: Any) -> Deferred[Any]:
+        return Deferred.fromCoroutine(self._create(id, image_id, config))
+
+    async def _create(self, id: str, image_id: str, config: Any) -> Any:
+        if id in self._view:
+            return self._state(self._view[id])
+        if image_id not in self._images:
+            raise FailedPrecondition(f"image {image_id} is not loaded; load it first")
+        number = (
+            signal.SIGTERM if config.stop_signal == cri.RUNTIME_DEFAULT else signal_number(config.stop_signal)
+        )
+        state = messages.ContainerState(
+            id=id, state=cri.CONTAINER_CREATED, created_at=time.time_ns(), image_id=image_id
+        )
+        state.resources.CopyFrom(config.linux.resources)
+        argv = [*config.command, *config.args]
+        container = _Container(state, bool(argv), int(number))
+        if argv:
+            container.env = {"PATH": DEFAULT_PATH, **{env.key: env.value for env in config.envs}}
+            container.cwd = config.working_dir
+        self._save(container, argv)
+        self._view[id] = container
+        self._tell(container)
+        return self._state(container)
+
+    def _tell(self, container: _Container) -> None:
+        state = self._state(container)
+        for changed, _ in self._watchers:
+            changed(state)
+
+    def _state(self, container: _Container) -> Any:
+        state = messages.ContainerState()
+        state.CopyFrom(container.state)
+        return state
+
+    def _existing(self, id: str) -> _Container:
+        container = self._view.get(id)
+        if container is None:
+            raise NotFound(f"there is no container {id} in this sandbox's VM")
+        return container
+
+    def start_container(self, id: str) -> Deferred[Any]:
+        return Deferred.fromCoroutine(self._start_container(id))
+
+    async def _start_container(self, id: str) -> Any:
+        container = self._existing(id)
+        if container.state.state == cri.CONTAINER_CREATED:
+            if not container.has_command:
+                container.state.state = cri.CONTAINER_RUNNING
+                container.state.started_at = time.time_ns()
+                self._changed(container)
+            else:
+                await self._begin(container)
+                if container.state.reason == "ContainerCannotRun":
+                    raise InvalidArgument(f"container {id} can't be started: {container.state.message}")
+            return self._state(container)
+        if container.state.state == cri.CONTAINER_EXITED:
+            raise FailedPrecondition(f"container {id} has ended ({container.state.reason}); make another one")
+        return self._state(container)
+
+    async def _begin(self, container: _Container) -> None:
+        """Start the shim, or wait with who has; answers when the command runs or can't."""
+        if container.starting is None:
+            container.starting = Deferred()
+            ready = _Shim.spawn(self._reactor, self._directory, container.state.id)
+            ready.addBoth(lambda _: self._begun(container))
+        mine: Deferred[None] = Deferred()
+        container.starting.addBoth(lambda result: mine.callback(None) if not mine.called else None)
+        await mine
+
+    def _begun(self, container: _Container) -> None:
+        starting, container.starting = container.starting, None
+        self._look(container)
+        if container.state.state == cri.CONTAINER_CREATED:
+            now = time.time_ns()
+            words = "its supervisor could not be started"
+            ended = {"exit_code": 128, "started_at": now, "finished_at": now, "error": words}
+            self._write(container.state.id, ".exit", ended)
+            self._has_ended(container, ended)
+        if starting is not None:
+            starting.callback(None)
+
+    def stop_container(self, id: str, grace_seconds: int) -> Deferred[Any]:
+        return Deferred.fromCoroutine(self._stop_container(id, grace_seconds))
+
+    async def _stop_container(self, id: str, grace: int) -> Any:
+        container = self._existing(id)
+        if container.state.state == cri.CONTAINER_RUNNING:
+            if container.has_command:
+                await self._end(container, grace)
+            else:
+                code = 0 if grace else 137
+                now = time.time_ns()
+                started = container.state.started_at
+                ended = {"exit_code": code, "started_at": started, "finished_at": now, "error": ""}
+                self._has_ended(container, ended)
+        return self._state(container)
+
+    async def _end(self, container: _Container, grace: int) -> None:
+        over: Deferred[None] = Deferred(lambda deferred: container.stopped.remove(deferred))
+        container.stopped.append(over)
+        pid = container.state.pid
+        if grace:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, container.signal)
+        else:
+            kill_family(pid)
+        timer = self._reactor.callLater(grace, kill_family, pid) if grace else None
+        try:
+            await over
+        finally:
+            if timer is not None and timer.active():
+                timer.cancel()
+
+    def remove(self, id: str) -> Deferred[None]:
+        return Deferred.fromCoroutine(self._remove(id))
+
+    async def _remove(self, id: str) -> None:
+        container = self._view.get(id)
+        if container is None:
+            return
+        if container.starting is not None:
+            await self._begin(container)
+        if container.state.state == cri.CONTAINER_RUNNING:
+            await self._stop_container(id, 0)
+        if self._view.pop(id, None) is None:
+            return
+        for suffix in _SUFFIXES:
+            self._path(id, suffix).unlink(missing_ok=True)
+        if container.has_command:
+            for rotated in self._directory.glob(f"{id}.log.*"):
+                rotated.unlink(missing_ok=True)
+        for _, removed in self._watchers:
+            removed(id)
+
+    def update(self, id: str, resources: Any) -> Deferred[Any]:
+        return Deferred.fromCoroutine(self._update(id, resources))
+
+    async def _update(self, id: str, resources: Any) -> Any:
+        container = self._existing(id)
+        before = self._state(container)
+        for field, value in resources.ListFields():
+            if field.name in ("hugepage_limits", "unified"):
+                container.state.resources.ClearField(field.name)
+            elif isinstance(value, int) and value < 0 and field.name in _NEVER_NEGATIVE:
+                raise InvalidArgument(f"resources.{field.name} {value}: expected 0 or more")
+        container.state.resources.MergeFrom(resources)
+        if container.state != before:
+            self._changed(container)
+        return self._state(container)
+
+    def containers(self) -> Deferred[list[Any]]:
+        return succeed([self._state(container) for container in self._view.values()])
+
+    def exec_sync(
+        self, id: str, command: Sequence[str], timeout: float, max_output: int
+    ) -> Deferred[ExecResult]:
+        return Deferred.fromCoroutine(self._exec_sync(id, command, timeout, max_output))
+
+    async def _exec_sync(self, id: str, command: Sequence[str], within: float, limit: int) -> ExecResult:
+        container = self._existing(id)
+        if container.state.state != cri.CONTAINER_RUNNING:
+            raise FailedPrecondition(f"container {id} is not running")
+        env = {"PATH": DEFAULT_PATH, **container.env}
+        return await exec_sync(self._reactor, command, env, container.cwd or "/", within, limit)
+
+    async def read_log(self, id: str, cursor: str, follow: bool) -> AsyncIterator[Any]:
+        container = self._existing(id)
+        log = JsonLog(self._path(id, ".log"), cursor)
+        if not container.has_command:
+            # It never writes; its end is all there is to wait for.
+            if follow and container.state.state != cri.CONTAINER_EXITED and id in self._view:
+                over: Deferred[None] = Deferred(lambda deferred: container.stopped.remove(deferred))
+                container.stopped.append(over)
+                await over
+            return
+        reading = records(self._reactor, log, follow, lambda: self._over(id))
+        try:
+            async for record in reading:
+                yield record
+        finally:
+            await reading.aclose()  # type: ignore[attr-defined]
+
+    def _over(self, id: str) -> bool:
+        container = self._view.get(id)
+        return container is None or bool(container.state.state == cri.CONTAINER_EXITED)
+
+    # Images
+
+    def missing_layers(self, diff_ids: Sequence[str]) -> Deferred[int]:
+        return succeed(len(diff_ids))
+
+    def load_image(self, image_id: str, archive: AsyncIterator[bytes]) -> Deferred[None]:
+        return Deferred.fromCoroutine(self._load_image(image_id, archive))
+
+    async def _load_image(self, image_id: str, archive: AsyncIterator[bytes]) -> None:
+        if image_id in self._images:
+            async for _ in archive:
+                pass
+            return
+        await archives.check(image_id, archive)
+        self._images.add(image_id)
+        self._save_images()
+
+    def _save_images(self) -> None:
+        file = self._directory / "images"
+        beside = file.with_name("images.new")
+        try:
+            beside.write_text(json.dumps(sorted(self._images)))
+            beside.replace(file)
+        except OSError as error:
+            raise ResourceExhausted(f"{file} can't be written: {error.strerror}") from error
+
+    def images(self) -> Deferred[list[str]]:
+        return succeed(sorted(self._images))
+
+    def remove_image(self, image_id: str) -> Deferred[None]:
+        if any(container.state.image_id == image_id for container in self._view.values()):
+            words = f"image {image_id} is in use; remove its containers first"
+            return fail(FailedPrecondition(words))
+        if image_id in self._images:
+            self._images.discard(image_id)
+            try:
+                self._save_images()
+            except InfranetesError as error:
+                return fail(error)
+        return succeed(None)
+
+
+_NEVER_NEGATIVE = ("cpu_period", "cpu_shares", "memory_limit_in_bytes")
+
+
+class _Shim(ProcessProtocol):
+    """The shim as this process's child, until it says that it is ready."""
+
+    def __init__(self) -> None:
+        self.ready: Deferred[None] = Deferred()
+
+    @classmethod
+    def spawn(cls, reactor: Any, directory: Path, id: str) -> Deferred[None]:
+        """Fires once descriptor 3 is closed."""
+        protocol = cls()
+        arguments = [sys.executable, "-I", "-S", shim.__file__, str(directory), id]
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            reactor.spawnProcess(
+                protocol,
+                sys.executable,
+                arguments,
+                env={},
+                path="/",
+                childFDs={0: null, 1: null, 2: null, 3: "r"},
+            )
+        finally:
+            os.close(null)
+        return protocol.ready
+
+    def childConnectionLost(self, childFD: int) -> None:
+        self._is_ready()
+
+    def processExited(self, reason: Any) -> None:
+        self._is_ready()
+
+    def _is_ready(self) -> None:
+        if not self.ready.called:
+            self.ready.callback(None)

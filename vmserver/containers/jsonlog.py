@@ -1,0 +1,285 @@
+"""Reads logs in Docker's json-file form, with cursors that are exact across rotation and restarts.
+
+One JSON object per line: ``{"log":"text\\n","stream":"stdout","time":"RFC 3339 with nanoseconds"}``;
+``log`` without a newline at its end is a part of a longer line (source: moby/moby
+daemon/logger/jsonfilelog). The newest file is PATH; a full one becomes PATH.1, that one PATH.2 ...
+
+A cursor names the file by inode and a checksum of its first line (an inode is used again once its
+file is gone), the offset of the next line in it, and how many parts of that line have been read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from calendar import timegm
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet.task import deferLater
+
+from infranetes_common import vmserver as messages
+from infranetes_common.errors import InvalidArgument
+
+MAX_PART_BYTES = 16 * 1024
+CHUNK_BYTES = 64 * 1024
+MAX_LINE_BYTES = 1024 * 1024  # Docker's own are below 16 KiB of text, six times that when escaped
+POLL_SECONDS = (0.03, 0.25)  # after something was read, and the longest
+
+_FINGERPRINT_BYTES = 128
+_STREAMS = {"stdout": messages.LogRecord.STDOUT, "stderr": messages.LogRecord.STDERR}
+
+
+@attrs.frozen
+class Cursor:
+    """A place in a log."""
+
+    inode: int
+    offset: int  # where the next line to read begins
+    parts: int  # of that line, how many have been read already
+    fingerprint: int  # of the file's first line
+
+    def __str__(self) -> str:
+        return f"1.{self.inode}.{self.offset}.{self.parts}.{self.fingerprint}"
+
+    @classmethod
+    def parse(cls, text: str) -> Cursor:
+        """:raise InvalidArgument: not one of ours."""
+        fields = text.split(".")
+        if len(fields) != 5 or fields[0] != "1" or not all(f.isascii() and f.isdecimal() for f in fields):
+            raise InvalidArgument("cursor: not one of ours; begin with an empty one")
+        _, inode, offset, parts, fingerprint = (int(field) for field in fields)
+        if max(inode, offset, parts, fingerprint) >= 2**63:
+            raise InvalidArgument("cursor: not one of ours; begin with an empty one")
+        return cls(inode, offset, parts, fingerprint)
+
+
+def parse_time(text: str) -> int:
+    """Nanoseconds since 1970 UTC of an RFC 3339 time; 0 for Go's zero time. :raise ValueError: not one."""
+    seconds = _seconds(text[:19])
+    rest = text[19:]
+    digits = ""
+    if rest.startswith("."):
+        digits = rest[1:].rstrip("Zz") if rest[-1:] in "Zz" else rest[1:].partition("+")[0].partition("-")[0]
+        rest = rest[1 + len(digits) :]
+    if rest not in ("Z", "z"):
+        seconds -= _offset(rest)
+    nanos = int((digits + "000000000")[:9])
+    return max(0, seconds * 10**9 + nanos)
+
+
+_last_second: tuple[str, int] = ("", 0)
+
+
+def _seconds(text: str) -> int:
+    global _last_second  # most lines of a burst share their second
+    known, value = _last_second
+    if known != text:
+        if len(text) != 19 or text[4] != "-" or text[10] not in "Tt ":
+            raise ValueError(text)
+        parts = (text[0:4], text[5:7], text[8:10], text[11:13], text[14:16], text[17:19])
+        value = timegm((*map(int, parts), 0, 0, 0))
+        _last_second = (text, value)
+    return value
+
+
+def _offset(text: str) -> int:
+    if len(text) != 6 or text[0] not in "+-" or text[3] != ":":
+        raise ValueError(text)
+    return (1 if text[0] == "+" else -1) * (int(text[1:3]) * 3600 + int(text[4:6]) * 60)
+
+
+def format_time(nanos: int) -> str:
+    """RFC 3339 with nanoseconds, UTC."""
+    import time
+
+    seconds, rest = divmod(nanos, 10**9)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{rest:09d}Z"
+
+
+class JsonLog:
+    """A reader's place in one container's log.
+
+    :param path: the newest file; it need not be there yet.
+    :raise InvalidArgument: `cursor` is none.
+    """
+
+    def __init__(self, path: Path, cursor: str = "") -> None:
+        self._path = path
+        self._cursor = Cursor.parse(cursor) if cursor else None
+        self._fd = -1
+        self._inode = 0
+        self._offset = 0  # of the first byte in the buffer
+        self._buffer = b""
+        self._fingerprint = 0
+        self._skip_parts = 0
+        self._gap = False
+
+    def close(self) -> None:
+        """Close the file. Twice is once."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def read(self) -> list[Any]:
+        """The next LogRecords, some chunk's worth; empty: nothing more for now."""
+        while True:
+            if self._fd < 0 and not self._open():
+                return []
+            chunk = os.pread(self._fd, CHUNK_BYTES, self._offset + len(self._buffer))
+            if chunk:
+                records = self._feed(chunk)
+                if records:
+                    return records
+            elif not self._advance():
+                return []
+
+    # Files
+
+    def _files(self) -> list[tuple[int, Path]]:
+        """Inode and path of each file of the log, oldest first."""
+        found = []
+        path = self._path
+        number = 0
+        while True:
+            try:
+                found.append((path.stat().st_ino, path))
+            except FileNotFoundError:
+                if number:  # the newest is missing for a moment in a rotation
+                    break
+            number += 1
+            path = self._path.with_name(f"{self._path.name}.{number}")
+        return found[::-1]
+
+    def _open(self) -> bool:
+        files = self._files()
+        if not files:
+            return False
+        cursor, self._cursor = self._cursor, None
+        if cursor is None:
+            return self._use(*files[0])
+        for inode, path in files:
+            if inode == cursor.inode and self._use(inode, path):
+                if self._fits(cursor):
+                    self._offset, self._skip_parts = cursor.offset, cursor.parts
+                    self._fingerprint = cursor.fingerprint
+                    return True
+                self.close()
+        self._gap = True
+        return self._use(*files[0])
+
+    def _use(self, inode: int, path: Path) -> bool:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        if os.fstat(fd).st_ino != inode:  # rotated meanwhile
+            os.close(fd)
+            return False
+        self.close()
+        self._fd, self._inode = fd, inode
+        self._offset, self._buffer, self._fingerprint, self._skip_parts = 0, b"", 0, 0
+        return True
+
+    def _fits(self, cursor: Cursor) -> bool:
+        head = os.pread(self._fd, _FINGERPRINT_BYTES, 0)
+        return os.fstat(self._fd).st_size >= cursor.offset and _fingerprint(head) == cursor.fingerprint
+
+    def _advance(self) -> bool:
+        """At the end of this file: go to the next newer one, if there is one."""
+        try:
+            if self._path.stat().st_ino == self._inode:
+                return False
+        except FileNotFoundError:
+            return False
+        files = self._files()
+        inodes = [inode for inode, _ in files]
+        if not files or inodes[-1] == self._inode:
+            return False
+        if os.fstat(self._fd).st_size > self._offset + len(self._buffer):
+            return True  # written before the rotation, after the last read
+        self._gap = self._gap or bool(self._buffer) or self._inode not in inodes
+        following = inodes.index(self._inode) + 1 if self._inode in inodes else 0
+        return self._use(*files[following])
+
+    # Lines
+
+    def _feed(self, chunk: bytes) -> list[Any]:
+        data = self._buffer + chunk
+        records: list[Any] = []
+        start = 0
+        while (end := data.find(b"\n", start)) >= 0:
+            if self._offset + start == 0:
+                self._fingerprint = _fingerprint(data[: end + 1])
+            records.extend(self._records(data[start : end + 1], self._offset + start))
+            start = end + 1
+        self._offset += start
+        self._buffer = data[start:]
+        if len(self._buffer) > MAX_LINE_BYTES:  # no line of Docker's: read on behind it
+            self._offset += len(self._buffer)
+            self._buffer = b""
+            self._gap = True
+        return records
+
+    def _records(self, line: bytes, offset: int) -> list[Any]:
+        try:
+            entry = json.loads(line)
+            text = entry["log"].encode("utf-8", "replace")
+            stream = _STREAMS[entry["stream"]]
+            nanos = parse_time(entry["time"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            self._gap = True
+            return []
+        whole = text.endswith(b"\n")
+        if whole:
+            text = text[:-1]
+        parts = [text[at : at + MAX_PART_BYTES] for at in range(0, len(text), MAX_PART_BYTES)] or [b""]
+        skip, self._skip_parts = self._skip_parts, 0
+        records = []
+        for number, part in list(enumerate(parts, 1))[skip:]:
+            last = number == len(parts)
+            cursor = (
+                Cursor(self._inode, offset + len(line), 0, self._fingerprint)
+                if last
+                else Cursor(self._inode, offset, number, self._fingerprint)
+            )
+            records.append(
+                messages.LogRecord(
+                    time_nanos=nanos,
+                    stream=stream,
+                    line=part,
+                    partial=not (last and whole),
+                    cursor=str(cursor),
+                    gap=self._gap,
+                )
+            )
+            self._gap = False
+        return records
+
+
+def _fingerprint(head: bytes) -> int:
+    return zlib.crc32(head.partition(b"\n")[0][:_FINGERPRINT_BYTES])
+
+
+async def records(reactor: Any, log: JsonLog, follow: bool, ended: Callable[[], bool]) -> AsyncIterator[Any]:
+    """All of `log`; with `follow` on as it grows, until `ended` says that nothing more is written."""
+    pause, longest = POLL_SECONDS
+    try:
+        while True:
+            over = not follow or ended()
+            batch = log.read()
+            for record in batch:
+                yield record
+            if batch:
+                pause = POLL_SECONDS[0]
+                await deferLater(reactor, 0, lambda: None)
+            elif over:
+                return
+            else:
+                await deferLater(reactor, pause, lambda: None)
+                pause = min(pause * 1.5, longest)
+    finally:
+        log.close()
