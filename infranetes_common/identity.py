@@ -1,12 +1,16 @@
 """What makes a freshly started machine one sandbox's VM, carried by the hypervisor's own channel.
 
 The document is JSON: over virtio-serial as one line, as user-data or guestinfo on clouds, as a file
-of mode 0600 otherwise. It holds a private key, so it is never logged.
+of mode 0600 otherwise. It holds a private key, so it is never logged, and no error quotes it. What it
+says is applied to the machine as root, so both ends check every field for type, length and form.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import json
+import re
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -22,20 +26,20 @@ class Network:
 
     mac: str  # aa:bb:cc:dd:ee:ff
     address: str  # IPv4 with prefix length: 10.88.0.7/16
-    gateway: str
-    mtu: int = 1500
+    gateway: str  # an address of the same subnet
+    mtu: int = 1500  # bytes, 576 to 65535
 
 
 @attrs.frozen
 class Identity:
     """One VM's identity. PEM texts; `sandbox_id` is what the certificate names."""
 
-    sandbox_id: str
+    sandbox_id: str  # a DNS label
     certificate_pem: str
     key_pem: str = attrs.field(repr=False)
     ca_pem: str
-    listen: str = "0.0.0.0:2475"  # host:port of the agent's TLS listener
-    hostname: str = ""
+    listen: str = "0.0.0.0:2475"  # IPv4:port or [IPv6]:port of the agent's TLS listener; 0: any port
+    hostname: str = ""  # a DNS name of at most 64; empty: leave the machine's own
     machine_id: str = ""  # 32 hex digits; empty: leave the machine's own
     entropy: str = attrs.field(default="", repr=False)  # hex, mixed into the kernel's pool
     now_nanos: int = 0  # nanoseconds since 1970 UTC to set the clock to; 0: leave it
@@ -43,7 +47,11 @@ class Identity:
 
 
 def encode(identity: Identity) -> bytes:
-    """One line of JSON, newline included."""
+    """One line of JSON, newline included.
+
+    :raise InvalidArgument: a field is not fit to be applied; names it.
+    """
+    _check(identity)
     return json.dumps(attrs.asdict(identity), separators=(",", ":")).encode() + b"\n"
 
 
@@ -55,11 +63,105 @@ def decode(document: bytes) -> Identity:
     if len(document) > MAX_DOCUMENT_BYTES:
         raise InvalidArgument(f"the identity document is over {MAX_DOCUMENT_BYTES} bytes")
     try:
-        fields: dict[str, Any] = json.loads(document)
+        fields: dict[str, Any] = json.loads(document.decode())
         network = fields.pop("network", None)
         identity = Identity(**fields, network=None if network is None else Network(**network))
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         raise InvalidArgument("the identity document is not the JSON object that the node writes") from None
     if not (identity.sandbox_id and identity.certificate_pem and identity.key_pem and identity.ca_pem):
         raise InvalidArgument("the identity document lacks the sandbox id, certificate, key or CA")
+    _check(identity)
     return identity
+
+
+# -- what a field must look like; the words say it to people
+
+_LABEL = r"[0-9A-Za-z](?:[0-9A-Za-z-]{0,61}[0-9A-Za-z])?"
+_MAX_PEM = 16 * 1024
+_MAX_CHAIN = 8
+
+
+def _matches(pattern: str, most: int) -> Callable[[str], bool]:
+    compiled = re.compile(pattern)
+    return lambda value: len(value) <= most and compiled.fullmatch(value) is not None
+
+
+def _pem(label: str, blocks: int) -> Callable[[str], bool]:
+    """That many PEM blocks at most (RFC 7468), and nothing beside them."""
+    block = rf"-----BEGIN {label}-----\n(?:[0-9A-Za-z+/=]{{1,76}}\n)+-----END {label}-----\n?"
+    return _matches(rf"(?:{block}){{1,{blocks}}}", _MAX_PEM)
+
+
+def _is_listen(value: str) -> bool:
+    host, _, port = value.rpartition(":")
+    if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
+        return False
+    try:
+        if host.startswith("[") and host.endswith("]"):
+            return bool(ipaddress.IPv6Address(host[1:-1]).scope_id is None)
+        ipaddress.IPv4Address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_unicast_mac(value: str) -> bool:
+    if not re.fullmatch(r"[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){5}", value):
+        return False
+    octets = bytes.fromhex(value.replace(":", ""))
+    return any(octets) and not octets[0] & 1
+
+
+_IDENTITY: dict[str, tuple[Callable[[str], bool], str]] = {
+    "sandbox_id": (_matches(_LABEL, 63), "a DNS label"),
+    "certificate_pem": (_pem("CERTIFICATE", _MAX_CHAIN), "PEM certificates"),
+    "key_pem": (_pem("(?:EC |RSA )?PRIVATE KEY", 1), "a PEM private key"),
+    "ca_pem": (_pem("CERTIFICATE", _MAX_CHAIN), "PEM certificates"),
+    "listen": (_is_listen, "IPv4:port or [IPv6]:port"),
+    "hostname": (_matches(rf"(?:{_LABEL}(?:\.{_LABEL})*)?", 64), "a DNS name of at most 64 characters"),
+    "machine_id": (_matches(r"(?!0{32})[0-9a-f]{32}|", 32), "32 hex digits"),
+    "entropy": (_matches(r"(?:[0-9a-f]{2})*", 4096), "at most 2048 bytes in hex digits"),
+}
+_MAX_NANOS = 2**63 - 1
+
+
+def _check(identity: Identity) -> None:
+    for name, (fits, words) in _IDENTITY.items():
+        value = getattr(identity, name)
+        if not (isinstance(value, str) and fits(value)):
+            raise InvalidArgument(f"the identity's {name} is not {words}")
+    if type(identity.now_nanos) is not int or not 0 <= identity.now_nanos <= _MAX_NANOS:
+        raise InvalidArgument("the identity's now_nanos is not a time in nanoseconds")
+    if identity.network is not None:
+        _check_network(identity.network)
+
+
+def _check_network(network: Network) -> None:
+    if not (isinstance(network.mac, str) and _is_unicast_mac(network.mac)):
+        raise InvalidArgument("the identity's network.mac is not a unicast MAC address")
+    if type(network.mtu) is not int or not 576 <= network.mtu <= 65535:
+        raise InvalidArgument("the identity's network.mtu is not a number from 576 to 65535")
+    try:
+        if not isinstance(network.address, str) or "/" not in network.address:
+            raise ValueError
+        interface = ipaddress.IPv4Interface(network.address)
+    except ValueError:
+        raise InvalidArgument(
+            "the identity's network.address is not an IPv4 address with a prefix length"
+        ) from None
+    subnet = interface.network
+    edges = (subnet.network_address, subnet.broadcast_address) if subnet.prefixlen < 31 else ()
+    if interface.ip in edges or not _is_host(interface.ip):
+        raise InvalidArgument("the identity's network.address is not one that a machine can have")
+    try:
+        if not isinstance(network.gateway, str):
+            raise ValueError
+        gateway = ipaddress.IPv4Address(network.gateway)
+    except ValueError:
+        raise InvalidArgument("the identity's network.gateway is not an IPv4 address") from None
+    if gateway == interface.ip or gateway in edges or gateway not in subnet:
+        raise InvalidArgument("the identity's network.gateway is not another machine of its subnet")
+
+
+def _is_host(address: ipaddress.IPv4Address) -> bool:
+    return not (address.is_multicast or address.is_loopback or address.is_unspecified or address.is_reserved)
