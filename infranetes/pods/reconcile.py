@@ -1,0 +1,162 @@
+"""Making records and VMs agree: once after the start, and then in passes over the provider's list."""
+
+from __future__ import annotations
+
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+
+from infranetes.pods.containers import Containers
+from infranetes.pods.follow import connect, vm_ended
+from infranetes.pods.inventory import Container, Sandbox
+from infranetes.pods.node import Node
+from infranetes.pods.records import Contents
+from infranetes.pods.sandboxes import Sandboxes
+from infranetes.pods.states import WITH_VM, ContainerState, SandboxState
+from infranetes.pods.waits import go, sleep, within
+from infranetes.providers.interface import Instance, InstanceState
+from infranetes_common.errors import InfranetesError, NotFound
+
+LIST_SECONDS = 120.0
+
+_log = Logger()
+
+
+class Reconciler:
+    """Takes up what an earlier daemon left, and sees to it that nothing is left behind.
+
+    What the records say is served at once. Agents are asked side by side, and one that does not answer
+    delays nobody; the provider is asked once it has started.
+    """
+
+    def __init__(self, node: Node, sandboxes: Sandboxes, containers: Containers) -> None:
+        self._node = node
+        self._sandboxes = sandboxes
+        self._containers = containers
+        self._strange: set[str] = set()  # instances without a record in the last pass
+        self._passes: Deferred[None] | None = None
+
+    def load(self, contents: Contents) -> None:
+        """Fill the inventory and begin to ask the agents."""
+        inventory = self._node.inventory
+        for record in contents.sandboxes:
+            inventory.add(Sandbox(record))
+        for row in contents.containers:
+            sandbox = inventory.sandboxes[row.sandbox_id]
+            inventory.add_container(Container(sandbox, row, contents.logs.get(row.id)))
+        for sandbox in inventory:
+            if sandbox.state is SandboxState.LAUNCHING:
+                self._sandboxes.resume(sandbox)
+            elif sandbox.state is SandboxState.READY:
+                connect(self._node, sandbox)
+                assert sandbox.view is not None
+                sandbox.view.start()
+                self._finish(sandbox, go(self._finish_removals(sandbox)))
+            elif sandbox.state is SandboxState.STOPPING and sandbox.record.agent_host:
+                connect(self._node, sandbox)
+            else:
+                vm_ended(self._node, sandbox, sandbox.record.message or "the sandbox was stopped")
+                self._finish(sandbox, go(self._without_vm(sandbox)))
+
+    def provider_ready(self) -> None:
+        """The provider has started: finish what was under way, and begin the passes. Called once."""
+        for sandbox in self._node.inventory:
+            if sandbox.state is SandboxState.STOPPING:
+                self._finish(sandbox, go(self._sandboxes.stop(sandbox.id)))
+            elif sandbox.state is SandboxState.ABANDONED:
+                self._finish(sandbox, self._sandboxes.end_abandoned(sandbox).join())
+        self._passes = go(self._go_on())
+        self._passes.addErrback(lambda _: None)
+
+    def stop(self) -> None:
+        """No more passes."""
+        if self._passes is not None:
+            self._passes.cancel()
+
+    async def _go_on(self) -> None:
+        while True:
+            try:
+                await self.once()
+            except InfranetesError as error:
+                _log.warn("the provider's VMs could not be compared with the records: {error}", error=error)
+            except Exception:
+                _log.failure("comparing the provider's VMs with the records failed")
+            await sleep(self._node.clock, self._node.times.sweep)
+
+    async def once(self) -> None:
+        """One pass. What is strange in two passes that follow each other is dealt with in the second."""
+        node = self._node
+        instances = await within(node.clock, LIST_SECONDS, node.provider.list(), "listing the provider's VMs")
+        await self._end_strange(instances)
+        by_token = {instance.token: instance for instance in instances}
+        for sandbox in node.inventory:
+            instance = by_token.get(sandbox.record.token)
+            if sandbox.state is SandboxState.ABANDONED:
+                self._finish(sandbox, self._sandboxes.end_abandoned(sandbox).join())
+            elif sandbox.state is not SandboxState.READY:
+                continue
+            elif instance is None:
+                await self._look_again(sandbox)
+            else:
+                sandbox.instance = instance
+                if instance.state is InstanceState.ENDED:
+                    self._sandboxes.ended(instance)
+
+    async def _end_strange(self, instances: list[Instance]) -> None:
+        strange = {instance.id: instance for instance in instances if not self._has_record(instance)}
+        again = self._strange & strange.keys()
+        self._strange = set(strange)
+        for instance_id in again:
+            _log.warn(
+                "vm {vm} (sandbox {sandbox}) is ours and no record knows it: it is destroyed",
+                vm=instance_id,
+                sandbox=strange[instance_id].sandbox_id,
+            )
+            try:
+                await within(
+                    self._node.clock,
+                    self._node.times.destroy,
+                    self._node.provider.destroy(instance_id),
+                    f"destroying vm {instance_id}",
+                )
+                self._strange.discard(instance_id)
+            except InfranetesError as error:
+                _log.error("vm {vm} is not destroyed: {error}", vm=instance_id, error=error)
+
+    def _has_record(self, instance: Instance) -> bool:
+        sandbox = self._node.inventory.by_token(instance.token)
+        return sandbox is not None and sandbox.state in WITH_VM
+
+    async def _look_again(self, sandbox: Sandbox) -> None:
+        """A READY sandbox's VM is not in the list. It is lost when the provider says so by its id too."""
+        what = f"looking for the VM of sandbox {sandbox.id}"
+        try:
+            await within(self._node.clock, 30.0, self._node.provider.get(sandbox.record.instance_id), what)
+        except NotFound:
+            if sandbox.state is SandboxState.READY:
+                self._sandboxes.lost(sandbox, "the provider no longer has the VM")
+        except InfranetesError as error:
+            _log.warn("{what} failed: {error}", what=what, error=error)
+
+    async def _finish_removals(self, sandbox: Sandbox) -> None:
+        """Removals that an earlier daemon began, as soon as the agent can be asked."""
+        removing = [one for one in sandbox.containers.values() if one.state is ContainerState.REMOVING]
+        if removing and sandbox.view is not None:
+            await sandbox.view.when_live()
+            for container in removing:
+                await self._containers.removal(container).join()
+
+    async def _without_vm(self, sandbox: Sandbox) -> None:
+        """Containers on their way in or out, where no agent has to be asked."""
+        for container in list(sandbox.containers.values()):
+            if container.state in (ContainerState.CREATING, ContainerState.REMOVING):
+                await self._containers.removal(container).join()
+
+    def _finish(self, sandbox: Sandbox, work: Deferred[None]) -> None:
+        work.addErrback(
+            lambda failure: _log.warn(
+                "sandbox {sandbox}, {state}, is not ended yet: {error}",
+                sandbox=sandbox.id,
+                state=sandbox.state.value,
+                error=failure.value,
+            )
+        )

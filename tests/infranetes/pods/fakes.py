@@ -1,0 +1,446 @@
+"""The outside world of `pods`, in memory: a store, a provider, agents, images and logs."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.task import Clock
+
+from infranetes.agent.view import ViewTimes
+from infranetes.pods import database
+from infranetes.pods.containers import Containers
+from infranetes.pods.node import Node, NodeNames, Times
+from infranetes.pods.reconcile import Reconciler
+from infranetes.pods.records import ContainerRecord, Contents, LogPosition, SandboxRecord
+from infranetes.pods.sandboxes import Sandboxes
+from infranetes.providers.interface import Instance, InstanceSpec, InstanceState
+from infranetes_common import cri, vmserver
+from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
+from txgrpc import Code, GrpcError
+
+IMAGE = "sha256:" + "1" * 64
+
+
+class InlineStore:
+    """The real schema in memory, without a thread. `failing`: every write fails with it. `held`: writes
+    wait there until they are let go."""
+
+    def __init__(self) -> None:
+        self.connection = sqlite3.connect(":memory:", isolation_level=None)
+        self.connection.execute("PRAGMA foreign_keys = ON")
+        for script in database.MIGRATIONS:
+            self.connection.executescript(script)
+        self.failing: Exception | None = None
+        self.writes = 0
+
+    def contents(self) -> Contents:
+        return database.load(self.connection)
+
+    def put_sandbox(self, record: SandboxRecord) -> Deferred[None]:
+        return self._write(database.put("sandboxes", record))
+
+    def delete_sandbox(self, sandbox_id: str) -> Deferred[None]:
+        return self._write(database.delete("sandboxes", sandbox_id))
+
+    def put_container(self, record: ContainerRecord) -> Deferred[None]:
+        return self._write(database.put("containers", record))
+
+    def delete_container(self, container_id: str) -> Deferred[None]:
+        return self._write(database.delete("containers", container_id))
+
+    def put_log(self, container_id: str, position: LogPosition) -> Deferred[None]:
+        return self._write(database.put_log(container_id, position))
+
+    def put_setting(self, name: str, value: str) -> Deferred[None]:
+        return self._write(database.put_setting(name, value))
+
+    def _write(self, write: database.Write) -> Deferred[None]:
+        if self.failing is not None:
+            return fail(self.failing)
+        self.writes += 1
+        (result,) = database.apply(self.connection, [write])
+        return fail(result) if isinstance(result, Exception) else succeed(None)
+
+
+class FakeProvider:
+    """VMs that run at once, unless told otherwise.
+
+    :ivar launching: a Deferred that `launch` waits for first. :ivar booting: the same for `wait_running`.
+    :ivar calls: what was asked for, in order.
+    """
+
+    name = "fake"
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.instances: dict[str, Instance] = {}
+        self.calls: list[tuple[str, str]] = []
+        self.specs: list[InstanceSpec] = []
+        self.launching: Deferred[None] | None = None
+        self.booting: Deferred[None] | None = None
+        self.destroy_error: Exception | None = None
+        self.launch_error: Exception | None = None
+        self.networks: list[str] = []
+        self.ended: Callable[[Instance], None] = lambda _: None
+
+    def launch(self, spec: InstanceSpec) -> Deferred[Instance]:
+        self.calls.append(("launch", spec.token))
+        self.specs.append(spec)
+        return Deferred.fromCoroutine(self._launch(spec))
+
+    async def _launch(self, spec: InstanceSpec) -> Instance:
+        if self.launching is not None:
+            await self.launching
+        if self.launch_error is not None:
+            raise self.launch_error
+        for instance in self.instances.values():
+            if instance.token == spec.token:
+                return instance
+        made = Instance(
+            id=f"vm-{spec.token[:6]}",
+            token=spec.token,
+            sandbox_id=spec.sandbox_id,
+            state=InstanceState.RUNNING,
+            address=f"10.0.0.{len(self.instances) + 1}",
+            agent_port=2475,
+        )
+        self.instances[made.id] = made
+        self._world.agents[spec.sandbox_id] = FakeAgent(spec.sandbox_id)
+        return made
+
+    def wait_running(self, instance_id: str, timeout: float) -> Deferred[Instance]:
+        return Deferred.fromCoroutine(self._wait(instance_id))
+
+    async def _wait(self, instance_id: str) -> Instance:
+        if self.booting is not None:
+            await self.booting
+        return self.instances[instance_id]
+
+    def get(self, instance_id: str) -> Deferred[Instance]:
+        if instance_id not in self.instances:
+            return fail(NotFound(f"no VM {instance_id}"))
+        return succeed(self.instances[instance_id])
+
+    def list(self) -> Deferred[list[Instance]]:
+        return succeed(list(self.instances.values()))
+
+    def destroy(self, instance_id: str) -> Deferred[None]:
+        self.calls.append(("destroy", instance_id))
+        if self.destroy_error is not None:
+            return fail(self.destroy_error)
+        self.instances.pop(instance_id, None)
+        return succeed(None)
+
+    def configure_network(self, pod_cidr: str) -> Deferred[None]:
+        self.networks.append(pod_cidr)
+        return succeed(None)
+
+    def status(self) -> dict[str, str]:
+        return {"vms": str(len(self.instances))}
+
+    def end(self, instance_id: str, detail: str) -> None:
+        """The VM ends by itself."""
+        ended = attrs.evolve(self.instances[instance_id], state=InstanceState.ENDED, detail=detail)
+        self.instances[instance_id] = ended
+        self.ended(ended)
+
+
+class FakeStream:
+    """A Watch stream that the test feeds."""
+
+    def __init__(self) -> None:
+        self._events: list[Any] = []
+        self._waiting: Deferred[Any] | None = None
+        self.ended = False
+
+    def feed(self, event: Any) -> None:
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            waiting.callback(event)
+        else:
+            self._events.append(event)
+
+    def break_(self, error: Exception) -> None:
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            waiting.errback(error)
+        else:
+            self._events.append(error)
+
+    def cancel(self) -> None:
+        if not self.ended:
+            self.ended = True
+            self.break_(GrpcError(Code.CANCELLED, "cancelled here"))
+
+    def __aiter__(self) -> FakeStream:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._events:
+            event = self._events.pop(0)
+        else:
+            self._waiting = Deferred()
+            event = await self._waiting
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+
+class FakeAgent:
+    """One VM's agent and the containers in it; stands in for AgentClient.
+
+    :ivar away: it can't be reached. :ivar silent: streams open and say nothing.
+    :ivar holding: a Deferred that each create and load waits for first.
+    """
+
+    def __init__(self, sandbox_id: str) -> None:
+        self.sandbox_id = sandbox_id
+        self.containers: dict[str, Any] = {}
+        self.loaded: set[str] = set()
+        self.loads: list[tuple[str, bytes]] = []
+        self.calls: list[tuple[str, str]] = []
+        self.streams: list[FakeStream] = []
+        self.configured: list[Any] = []
+        self.away = False
+        self.silent = False
+        self.holding: Deferred[None] | None = None
+        self.create_error: Exception | None = None
+        self.exec_error: Exception | None = None
+
+    def _reach(self) -> None:
+        if self.away:
+            raise Unavailable(f"the agent of sandbox {self.sandbox_id} can't be reached")
+
+    async def info(self, within: float = 30.0) -> Any:
+        self._reach()
+        return vmserver.InfoResponse(sandbox_id=self.sandbox_id)
+
+    async def configure(self, config: Any, within: float = 30.0) -> None:
+        self._reach()
+        self.configured.append(config)
+
+    def watch(self) -> FakeStream:
+        stream = FakeStream()
+        if self.away:
+            stream.break_(GrpcError(Code.UNAVAILABLE, "refused"))
+            return stream
+        self.streams.append(stream)
+        if not self.silent:
+            for state in self.containers.values():
+                stream.feed(vmserver.WatchEvent(container=state))
+            stream.feed(vmserver.WatchEvent(synced=vmserver.Synced()))
+        return stream
+
+    def go_away(self) -> None:
+        """The connection is lost and can't be had again."""
+        self.away = True
+        streams, self.streams = self.streams, []
+        for stream in streams:
+            stream.break_(GrpcError(Code.UNAVAILABLE, "connection lost"))
+
+    def become(self, id: str, state: int, **fields: Any) -> Any:
+        """A container changes by itself."""
+        known = self.containers.setdefault(id, vmserver.ContainerState(id=id, created_at=5))
+        known.state = state
+        for name, value in fields.items():
+            setattr(known, name, value)
+        copy = vmserver.ContainerState()
+        copy.CopyFrom(known)
+        for stream in self.streams:
+            stream.feed(vmserver.WatchEvent(container=copy))
+        return copy
+
+    async def images(self) -> set[str]:
+        self._reach()
+        return set(self.loaded)
+
+    async def missing_layers(self, diff_ids: Any) -> int:
+        return 1
+
+    async def load_image(self, image_id: str, archive: AsyncIterator[bytes]) -> None:
+        if self.holding is not None:
+            await self.holding
+        self._reach()
+        data = b"".join([part async for part in archive])
+        self.loads.append((image_id, data))
+        self.loaded.add(image_id)
+
+    async def create(self, id: str, image_id: str, config: Any, sandbox: Any) -> Any:
+        self.calls.append(("create", id))
+        self._reach()
+        if self.create_error is not None:
+            raise self.create_error
+        if image_id not in self.loaded:
+            raise FailedPrecondition(f"image {image_id} is not loaded")
+        return self.become(id, cri.CONTAINER_CREATED)
+
+    async def start(self, id: str) -> Any:
+        self._reach()
+        return self.become(id, cri.CONTAINER_RUNNING, started_at=6)
+
+    async def stop(self, id: str, grace_seconds: int, within: float = 30.0) -> Any:
+        self.calls.append((f"stop {grace_seconds}", id))
+        self._reach()
+        if id not in self.containers:
+            raise NotFound(f"no container {id}")
+        return self.become(id, cri.CONTAINER_EXITED, finished_at=7, exit_code=143, reason="Error")
+
+    async def remove(self, id: str, within: float = 30.0) -> None:
+        self.calls.append(("remove", id))
+        self._reach()
+        if self.containers.pop(id, None) is not None:
+            for stream in self.streams:
+                stream.feed(vmserver.WatchEvent(removed=id))
+
+    async def update(self, id: str, resources: Any) -> Any:
+        self._reach()
+        self.containers[id].resources.CopyFrom(resources)
+        return self.become(id, self.containers[id].state)
+
+    async def exec_sync(self, id: str, command: Any, seconds: int, limit: float, max_output: int) -> Any:
+        self._reach()
+        self.calls.append((f"exec {' '.join(command)} {seconds} {limit:.0f}", id))
+        if self.exec_error is not None:
+            raise self.exec_error
+        return vmserver.ExecSyncResponse(stdout=b"out", stderr=b"err", exit_code=3)
+
+    async def close(self) -> None:
+        streams, self.streams = self.streams, []
+        for stream in streams:
+            stream.break_(GrpcError(Code.UNAVAILABLE, "closed here"))
+
+
+@attrs.frozen
+class FakeImage:
+    """What is used of infranetes.images.Image."""
+
+    id: str = IMAGE
+    repo_digests: tuple[str, ...] = ()
+    diff_ids: tuple[str, ...] = ("sha256:a", "sha256:b")
+
+
+class FakeImages:
+    """One image, called busybox."""
+
+    def resolve(self, name: str) -> FakeImage:
+        if name not in ("busybox", IMAGE):
+            raise NotFound(f"image {name} is not on this node: pull it first")
+        return FakeImage()
+
+    async def archive(self, image_id: str, present: int) -> AsyncIterator[bytes]:
+        yield f"{image_id} without {present}".encode()
+
+
+class FakeLogs:
+    """Counts. `slow`: a drain that does not end."""
+
+    def __init__(self) -> None:
+        self.ensured: list[str] = []
+        self.aborted: list[str] = []
+        self.reopened: list[str] = []
+        self.slow: Deferred[None] | None = None
+
+    def ensure(self, container: Any) -> None:
+        self.ensured.append(container.id)
+
+    def drain(self, container: Any) -> Deferred[None]:
+        return succeed(None) if self.slow is None else self.slow
+
+    def abort(self, container: Any) -> None:
+        self.aborted.append(container.id)
+
+    async def reopen(self, container: Any) -> None:
+        self.reopened.append(container.id)
+
+
+class FakeAuthority:
+    """Signs nothing."""
+
+    ca_pem = "CA"
+
+    def issue_vm(self, sandbox_id: str, lifetime_seconds: float) -> tuple[str, str]:
+        return f"certificate of {sandbox_id}", "key"
+
+
+class World:
+    """One node with its surroundings; `restart` makes the next daemon over the same ones."""
+
+    def __init__(self, **times: Any) -> None:
+        self.clock = Clock()
+        self.clock.advance(1000.0)
+        self.store = InlineStore()
+        self.agents: dict[str, FakeAgent] = {}
+        self.provider = FakeProvider(self)
+        self.times = Times(view=ViewTimes(unknown_after=5.0), **times)
+        self.begin()
+
+    def begin(self) -> None:
+        """A daemon starts over what there is."""
+        self.logs = FakeLogs()
+        self.node = Node(
+            self.clock,
+            self.store,
+            self.provider,
+            FakeImages(),
+            FakeAuthority(),
+            lambda sandbox_id, host, port: self.agents[sandbox_id],  # type: ignore[arg-type,return-value]
+            self.logs,
+            NodeNames("c", "n"),
+            self.times,
+        )
+        self.sandboxes = Sandboxes(self.node)
+        self.containers = Containers(self.node, self.sandboxes)
+        self.reconciler = Reconciler(self.node, self.sandboxes, self.containers)
+        self.reconciler.load(self.store.contents())
+
+    def provider_ready(self) -> None:
+        """The provider has started."""
+        self.provider.ended = self.sandboxes.ended
+        self.node.trouble = ""
+        self.node.ready.fire()
+        self.reconciler.provider_ready()
+
+    def kill(self) -> None:
+        """The daemon is no more; nothing that it had under way goes on or is told."""
+        self.node.stopping = True
+        self.node.store = Gone()
+        self.reconciler.stop()
+        for sandbox in self.node.inventory:
+            if sandbox.view is not None:
+                sandbox.view.stop()
+        for agent in self.agents.values():
+            agent.streams.clear()
+
+    def restart(self) -> None:
+        """The next daemon, its provider started."""
+        self.kill()
+        self.begin()
+        self.provider_ready()
+
+    def wait(self, seconds: float, step: float = 0.25) -> None:
+        """Time passes."""
+        for _ in range(int(seconds / step)):
+            self.clock.advance(step)
+
+
+class Gone:
+    """The store of a daemon that is no more."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: Deferred()
+
+
+def pod(name: str = "web", uid: str = "u1", attempt: int = 0, **fields: Any) -> Any:
+    """A PodSandboxConfig."""
+    metadata = cri.PodSandboxMetadata(name=name, uid=uid, namespace="default", attempt=attempt)
+    return cri.PodSandboxConfig(metadata=metadata, **fields)
+
+
+def box(name: str = "main", attempt: int = 0, image: str = "busybox", **fields: Any) -> Any:
+    """A ContainerConfig."""
+    metadata = cri.ContainerMetadata(name=name, attempt=attempt)
+    return cri.ContainerConfig(metadata=metadata, image=cri.ImageSpec(image=image), **fields)

@@ -1,0 +1,305 @@
+"""The next daemon, and the passes over the provider's VMs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred
+
+from infranetes.agent.view import Reach
+from infranetes.pods import listing
+from infranetes.pods.states import ContainerState, SandboxState
+from infranetes.pods.waits import go
+from infranetes.providers.interface import Instance, InstanceState
+from infranetes_common import cri
+from infranetes_common.errors import Unavailable
+from tests.infranetes.pods.fakes import pod
+from tests.infranetes.pods.test_containers import ContainerBase
+from tests.infranetes.pods.test_sandboxes import Base
+
+
+class RestartTests(ContainerBase):
+    """A daemon that is killed and started again."""
+
+    def test_pods_are_as_they_were(self) -> None:
+        made = self.run_container()
+        before = self.world.store.contents()
+        calls = list(self.agent.calls)
+        self.world.restart()
+        self.assertEqual(self.world.store.contents(), before)
+        self.assertEqual(self.agent.calls, calls)
+        self.assertEqual(self.world.node.inventory.containers[made].state, ContainerState.RUNNING)
+        self.assertIn(made, self.world.logs.ensured)
+        self.do(self.world.containers.exec_sync(made, ["ls"], 0, None))
+
+    def test_it_serves_before_the_provider_and_the_agents_have_answered(self) -> None:
+        made = self.run_container()
+        self.agent.silent = True
+        self.world.kill()
+        self.world.begin()
+        (container,) = listing.containers(self.world.node)
+        self.assertEqual((container.id, listing.shown_state(container)), (made, cri.CONTAINER_RUNNING))
+        self.assertEqual(len(listing.sandboxes(self.world.node)), 1)
+
+    def test_what_ended_meanwhile_has_ended(self) -> None:
+        made = self.run_container()
+        self.world.kill()
+        self.agent.become(made, cri.CONTAINER_EXITED, finished_at=8, exit_code=1)
+        self.world.restart()
+        self.assertEqual((self.kept(made).state, self.kept(made).exit_code), (ContainerState.EXITED, 1))
+        self.assertIn(made, self.world.logs.ensured)
+
+    def test_a_vm_that_ended_meanwhile_is_lost(self) -> None:
+        made = self.run_container()
+        self.world.kill()
+        self.world.provider.instances.clear()
+        self.agent.away = True
+        self.world.restart()
+        self.assertEqual(self.record(self.sandbox).state, SandboxState.LOST)
+        self.assertEqual(self.kept(made).state, ContainerState.EXITED)
+
+    def test_a_vm_that_ended_and_is_still_listed_is_lost(self) -> None:
+        self.world.kill()
+        (instance,) = self.world.provider.instances.values()
+        self.world.provider.instances[instance.id] = attrs.evolve(
+            instance, state=InstanceState.ENDED, detail="power"
+        )
+        self.world.restart()
+        self.assertIn("power", self.record(self.sandbox).message)
+
+    def test_a_creation_that_the_agent_had_finished_is_kept(self) -> None:
+        made = self.create()
+        interrupted = attrs.evolve(self.kept(made), state=ContainerState.CREATING, claimed=False)
+        self.world.kill()
+        self.world.store.put_container(interrupted)
+        self.world.restart()
+        self.assertEqual(self.kept(made).state, ContainerState.CREATED)
+        self.assertEqual(self.create(), made)
+
+    def test_a_creation_that_the_agent_does_not_know_never_was(self) -> None:
+        made = self.create()
+        interrupted = attrs.evolve(self.kept(made), state=ContainerState.CREATING, claimed=False)
+        self.world.kill()
+        self.world.store.put_container(interrupted)
+        self.agent.containers.clear()
+        self.world.restart()
+        self.assertEqual(self.world.store.contents().containers, ())
+        self.create()
+
+    def test_a_removal_is_finished(self) -> None:
+        made = self.create()
+        removing = self.kept(made).to(ContainerState.REMOVING)
+        self.world.kill()
+        self.world.store.put_container(removing)
+        self.world.restart()
+        self.assertEqual(self.world.store.contents().containers, ())
+        self.assertEqual(self.agent.containers, {})
+
+    def test_a_stop_is_finished(self) -> None:
+        made = self.run_container()
+        stopping = self.record(self.sandbox).to(SandboxState.STOPPING)
+        self.world.kill()
+        self.world.store.put_sandbox(stopping)
+        self.world.restart()
+        self.assertEqual(self.record(self.sandbox).state, SandboxState.STOPPED)
+        self.assertEqual(self.world.provider.instances, {})
+        self.assertEqual(self.kept(made).exit_code, 143)
+
+    def test_an_end_of_a_failed_launch_is_finished(self) -> None:
+        launching = attrs.evolve(self.record(self.sandbox), state=SandboxState.ABANDONED)
+        self.world.kill()
+        self.world.store.put_sandbox(launching)
+        self.world.restart()
+        self.assertNothingLeft()
+
+    def test_containers_of_a_stopped_sandbox_stay_as_they_ended(self) -> None:
+        made = self.run_container()
+        self.do(self.world.sandboxes.stop(self.sandbox))
+        before = self.kept(made)
+        self.world.restart()
+        self.assertEqual(self.kept(made), before)
+        self.do(self.world.sandboxes.remove(self.sandbox))
+        self.assertNothingLeft()
+
+    def test_an_unreachable_agent_is_unknown_after_a_while_and_hinders_no_other(self) -> None:
+        made = self.run_container()
+        self.agent.away = True
+        other = self.run_pod(pod("other"))
+        self.world.restart()
+        self.world.wait(6)
+        inventory = self.world.node.inventory
+        self.assertEqual(listing.shown_state(inventory.containers[made]), cri.CONTAINER_UNKNOWN)
+        self.assertTrue(inventory.sandboxes[other].view.live)
+        self.agent.away = False
+        self.world.wait(20)
+        self.assertEqual(listing.shown_state(inventory.containers[made]), cri.CONTAINER_RUNNING)
+
+
+class InterruptedLaunchTests(Base):
+    """A daemon that is killed while it launches."""
+
+    def interrupt(self, **changes: Any) -> str:
+        """A launch of which so much was recorded, then the next daemon."""
+        self.world.provider.booting = Deferred()
+        self.start()
+        (sandbox,) = self.world.node.inventory
+        record = attrs.evolve(self.record(sandbox.id), **changes)
+        self.world.kill()
+        self.world.store.put_sandbox(record)
+        self.world.provider.booting = None
+        return sandbox.id
+
+    def test_it_goes_on_with_the_same_vm(self) -> None:
+        id = self.interrupt()
+        self.world.restart()
+        self.assertEqual(self.record(id).state, SandboxState.READY)
+        self.assertEqual(len(self.world.provider.instances), 1)
+        self.assertEqual(len({spec.token for spec in self.world.provider.specs}), 1)
+        self.assertEqual(self.run_pod(), id)
+
+    def test_also_when_the_providers_answer_was_not_recorded(self) -> None:
+        id = self.interrupt(instance_id="")
+        self.world.restart()
+        self.assertEqual(self.record(id).state, SandboxState.READY)
+        self.assertEqual(len(self.world.provider.instances), 1)
+
+    def test_also_when_nothing_was_asked_for_yet(self) -> None:
+        id = self.interrupt(instance_id="")
+        self.world.provider.instances.clear()
+        self.world.restart()
+        self.assertEqual(self.record(id).state, SandboxState.READY)
+
+    def test_kubelet_joins_it_before_the_provider_has_started(self) -> None:
+        id = self.interrupt()
+        self.world.begin()
+        call = self.start()
+        self.assertNoResult(call)
+        self.world.provider_ready()
+        self.assertEqual(self.successResultOf(call), id)
+
+    def test_it_is_ended_when_nobody_asks_for_it(self) -> None:
+        self.interrupt()
+        self.world.restart()
+        self.world.wait(self.world.times.desertion + 1)
+        self.assertNothingLeft()
+
+    def test_it_is_undone_when_it_fails(self) -> None:
+        self.interrupt(instance_id="")
+        self.world.provider.instances.clear()
+        self.world.provider.launch_error = Unavailable("down")
+        self.world.restart()
+        self.assertNothingLeft()
+
+
+class PassTests(Base):
+    """VMs and records that do not agree."""
+
+    def stray(self) -> str:
+        made = Instance("stray", "t" * 32, "s" * 32, InstanceState.RUNNING)
+        self.world.provider.instances[made.id] = made
+        return made.id
+
+    def test_a_vm_that_no_record_knows_is_destroyed_in_the_second_pass(self) -> None:
+        stray = self.stray()
+        self.do(self.world.reconciler.once())
+        self.assertIn(stray, self.world.provider.instances)
+        self.do(self.world.reconciler.once())
+        self.assertNotIn(stray, self.world.provider.instances)
+
+    def test_one_that_is_seen_in_two_passes_apart_is_left_alone(self) -> None:
+        stray = self.stray()
+        self.do(self.world.reconciler.once())
+        instance = self.world.provider.instances.pop(stray)
+        self.do(self.world.reconciler.once())
+        self.world.provider.instances[stray] = instance
+        self.do(self.world.reconciler.once())
+        self.assertIn(stray, self.world.provider.instances)
+
+    def test_our_own_are_left_alone_also_while_they_are_launched(self) -> None:
+        self.run_pod()
+        self.world.provider.booting = Deferred()
+        launch = self.start(pod("other"))
+        for _ in range(3):
+            self.do(self.world.reconciler.once())
+        self.world.provider.booting.callback(None)
+        self.successResultOf(launch)
+        self.assertEqual(len(self.world.provider.instances), 2)
+
+    def test_one_that_can_not_be_destroyed_is_tried_again(self) -> None:
+        stray = self.stray()
+        self.world.provider.destroy_error = Unavailable("down")
+        for _ in range(3):
+            self.do(self.world.reconciler.once())
+        self.world.provider.destroy_error = None
+        self.do(self.world.reconciler.once())
+        self.assertNotIn(stray, self.world.provider.instances)
+
+    def test_passes_go_on_after_one_that_failed(self) -> None:
+        stray = self.stray()
+        real = self.world.provider.list
+
+        def broken() -> Any:
+            raise Unavailable("down")
+
+        self.world.provider.list = broken  # type: ignore[method-assign]
+        self.world.wait(self.world.times.sweep + 1)
+        self.world.provider.list = real  # type: ignore[method-assign]
+        self.world.wait(self.world.times.sweep * 3)
+        self.assertNotIn(stray, self.world.provider.instances)
+
+    def test_a_vm_that_is_missing_from_the_list_alone_is_not_lost(self) -> None:
+        id = self.run_pod()
+        self.world.provider.list = lambda: go(_nothing())  # type: ignore[method-assign]
+        for _ in range(3):
+            self.do(self.world.reconciler.once())
+        self.assertEqual(self.record(id).state, SandboxState.READY)
+
+
+class ListTests(ContainerBase):
+    """A list never waits for the slowest VM."""
+
+    def test_live_views_are_waited_for_by_nobody(self) -> None:
+        self.run_container()
+        self.successResultOf(go(listing.refresh(self.world.node, self.world.node.inventory)))
+
+    def test_one_moment_once_after_a_loss(self) -> None:
+        made = self.run_container()
+        self.agent.silent = True
+        self.agent.go_away()
+        self.agent.away = False
+        self.world.wait(0.5)
+        first = go(listing.refresh(self.world.node, self.world.node.inventory))
+        self.assertNoResult(first)
+        self.world.wait(self.world.times.listing + 0.25)
+        self.successResultOf(first)
+        self.successResultOf(go(listing.refresh(self.world.node, self.world.node.inventory)))
+        container = self.world.node.inventory.containers[made]
+        self.assertEqual(listing.shown_state(container), cri.CONTAINER_RUNNING)
+        self.world.wait(6)
+        self.assertEqual(listing.shown_state(container), cri.CONTAINER_UNKNOWN)
+        self.assertIs(container.sandbox.view.reach, Reach.UNREACHABLE)
+
+    def test_an_agent_that_only_restarts_is_never_unknown(self) -> None:
+        """kubelet kills and restarts what is unknown."""
+        made = self.run_container()
+        container = self.world.node.inventory.containers[made]
+        self.agent.go_away()
+        for _ in range(12):
+            self.world.wait(0.25)
+            self.assertEqual(listing.shown_state(container), cri.CONTAINER_RUNNING)
+        self.agent.away = False
+        self.world.wait(4)
+        self.assertTrue(container.sandbox.view.live)
+
+    def test_what_has_ended_is_never_unknown(self) -> None:
+        made = self.run_container()
+        self.do(self.world.containers.stop(made, 0))
+        self.agent.go_away()
+        self.world.wait(10)
+        container = self.world.node.inventory.containers[made]
+        self.assertEqual(listing.shown_state(container), cri.CONTAINER_EXITED)
+
+
+async def _nothing() -> list[Any]:
+    return []
