@@ -33,8 +33,9 @@ class TimesConfig:
 
     launch: float = attrs.field(default=600.0, validator=gt(0))  # until a sandbox is ready
     desertion: float = attrs.field(default=600.0, validator=gt(0))  # how long an unclaimed launch is kept
-    unknown_after: float = attrs.field(default=5.0, validator=ge(0))  # when a lost agent's containers are UNKNOWN
-    listing: float = attrs.field(default=0.25, validator=ge(0))  # what a list gives agents that were just lost
+    # When a lost agent's containers are UNKNOWN. kubelet kills what is, so a restart of an agent has to fit.
+    unknown_after: float = attrs.field(default=5.0, validator=ge(0))
+    listing: float = attrs.field(default=0.25, validator=ge(0))  # what a list gives agents just lost
     log_drain: float = attrs.field(default=15.0, validator=ge(0))  # for the rest of an ended container's log
     sweep: float = attrs.field(default=60.0, validator=gt(0))  # between passes over the provider's VMs
     shutdown: float = attrs.field(default=5.0, validator=ge(0))  # for calls that run when the daemon ends
@@ -62,7 +63,7 @@ class Config:
     # What kubelet is told to use for its own control groups.
     cgroup_driver: str = attrs.field(default="systemd", validator=in_(("systemd", "cgroupfs")))
     parallel_agents: int = attrs.field(default=64, validator=instance_of(int))  # connected to at once
-    images: ImagesConfig = ImagesConfig()
+    images: ImagesConfig = attrs.field(factory=ImagesConfig)
     log: LogConfig = LogConfig()
     times: TimesConfig = TimesConfig()
 
@@ -97,7 +98,9 @@ def _check(found: Config, origin: str) -> None:
     if not path.startswith("/"):
         raise ConfigError(f"{origin}: socket: {found.socket!r} is not an absolute path or unix:///PATH")
     if len(path.encode()) > MAX_SOCKET_PATH:
-        raise ConfigError(f"{origin}: socket: {path!r} is over {MAX_SOCKET_PATH} bytes, too long for a socket")
+        raise ConfigError(
+            f"{origin}: socket: {path!r} is over {MAX_SOCKET_PATH} bytes, too long for a socket"
+        )
     for key in ("state_dir", "run_dir"):
         if not getattr(found, key).is_absolute():
             raise ConfigError(f"{origin}: {key}: {str(getattr(found, key))!r} is not an absolute path")

@@ -33,7 +33,10 @@ class AgentClient:
 
     async def info(self, within: float = CALL_SECONDS) -> vmserver.InfoResponse:
         """Who is there. :param within: seconds."""
-        return await self._call(self._stub.Info(vmserver.InfoRequest(), timeout=within))
+        answer: vmserver.InfoResponse = await self._call(
+            self._stub.Info(vmserver.InfoRequest(), timeout=within)
+        )
+        return answer
 
     async def configure(self, config: cri.PodSandboxConfig, within: float = CALL_SECONDS) -> None:
         """Make the machine this pod's."""
@@ -51,19 +54,19 @@ class AgentClient:
         request = vmserver.CreateContainerRequest(
             id=container_id, image_id=image_id, config=config, sandbox_config=sandbox
         )
-        return (await self._call(self._stub.CreateContainer(request, timeout=120.0))).state
+        return await self._state(self._stub.CreateContainer(request, timeout=120.0))
 
     async def start(self, container_id: str) -> vmserver.ContainerState:
         """Run it."""
         request = vmserver.StartContainerRequest(id=container_id)
-        return (await self._call(self._stub.StartContainer(request, timeout=120.0))).state
+        return await self._state(self._stub.StartContainer(request, timeout=120.0))
 
     async def stop(
         self, container_id: str, grace_seconds: int, within: float = CALL_SECONDS
     ) -> vmserver.ContainerState:
         """End it: its state once it has ended. `within` comes on top of the grace."""
         request = vmserver.StopContainerRequest(id=container_id, grace_seconds=grace_seconds)
-        return (await self._call(self._stub.StopContainer(request, timeout=grace_seconds + within))).state
+        return await self._state(self._stub.StopContainer(request, timeout=grace_seconds + within))
 
     async def remove(self, container_id: str, within: float = CALL_SECONDS) -> None:
         """End and forget it. Unknown: nothing to do."""
@@ -75,7 +78,7 @@ class AgentClient:
     ) -> vmserver.ContainerState:
         """Put limits in force."""
         request = vmserver.UpdateContainerRequest(id=container_id, resources=resources)
-        return (await self._call(self._stub.UpdateContainer(request, timeout=CALL_SECONDS))).state
+        return await self._state(self._stub.UpdateContainer(request, timeout=CALL_SECONDS))
 
     async def exec_sync(
         self, container_id: str, command: Sequence[str], seconds: int, limit: float, max_output: int
@@ -88,7 +91,8 @@ class AgentClient:
             id=container_id, command=command, timeout_seconds=seconds, max_output_bytes=max_output
         )
         deadline = seconds + EXEC_MARGIN_SECONDS if seconds else limit
-        return await self._call(self._stub.ExecSync(request, timeout=deadline))
+        answer: vmserver.ExecSyncResponse = await self._call(self._stub.ExecSync(request, timeout=deadline))
+        return answer
 
     async def read_log(self, container_id: str, cursor: str, follow: bool) -> AsyncIterator[Any]:
         """A container's LogRecords after `cursor`. `aclose()` ends the call."""
@@ -124,6 +128,10 @@ class AgentClient:
     async def close(self) -> None:
         """Let go of the connection. Calls under way fail with Unavailable."""
         await self._channel.close()
+
+    async def _state(self, call: Any) -> vmserver.ContainerState:
+        state: vmserver.ContainerState = (await self._call(call)).state
+        return state
 
     async def _call(self, call: Any) -> Any:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 import attrs
@@ -19,6 +20,7 @@ from infranetes_common.identity import Identity
 
 CPU_PERIOD = 100_000  # microseconds, the kernel's default
 SHARES_PER_CORE = 1024
+ENTROPY_BYTES = 64  # for the kernel of a clone, which has its template's
 
 _log = Logger()
 
@@ -104,6 +106,8 @@ def _spec(node: Node, sandbox: Sandbox) -> InstanceSpec:
         ca_pem=node.authority.ca_pem,
         hostname=config.hostname,
         machine_id=sandbox.id,
+        entropy=secrets.token_hex(ENTROPY_BYTES),
+        now_nanos=node.now(),
     )
     return InstanceSpec(
         token=sandbox.record.token,

@@ -1,0 +1,130 @@
+"""The container calls, ExecSync among them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from twisted.logger import Logger
+
+from infranetes.cri import translate, validate
+from infranetes.cri.sandboxes import resolved
+from infranetes.pods import listing
+from infranetes.pods.containers import Containers
+from infranetes.pods.node import Node
+from infranetes.pods.waits import go, uncut
+from infranetes_common import cri
+from infranetes_common.errors import InvalidArgument
+
+_log = Logger()
+
+MAX_EXEC_SECONDS = 86400
+
+
+class ContainerCalls:
+    """Translates; what is to be done is `pods.Containers`'s."""
+
+    def __init__(self, node: Node, containers: Containers) -> None:
+        self._node = node
+        self._containers = containers
+
+    async def CreateContainer(
+        self, request: cri.CreateContainerRequest, call: Any
+    ) -> cri.CreateContainerResponse:
+        if not request.pod_sandbox_id:
+            raise InvalidArgument("pod_sandbox_id is empty")
+        if not request.HasField("config"):
+            raise InvalidArgument("config is missing")
+        validate.container_config(request.config)
+        carried, left_out = validate.carried(request.config)
+        id = await self._containers.create(request.pod_sandbox_id, request.config, carried)
+        if left_out:
+            _log.info(
+                "container {container}: its VM has its own in place of the node's {paths}",
+                container=id,
+                paths=", ".join(left_out),
+            )
+        return cri.CreateContainerResponse(container_id=id)
+
+    async def StartContainer(
+        self, request: cri.StartContainerRequest, call: Any
+    ) -> cri.StartContainerResponse:
+        await self._containers.start(request.container_id)
+        return cri.StartContainerResponse()
+
+    async def StopContainer(self, request: cri.StopContainerRequest, call: Any) -> cri.StopContainerResponse:
+        grace = validate.seconds(request.timeout, "timeout")
+        await self._containers.stop(request.container_id, grace)
+        return cri.StopContainerResponse()
+
+    async def RemoveContainer(
+        self, request: cri.RemoveContainerRequest, call: Any
+    ) -> cri.RemoveContainerResponse:
+        await uncut(go(self._containers.remove(request.container_id)))
+        return cri.RemoveContainerResponse()
+
+    async def ListContainers(
+        self, request: cri.ListContainersRequest, call: Any
+    ) -> cri.ListContainersResponse:
+        await listing.refresh(self._node, self._node.inventory.sandboxes.values())
+        found = listing.containers(self._node)
+        wanted = request.filter
+        if wanted.id:
+            only = resolved(self._node.inventory.container, wanted.id)
+            found = [one for one in found if one is only]
+        if wanted.pod_sandbox_id:
+            sandbox = resolved(self._node.inventory.sandbox, wanted.pod_sandbox_id)
+            found = [one for one in found if one.sandbox is sandbox]
+        if wanted.HasField("state"):
+            found = [one for one in found if listing.shown_state(one) == wanted.state.state]
+        if wanted.label_selector:
+            selector = dict(wanted.label_selector)
+            found = [one for one in found if validate.labels_match(one.config.labels, selector)]
+        return translate.container_list(found)
+
+    async def ContainerStatus(
+        self, request: cri.ContainerStatusRequest, call: Any
+    ) -> cri.ContainerStatusResponse:
+        container = self._containers.known(request.container_id)
+        await listing.refresh(self._node, [container.sandbox])
+        response = cri.ContainerStatusResponse(status=translate.container_status(container))
+        if request.verbose:
+            seen = container.seen
+            info = {
+                "sandboxID": container.record.sandbox_id,
+                "state": container.state.value,
+                "pid": seen.pid if seen is not None else 0,
+                "imageID": container.record.image_id,
+                "vm": container.sandbox.record.instance_id,
+                "logComplete": container.log_position is not None and container.log_position.done,
+            }
+            response.info["info"] = json.dumps(info)
+        return response
+
+    async def UpdateContainerResources(
+        self, request: cri.UpdateContainerResourcesRequest, call: Any
+    ) -> cri.UpdateContainerResourcesResponse:
+        if not request.HasField("linux"):
+            raise InvalidArgument("linux is missing: give the resources to put in force")
+        await self._containers.update(request.container_id, request.linux)
+        return cri.UpdateContainerResourcesResponse()
+
+    async def ReopenContainerLog(
+        self, request: cri.ReopenContainerLogRequest, call: Any
+    ) -> cri.ReopenContainerLogResponse:
+        await self._containers.reopen_log(request.container_id)
+        return cri.ReopenContainerLogResponse()
+
+
+class ExecCalls:
+    """Commands in containers."""
+
+    def __init__(self, containers: Containers) -> None:
+        self._containers = containers
+
+    async def ExecSync(self, request: cri.ExecSyncRequest, call: Any) -> cri.ExecSyncResponse:
+        words = validate.command(request.cmd)
+        timeout = validate.seconds(request.timeout, "timeout", MAX_EXEC_SECONDS)
+        limit = call.time_remaining() if call.deadline is not None else None
+        result = await self._containers.exec_sync(request.container_id, words, timeout, limit)
+        return cri.ExecSyncResponse(stdout=result.stdout, stderr=result.stderr, exit_code=result.exit_code)

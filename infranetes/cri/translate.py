@@ -1,0 +1,150 @@
+"""Records as the CRI's messages.
+
+Items of lists are kept serialized with their field's tag and length on their things' caches, so that a
+list of thousands is one join and one parse in C instead of thousands of messages built in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from infranetes.pods.inventory import Container, Sandbox
+from infranetes.pods.listing import shown_state
+from infranetes.pods.states import SandboxState
+from infranetes_common import cri
+
+_ITEM = "item"
+_TAG = b"\x0a"  # field 1, length-delimited: `items` and `containers`
+
+
+def sandbox_state(sandbox: Sandbox) -> cri.PodSandboxState:
+    """READY, or not."""
+    return cri.SANDBOX_READY if sandbox.state is SandboxState.READY else cri.SANDBOX_NOTREADY
+
+
+def sandbox_item(sandbox: Sandbox) -> cri.PodSandbox:
+    """A sandbox as lists show it."""
+    config = sandbox.config
+    return cri.PodSandbox(
+        id=sandbox.id,
+        metadata=config.metadata,
+        state=sandbox_state(sandbox),
+        created_at=sandbox.record.created_at,
+        labels=config.labels,
+        annotations=config.annotations,
+        runtime_handler=sandbox.record.runtime_handler,
+    )
+
+
+def container_item(container: Container) -> cri.Container:
+    """A container as lists show it."""
+    config, record = container.config, container.record
+    return cri.Container(
+        id=container.id,
+        pod_sandbox_id=record.sandbox_id,
+        metadata=config.metadata,
+        image=_image(config),
+        image_ref=record.image_ref,
+        state=shown_state(container),
+        created_at=record.created_at,
+        labels=config.labels,
+        annotations=config.annotations,
+        image_id=record.image_id,
+    )
+
+
+def sandbox_list(sandboxes: Iterable[Sandbox]) -> cri.ListPodSandboxResponse:
+    """All of them in one response."""
+    return cri.ListPodSandboxResponse.FromString(b"".join(_framed(one, sandbox_item) for one in sandboxes))
+
+
+def container_list(containers: Iterable[Container]) -> cri.ListContainersResponse:
+    """All of them in one response."""
+    return cri.ListContainersResponse.FromString(b"".join(_framed(one, container_item) for one in containers))
+
+
+def _framed(thing: Any, make: Any) -> bytes:
+    framed: bytes | None = thing.cache.get(_ITEM)
+    if framed is None:
+        body = make(thing).SerializeToString()
+        framed = thing.cache[_ITEM] = _TAG + _varint(len(body)) + body
+    return framed
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def sandbox_status(sandbox: Sandbox) -> cri.PodSandboxStatus:
+    """A sandbox's whole status. Its IP is its own only while it has its VM."""
+    config = sandbox.config
+    ready = sandbox.state is SandboxState.READY
+    return cri.PodSandboxStatus(
+        id=sandbox.id,
+        metadata=config.metadata,
+        state=sandbox_state(sandbox),
+        created_at=sandbox.record.created_at,
+        network=cri.PodSandboxNetworkStatus(ip=sandbox.record.address if ready else ""),
+        linux=cri.LinuxPodSandboxStatus(
+            namespaces=cri.Namespace(options=config.linux.security_context.namespace_options)
+        ),
+        labels=config.labels,
+        annotations=config.annotations,
+        runtime_handler=sandbox.record.runtime_handler,
+    )
+
+
+def container_status(container: Container) -> cri.ContainerStatus:
+    """A container's whole status."""
+    config, record, seen = container.config, container.record, container.seen
+    state = shown_state(container)
+    ended = state == cri.CONTAINER_EXITED
+    status = cri.ContainerStatus(
+        id=container.id,
+        metadata=config.metadata,
+        state=state,
+        created_at=record.created_at,
+        started_at=record.started_at,
+        finished_at=record.finished_at if ended else 0,
+        exit_code=record.exit_code if ended else 0,
+        image=_image(config),
+        image_ref=record.image_ref,
+        reason=record.reason,
+        message=record.message,
+        labels=config.labels,
+        annotations=config.annotations,
+        log_path=log_path(container),
+        image_id=record.image_id,
+        stop_signal=config.stop_signal,
+    )
+    if state == cri.CONTAINER_UNKNOWN and container.sandbox.view is not None:
+        status.reason = "AgentUnreachable"
+        status.message = container.sandbox.view.trouble
+    resources = config.linux.resources
+    if seen is not None and seen.HasField("resources"):
+        resources = seen.resources
+    status.resources.linux.CopyFrom(resources)
+    if seen is not None and seen.HasField("user"):
+        status.user.CopyFrom(seen.user)
+    return status
+
+
+def _image(config: cri.ContainerConfig) -> cri.ImageSpec:
+    """As the user gave it: kubelet resolves it to an id first, and says what it was."""
+    spec = cri.ImageSpec()
+    spec.CopyFrom(config.image)
+    if spec.user_specified_image:
+        spec.image = spec.user_specified_image
+    return spec
+
+
+def log_path(container: Container) -> str:
+    """The log file on the node; empty: none is kept."""
+    directory, path = container.sandbox.config.log_directory, container.config.log_path
+    return f"{directory.rstrip('/')}/{path}" if directory and path else ""

@@ -1,0 +1,144 @@
+"""Bounds on what comes from the wire; each failure names the field."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from infranetes_common import cri
+from infranetes_common.errors import InvalidArgument
+
+MAX_NAME = 253
+MAX_CONFIG = 1024 * 1024  # bytes of a serialized configuration
+MAX_COMMAND = 1024 * 1024
+MAX_GRACE = 7 * 86400  # seconds; a pod's terminationGracePeriodSeconds may be long, not endless
+
+_LABEL = r"[0-9A-Za-z](?:[0-9A-Za-z-]{0,61}[0-9A-Za-z])?"
+_HOSTNAME = re.compile(rf"(?=.{{1,64}}\Z){_LABEL}(?:\.{_LABEL})*")
+_TERMINATION_PATH = "io.kubernetes.container.terminationMessagePath"
+
+
+def name(value: str, field: str) -> None:
+    """A name that is needed."""
+    if not value:
+        raise InvalidArgument(f"{field} is empty")
+    if len(value) > MAX_NAME:
+        raise InvalidArgument(f"{field} has {len(value)} characters, over {MAX_NAME}")
+    if not value.isprintable():
+        raise InvalidArgument(f"{field} has characters that can't be printed")
+
+
+def sandbox_config(config: cri.PodSandboxConfig) -> None:
+    """What RunPodSandbox is asked for can be had."""
+    if not config.HasField("metadata"):
+        raise InvalidArgument("config.metadata is missing")
+    for field in ("name", "namespace", "uid"):
+        name(getattr(config.metadata, field), f"config.metadata.{field}")
+    if config.ByteSize() > MAX_CONFIG:
+        raise InvalidArgument(f"config has {config.ByteSize()} bytes, over {MAX_CONFIG}")
+    if config.hostname and not _HOSTNAME.fullmatch(config.hostname):
+        raise InvalidArgument("config.hostname is not a host name of up to 64 letters, digits, '-' and '.'")
+    if config.log_directory:
+        _absolute(config.log_directory, "config.log_directory")
+    for index, mapping in enumerate(config.port_mappings):
+        if mapping.host_port:
+            raise InvalidArgument(
+                f"config.port_mappings[{index}].host_port: a VM has its own address, so no port of the node "
+                "leads to it; use the pod's IP or a Service"
+            )
+    options = config.linux.security_context.namespace_options
+    for field in ("network", "pid", "ipc"):
+        if getattr(options, field) == cri.NODE:
+            raise InvalidArgument(
+                f"config.linux.security_context.namespace_options.{field}: NODE: a VM can't have the node's "
+                "namespaces"
+            )
+    if options.userns_options.uids or options.userns_options.gids:
+        raise InvalidArgument(
+            "config.linux.security_context.namespace_options.userns_options: user namespaces are not offered"
+        )
+
+
+def container_config(config: cri.ContainerConfig) -> None:
+    """What CreateContainer is asked for can be had; mounts are `carried`'s."""
+    if not config.HasField("metadata"):
+        raise InvalidArgument("config.metadata is missing")
+    name(config.metadata.name, "config.metadata.name")
+    if not config.image.image:
+        raise InvalidArgument("config.image.image is empty")
+    if config.ByteSize() > MAX_CONFIG:
+        raise InvalidArgument(f"config has {config.ByteSize()} bytes, over {MAX_CONFIG}")
+    log_path(config.log_path)
+    if config.devices:
+        raise InvalidArgument(
+            f"config.devices[0] ({config.devices[0].host_path[:256]}): "
+            "devices of the node can't be had in a VM"
+        )
+    if config.CDI_devices:
+        raise InvalidArgument(
+            f"config.CDI_devices[0] ({config.CDI_devices[0].name[:256]}): "
+            "devices of the node can't be had in a VM"
+        )
+
+
+def carried(config: cri.ContainerConfig) -> tuple[cri.ContainerConfig, list[str]]:
+    """`config` without the mounts that the VM stands in for, and those mounts' container paths.
+
+    kubelet adds two files of the node to every container: /etc/hosts, for which the VM has its own,
+    and the termination message file, without which a message is taken from the log where the pod asks
+    for that. Any other mount would be missed.
+
+    :raise InvalidArgument: a mount that can't be carried into a VM.
+    """
+    left_out = []
+    termination = config.annotations.get(_TERMINATION_PATH, "")
+    for index, mount in enumerate(config.mounts):
+        if mount.container_path not in ("/etc/hosts", termination) or mount.HasField("image"):
+            source = mount.image.image if mount.HasField("image") else mount.host_path
+            raise InvalidArgument(
+                f"config.mounts[{index}] ({source[:256]} at {mount.container_path[:256]}): files of the node "
+                "can't be carried into a VM yet; leave the volume out (automountServiceAccountToken: false "
+                "for the token)"
+            )
+        left_out.append(mount.container_path)
+    carried = cri.ContainerConfig()
+    carried.CopyFrom(config)
+    carried.ClearField("mounts")
+    return carried, left_out
+
+
+def log_path(path: str) -> None:
+    """A path below the sandbox's log directory; empty: no log is kept."""
+    if not path:
+        return
+    parts = path.split("/")
+    if path.startswith("/") or ".." in parts or "\0" in path or len(path) > 4096 or path.endswith("/"):
+        raise InvalidArgument("config.log_path has to be a file's path below the sandbox's log_directory")
+
+
+def _absolute(path: str, field: str) -> None:
+    if not path.startswith("/") or "\0" in path or len(path) > 4096 or ".." in path.split("/"):
+        raise InvalidArgument(f"{field} has to be an absolute path without '..'")
+
+
+def seconds(value: int, field: str, most: int = MAX_GRACE) -> int:
+    """A number of seconds."""
+    if not 0 <= value <= most:
+        raise InvalidArgument(f"{field} is {value}: 0 to {most} seconds are allowed")
+    return value
+
+
+def command(words: Any) -> list[str]:
+    """A command with at least one word."""
+    found = list(words)
+    if not found or not found[0]:
+        raise InvalidArgument("cmd is empty: give the program and its arguments")
+    if sum(map(len, found)) > MAX_COMMAND:
+        raise InvalidArgument(f"cmd is over {MAX_COMMAND} characters")
+    return found
+
+
+def labels_match(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
+    """Whether every label of the selector is there with that value."""
+    return all(labels.get(key) == value for key, value in selector.items())
