@@ -21,7 +21,8 @@ from typing import Any, ClassVar
 
 from h2 import events
 from h2.errors import ErrorCodes
-from h2.exceptions import H2Error, ProtocolError
+from h2.exceptions import ProtocolError, StreamClosedError
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IPushProducer
 from twisted.internet.protocol import Protocol
 from twisted.logger import Logger
@@ -96,22 +97,27 @@ class Connection(Protocol):
         self._heard = self.reactor.seconds()
         self._batch = True
         try:
-            handlers = self._handlers
-            for event in self.h2.receive_data(data):
-                handler = handlers.get(event.__class__)
-                if handler is not None:
-                    handler(self, event)
-                    if self.phase is Phase.CLOSED:
-                        return
+            received = self.h2.receive_data(data)
         except ProtocolError as error:
-            self._cut_off(
-                str(error) or type(error).__name__, getattr(error, "error_code", ErrorCodes.PROTOCOL_ERROR)
-            )
+            code = getattr(error, "error_code", ErrorCodes.PROTOCOL_ERROR)
+            self._cut_off(str(error) or type(error).__name__, code)
+            return
+        try:
+            self._handle(received)
         except Misbehaviour as error:
             self._cut_off(str(error), ErrorCodes.ENHANCE_YOUR_CALM)
         finally:
             self._batch = False
         self.flush()
+
+    def _handle(self, received: list[events.Event]) -> None:
+        handlers = self._handlers
+        for event in received:
+            handler = handlers.get(event.__class__)
+            if handler is not None:
+                handler(self, event)
+                if self.phase is Phase.CLOSED:
+                    return
 
     def connectionLost(self, reason: Failure | None = None) -> None:  # type: ignore[override]
         if reason is not None and self.phase is not Phase.CLOSED:
@@ -230,41 +236,32 @@ class Connection(Protocol):
         """Whether a silent peer is worth a PING."""
         return True
 
-    # What streams ask for
+    # What streams ask for. h2 is ahead of us: it has read all frames of a chunk before we handle the
+    # first one's event, so that a stream may be closed for it whose RST_STREAM we have yet to hear of.
 
     def send_headers(self, stream_id: int, headers: Headers, end: bool) -> None:
         if self.phase is not Phase.CLOSED:
-            self.h2.send_headers(stream_id, headers, end_stream=end)
+            with contextlib.suppress(StreamClosedError):
+                self.h2.send_headers(stream_id, headers, end_stream=end)
             self.flush()
 
     def send_reset(self, stream_id: int, error_code: ErrorCodes) -> None:
-        if self.phase is Phase.CLOSED:
-            return
-        try:
-            self.h2.reset_stream(stream_id, error_code)
-        except H2Error:
-            return  # closed both ways already
-        self.flush()
+        if self.phase is not Phase.CLOSED:
+            with contextlib.suppress(StreamClosedError):
+                self.h2.reset_stream(stream_id, error_code)
+            self.flush()
 
     def open_window(self, stream_id: int, credit: int) -> None:
-        if self.phase is Phase.CLOSED:
-            return
-        try:
-            self.h2.increment_flow_control_window(credit, stream_id)
-        except H2Error:
-            return  # ended meanwhile: nothing more will come
-        self.flush()
+        if self.phase is not Phase.CLOSED:
+            with contextlib.suppress(StreamClosedError):
+                self.h2.increment_flow_control_window(credit, stream_id)
+            self.flush()
 
-    def send_data(self, stream: Stream, data: bytes, end: bool) -> Any:
+    def send_data(self, stream: Stream, data: bytes, end: bool) -> Deferred[None] | None:
         """Send now what the window and the transport take; a Deferred when some of it has to wait."""
-        h2 = self.h2
-        if (
-            not stream.outbox
-            and not self._paused
-            and len(data) <= h2.local_flow_control_window(stream.id)
-            and len(data) <= h2.max_outbound_frame_size
-        ):
-            h2.send_data(stream.id, data, end_stream=end)
+        if not stream.outbox and not self._paused and self._fits(stream, len(data)):
+            with contextlib.suppress(StreamClosedError):
+                self.h2.send_data(stream.id, data, end_stream=end)
             self._chatter.earn(1)
             self.flush()
             if end:
@@ -275,6 +272,15 @@ class Connection(Protocol):
         self._blocked[stream.id] = stream
         self._pump()
         return chunk.sent
+
+    def _fits(self, stream: Stream, size: int) -> bool:
+        return bool(size <= self.h2.max_outbound_frame_size and size <= self._window_of(stream))
+
+    def _window_of(self, stream: Stream) -> int:
+        try:
+            return int(self.h2.local_flow_control_window(stream.id))
+        except StreamClosedError:
+            return 0
 
     def release(self, stream: Stream) -> None:
         """Forget a stream whose halves are both over."""
@@ -325,13 +331,15 @@ class Connection(Protocol):
             self._blocked.pop(stream.id, None)
             return None
         chunk = stream.outbox[0]
-        size = min(
-            len(chunk.data), self.h2.local_flow_control_window(stream.id), self.h2.max_outbound_frame_size
-        )
+        size = min(len(chunk.data), self._window_of(stream), self.h2.max_outbound_frame_size)
         if size <= 0 and len(chunk.data):
             return None
         whole = size == len(chunk.data)
-        self.h2.send_data(stream.id, bytes(chunk.data[:size]), end_stream=chunk.end and whole)
+        try:
+            self.h2.send_data(stream.id, bytes(chunk.data[:size]), end_stream=chunk.end and whole)
+        except StreamClosedError:
+            self._blocked.pop(stream.id, None)
+            return None
         self._chatter.earn(1)
         if whole:
             stream.outbox.popleft()

@@ -19,7 +19,7 @@ from txgrpc.metadata import (
     header_list_size,
 )
 from txgrpc.service import Method
-from txgrpc.states import State
+from txgrpc.states import State, Step, advance
 from txgrpc.status import Code, GrpcError
 from txgrpc.stream import Stream
 from txgrpc.timeout import decode_timeout
@@ -216,6 +216,8 @@ class ServerStream(Stream):
                 await close()
 
     async def _send(self, response: Any) -> None:
+        if self.call.cancelled:
+            raise CancelledError
         if not isinstance(response, self.method.response_class):
             raise TypeError(f"{self.method.path} answered with {type(response).__name__}")
         if self.sending is State.IDLE:
@@ -313,8 +315,10 @@ class ServerStream(Stream):
         self.abandon(GrpcError(Code.CANCELLED, "the caller has cancelled"))
 
     def abandon(self, error: GrpcError) -> None:
+        self.sending = advance(self.sending, Step.RESET)
+        self.receiving = advance(self.receiving, Step.RESET)
+        self._cancel()  # before waking what waits, so that the method sees one thing: CancelledError
         self.over(error)
-        self._cancel()
 
 
 def _is_grpc(content_type: bytes) -> bool:
