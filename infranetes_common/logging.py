@@ -54,7 +54,7 @@ def redacted(text: str) -> str:
     return text
 
 
-def observer(format: Format = "text", level: str = "info", stream: TextIO | None = None) -> ILogObserver:
+def observer(format: str = "text", level: str = "info", stream: TextIO | None = None) -> ILogObserver:
     """Writes events of `level` and above to `stream` (default: standard output as it is now).
 
     :raise ConfigError: no such format or level.
@@ -71,7 +71,7 @@ def observer(format: Format = "text", level: str = "info", stream: TextIO | None
     return FilteringLogObserver(file, [LogLevelFilterPredicate(defaultLogLevel=least)])
 
 
-def start(format: Format = "text", level: str = "info", stream: TextIO | None = None) -> None:
+def start(format: str = "text", level: str = "info", stream: TextIO | None = None) -> None:
     """Log from now on, in a process that twistd does not run. Once per process."""
     globalLogBeginner.beginLoggingTo([observer(format, level, stream)], redirectStandardIO=False)
 

@@ -44,6 +44,12 @@ def options(arguments: list[str]) -> argparse.Namespace:
         "--slowest", type=int, default=10, metavar="N", help="list the N slowest (default: 10)"
     )
     parser.add_argument("-x", "--exitfirst", action="store_true", help="stop after the first failure")
+    parser.add_argument(
+        "--temp-directory",
+        default="_trial_temp",
+        metavar="PATH",
+        help="where tests have their files (default: %(default)s)",
+    )
     return parser.parse_args(arguments)
 
 
@@ -83,7 +89,7 @@ def main(arguments: list[str]) -> int:
     try:
         suite = TestLoader().loadByNames(names, recurse=True)
         reporter = functools.partial(GuardedReporter, outcomes=outcomes, guard=guard, slowest=given.slowest)
-        runner = TrialRunner(reporter, exitFirst=given.exitfirst)
+        runner = TrialRunner(reporter, workingDirectory=given.temp_directory, exitFirst=given.exitfirst)
         runner.run(select(suite, [dotted(name) for name in given.without]))
     finally:
         guard.close()
