@@ -27,8 +27,9 @@ from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from txgrpc.client import ClientStream, Exchange, Stub
+from txgrpc.client import Stub
 from txgrpc.connection import Connection, Phase
+from txgrpc.exchange import ClientStream, Exchange
 from txgrpc.limits import Limits
 from txgrpc.metadata import Headers
 from txgrpc.status import Code, GrpcError
@@ -305,7 +306,7 @@ class ClientConnection(Connection):
         self._retire()
         for stream in [s for s in self.streams.values() if s.id > last_stream_id]:
             self.streams.pop(stream.id, None)
-            self._blocked.pop(stream.id, None)
+            self.sender.forget(stream)
             if isinstance(stream, ClientStream):
                 stream.never_seen(error)
         self._close_if_drained()
@@ -334,4 +335,4 @@ class ClientConnection(Connection):
 
 def describe(failure: Failure) -> str:
     """Why a connection could not be made, for people."""
-    return failure.getErrorMessage() or failure.type.__name__
+    return failure.getErrorMessage() or type(failure.value).__name__

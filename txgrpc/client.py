@@ -1,4 +1,4 @@
-"""One call of a client: the stub that makes it, its stream, and the handle of a streaming call."""
+"""What a client calls: the stub of a service, and the handle of a streaming call."""
 
 from __future__ import annotations
 
@@ -6,118 +6,19 @@ from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.descriptor import ServiceDescriptor
-from h2.errors import ErrorCodes
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from txgrpc.framing import FramingError
-from txgrpc.metadata import Headers, Metadata, decode_message, decode_metadata, encode_metadata
+from txgrpc.exchange import ClientStream, Exchange
 from txgrpc.service import Method
-from txgrpc.states import State, Step, advance
-from txgrpc.status import Code, GrpcError, code_for_http_status, code_for_reset
-from txgrpc.stream import Stream
-from txgrpc.timeout import encode_timeout
+from txgrpc.states import State
+from txgrpc.status import Code, GrpcError
 
 if TYPE_CHECKING:
-    from txgrpc.channel import Channel, ClientConnection
+    from txgrpc.channel import Channel
 
 log = Logger()
-
-
-class Exchange:
-    """A call from being asked for to its status, over whichever connection the channel has for it.
-
-    Subclasses say what is sent once a stream is open (``opened``) and what the end means (``closed``).
-    """
-
-    #: Whether all that was sent can be sent again, should the server not have looked at it.
-    replayable = False
-
-    def __init__(
-        self,
-        channel: Channel,
-        method: Method,
-        timeout: float | None,
-        metadata: Iterable[tuple[str, str | bytes]],
-        wait_for_ready: bool,
-    ) -> None:
-        self.channel = channel
-        self.method = method
-        self.metadata = encode_metadata(metadata)
-        self.wait_for_ready = wait_for_ready
-        self.stream: ClientStream | None = None
-        self.done = False
-        self.initial_metadata: Metadata = ()
-        self.trailing_metadata: Metadata = ()
-        self._replays = 1
-        self._deadline: float | None = None
-        self._clock: Any = None
-        if timeout is not None:
-            self._deadline = channel.reactor.seconds() + timeout
-            self._clock = channel.reactor.callLater(max(0.0, timeout), self._too_late)
-
-    def begin(self, connection: ClientConnection) -> None:
-        """A connection has room for the call."""
-        headers = connection.channel.headers_for(self.method.path)
-        if self._deadline is not None:
-            headers.append((b"grpc-timeout", encode_timeout(self._deadline - self.channel.reactor.seconds())))
-        self.stream = connection.begin(self, headers + self.metadata)
-        self.opened(self.stream)
-
-    def opened(self, stream: ClientStream) -> None:
-        """Send what there is to send."""
-        raise NotImplementedError
-
-    def closed(self, error: GrpcError | None) -> None:
-        """The call has ended with `error`, or with OK."""
-        raise NotImplementedError
-
-    def finish(self, error: GrpcError | None) -> None:
-        """End the call on our side with what is known now; a second end changes nothing."""
-        if self.done:
-            return
-        self.done = True
-        clock, self._clock = self._clock, None
-        if clock is not None:
-            clock.cancel()
-        stream = self.stream
-        if stream is None:
-            self.channel.withdraw(self)
-        else:
-            stream.failure = error
-            stream.reset(ErrorCodes.CANCEL if error is not None else ErrorCodes.NO_ERROR)
-        self.closed(error)
-        if stream is not None:
-            stream.over(error)
-
-    def unprocessed(self, error: GrpcError) -> None:
-        """The server has certainly not looked at the call."""
-        if self.replayable and self._replays and not self.done and not self.channel.closed:
-            self._replays -= 1
-            self.stream = None
-            self.channel.submit(self)
-        else:
-            self.finish(error)
-
-    def cancel(self) -> None:
-        """Give the call up; the server's method is cancelled. No effect when it has ended."""
-        self.finish(GrpcError(Code.CANCELLED, "the call was cancelled by its caller"))
-
-    def _too_late(self) -> None:
-        self._clock = None
-        self.finish(GrpcError(Code.DEADLINE_EXCEEDED, f"no answer to {self.method.path} in the time given"))
-
-    def parse(self, payload: bytes) -> Any:
-        """The response in `payload`.
-
-        :raise GrpcError: INTERNAL, it is not one.
-        """
-        try:
-            return self.method.response_class.FromString(payload)
-        except Exception:  # DecodeError; its class differs between protobuf's implementations
-            name = self.method.response_class.DESCRIPTOR.full_name
-            raise GrpcError(Code.INTERNAL, f"the response is not a {name}") from None
 
 
 def serialize(method: Method, request: Any) -> bytes:
@@ -129,74 +30,6 @@ def serialize(method: Method, request: Any) -> bytes:
         raise TypeError(f"{method.path} takes {method.request_class}, not {type(request)}")
     payload: bytes = request.SerializeToString()
     return payload
-
-
-class ClientStream(Stream):
-    """The stream of one exchange."""
-
-    __slots__ = ("_http_status", "exchange")
-
-    def __init__(self, connection: ClientConnection, stream_id: int, exchange: Exchange) -> None:
-        super().__init__(connection, stream_id)
-        self.exchange = exchange
-        self._http_status = 0
-
-    def response_received(self, headers: Headers, ended: bool) -> None:
-        """The response's headers; with `ended` they are its trailers too."""
-        fields = dict(headers)
-        if ended:
-            self._trailers(headers, fields)
-            return
-        self.receiving = advance(self.receiving, Step.HEADERS)
-        problem = _not_grpc(fields)
-        if problem is None:
-            encoding = fields.get(b"grpc-encoding", b"identity")
-            if encoding == b"identity":
-                self.exchange.initial_metadata = _metadata(headers)
-                return
-            problem = GrpcError(
-                Code.INTERNAL, f"the server compresses with {encoding.decode('latin-1')!r}, unasked"
-            )
-        self.exchange.finish(problem)
-
-    def trailers_received(self, headers: Headers) -> None:
-        """The headers that end the response."""
-        self._trailers(headers, dict(headers))
-
-    def _trailers(self, headers: Headers, fields: dict[bytes, bytes]) -> None:
-        self.receiving = advance(self.receiving, Step.END)
-        exchange = self.exchange
-        exchange.trailing_metadata = _metadata(headers)
-        status = _status(fields, exchange.trailing_metadata)
-        if status is None and self.inbox.partial:
-            status = GrpcError(Code.INTERNAL, "the response ends in the middle of a message")
-        exchange.finish(status)
-
-    def end_received(self) -> None:
-        super().end_received()
-        self.exchange.finish(GrpcError(Code.INTERNAL, "the server ended the call without a status"))
-
-    def refused(self, error: FramingError) -> None:
-        self.exchange.finish(GrpcError(error.code, error.message))
-
-    def was_reset(self, error_code: int) -> None:
-        error = GrpcError(
-            code_for_reset(error_code), f"the server reset the call (HTTP/2 error {error_code})"
-        )
-        self.over(error)
-        if error_code == ErrorCodes.REFUSED_STREAM:
-            self.exchange.unprocessed(error)
-        else:
-            self.exchange.finish(error)
-
-    def abandon(self, error: GrpcError) -> None:
-        self.over(error)
-        self.exchange.finish(error)
-
-    def never_seen(self, error: GrpcError) -> None:
-        """The server's GOAWAY says that it did not look at the call."""
-        self.over(error)
-        self.exchange.unprocessed(error)
 
 
 class _Result(Exchange):
@@ -441,43 +274,3 @@ def _caller(channel: Channel, method: Method) -> Any:
     if method.server_streaming:
         return bidirectional if method.client_streaming else download
     return upload if method.client_streaming else unary
-
-
-def _metadata(headers: Headers) -> Metadata:
-    try:
-        return decode_metadata(headers)
-    except ValueError:
-        return tuple(pair for pair in decode_metadata(h for h in headers if not h[0].endswith(b"-bin")))
-
-
-def _not_grpc(fields: dict[bytes, bytes]) -> GrpcError | None:
-    """The error of a response that is not gRPC (grpc/grpc doc/http-grpc-status-mapping.md)."""
-    status = fields.get(b":status", b"")
-    content_type = fields.get(b"content-type", b"")
-    if status == b"200" and content_type.startswith(b"application/grpc"):
-        return None
-    number = int(status) if status.isdigit() else 0
-    shown = content_type.decode("latin-1")[:80] or "no content type"
-    return GrpcError(
-        code_for_http_status(number), f"the server answered HTTP {number} with {shown}, which is not gRPC"
-    )
-
-
-def _status(fields: dict[bytes, bytes], metadata: Metadata) -> GrpcError | None:
-    """The error that a response's last headers stand for; None: OK."""
-    value = fields.get(b"grpc-status")
-    if value is None:
-        if b":status" in fields:
-            problem = _not_grpc(fields)
-            if problem is not None:
-                return problem
-        return GrpcError(Code.UNKNOWN, "the server ended the call without a status", metadata)
-    if value == b"0":
-        return None
-    message = decode_message(fields.get(b"grpc-message", b""))
-    try:
-        code = Code(int(value))
-    except ValueError:
-        shown = value.decode("latin-1")[:20]
-        return GrpcError(Code.UNKNOWN, f"the server answered with the status {shown!r}: {message}", metadata)
-    return None if code is Code.OK else GrpcError(code, message, metadata)

@@ -32,12 +32,12 @@ from zope.interface import implementer
 from txgrpc.http2 import goaway, make_connection
 from txgrpc.limits import Allowance, Budget, Limits
 from txgrpc.metadata import Headers
+from txgrpc.sender import Sender
 from txgrpc.status import Code, GrpcError
-from txgrpc.stream import Chunk, Stream
+from txgrpc.stream import Stream
 
 log = Logger()
 
-_FLUSH_AT = 64 * 1024
 _PING = b"txgrpc\0\0"
 
 
@@ -59,6 +59,7 @@ class Connection(Protocol):
     """Moves bytes between the transport, h2 and the streams; bounds what the peer may cost."""
 
     client_side: ClassVar[bool]
+    transport: Any
 
     def __init__(self, reactor: Any, limits: Limits, keepalive: float | None) -> None:
         self.reactor = reactor
@@ -68,10 +69,7 @@ class Connection(Protocol):
         self.streams: dict[int, Stream] = {}
         self.assembling = Budget(limits.max_assembling)
         self.reason = "the connection was closed"  # what calls are told when it is lost
-        self._blocked: dict[int, Stream] = {}
-        self._paused = False
         self._batch = False
-        self._pumping = False
         self._unread = 0
         self._unacknowledged = 0
         self._timer: Any = None
@@ -85,6 +83,7 @@ class Connection(Protocol):
 
     def connectionMade(self) -> None:
         self.h2 = make_connection(self.client_side, self.limits)
+        self.sender = Sender(self)
         with contextlib.suppress(AttributeError, OSError):  # not TCP
             self.transport.setTcpNoDelay(True)
         self.transport.registerProducer(self, True)
@@ -119,12 +118,12 @@ class Connection(Protocol):
                 if self.phase is Phase.CLOSED:
                     return
 
-    def connectionLost(self, reason: Failure | None = None) -> None:  # type: ignore[override]
+    def connectionLost(self, reason: Failure | None = None) -> None:
         if reason is not None and self.phase is not Phase.CLOSED:
             self.reason = f"the connection was lost: {reason.getErrorMessage()}"
         self.phase = Phase.CLOSED
         self._stop_timer()
-        self._blocked.clear()
+        self.sender.clear()
         self._abandon(list(self.streams.values()), self.reason)
         self.gone()
 
@@ -132,24 +131,29 @@ class Connection(Protocol):
         """The transport is no more and every stream has been told."""
 
     def pauseProducing(self) -> None:
-        self._paused = True
+        self.sender.paused = True
 
     def resumeProducing(self) -> None:
-        self._paused = False
         self._unread = 0
-        self._pump()
+        self.sender.paused = False
+        self.sender.pump()
 
     def stopProducing(self) -> None:
-        self._paused = True
+        self.sender.paused = True
 
     def flush(self) -> None:
         """Hand h2's output to the transport, once for all that one received chunk has caused."""
-        if self._batch or self.phase is Phase.CLOSED:
+        if not self._batch:
+            self.flush_now()
+
+    def flush_now(self) -> None:
+        """Hand h2's output to the transport."""
+        if self.phase is Phase.CLOSED:
             return
         data = self.h2.data_to_send()
         if not data:
             return
-        if self._paused:
+        if self.sender.paused:
             self._unread += len(data)
             if self._unread > self.limits.max_unread_output:
                 # Not from within a method's own send: its coroutine can't be cancelled while it runs.
@@ -196,7 +200,7 @@ class Connection(Protocol):
     def _abandon(self, streams: list[Stream], reason: str) -> None:
         for stream in streams:
             self.streams.pop(stream.id, None)
-            self._blocked.pop(stream.id, None)
+            self.sender.forget(stream)
             stream.abandon(GrpcError(Code.UNAVAILABLE, reason))
             stream.inbox.discard()
 
@@ -229,8 +233,12 @@ class Connection(Protocol):
                 self.h2.ping(_PING)
                 self.flush()
                 wait = self.limits.keepalive_timeout
-        if self.phase is not Phase.CLOSED:
+        if self.alive():
             self._timer = self.reactor.callLater(wait, self._keep_alive)
+
+    def alive(self) -> bool:
+        """Whether the connection is not closed (yet)."""
+        return self.phase is not Phase.CLOSED
 
     def wants_keepalive(self) -> bool:
         """Whether a silent peer is worth a PING."""
@@ -258,29 +266,14 @@ class Connection(Protocol):
             self.flush()
 
     def send_data(self, stream: Stream, data: bytes, end: bool) -> Deferred[None] | None:
-        """Send now what the window and the transport take; a Deferred when some of it has to wait."""
-        if not stream.outbox and not self._paused and self._fits(stream, len(data)):
-            with contextlib.suppress(StreamClosedError):
-                self.h2.send_data(stream.id, data, end_stream=end)
-            self._chatter.earn(1)
-            self.flush()
-            if end:
-                self.release(stream)
-            return None
-        chunk = Chunk(memoryview(data), end)
-        stream.outbox.append(chunk)
-        self._blocked[stream.id] = stream
-        self._pump()
-        return chunk.sent
+        """Send what the window and the transport take; a Deferred when some of it has to wait."""
+        return self.sender.send(stream, data, end)
 
-    def _fits(self, stream: Stream, size: int) -> bool:
-        return bool(size <= self.h2.max_outbound_frame_size and size <= self._window_of(stream))
-
-    def _window_of(self, stream: Stream) -> int:
-        try:
-            return int(self.h2.local_flow_control_window(stream.id))
-        except StreamClosedError:
-            return 0
+    def sent(self, stream: Stream, end: bool) -> None:
+        """A DATA frame of `stream` is handed over."""
+        self._chatter.earn(1)
+        if end:
+            self.release(stream)
 
     def release(self, stream: Stream) -> None:
         """Forget a stream whose halves are both over."""
@@ -288,69 +281,11 @@ class Connection(Protocol):
             if self.streams.pop(stream.id, None) is not None:
                 self._resets.earn(1)
                 self.stream_ended(stream)
-            self._blocked.pop(stream.id, None)
+            self.sender.forget(stream)
             stream.inbox.stop()
 
     def stream_ended(self, stream: Stream) -> None:
         """There is one stream less."""
-
-    def _pump(self) -> None:
-        """Send what waits, a frame of each stream in turn, as far as windows and transport go."""
-        if self._pumping:
-            return  # further up the stack somebody sends already, and comes by again
-        self._pumping = True
-        try:
-            self._pump_all()
-        finally:
-            self._pumping = False
-
-    def _pump_all(self) -> None:
-        sent = True
-        while sent and self._blocked and not self._paused and self.phase is not Phase.CLOSED:
-            sent = False
-            queued = 0
-            for stream in list(self._blocked.values()):
-                size = self._send_frame(stream)
-                if size is not None:
-                    sent = True
-                    queued += size
-                if queued >= _FLUSH_AT:
-                    queued = 0
-                    self._flush_now()
-                    if self._paused:
-                        return
-            self._flush_now()
-
-    def _flush_now(self) -> None:
-        batch, self._batch = self._batch, False
-        self.flush()
-        self._batch = batch
-
-    def _send_frame(self, stream: Stream) -> int | None:
-        if not stream.outbox:
-            self._blocked.pop(stream.id, None)
-            return None
-        chunk = stream.outbox[0]
-        size = min(len(chunk.data), self._window_of(stream), self.h2.max_outbound_frame_size)
-        if size <= 0 and len(chunk.data):
-            return None
-        whole = size == len(chunk.data)
-        try:
-            self.h2.send_data(stream.id, bytes(chunk.data[:size]), end_stream=chunk.end and whole)
-        except StreamClosedError:
-            self._blocked.pop(stream.id, None)
-            return None
-        self._chatter.earn(1)
-        if whole:
-            stream.outbox.popleft()
-            if not stream.outbox:
-                self._blocked.pop(stream.id, None)
-            if chunk.end:
-                self.release(stream)
-            chunk.sent.callback(None)
-        else:
-            chunk.data = chunk.data[size:]
-        return size
 
     # Events
 
@@ -362,15 +297,14 @@ class Connection(Protocol):
             if self.keepalive is not None:
                 self._timer = self.reactor.callLater(self.keepalive, self._keep_alive)
             self.opened()
-        self._pump()
+        self.sender.pump()
 
     def opened(self) -> None:
         """The peer speaks HTTP/2 and has said what it allows."""
 
     def _window(self, event: Any) -> None:
         self._tolerate(self._chatter, "WINDOW_UPDATE")
-        if self._blocked:
-            self._pump()
+        self.sender.pump()
 
     def _ping(self, event: Any) -> None:
         self._tolerate(self._chatter, "PING")
@@ -411,7 +345,7 @@ class Connection(Protocol):
         self.wasted()
         stream = self.streams.pop(event.stream_id, None)
         if stream is not None:
-            self._blocked.pop(stream.id, None)
+            self.sender.forget(stream)
             self.stream_ended(stream)
             stream.was_reset(int(event.error_code))
             stream.inbox.discard()

@@ -35,12 +35,14 @@ class Method:
 
 def message_class(described: Descriptor) -> Any:
     """The Python class of a message, whatever pool it is in and whichever protobuf release this is."""
-    if hasattr(message_factory, "GetMessageClass"):
-        return message_factory.GetMessageClass(described)
+    factory: Any = message_factory
+    if hasattr(factory, "GetMessageClass"):
+        return factory.GetMessageClass(described)
+    old: Any = described
     try:  # before 4.22
-        return described._concrete_class
+        return old._concrete_class
     except (AttributeError, TypeError):  # nobody has made it yet
-        return message_factory.MessageFactory(described.file.pool).GetPrototype(described)
+        return factory.MessageFactory(described.file.pool).GetPrototype(described)
 
 
 class Service:

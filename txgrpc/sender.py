@@ -1,0 +1,120 @@
+"""What the streams of one connection have to send, and whose turn it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from h2.exceptions import StreamClosedError
+from twisted.internet.defer import Deferred
+
+from txgrpc.stream import Chunk, Stream
+
+if TYPE_CHECKING:
+    from txgrpc.connection import Connection
+
+_FLUSH_AT = 64 * 1024
+
+
+class Sender:
+    """Sends DATA as far as the peer's windows and the transport go; the rest waits in its stream's outbox.
+
+    Streams that wait take turns, a frame each. While the transport has `paused` us nothing is sent.
+    """
+
+    __slots__ = ("_blocked", "_connection", "_h2", "_pumping", "paused")
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._h2 = connection.h2
+        self._blocked: dict[int, Stream] = {}
+        self._pumping = False
+        self.paused = False
+
+    def send(self, stream: Stream, data: bytes, end: bool) -> Deferred[None] | None:
+        """Send `data` now (None), or in turn: the Deferred fires when all of it is handed over."""
+        size = len(data)
+        if not (stream.outbox or self.paused) and size <= min(
+            self._window(stream), self._h2.max_outbound_frame_size
+        ):
+            if self._send_data(stream, data, end):
+                self._connection.sent(stream, end)
+            self._connection.flush()
+            return None
+        chunk = Chunk(memoryview(data), end)
+        stream.outbox.append(chunk)
+        self._blocked[stream.id] = stream
+        self.pump()
+        return chunk.sent
+
+    def forget(self, stream: Stream) -> None:
+        """The stream is over."""
+        self._blocked.pop(stream.id, None)
+
+    def clear(self) -> None:
+        """All streams are over."""
+        self._blocked.clear()
+
+    def pump(self) -> None:
+        """Send what can be sent by now."""
+        if self._pumping or not self._blocked:
+            return  # when pumping: further up the stack somebody does, and comes by again
+        self._pumping = True
+        try:
+            while self._round():
+                self._connection.flush_now()
+        finally:
+            self._pumping = False
+
+    def _round(self) -> bool:
+        """A frame of each stream; whether any was sent."""
+        sent, unflushed = False, 0
+        for stream in list(self._blocked.values()):
+            if self.paused:
+                return False
+            size = self._send_frame(stream)
+            if size is None:
+                continue
+            sent = True
+            unflushed += size
+            if unflushed >= _FLUSH_AT:  # only the transport can tell that it has enough
+                unflushed = 0
+                self._connection.flush_now()
+        return sent
+
+    def _send_frame(self, stream: Stream) -> int | None:
+        """Send the next frame of `stream`; its size, or None when it has to wait or has nothing."""
+        if not stream.outbox:
+            self.forget(stream)
+            return None
+        chunk = stream.outbox[0]
+        left = len(chunk.data)
+        size = min(left, self._window(stream), self._h2.max_outbound_frame_size)
+        if size <= 0 < left:
+            return None
+        end = chunk.end and size == left
+        if not self._send_data(stream, bytes(chunk.data[:size]), end):
+            self.forget(stream)
+            return None
+        if size < left:
+            chunk.data = chunk.data[size:]
+            self._connection.sent(stream, end)
+            return size
+        stream.outbox.popleft()
+        if not stream.outbox:
+            self.forget(stream)
+        self._connection.sent(stream, end)
+        chunk.sent.callback(None)
+        return size
+
+    def _send_data(self, stream: Stream, data: bytes, end: bool) -> bool:
+        try:
+            self._h2.send_data(stream.id, data, end_stream=end)
+        except StreamClosedError:
+            return False  # reset by the peer, which we are about to hear of
+        return True
+
+    def _window(self, stream: Stream) -> int:
+        try:
+            return int(self._h2.local_flow_control_window(stream.id))
+        except StreamClosedError:
+            return 0
