@@ -1,0 +1,1 @@
+"""The node daemon as a process of its own, over real sockets, with simulated VMs that run real agents."""

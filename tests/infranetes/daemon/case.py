@@ -1,0 +1,300 @@
+"""What tests of the daemon as a process share."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet import reactor as the_reactor
+from twisted.internet.endpoints import UNIXClientEndpoint
+from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import TestCase
+
+from infranetes.images import ImagesConfig, ImageStore
+from infranetes.providers.simulated.farm import Farm
+from infranetes_common import cri
+from tests.support.oci import busybox
+from tests.support.registry import Registry
+from txgrpc import Channel, Code, GrpcError
+
+reactor: Any = the_reactor
+
+ROOT = Path(__file__).resolve().parents[3]
+START_SECONDS = 60.0
+IMAGE = "busybox"
+_TWISTD = (sys.executable, "-c", "from twisted.scripts.twistd import run; run()")
+
+
+@attrs.frozen
+class Images:
+    """A state directory's `images` with busybox in it, and what busybox is called there."""
+
+    path: Path
+    reference: str
+
+
+_made: list[Images] = []
+
+
+async def images() -> Images:
+    """Made once per run of the tests."""
+    if not _made:
+        directory = Path(tempfile.mkdtemp(prefix="infranetes-images-"))
+        atexit.register(shutil.rmtree, directory, True)
+        registry = await deferToThread(Registry().start)
+        try:
+            reference = await deferToThread(registry.push, IMAGE, "latest", busybox())
+            config = ImagesConfig(insecure_registries=(registry.host,))
+            store = ImageStore(reactor, directory / "images", config)
+            await store.start()
+            await store.pull(reference)
+            await store.stop()
+        finally:
+            await deferToThread(registry.stop)
+        _made.append(Images(directory / "images", reference))
+    return _made[0]
+
+
+def toml(table: Mapping[str, Any], prefix: str = "") -> str:
+    """`table` as TOML."""
+    lines = [f"{key} = {json.dumps(value)}" for key, value in table.items() if not isinstance(value, dict)]
+    for key, value in table.items():
+        if isinstance(value, dict):
+            lines += [f"[{prefix}{key}]", toml(value, f"{prefix}{key}.")]
+    return "\n".join(lines)
+
+
+class DaemonCase(TestCase):
+    """A directory, and the daemons that run over it one after the other.
+
+    :ivar config: the configuration file's content; change it before `start`.
+    """
+
+    timeout = 120
+
+    def setUp(self) -> None:
+        # Not trial's own: a socket's path has to be short.
+        self.root = Path(tempfile.mkdtemp(prefix="inf-"))
+        self.addCleanup(shutil.rmtree, self.root, True)
+        self.socket = self.root / "run" / "infranetes.sock"
+        self.log_directory = self.root / "pods"
+        self.log_directory.mkdir()
+        self.config: dict[str, Any] = {
+            "socket": str(self.socket),
+            "state_dir": str(self.root / "state"),
+            "run_dir": str(self.root / "run"),
+            "provider": "simulated",
+            "log": {"level": "debug"},
+            "providers": {"simulated": {"boot_seconds": 0.05, "jitter_seconds": 0.0}},
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+        self.channel: Channel | None = None
+        self.addCleanup(self.end_everything)
+
+    # ---- the process
+
+    def spawn(self, *flags: str, crash: tuple[str, int] | None = None) -> subprocess.Popen[bytes]:
+        """Start a daemon and wait for nothing."""
+        path = self.root / "infranetes.toml"
+        path.write_text(toml(self.config))
+        command = list(_TWISTD)
+        if crash is not None:
+            journal = str(self.root / "journal")
+            module = "tests.infranetes.daemon.crashing"
+            command = [sys.executable, "-m", module, crash[0], str(crash[1]), journal]
+        command += ["--nodaemon", "--pidfile=", "infranetes", "--config", str(path), *flags]
+        with open(self.root / "daemon.log", "ab") as log:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+            )
+
+    @property
+    def log(self) -> str:
+        """What the daemons of this test wrote."""
+        return (self.root / "daemon.log").read_text(errors="replace")
+
+    async def start(self, *flags: str, crash: tuple[str, int] | None = None) -> None:
+        """Start a daemon; returns when its provider is ready, or when it has ended."""
+        made = await images()
+        self.image = made.reference
+        if not (self.root / "state" / "images").exists():
+            shutil.copytree(made.path, self.root / "state" / "images")
+        self.process = self.spawn(*flags, crash=crash)
+        await self.connect()
+
+    async def connect(self) -> None:
+        await self.disconnect()
+        self.channel = Channel(reactor, UNIXClientEndpoint(reactor, str(self.socket)))
+        self.runtime = self.channel.stub(cri.RuntimeService)
+        self.image_service = self.channel.stub(cri.ImageService)
+        until = time.monotonic() + START_SECONDS
+        while time.monotonic() < until and self.alive:
+            try:
+                status = await self.runtime.Status(cri.StatusRequest(), timeout=5.0)
+                if all(each.status for each in status.status.conditions):
+                    return
+            except GrpcError:
+                pass
+            await self.sleep(0.05)
+        if self.alive:
+            self.fail(f"the daemon is not ready:\n{self.log}")
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    async def disconnect(self) -> None:
+        channel, self.channel = self.channel, None
+        if channel is not None:
+            await channel.close()
+
+    async def ended(self, seconds: float = 30.0) -> int:
+        """The exit status of the daemon that ends by itself."""
+        assert self.process is not None
+        await self.until(lambda: not self.alive, "the daemon ends", seconds)
+        return int(self.process.returncode)
+
+    async def kill(self) -> None:
+        """SIGKILL, at this very instant."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        await self.ended()
+
+    async def restart(self, *flags: str) -> None:
+        """Killed and started again."""
+        await self.kill()
+        await self.start(*flags)
+
+    async def end_everything(self) -> None:
+        await self.disconnect()
+        if self.process is not None and self.alive:
+            self.process.terminate()
+            try:
+                await self.ended(15.0)
+            finally:
+                self.process.kill()
+                self.process.wait()
+        if (self.root / "run" / "simulated" / "farm.sock").exists():
+            farm = self._farm()
+            try:
+                await farm.request("list")
+                await farm.stop(end_farm=True)
+            except Exception:
+                await farm.stop(end_farm=False)
+
+    # ---- what it is asked
+
+    def pod(self, name: str = "web", attempt: int = 0, **fields: Any) -> Any:
+        metadata = cri.PodSandboxMetadata(name=name, uid=f"uid-{name}", namespace="default", attempt=attempt)
+        return cri.PodSandboxConfig(metadata=metadata, log_directory=str(self.log_directory / name), **fields)
+
+    def box(self, name: str = "main", script: str = "", attempt: int = 0, **fields: Any) -> Any:
+        metadata = cri.ContainerMetadata(name=name, attempt=attempt)
+        if script:
+            fields["command"] = ["sh", "-c", script]
+        fields.setdefault("image", cri.ImageSpec(image=self.image))
+        return cri.ContainerConfig(metadata=metadata, log_path=f"{name}.log", **fields)
+
+    async def run_pod(self, name: str = "web", config: Any = None, **fields: Any) -> str:
+        request = cri.RunPodSandboxRequest(config=config or self.pod(name, **fields))
+        (self.log_directory / name).mkdir(exist_ok=True)
+        return str((await self.runtime.RunPodSandbox(request, timeout=60.0)).pod_sandbox_id)
+
+    async def create(self, sandbox: str, config: Any = None) -> str:
+        request = cri.CreateContainerRequest(pod_sandbox_id=sandbox, config=config or self.box())
+        return str((await self.runtime.CreateContainer(request, timeout=60.0)).container_id)
+
+    async def run_container(self, sandbox: str, config: Any = None) -> str:
+        container = await self.create(sandbox, config)
+        request = cri.StartContainerRequest(container_id=container)
+        await self.runtime.StartContainer(request, timeout=30.0)
+        return container
+
+    async def stop_pod(self, sandbox: str) -> None:
+        await self.runtime.StopPodSandbox(cri.StopPodSandboxRequest(pod_sandbox_id=sandbox), timeout=60.0)
+
+    async def remove_pod(self, sandbox: str) -> None:
+        request = cri.RemovePodSandboxRequest(pod_sandbox_id=sandbox)
+        await self.runtime.RemovePodSandbox(request, timeout=60.0)
+
+    async def sandboxes(self, **wanted: Any) -> list[Any]:
+        request = cri.ListPodSandboxRequest(filter=cri.PodSandboxFilter(**wanted))
+        return list((await self.runtime.ListPodSandbox(request, timeout=10.0)).items)
+
+    async def containers(self, **wanted: Any) -> list[Any]:
+        request = cri.ListContainersRequest(filter=cri.ContainerFilter(**wanted))
+        return list((await self.runtime.ListContainers(request, timeout=10.0)).containers)
+
+    async def container_status(self, container: str) -> Any:
+        request = cri.ContainerStatusRequest(container_id=container)
+        return (await self.runtime.ContainerStatus(request, timeout=10.0)).status
+
+    async def in_state(self, container: str, state: int, seconds: float = 20.0) -> Any:
+        """Its status once it has that state."""
+        until = time.monotonic() + seconds
+        while True:
+            status = await self.container_status(container)
+            if status.state == state:
+                return status
+            if time.monotonic() > until:
+                self.fail(f"container {container} is not {state}: {status}\n{self.log[-3000:]}")
+            await self.sleep(0.05)
+
+    async def refused(self, code: Code, call: Any) -> str:
+        """The message with which `call` fails."""
+        try:
+            answer = await call
+        except GrpcError as error:
+            self.assertEqual(error.code, code, error.message)
+            return str(error.message)
+        self.fail(f"not refused: {answer}")
+        return ""
+
+    # ---- the farm
+
+    def _farm(self) -> Farm:
+        directory = self.root / "run" / "simulated"
+        return Farm(reactor, ["/bin/false"], directory, directory, lambda vms: None, lambda *_: None)
+
+    async def farm(self, op: str, **fields: Any) -> Mapping[str, Any]:
+        """Ask the farm behind the daemon's back."""
+        farm = self._farm()
+        try:
+            return await farm.request(op, **fields)
+        finally:
+            await farm.stop(end_farm=False)
+
+    async def vms(self) -> list[Mapping[str, Any]]:
+        """Every VM that there is."""
+        if not (self.root / "run" / "simulated" / "farm.sock").exists():
+            return []
+        return list((await self.farm("list"))["vms"])
+
+    # ---- time
+
+    async def sleep(self, seconds: float) -> None:
+        await deferLater(reactor, seconds, lambda: None)
+
+    async def until(self, true: Callable[[], Any], what: str, seconds: float = 20.0) -> None:
+        until = time.monotonic() + seconds
+        while not true():
+            if time.monotonic() > until:
+                self.fail(f"not in {seconds:.0f} s: {what}\n{self.log[-3000:]}")
+            await self.sleep(0.03)
