@@ -25,6 +25,8 @@ REQUIRES = [
     "treq>=22.2",
     "docker>=5.0.3",
     "zstandard>=0.20",
+    "h11>=0.14",
+    "wsproto>=1.2",
 ]
 
 EXTRAS = {

@@ -1,0 +1,241 @@
+"""One client's connection: the HTTP request, its upgrade, and then the session.
+
+==========  =====================================  ============================
+state       bytes that come in                     becomes
+==========  =====================================  ============================
+head        are HTTP/1.1 (framed by h11)           streams, or answered
+streams     belong to the SPDY or WebSocket wire   ending when the session ends
+answered    are dropped                            closed by the client or time
+ending      are dropped                            closed by the client or time
+==========  =====================================  ============================
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+import h11
+from twisted.internet.protocol import Protocol
+from twisted.logger import Logger
+from wsproto.utilities import generate_accept_token
+
+from infranetes.streaming import protocols
+from infranetes.streaming.channels import Flow
+from infranetes.streaming.spdywire import SpdyWire
+from infranetes.streaming.websocketwire import WebSocketWire
+from infranetes_common.errors import InvalidArgument
+
+#: Seconds for the request's head, and between the session's end and the client's close.
+HEAD_TIMEOUT = 10.0
+LINGER = 10.0
+#: Bytes of the request's head.
+MAX_HEAD = 16 * 1024
+
+
+class Phase(enum.Enum):
+    """See the table above."""
+
+    HEAD = "head"
+    STREAMS = "streams"
+    OVER = "over"  # answered or ending
+
+
+class Refused(Exception):
+    """The request is answered with an HTTP error.
+
+    :ivar status: 4xx. :ivar headers: more headers of the answer.
+    """
+
+    def __init__(self, status: HTTPStatus, reason: str, headers: Sequence[tuple[str, str]] = ()) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+        self.headers = headers
+
+
+class StreamingConnection(Protocol):
+    """The server's end.
+
+    :param sessions: an object with ``begin(connection, path, request)`` which agrees on an upgrade or raises
+        :class:`Refused`; see :class:`infranetes.streaming.server.StreamingServer`.
+    """
+
+    log = Logger()
+    transport: Any
+
+    def __init__(self, reactor: Any, sessions: Any, idle_timeout: float) -> None:
+        self._reactor = reactor
+        self._sessions = sessions
+        self._idle_timeout = idle_timeout
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+        self._phase = Phase.HEAD
+        self._timer: Any = None
+        self._seen = 0.0
+        self.wire: SpdyWire | WebSocketWire | None = None
+        self.session: Any = None  # the Deferred of what runs on the wire
+        self.flow: Flow
+
+    # Protocol
+
+    def connectionMade(self) -> None:
+        self.flow = Flow(self.transport)
+        self._timer = self._reactor.callLater(HEAD_TIMEOUT, self._abort)
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._phase is Phase.HEAD:
+            self._head_received(data)
+        elif self._phase is Phase.STREAMS:
+            self._feed(data)
+
+    def connectionLost(self, reason: Any = None) -> None:
+        self._phase = Phase.OVER
+        self._stop_timer()
+        self.flow.connection_lost()
+        if self.wire is not None:
+            self.wire.connection_lost()
+        if self.session is not None:
+            self.session.cancel()
+        self._sessions.ended(self)
+
+    # HTTP
+
+    def _head_received(self, data: bytes) -> None:
+        try:
+            self._http.receive_data(data)
+            event = self._http.next_event()
+        except h11.RemoteProtocolError as error:
+            self._refuse(Refused(HTTPStatus.BAD_REQUEST, f"not an HTTP request: {error}"))
+            return
+        if event is h11.NEED_DATA:
+            return
+        if not isinstance(event, h11.Request):
+            self._abort()
+            return
+        try:
+            self._sessions.begin(self, event)
+        except Refused as refused:
+            self._refuse(refused)
+
+    def _refuse(self, refused: Refused) -> None:
+        body = refused.reason.encode() + b"\n"
+        headers = [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))]
+        headers += [("Connection", "close"), *refused.headers]
+        lines = [f"HTTP/1.1 {refused.status.value} {refused.status.phrase}"]
+        lines += [f"{name}: {value}" for name, value in headers]
+        self.transport.write("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
+        self._end()
+
+    def upgrade(self, upgrade: str, headers: Sequence[tuple[str, str]]) -> None:
+        """Answer 101; what is written from now on is the wire's."""
+        fields = [("Upgrade", upgrade), ("Connection", "Upgrade"), *headers]
+        lines = ["HTTP/1.1 101 Switching Protocols", *(f"{name}: {value}" for name, value in fields)]
+        self.transport.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
+        self._phase = Phase.STREAMS
+        self._stop_timer()
+        self._seen = self._reactor.seconds()
+        self._timer = self._reactor.callLater(self._idle_timeout, self._check_idle)
+
+    def run(self, session: Any) -> None:
+        """The session that owns the wire; the connection ends with it. Feeds what came with the head."""
+        self.session = session
+        session.addErrback(self._broke)
+        session.addCallback(lambda _: self._end())
+        early, _ = self._http.trailing_data
+        if early and self._phase is Phase.STREAMS:
+            self._feed(early)
+
+    def _broke(self, failure: Any) -> None:
+        if self._phase is Phase.STREAMS:
+            self.log.failure("a stream broke", failure)
+
+    # Streams
+
+    def write(self, data: bytes) -> None:
+        """Bytes of the wire."""
+        self._seen = self._reactor.seconds()
+        self.transport.write(data)
+
+    def _feed(self, data: bytes) -> None:
+        self._seen = self._reactor.seconds()
+        assert self.wire is not None
+        try:
+            self.wire.data_received(data)
+        except InvalidArgument as error:
+            self.log.info("a client of a stream is cut off: {error}", error=error)
+            self._phase = Phase.OVER
+            self.transport.loseConnection()
+
+    def _end(self) -> None:
+        """No more is read; what is written is flushed, and the client has a while to close."""
+        if self._phase is Phase.OVER and self.flow.lost:
+            return
+        self._phase = Phase.OVER
+        self._stop_timer()
+        if self.wire is not None:
+            self.wire.close()
+        self.transport.resumeProducing()  # to see the client close, and take what it still sends
+        if self.wire is None:
+            self.transport.loseWriteConnection()
+        self._timer = self._reactor.callLater(LINGER, self.transport.loseConnection)
+
+    def closed_by_client(self) -> None:
+        """The client has said goodbye in the wire's own words."""
+        self.transport.loseConnection()
+
+    def abort(self) -> None:
+        """Drop the connection now."""
+        self._abort()
+
+    def _abort(self) -> None:
+        self._phase = Phase.OVER
+        self.transport.abortConnection()
+
+    def _check_idle(self) -> None:
+        left = self._seen + self._idle_timeout - self._reactor.seconds()
+        if left > 0:
+            self._timer = self._reactor.callLater(left, self._check_idle)
+        else:
+            self.transport.loseConnection()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+        self._timer = None
+
+
+def header_values(request: h11.Request, name: bytes) -> list[bytes]:
+    """All values of a header; `name` in lower case."""
+    return [value for key, value in request.headers if key == name]
+
+
+def wants_websocket(request: h11.Request) -> bool:
+    """Whether this asks for a WebSocket; otherwise it has to be SPDY/3.1.
+
+    :raise Refused: it is neither.
+    """
+    connection = ",".join(v.decode("latin-1") for v in header_values(request, b"connection")).lower()
+    upgrades = {v.lower() for v in protocols.offered(header_values(request, b"upgrade"))}
+    if "upgrade" not in connection or not upgrades & {"websocket", "spdy/3.1"}:
+        raise Refused(HTTPStatus.BAD_REQUEST, "this address takes an upgrade to SPDY/3.1 or websocket")
+    return "websocket" in upgrades
+
+
+def accept_websocket(request: h11.Request, protocol: str) -> list[tuple[str, str]]:
+    """The headers which accept a WebSocket (RFC 6455, 4.2.2).
+
+    :raise Refused: the request is not a right one.
+    """
+    keys = header_values(request, b"sec-websocket-key")
+    if request.method != b"GET" or len(keys) != 1:
+        raise Refused(HTTPStatus.BAD_REQUEST, "a WebSocket takes a GET with one Sec-WebSocket-Key")
+    if header_values(request, b"sec-websocket-version") != [b"13"]:
+        raise Refused(
+            HTTPStatus.UPGRADE_REQUIRED, "version 13 of WebSocket, please", [("Sec-WebSocket-Version", "13")]
+        )
+    accepted = [("Sec-WebSocket-Accept", generate_accept_token(keys[0]).decode())]
+    if protocol:
+        accepted.append(("Sec-WebSocket-Protocol", protocol))
+    return accepted
