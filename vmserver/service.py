@@ -52,6 +52,9 @@ PROVIDER_RETRY_SECONDS = (0.25, 5.0)  # the first pause, and the longest
 DRAIN_SECONDS = 2.0
 IDENTITY_FILE = "identity.json"
 
+Listen = Callable[[str, int, Any], "Deferred[Any]"]
+"""`listen(host, port, factory)`: an IListeningPort."""
+
 _log = Logger()
 
 
@@ -91,7 +94,8 @@ class Vmserver(Service):
     """The agent.
 
     :param provider: in place of the configured one. :param machine: in place of this one.
-    :param listening: told the port of the TLS listener once it listens.
+    :param listen: how to listen on a host and port with a factory, in place of TCP.
+    :param intake: whether to look for an identity; without, `accept` is how one comes.
     """
 
     name = "vmserver"
@@ -103,7 +107,8 @@ class Vmserver(Service):
         *,
         provider: Any = None,
         machine: Machine | None = None,
-        listening: Callable[[int], None] = lambda port: None,
+        listen: Listen | None = None,
+        intake: bool = True,
     ) -> None:
         self._reactor = reactor
         self._config = config
@@ -113,7 +118,8 @@ class Vmserver(Service):
         self._provider: IContainerProvider = provider or create(
             reactor, config.provider, config.providers.get(config.provider, {}), context
         )
-        self._listening = listening
+        self._listen_on: Listen = listen or self._listen_tcp
+        self._intake = intake
         self._agent = AgentService(reactor, self._provider, self._sandbox, execs=config.limits.execs)
         service = GrpcService(vmserver.Agent, self._agent)
         self._server = Server(reactor, [service], translate_error=errors.to_grpc)
@@ -197,13 +203,16 @@ class Vmserver(Service):
             handshake_seconds=limits.handshake_seconds,
         )
         try:
-            endpoint = TCP4ServerEndpoint(self._reactor, port, backlog=64, interface=host)
-            self._port = await endpoint.listen(door)
+            self._port = await self._listen_on(host, port, door)
         except (CannotListenError, OSError) as error:
             raise errors.FailedPrecondition(f"can't listen on {host}:{port}: {error}") from error
         self._door = door
         _log.info("serving sandbox {sandbox} on port {port}", sandbox=identity.sandbox_id, port=self.port)
-        self._listening(self.port)
+
+    def _listen_tcp(self, host: str, port: int, door: Any) -> Deferred[Any]:
+        endpoint = TCP4ServerEndpoint(self._reactor, port, backlog=64, interface=host)
+        listening: Deferred[Any] = endpoint.listen(door)
+        return listening
 
     @property
     def _file(self) -> Path:
@@ -246,8 +255,9 @@ class Vmserver(Service):
                     path=str(self._file),
                     words=str(error),
                 )
-        self._source = self._make_source()
-        self._source.start()
+        if self._intake:
+            self._source = self._make_source()
+            self._source.start()
 
     def _could_not_start(self, failure: Failure) -> None:
         if not failure.check(CancelledError):
