@@ -109,12 +109,13 @@ class ImageStore:
 
     async def stop(self) -> None:
         """End pulls that are under way. Twice is once."""
-        for flight in list(self._flights.values()):
+        flights = [*self._flights.values()]
+        for flight in flights:
             flight.task.cancel()
-            for waiter in list(flight.waiters):
+            for waiter in [*flight.waiters]:
                 waiter.errback(Unavailable("the daemon is stopping"))
-        while self._flights:
-            await _settled(next(iter(self._flights.values())).task)
+        for flight in flights:
+            await _settled(flight.task)
 
     # ---- What is there -----------------------------------------------------------------------
 
@@ -329,17 +330,20 @@ class ImageStore:
 
 
 async def _settled(task: Deferred[Any]) -> None:
-    """Once `task` has ended, however."""
-    while not task.called:
-        waiting: Deferred[None] = Deferred()
+    """Once `task` has ended, however; cancelling this wait does not end it."""
+    ended = False
+    waiting: Deferred[None] = Deferred()
 
-        def tell(result: Any, waiting: Deferred[None] = waiting) -> Any:
-            if not waiting.called:
-                waiting.callback(None)
-            return result
+    def tell(result: Any) -> Any:
+        nonlocal ended
+        ended = True
+        if not waiting.called:
+            waiting.callback(None)
+        return result
 
-        task.addBoth(tell)
+    task.addBoth(tell)
+    while not ended:  # `called` would be no sign: a cancelled coroutine's Deferred is, and goes on
         try:
             await waiting
         except CancelledError:
-            continue
+            waiting = Deferred()

@@ -6,12 +6,25 @@ from collections.abc import Callable
 from typing import Any
 
 from twisted.internet.defer import Deferred
+from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Site
 
 from tests.support.oci import Blob, BuiltImage
 
 Answer = Callable[[Any], Any]  # takes the twisted.web request
+
+
+class _NoTls(ProtocolWrapper):
+    """Hangs up on a TLS greeting at once; Twisted's HTTP would wait for the end of its first line."""
+
+    transport: Any
+
+    def dataReceived(self, data: bytes) -> None:
+        if data[:1] == b"\x16":
+            self.transport.abortConnection()
+        else:
+            super().dataReceived(data)
 
 
 class HostileRegistry(Resource):
@@ -24,7 +37,9 @@ class HostileRegistry(Resource):
         self.answers: dict[str, Answer] = {}
         self.requests: list[str] = []
         self._reactor = reactor
-        self._port = reactor.listenTCP(0, Site(self), interface="127.0.0.1")
+        factory = WrappingFactory(Site(self))
+        factory.protocol = _NoTls
+        self._port = reactor.listenTCP(0, factory, interface="127.0.0.1")
         self.host = f"127.0.0.1:{self._port.getHost().port}"
         self._open: set[Any] = set()
 
