@@ -46,7 +46,7 @@ def create_body(
     _refuse(bool(config.CDI_devices), "config.CDI_devices", "CDI devices")
     body: dict[str, Any] = {
         "Image": image_id,
-        "Env": [f"{env.key}={env.value}" for env in config.envs],
+        "Env": [f"{env.key}={env.value.decode(errors='replace')}" for env in config.envs],
         "Tty": config.tty,
         "OpenStdin": config.stdin,
         "StdinOnce": config.stdin_once,

@@ -260,7 +260,10 @@ class FakeProvider:
         argv = [*config.command, *config.args]
         container = _Container(state, bool(argv), int(number))
         if argv:
-            container.env = {"PATH": DEFAULT_PATH, **{env.key: env.value for env in config.envs}}
+            container.env = {
+                "PATH": DEFAULT_PATH,
+                **{env.key: env.value.decode(errors="surrogateescape") for env in config.envs},
+            }
             container.cwd = config.working_dir
         self._save(container, argv)
         self._view[id] = container
