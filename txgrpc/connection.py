@@ -29,7 +29,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from txgrpc.http2 import goaway, make_connection
+from txgrpc.http2 import FrameGuard, OversizedFrame, goaway, make_connection
 from txgrpc.limits import Allowance, Budget, Limits
 from txgrpc.metadata import Headers
 from txgrpc.sender import Sender
@@ -84,6 +84,7 @@ class Connection(Protocol):
     def connectionMade(self) -> None:
         self.h2 = make_connection(self.client_side, self.limits)
         self.sender = Sender(self)
+        self._guard = FrameGuard(self.client_side)
         with contextlib.suppress(AttributeError, OSError):  # not TCP
             self.transport.setTcpNoDelay(True)
         self.transport.registerProducer(self, True)
@@ -96,7 +97,11 @@ class Connection(Protocol):
         self._heard = self.reactor.seconds()
         self._batch = True
         try:
+            self._guard.check(data)
             received = self.h2.receive_data(data)
+        except OversizedFrame as error:
+            self._cut_off(str(error), ErrorCodes.FRAME_SIZE_ERROR)
+            return
         except ProtocolError as error:
             code = getattr(error, "error_code", ErrorCodes.PROTOCOL_ERROR)
             self._cut_off(str(error) or type(error).__name__, code)
@@ -150,6 +155,7 @@ class Connection(Protocol):
         """Hand h2's output to the transport."""
         if self.phase is Phase.CLOSED:
             return
+        self.sender.unflushed = 0
         data = self.h2.data_to_send()
         if not data:
             return
@@ -279,7 +285,6 @@ class Connection(Protocol):
         """Forget a stream whose halves are both over."""
         if stream.finished:
             if self.streams.pop(stream.id, None) is not None:
-                self._resets.earn(1)
                 self.stream_ended(stream)
             self.sender.forget(stream)
             stream.inbox.stop()
@@ -386,6 +391,10 @@ class Connection(Protocol):
         :raise Misbehaviour: once too often.
         """
         self._tolerate(self._resets, "RST_STREAM")
+
+    def worked(self) -> None:
+        """A call has run to its end: the peer is one to work with."""
+        self._resets.earn(1)
 
     def _tolerate(self, allowance: Allowance, what: str, cost: int = 1) -> None:
         for _ in range(cost):

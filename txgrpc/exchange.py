@@ -148,6 +148,7 @@ class ClientStream(Stream):
 
     def _trailers(self, headers: Headers, fields: dict[bytes, bytes]) -> None:
         self.receiving = advance(self.receiving, Step.END)
+        self.connection.worked()
         exchange = self.exchange
         exchange.trailing_metadata = _metadata(headers)
         status = _status(fields, exchange.trailing_metadata)

@@ -20,6 +20,10 @@ from txgrpc.limits import Limits
 
 #: The id that a first GOAWAY names, before it is known which streams the peer has begun.
 LAST_STREAM_ID = 2**31 - 1
+PREFACE_SIZE = 24
+HEADER_SIZE = 9
+#: HTTP/2's default, which we do not change.
+MAX_FRAME_SIZE = 16384
 _DEFAULT_WINDOW = 65535
 
 
@@ -33,6 +37,51 @@ class _Connection(H2Connection):
         event.last_stream_id = frame.last_stream_id
         event.additional_data = frame.additional_data
         return [], [event]
+
+
+class OversizedFrame(Exception):
+    """The peer announces a frame larger than it may send."""
+
+
+class FrameGuard:
+    """Follows the boundaries of the frames that arrive, ahead of h2.
+
+    h2 checks a frame's length when all of it is here, so a peer could have us buffer 16 MiB for each
+    connection. Here the frame's header is enough.
+    """
+
+    __slots__ = ("_header", "_skip")
+
+    def __init__(self, client_side: bool) -> None:
+        self._skip = 0 if client_side else PREFACE_SIZE  # bytes to the next frame's header
+        self._header = b""  # its first bytes
+
+    def check(self, data: bytes) -> None:
+        """`data` arrived.
+
+        :raise OversizedFrame: a frame that begins in it is too large.
+        """
+        at, size = self._skip, len(data)
+        if self._header:
+            at = HEADER_SIZE - len(self._header)
+            self._header += data[:at]
+            if len(self._header) < HEADER_SIZE:
+                return
+            at += self._length(self._header, 0)
+            self._header = b""
+        while at + HEADER_SIZE <= size:
+            at += HEADER_SIZE + self._length(data, at)
+        if at < size:
+            self._header = data[at:]
+            self._skip = 0
+        else:
+            self._skip = at - size
+
+    def _length(self, data: bytes, at: int) -> int:
+        length = int.from_bytes(data[at : at + 3], "big")
+        if length > MAX_FRAME_SIZE:
+            raise OversizedFrame(f"a frame of {length} bytes, where at most {MAX_FRAME_SIZE} are allowed")
+        return length
 
 
 def make_connection(client_side: bool, limits: Limits) -> H2Connection:

@@ -21,7 +21,7 @@ class Sender:
     Streams that wait take turns, a frame each. While the transport has `paused` us nothing is sent.
     """
 
-    __slots__ = ("_blocked", "_connection", "_h2", "_pumping", "paused")
+    __slots__ = ("_blocked", "_connection", "_h2", "_pumping", "paused", "unflushed")
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -29,6 +29,7 @@ class Sender:
         self._blocked: dict[int, Stream] = {}
         self._pumping = False
         self.paused = False
+        self.unflushed = 0  # only the transport can tell when it has enough: it must hear of it soon
 
     def send(self, stream: Stream, data: bytes, end: bool) -> Deferred[None] | None:
         """Send `data` now (None), or in turn: the Deferred fires when all of it is handed over."""
@@ -38,7 +39,10 @@ class Sender:
         ):
             if self._send_data(stream, data, end):
                 self._connection.sent(stream, end)
-            self._connection.flush()
+            if self.unflushed >= _FLUSH_AT:
+                self._connection.flush_now()
+            else:
+                self._connection.flush()
             return None
         chunk = Chunk(memoryview(data), end)
         stream.outbox.append(chunk)
@@ -67,50 +71,46 @@ class Sender:
 
     def _round(self) -> bool:
         """A frame of each stream; whether any was sent."""
-        sent, unflushed = False, 0
+        sent = False
         for stream in list(self._blocked.values()):
             if self.paused:
                 return False
-            size = self._send_frame(stream)
-            if size is None:
-                continue
-            sent = True
-            unflushed += size
-            if unflushed >= _FLUSH_AT:  # only the transport can tell that it has enough
-                unflushed = 0
+            sent = self._send_frame(stream) or sent
+            if self.unflushed >= _FLUSH_AT:
                 self._connection.flush_now()
         return sent
 
-    def _send_frame(self, stream: Stream) -> int | None:
-        """Send the next frame of `stream`; its size, or None when it has to wait or has nothing."""
+    def _send_frame(self, stream: Stream) -> bool:
+        """Send the next frame of `stream`; False when it has to wait or has nothing."""
         if not stream.outbox:
             self.forget(stream)
-            return None
+            return False
         chunk = stream.outbox[0]
         left = len(chunk.data)
         size = min(left, self._window(stream), self._h2.max_outbound_frame_size)
         if size <= 0 < left:
-            return None
+            return False
         end = chunk.end and size == left
         if not self._send_data(stream, bytes(chunk.data[:size]), end):
             self.forget(stream)
-            return None
+            return False
         if size < left:
             chunk.data = chunk.data[size:]
             self._connection.sent(stream, end)
-            return size
+            return True
         stream.outbox.popleft()
         if not stream.outbox:
             self.forget(stream)
         self._connection.sent(stream, end)
         chunk.sent.callback(None)
-        return size
+        return True
 
     def _send_data(self, stream: Stream, data: bytes, end: bool) -> bool:
         try:
             self._h2.send_data(stream.id, data, end_stream=end)
         except StreamClosedError:
             return False  # reset by the peer, which we are about to hear of
+        self.unflushed += len(data)
         return True
 
     def _window(self, stream: Stream) -> int:

@@ -198,6 +198,7 @@ class ServerStream(Stream):
             self.connection.running -= 1
             self._running = None
         if not self.call.cancelled:
+            self.connection.worked()
             self.finish(status)
 
     def _only_request(self) -> Any:

@@ -62,6 +62,8 @@ async def drain_iterator(iterator: Any) -> list[Any]:
 class Child(ProcessProtocol):
     """A Python module run as a child; its lines can be awaited."""
 
+    transport: Any
+
     def __init__(self) -> None:
         self.ended: Deferred[None] = Deferred()
         self._buffer = b""
@@ -87,7 +89,7 @@ class Child(ProcessProtocol):
     def errReceived(self, data: bytes) -> None:
         self.errors += data
 
-    def processEnded(self, reason: Failure) -> None:  # type: ignore[override]
+    def processEnded(self, reason: Failure) -> None:
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             waiting.errback(AssertionError(f"the child ended without a line: {self.errors.decode()}"))
