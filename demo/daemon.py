@@ -79,7 +79,7 @@ class Daemon:
                 missing = [each for each in status.status.conditions if not each.status]
                 if status.status.conditions and not missing:
                     return status
-                waiting = "; ".join(each.message or each.reason or each.type for each in missing)
+                waiting = "; ".join(dict.fromkeys(each.message or each.type for each in missing))
                 if waiting and waiting != told:
                     told = waiting
                     progress(waiting)

@@ -127,27 +127,24 @@ class Pod:
             await deferLater(self.reactor, 0.3)
         return [LogLine.parse(line) for line in text.splitlines()]
 
-    async def fetch(self, within: float) -> str:
-        """What the pod's web server answers to the node."""
+    async def page(self) -> str:
+        """What the web server at the pod's address answers to the node; "": nothing does."""
         agent = Agent(self.reactor, connectTimeout=2.0)
-        until = time.monotonic() + within
-        while True:
-            try:
-                response = await agent.request(b"GET", f"http://{self.ip}:{WEB_PORT}/".encode())
-                return bytes(await readBody(response)).decode(errors="replace")
-            except NO_ANSWER:
-                if time.monotonic() > until:
-                    raise
-            await deferLater(self.reactor, 0.1)
-
-    async def answers(self) -> bool:
-        """Whether anything still answers at the pod's address."""
-        agent = Agent(self.reactor, connectTimeout=1.0)
         try:
-            await agent.request(b"GET", f"http://{self.ip}:{WEB_PORT}/".encode())
+            response = await agent.request(b"GET", f"http://{self.ip}:{WEB_PORT}/".encode())
+            return bytes(await readBody(response)).decode(errors="replace").strip()
         except NO_ANSWER:
-            return False
-        return True
+            return ""
+
+    async def fetch(self, page: str, within: float) -> None:
+        """Wait until the pod's web server answers with this page.
+
+        :raise RuntimeError: nothing or something else does after `within` seconds."""
+        until = time.monotonic() + within
+        while (found := await self.page()) != page:
+            if time.monotonic() > until:
+                raise RuntimeError(f"at {self.ip}:{WEB_PORT} there is no {page!r} but {found[:200]!r}")
+            await deferLater(self.reactor, 0.1)
 
     async def end(self) -> None:
         """Stop and remove the sandbox."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import os
 import subprocess
 import time
 from typing import Any
@@ -25,22 +23,6 @@ SOCKET = "run/infranetes/infranetes.sock"
 START_SECONDS = 30.0
 
 
-@functools.cache
-def make_deb() -> None:
-    """Have the packages of this very tree in dist/; quick when they are there."""
-    made = subprocess.run(
-        ["make", "--silent", "deb"],
-        cwd=cleanroot.TREE,
-        env={**os.environ, "DEB_BUILD_OPTIONS": "nocheck"},
-        check=False,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    if made.returncode:
-        raise AssertionError(made.stdout)
-
-
 def contents(package: str) -> list[str]:
     """The files in one of our packages, without the leading slash."""
     listed = subprocess.run(
@@ -52,9 +34,6 @@ def contents(package: str) -> list[str]:
 
 class ContentTests(unittest.SynchronousTestCase):
     """What is in the packages."""
-
-    def setUp(self) -> None:
-        make_deb()
 
     def test_lintian_reports_no_error(self) -> None:
         debs = [str(cleanroot.built(package)) for package in PACKAGES]
@@ -114,7 +93,6 @@ class InstallTests(unittest.TestCase):
     timeout = 900
 
     def setUp(self) -> None:
-        make_deb()
         self.root = cleanroot.CleanRoot(cleanroot.base(cleanroot.depends(*PACKAGES)))
         self.addCleanup(self.root.remove)
 

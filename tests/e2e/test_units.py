@@ -14,7 +14,7 @@ from twisted.trial import unittest
 from infranetes_common import cri
 from tests.e2e import cleanroot
 from tests.e2e.booted import Booted
-from tests.e2e.test_package import PACKAGES, SOCKET, START_SECONDS, make_deb
+from tests.e2e.test_package import PACKAGES, SOCKET, START_SECONDS
 from txgrpc import Channel, GrpcError
 
 
@@ -24,7 +24,6 @@ class UnitTests(unittest.TestCase):
     timeout = 900
 
     def setUp(self) -> None:
-        make_deb()
         self.root = cleanroot.CleanRoot(cleanroot.base(cleanroot.depends(*PACKAGES)))
         self.addCleanup(self.root.remove)
         done = self.root.install(*PACKAGES)
