@@ -153,7 +153,7 @@ class AgentService:
         validate.words("config.command", config.command)
         validate.words("config.args", config.args)
         for env in config.envs:
-            if not env.key or "=" in env.key or "\0" in env.key + env.value:
+            if not env.key or "=" in env.key or "\0" in env.key or b"\0" in env.value:
                 raise InvalidArgument(f"config.envs: {env.key[:80]!r} is no name of a variable, or has a NUL")
         state = await self._provider.create(
             validate.container_id(request.id),
