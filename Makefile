@@ -16,9 +16,9 @@ MYPY_CODE := $(wildcard txgrpc infranetes infranetes_common vmserver tests bench
 # Debian packages, by what they are for. Add to the list of the thing that needs it.
 APT_BASE := python3 python3-venv ca-certificates protobuf-compiler
 APT_TEST := openssl procps iproute2 docker-registry busybox-static zstd
-APT_RUN := skopeo
+APT_RUN := skopeo qemu-system-x86 qemu-utils iproute2 nftables util-linux passwd
 APT_DEMO := docker-registry busybox-static
-APT_IMAGE :=
+APT_IMAGE := mmdebstrap e2fsprogs debian-archive-keyring
 # What the packages need to be built is in debian/control; debian/make-deb asks for it.
 APT_DEB := dpkg-dev fakeroot lintian
 # Debian's own releases of the libraries, for test-debian.
@@ -88,7 +88,7 @@ tools: | apt-base ## Build crictl and critest, Kubernetes' own clients of the CR
 	@PYTHON=$(PYTHON) tests/interop/tools
 
 .PHONY: test
-test: venv proto apt-test tools ## Run every test, the ones with real VMs too; TESTS= picks some
+test: venv proto apt-test tools image ## Run every test, the ones with real VMs too; TESTS= picks some
 	@$(BIN)/python -m tests $(TESTS)
 
 .PHONY: test-fast
@@ -108,6 +108,17 @@ SOCKET ?= /run/infranetes/infranetes.sock
 .PHONY: apt-run
 apt-run: apt-base
 	$(call need,$(APT_RUN))
+
+QEMU_USER := infranetes-qemu
+IMAGE_DIR ?= /var/lib/infranetes/guest
+
+.PHONY: image
+image: venv proto apt-run ## Build the guest image, unless it is there; its packages are made first
+	$(call need,$(APT_IMAGE) $(APT_DEB))
+	@getent passwd $(QEMU_USER) >/dev/null || \
+		$(AS_ROOT) useradd --system --home-dir /nonexistent --shell /usr/sbin/nologin $(QEMU_USER)
+	@DEB_BUILD_OPTIONS=nocheck debian/make-deb >/dev/null
+	@$(AS_ROOT) $(BIN)/infranetes-guest build --debs dist --image-dir "$(IMAGE_DIR)"
 
 .PHONY: demo
 demo: export DEMO_COMMAND = $(value COMMAND)

@@ -1,0 +1,273 @@
+"""Carries the recipe out: mmdebstrap makes a tree, mke2fs a disk of it; nothing is mounted by us.
+
+An image is made in a directory of its own beside the others and renamed when it is whole, so a build
+that is killed leaves no half image; the next build clears away what it left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from infranetes.guest import image as images
+from infranetes.guest import recipe
+from infranetes.guest.image import GuestImage
+from infranetes.guest.sources import Sources, of_this_machine
+from infranetes_common.errors import FailedPrecondition, InfranetesError, ResourceExhausted
+
+Progress = Callable[[str], None]
+
+TOOLS = {"mmdebstrap": "mmdebstrap", "mke2fs": "e2fsprogs", "dpkg-deb": "dpkg", "apt-get": "apt"}
+NEEDED_BYTES = 3 << 30  # of disk, while building
+_KEPT = 2  # images beside each other: the current one, and the one before
+_WORK = ".build-"
+_LOCK = "lock"
+_DEBS = "var/cache/infranetes-debs"  # in the guest, while building
+
+
+def build(directory: Path, debs: Path, progress: Progress, *, force: bool = False) -> GuestImage:
+    """The image of this recipe and these packages; made if it is not there yet.
+
+    :param directory: where images are. :param debs: where our own .deb files are.
+    :param force: make it anew even if nothing it is made of has changed, for Debian's updates.
+    :raise FailedPrecondition: a tool, a package or a right is missing; says which.
+    :raise ResourceExhausted: the disk is full. :raise InfranetesError: a step failed; has its words.
+    """
+    packages = _our_packages(debs)
+    key = _key(packages)
+    with contextlib.suppress(FailedPrecondition):
+        if not force and (there := images.current(directory)).key == key:
+            return there
+    _check_machine()
+    directory.mkdir(parents=True, exist_ok=True)
+    with _only_one(directory, progress):
+        _clear(directory)
+        with contextlib.suppress(FailedPrecondition):
+            if not force and (there := images.read(directory / key)).key == key:
+                _make_current(directory, there)
+                return there
+        _check_space(directory)
+        work = Path(tempfile.mkdtemp(prefix=_WORK, dir=directory))
+        try:
+            made = _make(work, key, packages, progress)
+            final = directory / (f"{key}-{int(made.built_at)}" if (directory / key).exists() else key)
+            work.rename(final)
+        except BaseException:
+            shutil.rmtree(work, ignore_errors=True)
+            raise
+        made = images.read(final)
+        _make_current(directory, made)
+        _prune(directory, made)
+    return made
+
+
+def _make(work: Path, key: str, packages: Sequence[Path], progress: Progress) -> GuestImage:
+    work.chmod(0o755)
+    sources = of_this_machine()
+    root = work / "root"
+    _lay_out(work / "files")
+    progress(f"installing Debian {sources.codename}, Docker and the agent into a tree")
+    _mmdebstrap(work, root, sources, packages, progress)
+    [kernel] = sorted((root / "boot").glob("vmlinuz-*"))[-1:]
+    version = kernel.name.removeprefix("vmlinuz-")
+    shutil.copyfile(kernel, work / "vmlinuz")
+    shutil.copyfile(root / "boot" / f"initrd.img-{version}", work / "initrd")
+    progress(f"making a disk of the tree ({_megabytes(root)} MB)")
+    disk = work / "disk.raw"
+    options = "lazy_itable_init=1,lazy_journal_init=1,assume_storage_prezeroed=1,nodiscard"
+    _run(
+        "mke2fs", "-q", "-t", "ext4", "-L", "infranetes", "-E", options, "-d", str(root), str(disk),
+        f"{recipe.DISK_GIB}G",
+    )  # fmt: skip
+    for leftover in (root, work / "files", work / "debs"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    for leftover in (work / "sources.list", work / "apt.conf", work / "mmdebstrap.log"):
+        leftover.unlink(missing_ok=True)
+    made = GuestImage(work, key, time.time(), sources.codename, version, tuple(deb.stem for deb in packages))
+    images.write(made)
+    return made
+
+
+def _lay_out(files: Path) -> None:
+    """The recipe's own files as a tree to be copied over the guest's."""
+    for path, (mode, text) in recipe.FILES.items():
+        target = files / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+        target.chmod(mode)
+    units = files / "etc/systemd/system"
+    for unit in recipe.MASKED:
+        (units / unit).symlink_to("/dev/null")
+    for directory in files.rglob("*"):
+        if directory.is_dir() and not directory.is_symlink():
+            directory.chmod(0o755)
+    files.chmod(0o755)
+
+
+def _mmdebstrap(
+    work: Path, root: Path, sources: Sources, packages: Sequence[Path], progress: Progress
+) -> None:
+    (work / "sources.list").write_text("".join(line + "\n" for line in sources.lines))
+    (work / "apt.conf").write_text("".join(line + "\n" for line in sources.settings))
+    (work / "debs").mkdir()
+    for package in packages:
+        shutil.copy(package, work / "debs")
+    install = "apt-get install --yes --no-install-recommends"
+    hooks = [
+        # Before kernel and Docker are configured, which read some of these files then.
+        ("essential", f'cp -a "{work}/files/." "$1/"'),
+        ("customize", f'mkdir -p "$1/{_DEBS}" && cp "{work}"/debs/*.deb "$1/{_DEBS}/"'),
+        ("customize", f'chroot "$1" sh -c "{install} /{_DEBS}/*.deb" </dev/null'),
+        ("customize", f'rm -rf "$1/{_DEBS}" "$1/etc/apt/apt.conf.d/99mmdebstrap"'),
+        ("customize", f'chroot "$1" systemctl --quiet enable {" ".join(recipe.ENABLED)}'),
+        ("customize", 'rm -f "$1/etc/resolv.conf" "$1/var/lib/dbus/machine-id" "$1/etc/ssh/ssh_host_"*'),
+        ("customize", ': >"$1/etc/resolv.conf"; : >"$1/etc/machine-id"; echo pod >"$1/etc/hostname"'),
+    ]
+    command = [
+        "mmdebstrap",
+        "--mode=root",
+        "--variant=minbase",
+        f"--include={','.join(recipe.PACKAGES)}",
+        f"--aptopt={work}/apt.conf",
+        '--aptopt=Acquire::Languages "none"',
+        "--dpkgopt=force-confold",
+        *(f"--dpkgopt=path-exclude={pattern}" for pattern in recipe.EXCLUDED),
+        *(f"--{when}-hook={what}" for when, what in hooks),
+        sources.codename,
+        str(root),
+        str(work / "sources.list"),
+    ]
+    _run(*command, progress=progress)
+
+
+def _run(*command: str, progress: Progress | None = None) -> None:
+    """Run to the end; mmdebstrap's own steps become progress.
+
+    :raise InfranetesError: it failed; has the end of its output.
+    """
+    environment = {**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
+    environment["PATH"] = "/usr/sbin:/usr/bin:/sbin:/bin"
+    said: list[str] = []
+    with subprocess.Popen(  # noqa: S603
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                said = [*said[-60:], line.rstrip()]
+                if progress is not None and line.startswith("I: ") and "-hook" not in line:
+                    progress(line[3:].rstrip())
+        except BaseException:
+            process.terminate()
+            raise
+    if process.returncode != 0:
+        words = "\n".join(line for line in said if line)[-4000:]
+        raise InfranetesError(f"{command[0]} failed with exit code {process.returncode}:\n{words}")
+
+
+def _our_packages(debs: Path) -> list[Path]:
+    found = []
+    for name in recipe.OUR_PACKAGES:
+        there = sorted(debs.glob(f"{name}_*.deb"), key=lambda deb: deb.stat().st_mtime)
+        if not there:
+            raise FailedPrecondition(
+                f"{debs} has no {name}_*.deb, which goes into the guest image; make it with `make deb`, "
+                "or say with --debs where it is"
+            )
+        found.append(there[-1])
+    return found
+
+
+def _key(packages: Sequence[Path]) -> str:
+    """Of all that the image is made of here; Debian's packages move on without changing it."""
+    digest = hashlib.sha256()
+    for module in ("recipe.py", "build.py"):
+        digest.update(Path(__file__).with_name(module).read_bytes())
+    for package in packages:
+        digest.update(hashlib.sha256(package.read_bytes()).digest())
+    return digest.hexdigest()[:24]
+
+
+def _check_machine() -> None:
+    missing = [package for tool, package in TOOLS.items() if not _which(tool)]
+    if missing:
+        raise FailedPrecondition(f"to build a guest image, install: apt-get install {' '.join(missing)}")
+    if os.geteuid() != 0:
+        raise FailedPrecondition("a guest image is built by root: its files belong to the guest's users")
+
+
+def _which(tool: str) -> str | None:
+    return shutil.which(tool, path="/usr/sbin:/usr/bin:/sbin:/bin")
+
+
+def _check_space(directory: Path) -> None:
+    free = shutil.disk_usage(directory).free
+    if free < NEEDED_BYTES:
+        raise ResourceExhausted(
+            f"{directory} has {free >> 20} MiB free, a guest image takes {NEEDED_BYTES >> 20} MiB to build; "
+            "make room, or choose another directory"
+        )
+
+
+@contextlib.contextmanager
+def _only_one(directory: Path, progress: Progress) -> Iterator[None]:
+    descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("waiting for another build of the guest image to end")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _clear(directory: Path) -> None:
+    for leftover in directory.glob(f"{_WORK}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _make_current(directory: Path, made: GuestImage) -> None:
+    link = directory / f".{images.CURRENT}.new"
+    link.unlink(missing_ok=True)
+    link.symlink_to(made.directory.name)
+    link.replace(directory / images.CURRENT)
+
+
+def _prune(directory: Path, made: GuestImage) -> None:
+    """Old images go. What a running VM has open of them stays readable to it until it ends."""
+    others = []
+    for manifest in directory.glob(f"*/{images.MANIFEST}"):
+        if manifest.parent.is_symlink() or manifest.parent == made.directory:
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            others.append((json.loads(manifest.read_bytes())["built_at"], manifest.parent))
+    for _, old in sorted(others, reverse=True)[_KEPT - 1 :]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _megabytes(tree: Path) -> int:
+    size = subprocess.run(["du", "-sk", str(tree)], capture_output=True, text=True, check=True)  # noqa: S603, S607
+    return int(size.stdout.split()[0]) // 1000
+
+
+def say(started: float, words: str) -> None:
+    """One line of progress on standard error, with the seconds since `started`."""
+    print(f"{time.monotonic() - started:6.1f} s  {words}", file=sys.stderr, flush=True)

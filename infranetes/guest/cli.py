@@ -1,0 +1,64 @@
+"""`infranetes-guest`: build the guest image, and say what there is."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from infranetes.guest import image as images
+from infranetes.guest.build import build, say
+from infranetes.guest.image import GuestImage
+from infranetes_common.errors import InfranetesError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="infranetes-guest", description="The image that a pod's virtual machine boots."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    builder = commands.add_parser("build", help="build the image, unless it is there already")
+    builder.add_argument(
+        "--debs", type=Path, default=Path("dist"), help="where the .deb files of vmserver are (%(default)s)"
+    )
+    builder.add_argument("--force", action="store_true", help="build anew, with Debian's latest updates")
+    shower = commands.add_parser("show", help="show the image in use")
+    for each in (builder, shower):
+        each.add_argument(
+            "--image-dir", type=Path, default=images.DEFAULT_DIR, help="where images are (%(default)s)"
+        )
+    options = parser.parse_args(arguments)
+    try:
+        if options.command == "build":
+            started = time.monotonic()
+            _show(
+                build(options.image_dir, options.debs, functools.partial(say, started), force=options.force)
+            )
+        else:
+            _show(images.current(options.image_dir))
+    except InfranetesError as error:
+        print(f"infranetes-guest: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"infranetes-guest: {error.filename or 'input/output'}: {error.strerror}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("infranetes-guest: interrupted; nothing is left of the build", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _show(image: GuestImage) -> None:
+    built = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(image.built_at))
+    print(f"guest image {image.directory}")
+    print(f"  built   {built}")
+    print(f"  Debian  {image.codename}, Linux {image.kernel_version}")
+    print(f"  agent   {', '.join(image.packages)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""What is in the guest image. Data only; `build` carries it out.
+
+The image is booted once, for a template, and every pod is a copy of what it looks like then. So it
+holds nothing that runs now and then on its own, and `warm` has Docker run a container before the
+agent asks for its identity: what is in memory then is in memory in each pod.
+"""
+
+from __future__ import annotations
+
+import json
+
+# Debian's packages beside the agent's own, which brings what it depends on.
+PACKAGES = (
+    "busybox-static",  # the container that `warm` runs
+    "ca-certificates",
+    "docker.io",
+    "iproute2",
+    "iptables",
+    "kmod",
+    "linux-image-cloud-amd64",
+    "nftables",
+    "systemd-sysv",
+    "udev",
+)
+
+# Left out of packages as they are unpacked.
+EXCLUDED = (
+    "/usr/share/doc/*",
+    "/usr/share/info/*",
+    "/usr/share/locale/*",
+    "/usr/share/man/*",
+)
+
+# Units that would wake a machine which has nothing to do, or wait for what it does not have.
+MASKED = (
+    "apt-daily-upgrade.timer",
+    "apt-daily.timer",
+    "dpkg-db-backup.timer",
+    "e2scrub_all.timer",
+    "e2scrub_reap.service",
+    "fstrim.timer",
+    "getty.target",
+    "man-db.timer",
+    "nftables.service",
+    "systemd-journal-flush.service",
+    "systemd-networkd.service",
+    "systemd-networkd.socket",
+    "systemd-pstore.service",
+    "systemd-random-seed.service",
+    "systemd-resolved.service",
+    "systemd-timesyncd.service",
+    "systemd-tmpfiles-clean.timer",
+    "systemd-update-utmp-runlevel.service",
+    "systemd-update-utmp.service",
+)
+
+# The pod's network is the machine's own, so Docker has nothing to do with it. Logs are read by the
+# agent as they grow; the node keeps them, so the guest only holds what the node is behind by.
+_DOCKER = {
+    "bridge": "none",
+    "iptables": False,
+    "ip6tables": False,
+    "ip-forward": False,
+    "ip-masq": False,
+    "userland-proxy": False,
+    "live-restore": True,
+    "log-driver": "json-file",
+    "log-opts": {"max-size": "64m", "max-file": "3"},
+    "storage-driver": "overlay2",
+    "shutdown-timeout": 5,
+}
+
+_WARM = """\
+#!/bin/sh
+# Has Docker do once what it does for each pod: programs, modules and caches are in memory then.
+set -u
+name=infranetes-warm
+tar -C /usr/bin -c busybox | docker import - $name >/dev/null
+docker run --detach --name $name --network host $name /busybox sleep 600 >/dev/null
+docker exec $name /busybox true
+docker logs $name
+docker rm --force $name >/dev/null
+docker image rm $name >/dev/null
+"""
+
+_WARM_UNIT = """\
+[Unit]
+Description=Have Docker run a container, so that the first one of a pod is not its first
+After=docker.service
+Requires=docker.service
+Before=vmserver.service
+
+[Service]
+Type=oneshot
+ExecStart=/usr/lib/infranetes/warm
+TimeoutStartSec=300
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+# Files by path: mode and text.
+FILES: dict[str, tuple[int, str]] = {
+    "etc/docker/daemon.json": (0o644, json.dumps(_DOCKER, indent=2) + "\n"),
+    "etc/fstab": (0o644, "/dev/vda / ext4 rw,noatime 0 0\n"),
+    "etc/initramfs-tools/conf.d/infranetes": (0o644, "MODULES=list\nRESUME=none\n"),
+    "usr/share/initramfs-tools/modules.d/infranetes": (0o644, "virtio_pci\nvirtio_blk\next4\n"),
+    "etc/systemd/journald.conf.d/infranetes.conf": (
+        0o644,
+        # The console is a file on the node: a machine that fails can be understood from there.
+        "[Journal]\nStorage=volatile\nRuntimeMaxUse=16M\nForwardToConsole=yes\nMaxLevelConsole=warning\n",
+    ),
+    "etc/systemd/system.conf.d/infranetes.conf": (
+        0o644,
+        "[Manager]\nDefaultTimeoutStartSec=300s\nDefaultTimeoutStopSec=10s\n",
+    ),
+    "etc/sysctl.d/50-infranetes.conf": (
+        0o644,
+        # A machine that is broken ends, and the node sees it.
+        "kernel.panic = -1\nkernel.panic_on_oops = 1\nnet.ipv6.conf.all.accept_ra = 0\n",
+    ),
+    "etc/udev/rules.d/80-infranetes.rules": (
+        0o644,
+        # Processors that the node plugs in serve at once; memory does by the kernel's own setting.
+        'SUBSYSTEM=="cpu", ACTION=="add", TEST=="online", ATTR{online}=="0", ATTR{online}="1"\n',
+    ),
+    "etc/systemd/system/vmserver.service.d/infranetes.conf": (
+        0o644,
+        # Nobody can look at the journal of a machine whose agent does not start.
+        '[Service]\nExecStopPost=-/bin/sh -c \'test "$SERVICE_RESULT" = success || '
+        "journalctl --unit vmserver --lines 30 --no-pager --output cat >/dev/console'\n",
+    ),
+    "usr/lib/infranetes/warm": (0o755, _WARM),
+    "etc/systemd/system/infranetes-warm.service": (0o644, _WARM_UNIT),
+}
+
+ENABLED = ("docker.service", "infranetes-warm.service", "vmserver.service")
+
+# Our own packages, from the directory that the builder is given.
+OUR_PACKAGES = ("infranetes-common", "vmserver")
+
+DISK_GIB = 20  # as the guest sees it; on the node it is as big as what is written

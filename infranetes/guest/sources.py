@@ -1,0 +1,82 @@
+"""Where this machine's own apt gets Debian from, in the words that mmdebstrap takes."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import attrs
+
+from infranetes_common.errors import FailedPrecondition
+
+_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+_DEFAULT = (
+    ("http://deb.debian.org/debian", "{codename}"),
+    ("http://deb.debian.org/debian", "{codename}-updates"),
+    ("http://deb.debian.org/debian-security", "{codename}-security"),
+)
+_SUFFIXES = ("", "-updates", "-security")
+# What apt has to be told to reach an archive from here: proxies, certificates, archives frozen in time.
+_SETTINGS = (
+    "Acquire::http::",
+    "Acquire::https::",
+    "Acquire::Check-Valid-Until ",
+    "Acquire::Check-Date ",
+    "Acquire::Retries ",
+)
+
+
+@attrs.frozen
+class Sources:
+    """apt's own words: `lines` of a sources.list, `settings` of an apt.conf."""
+
+    codename: str
+    lines: tuple[str, ...]
+    settings: tuple[str, ...]
+
+
+def of_this_machine() -> Sources:
+    """The Debian archives of this machine's release that its apt is set up with.
+
+    :raise FailedPrecondition: this is no machine with apt.
+    """
+    codename = _codename()
+    wanted = {codename + suffix for suffix in _SUFFIXES}
+    targets = _output(
+        "apt-get",
+        "indextargets",
+        "--format",
+        "$(ORIGIN)|$(LABEL)|$(COMPONENT)|$(REPO_URI)|$(RELEASE)",
+        "Created-By: Packages",
+    )
+    found = []
+    for target in targets.splitlines():
+        origin, _, component, uri, release = target.split("|")
+        if origin == "Debian" and component == "main" and release in wanted and (uri, release) not in found:
+            found.append((uri, release))
+    if codename not in {release for _, release in found}:
+        found = [(uri, release.format(codename=codename)) for uri, release in _DEFAULT]
+    option = f" [signed-by={_KEYRING}]" if _KEYRING.exists() else ""
+    settings = _output("apt-config", "dump", "Acquire").splitlines()
+    return Sources(
+        codename,
+        tuple(f"deb{option} {uri} {release} main" for uri, release in found),
+        tuple(line for line in settings if line.startswith(_SETTINGS) and not line.endswith(' "";')),
+    )
+
+
+def _codename() -> str:
+    for line in Path("/etc/os-release").read_text().splitlines():
+        key, _, value = line.partition("=")
+        if key == "VERSION_CODENAME":
+            return value.strip('"')
+    raise FailedPrecondition("/etc/os-release has no VERSION_CODENAME: guest images are built on Debian")
+
+
+def _output(*command: str) -> str:
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout  # noqa: S603
+    except FileNotFoundError:
+        raise FailedPrecondition(f"{command[0]} is missing: guest images are built on Debian") from None
+    except subprocess.CalledProcessError as error:
+        raise FailedPrecondition(f"{' '.join(command[:2])} failed: {error.stderr.strip()}") from error
