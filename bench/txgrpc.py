@@ -223,7 +223,7 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-ROLES = {"txgrpc": serve_txgrpc, "grpcio": serve_grpcio, "client": client, "idle": idle}
+ROLES: dict[str, Any] = {"txgrpc": serve_txgrpc, "grpcio": serve_grpcio, "client": client, "idle": idle}
 
 
 def main() -> None:

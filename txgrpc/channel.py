@@ -270,6 +270,10 @@ class ClientConnection(Connection):
         return self.phase is Phase.OPEN and len(self.streams) < self.h2.remote_settings.max_concurrent_streams
 
     def connectionMade(self) -> None:
+        # Older Twisted sets a factory's protocols too late for the first connection of a TLS context.
+        handle: Any = getattr(self.transport, "getHandle", lambda: None)()
+        if hasattr(handle, "set_alpn_protos"):
+            handle.set_alpn_protos([b"h2"])
         super().connectionMade()
         self.channel.made(self)
 

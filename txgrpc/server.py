@@ -159,12 +159,18 @@ class ServerConnection(Connection):
     def __init__(self, server: Server) -> None:
         super().__init__(server.reactor, server.limits, server.keepalive)
         self.server = server
+        self.peer_certificate: Any = None
         self.running = 0  # methods at work, those of cancelled calls included
         self._last_stream_id = LAST_STREAM_ID
 
     def connectionMade(self) -> None:
         self.server.connections.add(self)
         super().connectionMade()
+
+    def opened(self) -> None:
+        # Kept here, since the transport forgets it when it closes, and methods may outlive that.
+        get = getattr(self.transport, "getPeerCertificate", None)
+        self.peer_certificate = None if get is None else get()
 
     def gone(self) -> None:
         self.server.disconnected(self)

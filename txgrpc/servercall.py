@@ -72,8 +72,7 @@ class Call:
     @property
     def peer_certificate(self) -> Any:
         """The certificate that the caller proved to hold, an ``OpenSSL.crypto.X509``; None without one."""
-        get = getattr(self._connection.transport, "getPeerCertificate", None)
-        return None if get is None else get()
+        return self._connection.peer_certificate
 
     @property
     def peer(self) -> Any:

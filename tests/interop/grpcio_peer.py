@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -241,12 +242,28 @@ async def serve(path: str) -> None:
     await server.stop(5)
 
 
-async def scenario(name: str, path: str) -> None:
+async def scenario(name: str, channel: Any) -> None:
     """Run one of the scenarios above and print what it returns."""
-    async with grpc.aio.insecure_channel(f"unix:{path}", options=OPTIONS) as channel:
+    async with channel:
         print(json.dumps(await globals()[name](channel)), flush=True)
 
 
+def connect(target: str, directory: str | None) -> Any:
+    """A channel to a unix socket, or by TLS to a port."""
+    if directory is None:
+        return grpc.aio.insecure_channel(f"unix:{target}", options=OPTIONS)
+    ca, certificate, key = (Path(directory, name).read_bytes() for name in ("ca.pem", "cert.pem", "key.pem"))
+    credentials = grpc.ssl_channel_credentials(ca, key, certificate)
+    options = [*OPTIONS, ("grpc.ssl_target_name_override", "server.test")]
+    return grpc.aio.secure_channel(f"127.0.0.1:{target}", credentials, options=options)
+
+
+async def main(role: str, target: str, directory: str | None = None) -> None:
+    if role == "server":
+        await serve(target)
+    else:
+        await scenario(role, connect(target, directory))
+
+
 if __name__ == "__main__":
-    role, socket = sys.argv[1:]
-    asyncio.run(serve(socket) if role == "server" else scenario(role, socket))
+    asyncio.run(main(*sys.argv[1:]))

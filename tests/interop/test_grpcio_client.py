@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from twisted.internet import reactor
-from twisted.internet.endpoints import UNIXServerEndpoint
+from twisted.internet.endpoints import SSL4ServerEndpoint, UNIXServerEndpoint
 from twisted.trial import unittest
 
+from tests.txgrpc.certificates import Authority
 from tests.txgrpc.demo import DEMO, Demo
 from tests.txgrpc.support import Child, coroutine, socket_path
 from txgrpc import Code, Server, Service
@@ -123,3 +125,29 @@ class GrpcioClientTests(unittest.TestCase):
         self.assertEqual((answer, after), ("finished", "UNAVAILABLE"))
         await drained
         self.assertEqual(self.server.connections, set())
+
+
+class GrpcioTLSClientTests(unittest.TestCase):
+    """What grpcio's client sees of our server behind mutual TLS."""
+
+    timeout = 120
+
+    @coroutine
+    async def test_every_kind_of_call(self) -> None:
+        """h2 is negotiated as grpcio demands it, and the client is known by its certificate."""
+        authority, demo = Authority("the CA"), Demo(reactor)
+        server = Server(reactor, [Service(DEMO, demo)])
+        options = authority.private("server.test").options(authority.certificate)
+        port = await SSL4ServerEndpoint(reactor, 0, options, interface="127.0.0.1").listen(server.factory)
+        self.addCleanup(lambda: server.drain(2))
+        self.addCleanup(port.stopListening)
+        directory = Path(self.mktemp())
+        directory.mkdir()
+        certificate, key = authority.issue("client.test")
+        for name, content in (("ca.pem", authority.pem), ("cert.pem", certificate), ("key.pem", key)):
+            (directory / name).write_bytes(content)
+        number = str(port.getHost().port)
+        child = Child.start(self, reactor, PEER, "kinds", number, str(directory.absolute()))
+        seen = json.loads(await child.line())
+        self.assertEqual((seen["unary"], seen["up"], seen["code"]), ("hello", sum(range(50)), "OK"))
+        self.assertEqual(demo.calls[0].peer_certificate.get_subject().CN, "client.test")

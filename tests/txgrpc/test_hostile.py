@@ -48,6 +48,8 @@ ECHO = frame(Note(text="hello").SerializeToString())
 class Raw(Protocol):
     """A peer that sends what it is told and remembers what it gets."""
 
+    transport: Any
+
     def __init__(self) -> None:
         self.lost: Deferred[None] = Deferred()
         self.received = b""
@@ -292,7 +294,7 @@ class HostileClientTests(unittest.TestCase):
         peer.send(peer.headers(3, _method="GET", end=True))
         peer.send(peer.headers(5, content_type=None, end=True))
         peer.send(peer.headers(7, content_type="application/grpcx", end=True))
-        decoder = Decoder()
+        decoder: Any = Decoder()
         found = await self.answer(peer, HeadersFrame, 4)
         statuses = {f.stream_id: dict(decoder.decode(f.data))[":status"] for f in found}
         self.assertEqual(statuses, {1: "415", 3: "405", 5: "415", 7: "415"})
@@ -330,7 +332,8 @@ class HostileClientTests(unittest.TestCase):
 
     async def check_statuses(self, peer: Raw, expected: dict[int, Code]) -> None:
         while True:
-            decoder, found = Decoder(), {}
+            decoder: Any = Decoder()
+            found = {}
             for f in peer.frames():
                 if isinstance(f, HeadersFrame):
                     fields = dict(decoder.decode(f.data))
@@ -375,8 +378,8 @@ class HostileServerTests(unittest.TestCase):
     async def status_from(self, *output: bytes) -> Any:
         """How a call ends that gets this for an answer."""
         path = socket_path(self)
-        factory = Factory.forProtocol(Scripted)
-        factory.output = b"".join(output)  # type: ignore[attr-defined]
+        factory: Any = Factory.forProtocol(Scripted)
+        factory.output = b"".join(output)
         port = await UNIXServerEndpoint(reactor, path).listen(factory)
         channel = Channel(reactor, UNIXClientEndpoint(reactor, path), limits=Limits(max_receive_message=1000))
         try:
@@ -456,6 +459,8 @@ class Scripted(Protocol):
     """Answers the first call with the factory's output, whatever it is."""
 
     answered = False
+    transport: Any
+    factory: Any
 
     def connectionMade(self) -> None:
         self.received = b""

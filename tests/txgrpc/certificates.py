@@ -1,0 +1,52 @@
+"""Certificates for tests, made when they are needed."""
+
+from __future__ import annotations
+
+import datetime
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from twisted.internet.ssl import Certificate, PrivateCertificate
+
+
+class Authority:
+    """A CA of its own."""
+
+    def __init__(self, name: str) -> None:
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        self.pem = self._sign(name, self._name, self._key.public_key(), ca=True)
+        self.certificate = Certificate.loadPEM(self.pem)
+
+    def issue(self, name: str) -> tuple[bytes, bytes]:
+        """A certificate for the DNS name `name`, and its key, in PEM."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        pem = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        return self._sign(name, subject, key.public_key(), ca=False), pem
+
+    def private(self, name: str) -> PrivateCertificate:
+        """The same as Twisted takes it."""
+        certificate, key = self.issue(name)
+        private: PrivateCertificate = PrivateCertificate.loadPEM(certificate + key)
+        return private
+
+    def _sign(self, name: str, subject: x509.Name, key: ec.EllipticCurvePublicKey, ca: bool) -> bytes:
+        now = datetime.datetime.now(datetime.timezone.utc)  # noqa: UP017
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(hours=1))
+            .not_valid_after(now + datetime.timedelta(hours=1))
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+            .sign(self._key, hashes.SHA256())
+        )
+        return certificate.public_bytes(serialization.Encoding.PEM)
