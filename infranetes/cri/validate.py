@@ -70,6 +70,8 @@ def container_config(config: cri.ContainerConfig) -> None:
     if config.ByteSize() > MAX_CONFIG:
         raise InvalidArgument(f"config has {config.ByteSize()} bytes, over {MAX_CONFIG}")
     log_path(config.log_path)
+    for index, env in enumerate(config.envs):
+        _environment(env, f"config.envs[{index}]")
     if config.devices:
         raise InvalidArgument(
             f"config.devices[0] ({config.devices[0].host_path[:256]}): "
@@ -115,6 +117,17 @@ def log_path(path: str) -> None:
     parts = path.split("/")
     if path.startswith("/") or ".." in parts or "\0" in path or len(path) > 4096 or path.endswith("/"):
         raise InvalidArgument("config.log_path has to be a file's path below the sandbox's log_directory")
+
+
+def _environment(env: cri.KeyValue, field: str) -> None:
+    if not env.key or "=" in env.key or "\0" in env.key:
+        raise InvalidArgument(f"{field}.key is not a variable's name")
+    try:
+        text = env.value.decode()
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"{field}.value ({env.key[:64]}) is not UTF-8") from None
+    if "\0" in text:
+        raise InvalidArgument(f"{field}.value ({env.key[:64]}) has a zero byte, which ends a variable")
 
 
 def _absolute(path: str, field: str) -> None:

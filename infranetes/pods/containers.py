@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import attrs
@@ -198,7 +199,10 @@ class Containers:
             state = await _client(container.sandbox).stop(container.id, grace_seconds)
         except NotFound:
             end(self._node, container, GONE_REASON, "its VM no longer knows this container")
-        except InfranetesError:
+        except Unavailable:
+            # The agent may be gone because its VM is, and then there is nothing left to be stopped.
+            with contextlib.suppress(InfranetesError):
+                await self._sandboxes.look(container.sandbox)
             if container.state is ContainerState.RUNNING:
                 raise
         else:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
+import attrs
 from twisted.internet.defer import Deferred, succeed
 from twisted.logger import Logger
 
+from infranetes.logs import Checkpoint, ContainerLog
 from infranetes.pods.inventory import Container
+from infranetes.pods.records import LogPosition
 from infranetes.pods.states import ContainerState
-from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from infranetes.pods.waits import Signal, go, settle
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable
 
 _log = Logger()
 
@@ -36,25 +40,35 @@ class Logs:
         self._store = store
 
     def ensure(self, container: Container) -> None:
-        """See to it that the log is being written. Complete, or none to be kept: nothing to do."""
+        """See to it that the log is being written. Complete, none to be kept, or no VM to read it from:
+        nothing to do."""
         position = container.log_position
-        path = log_path(container)
-        if container.pump is not None or path is None or (position is not None and position.done):
+        if container.pump is not None or container.sandbox.client is None:
             return
-        return
+        path = log_path(container)
+        if path is not None and (position is None or not position.done):
+            container.pump = Pump(self._reactor, self._store, container, path)
 
     def drain(self, container: Container) -> Deferred[None]:
         """Fires when all that an ended container wrote is in its file; at once where no log is kept."""
         if container.state is ContainerState.EXITED:
             self.ensure(container)
-        pump = container.pump
-        return pump.wait() if pump is not None else succeed(None)
+        pump: Pump | None = container.pump
+        return pump.over.wait() if pump is not None else succeed(None)
 
     async def reopen(self, container: Container) -> None:
-        """Go on in a new file at the log's path."""
+        """Go on in a new file at the log's path.
+
+        :raise FailedPrecondition: there is no log, or the file can't be made."""
         if container.pump is None:
             raise FailedPrecondition(f"container {container.id} has no log: no log_path was given")
-        await container.pump.log.reopen()
+        try:
+            await container.pump.log.reopen()
+        except OSError as error:
+            raise FailedPrecondition(
+                f"the log of container {container.id} goes on in its old file, a new one can't be made: "
+                f"{error.strerror}"
+            ) from None
 
     def abort(self, container: Container) -> None:
         """Nothing more will come. What is in the file stays."""
@@ -63,6 +77,76 @@ class Logs:
 
     async def stop(self, containers: Iterable[Container]) -> None:
         """Leave off, with each log's position kept, for a later daemon to go on."""
-        for container in containers:
-            if container.pump is not None:
-                await container.pump.leave_off()
+        pumps = [one.pump for one in containers if one.pump is not None]
+        await settle([go(pump.log.stop()) for pump in pumps])
+
+
+class Pump:
+    """Writes one container's log.
+
+    :ivar over: all that it wrote is in the file, or nothing more will come.
+    """
+
+    def __init__(self, reactor: Any, store: Any, container: Container, path: Path) -> None:
+        self.over = Signal()
+        self._store = store
+        self._container = container
+        position = container.log_position
+        checkpoint = None if position is None else Checkpoint(position.cursor, position.inode, position.size)
+        self.log = ContainerLog(reactor, path, self._read, checkpoint, self._save)
+        self.log.start()
+        self.log.finished.addCallbacks(lambda _: self._finish(), self._fail)
+
+    async def _read(self, cursor: str) -> AsyncIterator[Any]:
+        client = self._container.sandbox.client
+        if client is None:
+            raise Unavailable(f"sandbox {self._container.record.sandbox_id} has no agent")
+        records: Any = client.read_log(self._container.id, cursor, follow=True)
+        try:
+            async for record in records:
+                yield record
+        finally:
+            await records.aclose()
+
+    async def _save(self, checkpoint: Checkpoint) -> None:
+        position = LogPosition(checkpoint.cursor, checkpoint.inode, checkpoint.size)
+        await self._store.put_log(self._container.id, position)
+        self._container.log_position = position
+
+    def abort(self) -> None:
+        """See `Logs.abort`."""
+        if self.over.fired:
+            return
+        stopped = go(self.log.stop())
+        stopped.addErrback(
+            lambda failure: _log.error(
+                "the log of container {container} did not end cleanly: {error}",
+                container=self._container.id,
+                error=failure.value,
+            )
+        )
+        stopped.addCallback(lambda _: self._finish())
+
+    def _finish(self) -> None:
+        """Never to be read again."""
+        if self.over.fired:
+            return
+        before = self._container.log_position or LogPosition("", 0, 0)
+        position = self._container.log_position = attrs.evolve(before, done=True)
+        kept = self._store.put_log(self._container.id, position)
+        kept.addErrback(
+            lambda failure: _log.error(
+                "the end of the log of container {container} was not recorded: {error}",
+                container=self._container.id,
+                error=failure.value,
+            )
+        )
+        self.over.fire()
+
+    def _fail(self, failure: Any) -> None:
+        _log.error(
+            "the log of container {container} can't go on: {error}",
+            container=self._container.id,
+            error=failure.value,
+        )
+        self._finish()

@@ -14,7 +14,7 @@ from infranetes.pods.sandboxes import Sandboxes
 from infranetes.pods.states import WITH_VM, ContainerState, SandboxState
 from infranetes.pods.waits import go, sleep, within
 from infranetes.providers.interface import Instance, InstanceState
-from infranetes_common.errors import InfranetesError, NotFound
+from infranetes_common.errors import InfranetesError
 
 LIST_SECONDS = 120.0
 
@@ -128,14 +128,11 @@ class Reconciler:
 
     async def _look_again(self, sandbox: Sandbox) -> None:
         """A READY sandbox's VM is not in the list. It is lost when the provider says so by its id too."""
-        what = f"looking for the VM of sandbox {sandbox.id}"
         try:
-            await within(self._node.clock, 30.0, self._node.provider.get(sandbox.record.instance_id), what)
-        except NotFound:
-            if sandbox.state is SandboxState.READY:
-                self._sandboxes.lost(sandbox, "the provider no longer has the VM")
+            await self._sandboxes.look(sandbox)
         except InfranetesError as error:
-            _log.warn("{what} failed: {error}", what=what, error=error)
+            _log.warn("sandbox {sandbox}: its VM is not in the provider's list, which may be: {error}",
+                      sandbox=sandbox.id, error=error)  # fmt: skip
 
     async def _finish_removals(self, sandbox: Sandbox) -> None:
         """Removals that an earlier daemon began, as soon as the agent can be asked."""

@@ -23,7 +23,7 @@ from infranetes.pods.node import Node
 from infranetes.pods.records import SandboxRecord
 from infranetes.pods.states import ContainerState, SandboxState
 from infranetes.pods.waits import Flight, go, settle, uncut, within
-from infranetes.providers.interface import Instance
+from infranetes.providers.interface import Instance, InstanceState
 from infranetes_common import cri
 from infranetes_common.errors import (
     AlreadyExists,
@@ -34,6 +34,7 @@ from infranetes_common.errors import (
     Unavailable,
 )
 
+LOOK_SECONDS = 30.0
 AGENT_SECONDS = 5.0  # for an agent that was lost just now, or not asked yet, before its VM is destroyed
 
 _log = Logger()
@@ -126,6 +127,22 @@ class Sandboxes:
         record = sandbox.record.to(SandboxState.LOST, message=message)
         self._node.note(self._node.save(sandbox, record), f"sandbox {sandbox.id}")
         vm_ended(self._node, sandbox, message)
+
+    async def look(self, sandbox: Sandbox) -> None:
+        """Ask the provider whether a READY sandbox still has its VM; it is LOST if not.
+
+        :raise InfranetesError: the provider can't say."""
+        what = f"looking for the VM of sandbox {sandbox.id}"
+        work = self._node.provider.get(sandbox.record.instance_id)
+        try:
+            instance = await within(self._node.clock, LOOK_SECONDS, work, what)
+        except NotFound:
+            if sandbox.state is SandboxState.READY:
+                self.lost(sandbox, "the provider no longer has the VM")
+            return
+        sandbox.instance = instance
+        if instance.state is InstanceState.ENDED:
+            self.ended(instance)
 
     def end_abandoned(self, sandbox: Sandbox) -> Flight[None]:
         """Destroy what is left of a launch that failed, then forget it."""

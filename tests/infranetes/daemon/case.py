@@ -87,7 +87,8 @@ class DaemonCase(TestCase):
     def setUp(self) -> None:
         # Not trial's own: a socket's path has to be short.
         self.root = Path(tempfile.mkdtemp(prefix="inf-"))
-        self.addCleanup(shutil.rmtree, self.root, True)
+        if not os.environ.get("KEEP"):
+            self.addCleanup(shutil.rmtree, self.root, True)
         self.socket = self.root / "run" / "infranetes.sock"
         self.log_directory = self.root / "pods"
         self.log_directory.mkdir()
@@ -99,6 +100,7 @@ class DaemonCase(TestCase):
             "log": {"level": "debug"},
             "providers": {"simulated": {"boot_seconds": 0.05, "jitter_seconds": 0.0}},
         }
+        self.environment: dict[str, str] = {}
         self.process: subprocess.Popen[bytes] | None = None
         self.channel: Channel | None = None
         self.addCleanup(self.end_everything)
@@ -122,7 +124,7 @@ class DaemonCase(TestCase):
                 stdout=log,
                 stderr=log,
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **self.environment},
             )
 
     @property

@@ -1,0 +1,113 @@
+"""Log files on the node: every line once, whatever becomes of the daemon."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from infranetes_common import cri
+from tests.infranetes.daemon.case import DaemonCase
+from txgrpc import Code
+
+_LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}\S+) (stdout|stderr) ([PF]) (.*)")
+COUNTING = "i=0; while [ $i -lt {lines} ]; do echo line $i; i=$((i+1)); sleep 0.02; done"
+
+
+class LogTests(DaemonCase):
+    """Real output of real processes."""
+
+    async def setUp(self) -> None:  # type: ignore[override]
+        super().setUp()
+        await self.start()
+
+    def lines(self, path: Path) -> list[tuple[str, str, str]]:
+        """Stream, tag and text of each line; a line that is none fails the test."""
+        found = []
+        for line in path.read_text().splitlines():
+            parsed = _LINE.fullmatch(line)
+            self.assertIsNotNone(parsed, line)
+            assert parsed is not None
+            found.append((parsed[2], parsed[3], parsed[4]))
+        return found
+
+    def texts(self, path: Path) -> list[str]:
+        return [text for _, _, text in self.lines(path)] if path.exists() else []
+
+    async def test_what_is_written_to_both_streams(self) -> None:
+        sandbox = await self.run_pod()
+        script = "echo one; sleep 0.1; echo two >&2; sleep 0.1; printf 'no newline'"
+        container = await self.run_container(sandbox, self.box(script=script))
+        status = await self.in_state(container, cri.CONTAINER_EXITED)
+        path = Path(status.log_path)
+        self.assertEqual(path, self.log_directory / "web" / "main.log")
+        await self.stop_pod(sandbox)
+        self.assertEqual([text for _, _, text in self.lines(path)], ["one", "two", "no newline"])
+        self.assertEqual([stream for stream, _, _ in self.lines(path)], ["stdout", "stderr", "stdout"])
+
+    async def test_it_is_written_while_the_container_runs(self) -> None:
+        sandbox = await self.run_pod()
+        await self.run_container(sandbox, self.box(script="echo now; sleep 1000"))
+        path = self.log_directory / "web" / "main.log"
+        await self.until(lambda: self.texts(path) == ["now"], "a line of a running container")
+
+    async def test_a_stop_writes_all_that_was_said_before_it_answers(self) -> None:
+        sandbox = await self.run_pod()
+        script = "trap 'for i in 1 2 3 4 5; do echo last $i; done; exit 0' TERM; while :; do sleep 0.05; done"
+        container = await self.run_container(sandbox, self.box(script=script))
+        await self.sleep(0.5)
+        stop = cri.StopContainerRequest(container_id=container, timeout=10)
+        await self.runtime.StopContainer(stop, timeout=20.0)
+        path = self.log_directory / "web" / "main.log"
+        self.assertEqual(self.texts(path), [f"last {i}" for i in range(1, 6)])
+
+    async def test_killed_again_and_again_no_line_is_lost_or_doubled(self) -> None:
+        sandbox = await self.run_pod()
+        container = await self.run_container(sandbox, self.box(script=COUNTING.format(lines=300)))
+        path = self.log_directory / "web" / "main.log"
+        for _ in range(3):
+            seen = len(self.texts(path))
+            await self.until(lambda seen=seen: len(self.texts(path)) > seen + 5, "more lines")  # type: ignore[misc]
+            await self.restart()
+        await self.in_state(container, cri.CONTAINER_EXITED, 60.0)
+        await self.stop_pod(sandbox)
+        self.assertEqual(self.texts(path), [f"line {i}" for i in range(300)])
+
+    async def test_what_was_said_while_there_was_no_daemon(self) -> None:
+        sandbox = await self.run_pod()
+        container = await self.run_container(sandbox, self.box(script=COUNTING.format(lines=50)))
+        await self.kill()
+        await self.sleep(2.0)
+        await self.start()
+        await self.in_state(container, cri.CONTAINER_EXITED)
+        path = self.log_directory / "web" / "main.log"
+        await self.until(lambda: len(self.texts(path)) >= 50, "all lines")
+        self.assertEqual(self.texts(path), [f"line {i}" for i in range(50)])
+        await self.restart()
+        await self.sleep(0.5)
+        self.assertEqual(len(self.texts(path)), 50)
+
+    async def test_reopened_after_kubelet_renamed_it(self) -> None:
+        sandbox = await self.run_pod()
+        container = await self.run_container(sandbox, self.box(script=COUNTING.format(lines=150)))
+        path, old = (self.log_directory / "web" / name for name in ("main.log", "main.log.1"))
+        await self.until(lambda: len(self.texts(path)) > 5, "some lines")
+        path.rename(old)
+        request = cri.ReopenContainerLogRequest(container_id=container)
+        await self.runtime.ReopenContainerLog(request, timeout=10.0)
+        self.assertTrue(path.exists())
+        await self.until(lambda: len(self.texts(path)) > 5, "lines in the new file")
+        await self.restart()
+        await self.in_state(container, cri.CONTAINER_EXITED)
+        await self.stop_pod(sandbox)
+        self.assertEqual(self.texts(old) + self.texts(path), [f"line {i}" for i in range(150)])
+        await self.refused(Code.FAILED_PRECONDITION, self.runtime.ReopenContainerLog(request, timeout=5.0))
+
+    async def test_a_container_without_a_log(self) -> None:
+        sandbox = await self.run_pod()
+        config = self.box(script="echo into the void; sleep 1000")
+        config.log_path = ""
+        container = await self.run_container(sandbox, config)
+        request = cri.ReopenContainerLogRequest(container_id=container)
+        await self.refused(Code.FAILED_PRECONDITION, self.runtime.ReopenContainerLog(request, timeout=5.0))
+        await self.remove_pod(sandbox)
+        self.assertEqual(list((self.log_directory / "web").iterdir()), [])

@@ -1,0 +1,128 @@
+"""What is in the way of a start is said in one line, and the exit status is not 0."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sqlite3
+from pathlib import Path
+
+from infranetes.pods.store import FILE
+from tests.infranetes.daemon.case import DaemonCase, toml
+
+
+class StartTests(DaemonCase):
+    """Starts that fail, and starts that look as if they would."""
+
+    async def refused_start(self, words: str, *flags: str) -> None:
+        """The daemon ends by itself, says `words` in its last line, and shows no traceback."""
+        said = len(self.log) if (self.root / "daemon.log").exists() else 0
+        self.process = self.spawn(*flags)
+        status = await self.ended()
+        fresh = self.log[said:]
+        self.assertNotEqual(status, 0, fresh)
+        self.assertNotIn("Traceback", fresh)
+        self.assertEqual([line for line in fresh.splitlines() if words in line][1:], [], fresh)
+        self.assertIn(words, fresh)
+        self.process = None
+
+    async def test_configurations_that_are_wrong(self) -> None:
+        good = dict(self.config)
+        for change, words in (
+            ({"sockett": "/x"}, "sockett:"),
+            ({"socket": 7}, "socket: expected a text"),
+            ({"socket": "relative"}, "socket: 'relative' is not an absolute path"),
+            ({"socket": "/" + "x" * 200}, "too long for a socket"),
+            ({"provider": "nobody"}, "no provider is called 'nobody'"),
+            ({"providers": {"simulated": {"boot_secs": 1}}}, "boot_secs"),
+            ({"log": {"level": "loud"}}, "log.level"),
+            ({"times": {"launch": -1.0}}, "times.launch"),
+            ({"images": {"insecure_registries": ["http://x/"]}}, "images.insecure_registries"),
+        ):
+            self.config = {**good, **change}  # type: ignore[dict-item]
+            await self.refused_start(words)
+        self.config = good
+        await self.refused_start("log.format", "--log-format", "xml")
+        await self.refused_start("no provider is called 'none'", "--podprovider", "none")
+        await self.refused_start("can't be read", "--config", str(self.root / "missing.toml"))
+        (self.root / "broken.toml").write_text("socket = ")
+        await self.refused_start("not TOML", "--config", str(self.root / "broken.toml"))
+
+    async def test_a_socket_that_is_in_use(self) -> None:
+        self.socket.parent.mkdir()
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(str(self.socket))
+            other.listen()
+            await self.refused_start("another program listens there")
+        self.assertTrue(self.socket.exists())
+        await self.start()  # what is left of it is in nobody's way
+
+    async def test_a_socket_path_that_is_something_else(self) -> None:
+        self.socket.parent.mkdir()
+        self.socket.write_text("precious")
+        await self.refused_start("is no socket")
+        self.assertEqual(self.socket.read_text(), "precious")
+
+    async def test_a_second_daemon_over_the_same_state(self) -> None:
+        await self.start()
+        first = self.process
+        assert first is not None
+        await self.refused_start(f"another infranetes daemon (pid {first.pid})", "--listen", f"{self.root}/2")
+        self.process = first
+        await self.run_pod()
+
+    async def test_a_store_that_is_broken_or_newer(self) -> None:
+        file = self.root / "state" / FILE
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"no database at all" * 1000)
+        await self.refused_start(str(file))
+        file.unlink()
+        with sqlite3.connect(file) as store:
+            store.execute("PRAGMA user_version = 1000")
+        store.close()
+        await self.refused_start("install the newer release")
+
+    async def test_a_state_directory_that_is_a_file(self) -> None:
+        (self.root / "file").write_text("")
+        self.config["state_dir"] = str(self.root / "file")
+        await self.refused_start(str(self.root / "file"))
+
+    async def test_a_provider_that_can_not_start(self) -> None:
+        self.config["providers"] = {"simulated": {"farm_command": ["/bin/false"]}}
+        self.process = self.spawn()
+        await self.until(lambda: not self.alive or "can't start" in self.log, "a word of it", 45.0)
+        status = await self.ended()
+        self.assertEqual(status, 1)
+        self.assertIn("infranetes can't start", self.log)
+        self.assertNotIn("Traceback", self.log)
+
+    async def test_flags_override_the_file(self) -> None:
+        self.socket = Path(self.root, "other", "o.sock")
+        await self.start("--listen", f"unix://{self.socket}", "--log-format", "json", "--log-level", "info")
+        lines = [json.loads(line) for line in self.log.splitlines()]
+        ready = [line["message"] for line in lines if "is ready on" in line["message"]]
+        self.assertEqual(
+            ready, [f"infranetes is ready on unix://{self.socket} (provider simulated, 0 sandboxes)"]
+        )
+
+    async def test_systemd_is_told_when_it_is_ready(self) -> None:
+        path = str(self.root / "notify")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            manager.bind(path)
+            manager.setblocking(False)
+            self.environment["NOTIFY_SOCKET"] = path
+            await self.start()
+            said = []
+            while True:
+                try:
+                    said.append(manager.recv(4096).decode())
+                except BlockingIOError:
+                    break
+            self.assertTrue(any("READY=1" in each for each in said), said)
+            assert self.process is not None
+            self.process.terminate()
+            await self.ended()
+            self.assertIn("STOPPING=1", manager.recv(4096).decode())
+
+    async def test_the_file_is_what_a_person_writes(self) -> None:
+        self.assertIn("[providers.simulated]\nboot_seconds = 0.05", toml(self.config))
