@@ -1,0 +1,30 @@
+"""The embedded default: pods as QEMU virtual machines on this node, cloned from a template."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from infranetes.providers.interface import ProviderContext
+from infranetes.providers.qemu.provider import QemuProvider
+from infranetes.providers.qemu.settings import QemuSettings
+from infranetes_common import config
+from infranetes_common.errors import ConfigError
+
+__all__ = ["QemuProvider", "create"]
+
+_MAX_SOCKET_PATH = 107  # unix(7)
+_LONGEST_SOCKET = "0" * 32 + "/identity"
+
+
+def create(reactor: Any, table: Mapping[str, Any], context: ProviderContext) -> QemuProvider:
+    """The provider of QEMU's VMs (see `registry.ProviderFactory`)."""
+    settings = config.structure(table, QemuSettings, source="configuration", prefix="providers.qemu")
+    socket = context.run_dir / QemuProvider.name / _LONGEST_SOCKET
+    if len(os.fsencode(socket)) > _MAX_SOCKET_PATH:
+        raise ConfigError(
+            f"run_dir: {socket} is too long for a socket's path (at most {_MAX_SOCKET_PATH} bytes); "
+            "choose a shorter directory"
+        )
+    return QemuProvider(reactor, settings, context)

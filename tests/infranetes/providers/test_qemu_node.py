@@ -1,0 +1,252 @@
+"""What the QEMU provider does to the node: processes, bridge, taps, nftables, and the proof of KVM."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import time
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Any
+
+from twisted.internet import reactor as _reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from infranetes.providers.qemu import accelerator, process
+from infranetes.providers.qemu.network import Network, Port, open_tap
+from infranetes.providers.qemu.process import Watched, named
+from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, InfranetesError, InvalidArgument
+
+reactor: Any = _reactor
+BRIDGE = "inftest1"
+SUBNET = IPv4Network("10.217.0.0/24")
+QEMU = "/usr/bin/qemu-system-x86_64"
+ME = (os.getuid(), os.getgid(), [])
+
+
+def said(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+class RunTests(TestCase):
+    """Commands that are waited for."""
+
+    async def test_code_and_output(self) -> None:
+        output = await process.run(reactor, ["sh", "-c", "cat; echo bad >&2; exit 3"], 10.0, b"in")
+        self.assertEqual((output.code, output.stdout, output.words()), (3, b"in", "bad"))
+        output = await process.run(reactor, ["sh", "-c", "kill -9 $$"], 10.0)
+        self.assertEqual(output.code, -9)
+
+    async def test_a_failure_has_its_words(self) -> None:
+        error = await self.assertFailure(
+            Deferred.fromCoroutine(process.check(reactor, ["ip", "link", "show", "nosuch0"], 10.0)),
+            InfranetesError,
+        )
+        self.assertIn("nosuch0", str(error))
+
+    async def test_one_that_hangs_is_killed_and_not_waited_for(self) -> None:
+        began = time.monotonic()
+        await self.assertFailure(
+            Deferred.fromCoroutine(process.run(reactor, ["sleep", "61.25"], 0.2)), DeadlineExceeded
+        )
+        self.assertLess(time.monotonic() - began, 5.0)
+        await deferLater(reactor, 0.2, lambda: None)
+        self.assertEqual(named(["61.25"]), {})
+
+    def test_a_program_that_is_not_there_is_named(self) -> None:
+        with self.assertRaises(FailedPrecondition) as caught:
+            process.find_program("no-such-program")
+        self.assertIn("no-such-program", str(caught.exception))
+
+
+class WatchedTests(TestCase):
+    """Processes that are not waited for."""
+
+    async def start(self, marker: str) -> int:
+        with open(os.devnull) as null:
+            pid = process.spawn(reactor, ["sleep", marker], {0: null.fileno(), 1: null.fileno()})
+        while marker not in named([marker]):
+            await deferLater(reactor, 0.01, lambda: None)
+        return pid
+
+    async def test_its_end_is_told_once_and_kill_waits_for_it(self) -> None:
+        ended: list[None] = []
+        pid = await self.start("62.5")
+        self.assertEqual(named(["62.5", "other"]), {"62.5": [pid]})
+        watched = Watched(reactor, pid, lambda: ended.append(None))
+        self.assertTrue(watched.alive)
+        await watched.kill()
+        await watched.kill()
+        self.assertFalse(watched.alive)
+        self.assertEqual((ended, named(["62.5"])), ([None], {}))
+
+    async def test_one_that_ends_by_itself_is_told(self) -> None:
+        done: Deferred[None] = Deferred()
+        pid = await self.start("63.5")
+        Watched(reactor, pid, lambda: done.callback(None))
+        os.kill(pid, signal.SIGTERM)
+        await done.addTimeout(10.0, reactor)
+
+    async def test_one_that_is_forgotten_goes_on(self) -> None:
+        pid = await self.start("64.5")
+        watched = Watched(reactor, pid, lambda: self.fail("told"))
+        watched.forget()
+        watched.forget()
+        self.assertEqual(named(["64.5"]), {"64.5": [pid]})
+        await Watched(reactor, pid, lambda: None).kill()
+
+    async def test_one_that_is_gone_is_no_process(self) -> None:
+        pid = await self.start("65.5")
+        await Watched(reactor, pid, lambda: None).kill()
+        await deferLater(reactor, 0.1, lambda: None)
+        self.assertRaises(ProcessLookupError, Watched, reactor, pid, lambda: None)
+
+
+class NetworkTests(TestCase):
+    """The bridge and its table, on this machine's kernel."""
+
+    def setUp(self) -> None:
+        self.network = Network(reactor, BRIDGE, 1400)
+
+    def tearDown(self) -> Any:
+        return Deferred.fromCoroutine(self.network.remove())
+
+    def bridge(self) -> Any:
+        [found] = json.loads(said("ip", "-j", "address", "show", "dev", BRIDGE))
+        return found
+
+    def addresses(self) -> list[str]:
+        return [f"{each['local']}/{each['prefixlen']}" for each in self.bridge()["addr_info"]]
+
+    def table(self, family: str) -> str:
+        return said("nft", "list", "table", family, f"infranetes_{BRIDGE}")
+
+    async def test_it_is_there_afterwards_however_often_it_is_set_up(self) -> None:
+        others = said("nft", "list", "ruleset")
+        for _ in range(2):
+            await self.network.set_up(SUBNET, [])
+            self.assertEqual(self.addresses(), ["10.217.0.1/24"])
+            self.assertEqual(self.bridge()["mtu"], 1400)
+            self.assertIn("ip saddr 10.217.0.0/24 ip daddr != 10.217.0.0/24 masquerade", self.table("ip"))
+        self.assertEqual(Path("/proc/sys/net/ipv4/ip_forward").read_text().strip(), "1")
+        await self.network.remove()
+        await self.network.remove()
+        self.assertEqual(said("nft", "list", "ruleset"), others)
+        self.assertNotIn(BRIDGE, said("ip", "link"))
+
+    async def test_another_subnet_replaces_the_one_before(self) -> None:
+        await self.network.set_up(SUBNET, [])
+        await self.network.set_up(IPv4Network("10.218.0.0/24"), [])
+        self.assertEqual(self.addresses(), ["10.218.0.1/24"])
+        self.assertNotIn("10.217", self.table("ip"))
+
+    async def test_what_a_killed_daemon_left_half_set_up_is_completed(self) -> None:
+        await self.network.set_up(SUBNET, [])
+        said("ip", "address", "flush", "dev", BRIDGE)
+        said("ip", "link", "set", "dev", BRIDGE, "down")
+        said("nft", "delete", "table", "ip", f"infranetes_{BRIDGE}")
+        await self.network.set_up(SUBNET, [])
+        self.assertEqual(self.addresses(), ["10.217.0.1/24"])
+        self.assertIn("masquerade", self.table("ip"))
+
+    async def test_a_name_that_is_taken_is_refused_and_left_alone(self) -> None:
+        said("ip", "link", "add", "name", BRIDGE, "type", "bridge")
+        error = await self.assertFailure(
+            Deferred.fromCoroutine(self.network.set_up(SUBNET, [])), FailedPrecondition
+        )
+        self.assertIn("providers.qemu.bridge", str(error))
+        self.assertEqual(self.addresses(), [])
+
+    async def test_a_subnet_that_the_node_has_elsewhere_is_refused(self) -> None:
+        error = await self.assertFailure(
+            Deferred.fromCoroutine(self.network.set_up(IPv4Network("127.0.0.0/8"), [])), InvalidArgument
+        )
+        self.assertIn("lo", str(error))
+
+    async def test_a_vm_may_send_as_itself_alone(self) -> None:
+        await self.network.set_up(SUBNET, [Port("infaaaa", "10.217.0.5")])
+        port = Port("infbbbb", "10.217.0.6")
+        for _ in range(2):
+            await self.network.allow(port)
+        self.assertIn('"infbbbb" . 0a:58:0a:d9:00:06 . 10.217.0.6', self.table("bridge"))
+        for _ in range(2):
+            await self.network.forbid(port)
+        self.assertNotIn("infbbbb", self.table("bridge"))
+        self.assertIn('"infaaaa" . 0a:58:0a:d9:00:05 . 10.217.0.5', self.table("bridge"))
+
+    async def test_a_tap_joins_and_goes_with_its_descriptor(self) -> None:
+        await self.network.set_up(SUBNET, [])
+        tap = open_tap("inftesttap")
+        try:
+            await self.network.join(Port("inftesttap", "10.217.0.7"))
+            [found] = json.loads(said("ip", "-j", "link", "show", "dev", "inftesttap"))
+            self.assertEqual((found["master"], found["mtu"]), (BRIDGE, 1400))
+            self.assertRaises(OSError, open_tap, "inftesttap")
+        finally:
+            os.close(tap)
+        self.assertNotIn("inftesttap", said("ip", "link"))
+
+
+class AcceleratorTests(TestCase):
+    """KVM has to prove itself."""
+
+    def script(self, body: str) -> str:
+        path = Path(self.mktemp()).absolute()
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        return str(path)
+
+    async def test_the_guest_proves_what_works(self) -> None:
+        """Emulation always works, so there the proof has to come out well."""
+        self.assertEqual(await accelerator.works(reactor, QEMU, "tcg", *ME, 60.0), "")
+
+    async def test_a_guest_that_hangs_proves_nothing_and_is_killed(self) -> None:
+        hanging = self.script("exec sleep 66.5")
+        fault = await accelerator.works(reactor, hanging, "kvm", *ME, 0.5)
+        self.assertIn("hung for 0.5 s", fault)
+        await deferLater(reactor, 0.2, lambda: None)
+        self.assertEqual(named(["66.5"]), {})
+
+    async def test_a_qemu_that_refuses_is_quoted(self) -> None:
+        fault = await accelerator.works(
+            reactor, self.script("echo Could not access KVM kernel module >&2; exit 1"), "kvm", *ME, 10.0
+        )
+        self.assertIn("Could not access KVM", fault)
+        self.assertTrue(await accelerator.works(reactor, self.script("exit 0"), "kvm", *ME, 10.0))
+
+    async def test_the_answer_is_remembered_for_this_boot_and_this_qemu(self) -> None:
+        device = Path(self.mktemp())
+        device.touch()
+        self.patch(accelerator, "KVM", str(device))
+        count = Path(self.mktemp()).absolute()
+        working = self.script(f"echo x >>{count}; exit {accelerator._EXIT_CODE}")
+        memory = Path(self.mktemp())
+        for version, asked in (("1", 1), ("1", 1), ("2", 2)):
+            chosen = await accelerator.choose(reactor, "auto", working, version, ME, memory)
+            self.assertEqual(chosen[0], "kvm")
+            self.assertEqual(count.read_text().count("x"), asked)
+
+    async def test_without_the_device_it_is_emulation(self) -> None:
+        self.patch(accelerator, "KVM", "/nonexistent")
+        chosen, reason = await accelerator.choose(reactor, "auto", QEMU, "7.2", ME, Path(self.mktemp()))
+        self.assertEqual(chosen, "tcg")
+        self.assertIn("/nonexistent", reason)
+        error = await self.assertFailure(
+            Deferred.fromCoroutine(accelerator.choose(reactor, "kvm", QEMU, "7.2", ME, Path(self.mktemp()))),
+            FailedPrecondition,
+        )
+        self.assertIn("accelerator", str(error))
+
+
+class DependencyTests(SynchronousTestCase):
+    """Tests here need root and Debian's tools; they fail without."""
+
+    def test_this_runs_as_root_with_the_tools(self) -> None:
+        self.assertEqual(os.geteuid(), 0, "bridges and taps are made by root")
+        for program in ("ip", "nft", "setpriv", "setsid", QEMU, "qemu-img"):
+            process.find_program(program)
