@@ -126,16 +126,19 @@ class InstallTests(unittest.TestCase):
             version = await self.call("Version", cri.VersionRequest(version="v1"))
             self.assertEqual(version.runtime_name, "infranetes")
             self.assertEqual(version.runtime_api_version, "v1")
-            status = await self.call("Status", cri.StatusRequest(verbose=True))
-            conditions = {condition.type: condition.status for condition in status.status.conditions}
-            self.assertTrue(conditions["RuntimeReady"], status)
+            until = time.monotonic() + START_SECONDS
+            ready = False
+            while not ready:
+                status = await self.call("Status", cri.StatusRequest(verbose=True))
+                ready = all(condition.status for condition in status.status.conditions)
+                self.assertLess(time.monotonic(), until, f"{status}; {self.root.output()}")
         finally:
             code = self.root.end(daemon)
         self.assertEqual(code, 0, self.root.output())
 
     def test_the_daemon_runs_with_the_packages_it_depends_on(self) -> Deferred[None]:
         async def scenario() -> None:
-            self.install("infranetes", "infranetes-common")
+            self.install(*PACKAGES)  # the simulated machines are the agent's
             await self.run_daemon()
 
         return Deferred.fromCoroutine(scenario())
