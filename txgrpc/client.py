@@ -37,10 +37,21 @@ class _Result(Exchange):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.result: Deferred[Any] = Deferred(lambda _: self.cancel())
+        #: Forgotten when it fires, and the stream with it, so that ended calls are no cyclic garbage.
+        self.result: Deferred[Any] | None = None
+
+    def submit(self) -> Deferred[Any]:
+        """Begin the call; its one response."""
+        result: Deferred[Any] = Deferred(lambda _: self.cancel())
+        self.result = result
+        self.channel.submit(self)
+        return result
 
     def closed(self, error: GrpcError | None) -> None:
-        stream = self.stream
+        stream, self.stream = self.stream, None
+        result, self.result = self.result, None
+        if result is None:
+            return
         try:
             if error is not None:
                 raise error
@@ -52,9 +63,9 @@ class _Result(Exchange):
                 )
             response = self.parse(payload)
         except GrpcError as failed:
-            self.result.errback(failed)
+            result.errback(failed)
         else:
-            self.result.callback(response)
+            result.callback(response)
 
 
 class UnaryCall(_Result):
@@ -119,10 +130,10 @@ class UploadCall(_Result):
                 log.failure("The requests of an ended call failed", failure=failure)
             return
         # The caller's own iterable failed: that is what the caller gets to see.
-        result, self.result = self.result, Deferred()
-        self.result.addErrback(lambda _: None)
+        result, self.result = self.result, None
         self.cancel()
-        result.errback(failure)
+        if result is not None:
+            result.errback(failure)
 
     def closed(self, error: GrpcError | None) -> None:
         feeding, self._feeding = self._feeding, None
@@ -253,13 +264,11 @@ def _caller(channel: Channel, method: Method) -> Any:
 
     def unary(request: Any, **keywords: Any) -> Deferred[Any]:
         call = UnaryCall(serialize(method, request), *options(**keywords))
-        channel.submit(call)
-        return call.result
+        return call.submit()
 
     def upload(requests: Any, **keywords: Any) -> Deferred[Any]:
         call = UploadCall(requests, *options(**keywords))
-        channel.submit(call)
-        return call.result
+        return call.submit()
 
     def download(request: Any, **keywords: Any) -> StreamCall:
         call = StreamCall(serialize(method, request), *options(**keywords))

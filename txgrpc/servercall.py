@@ -218,11 +218,15 @@ class ServerStream(Stream):
     async def _send(self, response: Any) -> None:
         if self.call.cancelled:
             raise CancelledError
-        if not isinstance(response, self.method.response_class):
+        if isinstance(response, bytes):  # serialized by the method itself, from parts that it keeps
+            payload = response
+        elif isinstance(response, self.method.response_class):
+            payload = response.SerializeToString()
+        else:
             raise TypeError(f"{self.method.path} answered with {type(response).__name__}")
         if self.sending is State.IDLE:
             self.send_headers(_RESPONSE)
-        waiting = self.send(response.SerializeToString())
+        waiting = self.send(payload)
         if waiting is not None:
             await waiting
 

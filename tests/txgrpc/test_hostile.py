@@ -70,7 +70,7 @@ class Raw(Protocol):
         named = {
             k.replace("_", ":", 1) if k[0] == "_" else k.replace("_", "-"): v for k, v in changes.items()
         }
-        fields = [(name, named.pop(name, value)) for name, value in HEADERS]
+        fields: list[Any] = [(name, named.pop(name, value)) for name, value in HEADERS]
         fields += list(named.items())
         flags = ["END_HEADERS", "END_STREAM"] if end else ["END_HEADERS"]
         return HeadersFrame(

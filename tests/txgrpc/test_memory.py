@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 from h2.errors import ErrorCodes
@@ -164,6 +165,57 @@ class CancellationTests(MemoryTests):
         start(call.send(Note(text="still on")))
         world.settle()
         self.assertEqual(self.successResultOf(start(call.__anext__())).text, "STILL ON")
+
+    def test_methods_that_do_not_end(self) -> None:
+        """Methods of cancelled calls that go on count for the limit of calls at once."""
+        world = self.world(server={"limits": Limits(max_concurrent_streams=3)})
+        let_go: Deferred[None] = Deferred()
+
+        async def stubborn(request: Any, call: Any) -> Any:
+            try:
+                await Deferred()
+            finally:
+                await let_go
+
+        method, _ = world.server._methods[b"/txgrpc.demo.Demo/Wait"]
+        world.server._methods[b"/txgrpc.demo.Demo/Wait"] = method, stubborn
+        for _ in range(3):
+            call = world.stub.Wait(Note())
+            world.settle()
+            call.cancel()
+            self.assertEqual(self.code_of(call), Code.CANCELLED)
+            world.settle()
+        refused = world.stub.Echo(Note())
+        world.settle()
+        self.assertEqual(self.code_of(refused), Code.UNAVAILABLE)
+        let_go.callback(None)
+        world.settle()
+        again = world.stub.Echo(Note(text="again"))
+        world.settle()
+        self.assertEqual(self.successResultOf(again).text, "again")
+
+    def test_cleaning_up_may_take_time(self) -> None:
+        """A cancelled generator's cleanup may wait; what it still says is dropped."""
+        world = self.world()
+        cleaned: list[str] = []
+
+        async def count(request: Any, call: Any) -> Any:
+            try:
+                yield Note()
+                await Deferred()
+            finally:
+                await world.demo.Wait(Note(number=1000), call)
+                cleaned.append("cleaned")
+
+        method, _ = world.server._methods[b"/txgrpc.demo.Demo/Count"]
+        world.server._methods[b"/txgrpc.demo.Demo/Count"] = method, count
+        call = world.stub.Count(Note())
+        world.settle()
+        call.cancel()
+        world.settle()
+        self.assertEqual(cleaned, [])
+        world.wait(2)
+        self.assertEqual(cleaned, ["cleaned"])
 
 
 class FlowControlTests(MemoryTests):
@@ -521,6 +573,35 @@ class ChannelTests(MemoryTests):
         self.assertEqual(len(world.demo.calls), 2)
         world.wait(3)
         self.assertEqual([self.successResultOf(call).number for call in calls], [1000] * 5)
+
+    def test_stream_ids_run_out(self) -> None:
+        """A connection that has used up its stream ids is replaced; its last call ends as any other."""
+        world = self.world()
+        self.successResultOf(self.settled(world, world.stub.Echo(Note())))
+        next(iter(world.channel._live)).h2.highest_outbound_stream_id = 2**31 - 5
+        calls = [world.stub.Echo(Note(number=n)) for n in range(4)]
+        world.settle()
+        self.assertEqual([self.successResultOf(call).number for call in calls], list(range(4)))
+        self.assertEqual(len(world.wires), 2)
+        self.assertFalse(world.wires[0].up)
+
+    def test_ended_calls_are_no_garbage(self) -> None:
+        """What a unary call used is freed with its last reference, on both sides, not by the collector."""
+        world = self.world()
+        self.successResultOf(self.settled(world, world.stub.Echo(Note(), timeout=5)))
+        world.demo.calls.clear()
+        gc.collect()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            for _ in range(10):
+                self.successResultOf(self.settled(world, world.stub.Echo(Note(), timeout=5)))
+                world.demo.calls.clear()
+            gc.collect()
+            garbage = [thing for thing in gc.garbage if type(thing).__module__.startswith("txgrpc")]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+        self.assertEqual(garbage, [])
 
     def test_close(self) -> None:
         """Closing cancels what runs, waits, and is asked for later."""
