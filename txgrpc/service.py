@@ -50,7 +50,7 @@ class Service:
 
     `implementation` has, for each RPC that it offers, an attribute of the RPC's name, taking the request
     (for a client-streaming RPC: an async iterator of requests) and the :class:`~txgrpc.server.Call`.
-    It is an ``async def`` returning the response, or an async generator of responses where the RPC
+    It is an ``async def`` returning the response (or its bytes), or an async generator of them where the RPC
     streams them. RPCs that it lacks answer UNIMPLEMENTED.
     """
 
