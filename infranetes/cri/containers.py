@@ -63,9 +63,7 @@ class ContainerCalls:
         await uncut(go(self._containers.remove(request.container_id)))
         return cri.RemoveContainerResponse()
 
-    async def ListContainers(
-        self, request: cri.ListContainersRequest, call: Any
-    ) -> cri.ListContainersResponse:
+    async def ListContainers(self, request: cri.ListContainersRequest, call: Any) -> bytes:
         await listing.refresh(self._node, self._node.inventory.sandboxes.values())
         found = listing.containers(self._node)
         wanted = request.filter

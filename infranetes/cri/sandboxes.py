@@ -77,9 +77,7 @@ class SandboxCalls:
             "containers": len(sandbox.containers),
         }
 
-    async def ListPodSandbox(
-        self, request: cri.ListPodSandboxRequest, call: Any
-    ) -> cri.ListPodSandboxResponse:
+    async def ListPodSandbox(self, request: cri.ListPodSandboxRequest, call: Any) -> bytes:
         found = listing.sandboxes(self._node)
         wanted = request.filter
         if wanted.id:
