@@ -117,6 +117,12 @@ class Machine:
             socket.sethostname(hostname)
         write_if_changed(self._etc / "hostname", hostname + "\n", 0o644)
 
+    def set_clock(self, nanos: int) -> None:
+        """Set the time. :raise InvalidArgument: no time of today. :raise OSError: the machine refuses."""
+        if not _EARLIEST_NANOS <= nanos < 2**62:
+            raise InvalidArgument(f"clock {nanos}: that is no time of today")
+        self._set_clock(nanos)
+
     def _set_clock(self, nanos: int) -> None:
         if nanos and abs(nanos - self._clock_now()) > _CLOCK_SLACK_NANOS:
             self._clock_set(nanos)

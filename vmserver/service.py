@@ -34,7 +34,7 @@ from twisted.python import usage
 from twisted.python.failure import Failure
 
 from infranetes_common import errors, vmserver
-from infranetes_common.identity import Identity, decode, encode
+from infranetes_common.identity import Identity, decode, decode_clock, encode
 from txgrpc import Server
 from txgrpc import Service as GrpcService
 from vmserver import config as configuration
@@ -149,11 +149,16 @@ class Vmserver(Service):
     async def accept(self, document: bytes) -> int:
         """Take an identity document in; the port that the TLS listener then listens on.
 
-        The same identity again, or a renewed certificate for the same sandbox: as often as one likes.
+        The same identity again, a renewed certificate for the same sandbox, or a line that sets the
+        clock: as often as one likes.
 
         :raise InvalidArgument: malformed. :raise FailedPrecondition: the machine is another sandbox
             already, or can't be made this one; says what refused.
         """
+        now_nanos = decode_clock(document)
+        if now_nanos is not None:
+            self._set_clock(now_nanos)
+            return self.port
         identity = decode(document)
         if self._identity is not None and identity.sandbox_id != self._identity.sandbox_id:
             raise errors.FailedPrecondition(
@@ -175,6 +180,15 @@ class Vmserver(Service):
         self._agent.begin(identity.sandbox_id, boot_id, new_agent=self._identity is None)
         self._identity = identity
         return self.port
+
+    def _set_clock(self, now_nanos: int) -> None:
+        if self._identity is None:
+            raise errors.FailedPrecondition("the machine gets its identity first")
+        if self._config.identity.apply:
+            try:
+                self._machine.set_clock(now_nanos)
+            except OSError as error:
+                raise errors.FailedPrecondition(f"the machine's clock can't be set: {error}") from error
 
     def _become(self, identity: Identity, fresh: bool) -> None:
         try:
