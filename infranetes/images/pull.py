@@ -20,7 +20,7 @@ from infranetes.images.index import Record
 from infranetes.images.manifest import Manifest
 from infranetes.images.reference import Reference
 from infranetes.images.skopeo import Skopeo
-from infranetes.images.threads import in_thread
+from infranetes.threads import in_thread
 from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unavailable
 
 RETRY_SECONDS = 1.0  # before the second attempt; doubled before each further one

@@ -32,7 +32,7 @@ from infranetes.images.config import ImagesConfig
 from infranetes.images.index import Image, Record
 from infranetes.images.pull import Puller
 from infranetes.images.reference import Reference, parse
-from infranetes.images.threads import in_thread
+from infranetes.threads import in_thread, settled
 from infranetes_common.errors import (
     ConfigError,
     FailedPrecondition,
@@ -115,7 +115,7 @@ class ImageStore:
             for waiter in [*flight.waiters]:
                 waiter.errback(Unavailable("the daemon is stopping"))
         for flight in flights:
-            await _settled(flight.task)
+            await settled(flight.task)
 
     # ---- What is there -----------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ class ImageStore:
             if not flight.waiters:
                 self._flights.pop(key, None)  # whoever asks from now on starts anew
                 flight.task.cancel()
-                await _settled(flight.task)
+                await settled(flight.task)
             raise
         return record.image(self._pinned)
 
@@ -327,23 +327,3 @@ class ImageStore:
 
     async def _thread(self, work: Callable[..., Any], *args: Any, **options: Any) -> Any:
         return await in_thread(self._reactor, work, *args, **options)
-
-
-async def _settled(task: Deferred[Any]) -> None:
-    """Once `task` has ended, however; cancelling this wait does not end it."""
-    ended = False
-    waiting: Deferred[None] = Deferred()
-
-    def tell(result: Any) -> Any:
-        nonlocal ended
-        ended = True
-        if not waiting.called:
-            waiting.callback(None)
-        return result
-
-    task.addBoth(tell)
-    while not ended:  # `called` would be no sign: a cancelled coroutine's Deferred is, and goes on
-        try:
-            await waiting
-        except CancelledError:
-            waiting = Deferred()

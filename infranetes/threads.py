@@ -1,4 +1,4 @@
-"""Blocking work in the reactor's thread pool, never abandoned half done."""
+"""Waiting for work to the end: in the reactor's threads, and of coroutines that are cancelled."""
 
 from __future__ import annotations
 
@@ -42,3 +42,23 @@ async def in_thread(
     if isinstance(result, Failure):
         result.raiseException()
     return cast(T, result)
+
+
+async def settled(task: Deferred[Any]) -> None:
+    """Once `task` has ended, however; cancelling this wait does not end it."""
+    ended = False
+    waiting: Deferred[None] = Deferred()
+
+    def tell(result: Any) -> Any:
+        nonlocal ended
+        ended = True
+        if not waiting.called:
+            waiting.callback(None)
+        return result
+
+    task.addBoth(tell)
+    while not ended:  # `called` would be no sign: a cancelled coroutine's Deferred is, and goes on
+        try:
+            await waiting
+        except CancelledError:
+            waiting = Deferred()

@@ -1,0 +1,100 @@
+"""A log file that is known by its inode, so that it is the same one after kubelet renamed it.
+
+Nothing is kept open between calls: thousands of idle logs cost no descriptors. Everything here
+blocks (a full page cache makes any write wait for the disk) and is called in threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import attrs
+
+MODE = 0o640
+
+
+class Gone(Exception):
+    """The file is neither at its path nor anywhere else in its directory."""
+
+
+@attrs.frozen
+class Found:
+    """A log file on disk. `at_path`: nobody renamed it."""
+
+    inode: int
+    size: int
+    at_path: bool
+
+
+class LogFiles:
+    """The operations that a ContainerLog needs of the file system. All may raise OSError."""
+
+    def find(self, path: Path, inode: int) -> Found:
+        """The file, at `path` or under another name in its directory. :raise Gone: it is not there."""
+        fd, at_path = _open(path, inode, os.O_RDONLY)
+        try:
+            return Found(inode, os.fstat(fd).st_size, at_path)
+        finally:
+            os.close(fd)
+
+    def current(self, path: Path) -> Found:
+        """The file at `path`, made if there is none, and its directory too."""
+        with contextlib.suppress(FileExistsError):
+            path.parent.mkdir(parents=True, mode=0o755)
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
+        try:
+            stat = os.fstat(fd)
+        finally:
+            os.close(fd)
+        return Found(stat.st_ino, stat.st_size, True)
+
+    def at(self, path: Path) -> int:
+        """The inode of what is at `path`; 0: nothing."""
+        try:
+            return path.lstat().st_ino
+        except FileNotFoundError:
+            return 0
+
+    def append(self, path: Path, inode: int, data: bytes) -> int:
+        """Write all of `data` at the file's end, or nothing of it; its size then. :raise Gone: as `find`."""
+        fd, _ = _open(path, inode, os.O_WRONLY | os.O_APPEND)
+        try:
+            start = os.fstat(fd).st_size
+            done = 0
+            try:
+                while done < len(data):
+                    done += os.write(fd, data[done:] if done else data)
+            except OSError:
+                os.ftruncate(fd, start)
+                raise
+            return start + done
+        finally:
+            os.close(fd)
+
+    def tail(self, path: Path, inode: int, size: int) -> bytes:
+        """What the file has beyond its first `size` bytes. :raise Gone: as `find`."""
+        fd, _ = _open(path, inode, os.O_RDONLY)
+        with open(fd, "rb") as file:
+            file.seek(size)
+            return file.read()
+
+
+def _open(path: Path, inode: int, flags: int) -> tuple[int, bool]:
+    """A descriptor of the file with that inode, and whether it is at `path`."""
+    for _ in range(3):  # kubelet may rename it between the two looks
+        with contextlib.suppress(FileNotFoundError):
+            fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+            if os.fstat(fd).st_ino == inode:
+                return fd, True
+            os.close(fd)
+        with contextlib.suppress(FileNotFoundError):
+            for entry in os.scandir(path.parent):
+                if entry.inode() != inode or not entry.is_file(follow_symlinks=False):
+                    continue
+                fd = os.open(entry.path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+                if os.fstat(fd).st_ino == inode:
+                    return fd, entry.name == path.name
+                os.close(fd)
+    raise Gone(str(path))
