@@ -35,6 +35,8 @@ from txgrpc import Code, GrpcError
 
 SOCKET = "farm.sock"
 REQUEST_SECONDS = 30.0
+STOP_SECONDS = 10.0
+_ATTEMPTS = 3
 _RETRY_SECONDS = 0.05
 _MAX_LINE = 16 * 1024 * 1024
 _LOG_TAIL = 400
@@ -42,6 +44,10 @@ _LOG_TAIL = 400
 Vm = Mapping[str, Any]
 
 _log = Logger()
+
+
+class FarmGone(Unavailable):
+    """The connection was lost before the answer came."""
 
 
 class FarmProtocol(LineOnlyReceiver):
@@ -56,6 +62,7 @@ class FarmProtocol(LineOnlyReceiver):
         self._lost = lost
         self._seq = 0
         self._waiting: dict[int, Deferred[Mapping[str, Any]]] = {}
+        self.gone: Deferred[None] = Deferred()
 
     def request(self, op: str, **fields: Any) -> Deferred[Mapping[str, Any]]:
         """Send one request; its whole answer."""
@@ -84,9 +91,10 @@ class FarmProtocol(LineOnlyReceiver):
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:  # noqa: B008
         waiting, self._waiting = self._waiting, {}
+        self.gone.callback(None)
         self._lost(self)
         for answer in waiting.values():
-            answer.errback(Unavailable("the farm of simulated VMs has gone; the same call starts it again"))
+            answer.errback(FarmGone("the farm of simulated VMs has gone; the same call starts it again"))
 
 
 def _error(said: Mapping[str, Any]) -> InfranetesError:
@@ -123,10 +131,16 @@ class Farm:
         return self._protocol is not None
 
     async def request(self, op: str, **fields: Any) -> Mapping[str, Any]:
-        """The farm's answer.
+        """The farm's answer; asked again when the farm goes away meanwhile, as all its operations allow.
 
         :raise InfranetesError: the farm refuses, or does not answer in time (`Unavailable`).
         """
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                protocol = await self.connect()
+                return await self.within(protocol.request(op, **fields), op)
+            except FarmGone:
+                continue
         protocol = await self.connect()
         return await self.within(protocol.request(op, **fields), op)
 
@@ -255,6 +269,7 @@ class Farm:
         if protocol is None:
             return
         if end_farm:
-            with contextlib.suppress(InfranetesError):  # it may end before it has answered
+            with contextlib.suppress(InfranetesError, TimeoutError):  # it may end before it has answered
                 await self.within(protocol.request("stop"), "stop")
+                await protocol.gone.addTimeout(STOP_SECONDS, self.reactor)
         protocol.transport.abortConnection()

@@ -62,7 +62,7 @@ class SimulatedProvider:
         self._reactor = reactor
         self._settings = settings
         self._context = context
-        self._network = subnet(settings.pod_cidr)
+        self._network = settings.pod_cidr
         self._farm = Farm(
             reactor,
             settings.farm_command,
@@ -206,11 +206,11 @@ class SimulatedProvider:
     def _check(self, spec: InstanceSpec) -> None:
         settings, size = self._settings, spec.size
         for what, asked, most in (
-            ("cpu_millis", size.cpu_millis, settings.max_cpu_millis),
-            ("memory_bytes", size.memory_bytes, settings.max_memory_bytes),
+            ("max_cpu_millis", size.cpu_millis, settings.max_cpu_millis),
+            ("max_memory", size.memory_bytes, settings.max_memory),
         ):
             if not 0 <= asked <= most:
-                raise InvalidArgument(f"{what}: {asked} can't be had; at most {most} (max_{what})")
+                raise InvalidArgument(f"a size of {asked} can't be had; {what} allows up to {most}")
         count = sum(self._is_ours(vm) for vm in self._vms.values()) + len(self._held)
         if settings.capacity and count >= settings.capacity:
             raise ResourceExhausted(
