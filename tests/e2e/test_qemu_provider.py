@@ -148,7 +148,7 @@ class QemuTests(QemuCase, TestCase):
 
         async def grown() -> bool:
             info = await self.agent_info(instance)
-            return info.cpus == 2 and info.memory_bytes >= size.memory_bytes
+            return bool(info.cpus == 2 and info.memory_bytes >= size.memory_bytes)
 
         deadline = reactor.seconds() + self.notice_timeout
         while not await grown():
@@ -162,7 +162,7 @@ class QemuTests(QemuCase, TestCase):
             consumeErrors=True,
         )
         for each in (one, two):
-            await deferToThread(lambda each=each: said("ping", "-c", "1", "-W", "10", each.address))
+            await deferToThread(said, "ping", "-c", "1", "-W", "10", each.address)
         table = said("nft", "list", "table", "bridge", f"infranetes_{BRIDGE}")
         for each in (one, two):
             self.assertIn(each.address, table)

@@ -54,7 +54,7 @@ async def works(
             output = await run(reactor, unprivileged(command, uid, gid, groups, tied=True), seconds)
         except DeadlineExceeded:
             return f"a guest hung for {seconds:g} s"
-    return "" if output.code == _EXIT_CODE else output.words()
+    return "" if output.code == _EXIT_CODE else output.words().partition("\n")[0]
 
 
 async def choose(

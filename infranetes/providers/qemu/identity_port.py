@@ -5,6 +5,7 @@ WAITING   `waiting`          WAITING   the agent has no identity yet
 WAITING   `ready PORT`       READY     it listens there
 WAITING   `failed WORDS`     FAILED
 WAITING   connection lost    FAILED
+READY     `ready PORT`       READY     it has set its clock
 """
 
 from __future__ import annotations
@@ -55,16 +56,18 @@ class IdentityPort(Protocol):
 
     :ivar waiting: happens when the agent first asks for its identity.
     :ivar ready: happens with the port of the agent's listener; InfranetesError: the agent refuses.
+    :ivar again: happens when it answers once more.
         Both: Unavailable: the machine is gone.
     """
 
     def __init__(self) -> None:
         self.waiting: Once[None] = Once()
         self.ready: Once[int] = Once()
+        self.again: Once[None] = Once()
         self._buffer = b""
 
     def send(self, document: bytes) -> None:
-        """Hand the identity over."""
+        """Hand the identity over, or what comes after it."""
         assert self.transport is not None
         self.transport.write(document)
 
@@ -82,11 +85,13 @@ class IdentityPort(Protocol):
     def _take(self, said: Waiting | Ready | Failed | None) -> None:
         if isinstance(said, Waiting):
             self.waiting.succeed(None)
+        elif self.ready.happened:
+            self.again.succeed(None)
         elif isinstance(said, Ready):
             self.ready.succeed(said.port)
         elif isinstance(said, Failed):
             self.ready.fail(InfranetesError(f"the agent does not take its identity: {said.words}"))
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        for pending in (self.waiting, self.ready):
+        for pending in (self.waiting, self.ready, self.again):
             pending.fail(Unavailable("the VM ended before its agent was ready"))

@@ -25,9 +25,10 @@ from infranetes.providers.qemu.settings import MIB, QemuSettings
 from infranetes.providers.qemu.template import Template
 from infranetes.providers.qemu.vm import Paths, Vm
 from infranetes_common.errors import DeadlineExceeded, InfranetesError, InvalidArgument, Unavailable
-from infranetes_common.identity import encode
+from infranetes_common.identity import encode, encode_clock
 
 _KILL_SECONDS = 10.0
+_CLOCK_SECONDS = 10.0
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 _log = Logger()
 
@@ -160,7 +161,9 @@ class Launcher:
         agent_port: int = await port.ready.wait().addTimeout(
             self._settings.boot_timeout, self._reactor, too_late
         )
-        port.close()
+        # The document was long on its way through a machine that has just woken up; this line is not.
+        port.send(encode_clock(time.time_ns()))
+        port.again.wait().addTimeout(_CLOCK_SECONDS, self._reactor).addBoth(lambda _: port.close())
         return agent_port
 
     async def _failed(self, vm: Vm, error: InfranetesError) -> None:

@@ -6,13 +6,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from twisted.internet.endpoints import UNIXClientEndpoint, connectProtocol
+from twisted.internet.endpoints import UNIXClientEndpoint
+from twisted.internet.protocol import Factory, Protocol
 
 from infranetes.providers.qemu.identity_port import IdentityPort
 from infranetes.providers.qemu.qmp import Event, Qmp
 from infranetes_common.errors import Unavailable
 
 QMP, IDENTITY = "qmp", "identity"
+
+
+class _Just(Factory):
+    """For one connection."""
+
+    noisy = False
+
+    def __init__(self, protocol: Protocol) -> None:
+        self._protocol = protocol
+
+    def buildProtocol(self, addr: Any) -> Protocol:
+        return self._protocol
 
 
 async def connect(
@@ -29,8 +42,8 @@ async def connect(
     qmp = Qmp(reactor, happened, lost)
     port = IdentityPort()
     try:
-        await connectProtocol(UNIXClientEndpoint(reactor, str(directory / QMP)), qmp)
-        await connectProtocol(UNIXClientEndpoint(reactor, str(directory / IDENTITY)), port)
+        await UNIXClientEndpoint(reactor, str(directory / QMP)).connect(_Just(qmp))
+        await UNIXClientEndpoint(reactor, str(directory / IDENTITY)).connect(_Just(port))
     except Exception as error:
         qmp.close()
         raise Unavailable(f"QEMU's socket in {directory} can't be reached: {error}") from error

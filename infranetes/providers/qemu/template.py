@@ -43,7 +43,7 @@ from infranetes_common.errors import (
     Unavailable,
 )
 
-_PARTS = ("ram", "state", "disk.qcow2", "overlay.qcow2")
+PARTS = ("ram", "state", "disk.qcow2", "overlay.qcow2")
 _MANIFEST, _LOCK, _WORK, _USED = "manifest.json", "lock", ".build-", "used"
 _NAME = "guest=infranetes-template-"
 _KEPT = 3  # templates beside each other; a change of the configuration back and forth costs no boot
@@ -91,7 +91,7 @@ def _open_image(descriptors: Descriptors, image: GuestImage) -> None:
 
 
 def _states(directory: Path, image: GuestImage) -> dict[str, list[int]]:
-    paths = [*(directory / part for part in _PARTS), image.disk, image.kernel, image.initrd]
+    paths = [*(directory / part for part in PARTS), image.disk, image.kernel, image.initrd]
     found = {}
     for path in paths:
         status = path.stat()
@@ -174,7 +174,7 @@ class TemplateMaker:
         try:
             boot = _Boot(self._reactor, self._settings, template, work, sockets, name, self._user, progress)
             await boot.run()
-            await self._thread(_seal, work, template)
+            await self._thread(seal, work, template)
             await self._thread(shutil.rmtree, template.directory, True)
             await self._thread(work.rename, template.directory)
             progress(f"the template is ready ({self._reactor.seconds() - started:.0f} s)")
@@ -213,9 +213,9 @@ def _last_used(directory: Path) -> float:
         return 0.0
 
 
-def _seal(work: Path, template: Template) -> None:
+def seal(work: Path, template: Template) -> None:
     """Have all on the medium, then the manifest."""
-    for part in _PARTS:
+    for part in PARTS:
         path = work / part
         os.chown(path, 0, -1)
         path.chmod(0o660 if part == "ram" else 0o644)

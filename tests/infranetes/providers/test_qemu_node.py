@@ -26,7 +26,7 @@ reactor: Any = _reactor
 BRIDGE = "inftest1"
 SUBNET = IPv4Network("10.217.0.0/24")
 QEMU = "/usr/bin/qemu-system-x86_64"
-ME = (os.getuid(), os.getgid(), [])
+ME: tuple[int, int, list[int]] = (os.getuid(), os.getgid(), [])
 
 
 def said(*command: str) -> str:
@@ -156,14 +156,14 @@ class NetworkTests(TestCase):
 
     async def test_a_name_that_is_taken_is_refused_and_left_alone(self) -> None:
         said("ip", "link", "add", "name", BRIDGE, "type", "bridge")
-        error = await self.assertFailure(
+        error: Any = await self.assertFailure(
             Deferred.fromCoroutine(self.network.set_up(SUBNET, [])), FailedPrecondition
         )
         self.assertIn("providers.qemu.bridge", str(error))
         self.assertEqual(self.addresses(), [])
 
     async def test_a_subnet_that_the_node_has_elsewhere_is_refused(self) -> None:
-        error = await self.assertFailure(
+        error: Any = await self.assertFailure(
             Deferred.fromCoroutine(self.network.set_up(IPv4Network("127.0.0.0/8"), [])), InvalidArgument
         )
         self.assertIn("lo", str(error))

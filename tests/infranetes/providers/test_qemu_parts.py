@@ -18,13 +18,16 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
+from infranetes.guest.image import GuestImage
 from infranetes.providers.interface import ProviderContext, Size
 from infranetes.providers.qemu import create, ground, identity_port, machine, record, subnet
+from infranetes.providers.qemu.descriptors import Descriptors
 from infranetes.providers.qemu.identity_port import Failed, IdentityPort, Ready, Waiting
 from infranetes.providers.qemu.machine import Growth, Machine, growth
 from infranetes.providers.qemu.qmp import Answer, Event, Greeting, Qmp, QmpCore, QmpError
 from infranetes.providers.qemu.record import Phase, Record, Records
 from infranetes.providers.qemu.settings import MIB
+from infranetes.providers.qemu.template import PARTS, Template, seal
 from infranetes.providers.qemu.vm import Paths
 from infranetes_common.errors import (
     ConfigError,
@@ -325,6 +328,46 @@ class RecordTests(SynchronousTestCase):
             record.trim(console, 1000)
             writer.write(b"c" * 10)
         self.assertEqual(console.read_bytes(), b"b" * 500 + b"c" * 10)
+
+
+class TemplateTests(SynchronousTestCase):
+    """Whether a template on disk may be used."""
+
+    def setUp(self) -> None:
+        root = Path(self.mktemp())
+        root.mkdir()
+        image = GuestImage(root / "image", "key", 0.0, "bookworm", "6.1", ())
+        self.template = Template(root / "template", MACHINE, image)
+        for part in (image.disk, image.kernel, image.initrd, *map(self.template.directory.joinpath, PARTS)):
+            part.parent.mkdir(exist_ok=True)
+            part.write_text("content")
+        seal(self.template.directory, self.template)
+
+    def test_as_it_was_made(self) -> None:
+        self.assertTrue(self.template.whole())
+        with Descriptors() as descriptors:
+            self.template.open(descriptors)
+            self.assertTrue(self.template.whole(), "use does not change it")
+
+    def test_whatever_is_touched_or_missing_makes_it_unusable(self) -> None:
+        for part in (*PARTS, "manifest.json"):
+            path = self.template.directory / part
+            path.unlink()
+            self.assertFalse(self.template.whole(), part)
+            path.write_text("content")
+            self.assertFalse(self.template.whole(), part)
+            seal(self.template.directory, self.template)
+            self.assertTrue(self.template.whole())
+        for path in (self.template.image.disk, self.template.directory / "ram"):
+            with path.open("r+b") as file:
+                file.write(b"C")
+            self.assertFalse(self.template.whole(), str(path))
+            seal(self.template.directory, self.template)
+
+    def test_its_ram_is_for_qemus_group_alone_and_nothing_else_can_be_written(self) -> None:
+        modes = {part: (self.template.directory / part).stat().st_mode & 0o777 for part in PARTS}
+        self.assertEqual(modes.pop("ram"), 0o660)
+        self.assertEqual(set(modes.values()), {0o644})
 
 
 class GroundTests(SynchronousTestCase):
