@@ -16,7 +16,7 @@ from infranetes.pods.node import Node
 from infranetes.pods.records import ContainerRecord
 from infranetes.pods.sandboxes import Sandboxes, new_id
 from infranetes.pods.states import ContainerState, SandboxState
-from infranetes.pods.waits import Flight, go, uncut, within
+from infranetes.pods.waits import Flight, go, sleep, uncut, within
 from infranetes_common import cri
 from infranetes_common.errors import (
     AlreadyExists,
@@ -30,6 +30,8 @@ from infranetes_common.errors import (
 MAX_EXEC_OUTPUT = 16 * 1024 * 1024
 STOP_DRAIN_SECONDS = 2.0  # a stop answers when the log is complete, or at the latest after this
 UNDO_SECONDS = 10.0
+LOOKS = 8  # at the provider, for a VM that may just have ended
+LOOK_PAUSE_SECONDS = 0.25
 
 _log = Logger()
 
@@ -200,13 +202,20 @@ class Containers:
         except NotFound:
             end(self._node, container, GONE_REASON, "its VM no longer knows this container")
         except Unavailable:
-            # The agent may be gone because its VM is, and then there is nothing left to be stopped.
-            with contextlib.suppress(InfranetesError):
-                await self._sandboxes.look(container.sandbox)
-            if container.state is ContainerState.RUNNING:
+            if not await self._went_with_its_vm(container):
                 raise
         else:
             take(self._node, container, state)
+
+    async def _went_with_its_vm(self, container: Container) -> bool:
+        """An agent was lost. It may be because its VM was, of which the provider needs a moment to know."""
+        for _ in range(LOOKS):
+            with contextlib.suppress(InfranetesError):
+                await self._sandboxes.look(container.sandbox)
+            if container.state is not ContainerState.RUNNING:
+                return True
+            await sleep(self._node.clock, LOOK_PAUSE_SECONDS)
+        return False
 
     async def _drained(self, container: Container, seconds: float) -> bool:
         """Whether the log is complete; waits for that at most so long."""

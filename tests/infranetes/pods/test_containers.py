@@ -205,7 +205,9 @@ class LifeTests(ContainerBase):
     def test_an_unreachable_agent_is_said(self) -> None:
         made = self.run_container()
         self.agent.go_away()
-        self.failureResultOf(go(self.world.containers.stop(made, 0)), Unavailable)
+        stop = go(self.world.containers.stop(made, 0))
+        self.world.wait(3)
+        self.failureResultOf(stop, Unavailable)
         self.failureResultOf(go(self.world.containers.exec_sync(made, ["ls"], 0, None)), Unavailable)
         self.assertEqual(self.kept(made).state, ContainerState.RUNNING)
 
