@@ -22,6 +22,8 @@ from tests.support import oci
 from tests.support.registry import Registry
 
 DEFAULT_COMMAND = 'echo "Hello from $(hostname), a pod with $(nproc) CPU and the kernel $(uname -r)"'
+BRIDGE = "infrademo0"  # of its own, beside that of a daemon which serves a kubelet here
+POD_CIDR = "10.87.0.0/24"
 READY_SECONDS = 1800.0  # the first start makes the template
 COMMAND_SECONDS = 60.0
 PAGE = "Hello from the pod"
@@ -40,6 +42,10 @@ provider = "{options.provider}"
 
 [images]
 insecure_registries = ["{registry.host}"]
+
+[providers.qemu]
+bridge = "{BRIDGE}"
+pod_cidr = "{POD_CIDR}"
 {extra}"""
 
 

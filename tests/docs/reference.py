@@ -5,23 +5,34 @@ from __future__ import annotations
 import re
 import types
 import typing
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
 import attrs
+
+from infranetes_common.config import Bytes
 
 
 def literal(value: Any) -> str:
     """A default as it is written in TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, str | Path):
+    if isinstance(value, str | Path | IPv4Network):
         return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
     if isinstance(value, tuple | list):
         return "[" + ", ".join(literal(each) for each in value) + "]"
     if value is None or isinstance(value, dict):
         return ""
     return repr(value)
+
+
+def size(value: int) -> str:
+    """A number of bytes as people write it, where it has no more digits so."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if value and value % 1024**power == 0:
+            return f'"{value // 1024**power}{unit}"'
+    return str(value)
 
 
 def _class_in(annotation: Any) -> type | None:
@@ -36,11 +47,11 @@ def defaults(config: Any, prefix: str = "") -> dict[str, str]:
     hints = typing.get_type_hints(type(config))
     found = {}
     for field in attrs.fields(type(config)):
-        key, value = prefix + (field.alias or field.name), getattr(config, field.name)
+        key, value = prefix + field.name, getattr(config, field.name)
         if _class_in(hints[field.name]) is not None and value is not None:
             found.update(defaults(value, f"{key}."))
         else:
-            found[key] = literal(value)
+            found[key] = size(value) if hints[field.name] is Bytes else literal(value)
     return found
 
 

@@ -10,6 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.config import Config as NodeConfig
 from infranetes.config import load as load_node
+from infranetes.providers.qemu.settings import QemuSettings
 from infranetes.providers.simulated.settings import Settings as SimulatedSettings
 from tests.docs.reference import defaults, documented
 from vmserver.config import Config as AgentConfig
@@ -17,7 +18,12 @@ from vmserver.config import load as load_agent
 
 TREE = Path(__file__).resolve().parents[2]
 # The machine's own names: they have no default that could be written down.
-OF_THE_MACHINE = {"node", "farm_command"}
+OF_THE_MACHINE = {
+    ("infranetes.toml", "node"),
+    ("providers.qemu", "max_memory"),
+    ("providers.qemu", "max_cpus"),
+    ("providers.simulated", "farm_command"),
+}
 
 
 def uncommented(text: str) -> str:
@@ -28,7 +34,8 @@ def uncommented(text: str) -> str:
 class ReferenceTests(SynchronousTestCase):
     def check(self, heading: str, config: Any) -> None:
         expected = {
-            key: "" if key in OF_THE_MACHINE else default for key, default in defaults(config).items()
+            key: "" if (heading, key) in OF_THE_MACHINE else default
+            for key, default in defaults(config).items()
         }
         self.assertEqual(
             documented((TREE / "docs" / "configuration.md").read_text(), heading), expected, heading
@@ -39,6 +46,9 @@ class ReferenceTests(SynchronousTestCase):
 
     def test_every_key_of_the_agent_and_its_default(self) -> None:
         self.check("vmserver.toml", AgentConfig())
+
+    def test_every_key_of_the_qemu_provider_and_its_default(self) -> None:
+        self.check("providers.qemu", QemuSettings())
 
     def test_every_key_of_the_simulated_provider_and_its_default(self) -> None:
         self.check("providers.simulated", SimulatedSettings())
