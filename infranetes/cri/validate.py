@@ -94,9 +94,9 @@ def carried(config: cri.ContainerConfig) -> tuple[cri.ContainerConfig, list[str]
     :raise InvalidArgument: a mount that can't be carried into a VM.
     """
     left_out = []
-    termination = config.annotations.get(_TERMINATION_PATH, "")
+    own = {"/etc/hosts", config.annotations.get(_TERMINATION_PATH, "")} - {""}
     for index, mount in enumerate(config.mounts):
-        if mount.container_path not in ("/etc/hosts", termination) or mount.HasField("image"):
+        if mount.container_path not in own or mount.HasField("image"):
             source = mount.image.image if mount.HasField("image") else mount.host_path
             raise InvalidArgument(
                 f"config.mounts[{index}] ({source[:256]} at {mount.container_path[:256]}): files of the node "

@@ -1,0 +1,85 @@
+"""Every RPC is logged with its time, and never with what else its request holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import Clock
+from twisted.logger import LogLevel, globalLogPublisher
+from twisted.trial import unittest
+
+from infranetes.cri.instrument import Instrumented
+from infranetes.pods.waits import go
+from infranetes_common import cri
+from infranetes_common.errors import NotFound, Unavailable
+
+
+class Calls:
+    """Four of the RPCs."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.held: Deferred[None] = Deferred()
+
+    async def Version(self, request: Any, call: Any) -> Any:
+        self.clock.advance(1.5)
+        return cri.VersionResponse(version="1")
+
+    async def StopContainer(self, request: Any, call: Any) -> Any:
+        raise NotFound("no such container")
+
+    async def ExecSync(self, request: Any, call: Any) -> Any:
+        raise Unavailable("the agent is gone")
+
+    async def StartContainer(self, request: Any, call: Any) -> Any:
+        await self.held
+
+
+class InstrumentTests(unittest.SynchronousTestCase):
+    """One event per call."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.calls = Calls(self.clock)
+        self.service: Any = Instrumented(self.clock, cri.RuntimeService, self.calls)
+        self.events: list[Any] = []
+
+        def keep(event: Any) -> None:
+            if event.get("log_namespace") == "infranetes.cri":
+                self.events.append(event)
+
+        globalLogPublisher.addObserver(keep)
+        self.addCleanup(globalLogPublisher.removeObserver, keep)
+
+    def test_success_is_for_who_looks_closely(self) -> None:
+        answer = self.successResultOf(go(self.service.Version(cri.VersionRequest(), None)))
+        self.assertEqual(answer.version, "1")
+        (event,) = self.events
+        self.assertEqual(
+            (event["log_level"], event["rpc"], event["seconds"]), (LogLevel.debug, "Version", 1.5)
+        )
+
+    def test_what_the_client_did_wrong_is_no_warning(self) -> None:
+        request = cri.StopContainerRequest(container_id="c" * 500)
+        self.failureResultOf(go(self.service.StopContainer(request, None)), NotFound)
+        (event,) = self.events
+        self.assertEqual((event["log_level"], event["code"]), (LogLevel.info, "NOT_FOUND"))
+        self.assertEqual(event["container"], "c" * 64)
+
+    def test_what_went_wrong_here_is_a_warning(self) -> None:
+        request = cri.ExecSyncRequest(container_id="c1", cmd=["echo", "a secret"])
+        self.failureResultOf(go(self.service.ExecSync(request, None)), Unavailable)
+        (event,) = self.events
+        self.assertEqual(event["log_level"], LogLevel.warn)
+        self.assertNotIn("a secret", repr({key: value for key, value in event.items()}))
+
+    def test_a_caller_that_goes_away(self) -> None:
+        call = go(self.service.StartContainer(cri.StartContainerRequest(container_id="c1"), None))
+        call.cancel()
+        self.failureResultOf(call, CancelledError)
+        self.assertIn("given up", self.events[0]["log_format"])
+
+    def test_what_is_lacking_is_lacking(self) -> None:
+        self.assertFalse(hasattr(self.service, "Attach"))
+        self.assertFalse(hasattr(self.service, "held"))

@@ -1,0 +1,102 @@
+"""Bounds on what comes from the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial import unittest
+
+from infranetes.cri import validate
+from infranetes.cri.status import pod_cidr
+from infranetes_common import cri
+from infranetes_common.errors import InvalidArgument
+from tests.infranetes.pods.fakes import box, pod
+
+_TERMINATION = "io.kubernetes.container.terminationMessagePath"
+
+
+class ValidateTests(unittest.SynchronousTestCase):
+    """What passes, and what is refused by the name of its field."""
+
+    def refused(self, words: str, check: Any, *arguments: Any) -> None:
+        error = self.assertRaises(InvalidArgument, check, *arguments)
+        self.assertIn(words, str(error))
+
+    def test_what_kubelet_sends_passes(self) -> None:
+        validate.sandbox_config(
+            pod(
+                hostname="web-0.sub",
+                log_directory="/var/log/pods/default_web_u1",
+                dns_config=cri.DNSConfig(servers=["10.96.0.10"], searches=["svc.cluster.local"]),
+                port_mappings=[cri.PortMapping(container_port=80)],
+                linux=cri.LinuxPodSandboxConfig(
+                    security_context=cri.LinuxSandboxSecurityContext(
+                        namespace_options=cri.NamespaceOption(
+                            pid=cri.CONTAINER, userns_options=cri.UserNamespace(mode=cri.NODE)
+                        )
+                    )
+                ),
+            )
+        )
+        validate.container_config(box(log_path="web/0.log", envs=[cri.KeyValue(key="A", value="ü".encode())]))
+        validate.container_config(box())
+
+    @given(st.text())
+    def test_no_log_path_leaves_its_directory(self, path: str) -> None:
+        import posixpath
+
+        try:
+            validate.log_path(path)
+        except InvalidArgument:
+            return
+        joined = posixpath.normpath(f"/logs/pod/{path}")
+        self.assertTrue(joined == "/logs/pod" or joined.startswith("/logs/pod/"), joined)
+
+    @given(st.text(alphabet="abc.-_ \n0", max_size=80))
+    def test_a_host_name_that_passes_is_one(self, name: str) -> None:
+        try:
+            validate.sandbox_config(pod(hostname=name))
+        except InvalidArgument:
+            return
+        self.assertLessEqual(len(name), 64)
+        for label in filter(None, [name]):
+            for part in label.split("."):
+                self.assertRegex(part, r"\A[a-c0]([a-c0-]*[a-c0])?\Z")
+
+    def test_only_kubelets_own_files_are_left_out(self) -> None:
+        hosts = cri.Mount(container_path="/etc/hosts", host_path="/x/etc-hosts")
+        message = cri.Mount(container_path="/dev/termination-log", host_path="/x/1")
+        config = box(mounts=[hosts, message], annotations={_TERMINATION: "/dev/termination-log"})
+        carried, left_out = validate.carried(config)
+        self.assertEqual(left_out, ["/etc/hosts", "/dev/termination-log"])
+        self.assertEqual(list(carried.mounts), [])
+        self.assertEqual(len(config.mounts), 2)
+        self.assertEqual(carried.metadata, config.metadata)
+        self.refused("config.mounts[1] (/x/1 at /dev/termination-log)", validate.carried,
+                     box(mounts=[hosts, message]))  # fmt: skip
+        nowhere = cri.Mount(host_path="/x")
+        self.refused("config.mounts[0]", validate.carried, box(mounts=[nowhere]))
+
+    def test_seconds_have_bounds(self) -> None:
+        self.assertEqual(validate.seconds(30, "timeout"), 30)
+        self.refused("timeout is -1", validate.seconds, -1, "timeout")
+        self.refused("timeout", validate.seconds, 2**62, "timeout")
+
+    def test_commands_have_a_word_and_an_end(self) -> None:
+        self.assertEqual(validate.command(["ls", ""]), ["ls", ""])
+        self.refused("cmd is empty", validate.command, [])
+        self.refused("cmd is empty", validate.command, [""])
+        self.refused("cmd is over", validate.command, ["x" * 2_000_000])
+
+    def test_the_pod_cidr_is_the_first_of_ipv4(self) -> None:
+        self.assertEqual(pod_cidr("10.244.1.0/24"), "10.244.1.0/24")
+        self.assertEqual(pod_cidr("fd00::/64, 10.244.1.0/24"), "10.244.1.0/24")
+        for wrong in ("10.244.1.1/24", "300.0.0.0/8", "10.0.0.0/8,", "fd00::/64", "x" * 10_000):
+            self.refused("runtime_config.network_config.pod_cidr", pod_cidr, wrong)
+
+    def test_labels_match_when_all_do(self) -> None:
+        self.assertTrue(validate.labels_match({"a": "1", "b": "2"}, {"a": "1"}))
+        self.assertFalse(validate.labels_match({"a": "1"}, {"a": "1", "b": "2"}))
+        self.assertFalse(validate.labels_match({"a": "1"}, {"a": "2"}))
