@@ -6,10 +6,11 @@ callback. It stands still while the thread
 - waits for a processor that others have (`run_delay` in Linux' Documentation/scheduler/sched-stats:
   the second field of schedstat, nanoseconds),
 - collects garbage: a test process has a heap of its own making,
-- runs the test's own code, which may wait as it likes.
+- runs the test's own methods and clean-ups.
 
-Sleeping, waiting for a lock or a disk, and computing all count; of computing, not what a hypervisor
-takes away meanwhile (`steal` in proc(5), hundredths of a second).
+Sleeping, waiting for a lock or a disk, and computing all count. When that is over the limit, what the
+machine's noise explains is let go (see `noise`), and so is the share of it in which the thread was
+seen to be in code of the tests, not of the product: a test may wait as it likes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import time
 import traceback
 import types
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +35,19 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import TestCase
 
+from tests.harness.noise import Noise
+
 TICK = 0.02  # seconds between two looks at what the reactor is doing
 ROOT = Path(__file__).resolve().parents[2]
-NANOS_PER_JIFFY = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
 @attrs.frozen
 class Seen:
-    """What the thread was at, half the limit into a callback."""
+    """What the thread was at, in the middle of a callback."""
 
     function: str  # the innermost of the project's own, by module and qualified name
+    in_tests: bool  # that is a test's, not the product's
+    asleep: bool  # on its own account, see Noise.asleep
     stack: str  # the calls that led there, the latest last
 
 
@@ -65,13 +69,6 @@ def _open_schedstat() -> int | None:
         return os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:  # a kernel without it: wall time alone
         return None
-
-
-def _stolen() -> int:
-    """Nanoseconds that the hypervisor has taken from all processors."""
-    with open("/proc/stat", "rb") as stat:
-        fields = stat.readline().split()
-    return int(fields[8]) * NANOS_PER_JIFFY if len(fields) > 8 else 0
 
 
 def describe(function: Callable[..., Any]) -> str:
@@ -100,8 +97,8 @@ class Guard:
         self._gc_started = 0
         self._reactor_thread = threading.get_ident()
         self._running: tuple[int, types.FrameType] | None = None  # a callback's start and our frame below it
-        self._seen: tuple[int, Seen | None] | None = None  # that start, and what is above our frame
-        self._steal: deque[tuple[int, int]] = deque(maxlen=4096)  # (perf_counter_ns, stolen), each tick
+        self._looks: deque[tuple[int, Seen]] = deque(maxlen=1000)  # that start, and what was above our frame
+        self._noise = Noise()
         self._stop = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="tests.blocking", daemon=True)
 
@@ -175,12 +172,17 @@ class Guard:
                 self._too_long(name(), began, busy, time.thread_time_ns() - computed)
 
     def _too_long(self, name: str, began: int, busy: int, computed: int) -> None:
-        before = next((stolen for at, stolen in reversed(self._steal) if at <= began), None)
-        if before is not None:
-            busy -= min(_stolen() - before, computed)
-        if busy > self.limit * 1e6:
-            seen = self._seen[1] if self._seen is not None and self._seen[0] == began else None
-            self.found.append(Blocked(name, busy / 1e6, seen))
+        noise = self._noise.since(began)
+        computed = min(busy, computed)
+        slept = busy - computed
+        looks = [look for at, look in self._looks if at == began]
+        self._looks.clear()
+        maybe_held_up = slept * share(not look.asleep for look in looks)
+        blamed = max(0, computed - noise.stolen) + slept - min(noise.held_up, maybe_held_up)
+        blamed *= share(not look.in_tests for look in looks)
+        if blamed > self.limit * 1e6:
+            seen = next((look for look in looks if not look.in_tests), None)
+            self.found.append(Blocked(name, blamed / 1e6, seen))
 
     def _timing_second_argument(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -220,16 +222,14 @@ class Guard:
 
     def _watch(self) -> None:
         while not self._stop.wait(TICK):
-            now = time.perf_counter_ns()
-            self._steal.append((now, _stolen()))
+            self._noise.tick()
             running = self._running
-            if running is None or now - running[0] < self.limit * 0.5e6:
-                continue
-            if self._seen is not None and self._seen[0] == running[0]:
-                continue
             frame = sys._current_frames().get(self._reactor_thread)
-            if frame is not None:
-                self._seen = (running[0], _stack_above(frame, running[1]))
+            if running is None or frame is None or time.perf_counter_ns() - running[0] < TICK * 1e9 / 2:
+                continue
+            look = _stack_above(frame, running[1], self._noise.asleep())
+            if look is not None:
+                self._looks.append((running[0], look))
 
     # -- the test's own code
 
@@ -284,21 +284,28 @@ class Guard:
                 step = functools.partial(coroutine.send, sent)
 
 
-def _stack_above(frame: types.FrameType, ours: types.FrameType) -> Seen | None:
-    """The calls that lead from our frame to `frame`."""
+def share(answers: Iterable[bool]) -> float:
+    """How many of them are true, from 0 to 1; 1 where there are none."""
+    given = list(answers)
+    return sum(given) / len(given) if given else 1.0
+
+
+def _stack_above(frame: types.FrameType, ours: types.FrameType, asleep: bool) -> Seen | None:
+    """The calls that lead from our frame to `frame`; None: our frame is no longer among them."""
     frames: list[types.FrameType] = []
     current: types.FrameType | None = frame
     while current is not None and current is not ours:
         frames.append(current)
         current = current.f_back
     if current is None or not frames:
-        return None  # over meanwhile, or not in Python
+        return None
     own = next((each for each in frames if _is_own(each)), frames[0])
+    in_tests = Path(own.f_code.co_filename).is_relative_to(ROOT / "tests")
     entries = [(each, each.f_lineno) for each in reversed(frames[:12])]
     stack = "".join(traceback.StackSummary.extract(iter(entries)).format())
-    return Seen(f"{own.f_globals.get('__name__', '?')}.{own.f_code.co_qualname}", stack)
+    return Seen(f"{own.f_globals.get('__name__', '?')}.{own.f_code.co_qualname}", in_tests, asleep, stack)
 
 
 def _is_own(frame: types.FrameType) -> bool:
     file = Path(frame.f_code.co_filename)
-    return file.is_relative_to(ROOT) and "site-packages" not in file.parts
+    return file.is_relative_to(ROOT) and "site-packages" not in file.parts and file != Path(__file__)

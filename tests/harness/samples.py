@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from twisted.internet import reactor as the_reactor
@@ -19,10 +20,17 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 reactor: Any = the_reactor
+ROOT = Path(__file__).resolve().parents[2]
 
 
-def compute(seconds: float) -> float:
-    """Use that much processor time; how long it took by the clock."""
+# What the product must not do; it runs as if it were a module of the product.
+PRODUCT = """
+import time
+from twisted.internet.protocol import Protocol
+from twisted.internet.task import deferLater
+
+
+def compute(seconds):
     began = time.perf_counter()
     until = time.thread_time() + seconds
     while time.thread_time() < until:
@@ -30,19 +38,26 @@ def compute(seconds: float) -> float:
     return time.perf_counter() - began
 
 
-async def product_code() -> None:
-    """What the product must not do, after it has waited once."""
+async def sleep_after_a_wait(reactor):
     await deferLater(reactor, 0)
     time.sleep(0.1)
 
 
 class Sleepy(Protocol):
-    def __init__(self, done: Deferred[None]) -> None:
+    def __init__(self, done):
         self.done = done
 
-    def dataReceived(self, data: bytes) -> None:
+    def dataReceived(self, data):
         time.sleep(0.1)
         self.done.callback(None)
+"""
+product: dict[str, Any] = {"__name__": "infranetes.pretended"}
+exec(compile(PRODUCT, str(ROOT / "infranetes" / "pretended.py"), "exec"), product)  # noqa: S102
+
+
+def nap() -> None:
+    """Sleep, in code of the tests."""
+    time.sleep(0.1)
 
 
 class Blocking(TestCase):
@@ -52,18 +67,18 @@ class Blocking(TestCase):
         return deferLater(reactor, 0.01, time.sleep, 0.1)
 
     def test_timed_call_computes(self) -> Deferred[float]:
-        return deferLater(reactor, 0.01, compute, 0.2)
+        return deferLater(reactor, 0.01, product["compute"], 0.2)
 
     async def test_call_from_thread_sleeps(self) -> None:
         await threads.deferToThread(reactor.callFromThread, time.sleep, 0.1)
         await deferLater(reactor, 0.01)
 
     async def test_coroutine_sleeps(self) -> None:
-        await Deferred.fromCoroutine(product_code())
+        await Deferred.fromCoroutine(product["sleep_after_a_wait"](reactor))
 
     async def test_protocol_sleeps(self) -> None:
         done: Deferred[None] = Deferred()
-        factory = Factory.forProtocol(lambda: Sleepy(done))
+        factory = Factory.forProtocol(lambda: product["Sleepy"](done))
         port = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(factory)
         self.addCleanup(port.stopListening)
         client: Any = await TCP4ClientEndpoint(reactor, "127.0.0.1", port.getHost().port).connect(
@@ -96,6 +111,16 @@ class Innocent(TestCase):
         except ValueError:
             time.sleep(0.1)
 
+    async def test_own_callback_sleeps(self) -> None:
+        await deferLater(reactor, 0.001, nap)
+
+    async def test_own_inner_coroutine_sleeps(self) -> None:
+        async def body() -> None:
+            await deferLater(reactor, 0.001)
+            nap()
+
+        await Deferred.fromCoroutine(body())
+
     async def test_thread_sleeps(self) -> None:
         await threads.deferToThread(time.sleep, 0.2)
 
@@ -104,7 +129,7 @@ class Innocent(TestCase):
         os.sched_setaffinity(0, {min(own)})
         hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
         try:
-            times = [await deferLater(reactor, 0, compute, 0.03) for _ in range(10)]
+            times = [await deferLater(reactor, 0, product["compute"], 0.03) for _ in range(10)]
         finally:
             for hog in hogs:
                 hog.kill()
