@@ -70,18 +70,53 @@ _DOCKER = {
     "shutdown-timeout": 5,
 }
 
-_WARM = """\
-#!/bin/sh
-# Has Docker do once what it does for each pod: programs, modules and caches are in memory then.
-set -u
-name=infranetes-warm
-tar -C /usr/bin -c busybox | docker import - $name >/dev/null
-docker run --detach --name $name --network host $name /busybox sleep 600 >/dev/null
-docker exec $name /busybox true
-docker logs $name
-docker rm --force $name >/dev/null
-docker image rm $name >/dev/null
+_WARM = '''\
+#!/usr/bin/python3 -IS
+"""Has Docker do once what it does for each pod: programs, modules and caches are in memory then.
+
+By its API: each `docker` command would cost an emulated machine seconds.
 """
+import http.client
+import io
+import json
+import socket
+import tarfile
+
+NAME = "infranetes-warm"
+
+
+class Docker(http.client.HTTPConnection):
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect("/run/docker.sock")
+
+    def ask(self, method, path, body=None, kind="application/json"):
+        if body is not None and kind == "application/json":
+            body = json.dumps(body)
+        self.request(method, path, body, {"Content-Type": kind})
+        answer = self.getresponse()
+        said = answer.read()
+        if answer.status >= 400:
+            raise SystemExit(f"{method} {path}: {answer.status} {said.decode()}")
+        return json.loads(said) if said.startswith(b"{") and b"\\r\\n" not in said else None
+
+
+archive = io.BytesIO()
+with tarfile.open(fileobj=archive, mode="w") as tar:
+    tar.add("/usr/bin/busybox", "busybox")
+docker = Docker("localhost", timeout=250)
+docker.ask("POST", f"/images/create?fromSrc=-&repo={NAME}&tag=1", archive.getvalue(), "application/x-tar")
+docker.ask(
+    "POST",
+    f"/containers/create?name={NAME}",
+    {"Image": f"{NAME}:1", "Cmd": ["/busybox", "sleep", "600"], "HostConfig": {"NetworkMode": "host"}},
+)
+docker.ask("POST", f"/containers/{NAME}/start")
+made = docker.ask("POST", f"/containers/{NAME}/exec", {"Cmd": ["/busybox", "true"]})
+docker.ask("POST", f"/exec/{made['Id']}/start", {"Detach": True})
+docker.ask("DELETE", f"/containers/{NAME}?force=1")
+docker.ask("DELETE", f"/images/{NAME}:1")
+'''
 
 _WARM_UNIT = """\
 [Unit]
