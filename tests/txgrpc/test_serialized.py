@@ -27,7 +27,7 @@ class Raw:
 class SerializedTests(unittest.TestCase):
     """Over a real socket."""
 
-    async def setUp(self) -> None:  # type: ignore[override]
+    async def setUp(self) -> None:
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
         path = f"{directory.name}/s"

@@ -6,8 +6,9 @@ from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
-from twisted.logger import LogLevel, globalLogPublisher
+from twisted.logger import ILogObserver, LogLevel, globalLogPublisher
 from twisted.trial import unittest
+from zope.interface import implementer
 
 from infranetes.cri.instrument import Instrumented
 from infranetes.pods.waits import go
@@ -45,6 +46,7 @@ class InstrumentTests(unittest.SynchronousTestCase):
         self.service: Any = Instrumented(self.clock, cri.RuntimeService, self.calls)
         self.events: list[Any] = []
 
+        @implementer(ILogObserver)
         def keep(event: Any) -> None:
             if event.get("log_namespace") == "infranetes.cri":
                 self.events.append(event)

@@ -12,7 +12,7 @@ from txgrpc import Code
 class AgentTests(DaemonCase):
     """One dead VM never fails or slows anything else."""
 
-    async def setUp(self) -> None:  # type: ignore[override]
+    async def setUp(self) -> None:
         super().setUp()
         self.config["times"] = {"unknown_after": 1.0}
         await self.start()

@@ -14,7 +14,7 @@ UNKNOWN = "f" * 32
 class InputTests(DaemonCase):
     """After all of it the daemon serves as before."""
 
-    async def setUp(self) -> None:  # type: ignore[override]
+    async def setUp(self) -> None:
         super().setUp()
         await self.start()
 
@@ -59,7 +59,8 @@ class InputTests(DaemonCase):
         mapping = cri.PortMapping(container_port=80, host_port=8080)
         await self.refused_run(bad, "port_mappings[0].host_port", self.pod(port_mappings=[mapping]))
         for field in ("network", "pid", "ipc"):
-            options = cri.NamespaceOption(**{field: cri.NODE})
+            options = cri.NamespaceOption()
+            setattr(options, field, cri.NODE)
             context = cri.LinuxSandboxSecurityContext(namespace_options=options)
             config = self.pod(linux=cri.LinuxPodSandboxConfig(security_context=context))
             await self.refused_run(bad, f"namespace_options.{field}", config)

@@ -15,7 +15,7 @@ from txgrpc import Code
 class LifeTests(DaemonCase):
     """From RunPodSandbox to RemovePodSandbox."""
 
-    async def setUp(self) -> None:  # type: ignore[override]
+    async def setUp(self) -> None:
         super().setUp()
         await self.start()
 

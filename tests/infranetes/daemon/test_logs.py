@@ -16,7 +16,7 @@ COUNTING = "i=0; while [ $i -lt {lines} ]; do echo line $i; i=$((i+1)); sleep 0.
 class LogTests(DaemonCase):
     """Real output of real processes."""
 
-    async def setUp(self) -> None:  # type: ignore[override]
+    async def setUp(self) -> None:
         super().setUp()
         await self.start()
 

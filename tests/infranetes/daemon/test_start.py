@@ -39,7 +39,7 @@ class StartTests(DaemonCase):
             ({"times": {"launch": -1.0}}, "times.launch"),
             ({"images": {"insecure_registries": ["http://x/"]}}, "images.insecure_registries"),
         ):
-            self.config = {**good, **change}  # type: ignore[dict-item]
+            self.config = {**good, **change}
             await self.refused_start(words)
         self.config = good
         await self.refused_start("log.format", "--log-format", "xml")

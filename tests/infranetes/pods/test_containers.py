@@ -71,7 +71,7 @@ class CreateTests(ContainerBase):
             seen.extend(self.world.store.contents().containers)
             return await real(*arguments)
 
-        self.agent.create = create  # type: ignore[method-assign]
+        self.agent.create = create  # type: ignore[method-assign,assignment]
         made = self.create()
         self.assertEqual([(one.id, one.state) for one in seen], [(made, ContainerState.CREATING)])
 
@@ -195,7 +195,7 @@ class LifeTests(ContainerBase):
             await held
             return await real(*arguments)
 
-        self.agent.stop = stop  # type: ignore[method-assign]
+        self.agent.stop = stop  # type: ignore[method-assign,assignment]
         call = go(self.world.containers.stop(made, 30))
         call.cancel()
         self.failureResultOf(call)

@@ -130,7 +130,7 @@ class RestartTests(ContainerBase):
         self.world.wait(6)
         inventory = self.world.node.inventory
         self.assertEqual(listing.shown_state(inventory.containers[made]), cri.CONTAINER_UNKNOWN)
-        self.assertTrue(inventory.sandboxes[other].view.live)
+        self.assertTrue(self.view(other).live)
         self.agent.away = False
         self.world.wait(20)
         self.assertEqual(listing.shown_state(inventory.containers[made]), cri.CONTAINER_RUNNING)
@@ -278,7 +278,7 @@ class ListTests(ContainerBase):
         self.assertEqual(listing.shown_state(container), cri.CONTAINER_RUNNING)
         self.world.wait(6)
         self.assertEqual(listing.shown_state(container), cri.CONTAINER_UNKNOWN)
-        self.assertIs(container.sandbox.view.reach, Reach.UNREACHABLE)
+        self.assertIs(self.view(self.sandbox).reach, Reach.UNREACHABLE)
 
     def test_an_agent_that_only_restarts_is_never_unknown(self) -> None:
         """kubelet kills and restarts what is unknown."""
@@ -290,7 +290,7 @@ class ListTests(ContainerBase):
             self.assertEqual(listing.shown_state(container), cri.CONTAINER_RUNNING)
         self.agent.away = False
         self.world.wait(4)
-        self.assertTrue(container.sandbox.view.live)
+        self.assertTrue(self.view(self.sandbox).live)
 
     def test_what_has_ended_is_never_unknown(self) -> None:
         made = self.run_container()

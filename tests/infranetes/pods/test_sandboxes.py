@@ -42,6 +42,9 @@ class Base(unittest.SynchronousTestCase):
     def do(self, work: Any) -> Any:
         return self.successResultOf(go(work))
 
+    def view(self, id: str) -> Any:
+        return self.world.node.inventory.sandboxes[id].view
+
     def assertNothingLeft(self) -> None:
         self.assertEqual(self.world.provider.instances, {})
         self.assertEqual(self.world.store.contents().sandboxes, ())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from twisted.trial import unittest
 
 from infranetes.pods import states
@@ -22,7 +24,7 @@ class StateTests(unittest.SynchronousTestCase):
         ):
             reached, ahead = {first}, [first]
             while ahead:
-                for after in table[ahead.pop()] - reached:  # type: ignore[index,operator]
+                for after in table[ahead.pop()] - reached:  # type: ignore[index]
                     reached.add(after)
                     ahead.append(after)
             self.assertEqual(reached, set(table))
@@ -38,15 +40,16 @@ class StateTests(unittest.SynchronousTestCase):
                 for after in set(table) - allowed:
                     self.assertRaises(IllegalTransition, states.follow, before, after)
                 for after in allowed:
-                    self.assertIs(states.follow(before, after), after)
+                    self.assertIs(states.follow(before, after), after)  # type: ignore[type-var]
 
     def test_a_launch_is_never_shown(self) -> None:
         self.assertNotIn(SandboxState.LAUNCHING, states.SHOWN_SANDBOXES)
         self.assertNotIn(SandboxState.ABANDONED, states.SHOWN_SANDBOXES)
 
 
-def _reachable(table, start):  # type: ignore[no-untyped-def]
-    reached, ahead = set(), [start]
+def _reachable(table: Any, start: Any) -> set[Any]:
+    reached: set[Any] = set()
+    ahead = [start]
     while ahead:
         for after in table[ahead.pop()] - reached:
             reached.add(after)

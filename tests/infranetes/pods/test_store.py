@@ -60,6 +60,21 @@ class StoreTests(unittest.TestCase):
         self.addCleanup(self.store.close)
         return contents
 
+    def write_and_die(self, writes: int) -> int:
+        """The signal that ended a process which has written so much."""
+        child = os.fork()
+        if not child:
+            try:
+                connection = database.open_database(self.directory / FILE)
+                for number in range(1, 10_000):
+                    database.apply(connection, [database.put("sandboxes", sandbox(number))])
+                    if number == writes:
+                        os.kill(os.getpid(), 9)
+            finally:
+                os._exit(1)
+        _, status = os.waitpid(child, 0)
+        return os.WTERMSIG(status)
+
     async def test_everything_comes_back_as_it_was(self) -> None:
         await self.store.open()
         one = sandbox(claimed=True, instance_id="vm", address="10.0.0.1", agent_host="h", agent_port=7)
@@ -120,7 +135,12 @@ class StoreTests(unittest.TestCase):
     async def test_writes_that_wait_together_are_committed_together(self) -> None:
         commits: list[int] = []
         real = database.apply
-        self.patch(database, "apply", lambda c, writes: commits.append(len(writes)) or real(c, writes))
+
+        def apply(connection: Any, writes: Any) -> Any:
+            commits.append(len(writes))
+            return real(connection, writes)
+
+        self.patch(database, "apply", apply)
         await self.store.open()
         await gatherResults([self.store.put_sandbox(sandbox(n)) for n in range(1, 400)])
         self.assertEqual(sum(commits), 399)
@@ -197,18 +217,7 @@ class StoreTests(unittest.TestCase):
 
     async def test_a_killed_writer_leaves_whole_records(self) -> None:
         """What is answered survives SIGKILL; what is not may be there or not, never in part."""
-        child = os.fork()
-        if not child:
-            try:
-                connection = database.open_database(self.directory / FILE)
-                for number in range(1, 10_000):
-                    database.apply(connection, [database.put("sandboxes", sandbox(number))])
-                    if number == 50:
-                        os.kill(os.getpid(), 9)
-            finally:
-                os._exit(1)
-        _, status = os.waitpid(child, 0)
-        self.assertEqual(os.WTERMSIG(status), 9)
+        self.assertEqual(self.write_and_die(50), 9)
         contents = await self.store.open()
         self.assertEqual(len(contents.sandboxes), 50)
         await self.store.close()
