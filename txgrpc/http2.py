@@ -14,6 +14,7 @@ from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import ConnectionTerminated, Event
 from h2.settings import SettingCodes, Settings
+from hpack import Encoder
 from hyperframe.frame import GoAwayFrame
 
 from txgrpc.limits import Limits
@@ -25,6 +26,33 @@ HEADER_SIZE = 9
 #: HTTP/2's default, which we do not change.
 MAX_FRAME_SIZE = 16384
 _DEFAULT_WINDOW = 65535
+
+
+class RepeatingEncoder(Encoder):
+    """HPACK which remembers how it encoded a list of headers, as long as that stays right.
+
+    A server sends the same few lists over and over. Once all fields of one are in the header table its
+    block is a few indices, and the same ones until the table changes: that is when all is forgotten.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._blocks: dict[tuple[Any, ...], bytes] = {}
+
+    def encode(self, headers: Any, huffman: bool = True) -> bytes:
+        key = tuple(headers)
+        block = self._blocks.get(key)
+        if block is not None and not self.header_table.resized:
+            return block
+        entries = self.header_table.dynamic_entries
+        newest = entries[0] if entries else None
+        resized = self.header_table.resized
+        block = super().encode(key, huffman)
+        if resized or (entries[0] if entries else None) is not newest:
+            self._blocks.clear()
+        elif len(block) == len(key):  # an index each: a literal is longer
+            self._blocks[key] = block
+        return block
 
 
 class _Connection(H2Connection):
@@ -103,6 +131,7 @@ def make_connection(client_side: bool, limits: Limits) -> H2Connection:
         settings[SettingCodes.ENABLE_PUSH] = 0
     # As initial values they hold from the first frame on, not only from the peer's acknowledgement.
     connection.local_settings = Settings(client=client_side, initial_values=settings)
+    connection.encoder = RepeatingEncoder()
     connection.decoder.max_header_list_size = 4 * limits.max_header_list
     connection.initiate_connection()
     if limits.connection_window > _DEFAULT_WINDOW:

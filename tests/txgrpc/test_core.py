@@ -5,13 +5,14 @@ from __future__ import annotations
 import struct
 from collections import deque
 
+from hpack import Decoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial import unittest
 
 from txgrpc import Code, Limits
 from txgrpc.framing import FramingError, MessageReader, frame
-from txgrpc.http2 import FrameGuard, OversizedFrame
+from txgrpc.http2 import FrameGuard, OversizedFrame, RepeatingEncoder
 from txgrpc.inbox import Inbox
 from txgrpc.limits import Allowance, Budget
 from txgrpc.metadata import (
@@ -78,6 +79,39 @@ class FrameGuardTests(unittest.SynchronousTestCase):
         guard.check((16384).to_bytes(3, "big") + bytes(6) + bytes(16384))
         guard.check((16385).to_bytes(3, "big") + bytes(5))
         self.assertRaises(OversizedFrame, guard.check, b"\0")
+
+
+ANY_FIELDS = st.lists(
+    st.tuples(st.sampled_from([b"a", b"grpc-status", b":status"]), st.binary(max_size=40)), max_size=5
+)
+SAME_FIELDS = st.sampled_from(
+    [[(b":status", b"200"), (b"content-type", b"application/grpc")], [(b"grpc-status", b"0")]]
+)
+
+
+class RepeatingEncoderTests(unittest.SynchronousTestCase):
+    """HPACK with a memory."""
+
+    @settings(deadline=None)
+    @given(st.lists(st.one_of(ANY_FIELDS, SAME_FIELDS, st.sampled_from([0, 50, 100, 4096])), max_size=40))
+    def test_decodes_to_what_was_said(self, moves: list[list[tuple[bytes, bytes]] | int]) -> None:
+        """Whatever lists are sent, with the table resized in between, the other side reads just them."""
+        encoder, decoder = RepeatingEncoder(), Decoder()
+        for move in moves:
+            if isinstance(move, int):
+                encoder.header_table_size = move
+                decoder.max_allowed_table_size = 4096
+            else:
+                self.assertEqual([tuple(f) for f in decoder.decode(encoder.encode(move), raw=True)], move)
+
+    def test_remembers(self) -> None:
+        """A list that was sent twice is not encoded again, until the table changes."""
+        encoder = RepeatingEncoder()
+        for _ in range(3):
+            encoder.encode([(b"x", b"y")])
+        self.assertEqual(len(encoder._blocks), 1)
+        encoder.encode([(b"x", b"z")])
+        self.assertEqual(encoder._blocks, {})
 
 
 class MetadataTests(unittest.SynchronousTestCase):
