@@ -1,0 +1,163 @@
+"""The guest image's builder, over small trees; real images are made for the end-to-end tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes.guest import build as builder
+from infranetes.guest import cli, image, recipe, sources
+from infranetes_common.errors import FailedPrecondition, InfranetesError, ResourceExhausted
+
+
+def check_syntax(script: str) -> None:
+    compile(script, "warm", "exec")
+
+
+class RecipeTests(SynchronousTestCase):
+    """What goes into the image."""
+
+    def test_docker_leaves_the_network_alone_and_bounds_its_logs(self) -> None:
+        docker = json.loads(recipe.FILES["etc/docker/daemon.json"][1])
+        self.assertEqual(
+            (docker["bridge"], docker["iptables"], docker["live-restore"]), ("none", False, True)
+        )
+        self.assertEqual(set(docker["log-opts"]), {"max-size", "max-file"})
+
+    def test_paths_stay_in_the_tree_and_scripts_can_be_run(self) -> None:
+        for path, (mode, text) in recipe.FILES.items():
+            self.assertFalse(path.startswith("/") or ".." in path, path)
+            self.assertEqual(text.startswith("#!"), bool(mode & stat.S_IXUSR), path)
+            self.assertTrue(text.endswith("\n"), path)
+        check_syntax(recipe.FILES["usr/lib/infranetes/warm"][1])
+
+
+class SourcesTests(SynchronousTestCase):
+    """What is taken over from this machine's apt."""
+
+    def test_debians_archives_of_this_release_and_no_others(self) -> None:
+        found = sources.of_this_machine()
+        self.assertTrue(found.codename)
+        self.assertTrue(any(f" {found.codename} main" in line for line in found.lines))
+        for line in found.lines:
+            self.assertRegex(line, r"^deb (\[signed-by=\S+\] )?https?://\S+ \S+ main$")
+        for setting in found.settings:
+            self.assertRegex(setting, r'^Acquire::\S+ "[^"]+";$')
+
+
+class BuildTests(SynchronousTestCase):
+    """From packages to an image in use."""
+
+    def setUp(self) -> None:
+        self.images = Path(self.mktemp())
+        self.debs = Path(self.mktemp())
+        self.debs.mkdir()
+        for name in recipe.OUR_PACKAGES:
+            (self.debs / f"{name}_1_all.deb").write_bytes(b"one")
+        self.built = 0
+        self.fault: Exception | None = None
+        self.patch(builder, "_mmdebstrap", self.make_tree)
+        self.patch(recipe, "DISK_GIB", 1)
+
+    def make_tree(self, work: Path, root: Path, *_: Any) -> None:
+        self.built += 1
+        boot = root / "boot"
+        boot.mkdir(parents=True)
+        (boot / "vmlinuz-6.1.0-test").write_bytes(b"kernel")
+        (boot / "initrd.img-6.1.0-test").write_bytes(b"initrd")
+        self.assertTrue((work / "files/etc/docker/daemon.json").is_file())
+        self.assertEqual(os.readlink(work / "files/etc/systemd/system/fstrim.timer"), "/dev/null")
+        if self.fault is not None:
+            raise self.fault
+
+    def build(self, **options: Any) -> image.GuestImage:
+        return builder.build(self.images, self.debs, lambda words: None, **options)
+
+    def names(self) -> set[str]:
+        return {path.name for path in self.images.iterdir()} - {"lock"}
+
+    def test_what_is_built_is_whole_and_in_use_and_used_again(self) -> None:
+        made = self.build()
+        self.assertEqual(image.current(self.images), attrs_resolved(made))
+        self.assertEqual(made.kernel.read_bytes(), b"kernel")
+        self.assertEqual(made.initrd.read_bytes(), b"initrd")
+        self.assertEqual(made.disk.stat().st_size, 1 << 30)
+        self.assertEqual(made.kernel_version, "6.1.0-test")
+        self.assertEqual(self.names(), {made.key, "current"})
+        self.assertEqual(self.build().key, made.key)
+        self.assertEqual(self.built, 1)
+
+    def test_other_packages_or_force_make_another_and_the_last_two_are_kept(self) -> None:
+        first = self.build()
+        forced = self.build(force=True)
+        self.assertEqual((self.built, forced.key), (2, first.key))
+        self.assertNotEqual(forced.directory, first.directory)
+        for count in range(3):
+            (self.debs / "vmserver_1_all.deb").write_bytes(b"%d" % count)
+            made = self.build()
+        self.assertEqual(self.built, 5)
+        self.assertEqual(image.current(self.images).key, made.key)
+        self.assertEqual(len(self.names()), 3)
+
+    def test_a_build_that_fails_leaves_the_image_in_use_and_nothing_else(self) -> None:
+        made = self.build()
+        (self.debs / "vmserver_1_all.deb").write_bytes(b"two")
+        for fault in (InfranetesError("no network"), KeyboardInterrupt()):
+            self.fault = fault  # type: ignore[assignment]
+            self.assertRaises(type(fault), self.build)
+            self.assertEqual(self.names(), {made.key, "current"})
+            self.assertEqual(image.current(self.images).key, made.key)
+
+    def test_what_a_killed_build_left_is_cleared_away(self) -> None:
+        leftover = self.images / ".build-dead" / "root"
+        leftover.mkdir(parents=True)
+        self.build()
+        self.assertFalse(leftover.exists())
+
+    def test_what_is_missing_is_named(self) -> None:
+        (self.debs / "vmserver_1_all.deb").unlink()
+        with self.assertRaises(FailedPrecondition) as caught:
+            self.build()
+        self.assertIn("make deb", str(caught.exception))
+        self.assertIn("vmserver", str(caught.exception))
+
+    def test_a_full_disk_is_told_before_anything_is_made(self) -> None:
+        self.patch(builder, "NEEDED_BYTES", 1 << 60)
+        with self.assertRaises(ResourceExhausted) as caught:
+            self.build()
+        self.assertIn("make room", str(caught.exception))
+        self.assertEqual((self.names(), self.built), (set(), 0))
+
+    def test_an_image_that_is_not_whole_is_not_used(self) -> None:
+        made = self.build()
+        (made.directory / "initrd").unlink()
+        with self.assertRaises(FailedPrecondition) as caught:
+            image.current(self.images)
+        self.assertIn("make image", str(caught.exception))
+        shutil.rmtree(made.directory)
+        self.assertRaises(FailedPrecondition, image.current, self.images)
+        self.assertEqual(self.build().key, made.key)
+
+
+class CommandTests(SynchronousTestCase):
+    """`infranetes-guest`."""
+
+    def test_without_an_image_it_says_how_to_make_one(self) -> None:
+        said: list[str] = []
+        cli.print = lambda *words, **_: said.append(" ".join(words))  # type: ignore[attr-defined]
+        self.addCleanup(delattr, cli, "print")
+        self.assertEqual(cli.main(["show", "--image-dir", self.mktemp()]), 1)
+        self.assertIn("infranetes-guest build", said[0])
+        self.assertEqual(cli.main(["build", "--debs", self.mktemp(), "--image-dir", self.mktemp()]), 1)
+        self.assertIn("make deb", said[1])
+
+
+def attrs_resolved(made: image.GuestImage) -> image.GuestImage:
+    """The same, with the directory's path resolved."""
+    return image.read(made.directory.resolve())
