@@ -103,6 +103,7 @@ class VirtioSerial:
         self._lines = LineBuffer()
         self._queue: list[bytes | None] = []
         self._busy = False
+        self._running = False
         self._timer: Any = None
         self._said: str = ""
         self._greeting = LoopingCall(self._greet)
@@ -110,11 +111,13 @@ class VirtioSerial:
 
     def start(self) -> None:
         """Open the device, now or as soon as it is there, and talk."""
+        self._running = True
         self._look()
         self._greeting.start(WAITING_SECONDS)
 
     def stop(self) -> None:
         """Close the device. Twice is once."""
+        self._running = False
         if self._greeting.running:
             self._greeting.stop()
         if self._timer is not None and self._timer.active():
@@ -160,7 +163,7 @@ class VirtioSerial:
             self._look_later()
 
     def _look_later(self, seconds: float = 0.0) -> None:
-        if self._timer is None and self._greeting.running:
+        if self._timer is None and self._running:
             pause = seconds or (RECONNECT_SECONDS if self._waiting() else RELAXED_SECONDS)
             self._timer = self._reactor.callLater(pause, self._look)
 

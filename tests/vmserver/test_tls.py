@@ -169,7 +169,7 @@ class ContextTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.identity = Authority().identity(SANDBOX)
 
-    def _refused(self, **fields: str) -> str:
+    def _refused(self, **fields: Any) -> str:
         with self.assertRaises(InvalidArgument) as caught:
             tls.context(attrs.evolve(self.identity, **fields))
         return str(caught.exception)

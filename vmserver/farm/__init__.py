@@ -5,7 +5,7 @@
 The farm is a process of its own, so its VMs outlive the node daemon that asked for them. It takes
 any number of control connections on the unix socket PATH (mode 0600). It is ready once that socket
 accepts. When the farm itself ends, its VMs have lost power: a farm started again over DIR lists them
-as ended. A PATH on which a farm already answers is refused: exit status 1 and words on stderr.
+as ended. A DIR that another farm holds, or a PATH that answers already: exit status 1, words on stderr.
 
 Protocol
 --------

@@ -19,8 +19,9 @@ from twisted.logger import (
     textFileLogObserver,
 )
 
+from infranetes_common.errors import FailedPrecondition
 from vmserver.farm.control import ControlFactory
-from vmserver.farm.farm import Farm, answers, raise_file_limit
+from vmserver.farm.farm import Farm, claim, raise_file_limit
 
 
 async def run(reactor: Any, socket: Path, state: Path) -> None:
@@ -36,12 +37,11 @@ async def run(reactor: Any, socket: Path, state: Path) -> None:
 
     factory = ControlFactory(stop)
     farm = factory.farm = Farm(reactor, state, factory.tell)
-    if answers(socket):
-        raise SystemExit(f"a farm answers on {socket} already; stop it, or take another --socket")
     try:
+        claim(state, socket)
         farm.load()
         port = await UNIXServerEndpoint(reactor, str(socket), mode=0o600).listen(factory)
-    except (OSError, CannotListenError) as error:
+    except (OSError, CannotListenError, FailedPrecondition) as error:
         raise SystemExit(f"the farm can't start: {error}") from error
     reactor.addSystemEventTrigger("before", "shutdown", lambda: Deferred.fromCoroutine(farm.stop()))
     await stopped

@@ -10,6 +10,7 @@ A VM's states, as its record shows them, and what leads from each:
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -20,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.protocol import Factory, Protocol
 from twisted.logger import Logger
 
-from infranetes_common.errors import InvalidArgument, NotFound
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound
 from infranetes_common.identity import Identity, decode, encode
 from vmserver import validate
 from vmserver.config import Config, IdentityConfig
@@ -42,6 +44,7 @@ PENDING, RUNNING, ENDED = "pending", "running", "ended"
 MAX_TAGS_BYTES = 16 * 1024
 MAX_SECONDS = 7 * 86400.0
 _RECORD = "vm.json"
+_LOCK = "lock"
 
 _log = Logger()
 
@@ -93,7 +96,7 @@ class _Port:
         self._reserved: socket.socket | None = None
 
     def getHost(self) -> Any:
-        return self._port.getHost()
+        return IPv4Address("TCP", HOST, self.number)
 
     async def refuse(self) -> None:
         """Let connections be refused from now on."""
@@ -175,7 +178,6 @@ class Farm:
 
     def load(self) -> None:
         """Find the VMs of an earlier farm: they have ended with it."""
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         for file in self._directory.glob(f"*/{_RECORD}"):
             try:
                 record = json.loads(file.read_bytes())
@@ -370,15 +372,29 @@ def raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def answers(path: Path) -> bool:
-    """Whether something accepts connections on a unix socket; a dead one is removed."""
-    if not path.exists():
-        return False
+def claim(directory: Path, path: Path) -> int:
+    """Become the one farm of `directory`, and free the unix socket `path` if nothing answers there.
+
+    :return: a descriptor; the claim lasts as long as it is open.
+    :raise FailedPrecondition: another farm has the directory, or something answers on the socket.
+    """
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise FailedPrecondition(
+            f"another farm holds {directory}; stop it, or take another --state"
+        ) from None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(2.0)
         try:
             probe.connect(str(path))
+        except FileNotFoundError:
+            return descriptor
         except OSError:
-            os.unlink(path)
-            return False
-    return True
+            path.unlink(missing_ok=True)
+            return descriptor
+    os.close(descriptor)
+    raise FailedPrecondition(f"something answers on {path} already; stop it, or take another --socket")

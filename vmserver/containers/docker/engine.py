@@ -18,6 +18,8 @@ from twisted.internet.defer import CancelledError, Deferred, TimeoutError, succe
 from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.internet.error import ConnectError, ConnectionClosed
 from twisted.internet.protocol import Protocol
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web._newclient import RequestNotSent
 from twisted.web.client import (
@@ -47,8 +49,10 @@ from infranetes_common.errors import (
 
 API = "/v1.41"
 CONNECT_SECONDS = 5.0
+CLOSE_SECONDS = 2.0
 CALL_SECONDS = 60.0  # an emulated machine's Docker takes its time
 _HIGH_WATER = 256 * 1024
+_log = Logger()
 _BROKEN = (
     ConnectError,
     ConnectionClosed,
@@ -234,12 +238,25 @@ class Engine:
         self._socket = socket
         self._pool = HTTPConnectionPool(reactor, persistent=True)
         self._pool.maxPersistentPerHost = 4
+        self._under_way: set[Deferred[Any]] = set()
         self._agent = Agent.usingEndpointFactory(reactor, _OneSocket(reactor, socket), self._pool)
 
     def close(self) -> Deferred[None]:
-        """Close idle connections."""
-        closed: Deferred[None] = self._pool.closeCachedConnections()
-        return closed
+        """End calls that are under way and close every connection. Twice is once."""
+        return Deferred.fromCoroutine(self._close())
+
+    async def _close(self) -> None:
+        for call in list(self._under_way):
+            call.cancel()
+        await deferLater(self._reactor, 0, lambda: None)  # connections end in the next turn
+        closing: Deferred[None] = self._pool.closeCachedConnections()
+        closing.addTimeout(CLOSE_SECONDS, self._reactor)
+        try:
+            await closing
+        except TimeoutError:
+            _log.warn(
+                "connections to Docker's engine did not close within {seconds} s", seconds=CLOSE_SECONDS
+            )
 
     async def call(
         self,
@@ -298,6 +315,7 @@ class Engine:
         deferred: Deferred[Any] = Deferred.fromCoroutine(work)
         if seconds:
             deferred.addTimeout(seconds, self._reactor)
+        self._under_way.add(deferred)
         try:
             return await deferred
         except TimeoutError:
@@ -308,6 +326,8 @@ class Engine:
             raise Unavailable(
                 f"Docker's engine can't be reached: {_reason(error)}; {self._advice}"
             ) from error
+        finally:
+            self._under_way.discard(deferred)
 
     @property
     def _advice(self) -> str:

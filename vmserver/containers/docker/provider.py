@@ -77,7 +77,8 @@ class DockerProvider:
         self._engine = Engine(reactor, config.socket)
         self._images = Images(self._engine)
         self._view: dict[str, _Known] = {}
-        self._locks: dict[str, DeferredLock] = {}
+        self._locks: dict[str, DeferredLock] = {}  # one look at a container at a time
+        self._making: dict[str, DeferredLock] = {}  # one creation of an id at a time
         self._watchers: list[tuple[Callable[[Any], None], Callable[[str], None]]] = []
         self._live = False  # whether the view follows the events
         self._following: Deferred[None] | None = None
@@ -209,6 +210,16 @@ class DockerProvider:
 
     async def _create(self, id: str, image_id: str, config: Any) -> Any:
         cgroups.check(config.linux.resources)
+        lock = self._making.setdefault(id, DeferredLock())
+        await lock.acquire()
+        try:
+            return await self._create_alone(id, image_id, config)
+        finally:
+            lock.release()
+            if not lock.locked and not lock.waiting:
+                self._making.pop(id, None)
+
+    async def _create_alone(self, id: str, image_id: str, config: Any) -> Any:
         log_options = {
             "max-size": self._config.log_max_size,
             "max-file": str(self._config.log_max_files),
@@ -230,7 +241,13 @@ class DockerProvider:
                 raise FailedPrecondition(f"image {image_id} is not loaded; load it first") from error
             if not isinstance(translated, AlreadyExists):
                 raise translated from error
-        return (await self._existing(id)).state
+        # An agent that is gone may have asked for it too, and the engine still be at work.
+        deadline = self._reactor.seconds() + CALL_SECONDS
+        while (known := await self._refresh(id)) is None:
+            if self._reactor.seconds() > deadline:
+                raise Unavailable(f"Docker is creating container {id} and does not come to an end")
+            await deferLater(self._reactor, RETRY_SECONDS[0], lambda: None)
+        return known.state
 
     def start_container(self, id: str) -> Deferred[Any]:
         return Deferred.fromCoroutine(self._start_container(id))

@@ -1,0 +1,468 @@
+"""What every ContainerProvider does: one suite that each of them passes.
+
+A provider's own test module has, for instance::
+
+    class FakeTests(LifecycleContract, OutputContract, ImageContract, TestCase):
+        def make_provider(self): ...
+
+Every call is also made twice. Commands are `sh` of busybox or of the machine.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from twisted.internet import reactor as _reactor
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import TestCase
+from zope.interface.verify import verifyObject
+
+from infranetes_common import cri
+from infranetes_common.errors import (
+    FailedPrecondition,
+    InfranetesError,
+    InvalidArgument,
+    NotFound,
+)
+from tests.support.dockerd import archive
+from tests.support.oci import BuiltImage, busybox
+from vmserver.containers.interface import IContainerProvider
+
+reactor: Any = _reactor
+
+if TYPE_CHECKING:
+    _Base = TestCase
+else:
+    _Base = object
+
+_built: list[BuiltImage] = []
+
+
+def busybox_image() -> BuiltImage:
+    """The image that the containers are made of."""
+    if not _built:
+        _built.append(busybox(extra={"etc/second": b"layer\n"}))
+    return _built[0]
+
+
+async def pieces(data: bytes, size: int = 65536) -> AsyncIterator[bytes]:
+    """`data` as LoadImage brings it."""
+    for at in range(0, len(data), size):
+        yield data[at : at + size]
+
+
+class ContainerProviderCase(_Base):
+    """The ground that the suites stand on."""
+
+    call_seconds: ClassVar[float] = 60.0
+    notice_seconds: ClassVar[float] = 20.0
+    timeout = 240.0
+
+    def make_provider(self) -> IContainerProvider:
+        """A provider, not started, over the state that belongs to this test. An earlier one may go on."""
+        raise NotImplementedError
+
+    async def setUp(self) -> None:
+        self.providers: list[Any] = []
+        self.told: list[tuple[str, Any]] = []
+        self.built = busybox_image()
+        self.image_id = self.built.id
+        self.provider = await self.started()
+        await self.provider.load_image(self.image_id, pieces(archive(self.built)))
+
+    async def tearDown(self) -> None:
+        last = await self.started()
+        for state in await last.containers():
+            await last.remove(state.id)
+        for image in await last.images():
+            await last.remove_image(image)
+        self.assertEqual(await last.containers(), [])
+        for provider in self.providers:
+            await provider.stop()
+
+    async def started(self) -> Any:
+        """A provider over this test's state, as an agent that starts again has it."""
+        provider: Any = self.make_provider()
+        self.providers.append(provider)
+        provider.watch(
+            lambda state: self.told.append((state.id, state)), lambda id: self.told.append((id, None))
+        )
+        await provider.start()
+        return provider
+
+    async def restarted(self) -> Any:
+        """The same state, another agent; the first one is gone."""
+        await self.provider.stop()
+        self.provider = await self.started()
+        return self.provider
+
+    async def create(self, *command: str, id: str = "", **fields: Any) -> str:
+        """A container, not running; its id."""
+        id = id or secrets.token_hex(16)
+        config = cri.ContainerConfig(command=command, **fields)
+        state = await self.provider.create(id, self.image_id, config, cri.PodSandboxConfig())
+        self.assertEqual((state.id, state.state), (id, cri.CONTAINER_CREATED))
+        return id
+
+    async def run_container(self, *command: str, **fields: Any) -> str:
+        """A container that has been started; its id."""
+        id = await self.create(*command, **fields)
+        await self.provider.start_container(id)
+        return id
+
+    async def state(self, id: str) -> Any:
+        """As it is listed; None: it isn't."""
+        found = [state for state in await self.provider.containers() if state.id == id]
+        self.assertLessEqual(len(found), 1)
+        return found[0] if found else None
+
+    async def until(self, holds: Callable[[], Any], what: str, seconds: float = 0.0) -> None:
+        """Wait for something to become true."""
+        deadline = reactor.seconds() + (seconds or self.notice_seconds)
+        while True:
+            result = holds()
+            if await result if hasattr(result, "__await__") else result:
+                return
+            if reactor.seconds() > deadline:
+                self.fail(f"not in time: {what}")
+            await deferLater(reactor, 0.05, lambda: None)
+
+    async def ended(self, id: str) -> Any:
+        """Its state, once it has ended."""
+
+        async def over() -> bool:
+            state = await self.state(id)
+            return state is not None and bool(state.state == cri.CONTAINER_EXITED)
+
+        await self.until(over, f"container {id} has ended")
+        return await self.state(id)
+
+    async def refused(self, kind: type[InfranetesError], work: Any) -> str:
+        """The words with which `work` is refused."""
+        try:
+            result = await work
+        except InfranetesError as error:
+            self.assertIs(type(error), kind, str(error))
+            self.assertTrue(str(error))
+            return str(error)
+        self.fail(f"not refused: {result!r}")
+
+    async def lines(self, id: str, cursor: str = "", follow: bool = False) -> list[Any]:
+        """Its log."""
+        return [record async for record in self.provider.read_log(id, cursor, follow)]
+
+    def states_told(self, id: str) -> list[Any]:
+        """The states that were told of a container, without repetitions."""
+        found: list[Any] = []
+        for which, state in self.told:
+            value = None if state is None else state.state
+            if which == id and (not found or found[-1] != value):
+                found.append(value)
+        return found
+
+
+class LifecycleContract(ContainerProviderCase):
+    """Create, start, stop, remove, update, list."""
+
+    async def test_it_provides_the_whole_interface(self) -> None:
+        verifyObject(IContainerProvider, self.provider)
+        self.assertIsInstance(self.provider.name, str)
+
+    async def test_stopping_twice_is_once(self) -> None:
+        await self.provider.stop()
+        await self.provider.stop()
+
+    async def test_a_configured_sandbox_may_be_configured_again(self) -> None:
+        config = cri.PodSandboxConfig(hostname="pod")
+        for _ in range(2):
+            await self.provider.configure(config)
+
+    async def test_creating_twice_is_once(self) -> None:
+        id = await self.create("sleep", "600")
+        again = await self.provider.create(
+            id, self.image_id, cri.ContainerConfig(command=["sleep", "600"]), cri.PodSandboxConfig()
+        )
+        self.assertEqual(again, await self.state(id))
+        self.assertEqual(again.image_id, self.image_id)
+        self.assertEqual((again.started_at, again.finished_at, again.pid), (0, 0, 0))
+        self.assertLess(abs(again.created_at - time.time_ns()), 60 * 10**9)
+        self.assertEqual(self.states_told(id), [cri.CONTAINER_CREATED])
+
+    async def test_creating_side_by_side_is_once(self) -> None:
+        id = secrets.token_hex(16)
+        config = cri.ContainerConfig(command=["sleep", "600"])
+        makings = [self.provider.create(id, self.image_id, config, cri.PodSandboxConfig()) for _ in range(3)]
+        states = [await making for making in makings]
+        self.assertEqual({state.created_at for state in states}, {states[0].created_at})
+        self.assertEqual(len(await self.provider.containers()), 1)
+
+    async def test_an_image_that_is_not_loaded_is_a_precondition(self) -> None:
+        config = cri.ContainerConfig(command=["true"])
+        for _ in range(2):
+            making = self.provider.create("a" * 32, "sha256:" + "0" * 64, config, cri.PodSandboxConfig())
+            self.assertIn("0" * 64, await self.refused(FailedPrecondition, making))
+        self.assertEqual(await self.provider.containers(), [])
+
+    async def test_starting_twice_is_once(self) -> None:
+        id = await self.create("sleep", "600")
+        first = await self.provider.start_container(id)
+        again = await self.provider.start_container(id)
+        self.assertEqual(first, again)
+        self.assertEqual(again.state, cri.CONTAINER_RUNNING)
+        self.assertGreater(again.pid, 0)
+        self.assertGreaterEqual(again.started_at, again.created_at)
+        self.assertEqual(self.states_told(id), [cri.CONTAINER_CREATED, cri.CONTAINER_RUNNING])
+
+    async def test_changes_are_told_before_the_call_answers(self) -> None:
+        id = await self.create("sleep", "600")
+        await self.provider.start_container(id)
+        self.assertEqual(self.states_told(id)[-1], cri.CONTAINER_RUNNING)
+        await self.provider.stop_container(id, 0)
+        self.assertEqual(self.states_told(id)[-1], cri.CONTAINER_EXITED)
+        await self.provider.remove(id)
+        self.assertEqual(
+            self.states_told(id),
+            [cri.CONTAINER_CREATED, cri.CONTAINER_RUNNING, cri.CONTAINER_EXITED, None],
+        )
+
+    async def test_one_that_ends_well_is_completed(self) -> None:
+        id = await self.run_container("true")
+        state = await self.ended(id)
+        self.assertEqual((state.exit_code, state.reason, state.pid), (0, "Completed", 0))
+        self.assertGreaterEqual(state.finished_at, state.started_at)
+        await self.until(lambda: self.states_told(id)[-1] == cri.CONTAINER_EXITED, "the end is told")
+
+    async def test_one_that_fails_says_how(self) -> None:
+        state = await self.ended(await self.run_container("sh", "-c", "exit 3"))
+        self.assertEqual((state.exit_code, state.reason), (3, "Error"))
+
+    async def test_one_that_a_signal_ends_has_128_and_its_number(self) -> None:
+        state = await self.ended(await self.run_container("sh", "-c", "kill -9 $$"))
+        self.assertEqual((state.exit_code, state.reason), (137, "Error"))
+
+    async def test_one_that_has_ended_is_not_started_again(self) -> None:
+        id = await self.run_container("true")
+        await self.ended(id)
+        for _ in range(2):
+            await self.refused(FailedPrecondition, self.provider.start_container(id))
+
+    async def test_a_command_that_is_not_there_can_not_run(self) -> None:
+        id = await self.create("/no/such/program")
+        await self.refused(InvalidArgument, self.provider.start_container(id))
+        state = await self.state(id)
+        self.assertEqual(
+            (state.state, state.exit_code, state.reason), (cri.CONTAINER_EXITED, 127, "ContainerCannotRun")
+        )
+        self.assertTrue(state.message)
+        self.assertGreater(state.finished_at, 0)
+        await self.refused(FailedPrecondition, self.provider.start_container(id))
+
+    async def test_a_command_that_is_no_program_can_not_run(self) -> None:
+        id = await self.create("/etc/passwd")
+        await self.refused(InvalidArgument, self.provider.start_container(id))
+        state = await self.state(id)
+        self.assertEqual((state.exit_code, state.reason), (126, "ContainerCannotRun"))
+
+    async def test_stopping_lets_it_end_by_itself(self) -> None:
+        script = "trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done"
+        id = await self.run_container("sh", "-c", script)
+        await self.until(lambda: self.lines(id), "it is ready")
+        first = await self.provider.stop_container(id, 30)
+        again = await self.provider.stop_container(id, 30)
+        self.assertEqual((first.state, first.exit_code), (cri.CONTAINER_EXITED, 7))
+        self.assertEqual(first, again)
+
+    async def test_one_that_does_not_heed_is_killed_after_the_grace(self) -> None:
+        id = await self.run_container("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
+        await self.until(lambda: self.lines(id), "it is ready")
+        began = reactor.seconds()
+        state = await self.provider.stop_container(id, 1)
+        self.assertEqual((state.state, state.exit_code), (cri.CONTAINER_EXITED, 137))
+        self.assertGreaterEqual(reactor.seconds() - began, 0.9)
+
+    async def test_without_grace_it_is_killed_at_once(self) -> None:
+        id = await self.run_container("sh", "-c", "trap 'exit 7' TERM; while :; do sleep 0.05; done")
+        self.assertEqual((await self.provider.stop_container(id, 0)).exit_code, 137)
+
+    async def test_a_second_stop_with_less_grace_ends_it_sooner(self) -> None:
+        id = await self.run_container("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
+        await self.until(lambda: self.lines(id), "it is ready")
+        began = reactor.seconds()
+        patient = self.provider.stop_container(id, 120)
+        await self.provider.stop_container(id, 0)
+        self.assertEqual((await patient).state, cri.CONTAINER_EXITED)
+        self.assertLess(reactor.seconds() - began, 60)
+
+    async def test_one_never_started_is_stopped_already(self) -> None:
+        id = await self.create("sleep", "600")
+        for _ in range(2):
+            self.assertEqual((await self.provider.stop_container(id, 1)).state, cri.CONTAINER_CREATED)
+
+    async def test_its_own_stop_signal_is_used(self) -> None:
+        script = "trap 'exit 9' USR1; trap 'exit 8' TERM; echo ready; while :; do sleep 0.05; done"
+        id = await self.run_container("sh", "-c", script, stop_signal=cri.SIGUSR1)
+        await self.until(lambda: self.lines(id), "it is ready")
+        self.assertEqual((await self.provider.stop_container(id, 30)).exit_code, 9)
+
+    async def test_removing_ends_a_running_one_and_twice_is_once(self) -> None:
+        id = await self.run_container("sleep", "600")
+        await self.provider.remove(id)
+        await self.provider.remove(id)
+        self.assertIsNone(await self.state(id))
+        self.assertEqual(self.states_told(id)[-1], None)
+
+    async def test_removing_side_by_side_is_once(self) -> None:
+        id = await self.run_container("sleep", "600")
+        for removing in [self.provider.remove(id) for _ in range(3)]:
+            await removing
+        self.assertIsNone(await self.state(id))
+
+    async def test_an_unknown_one_is_not_found(self) -> None:
+        for work in (
+            self.provider.start_container("b" * 32),
+            self.provider.stop_container("b" * 32, 1),
+            self.provider.update("b" * 32, cri.LinuxContainerResources(cpu_shares=512)),
+            self.provider.exec_sync("b" * 32, ["true"], 5.0, 1024),
+        ):
+            self.assertIn("b" * 32, await self.refused(NotFound, work))
+        with self.assertRaises(NotFound):
+            await self.lines("b" * 32)
+        await self.provider.remove("b" * 32)
+
+    async def test_resources_are_updated_and_the_rest_stays(self) -> None:
+        resources = cri.LinuxContainerResources(cpu_shares=256, memory_limit_in_bytes=64 << 20)
+        id = await self.run_container("sleep", "600", linux=cri.LinuxContainerConfig(resources=resources))
+        self.assertEqual((await self.state(id)).resources.cpu_shares, 256)
+        for _ in range(2):
+            state = await self.provider.update(id, cri.LinuxContainerResources(cpu_shares=512))
+            self.assertEqual(state.resources.cpu_shares, 512)
+            self.assertEqual(state.resources.memory_limit_in_bytes, 64 << 20)
+        self.assertEqual(await self.state(id), state)
+
+    async def test_resources_that_can_not_be_had_are_named(self) -> None:
+        id = await self.run_container("sleep", "600")
+        for _ in range(2):
+            updating = self.provider.update(id, cri.LinuxContainerResources(cpu_shares=-1))
+            self.assertIn("cpu_shares", await self.refused(InvalidArgument, updating))
+
+    async def test_environment_directory_and_arguments(self) -> None:
+        id = await self.run_container(
+            "sh", "-c", 'echo "$0 $1 $GREETING"; pwd',
+            args=["zero", "one"], working_dir="/tmp", envs=[cri.KeyValue(key="GREETING", value=b"a b")],
+        )  # fmt: skip
+        await self.ended(id)
+        self.assertEqual([record.line for record in await self.lines(id)], [b"zero one a b", b"/tmp"])
+
+    # A restart of the agent alone
+
+    async def test_another_agent_finds_every_container_as_it_was(self) -> None:
+        made = await self.create("sleep", "600")
+        running = await self.run_container("sleep", "600")
+        over = await self.run_container("sh", "-c", "exit 4")
+        await self.ended(over)
+        before = {state.id: state for state in await self.provider.containers()}
+        self.assertEqual(before.keys(), {made, running, over})
+        provider = await self.restarted()
+        self.assertEqual({state.id: state for state in await provider.containers()}, before)
+        again = await provider.create(
+            made, self.image_id, cri.ContainerConfig(command=["sleep", "600"]), cri.PodSandboxConfig()
+        )
+        self.assertEqual(again, before[made])
+        self.assertEqual((await provider.start_container(made)).state, cri.CONTAINER_RUNNING)
+        self.assertEqual((await provider.stop_container(running, 0)).exit_code, 137)
+
+    async def test_an_end_while_no_agent_was_there_is_seen(self) -> None:
+        id = await self.run_container("sh", "-c", "echo before; sleep 1; echo after; exit 5")
+        await self.provider.stop()
+        await deferLater(reactor, 1.5, lambda: None)
+        self.provider = await self.started()
+        state = await self.ended(id)
+        self.assertEqual((state.exit_code, state.reason), (5, "Error"))
+        self.assertEqual([record.line for record in await self.lines(id)], [b"before", b"after"])
+
+    async def test_another_agent_is_told_of_an_end(self) -> None:
+        id = await self.run_container("sh", "-c", "sleep 1; exit 6")
+        await self.restarted()
+        await self.until(lambda: cri.CONTAINER_EXITED in self.states_told(id), "the end is told")
+        self.assertEqual((await self.state(id)).exit_code, 6)
+
+
+class ExecContract(ContainerProviderCase):
+    """ExecSync."""
+
+    async def exec(self, id: str, *command: str, seconds: float = 0.0, limit: int = 1 << 20) -> Any:
+        """Run it."""
+        return await self.provider.exec_sync(id, list(command), seconds, limit)
+
+    async def test_output_and_exit_code(self) -> None:
+        id = await self.run_container("sleep", "600")
+        for _ in range(2):
+            result = await self.exec(id, "sh", "-c", "echo out; echo err >&2; exit 3")
+            self.assertEqual((result.stdout, result.stderr, result.exit_code), (b"out\n", b"err\n", 3))
+
+    async def test_much_output_is_kept_whole_and_bytes_stay_bytes(self) -> None:
+        id = await self.run_container("sleep", "600")
+        result = await self.exec(id, "sh", "-c", r"printf '\0\377'; head -c 1000000 /dev/zero")
+        self.assertEqual(result.stdout, b"\0\377" + bytes(1000000))
+
+    async def test_output_beyond_the_bound_is_dropped_and_the_command_runs_on(self) -> None:
+        id = await self.run_container("sleep", "600")
+        result = await self.exec(id, "sh", "-c", "head -c 500000 /dev/zero; exit 2", limit=1000)
+        self.assertEqual((result.stdout, result.exit_code), (bytes(1000), 2))
+
+    async def test_a_command_that_is_not_there(self) -> None:
+        id = await self.run_container("sleep", "600")
+        for _ in range(2):
+            self.assertIn((await self.exec(id, "/no/such/program")).exit_code, (126, 127))
+
+    async def test_one_out_of_time_is_killed_with_its_children(self) -> None:
+        id = await self.run_container("sleep", "600")
+        marker = f"3{secrets.randbelow(10**8):08d}"
+        script = f"sleep {marker} & sleep {marker}"
+        from infranetes_common.errors import DeadlineExceeded
+
+        await self.refused(DeadlineExceeded, self.exec(id, "sh", "-c", script, seconds=0.7))
+        await self.until(lambda: not _processes(marker), "its processes are gone")
+        self.assertEqual((await self.state(id)).state, cri.CONTAINER_RUNNING)
+
+    async def test_one_that_is_cancelled_is_killed(self) -> None:
+        id = await self.run_container("sleep", "600")
+        marker = f"3{secrets.randbelow(10**8):08d}"
+        running: Deferred[Any] = self.provider.exec_sync(id, ["sleep", marker], 0.0, 1024)
+        await self.until(lambda: _processes(marker), "it runs")
+        running.cancel()
+        with self.assertRaises(CancelledError):
+            await running
+        await self.until(lambda: not _processes(marker), "its process is gone")
+
+    async def test_many_at_once(self) -> None:
+        id = await self.run_container("sleep", "600")
+        running = [self.exec(id, "sh", "-c", f"echo {number}") for number in range(8)]
+        results = [await Deferred.fromCoroutine(each) for each in running]
+        self.assertEqual([result.stdout for result in results], [b"%d\n" % number for number in range(8)])
+
+    async def test_only_a_running_container_runs_commands(self) -> None:
+        id = await self.create("true")
+        await self.refused(FailedPrecondition, self.exec(id, "true"))
+        await self.provider.start_container(id)
+        await self.ended(id)
+        await self.refused(FailedPrecondition, self.exec(id, "true"))
+
+
+def _processes(marker: str) -> Sequence[int]:
+    """Processes that have the word in their command."""
+    from pathlib import Path
+
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                if marker.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found

@@ -1,0 +1,129 @@
+"""A real Docker engine with a root of its own, and `docker load` archives for it; no network needed."""
+
+from __future__ import annotations
+
+import atexit
+import io
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tarfile
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.harness.tools import need
+from tests.support.oci import BuiltImage
+
+_START_SECONDS = 60.0
+_STOP_SECONDS = 30.0
+
+# Ends the engine with the test process, however that ends.
+_KEEPER = """
+dockerd "$@" &
+engine=$!
+trap 'kill $engine 2>/dev/null' TERM
+while kill -0 "$PARENT" 2>/dev/null && kill -0 $engine 2>/dev/null; do sleep 0.2; done
+kill $engine 2>/dev/null
+wait $engine
+[ -n "$KEEP" ] && kill -0 "$PARENT" 2>/dev/null || rm -rf "$ROOT"
+"""
+
+
+class Dockerd:
+    """One engine. It is no child of this process, so that it can be shared by tests."""
+
+    def __init__(self) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="dockerd-"))  # short: it has sockets in it
+        self.socket = self.root / "docker.sock"
+
+    def start(self) -> Dockerd:
+        """Answers when it serves. After `stop_engine` it has the same containers and images."""
+        need("dockerd")
+        arguments = [
+            f"--data-root={self.root}/data", f"--exec-root={self.root}/exec", f"--host=unix://{self.socket}",
+            f"--pidfile={self._pid_file}", "--bridge=none", "--iptables=false", "--ip6tables=false",
+        ]  # fmt: skip
+        environment = {**os.environ, "PARENT": str(os.getpid()), "ROOT": str(self.root), "KEEP": "1"}
+        with open(self.root / "log", "ab") as log:
+            subprocess.run(
+                ["setsid", "--fork", "sh", "-c", _KEEPER, "dockerd", *arguments],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd="/", check=True,
+            )  # fmt: skip
+        until = time.monotonic() + _START_SECONDS
+        while not self.serves():
+            if time.monotonic() > until:
+                said = (self.root / "log").read_text(errors="replace")[-4000:]
+                self.stop()
+                raise AssertionError(f"dockerd does not start: {said}")
+            time.sleep(0.05)
+        return self
+
+    @property
+    def _pid_file(self) -> Path:
+        return self.root / "pid"
+
+    def serves(self) -> bool:
+        """Whether the engine answers."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(5.0)
+            try:
+                probe.connect(str(self.socket))
+                probe.sendall(b"GET /_ping HTTP/1.0\r\nHost: docker\r\n\r\n")
+                return b" 200 " in probe.recv(4096)
+            except OSError:
+                return False
+
+    def pid(self) -> int:
+        """The engine's process; 0: none."""
+        try:
+            pid = int(self._pid_file.read_text())
+            os.kill(pid, 0)
+        except (OSError, ValueError):
+            return 0
+        return pid
+
+    def stop_engine(self, number: int = 15) -> None:
+        """End the engine, keep its data."""
+        pid = self.pid()
+        if pid:
+            os.kill(pid, number)
+        until = time.monotonic() + _STOP_SECONDS
+        while self.pid() and time.monotonic() < until:
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """End it and remove its data. Twice is once."""
+        self.stop_engine()
+        shutil.rmtree(self.root, ignore_errors=True)
+
+
+_shared: list[Dockerd] = []
+
+
+def shared() -> Dockerd:
+    """One engine for all tests of this process that leave it as they found it."""
+    if not _shared:
+        engine = Dockerd()
+        atexit.register(engine.stop)
+        _shared.append(engine.start())
+    return _shared[0]
+
+
+def archive(built: BuiltImage, present: int = 0, tags: Sequence[str] = ()) -> bytes:
+    """The image as `docker load` takes it, without its lowest `present` layers."""
+    out = io.BytesIO()
+    config = f"{built.id.removeprefix('sha256:')}.json"
+    layers = [f"{number:03d}.tar" for number in range(len(built.layers))]
+    manifest = [{"Config": config, "RepoTags": list(tags) or None, "Layers": layers}]
+    files = [("manifest.json", json.dumps(manifest).encode()), (config, built.config.data)]
+    files += [(name, blob.data) for name, blob in zip(layers, built.layers, strict=True)][present:]
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for name, data in files:
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return out.getvalue()

@@ -1,0 +1,48 @@
+"""The docker ContainerProvider passes the contract over a real engine, and what is its own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from twisted.internet import reactor
+from twisted.trial.unittest import TestCase
+
+from tests.contract.container_output import ImageContract, LogContract
+from tests.contract.container_provider import ContainerProviderCase, ExecContract, LifecycleContract
+from tests.support.dockerd import Dockerd, shared
+from vmserver.containers.docker.provider import DockerConfig, DockerProvider
+
+
+class DockerCase(ContainerProviderCase):
+    """Its state is a real engine's."""
+
+    def engine(self) -> Dockerd:
+        """The engine of this test."""
+        return shared()
+
+    def make_provider(self) -> Any:
+        return DockerProvider(reactor, DockerConfig(socket=self._engine.socket), self.etc)
+
+    async def setUp(self) -> None:
+        self.etc = Path(os.path.abspath(self.mktemp()))
+        self.etc.mkdir()
+        self._engine = self.engine()
+        await super().setUp()
+
+
+class DockerLifecycleTests(DockerCase, LifecycleContract, TestCase):
+    """Create, start, stop, remove, update, list."""
+
+
+class DockerExecTests(DockerCase, ExecContract, TestCase):
+    """ExecSync."""
+
+
+class DockerLogTests(DockerCase, LogContract, TestCase):
+    """ReadLog."""
+
+
+class DockerImageTests(DockerCase, ImageContract, TestCase):
+    """Images."""

@@ -1,0 +1,95 @@
+"""The fake ContainerProvider passes the contract, and what is its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from twisted.internet import reactor
+from twisted.trial.unittest import TestCase
+
+from infranetes_common import cri
+from tests.contract.container_output import ImageContract, LogContract
+from tests.contract.container_provider import ContainerProviderCase, ExecContract, LifecycleContract
+from vmserver.containers.fake.provider import FakeProvider
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class FakeCase(ContainerProviderCase):
+    """Its state is in the test's directory."""
+
+    def make_provider(self) -> Any:
+        return FakeProvider(reactor, Path(self._directory))
+
+    async def setUp(self) -> None:
+        self._directory = os.path.abspath(self.mktemp())
+        await super().setUp()
+
+
+class FakeLifecycleTests(FakeCase, LifecycleContract, TestCase):
+    """Create, start, stop, remove, update, list."""
+
+
+class FakeExecTests(FakeCase, ExecContract, TestCase):
+    """ExecSync."""
+
+
+class FakeLogTests(FakeCase, LogContract, TestCase):
+    """ReadLog."""
+
+
+class FakeImageTests(FakeCase, ImageContract, TestCase):
+    """Images."""
+
+    keeps_layers = False
+
+
+class FakeOwnTests(FakeCase, TestCase):
+    """What only the fake one does."""
+
+    async def test_without_a_command_it_runs_until_it_is_stopped_and_has_no_process(self) -> None:
+        id = await self.run_container()
+        state = await self.state(id)
+        self.assertEqual((state.state, state.pid), (cri.CONTAINER_RUNNING, 0))
+        await self.restarted()
+        self.assertEqual(await self.state(id), state)
+        stopped = await self.provider.stop_container(id, 10)
+        self.assertEqual((stopped.state, stopped.exit_code), (cri.CONTAINER_EXITED, 0))
+        await self.restarted()
+        self.assertEqual(await self.state(id), stopped)
+
+    async def test_following_one_without_a_command_ends_with_it(self) -> None:
+        from twisted.internet.defer import Deferred
+
+        id = await self.run_container()
+        following = Deferred.fromCoroutine(self.lines(id, follow=True))
+        self.assertFalse(following.called)
+        await self.provider.stop_container(id, 0)
+        self.assertEqual(await following, [])
+
+    async def test_killed_supervisor_ends_the_container_and_its_process(self) -> None:
+        id = await self.run_container("sleep", "600")
+        state = await self.state(id)
+        shim = self.provider._view[id].shim
+        os.kill(shim, signal.SIGKILL)
+        ended = await self.ended(id)
+        self.assertEqual((ended.exit_code, ended.reason), (137, "Error"))
+        await self.until(lambda: not _lives(state.pid), "its process is gone")
+
+    async def test_an_agent_killed_while_starting_one_does_not_start_it_twice(self) -> None:
+        marker = os.path.join(self._directory, "started")
+        id = await self.create("sh", "-c", f"echo x >> {marker}; sleep 600")
+        first = self.provider.start_container(id)
+        second = (await self.started()).start_container(id)
+        for each in (first, second):
+            self.assertEqual((await each).state, cri.CONTAINER_RUNNING)
+        await self.until(lambda: os.path.exists(marker), "it runs")
+        self.assertEqual(Path(marker).read_text(), "x\n")
