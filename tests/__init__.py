@@ -36,7 +36,7 @@ def _await_coroutines() -> None:
 
         return original(call)
 
-    defer.maybeDeferred = maybe_deferred
+    setattr(defer, "maybeDeferred", maybe_deferred)  # noqa: B010 - typed as an overloaded function
 
 
 _await_coroutines()

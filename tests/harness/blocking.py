@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred
 from twisted.trial.unittest import TestCase
 
 from tests.harness.noise import Noise
@@ -253,9 +252,7 @@ class Guard:
         def own(*args: Any, **kwargs: Any) -> Any:
             with self.not_counted():
                 result = function(*args, **kwargs)
-            if inspect.iscoroutine(result):  # Twisted 22.4 would drop it unrun
-                return Deferred.fromCoroutine(self._own_coroutine(result))
-            return result
+            return self._own_coroutine(result) if inspect.iscoroutine(result) else result
 
         if not hasattr(own, "__name__"):
             own.__name__ = repr(function)
