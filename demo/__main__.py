@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -171,6 +172,7 @@ class Demo:
             await self.channel.close()
         await self.daemon.end()
         await deferToThread(self.registry.stop)
+        await deferToThread(remove_network)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -185,6 +187,19 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     options.command = options.command or DEFAULT_COMMAND
     return options
+
+
+def remove_network() -> None:
+    """Take away the bridge and its tables, unless a machine still hangs on it. Not there: no error."""
+    ports = Path(f"/sys/class/net/{BRIDGE}/brif")
+    if not ports.is_dir() or any(ports.iterdir()):
+        return
+    for command in (
+        ("ip", "link", "delete", "dev", BRIDGE),
+        ("nft", "delete", "table", "ip", f"infranetes_{BRIDGE}"),
+        ("nft", "delete", "table", "bridge", f"infranetes_{BRIDGE}"),
+    ):
+        subprocess.run(command, check=False, capture_output=True)  # noqa: S603
 
 
 async def told(demo: Demo) -> int:
