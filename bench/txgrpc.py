@@ -252,6 +252,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
-    sys.path.remove(str(Path(__file__).resolve().parent))  # it has a txgrpc.py of its own
+    # Run as a script, its own directory comes first, where txgrpc.py is this file and not the package.
+    sys.path[:] = [str(ROOT), *(path for path in sys.path if path != str(Path(__file__).resolve().parent))]
     main()
