@@ -7,6 +7,8 @@ import os
 import signal
 import socket
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,14 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
-from infranetes.guest.image import DEFAULT_DIR
+from infranetes.guest.image import DEFAULT_DIR, current
 from infranetes.providers.interface import Instance, InstanceState, Size
 from infranetes.providers.qemu import record
+from infranetes.providers.qemu.machine import Machine
 from infranetes.providers.qemu.network import Network
 from infranetes.providers.qemu.process import named
+from infranetes.providers.qemu.settings import QemuSettings
+from infranetes.providers.qemu.template import Template, TemplateMaker
 from infranetes_common import vmserver
 from infranetes_common.errors import (
     FailedPrecondition,
@@ -40,6 +45,22 @@ QEMU = "/usr/bin/qemu-system-x86_64"
 
 def said(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+_START = """
+import json, sys
+from pathlib import Path
+from twisted.internet.defer import Deferred
+from twisted.internet.task import react
+from infranetes.providers import registry
+from infranetes.providers.interface import ProviderContext
+
+def main(reactor):
+    context = ProviderContext(Path(sys.argv[1]), Path(sys.argv[2]), "c", "n")
+    return registry.create(reactor, "qemu", json.loads(sys.argv[3]), context).start(lambda words: None)
+
+react(main)
+"""
 
 
 class QemuCase(ProviderCase):
@@ -272,6 +293,55 @@ class QemuTests(QemuCase, TestCase):
         instance = await self.running(provider, self.spec())
         self.assertTrue((self.vms() / instance.token / record.CONSOLE).is_file())
 
+    async def test_what_can_not_be_undone_stays_in_sight(self) -> None:
+        provider: Any = await self.started()
+        net = provider._launcher._net
+
+        async def refuse(*_: Any) -> None:
+            raise InfranetesError("no netlink today")
+
+        spec = self.spec()
+        patches = [self.patch(net, name, refuse) for name in ("join", "forbid")]
+        error = await self.refused(InfranetesError, provider.launch(spec))
+        self.assertIn("no netlink today", str(error))
+        [listed] = await provider.list()
+        self.assertIs(listed.state, InstanceState.ENDED)
+        self.assertIn("nor undone", listed.detail)
+        self.assertEqual(self.pids(listed), [])
+        await self.refused(InfranetesError, provider.destroy(listed.id))
+        for patch in patches:
+            patch.restore()
+        await self.within(provider.destroy(listed.id))
+        self.assertEqual(await provider.list(), [])
+
+    async def test_a_daemon_killed_while_it_makes_the_template_leaves_nothing_that_matters(self) -> None:
+        templates = self.state_dir / "templates"
+        table = {**self.settings, "template_dir": str(templates), "memory": 300 << 20}
+        child = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                _START,
+                str(self.state_dir / "other"),
+                str(self.run_dir),
+                json.dumps(table),
+            ],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+        try:
+            await self.until(lambda: any(templates.glob(".build-*/ram")), "the template is begun", 60.0)
+            [work] = templates.glob(".build-*")
+            name = f"guest=infranetes-template-{work.name.removeprefix('.build-')}"
+            await self.until(lambda: name in named([name]), "QEMU boots it", 60.0)
+        finally:
+            child.kill()
+            child.wait()
+        await self.until(lambda: name not in named([name]), "QEMU ends with its daemon", 10.0)
+        maker = TemplateMaker(reactor, QemuSettings(), templates, self.run_dir, (0, 0, []))
+        machine = Machine(QEMU, "x", "tcg", 300, 300, 1)
+        await maker._sweep(Template(templates / "other", machine, current(IMAGES)))
+        self.assertEqual(list(templates.glob(".build-*")), [])
+
     async def test_words_of_requests_that_can_not_be(self) -> None:
         provider = await self.started()
         for token in ("", "x", "../" * 8, "A" * 32):
@@ -282,3 +352,4 @@ class QemuTests(QemuCase, TestCase):
         instance = await self.running(provider, self.spec())
         info = await self.agent(instance).Info(vmserver.InfoRequest(), timeout=30.0)
         self.assertEqual(info.container_provider, "docker")
+        self.assertLess(abs(info.now_nanos - time.time_ns()), 2 * 10**9, "its clock is the node's")

@@ -98,7 +98,7 @@ class Launcher:
                 error=str(error),
                 steps=str(steps),
             )
-            await self.undo(vm)
+            await self._undo_or_keep(vm)
             ours = as_ours(error)
             raise type(ours)(f"{ours}; QEMU's last words: {words}" if words else str(ours)) from error
         vm.handover = Deferred.fromCoroutine(self._hand_over(vm, spec, network, steps))
@@ -214,6 +214,16 @@ class Launcher:
         vm.let_go()
         await self._net.forbid(port_of(vm.record))
         await self._thread(self._remove, vm)
+
+    async def _undo_or_keep(self, vm: Vm) -> None:
+        """What can't be undone now stays in sight, and `destroy` tries again."""
+        try:
+            await self.undo(vm)
+        except Exception as error:
+            detail = f"it could not be made, nor undone: {error}"
+            _log.error("VM {vm}: {detail}", vm=vm.record.id, detail=detail)
+            vm.record = attrs.evolve(vm.record, phase=Phase.FAILED, detail=detail)
+            await self._keep(vm)
 
     def _remove(self, vm: Vm) -> None:
         shutil.rmtree(vm.place.sockets, ignore_errors=True)

@@ -153,8 +153,7 @@ class QemuProvider:
             progress(f"QEMU uses {self._machine.accelerator}: {self._accelerator_reason}")
             self._maker = TemplateMaker(self._reactor, self._settings, templates, self._paths.run, user)
             await self._whole_template(progress)
-            network = await self._chosen_network()
-            await self._net.set_up(network, [port_of(vm.record) for vm in self._vms.values() if vm.alive])
+            await self._set_up_network()
             self._launcher = Launcher(
                 self._reactor, self._settings, self._records, self._net, user, self._paths, self._told_ended
             )
@@ -214,6 +213,14 @@ class QemuProvider:
             )
         return self._network
 
+    async def _set_up_network(self) -> None:
+        await self._net_lock.acquire()
+        try:
+            network = await self._chosen_network()
+            await self._net.set_up(network, [port_of(vm.record) for vm in self._vms.values() if vm.alive])
+        finally:
+            self._net_lock.release()
+
     async def _configure_network(self, pod_cidr: str) -> None:
         network = subnet(pod_cidr)
         await self._net_lock.acquire()
@@ -262,8 +269,9 @@ class QemuProvider:
         try:
             await launcher.launch(vm, spec, template)
         except Exception as error:
-            if not vm.alive:
-                self._vms.pop(spec.token, None)
+            vm.launching = False
+            if not vm.place.directory.exists():
+                self._vms.pop(spec.token, None)  # else something could not be undone, and is still seen
             vm.changed()
             raise ground.as_ours(error) from error
         return vm.instance()
@@ -358,8 +366,9 @@ class QemuProvider:
         keep = self._settings.console_size
         for vm in (*self._vms.values(),):
             if vm.alive:
-                with contextlib.suppress(OSError):
-                    await self._thread(record.trim, vm.place.console, keep)
+                for path in (vm.place.console, vm.place.directory / record.OUTPUT):
+                    with contextlib.suppress(OSError):
+                        await self._thread(record.trim, path, keep)
 
 
 async def _nothing() -> None:
