@@ -94,6 +94,7 @@ class ContainerLog:
         self._resumed = False
         self._tail = b""  # what the file has beyond the checkpoint, until all of it has been met again
         self._met = 0  # bytes of the tail that have
+        self._torn = False  # the buffer begins with the rest of a record whose beginning is in the file
         self._end = 0  # bytes of the file, tail included
         self._move = False  # the file at the path is another one: go on there when the tail is met
         self._buffer: list[bytes] = []  # per record, what is to be written
@@ -197,6 +198,9 @@ class ContainerLog:
             if self._met < len(self._tail):
                 return
             self._tail, self._met = b"", 0
+            self._torn = data != b""
+            if not self._torn:  # all of the tail is whole records: they are written
+                self._written = attrs.evolve(self._written, cursor=self._cursor, size=self._end)
         self._buffer.append(data)
         self._buffered += len(data)
         if not self._writing and not self._stopping:
@@ -243,6 +247,7 @@ class ContainerLog:
         del self._buffer[:count]
         self._buffered -= len(data)
         self._written = attrs.evolve(self._written, cursor=cursor, size=self._end)
+        self._torn = False
         if self._move:
             await self._reopen()
             self._move = False
@@ -286,7 +291,7 @@ class ContainerLog:
         if there == self._written.inode:
             return
         found = await self._thread(self._files.current, self._path)
-        if self._tail:
+        if self._tail or self._torn:
             self._move = True
             return
         try:

@@ -174,6 +174,31 @@ class RotationTests(WorldCase):
         self.assert_exact(world)
         self.kills_seen()
 
+    def test_the_tail_is_met_while_a_reopen_is_under_way(self) -> None:
+        """What the old file has counts as written from that moment, also for the new file's checkpoint."""
+        for torn in (False, True):
+            world = World(Path(self.mktemp()), some(6), lag=0.03)
+            self.addCleanup(world.kill)
+            world.clock.pump([0.01] * 100)
+            world.source.emit(3)
+            world.fuse.share, world.fuse.left = (0.5, 0) if torn else (0.0, -1)
+            world.clock.pump([0.01] * 20)
+            world.rename()
+            world.unreachable = True
+            world.restart()
+            world.clock.pump([0.01] * 100)
+            reopening = Deferred.fromCoroutine(world.log.reopen())
+            world.clock.advance(0.03)
+            for one in world.source.records[:3]:
+                world.log._take(one)
+            while not reopening.called:
+                world.clock.advance(0.03)
+            world.renamed = False
+            world.restart()
+            world.complete()
+            self.assertEqual(world.content(), expected(world.source.records))
+            self.kills_seen()
+
     def test_a_reopen_that_fails_lets_kubelet_take_the_name_back(self) -> None:
         world = self.world(some(9))
         world.source.emit(3)
@@ -292,7 +317,7 @@ steps = st.lists(
         st.tuples(st.just("reopen")),
         st.tuples(st.just("lose")),
         st.tuples(st.just("restart")),
-        st.tuples(st.just("tick"), st.sampled_from([0.1, 1.0, 10.0])),
+        st.tuples(st.just("tick"), st.sampled_from([0.02, 0.1, 1.0, 10.0])),
         st.tuples(st.just("full"), st.booleans()),
         st.tuples(st.just("unreachable"), st.booleans()),
         st.tuples(st.just("kill"), st.integers(0, 4), st.floats(0, 1)),
@@ -306,10 +331,10 @@ class KilledAnywhereTests(SynchronousTestCase):
         gc.collect()
         self.flushLoggedErrors(Killed)
 
-    @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(lines, steps, st.sampled_from([50, 300, 1 << 20]))
+    @settings(max_examples=800, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(lines, steps, st.sampled_from([50, 300, 1 << 20]), st.sampled_from([0.0, 0.03]))
     def test_rotated_and_current_files_together_are_the_output(
-        self, texts: list[tuple[bytes, bool, bool]], todo: list[tuple[Any, ...]], every: int
+        self, texts: list[tuple[bytes, bool, bool]], todo: list[tuple[Any, ...]], every: int, lag: float
     ) -> None:
         """Killed at any byte of a write, before or after any file is made or checkpoint saved, between
         kubelet's rename and its reopen, any number of times, in any order with everything else."""
@@ -317,7 +342,7 @@ class KilledAnywhereTests(SynchronousTestCase):
         before, module.CHECKPOINT_BYTES = module.CHECKPOINT_BYTES, every
         try:
             records = [record(i + 1, t, partial=p, stream=int(e)) for i, (t, p, e) in enumerate(texts)]
-            world = World(directory, records)
+            world = World(directory, records, lag)
             for step, *arguments in todo:
                 if step == "emit":
                     world.source.emit(*arguments)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from twisted.internet.defer import Deferred
-from twisted.internet.task import Clock
+from twisted.internet.task import Clock, deferLater
 
 from infranetes.logs import Checkpoint, ContainerLog
 from infranetes.logs.files import Found, LogFiles
@@ -27,13 +27,13 @@ def record(number: int, line: bytes, *, partial: bool = False, stream: int = 0, 
 
 def expected(records: list[Any]) -> bytes:
     """The file's content, written down in another way than the code under test does."""
-    out = b""
+    out = []
     for one in records:
         seconds, nanos = divmod(one.time_nanos, 10**9)
         stamp = datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S")
         name = "stderr" if one.stream else "stdout"
-        out += f"{stamp}.{nanos:09d}Z {name} {'P' if one.partial else 'F'} ".encode() + one.line + b"\n"
-    return out
+        out.append(f"{stamp}.{nanos:09d}Z {name} {'P' if one.partial else 'F'} ".encode() + one.line + b"\n")
+    return b"".join(out)
 
 
 class Source:
@@ -126,7 +126,8 @@ class MortalFiles(LogFiles):
 class World:
     """One container's log over any number of daemons."""
 
-    def __init__(self, directory: Path, records: list[Any]) -> None:
+    def __init__(self, directory: Path, records: list[Any], lag: float = 0.0) -> None:
+        self.lag = lag  # seconds that work in a thread takes to begin, and to be known as done
         self.path = directory / "pod" / "0.log"
         self.source = Source(records)
         self.clock = Clock()
@@ -138,7 +139,7 @@ class World:
 
     def begin(self) -> None:
         """A daemon starts."""
-        self.fuse = Fuse()
+        self.fuse = fuse = Fuse()
         self.files = MortalFiles(self.fuse)
 
         async def save(checkpoint: Checkpoint) -> None:
@@ -149,11 +150,16 @@ class World:
             self.fuse.effect(keep, keep)
 
         async def direct(reactor: Any, work: Callable[..., Any], *args: Any) -> Any:
-            if self.fuse.dead:
-                raise Killed
-            return work(*args)
+            async def take_time() -> None:
+                if self.lag:
+                    await deferLater(self.clock, self.lag)
+                if fuse.dead:
+                    raise Killed
 
-        fuse = self.fuse
+            await take_time()
+            result = work(*args)
+            await take_time()
+            return result
 
         async def read(cursor: str) -> AsyncIterator[Any]:
             if fuse.dead:
@@ -194,7 +200,12 @@ class World:
     def reopen(self) -> None:
         """kubelet goes on: ReopenContainerLog, and the old name back when that fails."""
         done: list[Any] = []
-        Deferred.fromCoroutine(self.log.reopen()).addCallbacks(lambda _: done.append(True), lambda _: None)
+        failed: list[Any] = []
+        Deferred.fromCoroutine(self.log.reopen()).addCallbacks(done.append, failed.append)
+        for _ in range(200):
+            if done or failed or self.fuse.dead or not self.lag:
+                break
+            self.clock.advance(self.lag)
         if not self.renamed:
             return
         if not done:
