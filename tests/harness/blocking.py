@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from twisted.internet.defer import Deferred
 from twisted.trial.unittest import TestCase
 
 from tests.harness.noise import Noise
@@ -252,7 +253,9 @@ class Guard:
         def own(*args: Any, **kwargs: Any) -> Any:
             with self.not_counted():
                 result = function(*args, **kwargs)
-            return self._own_coroutine(result) if inspect.iscoroutine(result) else result
+            if inspect.iscoroutine(result):  # Twisted 22.4 would drop a clean-up's unrun
+                return Deferred.fromCoroutine(self._own_coroutine(result))
+            return result
 
         if not hasattr(own, "__name__"):
             own.__name__ = repr(function)
