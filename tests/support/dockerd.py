@@ -98,6 +98,8 @@ class Dockerd:
     def stop(self) -> None:
         """End it and remove its data. Twice is once."""
         self.stop_engine()
+        # The engine leaves the mount of a network namespace where it had no bridge.
+        subprocess.run(["umount", "-l", str(self.root / "exec/netns/default")], capture_output=True)
         shutil.rmtree(self.root, ignore_errors=True)
 
 
