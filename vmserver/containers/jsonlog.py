@@ -1,7 +1,8 @@
 """Reads logs in Docker's json-file form, with cursors that are exact across rotation and restarts.
 
-One JSON object per line: ``{"log":"text\\n","stream":"stdout","time":"RFC 3339 with nanoseconds"}``;
-``log`` without a newline at its end is a part of a longer line (source: moby/moby
+One JSON object per line: ``{"log":"text\\n","stream":"stdout","time":"RFC 3339 with nanoseconds"}``.
+``log`` without a newline at its end is a part of a longer line if it has the 16 KiB that Docker reads
+at a time, and otherwise what the container wrote last (source: moby/moby daemon/logger/copier.go,
 daemon/logger/jsonfilelog). The newest file is PATH; a full one becomes PATH.1, that one PATH.2 ...
 
 A cursor names the file by inode and a checksum of its first line (an inode is used again once its
@@ -234,6 +235,7 @@ class JsonLog:
             self._gap = True
             return []
         whole = text.endswith(b"\n")
+        more = not whole and len(text) >= MAX_PART_BYTES
         if whole:
             text = text[:-1]
         parts = [text[at : at + MAX_PART_BYTES] for at in range(0, len(text), MAX_PART_BYTES)] or [b""]
@@ -251,7 +253,7 @@ class JsonLog:
                     time_nanos=nanos,
                     stream=stream,
                     line=part,
-                    partial=not (last and whole),
+                    partial=not last or more,
                     cursor=str(cursor),
                     gap=self._gap,
                 )

@@ -52,10 +52,11 @@ class JsonLogTests(SynchronousTestCase):
     def test_a_log_that_is_not_there_yet_is_empty(self) -> None:
         self.assertEqual(self.read(), [])
 
-    def test_a_line_without_newline_is_a_part(self) -> None:
-        self.write(entry("a"), entry("b\n"), entry("c\n"))
+    def test_a_full_buffer_without_newline_is_a_part(self) -> None:
+        part = "x" * MAX_PART_BYTES
+        self.write(entry(part), entry("b\n"), entry("c"))
         self.assertEqual(
-            [(r.line, r.partial) for r in self.read()], [(b"a", True), (b"b", False), (b"c", False)]
+            [(r.line, r.partial) for r in self.read()], [(part.encode(), True), (b"b", False), (b"c", False)]
         )
 
     def test_a_half_written_line_waits_for_its_rest(self) -> None:

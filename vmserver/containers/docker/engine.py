@@ -312,7 +312,7 @@ class Engine:
         return await self._agent.request(method.encode(), uri.encode(), headers, body)
 
     async def _within(self, seconds: float, work: Any, what: str) -> Any:
-        deferred: Deferred[Any] = Deferred.fromCoroutine(work)
+        deferred: Deferred[Any] = Deferred.fromCoroutine(_cancellable(work))
         if seconds:
             deferred.addTimeout(seconds, self._reactor)
         self._under_way.add(deferred)
@@ -332,6 +332,23 @@ class Engine:
     @property
     def _advice(self) -> str:
         return f"see to the service docker in the machine and its socket {self._socket}"
+
+
+async def _cancellable(work: Any) -> Any:
+    """`work`, whose cancellation is seen as one: the HTTP client wraps it in its own errors."""
+    try:
+        return await work
+    except _BROKEN as error:
+        if _was_cancelled(error):
+            raise CancelledError() from error
+        raise
+
+
+def _was_cancelled(error: Any) -> bool:
+    return any(
+        reason.check(CancelledError) or _was_cancelled(reason.value)
+        for reason in getattr(error, "reasons", ())
+    )
 
 
 def _reason(error: Exception) -> str:

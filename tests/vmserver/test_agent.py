@@ -1,0 +1,270 @@
+"""The Agent service as the node sees it: over mutual TLS, on the fake ContainerProvider."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from twisted.internet import reactor as _reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from infranetes_common import cri
+from infranetes_common import vmserver as messages
+from tests.contract.container_provider import busybox_image
+from tests.support.dockerd import archive
+from tests.vmserver.harness import Agent
+from txgrpc import Code, GrpcError
+from vmserver.agent import Watcher
+from vmserver.config import LimitsConfig
+
+reactor: Any = _reactor
+ID = "c0" * 16
+
+
+class AgentCase(TestCase):
+    """An agent and a node's stub of it."""
+
+    timeout = 60
+
+    async def setUp(self) -> None:
+        directory = Path(self.mktemp())
+        directory.mkdir()
+        self.agent = Agent(reactor, directory.absolute(), limits=LimitsConfig(execs=2))
+        self.addCleanup(lambda: Deferred.fromCoroutine(self._clean_up()))
+        await self.agent.start()
+        self.stub = self.agent.stub()
+        self.image = busybox_image()
+
+    async def _clean_up(self) -> None:
+        if self.agent.service is not None:
+            for state in await self.agent.provider.containers():
+                await self.agent.provider.remove(state.id)
+            await self.agent.stop()
+
+    async def load(self) -> None:
+        data = archive(self.image)
+
+        def requests() -> Any:
+            yield messages.LoadImageRequest(header=messages.LoadImageHeader(image_id=self.image.id))
+            for at in range(0, len(data), 65536):
+                yield messages.LoadImageRequest(data=data[at : at + 65536])
+
+        loaded = await self.stub.LoadImage(requests(), timeout=30.0)
+        self.assertEqual(loaded.image_id, self.image.id)
+
+    async def create(self, *command: str, id: str = ID) -> Any:
+        config = cri.ContainerConfig(command=command)
+        request = messages.CreateContainerRequest(id=id, image_id=self.image.id, config=config)
+        return (await self.stub.CreateContainer(request, timeout=10.0)).state
+
+    async def run_container(self, *command: str, id: str = ID) -> Any:
+        await self.create(*command, id=id)
+        return (await self.stub.StartContainer(messages.StartContainerRequest(id=id), timeout=10.0)).state
+
+    async def refused(self, code: Code, work: Any) -> str:
+        try:
+            result = await work
+        except GrpcError as error:
+            self.assertEqual(error.code, code, str(error))
+            return error.message
+        self.fail(f"not refused: {result!r}")
+
+
+class AgentTests(AgentCase):
+    """What each call does."""
+
+    async def test_info_says_who_and_when(self) -> None:
+        info = await self.stub.Info(messages.InfoRequest(), timeout=10.0)
+        self.assertEqual(len(info.boot_id), 32)
+        self.assertEqual(len(info.agent_id), 32)
+        self.assertNotEqual(info.boot_id, info.agent_id)
+        self.assertLess(abs(info.now_nanos - time.time_ns()), 10**10)
+        self.assertGreaterEqual(info.cpus, 1)
+        self.assertTrue(info.version)
+
+    async def test_a_containers_whole_life(self) -> None:
+        await self.load()
+        self.assertEqual(
+            list((await self.stub.ListImages(messages.ListImagesRequest(), timeout=5.0)).image_ids),
+            [self.image.id],
+        )
+        self.assertEqual(
+            (await self.create("sh", "-c", "echo hello; sleep 600")).state, cri.CONTAINER_CREATED
+        )
+        state = (await self.stub.StartContainer(messages.StartContainerRequest(id=ID), timeout=10.0)).state
+        self.assertEqual(state.state, cri.CONTAINER_RUNNING)
+        command = ["sh", "-c", "echo inside; exit 4"]
+        ran = await self.stub.ExecSync(messages.ExecSyncRequest(id=ID, command=command), timeout=10.0)
+        self.assertEqual((ran.stdout, ran.exit_code), (b"inside\n", 4))
+        following = self.stub.ReadLog(messages.ReadLogRequest(id=ID, follow=True), timeout=None)
+        async for record in following:
+            self.assertEqual(record.line, b"hello")
+            break
+        following.cancel()
+        resources = cri.LinuxContainerResources(cpu_shares=77)
+        updated = await self.stub.UpdateContainer(
+            messages.UpdateContainerRequest(id=ID, resources=resources), timeout=5.0
+        )
+        self.assertEqual(updated.state.resources.cpu_shares, 77)
+        stopped = await self.stub.StopContainer(
+            messages.StopContainerRequest(id=ID, grace_seconds=0), timeout=10.0
+        )
+        self.assertEqual((stopped.state.state, stopped.state.exit_code), (cri.CONTAINER_EXITED, 137))
+        listed = await self.stub.ListContainers(messages.ListContainersRequest(), timeout=5.0)
+        self.assertEqual(list(listed.containers), [stopped.state])
+        for _ in range(2):
+            await self.stub.RemoveContainer(messages.RemoveContainerRequest(id=ID), timeout=10.0)
+            await self.stub.RemoveImage(messages.RemoveImageRequest(image_id=self.image.id), timeout=5.0)
+
+    async def test_watching_begins_with_all_there_is_and_goes_on_with_changes(self) -> None:
+        await self.load()
+        await self.create("true", id="a" * 32)
+        watch = self.stub.Watch(messages.WatchRequest(), timeout=None)
+        first = await anext(watch)
+        self.assertEqual((first.container.id, first.container.state), ("a" * 32, cri.CONTAINER_CREATED))
+        self.assertTrue((await anext(watch)).HasField("synced"))
+        await self.run_container("sleep", "600", id="b" * 32)
+        seen = []
+        while not seen or seen[-1] != cri.CONTAINER_RUNNING:
+            seen.append((await anext(watch)).container.state)
+        await self.stub.RemoveContainer(messages.RemoveContainerRequest(id="b" * 32), timeout=10.0)
+        while not (event := await anext(watch)).HasField("removed"):
+            self.assertEqual(event.container.state, cri.CONTAINER_EXITED)
+        self.assertEqual(event.removed, "b" * 32)
+        watch.cancel()
+        assert self.agent.service is not None
+        watchers = self.agent.service._agent._watchers
+        for _ in range(100):
+            if not watchers:
+                break
+            await deferLater(reactor, 0.02, lambda: None)
+        self.assertEqual(len(watchers), 0)
+
+    async def test_configuring_the_sandbox_checks_it(self) -> None:
+        good = messages.ConfigureSandboxRequest(config=cri.PodSandboxConfig(hostname="pod"))
+        for _ in range(2):
+            await self.stub.ConfigureSandbox(good, timeout=5.0)
+        bad = messages.ConfigureSandboxRequest(config=cri.PodSandboxConfig(hostname="a b"))
+        self.assertIn(
+            "hostname",
+            await self.refused(Code.INVALID_ARGUMENT, self.stub.ConfigureSandbox(bad, timeout=5.0)),
+        )
+
+    async def test_commands_at_a_time_are_bounded(self) -> None:
+        await self.load()
+        await self.run_container("sleep", "600")
+        sleeping = messages.ExecSyncRequest(id=ID, command=["sleep", "1"])
+        running = [self.stub.ExecSync(sleeping, timeout=20.0) for _ in range(2)]
+        await deferLater(reactor, 0.2, lambda: None)
+        await self.refused(Code.RESOURCE_EXHAUSTED, self.stub.ExecSync(sleeping, timeout=20.0))
+        for each in running:
+            await each
+        await self.stub.ExecSync(messages.ExecSyncRequest(id=ID, command=["true"]), timeout=20.0)
+
+    async def test_a_command_out_of_time(self) -> None:
+        await self.load()
+        await self.run_container("sleep", "600")
+        request = messages.ExecSyncRequest(id=ID, command=["sleep", "600"], timeout_seconds=1)
+        await self.refused(Code.DEADLINE_EXCEEDED, self.stub.ExecSync(request, timeout=20.0))
+
+
+class HostileTests(AgentCase):
+    """Words that no node of ours would say."""
+
+    async def test_ids_that_are_no_ids(self) -> None:
+        for id in ("", "../../etc/passwd", "A", "x" * 65, "a\0b", "a/b", "ä"):
+            for work in (
+                self.stub.StartContainer(messages.StartContainerRequest(id=id), timeout=5.0),
+                self.stub.StopContainer(messages.StopContainerRequest(id=id), timeout=5.0),
+                self.stub.RemoveContainer(messages.RemoveContainerRequest(id=id), timeout=5.0),
+                self.stub.UpdateContainer(messages.UpdateContainerRequest(id=id), timeout=5.0),
+                self.stub.ExecSync(messages.ExecSyncRequest(id=id, command=["true"]), timeout=5.0),
+                self.stub.CreateContainer(
+                    messages.CreateContainerRequest(id=id, image_id=self.image.id), timeout=5.0
+                ),
+                self._read(id, ""),
+            ):
+                await self.refused(Code.INVALID_ARGUMENT, work)
+
+    async def _read(self, id: str, cursor: str) -> None:
+        async for _ in self.stub.ReadLog(messages.ReadLogRequest(id=id, cursor=cursor), timeout=5.0):
+            pass
+
+    async def test_images_that_are_no_images(self) -> None:
+        for image in ("", "busybox", "sha256:xyz", "sha256:" + "A" * 64, "sha256:" + "0" * 64 + "/../x"):
+            for work in (
+                self.stub.RemoveImage(messages.RemoveImageRequest(image_id=image), timeout=5.0),
+                self.stub.CreateContainer(
+                    messages.CreateContainerRequest(id=ID, image_id=image), timeout=5.0
+                ),
+                self.stub.MissingLayers(messages.MissingLayersRequest(diff_ids=[image]), timeout=5.0),
+            ):
+                await self.refused(Code.INVALID_ARGUMENT, work)
+        many = messages.MissingLayersRequest(diff_ids=["sha256:" + "0" * 64] * 600)
+        await self.refused(Code.INVALID_ARGUMENT, self.stub.MissingLayers(many, timeout=5.0))
+
+    async def test_commands_and_variables_that_can_not_be(self) -> None:
+        await self.load()
+        await self.run_container("sleep", "600")
+        for command in ([], [""], ["a\0b"], ["x"] * 9000, ["x" * 1100000]):
+            request = messages.ExecSyncRequest(id=ID, command=command)
+            await self.refused(Code.INVALID_ARGUMENT, self.stub.ExecSync(request, timeout=5.0))
+        for env in (cri.KeyValue(key=""), cri.KeyValue(key="a=b"), cri.KeyValue(key="a", value=b"x\0y")):
+            config = cri.ContainerConfig(envs=[env])
+            made = messages.CreateContainerRequest(id="d" * 32, image_id=self.image.id, config=config)
+            await self.refused(Code.INVALID_ARGUMENT, self.stub.CreateContainer(made, timeout=5.0))
+
+    async def test_times_that_can_not_be(self) -> None:
+        stop = messages.StopContainerRequest(id=ID, grace_seconds=-1)
+        await self.refused(Code.INVALID_ARGUMENT, self.stub.StopContainer(stop, timeout=5.0))
+        run = messages.ExecSyncRequest(id=ID, command=["true"], timeout_seconds=2**40)
+        await self.refused(Code.INVALID_ARGUMENT, self.stub.ExecSync(run, timeout=5.0))
+
+    async def test_loads_out_of_order(self) -> None:
+        header = messages.LoadImageRequest(header=messages.LoadImageHeader(image_id=self.image.id))
+        data = messages.LoadImageRequest(data=b"x")
+        for requests in (
+            [],
+            [data],
+            [messages.LoadImageRequest()],
+            [header, header],
+            [header, data],
+            [header],
+        ):
+            await self.refused(Code.INVALID_ARGUMENT, self.stub.LoadImage(iter(requests), timeout=5.0))
+        self.assertEqual(
+            list((await self.stub.ListImages(messages.ListImagesRequest(), timeout=5.0)).image_ids), []
+        )
+
+    async def test_cursors_of_nowhere(self) -> None:
+        await self.load()
+        await self.run_container("sleep", "600")
+        for cursor in ("x", "1." * 200, "1.0.0.0"):
+            await self.refused(Code.INVALID_ARGUMENT, self._read(ID, cursor))
+
+
+class WatcherTests(SynchronousTestCase):
+    """A watcher that does not read costs no more than the containers there are."""
+
+    def test_of_each_container_the_latest_is_kept_in_the_order_of_first_changes(self) -> None:
+        watcher = Watcher()
+        for number in range(1000):
+            watcher.changed(messages.ContainerState(id=f"{number % 3}", exit_code=number))
+        watcher.removed("1")
+        taken = watcher.take()
+        self.assertEqual(list(taken), ["0", "1", "2"])
+        self.assertEqual((taken["0"].container.exit_code, taken["1"].removed), (999, "1"))
+        self.assertEqual(watcher.take(), {})
+
+    def test_it_wakes_for_each_batch(self) -> None:
+        watcher = Watcher()
+        waiting = Deferred.fromCoroutine(watcher.wait())
+        self.assertNoResult(waiting)
+        watcher.removed("a")
+        self.successResultOf(waiting)
+        self.successResultOf(Deferred.fromCoroutine(watcher.wait()))
+        watcher.take()
+        self.assertNoResult(Deferred.fromCoroutine(watcher.wait()))
