@@ -5,15 +5,16 @@ files       directory: record, disk, console           `Records.hide`
 process     QEMU, its tap, its sockets                 SIGKILL; the tap goes with it
 network     the tap's place, the right to send         `Network.forbid`; the place goes with the tap
 state       (QEMU reads the template's)
-size        (memory and processors are plugged in)
 execute
+identity    (see `launcher`)
+size        (memory and processors are plugged in)
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ from infranetes.providers.qemu.subnet import gateway, mac_of
 from infranetes.providers.qemu.template import Template
 from infranetes_common.errors import DeadlineExceeded, Unavailable
 from infranetes_common.identity import Network as Addresses
+
+_PLUGGING = (0, 1, 0x200)  # bus check, device check, insertion processing
 
 
 class Steps:
@@ -110,6 +113,7 @@ class Connections:
     def __init__(self, reactor: Any) -> None:
         self._reactor = reactor
         self._migrated: Once[None] = Once()
+        self._plugged: dict[str, Once[None]] = {}
         self.qmp: Qmp | None = None
         self.port: IdentityPort | None = None
         self.reason = ""
@@ -127,6 +131,8 @@ class Connections:
     def _happened(self, event: Event) -> None:
         if event.name == "SHUTDOWN":
             self.reason = str(event.data.get("reason", ""))
+        elif event.name == "ACPI_DEVICE_OST":
+            self._taken(event.data.get("info") or {})
         elif event.name == "MIGRATION":
             status = event.data.get("status")
             if status == "completed":
@@ -135,6 +141,8 @@ class Connections:
                 self._migrated.fail(Unavailable("QEMU could not take over the template's state"))
 
     def _lost(self) -> None:
+        for plugged in self._plugged.values():
+            plugged.fail(Unavailable("QEMU ended before the guest had all its memory and processors"))
         self._migrated.fail(Unavailable("QEMU ended before it had taken over the template's state"))
 
     async def load(self, seconds: float) -> None:
@@ -149,15 +157,37 @@ class Connections:
 
         await self._migrated.wait().addTimeout(seconds, self._reactor, too_late)
 
-    async def grow(self, template: Template, growth: Growth) -> None:
-        """Plug in what the template lacks. :raise InfranetesError: it can't be had."""
+    async def grow(self, template: Template, growth: Growth, seconds: float) -> None:
+        """Plug in what the template lacks, and wait until the guest has taken it. A machine that has just
+        woken up takes whole seconds for that where it is emulated, so it comes after its identity.
+
+        :raise InfranetesError: it can't be had.
+        """
         assert self.qmp is not None
+        devices = [template.machine.cpu_device(number) for number in range(1, growth.cpus + 1)]
         if growth.memory_mib:
             size = growth.memory_mib * MIB
             await self.qmp.execute("object-add", qom_type="memory-backend-ram", id="more", size=size)
-            await self.qmp.execute("device_add", driver="pc-dimm", id="dimm0", memdev="more")
-        for number in range(1, growth.cpus + 1):
-            await self.qmp.execute("device_add", **template.machine.cpu_device(number))
+            devices.append({"driver": "pc-dimm", "id": "dimm0", "memdev": "more"})
+        for device in devices:
+            self._plugged[str(device["id"])] = Once()
+            await self.qmp.execute("device_add", **device)
+
+        def too_late(outcome: Any, waited: float) -> Any:
+            raise DeadlineExceeded(f"the guest did not take {growth} into use in {waited:g} s")
+
+        for taken in self._plugged.values():
+            await taken.wait().addTimeout(seconds, self._reactor, too_late)
+
+    def _taken(self, info: Mapping[str, Any]) -> None:
+        """The guest says what became of a device (source: ACPI specification, _OST)."""
+        taken = self._plugged.get(str(info.get("device")))
+        if taken is None or info.get("source") not in _PLUGGING:
+            return
+        if info.get("status") == 0:
+            taken.succeed(None)
+        else:
+            taken.fail(Unavailable(f"the guest refuses {info.get('device')} (status {info.get('status')})"))
 
     async def execute(self) -> None:
         """Let the machine go on from where the template was stopped, with its network card's link up."""
@@ -168,8 +198,6 @@ class Connections:
 
 async def begin(
     connections: Connections,
-    template: Template,
-    growth: Growth,
     joining: Deferred[Any],
     seconds: float,
     steps: Steps,
@@ -187,7 +215,6 @@ async def begin(
         raise
     await loading
     steps.done("state")
-    await connections.grow(template, growth)
     await connections.execute()
     steps.done("execute")
 

@@ -101,7 +101,7 @@ class Launcher:
             await self._undo_or_keep(vm)
             ours = as_ours(error)
             raise type(ours)(f"{ours}; QEMU's last words: {words}" if words else str(ours)) from error
-        vm.handover = Deferred.fromCoroutine(self._hand_over(vm, spec, network, steps))
+        vm.handover = Deferred.fromCoroutine(self._hand_over(vm, spec, template, network, steps))
         vm.handover.addErrback(lambda failure: _log.failure("the handover to a VM failed", failure))
 
     async def _execute(self, vm: Vm, spec: InstanceSpec, template: Template, steps: Steps) -> None:
@@ -115,20 +115,26 @@ class Launcher:
         vm.connections = Connections(self._reactor)
         await vm.connections.open(vm.place.sockets)
         joining = Deferred.fromCoroutine(self._join(vm.record))
-        more = growth(template.machine, spec.size, settings.guest_memory // MIB)
-        await boot.begin(vm.connections, template, more, joining, settings.launch_timeout, steps)
+        await boot.begin(vm.connections, joining, settings.launch_timeout, steps)
 
     async def _join(self, record: Record) -> None:
         port = port_of(record)
         await self._net.allow(port)
         await self._net.join(port)
 
-    async def _hand_over(self, vm: Vm, spec: InstanceSpec, network: IPv4Network, steps: Steps) -> None:
+    async def _hand_over(
+        self, vm: Vm, spec: InstanceSpec, template: Template, network: IPv4Network, steps: Steps
+    ) -> None:
+        settings = self._settings
         try:
             agent_port = await self._identify(vm, spec, network)
+            steps.done("identity")
+            more = growth(template.machine, spec.size, settings.guest_memory // MIB)
+            assert vm.connections is not None
+            await vm.connections.grow(template, more, settings.boot_timeout)
+            steps.done("size")
             vm.record = attrs.evolve(vm.record, phase=Phase.READY, agent_port=agent_port)
             await self._thread(self._records.update, vm.record)
-            steps.done("identity")
             _log.info(
                 "sandbox {sandbox}: VM {vm} runs at {address} after {seconds:.3f} s ({steps})",
                 sandbox=spec.sandbox_id,

@@ -132,6 +132,9 @@ class Growth:
     cpus: int  # beside the one that is there
     memory_mib: int
 
+    def __str__(self) -> str:
+        return f"{self.memory_mib} MiB and {self.cpus} processors more"
+
 
 def growth(machine: Machine, size: Size, guest_memory_mib: int) -> Growth:
     """What `machine` lacks for `size`.
