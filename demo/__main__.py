@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import Deferred
 from twisted.internet.error import ReactorNotRunning
 from twisted.internet.threads import deferToThread
 from twisted.python import log
@@ -58,6 +58,7 @@ class Demo:
         self.options = options
         self.report = report
         self.shown: dict[str, Any] = {}
+        self.interrupted = False
         self.registry = Registry()
         state = Path(options.state)
         state.mkdir(parents=True, exist_ok=True)
@@ -113,8 +114,9 @@ class Demo:
         with report.step("RunPodSandbox: a virtual machine is the pod") as step:
             await pod.run()
             step.facts.update(shown=pod.ip, id=pod.id)
-            self.shown["pod"] = {"id": pod.id, "ip": pod.ip}
-        self.processes = processes_naming(pod.id)
+            self.machine = await pod.machine()
+            self.processes = processes_naming(self.machine)
+            self.shown["pod"] = {"id": pod.id, "ip": pod.ip, "machine": self.machine}
         with report.step("CreateContainer and StartContainer: your command"):
             await pod.start("command", self.image, ["sh", "-c", self.options.command])
         with report.step("It runs to its end") as step:
@@ -154,7 +156,7 @@ class Demo:
             proofs = {
                 "not listed": not await pod.known(),
                 "no answer at its address": await pod.page() != PAGE,
-                "no process of it": not processes_naming(pod.id),
+                "no process of it": not processes_naming(self.machine),
             }
             step.facts.update(shown=", ".join(proofs), processes_before=self.processes)
             left = [name for name, held in proofs.items() if not held]
@@ -207,11 +209,11 @@ async def told(demo: Demo) -> int:
     report = demo.report
     try:
         await demo.run()
-    except CancelledError:
-        report.error = "interrupted"
-        report.say("\nInterrupted; nothing is left behind.")
-        return 130
     except Exception as error:
+        if demo.interrupted:  # whatever the step under way made of it
+            report.error = "interrupted"
+            report.say("\nInterrupted; the machine is ended.")
+            return 130
         report.error = str(error) or type(error).__name__
         report.say(f"\nThe demo failed: {report.error}")
         if str(demo.daemon.log) not in report.error:
@@ -242,6 +244,7 @@ def main(arguments: Sequence[str]) -> int:
         done.addErrback(lambda failure: log.err(failure))
 
         def interrupt() -> Deferred[Any]:
+            demo.interrupted = True
             done.cancel()
             return done
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 import time
 from collections.abc import Sequence
@@ -74,6 +75,11 @@ class Pod:
         """PodSandboxStatusResponse, verbose."""
         request = cri.PodSandboxStatusRequest(pod_sandbox_id=self.id, verbose=True)
         return await self.runtime.PodSandboxStatus(request, timeout=CALL_SECONDS)
+
+    async def machine(self) -> str:
+        """The token in the virtual machine's name, which its process has in its arguments."""
+        found = json.loads((await self.status()).info["info"])
+        return str(found["vm"]["id"]).rpartition("-")[2]
 
     async def start(self, name: str, image: str, command: Sequence[str]) -> None:
         """Create and start one container."""
@@ -175,7 +181,7 @@ async def remove_all(runtime: Any) -> int:
 
 
 def processes_naming(word: str) -> list[int]:
-    """The machine's processes with `word` in their command line: a VM's QEMU names its sandbox."""
+    """The machine's processes with `word` in their command line."""
     found = []
     for directory in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
