@@ -25,9 +25,10 @@ import attrs
 from twisted.internet.defer import CancelledError, Deferred, DeferredLock
 from twisted.logger import Logger
 
+from infranetes.logs.batch import batched
 from infranetes.logs.files import Found, Gone, LogFiles
 from infranetes.logs.render import render
-from infranetes.threads import in_thread, settled
+from infranetes.threads import settled
 from infranetes_common.errors import (
     FailedPrecondition,
     InfranetesError,
@@ -79,7 +80,7 @@ class ContainerLog:
         save: Save,
         *,
         files: LogFiles | None = None,
-        in_thread: Callable[..., Awaitable[Any]] = in_thread,
+        in_thread: Callable[..., Awaitable[Any]] = batched,
     ) -> None:
         self.finished: Deferred[None] = Deferred()
         self._reactor = reactor
