@@ -95,7 +95,13 @@ async def find_machine(reactor: Any, settings: QemuSettings, user: User, memory:
     if chosen == "kvm":
         version += f" on {_processor()}"  # copies see the node's own processor
     machine = Machine(
-        qemu, version, chosen, settings.memory // MIB, settings.max_memory // MIB, settings.max_cpus
+        qemu,
+        version,
+        chosen,
+        settings.memory // MIB,
+        settings.max_memory // MIB,
+        settings.max_cpus,
+        settings.cpu,
     )
     return machine, reason
 

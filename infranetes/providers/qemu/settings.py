@@ -63,6 +63,10 @@ class QemuSettings:
     accelerator: str = attrs.field(default="auto", validator=attrs.validators.in_(ACCELERATORS))
     """auto: KVM if a small guest proves that it works, else emulation (tcg)."""
 
+    cpu: str = attrs.field(default="", validator=attrs.validators.matches_re(r"[A-Za-z0-9_.,=+-]*"))
+    """QEMU's processor model, with features; empty: the node's own under KVM, under emulation all that can
+    be emulated but AVX, which takes twice the time of what programs use in its place."""
+
     memory: Bytes = attrs.field(default=Bytes(1 << 30), validator=_at_least(256 * MIB))
     """Of a VM whose pod asks for no more. What a VM does not touch takes no memory of the node."""
     guest_memory: Bytes = Bytes(256 * MIB)
