@@ -132,7 +132,8 @@ class ProviderCase(_Base):
                 await channel.close()
             for provider in self.providers:
                 await provider.stop()
-            provider = await self.started()
+            provider = self.make_provider()  # with whatever subnet the VMs have
+            await self.within(provider.start(lambda words: None), self.start_timeout)
             for instance in await self.within(provider.list()):
                 await self.within(provider.destroy(instance.id))
             self.assertEqual(await self.within(provider.list()), [])
