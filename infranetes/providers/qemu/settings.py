@@ -31,6 +31,11 @@ def _is_bridge(_: object, field: attrs.Attribute[str], value: str) -> None:
         raise ValueError(f"{field.name}: {value!r} is no name for a bridge: 1 to 15 of a-z and 0-9")
 
 
+def _is_mtu(_: object, field: attrs.Attribute[int], value: int) -> None:
+    if value and not 576 <= value <= 65535:
+        raise ValueError(f"{field.name}: {value} is neither 0 nor 576 to 65535")
+
+
 def _at_least(least: float) -> Any:
     return attrs.validators.ge(least)
 
@@ -46,9 +51,7 @@ class QemuSettings:
     pod_cidr: str = attrs.field(default="10.88.0.0/16", validator=_is_subnet)
     """The pods' subnet, until UpdateRuntimeConfig brings another. Its first address is the node's."""
     bridge: str = attrs.field(default="infranetes0", validator=_is_bridge)
-    mtu: int = attrs.field(
-        default=0, validator=attrs.validators.or_(attrs.validators.in_((0,)), _at_least(576))
-    )
+    mtu: int = attrs.field(default=0, validator=_is_mtu)
     """Of the pods' network; 0: that of the interface with the node's default route."""
 
     image_dir: Path = DEFAULT_DIR
