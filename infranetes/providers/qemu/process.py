@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -147,6 +148,11 @@ class Watched:
         return "qemu"
 
     def doRead(self) -> None:
+        # An event that the reactor had fetched for an earlier file of this number comes here too.
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        if not poll.poll(0):
+            return
         self.forget()
         gone, self._gone = self._gone, []
         self._ended()

@@ -92,6 +92,14 @@ class WatchedTests(TestCase):
         os.kill(pid, signal.SIGTERM)
         await done.addTimeout(10.0, reactor)
 
+    async def test_an_event_that_is_not_its_end_is_no_end(self) -> None:
+        pid = await self.start("66.25")
+        watched = Watched(reactor, pid, lambda: self.fail("told"))
+        watched.doRead()
+        self.assertTrue(watched.alive)
+        watched.forget()
+        await Watched(reactor, pid, lambda: None).kill()
+
     async def test_one_that_is_forgotten_goes_on(self) -> None:
         pid = await self.start("64.5")
         watched = Watched(reactor, pid, lambda: self.fail("told"))
