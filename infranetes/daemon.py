@@ -94,6 +94,12 @@ class Daemon:
         self._lock = lock(config.state_dir)
         clear_socket(config.socket_path)
 
+    def sign_lock(self) -> None:
+        """Say in the lock which process this is, for who finds it held."""
+        assert self._lock is not None
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+
     async def start(self, ready: Callable[[str], None]) -> None:
         """Serve; returns once the socket answers. `ready` is told, later, that the provider has started.
 
@@ -120,7 +126,7 @@ class Daemon:
         sandboxes = Sandboxes(node)
         containers = Containers(node, sandboxes)
         self._reconciler = Reconciler(node, sandboxes, containers)
-        self._reconciler.load(contents)
+        await self._reconciler.load(contents, lambda: sleep(self._reactor, 0))
         await self._listen(node, sandboxes, containers)
         subnet = contents.settings.get(POD_CIDR, "")
         self._provider_starting = go(self._start_provider(node, sandboxes, subnet))
@@ -295,8 +301,6 @@ def lock(state_dir: Path) -> int:
             f"the state directory {state_dir} is in use by another infranetes daemon (pid {pid}): "
             "stop that one, or give this one its own state_dir"
         ) from None
-    os.ftruncate(held, 0)
-    os.pwrite(held, f"{os.getpid()}\n".encode(), 0)
     return held
 
 

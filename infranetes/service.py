@@ -61,7 +61,8 @@ class Options(usage.Options):
 
 
 def makeService(options: Options) -> Service:
-    """The daemon. Ends the process with one line where it can't be made."""
+    """The daemon, with what can fail at once done: before twistd goes into the background, where only
+    the log would say why. Ends the process with one line where something is in the way."""
     from twisted.internet import reactor
 
     config = options.infranetes_config
@@ -80,17 +81,12 @@ class Infranetes(Service):
     def __init__(self, reactor: Any, config: Config) -> None:
         self._reactor = reactor
         self._daemon = Daemon(reactor, config, notify)
+        self._daemon.prepare()
         self._starting: Deferred[None] | None = None
-
-    def privilegedStartService(self) -> None:
-        """What can fail at once fails here, before anything is started."""
-        try:
-            self._daemon.prepare()
-        except InfranetesError as error:
-            raise SystemExit(f"infranetes: {error}") from None
 
     def startService(self) -> None:
         """Begin; nothing is waited for here."""
+        self._daemon.sign_lock()
         super().startService()  # type: ignore[no-untyped-call]
         self._starting = go(self._start())
         self._starting.addErrback(self._failed)

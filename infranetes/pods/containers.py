@@ -27,7 +27,8 @@ from infranetes_common.errors import (
     Unavailable,
 )
 
-MAX_EXEC_OUTPUT = 16 * 1024 * 1024
+# Bytes of each stream. CRI clients take messages of 16 MiB: both streams, and what is around them.
+MAX_EXEC_OUTPUT = 8 * 1024 * 1024 - 4096
 STOP_DRAIN_SECONDS = 2.0  # a stop answers when the log is complete, or at the latest after this
 UNDO_SECONDS = 10.0
 LOOKS = 8  # at the provider, for a VM that may just have ended

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
@@ -9,7 +12,7 @@ from infranetes.pods.containers import Containers
 from infranetes.pods.follow import connect, vm_ended
 from infranetes.pods.inventory import Container, Sandbox
 from infranetes.pods.node import Node
-from infranetes.pods.records import Contents
+from infranetes.pods.records import ContainerRecord, Contents
 from infranetes.pods.sandboxes import Sandboxes
 from infranetes.pods.states import WITH_VM, ContainerState, SandboxState
 from infranetes.pods.waits import go, sleep, within
@@ -17,6 +20,7 @@ from infranetes.providers.interface import Instance, InstanceState
 from infranetes_common.errors import InfranetesError
 
 LIST_SECONDS = 120.0
+AT_A_TIME = 25  # records taken up in one turn of the reactor
 
 _log = Logger()
 
@@ -35,27 +39,35 @@ class Reconciler:
         self._strange: set[str] = set()  # instances without a record in the last pass
         self._passes: Deferred[None] | None = None
 
-    def load(self, contents: Contents) -> None:
-        """Fill the inventory and begin to ask the agents."""
+    async def load(self, contents: Contents, breathe: Callable[[], Awaitable[None]]) -> None:
+        """Fill the inventory and begin to ask the agents.
+
+        :param breathe: awaited now and then, to let others have their turn."""
         inventory = self._node.inventory
-        for record in contents.sandboxes:
-            inventory.add(Sandbox(record))
-        for row in contents.containers:
-            sandbox = inventory.sandboxes[row.sandbox_id]
-            inventory.add_container(Container(sandbox, row, contents.logs.get(row.id)))
-        for sandbox in inventory:
-            if sandbox.state is SandboxState.LAUNCHING:
-                self._sandboxes.resume(sandbox)
-            elif sandbox.state is SandboxState.READY:
-                connect(self._node, sandbox)
-                assert sandbox.view is not None
-                sandbox.view.start()
-                self._finish(sandbox, go(self._finish_removals(sandbox)))
-            elif sandbox.state is SandboxState.STOPPING and sandbox.record.agent_host:
-                connect(self._node, sandbox)
-            else:
-                vm_ended(self._node, sandbox, sandbox.record.message or "the sandbox was stopped")
-                self._finish(sandbox, go(self._without_vm(sandbox)))
+        work: list[Callable[[], None]] = []
+
+        def add(record: ContainerRecord) -> None:
+            sandbox = inventory.sandboxes[record.sandbox_id]
+            inventory.add_container(Container(sandbox, record, contents.logs.get(record.id)))
+
+        work += [partial(lambda record: inventory.add(Sandbox(record)), each) for each in contents.sandboxes]
+        work += [partial(add, each) for each in contents.containers]
+        await _by_and_by(work, breathe)
+        await _by_and_by([partial(self._take_up, each) for each in inventory], breathe)
+
+    def _take_up(self, sandbox: Sandbox) -> None:
+        if sandbox.state is SandboxState.LAUNCHING:
+            self._sandboxes.resume(sandbox)
+        elif sandbox.state is SandboxState.READY:
+            connect(self._node, sandbox)
+            assert sandbox.view is not None
+            sandbox.view.start()
+            self._finish(sandbox, go(self._finish_removals(sandbox)))
+        elif sandbox.state is SandboxState.STOPPING and sandbox.record.agent_host:
+            connect(self._node, sandbox)
+        else:
+            vm_ended(self._node, sandbox, sandbox.record.message or "the sandbox was stopped")
+            self._finish(sandbox, go(self._without_vm(sandbox)))
 
     def provider_ready(self) -> None:
         """The provider has started: finish what was under way, and begin the passes. Called once."""
@@ -157,3 +169,11 @@ class Reconciler:
                 error=failure.value,
             )
         )
+
+
+async def _by_and_by(work: Sequence[Callable[[], None]], breathe: Callable[[], Awaitable[None]]) -> None:
+    """All of `work`, a little at a time."""
+    for number, one in enumerate(work, start=1):
+        one()
+        if not number % AT_A_TIME:
+            await breathe()

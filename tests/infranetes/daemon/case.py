@@ -107,8 +107,10 @@ class DaemonCase(TestCase):
 
     # ---- the process
 
-    def spawn(self, *flags: str, crash: tuple[str, int] | None = None) -> subprocess.Popen[bytes]:
-        """Start a daemon and wait for nothing."""
+    def spawn(
+        self, *flags: str, crash: tuple[str, int] | None = None, background: str = ""
+    ) -> subprocess.Popen[bytes]:
+        """Start a daemon and wait for nothing. `background`: the pid file of one that detaches itself."""
         path = self.root / "infranetes.toml"
         path.write_text(toml(self.config))
         command = list(_TWISTD)
@@ -116,7 +118,8 @@ class DaemonCase(TestCase):
             journal = str(self.root / "journal")
             module = "tests.infranetes.daemon.crashing"
             command = [sys.executable, "-m", module, crash[0], str(crash[1]), journal]
-        command += ["--nodaemon", "--pidfile=", "infranetes", "--config", str(path), *flags]
+        command += [f"--pidfile={background}"] if background else ["--nodaemon", "--pidfile="]
+        command += ["infranetes", "--config", str(path), *flags]
         with open(self.root / "daemon.log", "ab") as log:
             return subprocess.Popen(
                 command,

@@ -55,6 +55,12 @@ class LifeTests(DaemonCase):
         )
         result = await self.runtime.ExecSync(request, timeout=20.0)
         self.assertEqual((result.stdout, result.stderr, result.exit_code), (b"out\n", b"err\n", 4))
+        much = cri.ExecSyncRequest(
+            container_id=container, cmd=["head", "-c", "20000000", "/dev/zero"], timeout=30
+        )
+        result = await self.runtime.ExecSync(much, timeout=40.0)
+        self.assertTrue(8_000_000 < len(result.stdout) < 16 * 1024 * 1024, len(result.stdout))
+        self.assertEqual(result.exit_code, 0)
         slow = cri.ExecSyncRequest(container_id=container, cmd=["sleep", "30"], timeout=1)
         await self.refused(Code.DEADLINE_EXCEEDED, self.runtime.ExecSync(slow, timeout=20.0))
         limits = cri.LinuxContainerResources(memory_limit_in_bytes=64 << 20, cpu_shares=100)

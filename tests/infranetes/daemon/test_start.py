@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import socket
 import sqlite3
 from pathlib import Path
@@ -29,8 +32,8 @@ class StartTests(DaemonCase):
     async def test_configurations_that_are_wrong(self) -> None:
         good = dict(self.config)
         for change, words in (
-            ({"sockett": "/x"}, "sockett:"),
-            ({"socket": 7}, "socket: expected a text"),
+            ({"sockett": "/x"}, "infranetes.toml: sockett:"),
+            ({"socket": 7}, "infranetes.toml: socket:"),
             ({"socket": "relative"}, "socket: 'relative' is not an absolute path"),
             ({"socket": "/" + "x" * 200}, "too long for a socket"),
             ({"provider": "nobody"}, "no provider is called 'nobody'"),
@@ -70,6 +73,26 @@ class StartTests(DaemonCase):
         await self.refused_start(f"another infranetes daemon (pid {first.pid})", "--listen", f"{self.root}/2")
         self.process = first
         await self.run_pod()
+
+    async def test_in_the_background(self) -> None:
+        """twistd's own way of it: what is in the way is said before the command returns."""
+        pid_file = self.root / "pid"
+        self.process = self.spawn(background=str(pid_file))
+        self.assertEqual(await self.ended(), 0, self.log)
+        await self.until(pid_file.exists, "a pid file")
+        pid = int(pid_file.read_text())
+        self.addCleanup(self.kill_if_there, pid)
+        self.assertEqual(int((self.root / "state" / "lock").read_text()), pid)
+        self.process = self.spawn(background=str(self.root / "other"))
+        self.assertEqual(await self.ended(), 1)
+        self.assertIn(f"another infranetes daemon (pid {pid})", self.log)
+        os.kill(pid, signal.SIGTERM)
+        await self.until(lambda: not Path(f"/proc/{pid}").exists(), "the daemon ends")
+        self.assertFalse(self.socket.exists())
+
+    def kill_if_there(self, pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
     async def test_a_store_that_is_broken_or_newer(self) -> None:
         file = self.root / "state" / FILE

@@ -17,6 +17,7 @@ from infranetes.pods.node import Node, NodeNames, Times
 from infranetes.pods.reconcile import Reconciler
 from infranetes.pods.records import ContainerRecord, Contents, LogPosition, SandboxRecord
 from infranetes.pods.sandboxes import Sandboxes
+from infranetes.pods.waits import go
 from infranetes.providers.interface import Instance, InstanceSpec, InstanceState
 from infranetes_common import cri, vmserver
 from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
@@ -395,7 +396,9 @@ class World:
         self.sandboxes = Sandboxes(self.node)
         self.containers = Containers(self.node, self.sandboxes)
         self.reconciler = Reconciler(self.node, self.sandboxes, self.containers)
-        self.reconciler.load(self.store.contents())
+        loaded = go(self.reconciler.load(self.store.contents(), _at_once))
+        assert loaded.called
+        loaded.addErrback(lambda failure: failure.raiseException())
 
     def provider_ready(self) -> None:
         """The provider has started."""
@@ -432,6 +435,10 @@ class Gone:
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: Deferred()
+
+
+async def _at_once() -> None:
+    pass
 
 
 def pod(name: str = "web", uid: str = "u1", attempt: int = 0, **fields: Any) -> Any:
