@@ -18,6 +18,7 @@ from infranetes_common.errors import InvalidArgument, ResourceExhausted
 from vmserver import validate
 from vmserver.containers.interface import IContainerProvider
 from vmserver.sandbox import Sandbox
+from vmserver.sessions import SessionCalls
 
 MAX_OUTPUT_BYTES = 16 * 1024 * 1024
 MAX_PIECE_BYTES = 1024 * 1024
@@ -73,12 +74,20 @@ class Watcher:
             wake.callback(None)
 
 
-class AgentService:
+class AgentService(SessionCalls):
     """One method per RPC."""
 
     def __init__(
-        self, reactor: Any, provider: IContainerProvider, sandbox: Sandbox, *, execs: int = 64
+        self,
+        reactor: Any,
+        provider: IContainerProvider,
+        sandbox: Sandbox,
+        *,
+        execs: int = 64,
+        sessions: int = 64,
+        forwards: int = 256,
     ) -> None:
+        super().__init__(reactor, provider, sessions=sessions, forwards=forwards)
         self._reactor = reactor
         self._provider = provider
         self._sandbox = sandbox

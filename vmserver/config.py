@@ -34,6 +34,8 @@ class LimitsConfig:
     handshakes: int = 32  # not yet authenticated; one more ends the oldest
     handshake_seconds: float = 10.0
     execs: int = 64  # commands of ExecSync at a time
+    sessions: int = 64  # of Exec and Attach at a time
+    forwards: int = 256  # connections of PortForward at a time
 
 
 @attrs.frozen
@@ -73,6 +75,8 @@ def check(config: Config, origin: str) -> Config:
         (config.limits.handshakes < 1, "limits.handshakes", "1 or more"),
         (config.limits.handshake_seconds <= 0, "limits.handshake_seconds", "seconds above 0"),
         (config.limits.execs < 1, "limits.execs", "1 or more"),
+        (config.limits.sessions < 1, "limits.sessions", "1 or more"),
+        (config.limits.forwards < 1, "limits.forwards", "1 or more"),
         (bool(config.listen) and not _is_address(config.listen), "listen", "IPv4-ADDRESS:PORT"),
     ]
     for wrong, key, expected in problems:

@@ -120,7 +120,15 @@ class Vmserver(Service):
         )
         self._listen_on: Listen = listen or self._listen_tcp
         self._intake = intake
-        self._agent = AgentService(reactor, self._provider, self._sandbox, execs=config.limits.execs)
+        limits = config.limits
+        self._agent = AgentService(
+            reactor,
+            self._provider,
+            self._sandbox,
+            execs=limits.execs,
+            sessions=limits.sessions,
+            forwards=limits.forwards,
+        )
         service = GrpcService(vmserver.Agent, self._agent)
         self._server = Server(reactor, [service], translate_error=errors.to_grpc)
         self._door: tls.Door | None = None
@@ -258,6 +266,10 @@ class Vmserver(Service):
         await self._provider.stop()
 
     async def _start(self) -> None:
+        try:
+            self._config.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            _log.error("run_dir {path}: {words}", path=str(self._config.run_dir), words=error.strerror)
         await self._start_provider()
         kept = self._kept()
         if kept is not None:

@@ -43,6 +43,9 @@ class Dockerd:
     def start(self) -> Dockerd:
         """Answers when it serves. After `stop_engine` it has the same containers and images."""
         need("dockerd")
+        # A containerd that was killed may be a zombie for long where process 1 does not reap; dockerd
+        # would take it for alive.
+        (self.root / "exec/containerd/containerd.pid").unlink(missing_ok=True)
         arguments = [
             f"--data-root={self.root}/data", f"--exec-root={self.root}/exec", f"--host=unix://{self.socket}",
             f"--pidfile={self._pid_file}", "--bridge=none", "--iptables=false", "--ip6tables=false",

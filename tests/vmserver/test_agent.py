@@ -127,7 +127,7 @@ class AgentTests(AgentCase):
         self.assertEqual((first.container.id, first.container.state), ("a" * 32, cri.CONTAINER_CREATED))
         self.assertTrue((await anext(watch)).HasField("synced"))
         await self.run_container("sleep", "600", id="b" * 32)
-        seen = []
+        seen: list[Any] = []
         while not seen or seen[-1] != cri.CONTAINER_RUNNING:
             seen.append((await anext(watch)).container.state)
         await self.stub.RemoveContainer(messages.RemoveContainerRequest(id="b" * 32), timeout=10.0)

@@ -128,7 +128,8 @@ class CheckTests(SynchronousTestCase):
 
     def test_networks_that_can_not_be(self) -> None:
         for field, value in (
-            ("mac", "02:00"), ("mac", "01:00:00:00:00:07"), ("address", "10.0.0.300/8"), ("address", "fd00::1/64"),
+            ("mac", "02:00"), ("mac", "01:00:00:00:00:07"), ("address", "10.0.0.300/8"),
+            ("address", "fd00::1/64"),
             ("gateway", "11.0.0.1"), ("gateway", "x"), ("mtu", 5), ("mtu", 10**6),
         ):  # fmt: skip
             changed: Any = {field: value}
@@ -146,12 +147,8 @@ class CheckTests(SynchronousTestCase):
 
     def test_the_first_card_is_one_with_a_device(self) -> None:
         cards = Path(self.mktemp())
-        for name, kind, device in (
-            ("docker0", "1", False),
-            ("ens9", "1", True),
-            ("eth0", "1", True),
-            ("a0", "772", True),
-        ):
+        found = (("docker0", "1", False), ("ens9", "1", True), ("eth0", "1", True), ("a0", "772", True))
+        for name, kind, device in found:
             (cards / name).mkdir(parents=True)
             (cards / name / "type").write_text(kind + "\n")
             if device:

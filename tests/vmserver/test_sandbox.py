@@ -33,8 +33,9 @@ class SandboxTests(SynchronousTestCase):
         ):
             (self.proc / file).parent.mkdir(parents=True, exist_ok=True)
             (self.proc / file).write_text("0\n")
-        self.machine: Any = _Machine()
-        self.sandbox = Sandbox(self.machine, self.etc, proc_sys=self.proc)
+        machine: Any = _Machine()
+        self.machine: Any = machine
+        self.sandbox = Sandbox(machine, self.etc, proc_sys=self.proc)
 
     def refused(self, **fields: Any) -> str:
         with self.assertRaises(InvalidArgument) as caught:
@@ -92,7 +93,8 @@ class SandboxTests(SynchronousTestCase):
         for dns in (
             cri.DNSConfig(servers=["1.2.3.4\nnameserver 6.6.6.6"]), cri.DNSConfig(servers=["x"]),
             cri.DNSConfig(searches=["a b"]), cri.DNSConfig(searches=["a\nb"]),
-            cri.DNSConfig(options=["x\ny"]), cri.DNSConfig(servers=["1.2.3.4"] * 100), cri.DNSConfig(searches=["x" * 300]),
+            cri.DNSConfig(options=["x\ny"]), cri.DNSConfig(servers=["1.2.3.4"] * 100),
+            cri.DNSConfig(searches=["x" * 300]),
         ):  # fmt: skip
             self.refused(dns_config=dns)
         for name in ("a b", "a\nb", "-a", "x" * 65, "../etc"):

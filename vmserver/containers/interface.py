@@ -22,6 +22,46 @@ class ExecResult:
     exit_code: int
 
 
+@attrs.frozen
+class Streams:
+    """Which streams a session has. With `tty`, stdout and stderr are one, on stdout."""
+
+    tty: bool = False
+    stdin: bool = False
+    stdout: bool = False
+    stderr: bool = False
+
+
+class ISession(Interface):
+    """The live streams of a process in a container. Its output is read by one reader, whose pace is its own:
+    a session holds a bounded amount that is not read yet, and then lets the process wait."""
+
+    output = Attribute(
+        """A `vmserver.containers.sessions.Output`: an async iterator of ("stdout" or "stderr", bytes) until
+        nothing more is written."""
+    )
+
+    def write(data: bytes) -> Deferred[None]:
+        """Write to stdin; fires when more may follow. Without stdin, or after its end: dropped."""
+
+    def close_stdin() -> None:
+        """stdin ends after what was written: an exec's pipe is closed, its terminal gets an end-of-file
+        character (^D); attached, the container's stdin is closed where it was created with stdin_once and no
+        terminal, and otherwise stays open for who attaches next. Twice is once."""
+
+    def resize(width: int, height: int) -> Deferred[None]:
+        """Give the terminal this size, in characters. Without a terminal, or after the end: nothing."""
+
+    def ended() -> Deferred[int]:
+        """The exit code, once the process has ended; asked for after the end of `output`.
+
+        :raise Unavailable: the engine can't say."""
+
+    def close() -> None:
+        """Let go. An exec that has not ended is killed with its descendants; what is attached to goes on.
+        Twice is once."""
+
+
 class IContainerProvider(Interface):
     """Runs containers that share this machine's network namespace.
 
@@ -83,6 +123,18 @@ class IContainerProvider(Interface):
         :param timeout: seconds; 0: none. :param max_output: bytes kept of each stream.
         :raise NotFound: no such container. :raise FailedPrecondition: it is not running.
         :raise DeadlineExceeded: out of time; the command has been killed."""
+
+    def exec_session(id: str, command: Sequence[str], streams: Streams) -> Deferred[ISession]:
+        """Run `command` in it with live streams. What can't be run says so in its output and exit code, as
+        the engine does. Cancelled: the command is killed.
+
+        :raise NotFound: no such container. :raise FailedPrecondition: it is not running."""
+
+    def attach_session(id: str, streams: Streams) -> Deferred[ISession]:
+        """The streams of its first process, from now on. Whether there is a terminal is the container's to
+        say, not `streams`'s.
+
+        :raise NotFound: no such container. :raise FailedPrecondition: it is not running."""
 
     def read_log(id: str, cursor: str, follow: bool) -> AsyncIterator[Any]:
         """Its LogRecords after `cursor` ("": from the first), oldest first, each once; with

@@ -11,6 +11,7 @@ from twisted.trial.unittest import TestCase
 
 from tests.contract.container_output import ImageContract, LogContract
 from tests.contract.container_provider import ContainerProviderCase, ExecContract, LifecycleContract
+from tests.contract.container_sessions import SessionContract
 from tests.support.dockerd import Dockerd, shared
 from vmserver.containers.docker.provider import DockerConfig, DockerProvider
 
@@ -38,6 +39,10 @@ class DockerLifecycleTests(DockerCase, LifecycleContract, TestCase):
 
 class DockerExecTests(DockerCase, ExecContract, TestCase):
     """ExecSync."""
+
+
+class DockerSessionTests(DockerCase, SessionContract, TestCase):
+    """Live sessions."""
 
 
 class DockerLogTests(DockerCase, LogContract, TestCase):

@@ -13,6 +13,7 @@ from twisted.trial.unittest import TestCase
 from infranetes_common import cri
 from tests.contract.container_output import ImageContract, LogContract
 from tests.contract.container_provider import ContainerProviderCase, ExecContract, LifecycleContract
+from tests.contract.container_sessions import SessionContract
 from vmserver.containers.fake.provider import FakeProvider
 
 
@@ -40,6 +41,10 @@ class FakeLifecycleTests(FakeCase, LifecycleContract, TestCase):
 
 class FakeExecTests(FakeCase, ExecContract, TestCase):
     """ExecSync."""
+
+
+class FakeSessionTests(FakeCase, SessionContract, TestCase):
+    """Live sessions."""
 
 
 class FakeLogTests(FakeCase, LogContract, TestCase):

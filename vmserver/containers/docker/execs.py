@@ -15,11 +15,10 @@ from twisted.logger import Logger
 
 from infranetes_common.errors import DeadlineExceeded, InfranetesError
 from vmserver.containers.docker.engine import ByteStream, Engine, EngineError
+from vmserver.containers.docker.hijack import Frames
 from vmserver.containers.interface import ExecResult
 from vmserver.processes import kill_family
 
-_STDERR = 2
-_HEADER = 8
 _KILL_TRIES = 20
 _KILL_PAUSE = 0.1
 
@@ -27,40 +26,19 @@ _log = Logger()
 
 
 class Demultiplexer:
-    """Docker's raw stream (Engine API, ContainerAttach): frames of type, three zeros, size, bytes.
-
-    Keeps at most `limit` bytes of each stream and drops the rest.
-    """
+    """Keeps at most `limit` bytes of each stream of Docker's and drops the rest."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._buffer = b""
-        self._kind = 0
-        self._left = 0
+        self._frames = Frames()
         self.stdout = bytearray()
         self.stderr = bytearray()
 
     def feed(self, data: bytes) -> None:
         """Take bytes in, split anywhere."""
-        data = self._buffer + data
-        at = 0
-        while at < len(data):
-            if not self._left:
-                if len(data) - at < _HEADER:
-                    break
-                self._kind = data[at]
-                self._left = int.from_bytes(data[at + 4 : at + _HEADER], "big")
-                at += _HEADER
-                continue
-            piece = data[at : at + self._left]
-            self._keep(piece)
-            at += len(piece)
-            self._left -= len(piece)
-        self._buffer = data[at:]
-
-    def _keep(self, piece: bytes) -> None:
-        kept = self.stderr if self._kind == _STDERR else self.stdout
-        kept += piece[: max(0, self._limit - len(kept))]
+        for stream, piece in self._frames.feed(data):
+            kept = self.stderr if stream == "stderr" else self.stdout
+            kept += piece[: max(0, self._limit - len(kept))]
 
 
 async def exec_sync(
@@ -79,7 +57,7 @@ async def exec_sync(
     try:
         output = await running
     except (TimeoutError, CancelledError) as ended:
-        Deferred.fromCoroutine(_kill(reactor, engine, exec_id))
+        Deferred.fromCoroutine(kill_exec(reactor, engine, exec_id))
         if isinstance(ended, CancelledError):
             raise
         raise DeadlineExceeded(f"the command was killed: it did not end within {within:g} s") from None
@@ -100,7 +78,7 @@ async def _output(engine: Engine, exec_id: str, limit: int) -> Demultiplexer:
     return output
 
 
-async def _kill(reactor: Any, engine: Engine, exec_id: str) -> None:
+async def kill_exec(reactor: Any, engine: Engine, exec_id: str) -> None:
     """Kill the exec's processes, also when it is only now being started."""
     try:
         for _ in range(_KILL_TRIES):

@@ -32,9 +32,10 @@ from vmserver.containers.docker import cgroups
 from vmserver.containers.docker.engine import CALL_SECONDS, ByteStream, Engine, EngineError
 from vmserver.containers.docker.execs import exec_sync
 from vmserver.containers.docker.images import Images
+from vmserver.containers.docker.sessions import attach_session, exec_session
 from vmserver.containers.docker.state import container_state, process_user
 from vmserver.containers.docker.translate import LABEL_ID, NAME_PREFIX, create_body, resources
-from vmserver.containers.interface import ExecResult, IContainerProvider
+from vmserver.containers.interface import ExecResult, IContainerProvider, ISession, Streams
 from vmserver.containers.jsonlog import JsonLog, records
 
 EVENTS = ["create", "start", "die", "oom", "update", "destroy"]
@@ -347,8 +348,24 @@ class DockerProvider:
         return Deferred.fromCoroutine(self._exec_sync(id, command, timeout, max_output))
 
     async def _exec_sync(self, id: str, command: Sequence[str], within: float, limit: int) -> ExecResult:
+        running = exec_sync(self._reactor, self._engine, NAME_PREFIX + id, command, within, limit)
+        result: ExecResult = await self._in_running(id, running)
+        return result
+
+    def exec_session(self, id: str, command: Sequence[str], streams: Streams) -> Deferred[ISession]:
+        opening = exec_session(
+            self._reactor, self._engine, self._config.socket, NAME_PREFIX + id, command, streams
+        )
+        return Deferred.fromCoroutine(self._in_running(id, opening))
+
+    def attach_session(self, id: str, streams: Streams) -> Deferred[ISession]:
+        opening = attach_session(self._reactor, self._engine, self._config.socket, NAME_PREFIX + id, streams)
+        return Deferred.fromCoroutine(self._in_running(id, opening))
+
+    async def _in_running(self, id: str, work: Any) -> Any:
+        """`work` in a running container, Docker's refusals as our errors."""
         try:
-            return await exec_sync(self._reactor, self._engine, NAME_PREFIX + id, command, within, limit)
+            return await work
         except EngineError as error:
             if error.status == 404:
                 raise NotFound(f"there is no container {id} in this sandbox's VM") from error

@@ -39,7 +39,8 @@ from infranetes_common.errors import (
 from vmserver.containers.fake import archive as archives
 from vmserver.containers.fake import shim
 from vmserver.containers.fake.execs import exec_sync
-from vmserver.containers.interface import ExecResult, IContainerProvider
+from vmserver.containers.fake.sessions import AttachSession, ExecSession
+from vmserver.containers.interface import ExecResult, IContainerProvider, ISession, Streams
 from vmserver.containers.jsonlog import JsonLog, records
 from vmserver.containers.signals import signal_number
 from vmserver.processes import ProcessEnd, kill_family, start_ticks
@@ -47,7 +48,7 @@ from vmserver.processes import ProcessEnd, kill_family, start_ticks
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _log = Logger()
-_SUFFIXES = (".json", ".begun", ".run", ".exit", ".log")
+_SUFFIXES = (".json", ".begun", ".run", ".exit", ".log", ".stdin")
 
 
 @attrs.frozen
@@ -66,6 +67,7 @@ class _Container:
     signal: int
     env: dict[str, str] = attrs.field(factory=dict)
     cwd: str = ""
+    stdin: str = ""  # none; open: until its end; once: until the first who attached ends it
     shim: int = 0
     end: ProcessEnd | None = None
     stopped: list[Deferred[None]] = attrs.field(factory=list)  # who waits for its end
@@ -131,8 +133,9 @@ class FakeProvider:
                 record = json.loads(file.read_text())
                 state = messages.ContainerState.FromString(base64.b64decode(record["state"]))
                 container = _Container(
-                    state, bool(record["argv"]), record["signal"], record["env"], record["cwd"]
-                )
+                    state, bool(record["argv"]), record["signal"], record["env"], record["cwd"],
+                    record.get("stdin", ""),
+                )  # fmt: skip
             except (ValueError, KeyError, TypeError) as error:
                 _log.error("{file} is unreadable and left alone: {error}", file=str(file), error=error)
                 continue
@@ -237,6 +240,7 @@ class FakeProvider:
             "env": container.env,
             "cwd": container.cwd,
             "signal": container.signal,
+            "stdin": container.stdin,
         }
         self._write(container.state.id, ".json", record)
 
@@ -265,6 +269,8 @@ class FakeProvider:
                 **{env.key: env.value.decode(errors="surrogateescape") for env in config.envs},
             }
             container.cwd = config.working_dir
+            if config.stdin:
+                container.stdin = "once" if config.stdin_once else "open"
         self._save(container, argv)
         self._view[id] = container
         self._tell(container)
@@ -405,11 +411,40 @@ class FakeProvider:
         return Deferred.fromCoroutine(self._exec_sync(id, command, timeout, max_output))
 
     async def _exec_sync(self, id: str, command: Sequence[str], within: float, limit: int) -> ExecResult:
+        container = self._running(id)
+        env = {"PATH": DEFAULT_PATH, **container.env}
+        return await exec_sync(self._reactor, command, env, container.cwd or "/", within, limit)
+
+    def _running(self, id: str) -> _Container:
         container = self._existing(id)
         if container.state.state != cri.CONTAINER_RUNNING:
             raise FailedPrecondition(f"container {id} is not running")
+        return container
+
+    def exec_session(self, id: str, command: Sequence[str], streams: Streams) -> Deferred[ISession]:
+        return Deferred.fromCoroutine(self._exec_session(id, command, streams))
+
+    async def _exec_session(self, id: str, command: Sequence[str], streams: Streams) -> ISession:
+        container = self._running(id)
         env = {"PATH": DEFAULT_PATH, **container.env}
-        return await exec_sync(self._reactor, command, env, container.cwd or "/", within, limit)
+        session: ISession = ExecSession.spawn(self._reactor, command, env, container.cwd or "/", streams)
+        return session
+
+    def attach_session(self, id: str, streams: Streams) -> Deferred[ISession]:
+        return Deferred.fromCoroutine(self._attach_session(id, streams))
+
+    async def _attach_session(self, id: str, streams: Streams) -> ISession:
+        container = self._running(id)
+        session: ISession = AttachSession(
+            self._reactor,
+            self.read_log(id, "", True),
+            time.time_ns(),
+            streams,
+            self._path(id, ".stdin") if container.stdin else None,
+            container.shim if container.stdin == "once" else 0,
+            lambda: container.state.exit_code,
+        )
+        return session
 
     async def read_log(self, id: str, cursor: str, follow: bool) -> AsyncIterator[Any]:
         container = self._existing(id)

@@ -3,7 +3,7 @@
     python -I -S shim.py DIRECTORY ID
 
 Needs nothing but the standard library, so that it starts fast. Reads ID.json, written by the agent:
-argv, env, cwd. Writes, each whole or not at all: ID.run once the command runs, ID.exit once it has
+argv, env, cwd, stdin. Writes, each whole or not at all: ID.run once the command runs, ID.exit once it has
 ended or could not be run; ID.log, ID.log.1, ... in Docker's json-file form. Descriptor 3 is closed
 when it is known whether the command runs.
 """
@@ -38,12 +38,13 @@ def main(directory: str, id: str) -> None:
         os.close(os.open(id + ".begun", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except FileExistsError:
         return
+    stdin = _stdin(id, record.get("stdin", ""))
     try:
         child = subprocess.Popen(  # noqa: S603  running it is what this is for
             record["argv"],
             env=record["env"],
             cwd=record["cwd"] or "/",
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
@@ -54,6 +55,8 @@ def main(directory: str, id: str) -> None:
         now = time.time_ns()
         _write(id + ".exit", {"exit_code": code, "started_at": now, "finished_at": now, "error": str(error)})
         return
+    if stdin >= 0:
+        os.close(stdin)  # so that who writes learns when nobody reads
     started = {"pid": child.pid, "shim": os.getpid(), "ticks": _ticks(), "started_at": time.time_ns()}
     _write(id + ".run", started)
     os.close(READY_FD)
@@ -63,8 +66,24 @@ def main(directory: str, id: str) -> None:
     _write(id + ".exit", {**ended, "started_at": started["started_at"]})
 
 
+def _stdin(id: str, kind: str) -> int:
+    """The reading end of ID.stdin, which is kept open here: until the end, or ("once") until SIGUSR1."""
+    if not kind:
+        return subprocess.DEVNULL
+    os.mkfifo(id + ".stdin", 0o600)
+    reading = os.open(id + ".stdin", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    os.set_blocking(reading, True)
+    writing = os.open(id + ".stdin", os.O_WRONLY | os.O_CLOEXEC)
+    if kind == "once":
+        held = [writing]
+        signal.signal(signal.SIGUSR1, lambda *_: os.close(held.pop()) if held else None)
+    else:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    return reading
+
+
 def _default_signals() -> None:
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
+    for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
 
 

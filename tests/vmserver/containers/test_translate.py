@@ -1,0 +1,180 @@
+"""A CRI ContainerConfig in Docker's words; what Docker can't give is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes_common import cri
+from infranetes_common.errors import InvalidArgument
+from vmserver.containers.docker.cgroups import files as cgroup_files
+from vmserver.containers.docker.translate import create_body
+from vmserver.containers.signals import signal_name, signal_number
+
+IMAGE = "sha256:" + "a" * 64
+FILES = {"/etc/hosts": Path("/vm/hosts"), "/etc/resolv.conf": Path("/vm/resolv.conf")}
+THERE = {"/data", "/dev/fuse", "/vm/hosts", "/vm/resolv.conf"}
+
+
+def body(config: Any = None, **fields: Any) -> Any:
+    """What Docker would be asked for."""
+    config = config or cri.ContainerConfig(**fields)
+    return create_body(
+        "c1", IMAGE, config, files=FILES, log_options={"max-size": "1m"}, exists=THERE.__contains__
+    )
+
+
+def secured(**fields: Any) -> Any:
+    """The same with a security context."""
+    context = cri.LinuxContainerSecurityContext(**fields)
+    return body(linux=cri.LinuxContainerConfig(security_context=context))
+
+
+class TranslateTests(SynchronousTestCase):
+    def refused(self, word: str, work: Any, **fields: Any) -> None:
+        with self.assertRaises(InvalidArgument) as caught:
+            work(**fields)
+        self.assertIn(word, str(caught.exception))
+
+    def test_command_and_args_take_the_place_of_entrypoint_and_cmd(self) -> None:
+        for command, args in ((["a"], []), (["a"], ["b"]), ([], ["b"]), ([], [])):
+            found = body(command=command, args=args)
+            self.assertEqual((found.get("Entrypoint", []), found.get("Cmd", [])), (command, args))
+            self.assertEqual(("Entrypoint" in found, "Cmd" in found), (bool(command), bool(args)))
+
+    def test_environment_stdin_terminal_and_signal(self) -> None:
+        found = body(
+            envs=[cri.KeyValue(key="A", value=b"b=c")], tty=True, stdin=True, stdin_once=True,
+            working_dir="/w", stop_signal=cri.SIGRTMINPLUS3,
+        )  # fmt: skip
+        self.assertEqual(found["Env"], ["A=b=c"])
+        self.assertEqual((found["Tty"], found["OpenStdin"], found["StdinOnce"]), (True, True, True))
+        self.assertEqual((found["WorkingDir"], found["StopSignal"]), ("/w", "SIGRTMIN+3"))
+
+    def test_it_shares_the_machines_network_name_and_ipc(self) -> None:
+        host = body()["HostConfig"]
+        self.assertEqual((host["NetworkMode"], host["UTSMode"], host["IpcMode"]), ("host", "host", "host"))
+
+    def test_pid_and_ipc_namespaces(self) -> None:
+        for pid, expected in ((cri.POD, "host"), (cri.NODE, "host"), (cri.CONTAINER, "")):
+            found = secured(namespace_options=cri.NamespaceOption(pid=pid))
+            self.assertEqual(found["HostConfig"]["PidMode"], expected)
+        target = cri.NamespaceOption(pid=cri.TARGET, target_id="c0", ipc=cri.CONTAINER)
+        host = secured(namespace_options=target)["HostConfig"]
+        self.assertEqual((host["PidMode"], host["IpcMode"]), ("container:infranetes-c0", "private"))
+        self.refused("target_id", secured, namespace_options=cri.NamespaceOption(pid=cri.TARGET))
+        self.refused("network", secured, namespace_options=cri.NamespaceOption(network=cri.CONTAINER))
+        users = cri.UserNamespace(mode=cri.POD, uids=[cri.IDMapping(host_id=1, length=1)])
+        self.refused("userns", secured, namespace_options=cri.NamespaceOption(userns_options=users))
+
+    def test_users_and_groups(self) -> None:
+        value = lambda number: cri.Int64Value(value=number)  # noqa: E731
+        self.assertEqual(secured(run_as_user=value(0))["User"], "0")
+        self.assertEqual(secured(run_as_user=value(5), run_as_group=value(6))["User"], "5:6")
+        self.assertEqual(secured(run_as_username="app", run_as_group=value(6))["User"], "app:6")
+        self.assertNotIn("User", secured())
+        self.assertEqual(secured(supplemental_groups=[7, 8])["HostConfig"]["GroupAdd"], ["7", "8"])
+        self.refused("run_as_group", secured, run_as_group=value(6))
+        self.refused("run_as_user", secured, run_as_user=value(-1))
+        self.refused("supplemental_groups", secured, supplemental_groups=[-1])
+        self.refused("Strict", secured, supplemental_groups_policy=cri.Strict)
+
+    def test_capabilities(self) -> None:
+        wanted = cri.Capability(add_capabilities=["net_admin", "CAP_SYS_TIME"], drop_capabilities=["ALL"])
+        host = secured(capabilities=wanted)["HostConfig"]
+        self.assertEqual((host["CapAdd"], host["CapDrop"]), (["CAP_NET_ADMIN", "CAP_SYS_TIME"], ["ALL"]))
+        self.refused("no capability", secured, capabilities=cri.Capability(add_capabilities=["x y"]))
+        self.refused("ambient", secured, capabilities=cri.Capability(add_ambient_capabilities=["CHOWN"]))
+
+    def test_profiles(self) -> None:
+        profile = cri.SecurityProfile
+        options = lambda **fields: secured(**fields)["HostConfig"]["SecurityOpt"]  # noqa: E731
+        self.assertEqual(options(), [])
+        self.assertEqual(options(seccomp=profile(profile_type=profile.RuntimeDefault), no_new_privs=True),
+                         ["no-new-privileges"])  # fmt: skip
+        self.assertEqual(options(seccomp=profile(profile_type=profile.Unconfined)), ["seccomp=unconfined"])
+        self.assertEqual(options(seccomp_profile_path="unconfined"), ["seccomp=unconfined"])
+        self.assertEqual(options(apparmor=profile(profile_type=profile.Unconfined)), ["apparmor=unconfined"])
+        for name in ("seccomp", "apparmor"):
+            local = profile(profile_type=profile.Localhost, localhost_ref="x")
+            self.refused(name, secured, **{name: local})
+        self.refused("seccomp", secured, seccomp_profile_path="localhost/x")
+
+    def test_masked_paths_are_as_said_and_docker_decides_where_nothing_is(self) -> None:
+        self.assertNotIn("MaskedPaths", body()["HostConfig"])
+        host = secured(masked_paths=["/proc/kcore"], readonly_paths=["/proc/sys"])["HostConfig"]
+        self.assertEqual((host["MaskedPaths"], host["ReadonlyPaths"]), (["/proc/kcore"], ["/proc/sys"]))
+        self.assertNotIn("MaskedPaths", secured(privileged=True)["HostConfig"])
+
+    def test_mounts(self) -> None:
+        mount = cri.Mount(
+            container_path="/d/", host_path="/data", readonly=True,
+            propagation=cri.PROPAGATION_HOST_TO_CONTAINER,
+        )  # fmt: skip
+        first, *rest = body(mounts=[mount])["HostConfig"]["Mounts"]
+        self.assertEqual((first["Source"], first["Target"], first["ReadOnly"]), ("/data", "/d", True))
+        self.assertEqual(first["BindOptions"], {"Propagation": "rslave"})
+        self.assertEqual([one["Target"] for one in rest], ["/etc/hosts", "/etc/resolv.conf"])
+
+    def test_a_mount_in_the_place_of_the_sandboxes_own_files(self) -> None:
+        mount = cri.Mount(container_path="/etc/hosts", host_path="/data")
+        found = body(mounts=[mount])["HostConfig"]["Mounts"]
+        self.assertEqual([(one["Target"], one["Source"]) for one in found],
+                         [("/etc/hosts", "/data"), ("/etc/resolv.conf", "/vm/resolv.conf")])  # fmt: skip
+
+    def test_mounts_that_can_not_be_had_name_their_path(self) -> None:
+        self.refused("/node/only", body, mounts=[cri.Mount(container_path="/x", host_path="/node/only")])
+        for mount in (
+            cri.Mount(container_path="relative", host_path="/data"),
+            cri.Mount(container_path="/", host_path="/data"),
+            cri.Mount(container_path="/a/../..", host_path="/data"),
+            cri.Mount(container_path="/x", host_path="data"),
+            cri.Mount(container_path="/x", image=cri.ImageSpec(image="y")),
+            cri.Mount(container_path="/x", host_path="/data", recursive_read_only=True),
+            cri.Mount(container_path="/x", host_path="/data", uidMappings=[cri.IDMapping(length=1)]),
+        ):
+            self.refused("config.mounts", body, mounts=[mount])
+
+    def test_devices(self) -> None:
+        found = body(devices=[cri.Device(host_path="/dev/fuse", permissions="rw")])["HostConfig"]["Devices"]
+        wanted = {"PathOnHost": "/dev/fuse", "PathInContainer": "/dev/fuse", "CgroupPermissions": "rw"}
+        self.assertEqual(found, [wanted])
+        self.refused("/dev/gpu", body, devices=[cri.Device(host_path="/dev/gpu")])
+        self.refused("permissions", body, devices=[cri.Device(host_path="/dev/fuse", permissions="rx")])
+        self.refused("CDI", body, CDI_devices=[cri.CDIDevice(name="x")])
+
+    def test_limits(self) -> None:
+        limits = cri.LinuxContainerResources(
+            cpu_shares=512, cpu_quota=50000, cpu_period=100000, memory_limit_in_bytes=1 << 26,
+            oom_score_adj=500, cpuset_cpus="0",
+        )  # fmt: skip
+        host = body(linux=cri.LinuxContainerConfig(resources=limits))["HostConfig"]
+        self.assertEqual((host["CpuShares"], host["CpuQuota"], host["CpuPeriod"]), (512, 50000, 100000))
+        # No swap beyond the limit unless it is asked for.
+        self.assertEqual((host["Memory"], host["MemorySwap"]), (1 << 26, 1 << 26))
+        self.assertEqual((host["OomScoreAdj"], host["CpusetCpus"]), (500, "0"))
+        for field, value in (("cpu_shares", -1), ("memory_limit_in_bytes", -1), ("oom_score_adj", 2000)):
+            bad: Any = {field: value}
+            config = cri.LinuxContainerConfig(resources=cri.LinuxContainerResources(**bad))
+            self.refused(field, body, linux=config)
+
+    def test_limits_that_only_the_cgroup_knows(self) -> None:
+        limits = cri.LinuxContainerResources(
+            hugepage_limits=[cri.HugepageLimit(page_size="2MB", limit=4 << 20)],
+            unified={"memory.high": "1000"},
+        )
+        self.assertEqual(cgroup_files(limits), {"hugetlb.2MB.max": str(4 << 20), "memory.high": "1000"})
+        for unified in ({"../x": "1"}, {"memory.high": "1\n2"}, {"cgroup.procs": "1"}, {"memory..x": "1"}):
+            self.refused("unified", cgroup_files, limits=cri.LinuxContainerResources(unified=unified))
+        pages = cri.LinuxContainerResources(hugepage_limits=[cri.HugepageLimit(page_size="../x")])
+        self.refused("hugepage", cgroup_files, limits=pages)
+
+    def test_signals(self) -> None:
+        self.assertEqual((signal_name(cri.SIGTERM), signal_number(cri.SIGTERM)), ("SIGTERM", 15))
+        self.assertEqual(signal_number(cri.SIGRTMINPLUS3), 37)
+        self.assertRaises(InvalidArgument, signal_number, 9999)
+        for value in cri.Signal.values():
+            if value != cri.RUNTIME_DEFAULT:
+                self.assertGreater(signal_number(value), 0)
