@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from twisted.internet.defer import Deferred
 from zope.interface.verify import verifyObject
@@ -180,10 +180,10 @@ class SessionContract(ContainerProviderCase):
         for streams in (ALL, TERMINAL):
             marker = str(600000 + os.getpid() % 100000 + streams.tty)
             session = await self.opened(streams, "sh", "-c", f"sleep {marker} & sleep {marker}; true")
-            await self.until(lambda marker=marker: len(living("sleep", marker)) == 2, "it runs")
+            await self.sleepers(marker, 2)
             for _ in range(2):
                 session.close()
-            await self.until(lambda marker=marker: not living("sleep", marker), "all of it is killed")
+            await self.sleepers(marker, 0)
 
     async def test_a_process_left_behind_does_not_hold_the_session(self) -> None:
         marker = str(700000 + os.getpid() % 100000)
@@ -212,6 +212,14 @@ class SessionContract(ContainerProviderCase):
         await self.refused(NotFound, self.provider.exec_session(unknown, ["true"], ALL))
         await self.refused(NotFound, self.provider.attach_session(unknown, ALL))
 
+    async def sleepers(self, seconds: str, count: int) -> None:
+        """Wait until so many `sleep` so long."""
+        await self.until(lambda: len(living("sleep", seconds)) == count, f"{count} processes are there")
+
+    async def said(self, heard: Heard, words: bytes) -> None:
+        """Wait until it has written that."""
+        await self.until(lambda: words in heard.out, f"{words!r} is written")
+
     # ---- attach
 
     async def test_attached_sees_what_comes_and_how_it_ends(self) -> None:
@@ -234,9 +242,7 @@ class SessionContract(ContainerProviderCase):
         for number in range(2):
             heard = await self.attached(id)
             await heard.session.write(b"%d\n" % number)
-            await self.until(
-                lambda heard=heard, number=number: b"got %d\n" % number in heard.out, "an answer"
-            )
+            await self.said(heard, b"got %d\n" % number)
             heard.session.close_stdin()
             heard.session.close()
             heard.over.addErrback(lambda failure: None)
