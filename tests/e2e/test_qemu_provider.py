@@ -15,14 +15,13 @@ from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred, gatherResults
-from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
 from infranetes.guest.image import DEFAULT_DIR, current
 from infranetes.providers.interface import Instance, InstanceState, Size
 from infranetes.providers.qemu import record
 from infranetes.providers.qemu.machine import Machine
-from infranetes.providers.qemu.network import Network
+from infranetes.providers.qemu.network import Network, Port
 from infranetes.providers.qemu.process import named
 from infranetes.providers.qemu.settings import QemuSettings
 from infranetes.providers.qemu.template import Template, TemplateMaker
@@ -35,6 +34,7 @@ from infranetes_common.errors import (
     Unavailable,
 )
 from tests.contract.pod_provider import LeasedAddressContract, PodProviderContract, ProviderCase, reactor
+from txgrpc import GrpcError
 
 IMAGES = Path(os.environ.get("INFRANETES_TEST_IMAGES", DEFAULT_DIR))
 # One template for all tests, and for the next run's: a boot takes minutes where there is no KVM.
@@ -176,17 +176,24 @@ class QemuTests(QemuCase, TestCase):
             self.assertLess(reactor.seconds(), deadline, "the guest takes memory and processor into use")
             await self.sleep(0.5)
 
-    async def test_a_pod_reaches_the_node_and_each_other_by_its_own_address_alone(self) -> None:
+    async def test_each_vm_is_held_to_its_own_address(self) -> None:
         provider = await self.started()
-        one, two = await gatherResults(
+        instances = await gatherResults(
             [Deferred.fromCoroutine(self.running(provider, self.spec())) for _ in range(2)],
             consumeErrors=True,
         )
-        for each in (one, two):
-            await deferToThread(said, "ping", "-c", "1", "-W", "10", each.address)
+        self.assertEqual(provider.status()["pods held to their addresses"], "yes")
         table = said("nft", "list", "table", "bridge", f"infranetes_{BRIDGE}")
-        for each in (one, two):
-            self.assertIn(each.address, table)
+        for instance in instances:
+            self.assertIn(instance.address, table)
+            await self.agent_info(instance)
+        # Whoever has no lease any more is not heard.
+        port = Port(f"inf{instances[0].token[:12]}", instances[0].address)
+        table = f"infranetes_{BRIDGE}"
+        said("nft", "delete", "element", "bridge", table, "pods", f"{{ {port.element} }}")
+        unheard = self.agent(instances[0])
+        await self.assertFailure(unheard.Info(vmserver.InfoRequest(), timeout=3.0), GrpcError)
+        await self.agent_info(instances[1])
 
     async def test_copies_differ_in_all_that_tells_machines_apart(self) -> None:
         provider = await self.started()

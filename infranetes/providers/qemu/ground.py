@@ -8,6 +8,7 @@ import grp
 import json
 import os
 import pwd
+import shutil
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,13 @@ def make_directories(paths: Paths, templates: Path) -> None:
             raise FailedPrecondition(
                 f"{path} can't be made: {error.strerror}; see state_dir and run_dir"
             ) from error
+
+
+def sweep(directory: Path, known: set[str]) -> None:
+    """Remove the sockets of VMs and templates that are no more."""
+    for path in directory.iterdir():
+        if path.name not in known:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def take_lock(paths: Paths) -> int:

@@ -151,7 +151,7 @@ class Launcher:
         finally:
             vm.launching = False
             vm.changed()
-        if vm.record.phase is Phase.READY and not vm.alive:
+        if vm.record.phase is Phase.READY and vm.process is not None and vm.process.gone:
             self.process_ended(vm)
 
     async def _identify(self, vm: Vm, spec: InstanceSpec, network: IPv4Network) -> int:

@@ -130,6 +130,7 @@ class Watched:
     """A process, ours or not, that can't be mistaken for a later one of the same number.
 
     :param ended: called once, in the reactor's thread, when it no longer executes.
+    :ivar gone: whether it no longer executes, as far as is known here.
     :raise ProcessLookupError: it has ended already.
     """
 
@@ -138,7 +139,8 @@ class Watched:
         self._reactor = reactor
         self._ended = ended
         self._fd = os.pidfd_open(pid)
-        self._gone: list[Deferred[None]] = []
+        self.gone = False
+        self._waiting: list[Deferred[None]] = []
         reactor.addReader(self)
 
     def fileno(self) -> int:
@@ -153,19 +155,20 @@ class Watched:
         poll.register(self._fd, select.POLLIN)
         if not poll.poll(0):
             return
+        self.gone = True
         self.forget()
-        gone, self._gone = self._gone, []
+        waiting, self._waiting = self._waiting, []
         self._ended()
-        for waiting in gone:
-            if not waiting.called:
-                waiting.callback(None)
+        for each in waiting:
+            if not each.called:
+                each.callback(None)
 
     def connectionLost(self, reason: Failure) -> None:
         self.forget()
 
     @property
     def alive(self) -> bool:
-        """Whether it was still executing when last looked at."""
+        """Whether it is watched, and executes."""
         return self._fd >= 0
 
     def kill(self) -> Deferred[None]:
@@ -174,7 +177,7 @@ class Watched:
         if self._fd < 0:
             gone.callback(None)
             return gone
-        self._gone.append(gone)
+        self._waiting.append(gone)
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._fd, signal.SIGKILL)
         return gone

@@ -173,6 +173,7 @@ class QemuProvider:
                     vm.process = process.Watched(
                         self._reactor, pid, functools.partial(self._process_ended, vm)
                     )
+        await self._thread(ground.sweep, self._paths.run, set(self._vms))
         running = sum(vm.alive for vm in self._vms.values())
         _log.info("found {count} VMs, {running} of them running", count=len(self._vms), running=running)
 

@@ -82,7 +82,7 @@ class WatchedTests(TestCase):
         self.assertTrue(watched.alive)
         await watched.kill()
         await watched.kill()
-        self.assertFalse(watched.alive)
+        self.assertEqual((watched.alive, watched.gone), (False, True))
         self.assertEqual((ended, named(["62.5"])), ([None], {}))
 
     async def test_one_that_ends_by_itself_is_told(self) -> None:
@@ -105,6 +105,7 @@ class WatchedTests(TestCase):
         watched = Watched(reactor, pid, lambda: self.fail("told"))
         watched.forget()
         watched.forget()
+        self.assertEqual((watched.alive, watched.gone), (False, False))
         self.assertEqual(named(["64.5"]), {"64.5": [pid]})
         await Watched(reactor, pid, lambda: None).kill()
 
