@@ -17,6 +17,7 @@ from typing import Any
 
 import attrs
 from twisted.internet import reactor as the_reactor
+from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
@@ -103,7 +104,7 @@ class DaemonCase(TestCase):
         self.environment: dict[str, str] = {}
         self.process: subprocess.Popen[bytes] | None = None
         self.channel: Channel | None = None
-        self.addCleanup(self.end_everything)
+        self.addCleanup(lambda: Deferred.fromCoroutine(self.end_everything()))
 
     # ---- the process
 
