@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import time
 import traceback
 from typing import Any
@@ -12,6 +13,8 @@ from twisted.trial.unittest import TestCase
 
 from tests.harness import leaks
 from tests.harness.blocking import Guard
+
+STUCK = 300.0  # seconds after which a test that still runs has all threads' stacks shown
 
 
 class BlockedReactor(Exception):
@@ -75,10 +78,12 @@ class GuardedReporter(Reporter):
         self._write(f"{test.id()} ... ")
         self._before = leaks.holdings()
         self._started = time.monotonic()
+        faulthandler.dump_traceback_later(STUCK, repeat=True, file=2)
         if isinstance(test, TestCase):
             self.guard.release(test)
 
     def stopTest(self, test: Any) -> None:
+        faulthandler.cancel_dump_traceback_later()
         took = self.seconds[test.id()] = time.monotonic() - self._started
         blocked = self.guard.take()
         if blocked:
