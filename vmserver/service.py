@@ -5,8 +5,8 @@ Start order, each state entered once:
     =========  ==========================================  =========================
     state      what happens in it                          left when
     =========  ==========================================  =========================
-    STARTING   everything is imported, the ContainerProvider  it answered, or failed
-               is asked for its containers                    once, or took too long
+    STARTING   the ContainerProvider is asked for its         it answered, or failed
+               containers, a call is made to the agent itself  once, or took too long
     WAITING    the channel says ``waiting``; a template is    an identity was taken on
                frozen here, so a clone has nothing to load
     SERVING    the TLS listener answers the node              the agent stops
@@ -46,6 +46,7 @@ from vmserver.containers.interface import IContainerProvider
 from vmserver.intake import IdentityFile, VirtioSerial, save
 from vmserver.machine import Machine
 from vmserver.sandbox import Sandbox
+from vmserver.warm import warm
 
 PROVIDER_SECONDS = 10.0  # how long WAITING is put off for a provider that doesn't answer
 PROVIDER_RETRY_SECONDS = (0.25, 5.0)  # the first pause, and the longest
@@ -69,25 +70,28 @@ class Options(usage.Options):
     ]
 
     def postOptions(self) -> None:
-        """Read the file, so that its faults are told before the daemon starts."""
+        """Read the file, so that its faults are told before the daemon starts.
+
+        :raise SystemExit: with the words, status 1; after a UsageError Debian's twistd exits with 0.
+        """
         try:
             flags = {key.replace("-", "_"): self[key] for key in ("provider", "listen", "run-dir")}
             self.vmserver_config = configuration.load(self["config"], flags)
         except errors.ConfigError as error:
-            raise usage.UsageError(str(error)) from error
+            raise SystemExit(f"vmserver: {error}") from None
 
 
 def makeService(options: Options) -> Service:
     """The agent as a Twisted service.
 
-    :raise usage.UsageError: the ContainerProvider can't be made; says why.
+    :raise SystemExit: the ContainerProvider can't be made; says why.
     """
     from twisted.internet import reactor
 
     try:
         return Vmserver(reactor, options.vmserver_config)
     except errors.ConfigError as error:
-        raise usage.UsageError(str(error)) from error
+        raise SystemExit(f"vmserver: {error}") from None
 
 
 class Vmserver(Service):
@@ -282,6 +286,8 @@ class Vmserver(Service):
                     words=str(error),
                 )
         if self._intake:
+            if self._identity is None:
+                await warm(self._reactor, self._server.factory)
             self._source = self._make_source()
             self._source.start()
 

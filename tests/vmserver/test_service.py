@@ -15,7 +15,6 @@ import attrs
 from twisted.internet import reactor as _reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
-from twisted.python import usage
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes_common import cri
@@ -51,7 +50,7 @@ class OptionsTests(SynchronousTestCase):
         return options.vmserver_config
 
     def refused(self, text: str, *words: str) -> None:
-        with self.assertRaises(usage.UsageError) as caught:
+        with self.assertRaises(SystemExit) as caught:
             self.parsed(text)
         for word in words:
             self.assertIn(word, str(caught.exception))
@@ -75,7 +74,7 @@ class OptionsTests(SynchronousTestCase):
         self.refused("[limits]\nhandshake_seconds = 0", "limits.handshake_seconds")
 
     def test_a_file_that_is_not_there(self) -> None:
-        self.assertRaises(usage.UsageError, Options().parseOptions, ["--config", "/no/such/file"])
+        self.assertRaises(SystemExit, Options().parseOptions, ["--config", "/no/such/file"])
 
     def test_providers_that_can_not_be(self) -> None:
         for text, word in (
@@ -86,7 +85,7 @@ class OptionsTests(SynchronousTestCase):
             path = self.mktemp()
             Path(path).write_text(text)
             options.parseOptions(["--config", path])
-            with self.assertRaises(usage.UsageError) as caught:
+            with self.assertRaises(SystemExit) as caught:
                 makeService(options)
             self.assertIn(word, str(caught.exception))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,7 @@ class _Known:
 
     state: Any
     log_path: str
+    seen_at: int  # when the engine was asked, by the clock that stamps its events
 
 
 @implementer(IContainerProvider)
@@ -146,8 +148,11 @@ class DockerProvider:
             if not first.called:
                 first.callback(None)
             async for line in stream.lines():
-                id = json.loads(line)["Actor"]["Attributes"].get(LABEL_ID, "")
-                if id:
+                event = json.loads(line)
+                id = event["Actor"]["Attributes"].get(LABEL_ID, "")
+                known = self._view.get(id)
+                # What a call of ours has led to has mostly been looked at by then.
+                if id and (known is None or known.seen_at <= event["timeNano"]):
                     await self._refresh(id)
         finally:
             stream.close()
@@ -165,6 +170,7 @@ class DockerProvider:
         lock = self._locks.setdefault(id, DeferredLock())
         await lock.acquire()
         try:
+            asked = time.time_ns()
             try:
                 found = await self._engine.call("GET", f"/containers/{NAME_PREFIX}{id}/json")
             except EngineError as error:
@@ -172,13 +178,13 @@ class DockerProvider:
                     raise error.translated(f"looking at container {id}") from error
                 self._gone(id)
                 return None
-            return self._seen(id, found)
+            return self._seen(id, found, asked)
         finally:
             lock.release()
             if id not in self._view and not lock.locked and not lock.waiting:
                 self._locks.pop(id, None)
 
-    def _seen(self, id: str, found: Any) -> _Known:
+    def _seen(self, id: str, found: Any, asked: int) -> _Known:
         before = self._view.get(id)
         state = container_state(found)
         if state.pid and (before is None or before.state.pid != state.pid):
@@ -187,7 +193,7 @@ class DockerProvider:
                 state.user.CopyFrom(user)
         elif before is not None and before.state.HasField("user"):
             state.user.CopyFrom(before.state.user)
-        known = self._view[id] = _Known(state, found.get("LogPath") or "")
+        known = self._view[id] = _Known(state, found.get("LogPath") or "", asked)
         if before is None or before.state != state:
             for changed, _ in self._watchers:
                 changed(state)
@@ -254,7 +260,9 @@ class DockerProvider:
         return Deferred.fromCoroutine(self._start_container(id))
 
     async def _start_container(self, id: str) -> Any:
-        known = await self._existing(id)
+        known = self._view.get(id) if self._live else None
+        if known is None or known.state.state != cri.CONTAINER_CREATED:
+            known = await self._existing(id)
         if known.state.state == cri.CONTAINER_EXITED:
             raise FailedPrecondition(f"container {id} has ended ({known.state.reason}); make another one")
         if known.state.state == cri.CONTAINER_RUNNING:
