@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Mapping
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from infranetes_common.errors import ConfigError
 MAX_SOCKET_PATH = 107  # bytes: sun_path of unix(7), with its ending zero
 LEVELS = ("debug", "info", "warn", "error")
 FORMATS = ("text", "json")
+_HOST = re.compile(r"([0-9A-Za-z.-]{1,253}|\[[0-9A-Fa-f:.]+\])?")
 
 
 @attrs.frozen
@@ -39,6 +42,15 @@ class TimesConfig:
     log_drain: float = attrs.field(default=15.0, validator=ge(0))  # for the rest of an ended container's log
     sweep: float = attrs.field(default=60.0, validator=gt(0))  # between passes over the provider's VMs
     shutdown: float = attrs.field(default=5.0, validator=ge(0))  # for calls that run when the daemon ends
+
+
+@attrs.frozen
+class StreamingConfig:
+    """Where exec, attach and port-forward are served."""
+
+    host: str = "127.0.0.1"  # an IPv4 address of the node
+    port: int = 0  # 0: any that is free
+    advertise: str = ""  # the host in the URLs that kubelet is given; empty: host
 
 
 def _default_node() -> str:
@@ -66,6 +78,7 @@ class Config:
     images: ImagesConfig = attrs.field(factory=ImagesConfig)
     log: LogConfig = LogConfig()
     times: TimesConfig = TimesConfig()
+    streaming: StreamingConfig = StreamingConfig()
 
     @property
     def socket_path(self) -> str:
@@ -110,3 +123,20 @@ def _check(found: Config, origin: str) -> None:
             raise ConfigError(f"{origin}: {key}: 1 to 63 characters are needed")
     if found.parallel_agents < 1:
         raise ConfigError(f"{origin}: parallel_agents: at least 1 is needed")
+    _check_streaming(found.streaming, origin)
+
+
+def _check_streaming(found: StreamingConfig, origin: str) -> None:
+    try:
+        address = IPv4Address(found.host)
+    except ValueError:
+        raise ConfigError(f"{origin}: streaming.host: {found.host!r} is not an IPv4 address") from None
+    if not 0 <= found.port < 65536:
+        raise ConfigError(f"{origin}: streaming.port: {found.port} is not 0 to 65535")
+    if address.is_unspecified and not found.advertise:
+        raise ConfigError(
+            f"{origin}: streaming.advertise: with the host {address} it has to say by which name or address "
+            "kubelet reaches this node"
+        )
+    if not _HOST.fullmatch(found.advertise):
+        raise ConfigError(f"{origin}: streaming.advertise: {found.advertise!r} is not a host name or address")

@@ -12,6 +12,7 @@ from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.endpoints import UNIXServerEndpoint
+from twisted.internet.error import CannotListenError
 from twisted.logger import Logger
 
 from infranetes.agent.client import connector
@@ -31,9 +32,11 @@ from infranetes.pods.reconcile import Reconciler
 from infranetes.pods.sandboxes import Sandboxes
 from infranetes.pods.states import SHOWN_SANDBOXES
 from infranetes.pods.store import Store
+from infranetes.pods.streams import Streams
 from infranetes.pods.waits import go, sleep
 from infranetes.providers import registry
 from infranetes.providers.interface import Instance, ProviderContext
+from infranetes.streaming.server import StreamingServer
 from infranetes_common import cri, errors
 from infranetes_common.errors import ConfigError, FailedPrecondition, InfranetesError, Unavailable
 from txgrpc import Server, Service
@@ -78,6 +81,7 @@ class Daemon:
         self._logs: Logs | None = None
         self._reconciler: Reconciler | None = None
         self._server: Server | None = None
+        self._streaming: StreamingServer | None = None
         self._port: Any = None
         self._provider_starting: Deferred[None] | None = None
 
@@ -140,7 +144,10 @@ class Daemon:
 
     async def _listen(self, node: Node, sandboxes: Sandboxes, containers: Containers) -> None:
         config = self._config
-        runtime = RuntimeService(node, sandboxes, containers, config.runtime_handlers, config.cgroup_driver)
+        streaming = await self._serve_streams(Streams(sandboxes, containers))
+        runtime = RuntimeService(
+            node, sandboxes, containers, config.runtime_handlers, config.cgroup_driver, streaming.url
+        )
         self._server = Server(
             self._reactor,
             [
@@ -163,6 +170,21 @@ class Daemon:
             self._port = await listening
         except Exception as error:
             raise FailedPrecondition(f"the socket {path} can't be listened on: {error}") from None
+
+    async def _serve_streams(self, agents: Streams) -> StreamingServer:
+        where = self._config.streaming
+        server = StreamingServer(
+            self._reactor, agents, host=where.host, port=where.port, advertise=where.advertise
+        )
+        try:
+            await server.start()
+        except CannotListenError as error:
+            raise FailedPrecondition(
+                f"streaming.host, streaming.port: {where.host}:{where.port} can't be listened on: "
+                f"{error.socketError}; give another port, or 0"
+            ) from None
+        self._streaming = server
+        return server
 
     async def _start_provider(self, node: Node, sandboxes: Sandboxes, subnet: str) -> None:
         """Until it has started. A fault that may pass is tried again, any other ends this."""
@@ -226,6 +248,8 @@ class Daemon:
             await self._port.stopListening()
         if self._server is not None:
             await self._server.drain(self._config.times.shutdown)
+        if self._streaming is not None:
+            await self._streaming.stop()
         if self._provider_starting is not None:
             self._provider_starting.addErrback(lambda _: None)
             self._provider_starting.cancel()

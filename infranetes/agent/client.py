@@ -94,6 +94,18 @@ class AgentClient:
         answer: vmserver.ExecSyncResponse = await self._call(self._stub.ExecSync(request, timeout=deadline))
         return answer
 
+    def exec(self) -> Any:
+        """The Exec call: `send` its start, then its input. Fails with GrpcError, as the next two do."""
+        return self._stub.Exec(timeout=None)
+
+    def attach(self) -> Any:
+        """The Attach call."""
+        return self._stub.Attach(timeout=None)
+
+    def port_forward(self) -> Any:
+        """The PortForward call: `send` its port, then its bytes."""
+        return self._stub.PortForward(timeout=None)
+
     async def read_log(self, container_id: str, cursor: str, follow: bool) -> AsyncIterator[Any]:
         """A container's LogRecords after `cursor`. `aclose()` ends the call."""
         request = vmserver.ReadLogRequest(id=container_id, cursor=cursor, follow=follow)

@@ -5,15 +5,23 @@ from __future__ import annotations
 from infranetes.cri.containers import ContainerCalls, ExecCalls
 from infranetes.cri.sandboxes import SandboxCalls
 from infranetes.cri.status import StatusCalls
+from infranetes.cri.streaming import StreamingCalls, Url
 from infranetes.pods.containers import Containers
 from infranetes.pods.node import Node
 from infranetes.pods.sandboxes import Sandboxes
+from infranetes.pods.streams import Streams
+from infranetes_common.errors import FailedPrecondition
 
 
-class RuntimeService(StatusCalls, SandboxCalls, ContainerCalls, ExecCalls):
+def _no_url(kind: str, request: object) -> str:
+    raise FailedPrecondition("no streams are served here")
+
+
+class RuntimeService(StatusCalls, SandboxCalls, ContainerCalls, ExecCalls, StreamingCalls):
     """All the groups of calls in one.
 
     :param handlers: names of the runtime handlers beside the default one.
+    :param url: makes the URLs of streams.
     """
 
     def __init__(
@@ -23,8 +31,10 @@ class RuntimeService(StatusCalls, SandboxCalls, ContainerCalls, ExecCalls):
         containers: Containers,
         handlers: tuple[str, ...] = (),
         cgroup_driver: str = "systemd",
+        url: Url = _no_url,
     ) -> None:
         StatusCalls.__init__(self, node, handlers, cgroup_driver)
         SandboxCalls.__init__(self, node, sandboxes, handlers)
         ContainerCalls.__init__(self, node, containers)
         ExecCalls.__init__(self, containers)
+        StreamingCalls.__init__(self, Streams(sandboxes, containers), url)

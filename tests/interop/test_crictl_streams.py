@@ -1,0 +1,297 @@
+"""exec, attach and port-forward by crictl: Kubernetes' own client, the daemon, an agent, and a process."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import signal
+import socket
+import struct
+import subprocess
+import termios
+import threading
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.threads import deferToThread
+
+from infranetes_common import cri
+from tests.contract.container_sessions import living
+from tests.infranetes.daemon.case import ROOT, DaemonCase, reactor
+from tests.infranetes.streaming.client import SpdyClient, connect, spdy_head
+from txgrpc import Code
+
+CRICTL = ROOT / "build" / "tools" / "crictl"
+MIB = 1024 * 1024
+STREAMED = 32 * MIB
+GROWTH = 16 * MIB  # what a session may hold on its way, and what the allocator keeps
+SECONDS = 60.0
+
+
+class CrictlCase(DaemonCase):
+    """A daemon, and crictl to talk to it."""
+
+    async def setUp(self) -> None:
+        super().setUp()
+        if not CRICTL.exists():
+            self.fail(f"{CRICTL} is missing: make tools")
+        await self.start()
+        self.sandbox = await self.run_pod()
+
+    def command(self, *words: str) -> list[str]:
+        (self.root / "crictl.yaml").touch()
+        address = f"unix://{self.socket}"
+        return [str(CRICTL), "-c", str(self.root / "crictl.yaml"), "-r", address, "-i", address, *words]
+
+    async def crictl(self, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        """Run it to its end."""
+        command = self.command(*words)
+        running = deferToThread(
+            subprocess.run, command, input=stdin, capture_output=True, timeout=SECONDS, check=False
+        )
+        return await running  # type: ignore[no-any-return]
+
+    def started(self, *words: str, **streams: Any) -> subprocess.Popen[bytes]:
+        """Run it beside the test."""
+        process = subprocess.Popen(self.command(*words), **streams)
+
+        def end() -> None:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
+
+        self.addCleanup(end)
+        return process
+
+    async def sleeper(self) -> str:
+        return await self.run_container(self.sandbox, self.box(script="sleep 1000"))
+
+    def peak(self) -> int:
+        """The most memory that the daemon has had, bytes."""
+        assert self.process is not None
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) * 1024
+
+
+class ExecTests(CrictlCase):
+    """crictl exec."""
+
+    async def test_output_and_exit_code(self) -> None:
+        container = await self.sleeper()
+        for transport in ("spdy", "websocket"):
+            done = await self.crictl(
+                "exec", "-s=false", "-r", transport, container, "sh", "-c", "echo out; echo err >&2; exit 3"
+            )
+            self.assertEqual(done.stdout, b"out\n", done.stderr)
+            self.assertIn(b"err\n", done.stderr)
+            self.assertIn(b"exit code 3" if transport == "spdy" else b"3", done.stderr)
+            self.assertNotEqual(done.returncode, 0)
+
+    async def test_a_pipe_into_a_command(self) -> None:
+        container = await self.sleeper()
+        data = os.urandom(300_000)
+        done = await self.crictl("exec", "-s=false", "-i", container, "cat", stdin=data)
+        self.assertTrue(done.stdout == data, (len(done.stdout), done.stderr))
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    async def test_a_terminal(self) -> None:
+        container = await self.sleeper()
+        master, slave = pty.openpty()
+        self.addCleanup(os.close, master)
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
+        words = ("exec", "-s=false", "-it", container, "sh", "-c", "read x; stty size; exit 0")
+        process = self.started(*words, stdin=slave, stdout=slave, stderr=slave)
+        os.close(slave)
+        os.set_blocking(master, False)
+        said = b""
+
+        def heard(words: bytes) -> bool:
+            nonlocal said
+            with contextlib.suppress(OSError):  # nothing to read, or crictl has ended
+                said += os.read(master, 65536)
+            return words in said
+
+        await self.until(lambda: living("read x; stty size; exit 0", "-c"), "the command runs")
+        await self.sleep(0.5)
+        os.write(master, b"go\n")
+        await self.until(lambda: heard(b"33 77"), "the terminal's size")
+        await self.until(lambda: process.poll() is not None, "crictl ends")
+        self.assertEqual(process.returncode, 0, said)
+
+    async def test_a_client_that_vanishes_takes_its_command_along(self) -> None:
+        container = await self.sleeper()
+        marker = str(400000 + os.getpid() % 100000)
+        process = self.started("exec", "-s=false", "-i", container, "sleep", marker, stdin=subprocess.PIPE)
+        await self.until(lambda: [pid for pid in living("sleep", marker) if pid != process.pid], "it runs")
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        await self.until(lambda: not living("sleep", marker), "it is killed")
+
+    async def test_much_output_costs_the_daemon_no_memory(self) -> None:
+        container = await self.sleeper()
+        words = ("exec", "-s=false", container, "head", "-c", str(STREAMED), "/dev/zero")
+        await self.crictl("exec", "-s=false", container, "head", "-c", str(MIB), "/dev/zero")
+        before = self.peak()
+        process = self.started(*words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        await self.sleep(2.0)  # nobody reads: all stand still
+        self.assertLess(self.peak() - before, GROWTH)
+        assert process.stdout is not None
+        output = await deferToThread(process.stdout.read)
+        self.assertEqual(len(output), STREAMED)
+        self.assertLess(self.peak() - before, GROWTH)
+
+    async def test_much_input_costs_the_daemon_no_memory(self) -> None:
+        container = await self.sleeper()
+        before = self.peak()
+        words = ("exec", "-s=false", "-i", container, "sh", "-c", "sleep 2; wc -c")
+        done = await self.crictl(*words, stdin=bytes(STREAMED))
+        self.assertEqual(done.stdout.strip(), b"%d" % STREAMED, done.stderr)
+        self.assertLess(self.peak() - before, GROWTH)
+
+    async def test_only_in_a_container_that_runs(self) -> None:
+        ended = await self.run_container(self.sandbox, self.box("ended", script="true"))
+        await self.in_state(ended, cri.CONTAINER_EXITED)
+        exec_ = cri.ExecRequest(container_id=ended, cmd=["true"], stdout=True)
+        await self.refused(Code.FAILED_PRECONDITION, self.runtime.Exec(exec_, timeout=10.0))
+        attach = cri.AttachRequest(container_id=ended, stdout=True)
+        await self.refused(Code.FAILED_PRECONDITION, self.runtime.Attach(attach, timeout=10.0))
+        exec_.container_id = attach.container_id = "0" * 32
+        await self.refused(Code.NOT_FOUND, self.runtime.Exec(exec_, timeout=10.0))
+        await self.refused(Code.NOT_FOUND, self.runtime.Attach(attach, timeout=10.0))
+        nothing = cri.ExecRequest(container_id=await self.sleeper(), cmd=["true"])
+        await self.refused(Code.INVALID_ARGUMENT, self.runtime.Exec(nothing, timeout=10.0))
+
+    async def test_a_container_that_ends_before_the_url_is_fetched(self) -> None:
+        container = await self.sleeper()
+        request = cri.ExecRequest(container_id=container, cmd=["true"], stdout=True)
+        url = (await self.runtime.Exec(request, timeout=10.0)).url
+        self.assertRegex(url, r"\Ahttp://127\.0\.0\.1:\d+/exec/\S+\Z")
+        await self.runtime.StopContainer(cri.StopContainerRequest(container_id=container), timeout=20.0)
+        client = await connect(reactor, url, SpdyClient(), spdy_head("v4.channel.k8s.io"))
+        self.addCleanup(client.transport.abortConnection)
+        error = client.open(streamtype="error")
+        client.open(streamtype="stdout")
+        await client.until(lambda: error in client.finished)
+        self.assertIn(b"not running", bytes(client.data[error]))
+
+
+class AttachTests(CrictlCase):
+    """crictl attach."""
+
+    async def test_both_ways_and_detached_it_goes_on(self) -> None:
+        script = "while read x; do echo got $x; done"
+        container = await self.run_container(self.sandbox, self.box(script=script, stdin=True))
+        for number in range(2):
+            streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+            process = self.started("attach", "-i", container, **streams)
+            assert process.stdin is not None and process.stdout is not None
+            await self.sleep(1.0)  # until it is attached: what comes before is not for it
+            process.stdin.write(b"%d\n" % number)
+            process.stdin.flush()
+            line = await deferToThread(process.stdout.readline)
+            self.assertEqual(line, b"got %d\n" % number)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        self.assertEqual((await self.container_status(container)).state, cri.CONTAINER_RUNNING)
+
+    async def test_it_ends_with_the_container(self) -> None:
+        container = await self.run_container(self.sandbox, self.box(script="sleep 2; echo bye"))
+        done = await self.crictl("attach", container)
+        self.assertEqual((done.stdout, done.returncode), (b"bye\n", 0), done.stderr)
+
+
+class Echo(threading.Thread):
+    """A listener in the pod, which simulated machines share with this one: gives back what it gets."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listening.getsockname()[1]
+
+    def run(self) -> None:
+        while True:
+            try:
+                connection, _ = self.listening.accept()
+            except OSError:
+                return
+            threading.Thread(target=self.serve, args=(connection,), daemon=True).start()
+
+    def serve(self, connection: socket.socket) -> None:
+        with connection:
+            while data := connection.recv(65536):
+                connection.sendall(data)
+
+
+class PortForwardTests(CrictlCase):
+    """crictl port-forward."""
+
+    async def forwarded(self, port: int, transport: str = "spdy") -> int:
+        """The local port from which crictl forwards to the pod's `port`."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            local = int(probe.getsockname()[1])
+        words = ("port-forward", "-r", transport, self.sandbox, f"{local}:{port}")
+        self.started(*words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+        def listens() -> bool:
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", local)) == 0
+
+        await self.until(listens, "crictl forwards")
+        return local
+
+    def echo(self) -> int:
+        echo = Echo()
+        self.addCleanup(echo.listening.close)
+        echo.start()
+        return int(echo.port)
+
+    async def test_connections_side_by_side(self) -> None:
+        for transport in ("spdy", "websocket"):
+            local = await self.forwarded(self.echo(), transport)
+            every = [socket.create_connection(("127.0.0.1", local), SECONDS) for _ in range(10)]
+            for number, connection in enumerate(every):
+                await deferToThread(connection.sendall, b"%d" % number)
+            for number, connection in enumerate(every):
+                with connection:
+                    self.assertEqual(await deferToThread(connection.recv, 100), b"%d" % number)
+
+    async def test_much_both_ways_costs_the_daemon_no_memory(self) -> None:
+        local = await self.forwarded(self.echo())
+        before = self.peak()
+        with socket.create_connection(("127.0.0.1", local), SECONDS) as connection:
+            sending = deferToThread(connection.sendall, bytes(STREAMED))
+            await self.sleep(2.0)  # nobody reads what comes back: all stand still
+            self.assertFalse(sending.called)
+            self.assertLess(self.peak() - before, GROWTH)
+
+            def receive() -> int:
+                size = 0
+                while size < STREAMED and (data := connection.recv(MIB)):
+                    size += len(data)
+                return size
+
+            self.assertEqual(await deferToThread(receive), STREAMED)
+            await sending
+        self.assertLess(self.peak() - before, GROWTH)
+
+    async def test_a_port_where_nothing_listens_ends_only_its_own_connection(self) -> None:
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            local = await self.forwarded(nobody.getsockname()[1])
+            with socket.create_connection(("127.0.0.1", local), SECONDS) as connection:
+                self.assertEqual(await deferToThread(connection.recv, 100), b"")
+        self.assertTrue(self.alive)
+        await self.sleeper()
+
+    async def test_only_a_sandbox_that_is_ready(self) -> None:
+        unknown = cri.PortForwardRequest(pod_sandbox_id="0" * 32, port=[80])
+        await self.refused(Code.NOT_FOUND, self.runtime.PortForward(unknown, timeout=10.0))
+        await self.stop_pod(self.sandbox)
+        stopped = cri.PortForwardRequest(pod_sandbox_id=self.sandbox, port=[80])
+        await self.refused(Code.FAILED_PRECONDITION, self.runtime.PortForward(stopped, timeout=10.0))
