@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import socket
 import sys
@@ -21,6 +22,8 @@ from infranetes.daemon import Daemon
 from infranetes.pods.waits import go
 from infranetes_common.errors import InfranetesError
 from infranetes_common.logging import LoggedService, observer
+
+GC_THRESHOLDS = (5_000, 10, 20)  # objects until the youngest are collected, then how often the older
 
 _log = Logger()
 
@@ -87,6 +90,10 @@ class Infranetes(Service):
     def startService(self) -> None:
         """Begin; nothing is waited for here."""
         self._daemon.sign_lock()
+        # What was imported stays: the collector need not look at it again, and has shorter pauses.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
         super().startService()  # type: ignore[no-untyped-call]
         self._starting = go(self._start())
         self._starting.addErrback(self._failed)
