@@ -165,12 +165,11 @@ class LifeTests(DaemonCase):
 
     async def test_what_is_not_offered_says_so(self) -> None:
         for call in (
-            self.runtime.Exec(cri.ExecRequest(), timeout=5.0),
-            self.runtime.Attach(cri.AttachRequest(), timeout=5.0),
-            self.runtime.PodSandboxStats(cri.PodSandboxStatsRequest(), timeout=5.0),
-            self.runtime.CheckpointContainer(cri.CheckpointContainerRequest(), timeout=5.0),
+            lambda: self.runtime.PodSandboxStats(cri.PodSandboxStatsRequest(), timeout=5.0),
+            lambda: self.runtime.ListMetricDescriptors(cri.ListMetricDescriptorsRequest(), timeout=5.0),
+            lambda: self.runtime.CheckpointContainer(cri.CheckpointContainerRequest(), timeout=5.0),
         ):
-            await self.refused(Code.UNIMPLEMENTED, call)
+            await self.refused(Code.UNIMPLEMENTED, call())
 
     async def test_who_it_is(self) -> None:
         version = await self.runtime.Version(cri.VersionRequest(), timeout=5.0)
