@@ -132,6 +132,45 @@ class ExecTests(CrictlCase):
         process.wait()
         await self.until(lambda: not living("sleep", marker), "it is killed")
 
+    async def test_a_daemon_that_ends_or_is_killed_takes_its_sessions_along(self) -> None:
+        container = await self.sleeper()
+        await self.ended_by(signal.SIGTERM, container)
+        await self.start()
+        await self.in_state(container, cri.CONTAINER_RUNNING)
+        await self.ended_by(signal.SIGKILL, container)
+
+    async def ended_by(self, number: signal.Signals, container: str) -> None:
+        marker = str(500000 + os.getpid() % 100000 * 2 + (number is signal.SIGKILL))
+        client = self.started("exec", "-s=false", "-i", container, "sleep", marker, stdin=subprocess.PIPE)
+        await self.until(lambda: set(living("sleep", marker)) - {client.pid}, "it runs")
+        assert self.process is not None
+        self.process.send_signal(number)
+        await self.ended(20.0)
+        await self.until(lambda: client.poll() is not None, "crictl learns it")
+        await self.until(lambda: not living("sleep", marker), "the command is killed")
+
+    async def test_an_agent_that_is_lost_ends_the_session_with_a_word(self) -> None:
+        container = await self.sleeper()
+        client = self.started(
+            "exec", "-s=false", "-i", container, "cat", stdin=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        await self.until(lambda: living("cat"), "it runs")
+        vm = (await self.vms())[0]
+        await self.farm("behave", id=vm["id"], behaviour="no-agent", after=0)
+        await self.until(lambda: client.poll() is not None, "crictl learns it")
+        assert client.stderr is not None
+        self.assertTrue(client.stderr.read().strip())
+        self.assertNotEqual(client.returncode, 0)
+
+    async def test_an_address_that_is_taken_is_told_at_the_start(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            self.config["streaming"] = {"port": port}
+            await self.kill()
+            self.process = self.spawn()
+            self.assertNotEqual(await self.ended(), 0)
+        self.assertIn(f"127.0.0.1:{port} can't be listened on", self.log)
+
     async def test_much_output_costs_the_daemon_no_memory(self) -> None:
         container = await self.sleeper()
         words = ("exec", "-s=false", container, "head", "-c", str(STREAMED), "/dev/zero")
