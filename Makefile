@@ -140,6 +140,13 @@ deb: ## Build the Debian packages into dist/
 
 # ---- Figures: bench ------------------------------------------------------------------------------
 
+BENCHES ?=
+BENCH_JSON ?= build/bench.json
+
+.PHONY: bench
+bench: venv proto apt-test image ## Take the figures: a table, and JSON in BENCH_JSON=; BENCHES= picks some
+	@$(AS_ROOT) $(BIN)/python -m bench --json "$(BENCH_JSON)" $(BENCHES)
+
 # ---- Cleaning ------------------------------------------------------------------------------------
 
 .PHONY: clean

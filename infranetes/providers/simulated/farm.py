@@ -203,6 +203,7 @@ class Farm:
 
     def _dial(self) -> Deferred[Any]:
         factory = Factory.forProtocol(lambda: FarmProtocol(self.event, self._lost))
+        factory.noisy = False
         endpoint = UNIXClientEndpoint(self.reactor, str(self.socket), timeout=5)
         dialled: Deferred[Any] = endpoint.connect(factory)
         return dialled

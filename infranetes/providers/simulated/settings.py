@@ -46,6 +46,6 @@ class Settings:
     )
     capacity: int = attrs.field(default=0, validator=attrs.validators.ge(0))  # VMs at once; 0: no limit
     max_cpu_millis: int = attrs.field(default=64_000, validator=attrs.validators.ge(1))
-    max_memory: Bytes = attrs.field(default=Bytes(1 << 40), validator=attrs.validators.ge(1))
+    max_memory: Bytes = Bytes(1 << 40)
     faults: tuple[Fault, ...] = ()
     farm_command: tuple[str, ...] = (sys.executable, "-m", "vmserver.farm")

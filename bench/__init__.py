@@ -1,0 +1,1 @@
+"""Figures of Infranetes: how long its calls take and how much memory it needs. See docs/performance.md."""

@@ -1,0 +1,55 @@
+"""Takes the figures: ``python -m bench [NAME...] [--json FILE]``; without a NAME, all benches.
+
+The table goes to standard output, progress to standard error. Missed targets do not change the exit
+code: figures are looked at, not asserted. A bench whose parts are missing is named under the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import react
+
+from bench.figures import Missing, Report, say
+
+# name: (module with `async def run(reactor, report)`, what it tells)
+BENCHES = {
+    "pods": ("bench.pods", "a pod on a cloned template until its container runs, and ExecSync (QEMU)"),
+    "density": ("bench.density", "lists, memory and recovery with 1,000 simulated pods"),
+    "rpc": ("bench.rpc", "txgrpc against grpcio"),
+}
+DEFAULT_JSON = Path("build/bench.json")
+
+
+async def _run(reactor: Any, names: list[str], json: Path) -> None:
+    report = Report()
+    for name in names:
+        module, words = BENCHES[name]
+        say(f"{name}: {words}")
+        try:
+            await importlib.import_module(module).run(reactor, report)
+        except Missing as missing:
+            report.missing[name] = str(missing)
+    print(report.table())
+    report.write(json)
+    say(f"JSON: {json}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHES), default=[])
+    parser.add_argument("--json", type=Path, default=DEFAULT_JSON, metavar="FILE")
+    given = parser.parse_args()
+    unknown = sorted({*given.names} - {*BENCHES})
+    if unknown:
+        parser.error(f"no bench is called {', '.join(unknown)}; there are {', '.join(BENCHES)}")
+    names = given.names or [*BENCHES]
+    react(lambda reactor: Deferred.fromCoroutine(_run(reactor, names, given.json)))
+
+
+if __name__ == "__main__":
+    main()

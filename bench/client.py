@@ -1,0 +1,94 @@
+"""A CRI client for the benches: kubelet's words, nothing of kubelet's mind."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.endpoints import UNIXClientEndpoint
+
+from infranetes_common import cri
+from txgrpc import Channel
+
+_T = TypeVar("_T")
+CALL_SECONDS = 240.0  # what kubelet gives RunPodSandbox
+
+
+class Client:
+    """The two services at one socket."""
+
+    def __init__(self, reactor: Any, socket: Path) -> None:
+        self._reactor = reactor
+        self._channel = Channel(reactor, UNIXClientEndpoint(reactor, str(socket)))
+        self.runtime: Any = self._channel.stub(cri.RuntimeService)
+        self.images: Any = self._channel.stub(cri.ImageService)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def run_pod(self, name: str, logs: Path, annotations: Mapping[str, str] | None = None) -> Any:
+        """RunPodSandbox; the PodSandboxConfig and the sandbox's id."""
+        config = cri.PodSandboxConfig(
+            metadata=cri.PodSandboxMetadata(name=name, uid=secrets.token_hex(8), namespace="bench"),
+            hostname=name,
+            log_directory=str(logs / name),
+            labels={"app": "bench", "io.kubernetes.pod.name": name},
+            annotations=dict(annotations or {}),
+        )
+        request = cri.RunPodSandboxRequest(config=config)
+        response = await self.runtime.RunPodSandbox(request, timeout=CALL_SECONDS)
+        return config, response.pod_sandbox_id
+
+    async def run_container(
+        self, pod: Any, name: str, image: str, command: Iterable[str], **config: Any
+    ) -> str:
+        """CreateContainer and StartContainer; the container's id."""
+        sandbox_config, sandbox_id = pod
+        created = await self.runtime.CreateContainer(
+            cri.CreateContainerRequest(
+                pod_sandbox_id=sandbox_id,
+                config=cri.ContainerConfig(
+                    metadata=cri.ContainerMetadata(name=name),
+                    image=cri.ImageSpec(image=image),
+                    command=list(command),
+                    labels={"io.kubernetes.container.name": name},
+                    log_path=f"{name}.log",
+                    **config,
+                ),
+                sandbox_config=sandbox_config,
+            ),
+            timeout=CALL_SECONDS,
+        )
+        started = cri.StartContainerRequest(container_id=created.container_id)
+        await self.runtime.StartContainer(started, timeout=CALL_SECONDS)
+        return str(created.container_id)
+
+    async def remove_pod(self, sandbox_id: str) -> None:
+        """StopPodSandbox and RemovePodSandbox."""
+        stop = cri.StopPodSandboxRequest(pod_sandbox_id=sandbox_id)
+        await self.runtime.StopPodSandbox(stop, timeout=CALL_SECONDS)
+        remove = cri.RemovePodSandboxRequest(pod_sandbox_id=sandbox_id)
+        await self.runtime.RemovePodSandbox(remove, timeout=CALL_SECONDS)
+
+    async def timed(self, call: Callable[[], Awaitable[_T]]) -> tuple[float, _T]:
+        """Seconds that it took, and what came of it."""
+        start = self._reactor.seconds()
+        result = await call()
+        return self._reactor.seconds() - start, result
+
+
+async def side_by_side(count: int, width: int, job: Callable[[int], Awaitable[_T]]) -> list[_T]:
+    """`job(0)` to `job(count - 1)`, at most `width` at once; their results in order."""
+    results: dict[int, _T] = {}
+    rest = iter(range(count))
+
+    async def worker() -> None:
+        for number in rest:
+            results[number] = await job(number)
+
+    workers = [Deferred.fromCoroutine(worker()) for _ in range(width)]
+    await gatherResults(workers, consumeErrors=True)
+    return [results[number] for number in range(count)]

@@ -1,0 +1,137 @@
+"""The node daemon as a child process, with a directory, a socket and a registry of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.task import deferLater
+
+from bench.client import Client
+from bench.figures import Missing
+from infranetes_common import cri
+from txgrpc import GrpcError
+
+START_SECONDS = 600.0  # a provider may have to build a template first
+_TWISTD = "from twisted.scripts.twistd import run; run()"
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+class Daemon:
+    """`twistd infranetes` over one directory; may be killed and started again.
+
+    :param provider: the provider's name. :param table: its part of the configuration.
+    """
+
+    def __init__(self, reactor: Any, provider: str, table: Mapping[str, Any], registry: str = "") -> None:
+        self._reactor = reactor
+        self.root = Path(tempfile.mkdtemp(prefix="infranetes-bench-"))
+        self.socket = self.root / "run" / "infranetes.sock"
+        self.logs = self.root / "pods"
+        self._config = self.root / "infranetes.toml"
+        self._config.write_text(_toml(configuration(self.root, self.socket, provider, table, registry)))
+        self._process: subprocess.Popen[bytes] | None = None
+        self.client = Client(reactor, self.socket)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        return (self.root / "daemon.log").read_text(errors="replace")
+
+    async def start(self) -> float:
+        """Seconds from the start of the process until it says that it is ready."""
+        begun = time.monotonic()
+        with (self.root / "daemon.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _TWISTD, "-n", "--pidfile=", "infranetes", "-c", str(self._config)],
+                cwd=_ROOT,
+                env={**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        while True:
+            try:
+                answer = await self.client.runtime.Status(cri.StatusRequest(), timeout=5.0)
+                lacking = [each.message for each in answer.status.conditions if not each.status]
+                if not lacking:
+                    return time.monotonic() - begun
+            except GrpcError as error:
+                lacking = [str(error)]
+            if self._process.poll() is not None:
+                raise Missing(f"the daemon ended at once:\n{self.log[-1500:]}")
+            if time.monotonic() - begun > START_SECONDS:
+                raise Missing(f"the daemon is not ready after {START_SECONDS:g} s: {'; '.join(lacking)}")
+            await deferLater(self._reactor, 0.01)
+
+    def resident_mib(self) -> float:
+        """Resident memory of the daemon (proc(5), VmRSS)."""
+        return resident_mib(Path(f"/proc/{self.pid}/status").read_text())
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    async def close(self) -> None:
+        """End it, and forget its directory. What its provider holds is the bench's to end, before."""
+        await self.client.close()
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        if not os.environ.get("BENCH_KEEP"):
+            shutil.rmtree(self.root, ignore_errors=True)
+
+
+def resident_mib(status: str) -> float:
+    """VmRSS of a /proc/PID/status."""
+    line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
+    return int(line.split()[1]) / 1024
+
+
+def configuration(
+    root: Path, socket: Path, provider: str, table: Mapping[str, Any], registry: str
+) -> dict[str, Any]:
+    """The daemon's configuration for one bench."""
+    return {
+        "socket": str(socket),
+        "state_dir": str(root / "state"),
+        "run_dir": str(root / "run"),
+        "node": "bench",
+        "provider": provider,
+        "providers": {provider: dict(table)},
+        "images": {"insecure_registries": [registry]},
+    }
+
+
+def _toml(table: Mapping[str, Any], prefix: str = "") -> str:
+    """`table` as TOML: strings, numbers, booleans, lists of those, and tables."""
+    plain = [f"{key} = {_value(value)}" for key, value in table.items() if not isinstance(value, Mapping)]
+    parts = ["\n".join(plain)] if plain else []
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            parts.append(f"[{prefix}{key}]\n{_toml(value, f'{prefix}{key}.')}")
+    return "\n".join(parts)
+
+
+def _value(value: Any) -> str:
+    import json
+
+    return json.dumps(value)

@@ -1,0 +1,156 @@
+"""One daemon with 1,000 simulated pods of 3 containers: lists, memory, start-up and recovery."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+from twisted.internet.task import deferLater
+
+from bench.client import Client, side_by_side
+from bench.daemon import Daemon
+from bench.figures import Report, say
+from infranetes_common import cri
+from tests.support import oci
+from tests.support.registry import Registry
+
+PODS = 1000
+CONTAINERS = 3
+UNREACHABLE = 10
+LISTS = 200
+AT_ONCE = 32
+SETTLE_SECONDS = 5.0
+LIST_TARGET = {99: 50.0}
+COMMAND = ("sleep", "100000")
+TABLE = {"boot_seconds": 0.1, "jitter_seconds": 0.1}
+
+
+async def run(reactor: Any, report: Report, pods: int = PODS) -> None:
+    with Registry() as registry:
+        image = registry.push("busybox", "1", oci.busybox())
+        daemon = Daemon(reactor, "simulated", TABLE, registry.host)
+        try:
+            report.add("density", "start-up with 0 pods", await daemon.start(), "s")
+            report.add("density", "daemon with 0 pods", daemon.resident_mib(), "MiB")
+            await _populate(reactor, daemon, image, pods, report)
+            await _lists(reactor, daemon.client, report, pods, "")
+            report.add("density", f"daemon with {pods:,} pods", daemon.resident_mib(), "MiB")
+            ids = _make_unreachable(daemon, UNREACHABLE)
+            await deferLater(reactor, SETTLE_SECONDS)
+            await _lists(reactor, daemon.client, report, pods, f", {UNREACHABLE} unreachable")
+            _behave(daemon, ids, "normal")
+            await _recover(reactor, daemon, report, pods)
+            report.add("density", f"daemon with {pods:,} pods, recovered", daemon.resident_mib(), "MiB")
+        finally:
+            daemon.kill()
+            _end_farm(daemon)
+            await daemon.close()
+
+
+async def _populate(reactor: Any, daemon: Daemon, image: str, pods: int, report: Report) -> None:
+    client = daemon.client
+    spec = cri.ImageSpec(image=image)
+    await client.images.PullImage(cri.PullImageRequest(image=spec), timeout=60.0)
+    say(f"  making {pods:,} pods of {CONTAINERS} containers")
+
+    async def one(number: int) -> float:
+        seconds, pod = await client.timed(lambda: client.run_pod(f"pod-{number}", daemon.logs))
+        for index in range(CONTAINERS):
+            await client.run_container(pod, f"c{index}", image, COMMAND)
+        return seconds
+
+    start = reactor.seconds()
+    await side_by_side(pods, AT_ONCE, one)
+    took = reactor.seconds() - start
+    report.add("density", f"making {pods:,} pods of {CONTAINERS} containers, {AT_ONCE} at once", took, "s")
+
+
+async def _lists(reactor: Any, client: Client, report: Report, pods: int, suffix: str) -> None:
+    async def containers() -> int:
+        answer = await client.runtime.ListContainers(cri.ListContainersRequest(), timeout=30.0)
+        return len(answer.containers)
+
+    async def sandboxes() -> int:
+        answer = await client.runtime.ListPodSandbox(cri.ListPodSandboxRequest(), timeout=30.0)
+        return len(answer.items)
+
+    await deferLater(reactor, 1.0)
+    for name, call, expected in (
+        ("ListContainers", containers, pods * CONTAINERS),
+        ("ListPodSandbox", sandboxes, pods),
+    ):
+        took = []
+        gc.disable()  # of this process alone
+        try:
+            for _ in range(LISTS):
+                seconds, count = await client.timed(call)
+                if count != expected:
+                    raise AssertionError(f"{name} answered with {count} of {expected}")
+                took.append(seconds)
+        finally:
+            gc.enable()
+        label = f"{name} of {expected:,}{suffix}"
+        report.latencies("density", label, took, (50, 99), LIST_TARGET, note=f"{LISTS} calls")
+
+
+async def _recover(reactor: Any, daemon: Daemon, report: Report, pods: int) -> None:
+    """SIGKILL; then how long until it answers, and until all is as it was."""
+    daemon.kill()
+    client = daemon.client
+    start = reactor.seconds()
+    report.add("density", f"start-up with {pods:,} pods, after SIGKILL", await daemon.start(), "s")
+    deadline = start + 120
+    while True:
+        running = cri.ContainerFilter(state=cri.ContainerStateValue(state=cri.CONTAINER_RUNNING))
+        request = cri.ListContainersRequest(filter=running)
+        answer = await client.runtime.ListContainers(request, timeout=30.0)
+        if len(answer.containers) == pods * CONTAINERS:
+            break
+        if reactor.seconds() > deadline:
+            raise AssertionError(f"only {len(answer.containers)} containers are running after 120 s")
+        await deferLater(reactor, 0.1)
+    took = reactor.seconds() - start
+    report.add("density", f"recovery of {pods:,} pods, all containers known running", took, "s")
+
+
+# ---- The farm behind the provider's back
+
+
+@contextlib.contextmanager
+def _farm(daemon: Daemon) -> Iterator[Any]:
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as control:
+        control.settimeout(30)
+        control.connect(str(daemon.root / "run" / "simulated" / "farm.sock"))
+        with control.makefile("rwb") as stream:
+            yield lambda **request: _ask(stream, request)
+
+
+def _ask(stream: Any, request: dict[str, Any]) -> Any:
+    stream.write(json.dumps({"seq": 1, **request}).encode() + b"\n")
+    stream.flush()
+    answer = json.loads(stream.readline())
+    if not answer.get("ok"):
+        raise AssertionError(f"the farm: {answer}")
+    return answer
+
+
+def _make_unreachable(daemon: Daemon, count: int) -> list[str]:
+    with _farm(daemon) as ask:
+        ids = [vm["id"] for vm in ask(op="list")["vms"][:count]]
+    _behave(daemon, ids, "unreachable")
+    return ids
+
+
+def _behave(daemon: Daemon, ids: list[str], behaviour: str) -> None:
+    with _farm(daemon) as ask:
+        for vm_id in ids:
+            ask(op="behave", id=vm_id, behaviour=behaviour)
+
+
+def _end_farm(daemon: Daemon) -> None:
+    with contextlib.suppress(OSError, ValueError), _farm(daemon) as ask:
+        ask(op="stop")

@@ -1,0 +1,131 @@
+"""What a bench reports: figures with units and targets, as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+
+class Missing(Exception):
+    """A bench can't run here; the message says what it lacks and how to get it."""
+
+
+@attrs.frozen
+class Figure:
+    """One measured value."""
+
+    bench: str
+    name: str
+    value: float
+    unit: str
+    target: float | None = None  # the value has to be at most this; None: there is no target
+    note: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        return None if self.target is None else self.value <= self.target
+
+
+@attrs.define
+class Report:
+    """The figures of one run, printed as they come."""
+
+    figures: list[Figure] = attrs.field(factory=list)
+    missing: dict[str, str] = attrs.field(factory=dict)  # benches that could not run, and why
+
+    def add(
+        self, bench: str, name: str, value: float, unit: str, target: float | None = None, note: str = ""
+    ) -> None:
+        figure = Figure(bench, name, value, unit, target, note)
+        self.figures.append(figure)
+        say(f"  {name}: {_number(value)} {unit}")
+
+    def latencies(
+        self,
+        bench: str,
+        name: str,
+        seconds: Sequence[float],
+        percents: Sequence[int],
+        targets: dict[int, float] | None = None,
+        unit: str = "ms",
+        note: str = "",
+    ) -> None:
+        """Percentiles of `seconds`; `targets` are in `unit`, by percent."""
+        scale = {"ms": 1000.0, "s": 1.0}[unit]
+        for percent in percents:
+            label = "median" if percent == 50 else f"p{percent}"
+            value = percentile(seconds, percent) * scale
+            self.add(bench, f"{name} {label}", value, unit, (targets or {}).get(percent), note)
+
+    def table(self) -> str:
+        """Every figure on one line, with its target."""
+        head = ("bench", "figure", "value", "unit", "target", "")
+        rows = [
+            (
+                figure.bench,
+                figure.name,
+                _number(figure.value),
+                figure.unit,
+                "" if figure.target is None else _number(figure.target),
+                "" if figure.met is None else ("met" if figure.met else "MISSED"),
+            )
+            for figure in self.figures
+        ]
+        widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in (head, tuple("-" * width for width in widths), *rows)
+        ]
+        lines += [f"{bench}: not run: {why}" for bench, why in self.missing.items()]
+        return "\n".join(lines)
+
+    def write(self, path: Path) -> None:
+        """Everything as JSON, with what it was measured on."""
+        document: dict[str, Any] = {
+            "taken_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "machine": machine(),
+            "figures": [{**attrs.asdict(figure), "met": figure.met} for figure in self.figures],
+            "missing": self.missing,
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(document, indent=2) + "\n")
+
+
+def percentile(values: Iterable[float], percent: float) -> float:
+    """The smallest value that `percent` of all are not above (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on."""
+    from importlib.metadata import version
+
+    return {
+        "cpus": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2),
+        "memory_mib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("twisted", "h2", "protobuf")},
+    }
+
+
+def say(words: str) -> None:
+    """Progress, for people; never part of the table."""
+    print(words, file=sys.stderr, flush=True)
+
+
+def _number(value: float) -> str:
+    if value >= 100 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}"

@@ -1,0 +1,76 @@
+"""A pod on a clone of QEMU's template: until it is ready, until its container runs, and ExecSync."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.client import Client
+from bench.daemon import Daemon, resident_mib
+from bench.figures import Missing, Report, say
+from infranetes_common import cri
+from tests.support import oci
+from tests.support.registry import Registry
+
+PODS = 20
+COMMAND = ("sleep", "100000")
+
+
+async def run(reactor: Any, report: Report, pods: int = PODS) -> None:
+    with Registry() as registry:
+        image = registry.push("busybox", "1", oci.busybox())
+        daemon = Daemon(reactor, "qemu", {}, registry.host)
+        try:
+            say("  starting the daemon; the first time it makes the template")
+            report.add("pods", "start-up with the template made or found", await daemon.start(), "s")
+            await _measure(daemon, image, report, pods)
+        finally:
+            await daemon.close()
+
+
+async def _measure(daemon: Daemon, image: str, report: Report, pods: int) -> None:
+    client = daemon.client
+    pull = cri.PullImageRequest(image=cri.ImageSpec(image=image))
+    await client.images.PullImage(pull, timeout=60.0)
+    sandboxes, containers, execs = [], [], []
+    for number in range(pods):
+        seconds, pod = await client.timed(lambda n=number: client.run_pod(f"pod-{n}", daemon.logs))  # type: ignore[misc]
+        sandboxes.append(seconds)
+        try:
+            ran, container = await client.timed(
+                lambda pod=pod: client.run_container(pod, "main", image, COMMAND)  # type: ignore[misc]
+            )
+            containers.append(seconds + ran)
+            execs.append(await _exec(client, container, ["true"]))
+            if number == 0:
+                report.add("pods", "vmserver in the guest", await _guest_memory(client, pod, image), "MiB")
+        finally:
+            await client.remove_pod(pod[1])
+    note = f"{pods} pods, one after the other"
+    report.latencies("pods", "RunPodSandbox", sandboxes, (50, 95), {50: 1.0}, "s", note)
+    report.latencies("pods", "until its container runs", containers, (50, 95), {50: 3.5}, "s", note)
+    report.latencies("pods", "ExecSync", execs, (50, 95), {50: 1.5}, "s", note)
+
+
+async def _exec(client: Client, container: str, command: list[str]) -> float:
+    request = cri.ExecSyncRequest(container_id=container, cmd=command, timeout=30)
+    seconds, response = await client.timed(lambda: client.runtime.ExecSync(request, timeout=60.0))
+    if response.exit_code:
+        raise AssertionError(f"{command} ended with {response.exit_code}: {response.stderr!r}")
+    return seconds
+
+
+async def _guest_memory(client: Client, pod: Any, image: str) -> float:
+    """Resident memory of vmserver, seen by a container in the machine's own process namespace."""
+    options = cri.NamespaceOption(pid=cri.NODE)
+    security = cri.LinuxContainerSecurityContext(namespace_options=options)
+    linux = cri.LinuxContainerConfig(security_context=security)
+    container = await client.run_container(pod, "look", image, COMMAND, linux=linux)
+    script = (
+        "for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline | grep -q vmserver && cat $p/status; done; true"
+    )
+    request = cri.ExecSyncRequest(container_id=container, cmd=["sh", "-c", script], timeout=30)
+    response = await client.runtime.ExecSync(request, timeout=60.0)
+    said = response.stdout.decode(errors="replace")
+    if "VmRSS:" not in said:
+        raise Missing(f"no vmserver is to be seen in the guest: {said[-300:]!r}")
+    return resident_mib(said)

@@ -1,0 +1,21 @@
+"""txgrpc against grpcio's asyncio server: what bench/txgrpc.py measures, among the other figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.threads import deferToThread
+
+from bench.figures import Report
+
+
+async def run(reactor: Any, report: Report) -> None:
+    from bench import txgrpc
+
+    found = await deferToThread(txgrpc.run)
+    note = f"unary calls, {found['in_flight']} in flight, grpcio's client"
+    for name in ("txgrpc", "grpcio"):
+        report.add("rpc", f"{name} server, unary", found[name]["calls_per_second"], "calls/s", note=note)
+        report.add("rpc", f"{name} server, median", found[name]["p50_us"] / 1000, "ms", note=note)
+        memory = found["resident"][f"{name}_server_bytes"] / 2**20
+        report.add("rpc", f"{name} server, resident", memory, "MiB", note=note)
