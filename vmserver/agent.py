@@ -19,6 +19,8 @@ from vmserver import validate
 from vmserver.containers.interface import IContainerProvider
 from vmserver.sandbox import Sandbox
 from vmserver.sessions import SessionCalls
+from vmserver.volumes.calls import VolumeCalls
+from vmserver.volumes.store import VolumeStore, mounted
 
 MAX_OUTPUT_BYTES = 16 * 1024 * 1024
 MAX_PIECE_BYTES = 1024 * 1024
@@ -74,7 +76,7 @@ class Watcher:
             wake.callback(None)
 
 
-class AgentService(SessionCalls):
+class AgentService(SessionCalls, VolumeCalls):
     """One method per RPC."""
 
     def __init__(
@@ -82,12 +84,14 @@ class AgentService(SessionCalls):
         reactor: Any,
         provider: IContainerProvider,
         sandbox: Sandbox,
+        volumes: VolumeStore,
         *,
         execs: int = 64,
         sessions: int = 64,
         forwards: int = 256,
     ) -> None:
-        super().__init__(reactor, provider, sessions=sessions, forwards=forwards)
+        SessionCalls.__init__(self, reactor, provider, sessions=sessions, forwards=forwards)
+        VolumeCalls.__init__(self, reactor, volumes)
         self._reactor = reactor
         self._provider = provider
         self._sandbox = sandbox
@@ -164,6 +168,8 @@ class AgentService(SessionCalls):
         for env in config.envs:
             if not env.key or "=" in env.key or "\0" in env.key or b"\0" in env.value:
                 raise InvalidArgument(f"config.envs: {env.key[:80]!r} is no name of a variable, or has a NUL")
+        for mount in config.mounts:
+            mount.host_path = mounted(self._volumes, mount.host_path)
         state = await self._provider.create(
             validate.container_id(request.id),
             validate.image_id(request.image_id),

@@ -46,6 +46,7 @@ class Config:
     providers: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)  # each provider's own table
     listen: str = ""  # HOST:PORT in place of the identity's; port 0: any that is free
     run_dir: Path = Path("/run/vmserver")  # gone after a reboot: identity, files of the sandbox
+    volumes_dir: Path = Path("/var/lib/vmserver/volumes")  # the node's files, where they may be on a disk
     etc_dir: Path = Path("/etc")  # hosts, resolv.conf, hostname and machine-id are written here
     identity: IdentityConfig = IdentityConfig()
     limits: LimitsConfig = LimitsConfig()

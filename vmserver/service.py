@@ -46,12 +46,14 @@ from vmserver.containers.interface import IContainerProvider
 from vmserver.intake import IdentityFile, VirtioSerial, save
 from vmserver.machine import Machine
 from vmserver.sandbox import Sandbox
+from vmserver.volumes.store import VolumeStore
 from vmserver.warm import warm
 
 PROVIDER_SECONDS = 10.0  # how long WAITING is put off for a provider that doesn't answer
 PROVIDER_RETRY_SECONDS = (0.25, 5.0)  # the first pause, and the longest
 DRAIN_SECONDS = 2.0
 IDENTITY_FILE = "identity.json"
+MEMORY = "volumes"  # in run_dir: a tmpfs for secrets
 
 Listen = Callable[[str, int, Any], "Deferred[Any]"]
 """`listen(host, port, factory)`: an IListeningPort."""
@@ -129,6 +131,7 @@ class Vmserver(Service):
             reactor,
             self._provider,
             self._sandbox,
+            VolumeStore(config.volumes_dir, config.run_dir / MEMORY, mount=config.identity.apply),
             execs=limits.execs,
             sessions=limits.sessions,
             forwards=limits.forwards,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,13 @@ from vmserver.containers import ProviderContext, create
 from vmserver.service import Vmserver
 
 SANDBOX = "5a" * 16
+
+
+def run_directory(case: Any) -> Path:
+    """A directory in memory, as an agent's run_dir is, gone after the test."""
+    directory = Path(tempfile.mkdtemp(prefix="vmserver-", dir="/dev/shm"))
+    case.addCleanup(shutil.rmtree, directory, ignore_errors=True)
+    return directory
 
 
 @implementer(IOpenSSLClientConnectionCreator)
@@ -47,6 +56,7 @@ class Agent:
             provider="fake",
             run_dir=directory / "run",
             etc_dir=directory / "etc",
+            volumes_dir=directory / "volumes",
             identity=IdentityConfig(source="file", path=directory / "identity.json", apply=False),
             limits=limits or LimitsConfig(),
         )

@@ -248,7 +248,11 @@ class Farm:
     async def _start(self, machine: _Machine) -> None:
         directory = self._directory / machine.id
         config = Config(
-            provider="fake", run_dir=directory, etc_dir=directory, identity=IdentityConfig(apply=False)
+            provider="fake",
+            run_dir=directory,
+            volumes_dir=directory / "disk-volumes",
+            etc_dir=directory,
+            identity=IdentityConfig(apply=False),
         )
         machine.provider = self._provider(machine.id)
 

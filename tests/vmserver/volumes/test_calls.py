@@ -1,0 +1,134 @@
+"""Volumes over the agent's wire: brought, listed, read, watched and removed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes_common import cri
+from infranetes_common import vmserver as messages
+from infranetes_common.errors import FailedPrecondition
+from infranetes_common.tree import DIRECTORY, FILE, SYMLINK, Change, Entry, Removed
+from infranetes_common.volumes import PREFIX, change_to_wire
+from tests.vmserver.test_agent import ID, AgentCase
+from txgrpc import Code
+from vmserver.volumes.store import VolumeStore
+
+BOUNDS = messages.VolumeBounds(entries=100, bytes=1_000_000)
+
+
+class VolumeCallTests(AgentCase):
+    async def put(self, *changes: Change, id: str = "v1", file: bool = False, **fields: Any) -> None:
+        fields.setdefault("bounds", BOUNDS)
+
+        def requests() -> Any:
+            header = messages.VolumeHeader(id=id, file=file, **fields)
+            yield messages.PutVolumeRequest(header=header)
+            for change in changes:
+                yield messages.PutVolumeRequest(change=change_to_wire(change))
+
+        await self.stub.PutVolume(requests(), timeout=10.0)
+
+    async def listed(self, id: str = "v1") -> dict[bytes, Any]:
+        found = {}
+        request = messages.ListVolumeRequest(id=id, bounds=BOUNDS)
+        async for page in self.stub.ListVolume(request, timeout=10.0):
+            found.update({entry.path: entry for entry in page.entries})
+        return found
+
+    @property
+    def path(self) -> Path:
+        return self.agent.config.volumes_dir / "v1" / "directory"
+
+    async def test_a_directory_comes_changes_and_goes(self) -> None:
+        new: list[Change] = [
+            Entry(b"d", DIRECTORY, 0o755, 0, 0),
+            Entry(b"d/f", FILE, 0o640, 1, 2, 3, 77),
+            b"abc",
+            Entry(b"l", SYMLINK, 0o777, 0, 0, target=b"d/f"),
+        ]
+        await self.put(*new)
+        await self.put(*new)
+        self.assertEqual((self.path / "l").read_bytes(), b"abc")
+        self.assertEqual(sorted(await self.listed()), [b"", b"d", b"d/f", b"l"])
+        await self.put(Removed(b"l"), Removed(b"nothing"))
+        entries = (await self.listed()).values()
+        self.assertEqual([entry.path for entry in entries], [b"", b"d", b"d/f"])
+        read = messages.ReadVolumeRequest(id="v1", entries=list(entries))
+        data = [change.data async for change in self.stub.ReadVolume(read, timeout=5.0)]
+        self.assertEqual(b"".join(data), b"abc")
+        for _ in range(2):
+            await self.stub.RemoveVolume(messages.RemoveVolumeRequest(id="v1"), timeout=5.0)
+        self.assertFalse(self.path.parent.exists())
+        await self.refused(Code.NOT_FOUND, self.listed())
+
+    async def test_secrets_are_apart_and_nobody_elses(self) -> None:
+        await self.put(Entry(b"token", FILE, 0o600, 0, 0, 1), b"x", in_memory=True)
+        memory = self.agent.config.run_dir / "volumes"
+        self.assertEqual((memory / "v1" / "directory" / "token").read_bytes(), b"x")
+        self.assertEqual(memory.stat().st_mode & 0o777, 0o700)
+        self.assertFalse(self.path.exists())
+
+    async def test_a_watcher_is_told_of_what_is_written_in_the_vm(self) -> None:
+        await self.put()
+        request = messages.WatchVolumesRequest(ids=["v1"], bounds=BOUNDS)
+        watching = self.stub.WatchVolumes(request, timeout=20.0)
+        told = []
+        async for event in watching:
+            told.append(event.id)
+            if len(told) == 2:
+                break
+            (self.path / "new").write_bytes(b"")
+        watching.cancel()
+        self.assertEqual(told, ["v1", "v1"])
+
+    async def test_bad_input(self) -> None:
+        bad = Code.INVALID_ARGUMENT
+        await self.refused(bad, self.put(id="../x"))
+        await self.refused(bad, self.put(bounds=None))
+        await self.refused(bad, self.put(Entry(b"../x", FILE, 0o600, 0, 0)))
+        await self.refused(bad, self.put(Entry(b"f", FILE, 0o600, 0, 0, 5), b"abc"))
+        await self.refused(bad, self.put(b"abc"))
+        await self.refused(Code.RESOURCE_EXHAUSTED, self.put(Entry(b"f", FILE, 0o600, 0, 0, 2_000_000)))
+        await self.refused(Code.FAILED_PRECONDITION, self.put(file=True))
+        self.assertEqual(os.listdir(self.path), [])
+
+        async def without_header() -> Any:
+            def requests() -> Any:
+                yield messages.PutVolumeRequest()
+
+            return await self.stub.PutVolume(requests(), timeout=5.0)
+
+        await self.refused(bad, without_header())
+        await self.refused(bad, self.stub.RemoveVolume(messages.RemoveVolumeRequest(id="/"), timeout=5.0))
+        await self.load()
+        config = cri.ContainerConfig(mounts=[cri.Mount(container_path="/x", host_path=PREFIX + "none")])
+        request = messages.CreateContainerRequest(id=ID, image_id=self.image.id, config=config)
+        await self.refused(bad, self.stub.CreateContainer(request, timeout=5.0))
+
+
+class MemoryTests(SynchronousTestCase):
+    def test_secrets_are_on_a_tmpfs_of_their_own(self) -> None:
+        top = Path(self.mktemp()).absolute()
+        top.mkdir()
+        memory = top / "memory"
+        self.addCleanup(subprocess.run, ["umount", "-l", str(memory)])
+        for _ in range(2):
+            VolumeStore(top / "disk", memory, mount=True).make("v1", file=True, in_memory=True)
+        kind = subprocess.run(["stat", "-f", "-c", "%T", memory / "v1" / "file"], capture_output=True)
+        self.assertEqual(kind.stdout, b"tmpfs\n")
+        self.assertEqual(memory.stat().st_mode & 0o777, 0o700)
+
+    def test_without_a_tmpfs_there_is_no_secret(self) -> None:
+        top = Path(self.mktemp()).absolute()
+        top.mkdir()
+        self.patch(os, "environ", {**os.environ, "PATH": "/nowhere"})
+        self.assertRaises(
+            FailedPrecondition, VolumeStore(top, top / "memory", mount=True).make, "v1", file=True,
+            in_memory=True,
+        )  # fmt: skip
+        self.assertFalse((top / "memory" / "v1").exists())

@@ -1,0 +1,1 @@
+"""The node's files and directories that are carried into this VM."""

@@ -1,0 +1,98 @@
+"""Where volumes live in the VM: `BASE/ID/directory` or `BASE/ID/file`, in one of two places."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound
+from infranetes_common.tree import Tree
+from infranetes_common.volumes import PREFIX
+from vmserver.validate import CONTAINER_ID
+
+MOUNT_SECONDS = 10
+_FILE, _DIRECTORY = "file", "directory"
+
+
+class VolumeStore:
+    """Volumes by their ids. Everything blocks.
+
+    :param disk: for what may be on a disk. :param memory: for what may not; a tmpfs is mounted there
+        unless `mount` is false.
+    """
+
+    def __init__(self, disk: Path, memory: Path, *, mount: bool) -> None:
+        self._disk = disk
+        self._memory = memory
+        self._mount = mount
+
+    def path(self, id: str) -> Path:
+        """Of what a container mounts. :raise NotFound: there is no such volume."""
+        for base in (self._memory, self._disk):
+            for name in (_FILE, _DIRECTORY):
+                path = base / _checked(id) / name
+                if path.exists():
+                    return path
+        raise NotFound(f"volume {id} is not in this VM")
+
+    def tree(self, id: str) -> Tree:
+        """:raise NotFound: there is no such volume."""
+        path = self.path(id)
+        return Tree(path, file=path.name == _FILE, setid=True)
+
+    def make(self, id: str, *, file: bool, in_memory: bool) -> Tree:
+        """A volume, empty unless it is there already.
+
+        :raise FailedPrecondition: it is there as the other kind, or the place can't be had."""
+        try:
+            path = self.path(id)
+        except NotFound:
+            base = self._memory if in_memory else self._disk
+            try:
+                self._prepare(base, in_memory)
+                (base / id).mkdir(mode=0o700, exist_ok=True)
+                path = base / id / (_FILE if file else _DIRECTORY)
+                if file:
+                    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+                else:
+                    path.mkdir(mode=0o700)
+            except (OSError, subprocess.SubprocessError) as error:
+                raise FailedPrecondition(f"volume {id} can't be made in the VM: {error}") from None
+        if (path.name == _FILE) is not file:
+            raise FailedPrecondition(f"volume {id} is a {path.name} already")
+        return Tree(path, file=file, setid=True)
+
+    def remove(self, id: str) -> None:
+        """Unknown: nothing to do."""
+        for base in (self._memory, self._disk):
+            shutil.rmtree(base / _checked(id), ignore_errors=True)
+
+    def _prepare(self, base: Path, in_memory: bool) -> None:
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if in_memory and self._mount and not os.path.ismount(base):
+            # One of its own: /run is mounted noexec, and secrets may be programs.
+            command = ["mount", "-t", "tmpfs", "-o", "mode=0700,nosuid,nodev", "tmpfs", str(base)]
+            done = subprocess.run(command, capture_output=True, timeout=MOUNT_SECONDS)  # noqa: S603
+            if done.returncode:
+                words = done.stderr.decode(errors="replace").strip()
+                raise FailedPrecondition(f"no tmpfs for secrets can be mounted at {base}: {words}")
+
+
+def mounted(store: VolumeStore, host_path: str) -> str:
+    """The path in this VM of what a mount names.
+
+    :raise InvalidArgument: its volume was not brought."""
+    if not host_path.startswith(PREFIX):
+        return host_path
+    try:
+        return str(store.path(host_path.removeprefix(PREFIX)))
+    except NotFound as error:
+        raise InvalidArgument(f"config.mounts: {error}; the node brings it first") from None
+
+
+def _checked(id: str) -> str:
+    if not CONTAINER_ID.fullmatch(id):
+        raise InvalidArgument(f"volume id {id[:80]!r}: expected 1 to 64 of 0-9, a-z and -")
+    return id
