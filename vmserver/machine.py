@@ -25,7 +25,7 @@ from vmserver import network
 _RNDADDENTROPY, _RNDRESEEDCRNG = 0x40085203, 0x5207  # <linux/random.h>
 _EARLIEST_NANOS = 1_577_836_800 * 10**9  # 2020: an earlier clock is a broken clock
 _CLOCK_SLACK_NANOS = 20_000_000
-_MAX_ENTROPY_BYTES = 512
+_MAX_ENTROPY_BYTES = 2048
 _HOSTNAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,62}[A-Za-z0-9])?")
 _MACHINE_ID = re.compile(r"[0-9a-f]{32}")
 _SANDBOX_ID = re.compile(r"[0-9a-z-]{1,64}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 from twisted.internet import reactor as _reactor
@@ -15,7 +14,7 @@ from infranetes_common import cri
 from infranetes_common import vmserver as messages
 from tests.contract.container_provider import busybox_image
 from tests.support.dockerd import archive
-from tests.vmserver.harness import Agent
+from tests.vmserver.harness import Agent, run_directory
 from txgrpc import Code, GrpcError
 from vmserver.agent import Watcher
 from vmserver.config import LimitsConfig
@@ -30,9 +29,8 @@ class AgentCase(TestCase):
     timeout = 60
 
     async def setUp(self) -> None:
-        directory = Path(self.mktemp())
-        directory.mkdir()
-        self.agent = Agent(reactor, directory.absolute(), limits=LimitsConfig(execs=2))
+        directory = run_directory(self)
+        self.agent = Agent(reactor, directory, limits=LimitsConfig(execs=2))
         self.addCleanup(lambda: Deferred.fromCoroutine(self._clean_up()))
         await self.agent.start()
         self.stub = self.agent.stub()

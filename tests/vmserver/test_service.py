@@ -23,7 +23,7 @@ from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.identity import encode
 from tests.contract.container_provider import busybox_image
 from tests.support.dockerd import archive
-from tests.vmserver.harness import SANDBOX, Agent
+from tests.vmserver.harness import SANDBOX, Agent, run_directory
 from tests.vmserver.pki import Authority
 from txgrpc import Code, GrpcError
 from vmserver.config import Config
@@ -96,8 +96,7 @@ class ProcessTests(TestCase):
     timeout = 120
 
     def setUp(self) -> None:
-        self.directory = Path(self.mktemp()).absolute()
-        self.directory.mkdir()
+        self.directory = run_directory(self)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -221,9 +220,8 @@ class AcceptTests(TestCase):
     timeout = 30
 
     async def setUp(self) -> None:
-        directory = Path(self.mktemp())
-        directory.mkdir()
-        self.agent = Agent(reactor, directory.absolute())
+        directory = run_directory(self)
+        self.agent = Agent(reactor, directory)
         self.addCleanup(lambda: Deferred.fromCoroutine(self.agent.stop()))
 
     async def test_another_sandboxes_identity_is_refused(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -17,7 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from infranetes_common import vmserver
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.identity import encode
-from tests.vmserver.harness import SANDBOX, Agent
+from tests.vmserver.harness import SANDBOX, Agent, run_directory
 from tests.vmserver.pki import CLIENT, SERVER, Authority, Pair
 from txgrpc import Code, GrpcError
 from vmserver import tls
@@ -51,10 +50,9 @@ class DoorTests(TestCase):
     timeout = 30
 
     async def setUp(self) -> None:
-        directory = Path(self.mktemp())
-        directory.mkdir()
+        directory = run_directory(self)
         limits = LimitsConfig(connections=2, handshakes=3, handshake_seconds=HANDSHAKE_SECONDS)
-        self.agent = Agent(reactor, directory.absolute(), limits=limits)
+        self.agent = Agent(reactor, directory, limits=limits)
         self.addCleanup(lambda: Deferred.fromCoroutine(self.agent.stop()))
         self.service = await self.agent.start()
 

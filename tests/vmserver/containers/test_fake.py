@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +33,15 @@ class FakeCase(ContainerProviderCase):
         return FakeProvider(reactor, Path(self._directory))
 
     async def setUp(self) -> None:
-        self._directory = os.path.abspath(self.mktemp())
+        self._directory = tempfile.mkdtemp(prefix="fake-", dir="/dev/shm")
         await super().setUp()
+
+    async def tearDown(self) -> None:
+        # trial runs cleanups first
+        try:
+            await super().tearDown()
+        finally:
+            shutil.rmtree(self._directory)
 
 
 class FakeLifecycleTests(FakeCase, LifecycleContract, TestCase):
