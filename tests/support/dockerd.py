@@ -29,7 +29,9 @@ trap 'kill $engine 2>/dev/null' TERM
 while kill -0 "$PARENT" 2>/dev/null && kill -0 $engine 2>/dev/null; do sleep 0.2; done
 kill $engine 2>/dev/null
 wait $engine
-[ -n "$KEEP" ] && kill -0 "$PARENT" 2>/dev/null || rm -rf "$ROOT"
+kill -0 "$PARENT" 2>/dev/null && exit
+awk -v root="$ROOT/" 'index($2, root) == 1 { print $2 }' /proc/mounts | sort -r | xargs -r -n 1 umount -l
+rm -rf "$ROOT"
 """
 
 
@@ -50,7 +52,7 @@ class Dockerd:
             f"--data-root={self.root}/data", f"--exec-root={self.root}/exec", f"--host=unix://{self.socket}",
             f"--pidfile={self._pid_file}", "--bridge=none", "--iptables=false", "--ip6tables=false",
         ]  # fmt: skip
-        environment = {**os.environ, "PARENT": str(os.getpid()), "ROOT": str(self.root), "KEEP": "1"}
+        environment = {**os.environ, "PARENT": str(os.getpid()), "ROOT": str(self.root)}
         with open(self.root / "log", "ab") as log:
             subprocess.run(
                 ["setsid", "--fork", "sh", "-c", _KEEPER, "dockerd", *arguments],
@@ -101,8 +103,10 @@ class Dockerd:
     def stop(self) -> None:
         """End it and remove its data. Twice is once."""
         self.stop_engine()
-        # The engine leaves the mount of a network namespace where it had no bridge.
-        subprocess.run(["umount", "-l", str(self.root / "exec/netns/default")], capture_output=True)
+        # The engine leaves a network namespace mounted, after SIGKILL also containers' file systems.
+        mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+        for mount in sorted((one for one in mounts if one.startswith(f"{self.root}/")), reverse=True):
+            subprocess.run(["umount", "-l", mount], capture_output=True)
         shutil.rmtree(self.root, ignore_errors=True)
 
 

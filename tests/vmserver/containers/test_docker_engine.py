@@ -213,8 +213,6 @@ class FullTests(TestCase):
         data = engine.root / "data"
         data.mkdir()
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(data)], check=True)
-        self.addCleanup(subprocess.run, ["umount", "-l", str(data)], check=True)
-        self.addCleanup(engine.stop_engine)
         engine.start()
         provider = DockerProvider(reactor, DockerConfig(socket=engine.socket), Path("/nowhere"))
         self.addCleanup(provider.stop)
