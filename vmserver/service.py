@@ -45,6 +45,7 @@ from vmserver.containers import ProviderContext, create
 from vmserver.containers.interface import IContainerProvider
 from vmserver.intake import IdentityFile, VirtioSerial, save
 from vmserver.machine import Machine
+from vmserver.rehearsal import rehearse
 from vmserver.sandbox import Sandbox
 from vmserver.volumes.store import VolumeStore
 from vmserver.warm import warm
@@ -291,6 +292,8 @@ class Vmserver(Service):
         if self._intake:
             if self._identity is None:
                 await warm(self._reactor, self._server.factory)
+                if self._provider.name == "docker":
+                    await rehearse(self._reactor, self._provider)
             self._source = self._make_source()
             self._source.start()
 
