@@ -1,13 +1,15 @@
 """Takes the figures: ``python -m bench [NAME...] [--json FILE]``; without a NAME, all benches.
 
 The table goes to standard output, progress to standard error. Missed targets do not change the exit
-code: figures are looked at, not asserted. A bench whose parts are missing is named under the table.
+code: figures are looked at, not asserted. A bench whose parts are missing is named under the table; one
+that breaks off as well, and the exit code is 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +29,23 @@ DEFAULT_JSON = Path("build/bench.json")
 
 async def _run(reactor: Any, names: list[str], json: Path) -> None:
     report = Report()
+    failed = False
     for name in names:
         module, words = BENCHES[name]
         say(f"{name}: {words}")
         try:
             await importlib.import_module(module).run(reactor, report)
         except Missing as missing:
-            report.missing[name] = str(missing)
+            report.missing[name] = f"not run: {missing}"
+        except Exception as error:
+            traceback.print_exc()
+            report.missing[name] = f"broke off: {type(error).__name__}: {error}"
+            failed = True
     print(report.table())
     report.write(json)
     say(f"JSON: {json}")
+    if failed:
+        raise SystemExit(1)
 
 
 def main() -> None:

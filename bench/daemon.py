@@ -22,7 +22,7 @@ from txgrpc import GrpcError
 
 START_SECONDS = 600.0  # a provider may have to build a template first
 _TWISTD = "from twisted.scripts.twistd import run; run()"
-_ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 
 
 class Daemon:
@@ -56,8 +56,8 @@ class Daemon:
         with (self.root / "daemon.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _TWISTD, "-n", "--pidfile=", "infranetes", "-c", str(self._config)],
-                cwd=_ROOT,
-                env={**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONUNBUFFERED": "1"},
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

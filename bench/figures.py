@@ -85,7 +85,7 @@ class Report:
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in (head, tuple("-" * width for width in widths), *rows)
         ]
-        lines += [f"{bench}: not run: {why}" for bench, why in self.missing.items()]
+        lines += [f"{bench}: {why}" for bench, why in self.missing.items()]
         return "\n".join(lines)
 
     def write(self, path: Path) -> None:

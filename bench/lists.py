@@ -1,0 +1,62 @@
+"""How long list calls take, seen by a client in a process of its own: grpcio, as near to kubelet's
+client as Python comes, so that what a client costs stays out of the figures.
+
+    python -m bench.lists SOCKET DAEMON_PID COUNT METHOD
+
+Writes JSON: the number of items, the seconds of each call, the daemon's processor seconds per call.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from infranetes_common import cri
+
+_ITEMS = {"ListContainers": "containers", "ListPodSandbox": "items"}
+_WARM_UP = 5
+
+
+def measure(socket: str, pid: int, count: int, method: str) -> dict[str, Any]:
+    """`count` calls, one after the other."""
+    import grpc
+
+    options = [("grpc.max_receive_message_length", 64 * 2**20)]
+    with grpc.insecure_channel(f"unix://{socket}", options=options) as channel:
+        request = getattr(cri, f"{method}Request")()
+        call = channel.unary_unary(
+            f"/runtime.v1.RuntimeService/{method}",
+            type(request).SerializeToString,
+            getattr(cri, f"{method}Response").FromString,
+        )
+        for _ in range(_WARM_UP):
+            answer = call(request, timeout=30)
+        gc.disable()
+        seconds = []
+        before = processor_seconds(pid)
+        for _ in range(count):
+            start = time.perf_counter()
+            call(request, timeout=30)
+            seconds.append(time.perf_counter() - start)
+        spent = processor_seconds(pid) - before
+    return {
+        "items": len(getattr(answer, _ITEMS[method])),
+        "bytes": answer.ByteSize(),
+        "seconds": seconds,
+        "processor_seconds": spent / count,
+    }
+
+
+def processor_seconds(pid: int) -> float:
+    """What a process has used so far (proc(5): utime and stime)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    json.dump(measure(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]), sys.stdout)
