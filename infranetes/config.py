@@ -13,6 +13,7 @@ import attrs
 from attrs.validators import ge, gt, in_, instance_of
 
 from infranetes.images.config import ImagesConfig
+from infranetes.volumes.config import VolumesConfig
 from infranetes_common import config
 from infranetes_common.errors import ConfigError
 
@@ -76,6 +77,7 @@ class Config:
     cgroup_driver: str = attrs.field(default="systemd", validator=in_(("systemd", "cgroupfs")))
     parallel_agents: int = attrs.field(default=64, validator=instance_of(int))  # connected to at once
     images: ImagesConfig = attrs.field(factory=ImagesConfig)
+    volumes: VolumesConfig = attrs.field(factory=VolumesConfig)
     log: LogConfig = LogConfig()
     times: TimesConfig = TimesConfig()
     streaming: StreamingConfig = StreamingConfig()

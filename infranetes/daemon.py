@@ -37,6 +37,7 @@ from infranetes.pods.waits import go, sleep
 from infranetes.providers import registry
 from infranetes.providers.interface import Instance, ProviderContext
 from infranetes.streaming.server import StreamingServer
+from infranetes.volumes.volumes import Volumes
 from infranetes_common import cri, errors
 from infranetes_common.errors import ConfigError, FailedPrecondition, InfranetesError, Unavailable
 from txgrpc import Server, Service
@@ -126,11 +127,14 @@ class Daemon:
             NodeNames(config.cluster, config.node),
             times(config),
             config.parallel_agents,
+            Volumes(self._reactor, config.state_dir / "volumes", config.volumes),
         )
         sandboxes = Sandboxes(node)
         containers = Containers(node, sandboxes)
         self._reconciler = Reconciler(node, sandboxes, containers)
+        await node.volumes.load()
         await self._reconciler.load(contents, lambda: sleep(self._reactor, 0))
+        await node.volumes.settle(node.inventory)
         await self._listen(node, sandboxes, containers)
         subnet = contents.settings.get(POD_CIDR, "")
         self._provider_starting = go(self._start_provider(node, sandboxes, subnet))
@@ -275,6 +279,7 @@ class Daemon:
             self._reconciler.stop()
         assert self._logs is not None
         await self._logs.stop(node.inventory.containers.values())
+        await node.volumes.stop()
         for sandbox in node.inventory:
             for flight in (sandbox.launching, sandbox.stopping, sandbox.removing, sandbox.ending):
                 if flight is not None and not flight.done:

@@ -7,6 +7,7 @@ from typing import Any
 
 from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
 
+from infranetes.agent.volumes import VolumeClient
 from infranetes_common import cri, vmserver
 from infranetes_common.errors import InfranetesError, InvalidArgument, Unavailable, from_grpc
 from txgrpc import Channel, Code, GrpcError
@@ -19,7 +20,7 @@ PIECE_BYTES = 256 * 1024
 EXEC_MARGIN_SECONDS = 10.0  # what the agent gets over the command's own time to kill it and to answer
 
 
-class AgentClient:
+class AgentClient(VolumeClient):
     """Calls to the agent of one sandbox. Connects when first used, and again after a loss.
 
     Each method fails with one of `infranetes_common.errors`; `Unavailable` when the agent can't be

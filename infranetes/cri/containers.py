@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from twisted.logger import Logger
-
 from infranetes.cri import translate, validate
 from infranetes.cri.sandboxes import resolved
 from infranetes.pods import listing
@@ -15,8 +13,6 @@ from infranetes.pods.node import Node
 from infranetes.pods.waits import go, uncut
 from infranetes_common import cri
 from infranetes_common.errors import InvalidArgument
-
-_log = Logger()
 
 MAX_EXEC_SECONDS = 86400
 
@@ -36,14 +32,7 @@ class ContainerCalls:
         if not request.HasField("config"):
             raise InvalidArgument("config is missing")
         validate.container_config(request.config)
-        carried, left_out = validate.carried(request.config)
-        id = await self._containers.create(request.pod_sandbox_id, request.config, carried)
-        if left_out:
-            _log.info(
-                "container {container}: its VM has its own in place of the node's {paths}",
-                container=id,
-                paths=", ".join(left_out),
-            )
+        id = await self._containers.create(request.pod_sandbox_id, request.config)
         return cri.CreateContainerResponse(container_id=id)
 
     async def StartContainer(

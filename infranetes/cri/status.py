@@ -57,7 +57,9 @@ class StatusCalls:
         response = cri.StatusResponse(
             status=cri.RuntimeStatus(conditions=conditions),
             runtime_handlers=[
-                cri.RuntimeHandler(name=name, features=cri.RuntimeHandlerFeatures())
+                cri.RuntimeHandler(
+                    name=name, features=cri.RuntimeHandlerFeatures(recursive_read_only_mounts=True)
+                )
                 for name in ("", *self._handlers)
             ],
             features=cri.RuntimeFeatures(),

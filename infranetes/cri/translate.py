@@ -122,6 +122,7 @@ def container_status(container: Container) -> cri.ContainerStatus:
         log_path=log_path(container),
         image_id=record.image_id,
         stop_signal=config.stop_signal,
+        mounts=config.mounts,
     )
     if state == cri.CONTAINER_UNKNOWN and container.sandbox.view is not None:
         status.reason = "AgentUnreachable"

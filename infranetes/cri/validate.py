@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from infranetes.volumes import mounts
 from infranetes_common import cri
 from infranetes_common.errors import InvalidArgument
 
@@ -16,7 +17,6 @@ MAX_GRACE = 7 * 86400  # seconds; a pod's terminationGracePeriodSeconds may be l
 
 _LABEL = r"[0-9A-Za-z](?:[0-9A-Za-z-]{0,61}[0-9A-Za-z])?"
 _HOSTNAME = re.compile(rf"(?=.{{1,64}}\Z){_LABEL}(?:\.{_LABEL})*")
-_TERMINATION_PATH = "io.kubernetes.container.terminationMessagePath"
 
 
 def name(value: str, field: str) -> None:
@@ -61,7 +61,7 @@ def sandbox_config(config: cri.PodSandboxConfig) -> None:
 
 
 def container_config(config: cri.ContainerConfig) -> None:
-    """What CreateContainer is asked for can be had; mounts are `carried`'s."""
+    """What CreateContainer is asked for can be had."""
     if not config.HasField("metadata"):
         raise InvalidArgument("config.metadata is missing")
     name(config.metadata.name, "config.metadata.name")
@@ -70,6 +70,7 @@ def container_config(config: cri.ContainerConfig) -> None:
     if config.ByteSize() > MAX_CONFIG:
         raise InvalidArgument(f"config has {config.ByteSize()} bytes, over {MAX_CONFIG}")
     log_path(config.log_path)
+    mounts.check(config.mounts)
     for index, env in enumerate(config.envs):
         _environment(env, f"config.envs[{index}]")
     if config.devices:
@@ -82,32 +83,6 @@ def container_config(config: cri.ContainerConfig) -> None:
             f"config.CDI_devices[0] ({config.CDI_devices[0].name[:256]}): "
             "devices of the node can't be had in a VM"
         )
-
-
-def carried(config: cri.ContainerConfig) -> tuple[cri.ContainerConfig, list[str]]:
-    """`config` without the mounts that the VM stands in for, and those mounts' container paths.
-
-    kubelet adds two files of the node to every container: /etc/hosts, for which the VM has its own,
-    and the termination message file, without which a message is taken from the log where the pod asks
-    for that. Any other mount would be missed.
-
-    :raise InvalidArgument: a mount that can't be carried into a VM.
-    """
-    left_out = []
-    own = {"/etc/hosts", config.annotations.get(_TERMINATION_PATH, "")} - {""}
-    for index, mount in enumerate(config.mounts):
-        if mount.container_path not in own or mount.HasField("image"):
-            source = mount.image.image if mount.HasField("image") else mount.host_path
-            raise InvalidArgument(
-                f"config.mounts[{index}] ({source[:256]} at {mount.container_path[:256]}): files of the node "
-                "can't be carried into a VM yet; leave the volume out (automountServiceAccountToken: false "
-                "for the token)"
-            )
-        left_out.append(mount.container_path)
-    carried = cri.ContainerConfig()
-    carried.CopyFrom(config)
-    carried.ClearField("mounts")
-    return carried, left_out
 
 
 def log_path(path: str) -> None:

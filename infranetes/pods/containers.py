@@ -58,10 +58,9 @@ class Containers:
 
     # ---- creating
 
-    async def create(self, sandbox_id: str, config: cri.ContainerConfig, carried: cri.ContainerConfig) -> str:
+    async def create(self, sandbox_id: str, config: cri.ContainerConfig) -> str:
         """A new container's id. Cancelling this leaves the work to whoever asks again.
 
-        :param config: as the client gave it. :param carried: what of it the agent gets.
         :raise AlreadyExists: the name is another container's. :raise FailedPrecondition: no VM to be in.
         :raise InfranetesError: it could not be made, and nothing is left of it."""
         sandbox = self._sandboxes.known(sandbox_id)
@@ -70,7 +69,7 @@ class Containers:
         blob = config.SerializeToString(deterministic=True)
         container = self._node.inventory.container_named(sandbox, name)
         if container is None:
-            container = self._begin(sandbox, config, blob, carried)
+            container = self._begin(sandbox, config, blob)
         else:
             fresh = container.state is ContainerState.CREATING or (
                 container.state is ContainerState.CREATED and not container.record.claimed
@@ -84,9 +83,7 @@ class Containers:
             await container.creating.join()
         return self.known(container.id).id
 
-    def _begin(
-        self, sandbox: Sandbox, config: cri.ContainerConfig, blob: bytes, carried: cri.ContainerConfig
-    ) -> Container:
+    def _begin(self, sandbox: Sandbox, config: cri.ContainerConfig, blob: bytes) -> Container:
         image = self._node.images.resolve(config.image.image)
         container = Container(
             sandbox,
@@ -102,15 +99,17 @@ class Containers:
         )
         container.making = True
         self._node.inventory.add_container(container)
-        container.creating = Flight(go(self._create(container, carried, image)))
+        container.creating = Flight(go(self._create(container, image)))
         return container
 
-    async def _create(self, container: Container, carried: cri.ContainerConfig, image: Any) -> None:
+    async def _create(self, container: Container, image: Any) -> None:
         sandbox = container.sandbox
         asked: list[AgentClient] = []
         try:
             await self._node.store.put_container(container.record)
             await self._load(sandbox, image)
+            client = _client(sandbox)
+            carried = await self._node.volumes.bring(container, container.config)
             client = _client(sandbox)
             asked.append(client)
             state = await client.create(container.id, image.id, carried, sandbox.config)
@@ -139,6 +138,7 @@ class Containers:
             except InfranetesError as error:
                 _log.info("container {container} is not undone yet: {error}",
                           container=container.id, error=error)  # fmt: skip
+        await self._node.volumes.release(container)
         self._node.note(
             self._node.store.delete_container(container.id), f"the end of container {container.id}"
         )
@@ -206,6 +206,7 @@ class Containers:
             if not await self._went_with_its_vm(container):
                 raise
         else:
+            await self._node.volumes.flush(container)
             take(self._node, container, state)
 
     async def _went_with_its_vm(self, container: Container) -> bool:
@@ -259,6 +260,7 @@ class Containers:
             await client.remove(container.id)
         elif sandbox.state is SandboxState.STOPPING and sandbox.stopping is not None:
             await sandbox.stopping.join()
+        await self._node.volumes.release(container)
         self._node.logs.abort(container)
         await self._node.store.delete_container(container.id)
         self._node.inventory.discard_container(container)

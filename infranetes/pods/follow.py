@@ -33,13 +33,16 @@ _ORDER = [
     ContainerState.REMOVING,
 ]
 
+_RUN = (ContainerState.CREATED, ContainerState.RUNNING)
+
 _log = Logger()
 
 
 def take(node: Node, container: Container, seen: Any) -> None:
     """Take in a vmserver.ContainerState. What is older than what is known already changes nothing.
 
-    A container whose creation is under way is left to it.
+    A container whose creation is under way is left to it. An end is taken in once what the container
+    wrote to volumes is on the node; waiting for `node.volumes.flush` first makes that now.
     """
     state = _STATES.get(seen.state)
     if state is None or container.state is ContainerState.REMOVING:
@@ -47,6 +50,10 @@ def take(node: Node, container: Container, seen: Any) -> None:
     if container.making:
         return
     if _ORDER.index(state) < _ORDER.index(container.state):
+        return
+    if state is ContainerState.EXITED and container.state in _RUN and not node.volumes.flushed(container):
+        # Told once what it wrote is on the node: kubelet then reads the termination message.
+        node.volumes.flush(container).addBoth(lambda _: take(node, container, seen))
         return
     container.seen = seen
     container.cache.clear()
@@ -87,6 +94,7 @@ def vm_ended(node: Node, sandbox: Sandbox, message: str) -> None:
     for container in list(sandbox.containers.values()):
         end(node, container, LOST_REASON, message)
         node.logs.abort(container)
+    node.volumes.forget(sandbox)
     disconnect(sandbox)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, DeferredSemaphore
+from twisted.internet.defer import Deferred, DeferredSemaphore, succeed
 from twisted.logger import Logger
 
 from infranetes.agent.client import Connect
@@ -14,7 +14,7 @@ from infranetes.pods.inventory import Container, Inventory, Sandbox
 from infranetes.pods.records import ContainerRecord, SandboxRecord
 from infranetes.pods.states import SandboxState
 from infranetes.pods.waits import Signal, within
-from infranetes_common.errors import Unavailable
+from infranetes_common.errors import Unavailable, Unimplemented
 
 YEAR = 365 * 86400.0
 
@@ -43,12 +43,37 @@ class NodeNames:
     node: str
 
 
+class NoVolumes:
+    """In the place of `volumes.volumes.Volumes`, where there is none: containers have no mounts."""
+
+    async def bring(self, container: Container, config: Any) -> Any:
+        """`config`. :raise Unimplemented: it has mounts."""
+        if config.mounts:
+            raise Unimplemented("mounts are not offered here")
+        return config
+
+    async def release(self, container: Container) -> None:
+        """Nothing to do."""
+
+    def flushed(self, container: Container) -> bool:
+        """It is."""
+        return True
+
+    def flush(self, container: Container) -> Deferred[None]:
+        """It is done."""
+        return succeed(None)
+
+    def forget(self, sandbox: Sandbox) -> None:
+        """Nothing to do."""
+
+
 class Node:
     """The outside world as one object.
 
     :param store: `pods.store.Store`, open. :param provider: IPodProvider. :param images: the ImageStore.
     :param authority: issues the VMs' certificates. :param connect: makes the agents' clients.
     :param logs: what keeps the containers' log files, `pods.logs.Logs`.
+    :param volumes: what carries their mounts, `volumes.volumes.Volumes`; None: nothing does.
     """
 
     def __init__(
@@ -63,6 +88,7 @@ class Node:
         names: NodeNames,
         times: Times = Times(),
         parallel: int = 64,
+        volumes: Any = None,
     ) -> None:
         self.clock = clock
         self.store = store
@@ -71,6 +97,7 @@ class Node:
         self.authority = authority
         self.connect = connect
         self.logs = logs
+        self.volumes: Any = volumes if volumes is not None else NoVolumes()
         self.names = names
         self.times = times
         self.inventory = Inventory()

@@ -333,7 +333,9 @@ class Sandboxes:
 
     async def _kill(self, sandbox: Sandbox, container: Container) -> None:
         assert sandbox.client is not None
-        take(self._node, container, await sandbox.client.stop(container.id, 0))
+        state = await sandbox.client.stop(container.id, 0)
+        await self._node.volumes.flush(container)
+        take(self._node, container, state)
 
     async def _bounded(self, works: list[Any], seconds: float, sandbox: Sandbox, what: str) -> None:
         try:

@@ -36,6 +36,7 @@ class VolumeCalls:
         self._volume_reactor = reactor
         self._volumes = store
         self._volume_locks: dict[str, DeferredLock] = {}
+        self._volumes_listed: dict[str, Manifest] = {}  # what the node was told last, unless it wrote since
 
     def _in_thread(self, work: Callable[..., T], *args: Any, **named: Any) -> Deferred[T]:
         reactor = self._volume_reactor
@@ -86,6 +87,7 @@ class VolumeCalls:
             await self._uncut(applier.feed, waiting)
             await self._uncut(applier.finish)
         finally:
+            self._volumes_listed.pop(header.id, None)
             await self._uncut(applier.abort)
 
     async def _uncut(self, work: Callable[..., T], *args: Any) -> T:
@@ -111,7 +113,9 @@ class VolumeCalls:
 
     async def ListVolume(self, request: Any, call: Any) -> AsyncIterator[Any]:
         tree = await self._in_thread(self._volumes.tree, request.id)
-        found = list((await self._in_thread(tree.stable, _bounds(request.bounds))).values())
+        manifest = await self._in_thread(tree.stable, _bounds(request.bounds))
+        self._volumes_listed[request.id] = manifest
+        found = list(manifest.values())
         for at in range(0, len(found), PAGE):
             yield messages.ListVolumeResponse(entries=map(to_wire, found[at : at + PAGE]))
 
@@ -130,8 +134,11 @@ class VolumeCalls:
         while True:
             for id in request.ids:
                 now = await self._in_thread(self._look, id, bounds)
-                if id not in seen or now != seen[id]:
-                    seen[id] = now
+                # Compared with what the node has, or a file that came and went around its list would stay
+                # there; and with what was said already, or what it can't take would be said for ever.
+                told = self._volumes_listed.get(id)
+                if now != told and (id not in seen or seen[id] != (now, told)):
+                    seen[id] = (now, told)
                     yield messages.WatchVolumesResponse(id=id)
             await deferLater(self._volume_reactor, WATCH_SECONDS, lambda: None)
 
@@ -146,6 +153,7 @@ class VolumeCalls:
         return messages.RemoveVolumeResponse()
 
     async def _remove(self, id: str) -> None:
+        self._volumes_listed.pop(id, None)
         await self._in_thread(self._volumes.remove, id)
 
 

@@ -23,7 +23,7 @@ class TranslateTests(Base):
         return self.successResultOf(go(getattr(self.service, name)(request, None)))
 
     def container(self, sandbox: str, config: Any) -> str:
-        return str(self.do(self.world.containers.create(sandbox, config, config)))
+        return str(self.do(self.world.containers.create(sandbox, config)))
 
     def status(self, container: str) -> Any:
         return self.call("ContainerStatus", cri.ContainerStatusRequest(container_id=container)).status

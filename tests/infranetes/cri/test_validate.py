@@ -11,10 +11,8 @@ from twisted.trial import unittest
 from infranetes.cri import validate
 from infranetes.cri.status import pod_cidr
 from infranetes_common import cri
-from infranetes_common.errors import InvalidArgument
+from infranetes_common.errors import InvalidArgument, Unimplemented
 from tests.infranetes.pods.fakes import box, pod
-
-_TERMINATION = "io.kubernetes.container.terminationMessagePath"
 
 
 class ValidateTests(unittest.SynchronousTestCase):
@@ -65,19 +63,26 @@ class ValidateTests(unittest.SynchronousTestCase):
             for part in label.split("."):
                 self.assertRegex(part, r"\A[a-c0]([a-c0-]*[a-c0])?\Z")
 
-    def test_only_kubelets_own_files_are_left_out(self) -> None:
-        hosts = cri.Mount(container_path="/etc/hosts", host_path="/x/etc-hosts")
-        message = cri.Mount(container_path="/dev/termination-log", host_path="/x/1")
-        config = box(mounts=[hosts, message], annotations={_TERMINATION: "/dev/termination-log"})
-        carried, left_out = validate.carried(config)
-        self.assertEqual(left_out, ["/etc/hosts", "/dev/termination-log"])
-        self.assertEqual(list(carried.mounts), [])
-        self.assertEqual(len(config.mounts), 2)
-        self.assertEqual(carried.metadata, config.metadata)
-        self.refused("config.mounts[1] (/x/1 at /dev/termination-log)", validate.carried,
-                     box(mounts=[hosts, message]))  # fmt: skip
-        nowhere = cri.Mount(host_path="/x")
-        self.refused("config.mounts[0]", validate.carried, box(mounts=[nowhere]))
+    def test_mounts_that_can_not_be_had_in_a_vm_say_why(self) -> None:
+        good: dict[str, Any] = {"container_path": "/x", "host_path": "/y"}
+        validate.container_config(box(mounts=[cri.Mount(**good, readonly=True, recursive_read_only=True)]))
+        cases: list[tuple[dict[str, Any], str]] = [
+            ({"host_path": "y"}, "host_path has to be an absolute path"),
+            ({"container_path": ""}, "container_path has to be an absolute path"),
+            ({"propagation": cri.PROPAGATION_BIDIRECTIONAL}, "propagation BIDIRECTIONAL"),
+            ({"propagation": cri.PROPAGATION_HOST_TO_CONTAINER}, "propagation HOST_TO_CONTAINER"),
+            ({"uidMappings": [cri.IDMapping(length=1)]}, "mapped ids"),
+            ({"recursive_read_only": True}, "recursive_read_only needs readonly"),
+        ]
+        for fields, words in cases:
+            mount = cri.Mount(**{**good, **fields})
+            self.refused(words, validate.container_config, box(mounts=[cri.Mount(**good), mount]))
+            self.refused(
+                "config.mounts[1] (", validate.container_config, box(mounts=[cri.Mount(**good), mount])
+            )
+        image = cri.Mount(container_path="/x", image=cri.ImageSpec(image="other"))
+        error = self.assertRaises(Unimplemented, validate.container_config, box(mounts=[image]))
+        self.assertIn("config.mounts[0] (other at /x)", str(error))
 
     def test_seconds_have_bounds(self) -> None:
         self.assertEqual(validate.seconds(30, "timeout"), 30)

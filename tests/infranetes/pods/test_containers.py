@@ -30,7 +30,7 @@ class ContainerBase(Base):
 
     def start_create(self, config: Any = None) -> Deferred[str]:
         config = config or box()
-        return go(self.world.containers.create(self.sandbox, config, config))
+        return go(self.world.containers.create(self.sandbox, config))
 
     def create(self, config: Any = None) -> str:
         return self.successResultOf(self.start_create(config))

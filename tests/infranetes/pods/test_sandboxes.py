@@ -313,7 +313,7 @@ class StopTests(Base):
         super().setUp()
         self.sandbox = self.run_pod()
         self.agent = self.world.agents[self.sandbox]
-        self.container = self.do(self.world.containers.create(self.sandbox, box(), box()))
+        self.container = self.do(self.world.containers.create(self.sandbox, box()))
         self.do(self.world.containers.start(self.container))
 
     def test_containers_end_then_the_vm(self) -> None:
@@ -385,7 +385,7 @@ class StopTests(Base):
     def test_a_container_being_created_does_not_outlive_the_sandbox(self) -> None:
         self.agent.holding = Deferred()
         self.agent.loaded.clear()
-        create = go(self.world.containers.create(self.sandbox, box("late"), box("late")))
+        create = go(self.world.containers.create(self.sandbox, box("late")))
         self.do(self.world.sandboxes.stop(self.sandbox))
         self.failureResultOf(create, Unavailable)
         self.assertEqual(len(self.world.store.contents().containers), 1)
@@ -397,7 +397,7 @@ class LossTests(Base):
     def setUp(self) -> None:
         super().setUp()
         self.sandbox = self.run_pod()
-        self.container = self.do(self.world.containers.create(self.sandbox, box(), box()))
+        self.container = self.do(self.world.containers.create(self.sandbox, box()))
         self.do(self.world.containers.start(self.container))
         (self.instance,) = self.world.provider.instances
 
@@ -423,7 +423,7 @@ class LossTests(Base):
 
     def test_nothing_can_be_made_in_it(self) -> None:
         self.world.provider.end(self.instance, "gone")
-        create = go(self.world.containers.create(self.sandbox, box("more"), box("more")))
+        create = go(self.world.containers.create(self.sandbox, box("more")))
         self.failureResultOf(create, FailedPrecondition)
 
     def test_an_unknown_vm_ends(self) -> None:

@@ -1,0 +1,1 @@
+"""Files and directories of the node, carried into VMs and back."""

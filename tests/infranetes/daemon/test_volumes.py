@@ -1,0 +1,191 @@
+"""Mounts, over a daemon that is a process and machines that are simulated: the node's files in them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from infranetes.volumes.mounts import Source
+from infranetes_common import cri
+from tests.infranetes.daemon.case import DaemonCase
+from txgrpc import Code
+
+PATIENCE = 5  # a machine that is busy with other tests
+
+
+class VolumeTests(DaemonCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.files = Path(os.path.realpath(self.root)) / "kubelet"
+        self.files.mkdir()
+
+    def mount(self, path: Path, **fields: Any) -> Any:
+        return cri.Mount(container_path=f"/mnt/{path.name}", host_path=str(path), **fields)
+
+    def volume_id(self, path: Path) -> str:
+        return Source(str(path), False, False).id
+
+    def in_vm(self, path: Path) -> Path:
+        """Where the machine has it."""
+        (found,) = self.root.rglob(f"{self.volume_id(path)}/*")
+        return found
+
+    def anywhere(self, path: Path) -> list[Path]:
+        return [
+            *self.root.rglob(self.volume_id(path)),
+            *(self.root / "state").rglob(f"{self.volume_id(path)}.*"),
+        ]
+
+    async def within(self, seconds: float, true: Callable[[], Any]) -> None:
+        await self.until(true, "carried", seconds * PATIENCE)
+
+    def write_version(self, directory: Path, value: str) -> None:
+        """As kubelet's writer does it."""
+        new = f"..{time.time_ns()}"
+        (directory / new).mkdir()
+        (directory / new / "key").write_text(value)
+        old = os.readlink(directory / "..data") if (directory / "..data").is_symlink() else ""
+        (directory / "..data_tmp").symlink_to(new)
+        (directory / "..data_tmp").rename(directory / "..data")
+        if old:
+            shutil.rmtree(directory / old)
+        else:
+            (directory / "key").symlink_to("..data/key")
+
+    async def test_a_configmap_and_its_next_version(self) -> None:
+        await self.start()
+        directory = self.files / "config"
+        directory.mkdir()
+        self.write_version(directory, "first")
+        config = self.box(script="sleep 1000", mounts=[self.mount(directory, readonly=True)])
+        container = await self.run_container(await self.run_pod(), config)
+        there = self.in_vm(directory)
+        self.assertEqual((there / "key").read_text(), "first")
+        self.write_version(directory, "second")
+        await self.within(2.0, lambda: (there / "key").read_text() == "second")
+        await self.within(2.0, lambda: len(os.listdir(there)) == 3)
+        (there / "key").unlink()  # what is done to it there stays there
+        (there / "other").write_text("")
+        self.write_version(directory, "third")
+        await self.within(2.0, lambda: (there / "..data" / "key").read_text() == "third")
+        self.assertFalse((directory / "other").exists())
+        (mount,) = (await self.container_status(container)).mounts
+        self.assertEqual(
+            (mount.host_path, mount.container_path, mount.readonly),
+            (str(directory), "/mnt/config", True),
+        )
+
+    async def test_the_termination_message_is_there_when_the_end_is_told(self) -> None:
+        await self.start()
+        message, shared = self.files / "message", self.files / "shared"
+        message.write_text("")
+        inode = message.stat().st_ino
+        script = (
+            f"cd {self.root};"
+            f"for m in $(find . -path '*{self.volume_id(message)}/file'); do echo last words > $m; done;"
+            f"for m in $(find . -path '*{self.volume_id(shared)}/directory'); do echo data > $m/data; done;"
+            "exit 3"
+        )
+        mounts = [self.mount(message), self.mount(shared)]
+        container = await self.run_container(await self.run_pod(), self.box(script=script, mounts=mounts))
+        await self.in_state(container, cri.CONTAINER_EXITED)
+        self.assertEqual(message.read_text(), "last words\n")
+        self.assertEqual(message.stat().st_ino, inode)
+        self.assertEqual((shared / "data").read_text(), "data\n")
+
+    async def test_both_ways_while_it_runs_and_when_the_sandbox_is_stopped(self) -> None:
+        await self.start()
+        shared = self.files / "shared"  # made where it is missing
+        sandbox = await self.run_pod()
+        first = await self.run_container(
+            sandbox, self.box(script="sleep 1000", mounts=[self.mount(shared, readonly=True)])
+        )
+        second = await self.run_container(
+            sandbox, self.box("second", script="sleep 1000", mounts=[self.mount(shared)])
+        )
+        there = self.in_vm(shared)
+        (there / "from-vm").write_text("vm")
+        await self.within(2.0, lambda: (shared / "from-vm").exists())
+        (shared / "from-node").write_text("node")
+        await self.within(2.0, lambda: (there / "from-node").exists())
+        (there / "from-node").unlink()
+        await self.within(2.0, lambda: not (shared / "from-node").exists())
+        request = cri.StopContainerRequest(container_id=second)
+        await self.runtime.StopContainer(request, timeout=30.0)
+        await self.runtime.RemoveContainer(cri.RemoveContainerRequest(container_id=second), timeout=30.0)
+        self.assertTrue(there.exists())
+        (there / "last").write_text("last")
+        await self.stop_pod(sandbox)
+        self.assertEqual((shared / "last").read_text(), "last")
+        await self.remove_pod(sandbox)
+        self.assertEqual(self.anywhere(shared), [])
+        self.assertTrue(first)
+
+    async def test_the_last_container_takes_the_volume_with_it(self) -> None:
+        await self.start()
+        secret = self.files / "secret"
+        secret.mkdir()
+        sandbox = await self.run_pod()
+        container = await self.create(sandbox, self.box(mounts=[self.mount(secret)]))
+        self.assertTrue(self.anywhere(secret))
+        await self.runtime.RemoveContainer(cri.RemoveContainerRequest(container_id=container), timeout=30.0)
+        self.assertEqual([path for path in self.anywhere(secret) if path.suffix != ".new"], [])
+
+    async def test_after_the_daemon_was_killed_both_sides_are_made_the_same(self) -> None:
+        await self.start()
+        directory, shared = self.files / "config", self.files / "shared"
+        directory.mkdir()
+        shared.mkdir()
+        (shared / "gone").write_text("x")
+        (shared / "gone-there").write_text("x")
+        self.write_version(directory, "first")
+        mounts = [self.mount(directory, readonly=True), self.mount(shared)]
+        await self.run_container(await self.run_pod(), self.box(script="sleep 1000", mounts=mounts))
+        there, shared_there = self.in_vm(directory), self.in_vm(shared)
+        self.write_version(directory, "second")
+        await self.kill()
+        self.write_version(directory, "third")
+        (shared / "gone").unlink()
+        (shared_there / "gone-there").unlink()
+        (shared_there / "new").write_text("new")
+        await self.start()
+        await self.within(4.0, lambda: (there / "key").read_text() == "third")
+        await self.within(4.0, lambda: (shared / "new").exists())
+        await self.within(4.0, lambda: not (shared_there / "gone").exists())
+        self.assertEqual(os.listdir(shared), ["new"])
+        self.assertEqual(os.listdir(shared_there), ["new"])
+
+    async def test_a_volume_that_is_too_large_leaves_nothing(self) -> None:
+        self.config["volumes"] = {"max_bytes": "1KiB", "max_entries": 10}
+        await self.start()
+        large, small = self.files / "large", self.files / "small"
+        large.mkdir()
+        (large / "file").write_bytes(b"x" * 2000)
+        sandbox = await self.run_pod()
+        request = cri.CreateContainerRequest(
+            pod_sandbox_id=sandbox, config=self.box(mounts=[self.mount(small), self.mount(large)])
+        )
+        message = await self.refused(
+            Code.RESOURCE_EXHAUSTED, self.runtime.CreateContainer(request, timeout=30.0)
+        )
+        self.assertIn(f"config.mounts[1] ({large} at /mnt/large)", message)
+        self.assertIn("over 1024 bytes", message)
+        self.assertEqual(await self.containers(), [])
+        self.assertEqual(self.anywhere(large) + self.anywhere(small), [])
+
+    async def test_a_source_that_is_gone_takes_nothing_away(self) -> None:
+        await self.start()
+        directory = self.files / "config"
+        directory.mkdir()
+        (directory / "key").write_text("x")
+        config = self.box(script="sleep 1000", mounts=[self.mount(directory)])
+        await self.run_container(await self.run_pod(), config)
+        shutil.rmtree(directory)
+        await self.until(lambda: "is not carried to the VM" in self.log, "a warning")
+        await self.sleep(1.5)
+        self.assertEqual(self.log.count("is not carried to the VM"), 1)
+        self.assertEqual((self.in_vm(directory) / "key").read_text(), "x")
