@@ -23,6 +23,7 @@ from h2 import events
 from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError, StreamClosedError
 from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IPushProducer
 from twisted.internet.protocol import Protocol
 from twisted.logger import Logger
@@ -39,6 +40,7 @@ from txgrpc.stream import Stream
 log = Logger()
 
 _PING = b"txgrpc\0\0"
+_TURN = 0.01  # seconds after which what arrived has to wait for others
 
 
 class Phase(enum.IntEnum):
@@ -52,6 +54,21 @@ class Phase(enum.IntEnum):
 
 class Misbehaviour(Exception):
     """The peer does what no honest one does: it is cut off."""
+
+
+class _LostTransport:
+    """Stands for a transport that is no more while what it brought is still handled."""
+
+    def __init__(self, lost: Any) -> None:
+        self.getPeer = lost.getPeer
+
+    def write(self, data: bytes) -> None:
+        """Nobody is there to read it."""
+
+    def _nothing(self) -> None:
+        """There is nothing to do it to."""
+
+    pauseProducing = resumeProducing = unregisterProducer = loseConnection = abortConnection = _nothing
 
 
 @implementer(IPushProducer)
@@ -70,6 +87,10 @@ class Connection(Protocol):
         self.assembling = Budget(limits.max_assembling)
         self.reason = "the connection was closed"  # what calls are told when it is lost
         self._batch = False
+        self._backlog = b""  # arrived, and waits for another turn of the reactor
+        self._halted = False  # the transport does not read, for the backlog
+        self._turn: Any = None
+        self._lost: Failure | None = None  # the connection is, and this why; the backlog goes first
         self._unread = 0
         self._unacknowledged = 0
         self._timer: Any = None
@@ -95,24 +116,77 @@ class Connection(Protocol):
         if self.phase is Phase.CLOSED:
             return
         self._heard = self.reactor.seconds()
+        if self._backlog:
+            self._backlog += data
+        else:
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        """Handle `data`, as far as it goes in one turn of the reactor; the rest is the backlog, and
+        until that is done nothing more is read."""
+        until = self.reactor.seconds() + _TURN
+        at, size = 0, len(data)
         self._batch = True
         try:
-            self._guard.check(data)
-            received = self.h2.receive_data(data)
+            while at < size and self.phase is not Phase.CLOSED:
+                at = self._take_frames(data, at)
+                if at < size and self.reactor.seconds() >= until:
+                    break
+        finally:
+            self._batch = False
+        self.flush()
+        if self.phase is Phase.CLOSED:
+            return
+        if at < size:
+            self._backlog = data[at:]
+            if not self._halted:
+                self._halted = True
+                self.transport.pauseProducing()
+            self._turn = self.reactor.callLater(0, self._go_on)
+        elif self._halted:
+            self._halted = False
+            self.transport.resumeProducing()
+
+    def _take_frames(self, data: bytes, at: int) -> int:
+        """Handle the next few frames of `data`, from `at` on; where the others begin."""
+        try:
+            end = self._guard.check(data, at)
+            received = self.h2.receive_data(data if end - at == len(data) else data[at:end])
         except OversizedFrame as error:
             self._cut_off(str(error), ErrorCodes.FRAME_SIZE_ERROR)
-            return
+            return len(data)
         except ProtocolError as error:
             code = getattr(error, "error_code", ErrorCodes.PROTOCOL_ERROR)
             self._cut_off(str(error) or type(error).__name__, code)
-            return
+            return len(data)
         try:
             self._handle(received)
         except Misbehaviour as error:
             self._cut_off(str(error), ErrorCodes.ENHANCE_YOUR_CALM)
-        finally:
-            self._batch = False
-        self.flush()
+        return end
+
+    def _go_on(self) -> None:
+        """Another turn for the backlog; behind it comes the loss of the connection."""
+        self._turn = None
+        data, self._backlog = self._backlog, b""
+        try:
+            self._take(data)
+        except Exception:
+            log.failure("What {peer} sent can't be handled", peer=self.transport.getPeer())
+            self.abort("the connection failed")
+        lost, self._lost = self._lost, None
+        if lost is not None:
+            if self._backlog:
+                self._lost = lost
+            else:
+                self._end(lost)
+
+    def _drop_backlog(self) -> None:
+        """What was not handled yet never will be."""
+        self._backlog = b""
+        if self._turn is not None and self._lost is None:
+            self._turn.cancel()
+            self._turn = None
 
     def _handle(self, received: list[events.Event]) -> None:
         handlers = self._handlers
@@ -124,6 +198,13 @@ class Connection(Protocol):
                     return
 
     def connectionLost(self, reason: Failure | None = None) -> None:
+        if self._backlog:  # it was sent before
+            self._lost = reason or Failure(ConnectionDone())
+            self.transport = _LostTransport(self.transport)
+        else:
+            self._end(reason)
+
+    def _end(self, reason: Failure | None) -> None:
         if reason is not None and self.phase is not Phase.CLOSED:
             self.reason = f"the connection was lost: {reason.getErrorMessage()}"
         self.phase = Phase.CLOSED
@@ -178,8 +259,13 @@ class Connection(Protocol):
         last = self.h2.highest_inbound_stream_id
         self.transport.write(goaway(last, error_code, reason.encode()[:256]))
         self.transport.unregisterProducer()
+        if self._halted:  # TLS waits for the peer's word
+            self._halted = False
+            self.transport.resumeProducing()
         self.transport.loseConnection()
         self._stop_timer()
+        self._drop_backlog()
+        self.sender.clear()
         self._timer = self.reactor.callLater(self.limits.close_timeout, self._abort)
         self._abandon(list(self.streams.values()), reason)
 
@@ -190,6 +276,8 @@ class Connection(Protocol):
         self.reason = reason
         self.phase = Phase.CLOSED
         self._stop_timer()
+        self._drop_backlog()
+        self.sender.clear()
         self.transport.unregisterProducer()
         self._abort()
         self._abandon(list(self.streams.values()), reason)
@@ -250,8 +338,8 @@ class Connection(Protocol):
         """Whether a silent peer is worth a PING."""
         return True
 
-    # What streams ask for. h2 is ahead of us: it has read all frames of a chunk before we handle the
-    # first one's event, so that a stream may be closed for it whose RST_STREAM we have yet to hear of.
+    # What streams ask for. h2 is ahead of us: it has read a few frames before we handle the first
+    # one's event, so that a stream may be closed for it whose RST_STREAM we have yet to hear of.
 
     def send_headers(self, stream_id: int, headers: Headers, end: bool) -> None:
         if self.phase is not Phase.CLOSED:
@@ -340,7 +428,7 @@ class Connection(Protocol):
         if stream is not None:
             stream.data_received(event.data, length)
 
-    def _end(self, event: Any) -> None:
+    def _half_closed(self, event: Any) -> None:
         stream = self.streams.get(event.stream_id)
         if stream is not None:
             stream.end_received()
@@ -406,7 +494,7 @@ class Connection(Protocol):
         events.ResponseReceived: _response,
         events.TrailersReceived: _trailers,
         events.DataReceived: _data,
-        events.StreamEnded: _end,
+        events.StreamEnded: _half_closed,
         events.StreamReset: _reset,
         events.WindowUpdated: _window,
         events.RemoteSettingsChanged: _settings,

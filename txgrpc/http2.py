@@ -25,6 +25,9 @@ PREFACE_SIZE = 24
 HEADER_SIZE = 9
 #: HTTP/2's default, which we do not change.
 MAX_FRAME_SIZE = 16384
+#: How many frames of what arrived go to h2 before their events are looked at. Each costs from 20
+#: microseconds to what a method does until it first waits.
+FRAMES_AT_ONCE = 8
 _DEFAULT_WINDOW = 65535
 
 
@@ -84,26 +87,33 @@ class FrameGuard:
         self._skip = 0 if client_side else PREFACE_SIZE  # bytes to the next frame's header
         self._header = b""  # its first bytes
 
-    def check(self, data: bytes) -> None:
-        """`data` arrived.
+    def check(self, data: bytes, start: int = 0) -> int:
+        """What is in `data` from `start` on arrived next. Where the next few frames end in it: `data`'s
+        end or the boundary behind the last of them, from which to go on.
 
-        :raise OversizedFrame: a frame that begins in it is too large.
+        :raise OversizedFrame: one of these frames is too large.
         """
-        at, size = self._skip, len(data)
+        at, size, frames = start + self._skip, len(data), 0
         if self._header:
-            at = HEADER_SIZE - len(self._header)
-            self._header += data[:at]
+            at = start + HEADER_SIZE - len(self._header)
+            self._header += data[start:at]
             if len(self._header) < HEADER_SIZE:
-                return
+                return size
             at += self._length(self._header, 0)
             self._header = b""
+            frames = 1
         while at + HEADER_SIZE <= size:
+            if frames == FRAMES_AT_ONCE:
+                self._skip = 0
+                return at
             at += HEADER_SIZE + self._length(data, at)
+            frames += 1
         if at < size:
             self._header = data[at:]
             self._skip = 0
         else:
             self._skip = at - size
+        return size
 
     def _length(self, data: bytes, at: int) -> int:
         length = int.from_bytes(data[at : at + 3], "big")

@@ -27,6 +27,7 @@ class Transport:
         self.paused = False
         self.closing = False
         self.aborted = False
+        self.reading = True
         self.protocol: Any = None
         self.most = 0  # the most bytes it ever held
 
@@ -56,6 +57,12 @@ class Transport:
     def unregisterProducer(self) -> None:
         self.producer = None
 
+    def pauseProducing(self) -> None:
+        self.reading = False
+
+    def resumeProducing(self) -> None:
+        self.reading = True
+
     def loseConnection(self) -> None:
         assert self.producer is None, "a transport waits for its producer to be unregistered"
         self.closing = True
@@ -84,7 +91,7 @@ class Wire:
         for sender, receiver in ((self.client, self.server), (self.server, self.client)):
             if not self.up:
                 return False
-            if sender.unsent and sender not in self.stalled:
+            if sender.unsent and receiver.reading and sender not in self.stalled:
                 moved = True
                 data = sender.take()
                 for start in range(0, len(data), 16 * 1024):

@@ -72,13 +72,25 @@ class FrameGuardTests(unittest.SynchronousTestCase):
         data = b"" if client_side else b"p" * 24
         data += b"".join(size.to_bytes(3, "big") + b"\xff" * 6 + b"\xff" * size for size in sizes)
         guard = FrameGuard(client_side)
-        for cut in cuts:
-            guard.check(data[:cut])
+        for cut in [*cuts, len(data)]:
+            at = 0
+            while at < len(data[:cut]):
+                at = guard.check(data[:cut], at)
             data = data[cut:]
-        guard.check(data)
         guard.check((16384).to_bytes(3, "big") + bytes(6) + bytes(16384))
         guard.check((16385).to_bytes(3, "big") + bytes(5))
         self.assertRaises(OversizedFrame, guard.check, b"\0")
+
+    def test_few_at_once(self) -> None:
+        """What arrived is cut between frames, so that a turn of the reactor can end there."""
+        small = b"\0\0\1" + b"\xff" * 6 + b"x"
+        guard = FrameGuard(client_side=True)
+        data = small * 20 + small[:5]
+        ends = [0]
+        while ends[-1] < len(data):
+            ends.append(guard.check(data, ends[-1]))
+        self.assertEqual(ends, [0, 80, 160, 205])
+        self.assertEqual(guard.check(small[5:] + small * 9), 5 + 7 * 10)
 
 
 ANY_FIELDS = st.lists(

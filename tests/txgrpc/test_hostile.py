@@ -52,7 +52,8 @@ class Raw(Protocol):
 
     def __init__(self) -> None:
         self.lost: Deferred[None] = Deferred()
-        self.received = b""
+        self.received = b""  # and not parsed yet
+        self.parsed: list[Frame] = []
         self.encoder = Encoder()
         self.reading = True
 
@@ -79,15 +80,16 @@ class Raw(Protocol):
 
     def frames(self) -> list[Frame]:
         """The frames received so far."""
-        found, data = [], self.received
-        while len(data) >= 9:
-            head, length = Frame.parse_frame_header(memoryview(data[:9]))
-            if len(data) < 9 + length:
+        data, at = memoryview(self.received), 0
+        while len(data) - at >= 9:
+            head, length = Frame.parse_frame_header(data[at : at + 9])
+            if len(data) - at < 9 + length:
                 break
-            head.parse_body(memoryview(data[9 : 9 + length]))
-            found.append(head)
-            data = data[9 + length :]
-        return found
+            head.parse_body(data[at + 9 : at + 9 + length])
+            self.parsed.append(head)
+            at += 9 + length
+        self.received = self.received[at:]
+        return self.parsed
 
     def goaway(self) -> tuple[int, bytes]:
         """The last GOAWAY's code and reason."""

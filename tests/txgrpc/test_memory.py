@@ -314,6 +314,99 @@ class FlowControlTests(MemoryTests):
         self.assertLess(world.wire.server.most, 150_000)
 
 
+class TurnTests(MemoryTests):
+    """No peer has the reactor for itself: what arrived is handled in more turns than one."""
+
+    def hurried(self) -> World:
+        """Both ends connected, and from now on time is always up when they look at the clock."""
+        world = self.world()
+        self.successResultOf(self.settled(world, world.stub.Echo(Note())))
+        clock = world.clock
+        seconds = clock.seconds
+
+        def later() -> float:
+            clock.rightNow += 0.011
+            return seconds()
+
+        clock.seconds = later
+        self.addCleanup(setattr, clock, "seconds", seconds)
+        return world
+
+    def test_in_order(self) -> None:
+        """Every call is answered, the messages of a stream come in order, and reading goes on."""
+        world = self.hurried()
+        calls = [world.stub.Echo(Note(number=n)) for n in range(50)]
+        stream = start(drain_iterator(world.stub.Count(Note(number=50))))
+        chat = world.stub.Chat()
+        for n in range(50):
+            start(chat.send(Note(text=str(n))))
+        world.wire.step()
+        self.assertFalse(world.wire.server.reading)
+        self.assertLess(len(world.demo.calls), 1 + 50)
+        world.settle()
+        self.assertTrue(world.wire.server.reading and world.wire.client.reading)
+        self.assertEqual([self.successResultOf(call).number for call in calls], list(range(50)))
+        self.assertEqual(len(self.successResultOf(stream)), 50)
+        texts = [self.successResultOf(start(chat.__anext__())).text for _ in range(50)]
+        self.assertEqual(texts, [str(n) for n in range(50)])
+
+    def answered_and_lost(self) -> tuple[World, list[Deferred[Any]]]:
+        """A client that has all answers, but not looked at most of them, when its connection is lost."""
+        world = self.hurried()
+        calls = [world.stub.Echo(Note(number=n)) for n in range(50)]
+        while not world.wire.client.protocol._backlog:
+            world.wire.step()
+            if world.wire.client.reading:
+                world.clock.advance(0)
+        while world.wire.server.protocol._backlog:
+            world.clock.advance(0)
+        world.wire.client.protocol.dataReceived(world.wire.server.take())
+        world.wire.cut(ConnectionLost())
+        self.assertTrue([call for call in calls if not call.called])
+        return world, calls
+
+    def test_answers_before_a_loss(self) -> None:
+        """What came before the connection was lost counts; the next call connects anew."""
+        world, calls = self.answered_and_lost()
+        world.settle()
+        self.assertEqual([self.successResultOf(call).number for call in calls], list(range(50)))
+        again = world.stub.Echo(Note(text="again"))
+        world.settle()
+        self.assertEqual(self.successResultOf(again).text, "again")
+        self.assertEqual(len(world.wires), 2)
+
+    def test_closed_meanwhile(self) -> None:
+        """Closing the channel ends what was not looked at yet, and leaves nothing to do."""
+        world, calls = self.answered_and_lost()
+        closed = world.channel.close()
+        world.settle()
+        self.successResultOf(closed)
+        self.assertTrue(all(call.called for call in calls))
+        self.assertEqual(self.code_of(calls[-1]), Code.CANCELLED)
+        for call in calls:
+            call.addErrback(lambda failure: failure.trap(GrpcError))
+
+    def test_cut_off_meanwhile(self) -> None:
+        """A connection that is ended in the middle of what arrived has no turn left."""
+        for end in ("close", "abort"):
+            world = self.hurried()
+            calls = [world.stub.Wait(Note()) for _ in range(50)]
+            world.wire.step()
+            server = world.wire.server.protocol
+            self.assertTrue(server._backlog)
+            server.close(ErrorCodes.NO_ERROR, "over") if end == "close" else server.abort("over")
+            self.assertFalse(server._backlog)
+            self.assertIsNone(server._turn)
+            self.assertEqual(world.wire.server.reading, end == "close")
+            seen = len(world.demo.calls) - 1
+            self.assertLess(seen, 50)
+            world.settle()
+            self.assertEqual(world.demo.ended[:seen], ["Wait cancelled"] * seen)
+            self.assertEqual(self.code_of(calls[0]), Code.UNAVAILABLE)
+            for call in calls[1:]:  # those that the server has not looked at may be sent again
+                call.addErrback(lambda failure: failure.trap(GrpcError))
+
+
 class KeepaliveTests(MemoryTests):
     """PING."""
 
