@@ -350,6 +350,19 @@ class TurnTests(MemoryTests):
         texts = [self.successResultOf(start(chat.__anext__())).text for _ in range(50)]
         self.assertEqual(texts, [str(n) for n in range(50)])
 
+    def test_much_to_send(self) -> None:
+        """A method that never waits does not keep the reactor until all its messages are sent."""
+        world = self.world()
+        stream = start(drain_iterator(world.stub.Count(Note(number=1000))))
+        others = [start(drain_iterator(world.stub.Count(Note(number=10)))) for _ in range(100)]
+        world.clock.advance(0)
+        while not world.demo.calls:
+            world.wire.step()
+        self.assertLess(world.demo.sent, 64 + 101)
+        world.settle()
+        self.assertEqual(len(self.successResultOf(stream)), 1000)
+        self.assertEqual([len(self.successResultOf(other)) for other in others], [10] * 100)
+
     def answered_and_lost(self) -> tuple[World, list[Deferred[Any]]]:
         """A client that has all answers, but not looked at most of them, when its connection is lost."""
         world = self.hurried()
