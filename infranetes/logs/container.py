@@ -17,12 +17,13 @@ passes over what the file has, and goes on writing in the middle of a line if ne
 from __future__ import annotations
 
 import errno
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, DeferredLock
+from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from infranetes.logs.batch import batched
@@ -40,6 +41,7 @@ from infranetes_common.errors import (
 BATCH_BYTES = 256 * 1024  # more than this is not held in memory: reading waits
 CHECKPOINT_BYTES = 1 << 20  # saved after so many bytes
 CHECKPOINT_SECONDS = 10.0  # or so long after the first byte that was not covered
+STOPPED_AT_ONCE = 50  # of very many logs: stopping one costs about 100 microseconds
 RETRY_SECONDS = (0.1, 5.0)  # first and longest pause before another try to read or to write
 
 _log = Logger()
@@ -379,3 +381,17 @@ class ContainerLog:
     @property
     def _p(self) -> str:
         return str(self._path)
+
+
+async def stop_all(reactor: Any, logs: Iterable[ContainerLog]) -> None:
+    """Stop every one, side by side, however many: no turn of the reactor begins them all. One that
+    fails is logged and stops no other."""
+    stopping: list[Deferred[None]] = []
+    for number, log in enumerate(logs, 1):
+        stopped = Deferred.fromCoroutine(log.stop())
+        stopped.addErrback(lambda failure: _log.failure("stopping a log", failure=failure))
+        stopping.append(stopped)
+        if number % STOPPED_AT_ONCE == 0:
+            await deferLater(reactor, 0)
+    for stopped in stopping:
+        await stopped

@@ -10,11 +10,11 @@ import attrs
 from twisted.internet.defer import Deferred, succeed
 from twisted.logger import Logger
 
-from infranetes.logs import Checkpoint, ContainerLog
+from infranetes.logs import Checkpoint, ContainerLog, stop_all
 from infranetes.pods.inventory import Container
 from infranetes.pods.records import LogPosition
 from infranetes.pods.states import ContainerState
-from infranetes.pods.waits import Signal, go, settle
+from infranetes.pods.waits import Signal, go
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable
 
 _log = Logger()
@@ -77,8 +77,7 @@ class Logs:
 
     async def stop(self, containers: Iterable[Container]) -> None:
         """Leave off, with each log's position kept, for a later daemon to go on."""
-        pumps = [one.pump for one in containers if one.pump is not None]
-        await settle([go(pump.log.stop()) for pump in pumps])
+        await stop_all(self._reactor, [one.pump.log for one in containers if one.pump is not None])
 
 
 class Pump:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from twisted.internet import reactor as _reactor
-from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from infranetes.logs import Checkpoint, ContainerLog
+from infranetes.logs import Checkpoint, ContainerLog, stop_all
 from tests.infranetes.logs.child import line
 from tests.infranetes.logs.world import expected, record
 
@@ -106,13 +106,16 @@ class ManyTests(TestCase):
     def test_three_thousand_logs_hold_no_descriptors_and_no_threads(self) -> Any:
         directory = Path(self.mktemp()).absolute()
         records = [record(i + 1, b"x" * 100) for i in range(3)]
-        never: list[Deferred[None]] = []
+        cancelled: list[str] = []
 
         async def read(cursor: str) -> AsyncIterator[Any]:
             for one in records[int(cursor or 0) :]:
                 yield one
-            never.append(Deferred())
-            await never[-1]
+            try:
+                await Deferred()
+            except CancelledError:
+                cancelled.append(cursor)
+                raise
 
         async def body() -> None:
             before = len(os.listdir("/proc/self/fd"))
@@ -129,6 +132,7 @@ class ManyTests(TestCase):
             self.assertLess(threads, 30)
             for log in logs:
                 self.assertEqual(log._path.read_bytes(), content)
-            await gatherResults([Deferred.fromCoroutine(log.stop()) for log in logs])
+            await stop_all(reactor, logs)
+            self.assertEqual(len(cancelled), 3000)
 
         return Deferred.fromCoroutine(body())
