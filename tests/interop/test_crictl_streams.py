@@ -251,6 +251,7 @@ class Echo(threading.Thread):
         super().__init__(daemon=True)
         self.listening = socket.create_server(("127.0.0.1", 0))
         self.port = self.listening.getsockname()[1]
+        self.serving: list[tuple[threading.Thread, socket.socket]] = []
 
     def run(self) -> None:
         while True:
@@ -258,12 +259,26 @@ class Echo(threading.Thread):
                 connection, _ = self.listening.accept()
             except OSError:
                 return
-            threading.Thread(target=self.serve, args=(connection,), daemon=True).start()
+            thread = threading.Thread(target=self.serve, args=(connection,), daemon=True)
+            self.serving.append((thread, connection))
+            thread.start()
 
     def serve(self, connection: socket.socket) -> None:
-        with connection:
+        with contextlib.suppress(OSError):
             while data := connection.recv(65536):
                 connection.sendall(data)
+            connection.shutdown(socket.SHUT_RDWR)
+
+    def stop(self) -> None:
+        """End every connection and thread; closing a socket would not wake who waits for it."""
+        self.listening.shutdown(socket.SHUT_RDWR)
+        self.join(SECONDS)
+        self.listening.close()
+        for thread, connection in self.serving:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            thread.join(SECONDS)
+            connection.close()
 
 
 class PortForwardTests(CrictlCase):
@@ -286,7 +301,7 @@ class PortForwardTests(CrictlCase):
 
     def echo(self) -> int:
         echo = Echo()
-        self.addCleanup(echo.listening.close)
+        self.addCleanup(deferToThread, echo.stop)
         echo.start()
         return int(echo.port)
 
