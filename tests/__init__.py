@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from twisted.internet import defer
 
 # A noisy machine makes an example slow; that says nothing about the code.
-settings.register_profile("infranetes", deadline=None)
+settings.register_profile("infranetes", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("infranetes")
 
 
