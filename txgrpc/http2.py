@@ -42,6 +42,17 @@ class RepeatingEncoder(Encoder):
         super().__init__()
         self._blocks: dict[tuple[Any, ...], bytes] = {}
 
+    @property
+    def header_table_size(self) -> int:
+        """Bytes of the peer's header table that may be used."""
+        return int(self.header_table.maxsize)
+
+    @header_table_size.setter
+    def header_table_size(self, value: int) -> None:
+        # The same size again, before the next block: hpack would forget to announce the first change.
+        if value != self.header_table.maxsize:
+            Encoder.header_table_size.fset(self, value)
+
     def encode(self, headers: Any, huffman: bool = True) -> bytes:
         key = tuple(headers)
         block = self._blocks.get(key)

@@ -116,6 +116,16 @@ class RepeatingEncoderTests(unittest.SynchronousTestCase):
             else:
                 self.assertEqual([tuple(f) for f in decoder.decode(encoder.encode(move), raw=True)], move)
 
+    def test_the_same_table_size_set_twice_is_announced(self) -> None:
+        """A peer may send the same SETTINGS again before the next headers."""
+        encoder, decoder = RepeatingEncoder(), Decoder()
+        encoder.header_table_size = 0
+        decoder.decode(encoder.encode([]))
+        encoder.header_table_size = 50
+        encoder.header_table_size = 50
+        twice = [(b"a", b""), (b"a", b"")]
+        self.assertEqual([tuple(f) for f in decoder.decode(encoder.encode(twice), raw=True)], twice)
+
     def test_remembers(self) -> None:
         """A list that was sent twice is not encoded again, until the table changes."""
         encoder = RepeatingEncoder()
