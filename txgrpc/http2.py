@@ -31,6 +31,9 @@ FRAMES_AT_ONCE = 8
 _DEFAULT_WINDOW = 65535
 
 
+_set_table_size: Any = vars(Encoder)["header_table_size"].fset
+
+
 class RepeatingEncoder(Encoder):
     """HPACK which remembers how it encoded a list of headers, as long as that stays right.
 
@@ -51,7 +54,7 @@ class RepeatingEncoder(Encoder):
     def header_table_size(self, value: int) -> None:
         # The same size again, before the next block: hpack would forget to announce the first change.
         if value != self.header_table.maxsize:
-            Encoder.header_table_size.fset(self, value)
+            _set_table_size(self, value)
 
     def encode(self, headers: Any, huffman: bool = True) -> bytes:
         key = tuple(headers)
