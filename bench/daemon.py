@@ -34,6 +34,7 @@ class Daemon:
     def __init__(self, reactor: Any, provider: str, table: Mapping[str, Any], registry: str = "") -> None:
         self._reactor = reactor
         self.root = Path(tempfile.mkdtemp(prefix="infranetes-bench-"))
+        self.root.chmod(0o755)  # a provider may run its VMs as a user of its own
         self.socket = self.root / "run" / "infranetes.sock"
         self.logs = self.root / "pods"
         self._config = self.root / "infranetes.toml"
