@@ -13,7 +13,7 @@ from twisted.trial import unittest
 
 from tests.txgrpc.demo import DEMO, Note
 from tests.txgrpc.support import Child, coroutine, drain_iterator, socket_path, status_of
-from txgrpc import Channel, Code
+from txgrpc import Channel, Code, Limits
 
 PEER = "tests.interop.grpcio_peer"
 
@@ -28,7 +28,9 @@ class GrpcioServerTests(unittest.TestCase):
         path = socket_path(self)
         self.peer = Child.start(self, reactor, PEER, "server", path)
         self.assertEqual(await self.peer.line(), "ready")
-        self.channel = Channel(reactor, UNIXClientEndpoint(reactor, path))
+        # Small enough that making one message is no turn of the reactor worth speaking of.
+        limits = Limits(max_receive_message=5 * 1024 * 1024)
+        self.channel = Channel(reactor, UNIXClientEndpoint(reactor, path), limits=limits)
         self.addCleanup(self.channel.close)
         self.stub = self.channel.stub(DEMO)
 
@@ -85,13 +87,13 @@ class GrpcioServerTests(unittest.TestCase):
     @coroutine
     async def test_large_messages(self) -> None:
         """Megabytes arrive whole; a message over our limit fails its call and no other."""
-        blob = os.urandom(8_000_000)
+        blob = os.urandom(4_000_000)
         self.assertEqual((await self.stub.Echo(Note(blob=blob))).blob, blob)
         notes = await drain_iterator(self.stub.Count(Note(number=20, blob=b"x" * 500_000)))
         self.assertEqual(sum(len(note.blob) for note in notes), 10_000_000)
         total = await self.stub.Sum(Note(number=1, blob=b"y" * 500_000) for _ in range(20))
         self.assertEqual(total.number, 20)
-        error = await status_of(self.stub.Echo(Note(blob=b"z" * (17 * 1024 * 1024)), timeout=60))
+        error = await status_of(self.stub.Echo(Note(blob=b"z" * (6 * 1024 * 1024)), timeout=60))
         self.assertEqual(error.code, Code.RESOURCE_EXHAUSTED)
         self.assertEqual((await self.stub.Echo(Note(text="still here"))).text, "still here")
 
