@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import functools
+import subprocess
 import sys
+import tempfile
 import unittest
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from tests.harness.blocking import Guard
 from tests.harness.reporter import GuardedReporter, Outcomes
 
 ROOT = Path(__file__).resolve().parent.parent
+MOST_CONFIRMED = 20  # when more tests block the reactor it is not chance
 
 
 def options(arguments: list[str]) -> argparse.Namespace:
@@ -39,6 +42,11 @@ def options(arguments: list[str]) -> argparse.Namespace:
         default=50,
         metavar="MS",
         help="fail a test whose callbacks keep the reactor longer than this; 0: don't look (default: 50)",
+    )
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="a test that blocked the reactor has failed; it does not get another run by itself",
     )
     parser.add_argument(
         "--slowest", type=int, default=10, metavar="N", help="list the N slowest (default: 10)"
@@ -77,6 +85,24 @@ def select(suite: Any, without: list[str]) -> unittest.TestSuite:
     return chosen
 
 
+def confirm(outcomes: Outcomes, given: argparse.Namespace) -> None:
+    """Run those that only blocked the reactor once more, each in a process of its own, twice at the most.
+
+    What is slow by its nature is slow again; what another load on the machine did is not.
+    """
+    if given.once or len(outcomes.blocked) > MOST_CONFIRMED:
+        return
+    command = [sys.executable, "-m", "tests", "--once", "--slowest=0", f"--blocked={given.blocked}"]
+    for test in outcomes.blocked:
+        for _ in range(2):
+            print(f"\n{test} blocked the reactor; it runs again by itself:", flush=True)
+            with tempfile.TemporaryDirectory() as place:
+                again = [*command, f"--temp-directory={place}/trial", test]
+                if subprocess.run(again, cwd=ROOT, stdin=subprocess.DEVNULL, check=False).returncode == 0:
+                    outcomes.forgive(test)
+                    break
+
+
 def main(arguments: list[str]) -> int:
     """Run; the exit code."""
     given = options(arguments)
@@ -91,6 +117,7 @@ def main(arguments: list[str]) -> int:
         reporter = functools.partial(GuardedReporter, outcomes=outcomes, guard=guard, slowest=given.slowest)
         runner = TrialRunner(reporter, workingDirectory=given.temp_directory, exitFirst=given.exitfirst)
         runner.run(select(suite, [dotted(name) for name in given.without]))
+        confirm(outcomes, given)
     finally:
         guard.close()
         sys.stdout.flush()

@@ -32,6 +32,12 @@ class Outcomes:
         self.failed: dict[str, None] = {}
         self.skipped: dict[str, str] = {}
         self.passed: dict[str, None] = {}
+        self.blocked: dict[str, None] = {}  # failed for having blocked the reactor, and for nothing else
+
+    def forgive(self, test: str) -> None:
+        """`test` did not block the reactor when it ran again by itself."""
+        del self.failed[test]
+        self.passed[test] = None
 
     def counts(self) -> tuple[int, int, int]:
         """How many passed, failed, were skipped."""
@@ -87,9 +93,12 @@ class GuardedReporter(Reporter):
         took = self.seconds[test.id()] = time.monotonic() - self._started
         blocked = self.guard.take()
         if blocked:
+            if test.id() not in self.outcomes.failed:
+                self.outcomes.blocked[test.id()] = None
             self.addError(test, Failure(BlockedReactor("; ".join(map(str, blocked)))))
         left = leaks.left_behind(self._before)
         if left:
+            self.outcomes.blocked.pop(test.id(), None)
             self.addError(test, Failure(LeftBehind("left behind: " + ", ".join(left))))
         if test.id() not in self.outcomes.passed | self.outcomes.skipped | self.outcomes.failed:
             self.outcomes.failed[test.id()] = None

@@ -90,6 +90,16 @@ class Blocking(TestCase):
         await deferLater(reactor, 0.05)
 
 
+class BlockingByChance(TestCase):
+    """Blocks the reactor only where its marker is not there yet."""
+
+    def test_blocks_once(self) -> Deferred[None]:
+        marker = Path(os.environ["BLOCKED_ONCE"])
+        seconds = 0.0 if marker.exists() else 0.1
+        marker.touch()
+        return deferLater(reactor, 0, time.sleep, seconds)
+
+
 class Innocent(TestCase):
     """None of them fails."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -91,7 +93,7 @@ class CountingTests(SynchronousTestCase):
 
 class BlockingTests(SynchronousTestCase):
     def test_a_callback_that_blocks_fails_its_test_and_is_named(self) -> None:
-        code, output, words = run(f"{SAMPLES}.Blocking")
+        code, output, words = run(f"{SAMPLES}.Blocking", "--once")
         self.assertEqual(set(words.values()), {"FAILED"}, output)
         self.assertEqual((code, output.splitlines()[-1]), (1, "0 passed, 5 failed, 0 skipped"), output)
         for named in (
@@ -102,6 +104,17 @@ class BlockingTests(SynchronousTestCase):
             r"pretended\.py\", line \d+, in sleep_after_a_wait",  # the line itself, not only the callback
         ):
             self.assertRegex(output, named)
+
+    def test_one_that_does_not_block_again_by_itself_has_passed(self) -> None:
+        marker = Path(self.mktemp()).absolute()
+        os.environ["BLOCKED_ONCE"] = str(marker)
+        self.addCleanup(os.environ.pop, "BLOCKED_ONCE")
+        code, output, _words = run(f"{SAMPLES}.BlockingByChance")
+        self.assertEqual((code, output.splitlines()[-1]), (0, "1 passed, 0 failed, 0 skipped"), output)
+        self.assertIn("runs again by itself", output)
+        marker.unlink()
+        code, output, _words = run(f"{SAMPLES}.BlockingByChance", "--once")
+        self.assertEqual((code, output.splitlines()[-1]), (1, "0 passed, 1 failed, 0 skipped"), output)
 
     def test_waiting_elsewhere_and_a_busy_machine_fail_nothing(self) -> None:
         code, output, words = run(f"{SAMPLES}.Innocent")
