@@ -42,29 +42,36 @@ class Client:
         response = await self.runtime.RunPodSandbox(request, timeout=CALL_SECONDS)
         return config, response.pod_sandbox_id
 
-    async def run_container(
+    async def create_container(
         self, pod: Any, name: str, image: str, command: Iterable[str], **config: Any
     ) -> str:
-        """CreateContainer and StartContainer; the container's id."""
+        """CreateContainer; the container's id."""
         sandbox_config, sandbox_id = pod
-        created = await self.runtime.CreateContainer(
-            cri.CreateContainerRequest(
-                pod_sandbox_id=sandbox_id,
-                config=cri.ContainerConfig(
-                    metadata=cri.ContainerMetadata(name=name),
-                    image=cri.ImageSpec(image=image),
-                    command=list(command),
-                    labels={"io.kubernetes.container.name": name},
-                    log_path=f"{name}.log",
-                    **config,
-                ),
-                sandbox_config=sandbox_config,
+        request = cri.CreateContainerRequest(
+            pod_sandbox_id=sandbox_id,
+            config=cri.ContainerConfig(
+                metadata=cri.ContainerMetadata(name=name),
+                image=cri.ImageSpec(image=image),
+                command=list(command),
+                labels={"io.kubernetes.container.name": name},
+                log_path=f"{name}.log",
+                **config,
             ),
-            timeout=CALL_SECONDS,
+            sandbox_config=sandbox_config,
         )
-        started = cri.StartContainerRequest(container_id=created.container_id)
-        await self.runtime.StartContainer(started, timeout=CALL_SECONDS)
+        created = await self.runtime.CreateContainer(request, timeout=CALL_SECONDS)
         return str(created.container_id)
+
+    async def start_container(self, container_id: str) -> None:
+        """StartContainer: answers when it runs."""
+        request = cri.StartContainerRequest(container_id=container_id)
+        await self.runtime.StartContainer(request, timeout=CALL_SECONDS)
+
+    async def run_container(self, *arguments: Any, **config: Any) -> str:
+        """`create_container` and `start_container`; the container's id."""
+        container_id = await self.create_container(*arguments, **config)
+        await self.start_container(container_id)
+        return container_id
 
     async def remove_pod(self, sandbox_id: str) -> None:
         """StopPodSandbox and RemovePodSandbox."""
