@@ -84,6 +84,8 @@ class DaemonCase(TestCase):
     """
 
     timeout = 120
+    #: What seconds of waiting are multiplied with, where machines are slower than simulated ones.
+    patience = 1.0
 
     def setUp(self) -> None:
         # Not trial's own: a socket's path has to be short.
@@ -150,7 +152,7 @@ class DaemonCase(TestCase):
         self.channel = Channel(reactor, UNIXClientEndpoint(reactor, str(self.socket)))
         self.runtime = self.channel.stub(cri.RuntimeService)
         self.image_service = self.channel.stub(cri.ImageService)
-        until = time.monotonic() + START_SECONDS
+        until = time.monotonic() + START_SECONDS * self.patience
         while time.monotonic() < until and self.alive:
             try:
                 status = await self.runtime.Status(cri.StatusRequest(), timeout=5.0)
@@ -221,24 +223,25 @@ class DaemonCase(TestCase):
     async def run_pod(self, name: str = "web", config: Any = None, **fields: Any) -> str:
         request = cri.RunPodSandboxRequest(config=config or self.pod(name, **fields))
         (self.log_directory / name).mkdir(exist_ok=True)
-        return str((await self.runtime.RunPodSandbox(request, timeout=60.0)).pod_sandbox_id)
+        return str((await self.runtime.RunPodSandbox(request, timeout=60.0 * self.patience)).pod_sandbox_id)
 
     async def create(self, sandbox: str, config: Any = None) -> str:
         request = cri.CreateContainerRequest(pod_sandbox_id=sandbox, config=config or self.box())
-        return str((await self.runtime.CreateContainer(request, timeout=60.0)).container_id)
+        return str((await self.runtime.CreateContainer(request, timeout=60.0 * self.patience)).container_id)
 
     async def run_container(self, sandbox: str, config: Any = None) -> str:
         container = await self.create(sandbox, config)
         request = cri.StartContainerRequest(container_id=container)
-        await self.runtime.StartContainer(request, timeout=30.0)
+        await self.runtime.StartContainer(request, timeout=30.0 * self.patience)
         return container
 
     async def stop_pod(self, sandbox: str) -> None:
-        await self.runtime.StopPodSandbox(cri.StopPodSandboxRequest(pod_sandbox_id=sandbox), timeout=60.0)
+        request = cri.StopPodSandboxRequest(pod_sandbox_id=sandbox)
+        await self.runtime.StopPodSandbox(request, timeout=60.0 * self.patience)
 
     async def remove_pod(self, sandbox: str) -> None:
         request = cri.RemovePodSandboxRequest(pod_sandbox_id=sandbox)
-        await self.runtime.RemovePodSandbox(request, timeout=60.0)
+        await self.runtime.RemovePodSandbox(request, timeout=60.0 * self.patience)
 
     async def sandboxes(self, **wanted: Any) -> list[Any]:
         request = cri.ListPodSandboxRequest(filter=cri.PodSandboxFilter(**wanted))
@@ -254,7 +257,7 @@ class DaemonCase(TestCase):
 
     async def in_state(self, container: str, state: int, seconds: float = 20.0) -> Any:
         """Its status once it has that state."""
-        until = time.monotonic() + seconds
+        until = time.monotonic() + seconds * self.patience
         while True:
             status = await self.container_status(container)
             if status.state == state:
@@ -299,7 +302,7 @@ class DaemonCase(TestCase):
         await deferLater(reactor, seconds, lambda: None)
 
     async def until(self, true: Callable[[], Any], what: str, seconds: float = 20.0) -> None:
-        until = time.monotonic() + seconds
+        until = time.monotonic() + seconds * self.patience
         while not true():
             if time.monotonic() > until:
                 self.fail(f"not in {seconds:.0f} s: {what}\n{self.log[-3000:]}")
