@@ -328,8 +328,7 @@ class TurnTests(MemoryTests):
             clock.rightNow += 0.011
             return seconds()
 
-        clock.seconds = later
-        self.addCleanup(setattr, clock, "seconds", seconds)
+        self.patch(clock, "seconds", later)
         return world
 
     def test_in_order(self) -> None:
