@@ -68,8 +68,15 @@ class SessionContract(ContainerProviderCase):
     async def opened(self, streams: Streams, *command: str, id: str = "") -> Any:
         id = id or await self.run_container("sleep", "600")
         session = await self.provider.exec_session(id, command, streams)
-        self.addCleanup(session.close)
+        self.addCleanup(lambda: Deferred.fromCoroutine(self.closed(session)))
         return session
+
+    async def closed(self, session: Any) -> None:
+        """It is over, and its command has ended."""
+        session.close()
+        ended = session.ended()
+        if not ended.called:
+            await ended.addTimeout(self.call_seconds, reactor)
 
     async def heard(self, streams: Streams, *command: str, id: str = "") -> Heard:
         heard = Heard(await self.opened(streams, *command, id=id))

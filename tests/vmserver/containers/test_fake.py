@@ -105,5 +105,5 @@ class FakeOwnTests(FakeCase, TestCase):
         second = (await self.started()).start_container(id)
         for each in (first, second):
             self.assertEqual((await each).state, cri.CONTAINER_RUNNING)
-        await self.until(lambda: os.path.exists(marker), "it runs")
+        await self.until(lambda: os.path.exists(marker) and os.path.getsize(marker), "it runs")
         self.assertEqual(Path(marker).read_text(), "x\n")
