@@ -13,7 +13,6 @@ import json
 PACKAGES = (
     "busybox-static",  # the container that `warm` runs
     "ca-certificates",
-    "crun",
     "docker.io",
     "iproute2",
     "iptables",
@@ -57,12 +56,8 @@ MASKED = (
 
 # The pod's network is the machine's own, so Docker has nothing to do with it. Logs are read by the
 # agent as they grow; the node keeps them, so the guest only holds what the node is behind by.
-# crun, for runc is started several times for each container and each command in one, and to start it
-# costs an emulated processor half a second each time. It has no D-Bus here to ask systemd for control groups.
 _DOCKER = {
     "bridge": "none",
-    "default-runtime": "crun",
-    "exec-opts": ["native.cgroupdriver=cgroupfs"],
     "iptables": False,
     "ip6tables": False,
     "ip-forward": False,
@@ -70,7 +65,6 @@ _DOCKER = {
     "userland-proxy": False,
     "live-restore": True,
     "log-driver": "json-file",
-    "runtimes": {"crun": {"path": "/usr/bin/crun"}},
     "log-opts": {"max-size": "64m", "max-file": "3"},
     "storage-driver": "overlay2",
     "shutdown-timeout": 5,
