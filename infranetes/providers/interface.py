@@ -40,6 +40,7 @@ class InstanceSpec:
     identity: Identity  # without network: the provider adds what its network gives
     size: Size = Size()
     annotations: Mapping[str, str] = attrs.field(factory=dict)
+    image: str = ""  # the catalogue's own name of the image to boot; "": what the provider makes pods of
 
 
 @attrs.frozen
