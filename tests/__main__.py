@@ -12,6 +12,7 @@ import functools
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ from tests.harness.blocking import Guard
 from tests.harness.reporter import GuardedReporter, Outcomes
 
 ROOT = Path(__file__).resolve().parent.parent
-MOST_CONFIRMED = 20  # when more tests block the reactor it is not chance
+RUNS = 4  # more that a test gets by itself when it blocked the reactor
+MOST_WORDS = 3000  # characters of a failed test, at the end
+CONFIRMING = 900.0  # seconds that all of those may take
 
 
 def options(arguments: list[str]) -> argparse.Namespace:
@@ -86,21 +89,28 @@ def select(suite: Any, without: list[str]) -> unittest.TestSuite:
 
 
 def confirm(outcomes: Outcomes, given: argparse.Namespace) -> None:
-    """Run those that only blocked the reactor once more, each in a process of its own, twice at the most.
+    """Run those that only blocked the reactor once more, each in a process of its own.
 
     What is slow by its nature is slow again; what another load on the machine did is not.
     """
-    if given.once or len(outcomes.blocked) > MOST_CONFIRMED:
-        return
     command = [sys.executable, "-m", "tests", "--once", "--slowest=0", f"--blocked={given.blocked}"]
-    for test in outcomes.blocked:
-        for _ in range(2):
+    until = time.monotonic() + CONFIRMING
+    for test in list(outcomes.blocked):
+        for _ in range(RUNS):
+            if time.monotonic() > until:
+                return
             print(f"\n{test} blocked the reactor; it runs again by itself:", flush=True)
             with tempfile.TemporaryDirectory() as place:
                 again = [*command, f"--temp-directory={place}/trial", test]
                 if subprocess.run(again, cwd=ROOT, stdin=subprocess.DEVNULL, check=False).returncode == 0:
                     outcomes.forgive(test)
                     break
+
+
+def show_failed(outcomes: Outcomes) -> None:
+    """Each failed test with its words once more, where whoever looks at the end finds them."""
+    for test, words in outcomes.failed.items():
+        print(f"\nFailed: {test}\n{words[-MOST_WORDS:].strip()}", flush=True)
 
 
 def main(arguments: list[str]) -> int:
@@ -117,7 +127,9 @@ def main(arguments: list[str]) -> int:
         reporter = functools.partial(GuardedReporter, outcomes=outcomes, guard=guard, slowest=given.slowest)
         runner = TrialRunner(reporter, workingDirectory=given.temp_directory, exitFirst=given.exitfirst)
         runner.run(select(suite, [dotted(name) for name in given.without]))
-        confirm(outcomes, given)
+        if not given.once:
+            confirm(outcomes, given)
+        show_failed(outcomes)
     finally:
         guard.close()
         sys.stdout.flush()

@@ -29,7 +29,7 @@ class Outcomes:
     """What became of each test. A test that failed in any way failed, whatever else it did."""
 
     def __init__(self) -> None:
-        self.failed: dict[str, None] = {}
+        self.failed: dict[str, str] = {}  # with what was said of it
         self.skipped: dict[str, str] = {}
         self.passed: dict[str, None] = {}
         self.blocked: dict[str, None] = {}  # failed for having blocked the reactor, and for nothing else
@@ -101,7 +101,7 @@ class GuardedReporter(Reporter):
             self.outcomes.blocked.pop(test.id(), None)
             self.addError(test, Failure(LeftBehind("left behind: " + ", ".join(left))))
         if test.id() not in self.outcomes.passed | self.outcomes.skipped | self.outcomes.failed:
-            self.outcomes.failed[test.id()] = None
+            self.outcomes.failed[test.id()] = "It ended without a result."
         self._writeln(f"{self.outcomes.word(test.id())} ({took:.2f} s)")
         super().stopTest(test)
 
@@ -138,7 +138,7 @@ class GuardedReporter(Reporter):
         return "\n".join([words, *getattr(error, "__notes__", ())])
 
     def _fail(self, test: Any, words: str) -> None:
-        self.outcomes.failed[test.id()] = None
+        self.outcomes.failed[test.id()] = self.outcomes.failed.get(test.id(), "") + words
         # A module that can't be imported is no test that was started, so its name comes here.
         self._writeln(f"\n{test.id()} failed:\n{words}")
 
@@ -153,8 +153,4 @@ class GuardedReporter(Reporter):
             self._writeln(f"\nThe slowest {self.slowest}:")
             for name, took in sorted(self.seconds.items(), key=lambda pair: -pair[1])[: self.slowest]:
                 self._writeln(f"{took:8.2f} s  {name}")
-        if self.outcomes.failed:
-            self._writeln("\nFailed:")
-            for name in self.outcomes.failed:
-                self._writeln(f"  {name}")
         self._writeln("")
