@@ -34,7 +34,7 @@ class InstanceSpec:
     """A VM to be made. `token` is its idempotency key, recorded by the caller before the call."""
 
     token: str  # [0-9a-f]{32}
-    sandbox_id: str
+    sandbox_id: str  # the sandbox that the VM is, or will be once it is taken from the pool
     cluster: str
     node: str
     identity: Identity  # without network: the provider adds what its network gives
@@ -56,6 +56,8 @@ class Instance:
     agent_port: int = 0
     created_at: float = 0.0  # seconds since 1970 UTC
     detail: str = ""  # why it is as it is, for people: an exit reason, the console's last line
+    size: str = ""  # what it has, in the provider's words, such as an instance type; "": it does not tell
+    cost_per_hour: float | None = None  # US dollars; None: the provider does not tell
 
 
 Progress = Callable[[str], None]
