@@ -19,6 +19,7 @@ from vmserver import validate
 from vmserver.containers.interface import IContainerProvider
 from vmserver.sandbox import Sandbox
 from vmserver.sessions import SessionCalls
+from vmserver.stats.calls import StatsCalls
 from vmserver.volumes.calls import VolumeCalls
 from vmserver.volumes.store import VolumeStore, mounted
 
@@ -76,7 +77,7 @@ class Watcher:
             wake.callback(None)
 
 
-class AgentService(SessionCalls, VolumeCalls):
+class AgentService(SessionCalls, VolumeCalls, StatsCalls):
     """One method per RPC."""
 
     def __init__(
@@ -89,9 +90,11 @@ class AgentService(SessionCalls, VolumeCalls):
         execs: int = 64,
         sessions: int = 64,
         forwards: int = 256,
+        own_machine: bool = True,
     ) -> None:
         SessionCalls.__init__(self, reactor, provider, sessions=sessions, forwards=forwards)
         VolumeCalls.__init__(self, reactor, volumes)
+        StatsCalls.__init__(self, reactor, provider, own=own_machine)
         self._reactor = reactor
         self._provider = provider
         self._sandbox = sandbox
@@ -108,6 +111,7 @@ class AgentService(SessionCalls, VolumeCalls):
         """The machine has its identity. `new_agent`: it is the first one of this process."""
         self._sandbox_id = sandbox_id
         self.boot_id = boot_id
+        self.begin_stats()
         if new_agent:
             self.agent_id = secrets.token_hex(16)  # made before, clones would share it
 

@@ -19,9 +19,7 @@ def kill_family(leader: int) -> None:
     Costs as much as the family is large, whatever else the machine runs (proc(5): task/TID/children).
     """
     own = os.getpid()
-    doomed = [leader]
-    for pid in doomed:
-        doomed += [child for child in _children(pid) if child not in doomed]
+    doomed = family(leader)
     with contextlib.suppress(ProcessLookupError):
         if leader > 1 and os.getpgid(leader) == leader:
             os.killpg(leader, signal.SIGKILL)
@@ -29,6 +27,14 @@ def kill_family(leader: int) -> None:
         if pid > 1 and pid != own:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def family(leader: int) -> list[int]:
+    """A process and its descendants, as they are now."""
+    found = [leader]
+    for pid in found:
+        found += [child for child in _children(pid) if child not in found]
+    return found
 
 
 def _children(pid: int) -> list[int]:

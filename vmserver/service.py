@@ -136,6 +136,7 @@ class Vmserver(Service):
             execs=limits.execs,
             sessions=limits.sessions,
             forwards=limits.forwards,
+            own_machine=config.identity.apply,
         )
         service = GrpcService(vmserver.Agent, self._agent)
         self._server = Server(reactor, [service], translate_error=errors.to_grpc)

@@ -12,6 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes_common import cri
 from infranetes_common import vmserver as messages
+from infranetes_common.errors import Unavailable
 from tests.contract.container_provider import busybox_image
 from tests.support.dockerd import archive
 from tests.vmserver.harness import Agent, run_directory
@@ -266,3 +267,70 @@ class WatcherTests(SynchronousTestCase):
         self.successResultOf(Deferred.fromCoroutine(watcher.wait()))
         watcher.take()
         self.assertNoResult(Deferred.fromCoroutine(watcher.wait()))
+
+
+class StatsTests(AgentCase):
+    """What the machine and its containers use."""
+
+    async def stats(self) -> Any:
+        return await self.stub.Stats(messages.StatsRequest(), timeout=10.0)
+
+    async def test_a_machine_without_containers_has_figures_all_the_same(self) -> None:
+        stats = await self.stats()
+        self.assertEqual(list(stats.containers), [])
+        self.assertGreater(stats.machine.time_nanos, 0)
+        self.assertEqual(stats.machine.cpu.total_nanos, 0)  # a machine that is not the pod's alone
+        self.assertEqual(list(stats.cards), [])
+
+    async def test_containers_have_figures_and_rates_from_the_first(self) -> None:
+        await self.load()
+        await self.run_container("sh", "-c", "while :; do :; done")
+        other = "c1" * 16
+        await self.create("sleep", "600", id=other)
+        deadline = reactor.seconds() + 30.0
+        while True:
+            stats = await self.stats()
+            found = {one.id: one for one in stats.containers}
+            if found[ID].usage.cpu.total_nanos > 50_000_000 or reactor.seconds() > deadline:
+                break
+            await deferLater(reactor, 0.05, lambda: None)
+        self.assertEqual(set(found), {ID, other})
+        self.assertFalse(found[other].HasField("usage"))
+        usage = found[ID].usage
+        self.assertGreater(usage.cpu.nano_cores.value, 0)
+        self.assertLess(usage.cpu.nano_cores.value, 64 * 10**9)
+        self.assertEqual(stats.machine.cpu.total_nanos, usage.cpu.total_nanos)
+        self.assertEqual(stats.machine.memory.working_set, usage.memory.working_set)
+        self.assertEqual(stats.machine.processes, 1)
+
+    async def test_those_who_ask_at_once_share_one_measurement(self) -> None:
+        waiting: Deferred[Any] = Deferred()
+        calls: list[Any] = []
+
+        def usage() -> Any:
+            calls.append(1)
+            return waiting
+
+        self.agent.provider.usage = usage
+        asking = [Deferred.fromCoroutine(self.stats()) for _ in range(20)]
+        agent = self.agent.service._agent
+        while len(agent._asking) < 20:
+            await deferLater(reactor, 0.01, lambda: None)
+        waiting.callback([])
+        self.assertEqual(len({(await one).machine.time_nanos for one in asking}), 1)
+        self.assertEqual(calls, [1])
+
+    async def test_a_failure_is_told_to_all_who_ask_and_the_next_one_tries_again(self) -> None:
+        real = self.agent.provider.usage
+        waiting: Deferred[Any] = Deferred()
+        self.agent.provider.usage = lambda: waiting
+        asking = [Deferred.fromCoroutine(self.stats()) for _ in range(3)]
+        gone = asking.pop()
+        gone.addErrback(lambda _: None)
+        await deferLater(reactor, 0.2, lambda: None)
+        gone.cancel()
+        waiting.errback(Unavailable("no figures here"))
+        for one in asking:
+            self.assertIn("no figures here", await self.refused(Code.UNAVAILABLE, one))
+        self.agent.provider.usage = real
+        self.assertGreater((await self.stats()).machine.time_nanos, 0)

@@ -116,6 +116,13 @@ class IContainerProvider(Interface):
     def containers() -> Deferred[list[Any]]:
         """Every container's ContainerState."""
 
+    def usage() -> Deferred[list[Any]]:
+        """Every container's ContainerUsage (of vmserver.proto), measured now in the kernel's own files: what
+        its processes use if it runs, else no `usage`; without rates, which are the caller's to compute. What
+        it wrote over its image is counted now and then, so it may be old, or not known yet.
+
+        Bounded: it answers in a second or so however much was written, and does not ask the engine."""
+
     def exec_sync(id: str, command: Sequence[str], timeout: float, max_output: int) -> Deferred[ExecResult]:
         """Run `command` in it to its end. Not found in the container: exit code 127 or 126 in the
         result's place is never made up; it is what the engine says.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from twisted.trial.unittest import TestCase
 from tests.contract.container_output import ImageContract, LogContract
 from tests.contract.container_provider import ContainerProviderCase, ExecContract, LifecycleContract
 from tests.contract.container_sessions import SessionContract
+from tests.contract.container_usage import UsageContract
 from tests.support.dockerd import Dockerd, shared
 from vmserver.containers.docker.provider import DockerConfig, DockerProvider
 
@@ -46,6 +48,18 @@ class DockerSessionTests(DockerCase, SessionContract, TestCase):
 
 
 class DockerLogTests(DockerCase, LogContract, TestCase):
+class DockerUsageTests(DockerCase, UsageContract, TestCase):
+    """Stats."""
+
+    async def test_an_engine_that_does_not_answer_holds_up_no_figures(self) -> None:
+        id = await self.run_container("sleep", "600")
+        os.kill(self._engine.pid(), signal.SIGSTOP)
+        try:
+            self.assertGreater((await self.used(id)).usage.memory.working_set, 0)
+        finally:
+            os.kill(self._engine.pid(), signal.SIGCONT)
+
+
     """ReadLog."""
 
 

@@ -16,6 +16,7 @@ from infranetes_common import cri
 from tests.contract.container_output import ImageContract, LogContract
 from tests.contract.container_provider import ContainerProviderCase, ExecContract, LifecycleContract
 from tests.contract.container_sessions import SessionContract
+from tests.contract.container_usage import UsageContract
 from vmserver.containers.fake.provider import FakeProvider
 
 
@@ -54,6 +55,17 @@ class FakeExecTests(FakeCase, ExecContract, TestCase):
 
 class FakeSessionTests(FakeCase, SessionContract, TestCase):
     """Live sessions."""
+
+
+class FakeUsageTests(FakeCase, UsageContract, TestCase):
+    """Stats."""
+
+    counts_written = False
+
+    async def test_without_a_command_nothing_is_used(self) -> None:
+        usage = (await self.used(await self.run_container())).usage
+        self.assertGreater(usage.time_nanos, 0)
+        self.assertEqual((usage.processes, usage.cpu.total_nanos, usage.memory.usage), (0, 0, 0))
 
 
 class FakeLogTests(FakeCase, LogContract, TestCase):

@@ -36,6 +36,7 @@ from vmserver.containers.docker.images import Images
 from vmserver.containers.docker.sessions import attach_session, exec_session
 from vmserver.containers.docker.state import container_state, process_user
 from vmserver.containers.docker.translate import LABEL_ID, NAME_PREFIX, create_body, resources
+from vmserver.containers.docker.usage import Traces, Usages
 from vmserver.containers.interface import ExecResult, IContainerProvider, ISession, Streams
 from vmserver.containers.jsonlog import JsonLog, records
 
@@ -61,6 +62,7 @@ class _Known:
 
     state: Any
     log_path: str
+    traces: Traces
     seen_at: int  # when the engine was asked, by the clock that stamps its events
 
 
@@ -79,6 +81,7 @@ class DockerProvider:
         self._files = {f"/etc/{name}": etc_dir / name for name in ("hosts", "resolv.conf")}
         self._engine = Engine(reactor, config.socket)
         self._images = Images(self._engine)
+        self._usages = Usages(reactor)
         self._view: dict[str, _Known] = {}
         self._locks: dict[str, DeferredLock] = {}  # one look at a container at a time
         self._making: dict[str, DeferredLock] = {}  # one creation of an id at a time
@@ -106,6 +109,7 @@ class DockerProvider:
 
     def stop(self) -> Deferred[None]:
         self._live = False
+        self._usages.stop()
         following, self._following = self._following, None
         if following is not None:
             following.cancel()
@@ -193,7 +197,7 @@ class DockerProvider:
                 state.user.CopyFrom(user)
         elif before is not None and before.state.HasField("user"):
             state.user.CopyFrom(before.state.user)
-        known = self._view[id] = _Known(state, found.get("LogPath") or "", asked)
+        known = self._view[id] = _Known(state, found.get("LogPath") or "", Traces.of(found), asked)
         if before is None or before.state != state:
             for changed, _ in self._watchers:
                 changed(state)
@@ -349,6 +353,10 @@ class DockerProvider:
         if not self._live:
             await self._resync()
         return [known.state for known in self._view.values()]
+
+    def usage(self) -> Deferred[list[Any]]:
+        known = {id: (one.state, one.traces) for id, one in self._view.items()}
+        return Deferred.fromCoroutine(self._usages.of(known))
 
     def exec_sync(
         self, id: str, command: Sequence[str], timeout: float, max_output: int

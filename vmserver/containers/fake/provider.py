@@ -24,6 +24,7 @@ from typing import Any
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.protocol import ProcessProtocol
+from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 from zope.interface import implementer
 
@@ -406,6 +407,13 @@ class FakeProvider:
         return succeed([self._state(container) for container in self._view.values()])
 
     def exec_sync(
+    def usage(self) -> Deferred[list[Any]]:
+        """Without a command there is no process, and so nothing that is used."""
+        known = [self._state(container) for container in self._view.values()]
+        pool = self._reactor.getThreadPool()
+        measured: Deferred[list[Any]] = deferToThreadPool(self._reactor, pool, _thd_measure, known)
+        return measured
+
         self, id: str, command: Sequence[str], timeout: float, max_output: int
     ) -> Deferred[ExecResult]:
         return Deferred.fromCoroutine(self._exec_sync(id, command, timeout, max_output))
@@ -510,6 +518,17 @@ class FakeProvider:
 
 
 _NEVER_NEGATIVE = ("cpu_period", "cpu_shares", "memory_limit_in_bytes")
+def _thd_measure(known: Sequence[Any]) -> list[Any]:
+    found = []
+    for state in known:
+        usage = messages.ContainerUsage(id=state.id, started_at=state.started_at)
+        if state.state == cri.CONTAINER_RUNNING:
+            used = family.usage(state.pid, state.resources.memory_limit_in_bytes) if state.pid else None
+            usage.usage.CopyFrom(used or messages.Usage(time_nanos=time.time_ns()))
+        found.append(usage)
+    return found
+
+
 
 
 class _Shim(ProcessProtocol):

@@ -1,0 +1,175 @@
+"""A control group's figures (cgroup v2).
+
+Source: Linux Documentation/admin-guide/cgroup-v2.rst and Documentation/accounting/psi.rst.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from infranetes_common import cri
+from infranetes_common import vmserver as messages
+
+FILES = (
+    "cpu.stat",
+    "cpu.pressure",
+    "io.stat",
+    "io.pressure",
+    "memory.current",
+    "memory.stat",
+    "memory.max",
+    "memory.peak",
+    "memory.swap.current",
+    "memory.swap.max",
+    "memory.events",
+    "memory.pressure",
+    "pids.current",
+    "pids.max",
+    "cgroup.procs",
+)
+MAX_FILE = 1024 * 1024  # bytes read of one
+MAX_DISKS = 64
+MAX_NUMBER = 2**53  # microseconds: 285 years of processor; bytes: 8 PiB
+
+
+def read(directory: Path) -> dict[str, str]:
+    """The files that there are, by name. What can't be read (an older kernel, pressure not kept, a group
+    that has just gone) is missing."""
+    found = {}
+    for name in FILES:
+        try:
+            with open(directory / name, "rb", buffering=0) as file:
+                found[name] = _whole(file.fileno()).decode("ascii", "replace")
+        except OSError:
+            continue
+    return found
+
+
+def _whole(descriptor: int) -> bytes:
+    parts, size = [], 0
+    while size < MAX_FILE and (part := os.read(descriptor, 65536)):
+        parts.append(part)
+        size += len(part)
+    return b"".join(parts)
+
+
+def of_process(pid: int) -> str:
+    """The group that a process is in, below the v2 hierarchy's root; "": none, or no such process."""
+    try:
+        with open(f"/proc/{pid}/cgroup") as file:
+            own = [line[3:].strip() for line in file if line.startswith("0::/")]
+    except OSError:
+        return ""
+    return own[0].lstrip("/") if own and ".." not in own[0].split("/") else ""
+
+
+def usage(files: Mapping[str, str], time_nanos: int) -> Any:
+    """The Usage that these files tell of; None where there is not even processor time."""
+    if "cpu.stat" not in files:
+        return None
+    result = messages.Usage(time_nanos=time_nanos)
+    _cpu(result.cpu, flat(files["cpu.stat"]))
+    if "memory.current" in files:
+        _memory(result.memory, files)
+    result.processes = len(files.get("cgroup.procs", "").split())
+    result.threads = number(files.get("pids.current", ""))
+    result.threads_limit = number(files.get("pids.max", ""))
+    for line in files.get("io.stat", "").splitlines()[:MAX_DISKS]:
+        disk = _disk(line)
+        if disk is not None:
+            result.disks.append(disk)
+    for kind in ("cpu", "memory", "io"):
+        found = pressure(files.get(f"{kind}.pressure", ""))
+        if found is not None:
+            getattr(result, f"{kind}_pressure").CopyFrom(found)
+    return result
+
+
+def _cpu(cpu: Any, stat: Mapping[str, int]) -> None:
+    cpu.total_nanos = stat.get("usage_usec", 0) * 1000
+    cpu.user_nanos = stat.get("user_usec", 0) * 1000
+    cpu.system_nanos = stat.get("system_usec", 0) * 1000
+    cpu.periods = stat.get("nr_periods", 0)
+    cpu.throttled_periods = stat.get("nr_throttled", 0)
+    cpu.throttled_nanos = stat.get("throttled_usec", 0) * 1000
+
+
+def _memory(memory: Any, files: Mapping[str, str]) -> None:
+    stat, events = flat(files.get("memory.stat", "")), flat(files.get("memory.events", ""))
+    memory.usage = number(files["memory.current"])
+    memory.inactive_file = stat.get("inactive_file", 0)
+    memory.active_file = stat.get("active_file", 0)
+    memory.working_set = max(memory.usage - memory.inactive_file, 0)
+    memory.rss = stat.get("anon", 0)
+    memory.cache = stat.get("file", 0)
+    memory.mapped_file = stat.get("file_mapped", 0)
+    memory.kernel = stat.get("kernel", 0) or sum(
+        stat.get(name, 0) for name in ("kernel_stack", "pagetables", "percpu", "slab")
+    )
+    memory.page_faults = stat.get("pgfault", 0)
+    memory.major_page_faults = stat.get("pgmajfault", 0)
+    memory.highest_usage = number(files.get("memory.peak", ""))
+    memory.limit = number(files.get("memory.max", ""))
+    memory.swap = number(files.get("memory.swap.current", ""))
+    swap_limit = files.get("memory.swap.max", "").strip()
+    if swap_limit.isdecimal():
+        memory.swap_limit.value = number(swap_limit)
+    memory.limit_hits = events.get("max", 0)
+    memory.oom_kills = events.get("oom_kill", 0)
+
+
+def _disk(line: str) -> Any:
+    """One line of io.stat: ``8:0 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=0 dios=0``."""
+    device, *pairs = line.split() or [""]
+    found = {name: number(value) for name, equals, value in (pair.partition("=") for pair in pairs) if equals}
+    if not found:
+        return None
+    return messages.Disk(
+        device=device[:64],
+        read_bytes=found.get("rbytes", 0),
+        written_bytes=found.get("wbytes", 0),
+        reads=found.get("rios", 0),
+        writes=found.get("wios", 0),
+    )
+
+
+def flat(text: str) -> dict[str, int]:
+    """A file of lines ``NAME NUMBER``; other lines are passed over."""
+    found = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if value.strip().isdecimal():
+            found[name] = number(value)
+    return found
+
+
+def number(text: str) -> int:
+    """The number that a file is; 0 for ``max`` and for what is none."""
+    text = text.strip()
+    return min(int(text), MAX_NUMBER) if text.isdecimal() else 0
+
+
+def pressure(text: str) -> Any:
+    """A PsiStats of ``some avg10=0.00 avg60=0.00 avg300=0.00 total=0`` and the like for ``full``; None: it
+    is not kept."""
+    result = cri.PsiStats()
+    for line in text.splitlines():
+        kind, *pairs = line.split() or [""]
+        found = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+        try:
+            data = cri.PsiData(
+                Total=number(found["total"]),
+                Avg10=float(found["avg10"]),
+                Avg60=float(found["avg60"]),
+                Avg300=float(found["avg300"]),
+            )
+        except (KeyError, ValueError):
+            continue
+        if kind == "some":
+            result.Some.CopyFrom(data)
+        elif kind == "full":
+            result.Full.CopyFrom(data)
+    return result if result.HasField("Some") or result.HasField("Full") else None
