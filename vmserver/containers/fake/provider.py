@@ -45,6 +45,7 @@ from vmserver.containers.interface import ExecResult, IContainerProvider, ISessi
 from vmserver.containers.jsonlog import JsonLog, records
 from vmserver.containers.signals import signal_number
 from vmserver.processes import ProcessEnd, kill_family, start_ticks
+from vmserver.stats import family
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
