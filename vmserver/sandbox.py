@@ -91,6 +91,13 @@ def _sysctls(config: Any) -> list[tuple[str, str]]:
     return sorted(config.linux.sysctls.items())
 
 
+def ipc_sysctls(config: Any) -> dict[str, str]:
+    """Those of a PodSandboxConfig that belong to an IPC namespace, by their names with dots: a container
+    that has one of its own does not see the machine's."""
+    found = {name.replace("/", "."): value for name, value in _sysctls(config)}
+    return {name: value for name, value in found.items() if not name.startswith("net.")}
+
+
 def check_value(name: str, value: str) -> str:
     """A sysctl's value. :raise InvalidArgument: not one short line."""
     if len(value) > _MAX_VALUE or not value.isprintable():

@@ -23,7 +23,9 @@ class Rehearsal(TestCase):
         etc.mkdir()
         for name in ("hosts", "resolv.conf"):
             (etc / name).write_text("")
-        self.provider = DockerProvider(reactor, DockerConfig(socket=self.engine.socket), etc.absolute())
+        self.provider = DockerProvider(
+            reactor, DockerConfig(socket=self.engine.socket), etc.absolute(), etc.absolute()
+        )
         await self.provider.start()
 
     async def tearDown(self) -> None:

@@ -26,11 +26,12 @@ class DockerCase(ContainerProviderCase):
         return shared()
 
     def make_provider(self) -> Any:
-        return DockerProvider(reactor, DockerConfig(socket=self._engine.socket), self.etc)
+        return DockerProvider(reactor, DockerConfig(socket=self._engine.socket), self.etc, self.run_dir)
 
     async def setUp(self) -> None:
         self.etc = Path(os.path.abspath(self.mktemp()))
         self.etc.mkdir()
+        self.run_dir = self.etc.with_name(self.etc.name + "-run")
         self._engine = self.engine()
         await super().setUp()
 
@@ -47,7 +48,6 @@ class DockerSessionTests(DockerCase, SessionContract, TestCase):
     """Live sessions."""
 
 
-class DockerLogTests(DockerCase, LogContract, TestCase):
 class DockerUsageTests(DockerCase, UsageContract, TestCase):
     """Stats."""
 
@@ -60,6 +60,7 @@ class DockerUsageTests(DockerCase, UsageContract, TestCase):
             os.kill(self._engine.pid(), signal.SIGCONT)
 
 
+class DockerLogTests(DockerCase, LogContract, TestCase):
     """ReadLog."""
 
 

@@ -214,7 +214,9 @@ class FullTests(TestCase):
         data.mkdir()
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(data)], check=True)
         engine.start()
-        provider = DockerProvider(reactor, DockerConfig(socket=engine.socket), Path("/nowhere"))
+        provider = DockerProvider(
+            reactor, DockerConfig(socket=engine.socket), Path("/nowhere"), Path("/nowhere")
+        )
         self.addCleanup(provider.stop)
         await provider.start()
         built = busybox(extra={"big": os.urandom(30 << 20)})
@@ -267,7 +269,9 @@ class BlockedTests(TestCase):
         await engine.close()
 
     async def test_no_engine_at_all(self) -> None:
-        provider = DockerProvider(reactor, DockerConfig(socket=Path("/no/such.sock")), Path("/nowhere"))
+        provider = DockerProvider(
+            reactor, DockerConfig(socket=Path("/no/such.sock")), Path("/nowhere"), Path("/nowhere")
+        )
         for _ in range(2):
             with self.assertRaises(Unavailable) as caught:
                 await provider.start()

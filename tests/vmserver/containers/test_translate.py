@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common import cri
 from infranetes_common.errors import InvalidArgument
+from vmserver.containers.docker.accounts import Accounts, Identity, as_asked, of_image
 from vmserver.containers.docker.cgroups import files as cgroup_files
+from vmserver.containers.docker.security import seccomp_profile
 from vmserver.containers.docker.translate import create_body
 from vmserver.containers.signals import signal_name, signal_number
 
@@ -22,7 +25,15 @@ def body(config: Any = None, **fields: Any) -> Any:
     """What Docker would be asked for."""
     config = config or cri.ContainerConfig(**fields)
     return create_body(
-        "c1", IMAGE, config, files=FILES, log_options={"max-size": "1m"}, exists=THERE.__contains__
+        "c1",
+        IMAGE,
+        config,
+        identity=as_asked(config.linux.security_context) or Identity("", ()),
+        files=FILES,
+        log_options={"max-size": "1m"},
+        exists=THERE.__contains__,
+        ipc_sysctls={"kernel.shmmax": "1"},
+        image_paths={0: "/run/images/x"},
     )
 
 
@@ -68,39 +79,99 @@ class TranslateTests(SynchronousTestCase):
         self.refused("network", secured, namespace_options=cri.NamespaceOption(network=cri.CONTAINER))
         users = cri.UserNamespace(mode=cri.POD, uids=[cri.IDMapping(host_id=1, length=1)])
         self.refused("userns", secured, namespace_options=cri.NamespaceOption(userns_options=users))
+        pod = cri.UserNamespace(mode=cri.POD)
+        self.refused("userns", secured, namespace_options=cri.NamespaceOption(userns_options=pod))
+        secured(namespace_options=cri.NamespaceOption(userns_options=cri.UserNamespace(mode=cri.NODE)))
+
+    def test_the_pods_sysctls_are_said_again_where_ipc_is_the_containers_own(self) -> None:
+        host = secured(namespace_options=cri.NamespaceOption(ipc=cri.CONTAINER))["HostConfig"]
+        self.assertEqual(host["Sysctls"], {"kernel.shmmax": "1"})
+        self.assertNotIn("Sysctls", secured()["HostConfig"])
 
     def test_users_and_groups(self) -> None:
         value = lambda number: cri.Int64Value(value=number)  # noqa: E731
         self.assertEqual(secured(run_as_user=value(0))["User"], "0")
-        self.assertEqual(secured(run_as_user=value(5), run_as_group=value(6))["User"], "5:6")
-        self.assertEqual(secured(run_as_username="app", run_as_group=value(6))["User"], "app:6")
+        self.assertEqual(secured(run_as_username="app")["User"], "app")
         self.assertNotIn("User", secured())
         self.assertEqual(secured(supplemental_groups=[7, 8])["HostConfig"]["GroupAdd"], ["7", "8"])
         self.refused("run_as_group", secured, run_as_group=value(6))
         self.refused("run_as_user", secured, run_as_user=value(-1))
         self.refused("supplemental_groups", secured, supplemental_groups=[-1])
-        self.refused("Strict", secured, supplemental_groups_policy=cri.Strict)
+        self.refused("run_as_user", secured, run_as_user=value(2**31))
+
+    def test_users_and_groups_by_the_images_accounts(self) -> None:
+        accounts = Accounts(
+            b"# words\nroot:x:0:0::/:\nbroken:x:y:z\napp:x:10:11::/:\n20:x:30:31::/:\nlast:x:20:21::/:",
+            b"root:x:0:root\nwheel:x:1:root,app\nmany:x:2:other,app\nnone:x:3:\nshort:x\n",
+            "app:wheel",
+        )
+        value = lambda number: cri.Int64Value(value=number)  # noqa: E731
+
+        def who(**fields: Any) -> tuple[str, tuple[int, ...]]:
+            found = of_image(cri.LinuxContainerSecurityContext(**fields), accounts)
+            return found.user, found.groups
+
+        strict: Any = {"supplemental_groups_policy": cri.Strict, "supplemental_groups": [7, 7]}
+        self.assertEqual(who(), ("10:1", (1, 2)))
+        self.assertEqual(who(run_as_user=value(10), run_as_group=value(6)), ("10:6", (1, 2)))
+        self.assertEqual(who(run_as_username="app", **strict), ("10:11", (7,)))
+        self.assertEqual(who(run_as_user=value(0), **strict), ("0:0", (7,)))
+        self.assertEqual(who(run_as_username="20", **strict), ("30:31", (7,)), "a name that is a number")
+        self.assertEqual(who(run_as_user=value(99), run_as_group=value(6)), ("99:6", ()))
+        context: Any = {"run_as_username": "nobody"}
+        self.refused("nobody", who, **context)
+        for user, words in (("x", "no user 'x'"), ("app:x", "no group 'x'"), (str(2**31), "no user")):
+            accounts = Accounts(accounts.passwd, accounts.group, user)
+            self.refused(words, who)
+        accounts = Accounts()
+        self.assertEqual(who(), ("0:0", ()))
 
     def test_capabilities(self) -> None:
         wanted = cri.Capability(add_capabilities=["net_admin", "CAP_SYS_TIME"], drop_capabilities=["ALL"])
         host = secured(capabilities=wanted)["HostConfig"]
         self.assertEqual((host["CapAdd"], host["CapDrop"]), (["CAP_NET_ADMIN", "CAP_SYS_TIME"], ["ALL"]))
+        wanted = cri.Capability(add_capabilities=["ALL", "CHOWN", "KILL"], drop_capabilities=["all", "KILL"])
+        host = secured(capabilities=wanted)["HostConfig"]
+        self.assertEqual((host["CapAdd"], host["CapDrop"]), (["CAP_CHOWN"], ["ALL", "CAP_KILL"]))
         self.refused("no capability", secured, capabilities=cri.Capability(add_capabilities=["x y"]))
         self.refused("ambient", secured, capabilities=cri.Capability(add_ambient_capabilities=["CHOWN"]))
 
     def test_profiles(self) -> None:
         profile = cri.SecurityProfile
         options = lambda **fields: secured(**fields)["HostConfig"]["SecurityOpt"]  # noqa: E731
-        self.assertEqual(options(), [])
+        self.assertEqual(options(), ["seccomp=unconfined"])
         self.assertEqual(options(seccomp=profile(profile_type=profile.RuntimeDefault), no_new_privs=True),
                          ["no-new-privileges"])  # fmt: skip
         self.assertEqual(options(seccomp=profile(profile_type=profile.Unconfined)), ["seccomp=unconfined"])
         self.assertEqual(options(seccomp_profile_path="unconfined"), ["seccomp=unconfined"])
-        self.assertEqual(options(apparmor=profile(profile_type=profile.Unconfined)), ["apparmor=unconfined"])
-        for name in ("seccomp", "apparmor"):
-            local = profile(profile_type=profile.Localhost, localhost_ref="x")
-            self.refused(name, secured, **{name: local})
-        self.refused("seccomp", secured, seccomp_profile_path="localhost/x")
+        default: Any = {"seccomp_profile_path": "runtime/default"}
+        self.assertEqual(options(**default), [])
+        self.assertEqual(
+            options(apparmor=profile(profile_type=profile.Unconfined), **default), ["apparmor=unconfined"]
+        )
+        self.assertEqual(options(apparmor_profile="runtime/default", **default), [])
+        self.refused("seccomp", secured, seccomp_profile_path="somewhere")
+        local = profile(profile_type=profile.Localhost, localhost_ref="x")
+        self.refused("no AppArmor", secured, apparmor=local)
+        self.refused("no AppArmor", secured, apparmor_profile="localhost/x")
+
+    def test_a_profile_of_the_node_is_checked_again(self) -> None:
+        profile = {"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": 1, "syscalls": None}
+        self.assertEqual(json.loads(seccomp_profile(json.dumps(profile))), profile)
+        for text, words in (
+            ("{", "no JSON"),
+            ("[" * 100_000, "no JSON"),
+            ("[]", "no object"),
+            ("{}", "defaultAction"),
+            ('{"defaultAction": 1}', "defaultAction"),
+            ('{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": ["x"]}', "list of objects"),
+            ('{"defaultAction": "SCMP_ACT_NOTIFY"}', "listener"),
+            ('{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"action": "SCMP_ACT_NOTIFY"}]}', "listener"),
+            ('{"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": 38}', "defaultErrnoRet"),
+            ('{"defaultAction": "SCMP_ACT_ALLOW", "flags": ["x"]}', "flags"),
+            (f'{{"defaultAction": "{"x" * 300_000}"}}', "bytes"),
+        ):
+            self.refused(words, lambda text=text: seccomp_profile(text))
 
     def test_masked_paths_are_as_said_and_docker_decides_where_nothing_is(self) -> None:
         self.assertNotIn("MaskedPaths", body()["HostConfig"])
@@ -118,6 +189,13 @@ class TranslateTests(SynchronousTestCase):
         self.assertEqual(first["BindOptions"], {"Propagation": "rslave"})
         self.assertEqual([one["Target"] for one in rest], ["/etc/hosts", "/etc/resolv.conf"])
 
+    def test_an_image_is_mounted_from_where_it_is(self) -> None:
+        found = body(mounts=[cri.Mount(container_path="/x", image=cri.ImageSpec(image=IMAGE))])
+        first = found["HostConfig"]["Mounts"][0]
+        self.assertEqual((first["Source"], first["Target"]), ("/run/images/x", "/x"))
+        self.assertEqual(found["Labels"]["io.infranetes.images"], IMAGE)
+        self.assertNotIn("io.infranetes.images", body()["Labels"])
+
     def test_a_mount_in_the_place_of_the_sandboxes_own_files(self) -> None:
         mount = cri.Mount(container_path="/etc/hosts", host_path="/data")
         found = body(mounts=[mount])["HostConfig"]["Mounts"]
@@ -131,7 +209,6 @@ class TranslateTests(SynchronousTestCase):
             cri.Mount(container_path="/", host_path="/data"),
             cri.Mount(container_path="/a/../..", host_path="/data"),
             cri.Mount(container_path="/x", host_path="data"),
-            cri.Mount(container_path="/x", image=cri.ImageSpec(image="y")),
             cri.Mount(container_path="/x", host_path="/data", recursive_read_only=True),
             cri.Mount(container_path="/x", host_path="/data", uidMappings=[cri.IDMapping(length=1)]),
         ):

@@ -30,7 +30,9 @@ class DockerVolumeTests(AgentCase):
         directory.mkdir()
         config = DockerConfig(socket=shared().socket)
         self.agent = Agent(
-            reactor, directory, provider=lambda: DockerProvider(reactor, config, directory / "etc")
+            reactor,
+            directory,
+            provider=lambda: DockerProvider(reactor, config, directory / "etc", directory / "run"),
         )
         self.addCleanup(lambda: Deferred.fromCoroutine(self._clean_up()))
         await self.agent.start()

@@ -13,4 +13,4 @@ from vmserver.containers.docker.provider import DockerConfig, DockerProvider
 def create(reactor: Any, table: Mapping[str, Any], context: ProviderContext) -> DockerProvider:
     """The ProviderFactory of `docker`."""
     config = common.structure(table, DockerConfig, source="configuration", prefix="providers.docker")
-    return DockerProvider(reactor, config, context.etc_dir)
+    return DockerProvider(reactor, config, context.etc_dir, context.run_dir)

@@ -29,16 +29,19 @@ from infranetes_common.errors import (
     NotFound,
     Unavailable,
 )
-from vmserver.containers.docker import cgroups
+from vmserver.containers.docker import accounts, cgroups
 from vmserver.containers.docker.engine import CALL_SECONDS, ByteStream, Engine, EngineError
 from vmserver.containers.docker.execs import exec_sync
+from vmserver.containers.docker.image_volumes import ImageVolumes
 from vmserver.containers.docker.images import Images
+from vmserver.containers.docker.security import NAME_PREFIX
 from vmserver.containers.docker.sessions import attach_session, exec_session
 from vmserver.containers.docker.state import container_state, process_user
-from vmserver.containers.docker.translate import LABEL_ID, NAME_PREFIX, create_body, resources
+from vmserver.containers.docker.translate import LABEL_ID, create_body, resources
 from vmserver.containers.docker.usage import Traces, Usages
 from vmserver.containers.interface import ExecResult, IContainerProvider, ISession, Streams
 from vmserver.containers.jsonlog import JsonLog, records
+from vmserver.sandbox import ipc_sysctls
 
 EVENTS = ["create", "start", "die", "oom", "update", "destroy"]
 RETRY_SECONDS = (0.1, 2.0)
@@ -71,16 +74,19 @@ class DockerProvider:
     """See `IContainerProvider`.
 
     :param etc_dir: where the sandbox's hosts and resolv.conf are, which each container sees.
+    :param run_dir: of the agent; images that are volumes are mounted below.
     """
 
     name = "docker"
 
-    def __init__(self, reactor: Any, config: DockerConfig, etc_dir: Path) -> None:
+    def __init__(self, reactor: Any, config: DockerConfig, etc_dir: Path, run_dir: Path) -> None:
         self._reactor = reactor
         self._config = config
         self._files = {f"/etc/{name}": etc_dir / name for name in ("hosts", "resolv.conf")}
         self._engine = Engine(reactor, config.socket)
         self._images = Images(self._engine)
+        self._accounts = accounts.ImageAccounts(self._engine)
+        self._image_volumes = ImageVolumes(reactor, self._engine, run_dir / self.name / "images")
         self._usages = Usages(reactor)
         self._view: dict[str, _Known] = {}
         self._locks: dict[str, DeferredLock] = {}  # one look at a container at a time
@@ -217,20 +223,20 @@ class DockerProvider:
     # Containers
 
     def create(self, id: str, image_id: str, config: Any, sandbox_config: Any) -> Deferred[Any]:
-        return Deferred.fromCoroutine(self._create(id, image_id, config))
+        return Deferred.fromCoroutine(self._create(id, image_id, config, sandbox_config))
 
-    async def _create(self, id: str, image_id: str, config: Any) -> Any:
+    async def _create(self, id: str, image_id: str, config: Any, sandbox_config: Any) -> Any:
         cgroups.check(config.linux.resources)
         lock = self._making.setdefault(id, DeferredLock())
         await lock.acquire()
         try:
-            return await self._create_alone(id, image_id, config)
+            return await self._create_alone(id, image_id, config, sandbox_config)
         finally:
             lock.release()
             if not lock.locked and not lock.waiting:
                 self._making.pop(id, None)
 
-    async def _create_alone(self, id: str, image_id: str, config: Any) -> Any:
+    async def _create_alone(self, id: str, image_id: str, config: Any, sandbox_config: Any) -> Any:
         log_options = {
             "max-size": self._config.log_max_size,
             "max-file": str(self._config.log_max_files),
@@ -240,9 +246,12 @@ class DockerProvider:
             id,
             image_id,
             config,
+            identity=await self._identity(image_id, config.linux.security_context),
             files=self._files,
             log_options=log_options,
             exists=lambda path: Path(path).exists(),
+            ipc_sysctls=ipc_sysctls(sandbox_config),
+            image_paths=await self._image_volumes.paths(config.mounts),
         )
         try:
             await self._engine.call("POST", "/containers/create", {"name": NAME_PREFIX + id}, body)
@@ -259,6 +268,18 @@ class DockerProvider:
                 raise Unavailable(f"Docker is creating container {id} and does not come to an end")
             await deferLater(self._reactor, RETRY_SECONDS[0], lambda: None)
         return known.state
+
+    async def _identity(self, image_id: str, context: Any) -> accounts.Identity:
+        """Who the first process is to be."""
+        asked = accounts.as_asked(context)
+        if asked is not None:
+            return asked
+        try:
+            return accounts.of_image(context, await self._accounts.of(image_id))
+        except EngineError as error:
+            if error.status == 404:
+                raise FailedPrecondition(f"image {image_id} is not loaded; load it first") from error
+            raise error.translated(f"reading the users of image {image_id}") from error
 
     def start_container(self, id: str) -> Deferred[Any]:
         return Deferred.fromCoroutine(self._start_container(id))
@@ -426,7 +447,11 @@ class DockerProvider:
         return Deferred.fromCoroutine(self._translating(self._images.ids(), "listing images"))
 
     def remove_image(self, image_id: str) -> Deferred[None]:
-        return Deferred.fromCoroutine(self._images.remove(image_id))
+        return Deferred.fromCoroutine(self._remove_image(image_id))
+
+    async def _remove_image(self, image_id: str) -> None:
+        await self._translating(self._image_volumes.release(image_id), f"removing image {image_id}")
+        await self._images.remove(image_id)
 
     async def _translating(self, work: Any, what: str) -> Any:
         try:

@@ -9,13 +9,17 @@ import base64
 import posixpath
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from infranetes_common import cri
 from infranetes_common.errors import InvalidArgument
+from vmserver.containers.docker import security
+from vmserver.containers.docker.accounts import Identity
+from vmserver.containers.docker.image_volumes import LABEL_IMAGES
+from vmserver.containers.docker.security import refuse
 from vmserver.containers.signals import signal_name
 
-NAME_PREFIX = "infranetes-"
 LABEL_ID = "io.infranetes.container"
 LABEL_RESOURCES = "io.infranetes.resources"  # LinuxContainerResources as asked for at first, base64
 
@@ -24,7 +28,6 @@ _PROPAGATION = {
     cri.PROPAGATION_HOST_TO_CONTAINER: "rslave",
     cri.PROPAGATION_BIDIRECTIONAL: "rshared",
 }
-_PROFILE = cri.SecurityProfile
 
 
 def create_body(
@@ -32,18 +35,24 @@ def create_body(
     image_id: str,
     config: Any,
     *,
+    identity: Identity,
     files: Mapping[str, Path],
     log_options: Mapping[str, str],
     exists: Callable[[str], bool],
+    ipc_sysctls: Mapping[str, str] = MappingProxyType({}),
+    image_paths: Mapping[int, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """The body that creates container `id`.
 
+    :param identity: who its first process is.
     :param files: the sandbox's own files, by their path in a container, where no mount is in their place.
     :param exists: whether the machine has a path.
+    :param ipc_sysctls: the sandbox's, for a container that has an IPC namespace of its own.
+    :param image_paths: where mounts of images are, by their place among the mounts.
     :raise InvalidArgument: something that can't be had; names the field.
     """
     linux = config.linux
-    _refuse(bool(config.CDI_devices), "config.CDI_devices", "CDI devices")
+    refuse(bool(config.CDI_devices), "config.CDI_devices", "CDI devices")
     body: dict[str, Any] = {
         "Image": image_id,
         "Env": [f"{env.key}={env.value.decode(errors='replace')}" for env in config.envs],
@@ -67,18 +76,21 @@ def create_body(
         "NetworkMode": "host",
         "UTSMode": "host",
         "LogConfig": {"Type": "json-file", "Config": dict(log_options)},
-        "Mounts": mounts(config.mounts, files, exists),
+        "Mounts": mounts(config.mounts, files, exists, image_paths),
         "Devices": devices(config.devices, exists),
         **resources(linux.resources),
     }
     body["HostConfig"] = host
-    _security(linux, body, host)
+    images = sorted({mount.image.image for mount in config.mounts if mount.HasField("image")})
+    if images:
+        body["Labels"][LABEL_IMAGES] = ",".join(images)
+    if identity.user:
+        body["User"] = identity.user
+    host["GroupAdd"] = [str(group) for group in identity.groups]
+    security.put(linux, host)
+    if host["IpcMode"] == "private":
+        host["Sysctls"] = dict(ipc_sysctls)
     return body
-
-
-def _refuse(present: bool, field: str, what: str) -> None:
-    if present:
-        raise InvalidArgument(f"{field}: {what} can't be had in this runtime; leave it out")
 
 
 def resources(limits: Any) -> dict[str, Any]:
@@ -107,24 +119,32 @@ def resources(limits: Any) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value}
 
 
-def mounts(wanted: Any, files: Mapping[str, Path], exists: Callable[[str], bool]) -> list[dict[str, Any]]:
+def mounts(
+    wanted: Any,
+    files: Mapping[str, Path],
+    exists: Callable[[str], bool],
+    image_paths: Mapping[int, str] = MappingProxyType({}),
+) -> list[dict[str, Any]]:
     """HostConfig.Mounts.
 
     :raise InvalidArgument: a source that the machine lacks, or a kind that can't be had.
     """
     found = []
     taken = set()
-    for mount in wanted:
+    for index, mount in enumerate(wanted):
         field = f"config.mounts {mount.container_path[:200]!r}"
         target = posixpath.normpath(mount.container_path)
         if not target.startswith("/") or target == "/" or "\0" in mount.container_path + mount.host_path:
             raise InvalidArgument(f"{field}: container_path has to be an absolute path below /")
-        _refuse(mount.HasField("image"), field, "an image as a volume")
-        _refuse(bool(mount.uidMappings or mount.gidMappings), field, "an id-mapped mount")
-        _refuse(mount.recursive_read_only, field, "recursive_read_only")
+        refuse(bool(mount.uidMappings or mount.gidMappings), field, "an id-mapped mount")
+        refuse(mount.recursive_read_only, field, "recursive_read_only")
+        taken.add(target)
+        if mount.HasField("image"):
+            # Read-only and noexec by its file system; another mount of it would have to say so again.
+            found.append(_bind(image_paths[index], target, False, "rprivate"))
+            continue
         if not mount.host_path.startswith("/") or not exists(mount.host_path):
             raise InvalidArgument(f"{field}: the node has not brought {mount.host_path[:200]!r} into the VM")
-        taken.add(target)
         found.append(
             _bind(mount.host_path, target, mount.readonly, _PROPAGATION.get(mount.propagation, "rprivate"))
         )
@@ -154,103 +174,3 @@ def devices(wanted: Any, exists: Callable[[str], bool]) -> list[dict[str, str]]:
             {"PathOnHost": device.host_path, "PathInContainer": inside, "CgroupPermissions": permissions}
         )
     return found
-
-
-def _security(linux: Any, body: dict[str, Any], host: dict[str, Any]) -> None:
-    context = linux.security_context
-    user = _user(context)
-    if user:
-        body["User"] = user
-    if any(group < 0 for group in context.supplemental_groups):
-        raise InvalidArgument("security_context.supplemental_groups: a negative group id")
-    host["GroupAdd"] = [str(group) for group in context.supplemental_groups]
-    _refuse(
-        context.supplemental_groups_policy == cri.Strict,
-        "security_context.supplemental_groups_policy",
-        "Strict",
-    )
-    _refuse(
-        bool(context.capabilities.add_ambient_capabilities),
-        "security_context.capabilities.add_ambient_capabilities",
-        "ambient capabilities",
-    )
-    host["CapAdd"] = [_capability(name) for name in context.capabilities.add_capabilities]
-    host["CapDrop"] = [_capability(name) for name in context.capabilities.drop_capabilities]
-    host["Privileged"] = context.privileged
-    host["ReadonlyRootfs"] = context.readonly_rootfs
-    if linux.HasField("security_context") and not context.privileged:
-        # Said and empty is "none", as with procMount: Unmasked; unsaid leaves Docker's own.
-        host["MaskedPaths"] = list(context.masked_paths)
-        host["ReadonlyPaths"] = list(context.readonly_paths)
-    host["SecurityOpt"] = _options(context)
-    host.update(_namespaces(context.namespace_options))
-
-
-def _user(context: Any) -> str:
-    has_user = context.HasField("run_as_user")
-    if has_user and context.run_as_user.value < 0:
-        raise InvalidArgument("security_context.run_as_user: a negative user id")
-    user = str(context.run_as_user.value) if has_user else context.run_as_username
-    if context.HasField("run_as_group"):
-        if not user:
-            raise InvalidArgument(
-                "security_context.run_as_group: needs run_as_user or run_as_username beside it"
-            )
-        if context.run_as_group.value < 0:
-            raise InvalidArgument("security_context.run_as_group: a negative group id")
-        user += f":{context.run_as_group.value}"
-    return user
-
-
-def _capability(name: str) -> str:
-    if not name.replace("_", "").isalpha() or not name.isascii():
-        raise InvalidArgument(f"security_context.capabilities: {name[:80]!r} is no capability")
-    upper = name.upper()
-    return upper if upper == "ALL" or upper.startswith("CAP_") else "CAP_" + upper
-
-
-def _options(context: Any) -> list[str]:
-    options = []
-    if context.no_new_privs:
-        options.append("no-new-privileges")
-    seccomp = context.seccomp.profile_type if context.HasField("seccomp") else None
-    path = context.seccomp_profile_path
-    _refuse(
-        seccomp == _PROFILE.Localhost or path.startswith("localhost/"),
-        "security_context.seccomp",
-        "a profile of the node (Localhost)",
-    )
-    if seccomp == _PROFILE.Unconfined or (seccomp is None and path == "unconfined"):
-        options.append("seccomp=unconfined")
-    apparmor = context.apparmor.profile_type if context.HasField("apparmor") else None
-    old = context.apparmor_profile
-    _refuse(
-        apparmor == _PROFILE.Localhost or old.startswith("localhost/"),
-        "security_context.apparmor",
-        "a profile of the node (Localhost)",
-    )
-    if apparmor == _PROFILE.Unconfined or (apparmor is None and old == "unconfined"):
-        options.append("apparmor=unconfined")
-    return options
-
-
-def _namespaces(options: Any) -> dict[str, str]:
-    """The machine is the pod: its network, IPC and process namespaces are the pod's and the "node's"."""
-    _refuse(
-        options.network in (cri.CONTAINER, cri.TARGET), "namespace_options.network", "a network of its own"
-    )
-    _refuse(options.ipc == cri.TARGET, "namespace_options.ipc", "another container's IPC")
-    _refuse(
-        bool(options.userns_options.uids or options.userns_options.gids),
-        "namespace_options.userns_options",
-        "a user namespace",
-    )
-    if options.pid == cri.TARGET and not options.target_id:
-        raise InvalidArgument("namespace_options.target_id: empty, but pid is TARGET")
-    pid = {
-        cri.POD: "host",
-        cri.NODE: "host",
-        cri.CONTAINER: "",
-        cri.TARGET: f"container:{NAME_PREFIX}{options.target_id}",
-    }[options.pid]
-    return {"PidMode": pid, "IpcMode": "private" if options.ipc == cri.CONTAINER else "host"}
