@@ -15,9 +15,11 @@ MYPY_CODE := $(wildcard txgrpc infranetes infranetes_common vmserver tests bench
 
 # Debian packages, by what they are for. Add to the list of the thing that needs it.
 APT_BASE := python3 python3-venv ca-certificates protobuf-compiler
-APT_TEST := openssl procps iproute2 docker-registry busybox-static zstd docker.io
+APT_TEST := openssl procps iproute2 docker-registry busybox-static zstd docker.io gcc libc6-dev
 APT_RUN := skopeo qemu-system-x86 qemu-utils iproute2 nftables util-linux passwd
 APT_DEMO := docker-registry busybox-static
+# What critest's images are made from, and the containerd that the daemon is compared with.
+APT_CONFORMANCE := docker-registry gcc libc6-dev containerd runc containernetworking-plugins iptables
 APT_IMAGE := mmdebstrap e2fsprogs debian-archive-keyring
 # What the packages need to be built is in debian/control; debian/make-deb asks for it.
 APT_DEB := dpkg-dev fakeroot lintian
@@ -99,6 +101,15 @@ test-fast: venv proto apt-test tools ## Run all tests but those with real VMs
 test-debian: proto apt-test tools ## Run the fast tests on Debian's own releases of the libraries
 	$(call need,$(APT_DEBIAN_LIBS))
 	@/usr/bin/python3 -m tests --without tests.e2e $(TESTS)
+
+CONFORMANCE ?= --beside containerd
+CONFORMANCE_JSON ?= build/conformance.json
+
+.PHONY: conformance
+conformance: venv proto apt-run tools image ## Judge by Kubernetes' own suite, beside containerd; CONFORMANCE=FLAGS
+	$(call need,$(APT_CONFORMANCE))
+	@$(AS_ROOT) $(BIN)/python -m tests.interop.critest --json "$(CONFORMANCE_JSON)" \
+		--image-dir "$(IMAGE_DIR)" $(CONFORMANCE)
 
 # ---- Run: demo, run, image -----------------------------------------------------------------------
 

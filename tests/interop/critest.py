@@ -1,0 +1,175 @@
+"""Kubernetes' conformance suite against the daemon on real VMs: `make conformance`.
+
+Starts a registry with stand-ins for the images that critest pulls, then the daemon, and runs each spec of
+critest. One that fails unexpectedly runs once more by itself. The exit code is 0 if all passed but those
+of critest-expected.toml, and those failed."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from tests.infranetes.daemon.case import ROOT
+from tests.interop.critest_images import images
+from tests.interop.critest_report import document, expectations, judge, line, strangers, summary
+from tests.interop.critest_runtimes import Containerd, Infranetes, NotReady, Runtime, removed
+from tests.interop.critest_specs import PASSED, SKIPPED, Outcome, Runner, listed
+from tests.support.registry import Registry
+
+CACHE = ROOT / "build" / "conformance"
+TEMPLATES = "/var/lib/infranetes/test-templates"
+# Whatever a spec leaves behind (mounts, shared memory, listeners, bridges, processes) ends with these.
+OWN = ("unshare", "--mount", "--ipc", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
+INSIDE = "CRITEST_INSIDE"
+
+
+def options(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.interop.critest", description=__doc__)
+    parser.add_argument("--focus", default="", metavar="REGEX", help="only specs whose name matches")
+    parser.add_argument("--beside", choices=["containerd"], help="run them against this one too")
+    parser.add_argument("--only", action="store_true", help="run them against that one alone; judge nothing")
+    parser.add_argument("--parallel", type=int, default=2, metavar="N", help="specs at a time (%(default)s)")
+    parser.add_argument("--json", default="", metavar="FILE", help="write all outcomes there")
+    parser.add_argument("--once", action="store_true", help="don't run again what fails unexpectedly")
+    parser.add_argument("--keep", action="store_true", help="keep the directory with logs and outputs")
+    parser.add_argument("--list", action="store_true", help="only list the specs")
+    parser.add_argument("--image-dir", default="/var/lib/infranetes/guest", help="of guest images")
+    parser.add_argument("--template-dir", default=TEMPLATES, help="of QEMU's templates")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The whole program."""
+    given = options(arguments)
+    if given.list:
+        print(*(spec.name for spec in listed(given.focus)), sep="\n")
+        return 0
+    if not os.environ.get(INSIDE):
+        command = [*OWN, sys.executable, "-m", "tests.interop.critest", *arguments]
+        os.execvpe(command[0], command, {**os.environ, INSIDE: "1"})  # noqa: S606
+    _reap()
+    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGINT, _end)
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    root = Path(tempfile.mkdtemp(prefix="critest-", dir="/var/tmp"))  # short, for sockets
+    root.chmod(0o755)  # QEMU runs as a user of its own
+    tempfile.tempdir = str(root)
+    try:
+        return Judge(given, root).run()
+    except NotReady as error:
+        print(error, file=sys.stderr)
+        return 1
+    finally:
+        if given.keep:
+            print(f"kept: {root}")
+        else:
+            removed(root)
+
+
+def say(words: str) -> None:
+    """Tell, at once."""
+    print(words, flush=True)
+
+
+def _reap() -> None:
+    """Go on in a child: the first process of a namespace has to wait for whatever is orphaned in it."""
+    child = os.fork()
+    while child:
+        ended, status = os.wait()
+        if ended == child:
+            os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+class Judge:
+    """One run of the suite, of one runtime or two."""
+
+    def __init__(self, given: argparse.Namespace, root: Path) -> None:
+        self.given = given
+        self.root = root
+        self.done = 0
+        self.begun = time.monotonic()
+        self.specs = listed(given.focus)
+        self.expected = expectations()
+
+    def run(self) -> int:
+        """The exit code."""
+        if not self.given.focus and (unknown := strangers(self.expected, [each.name for each in self.specs])):
+            print("critest-expected.toml names specs that there are not:", *unknown, sep="\n    ")
+            return 1
+        runs: dict[str, list[Outcome]] = {}
+        with Registry() as registry:
+            for name, tag, image in images(CACHE / "images"):
+                registry.push(name, tag, image)
+            if not self.given.only:
+                table = {"image_dir": self.given.image_dir, "template_dir": self.given.template_dir}
+                runs["infranetes"] = self.against(Infranetes(self.root / "i", table), registry)
+            if self.given.beside or self.given.only:
+                runs["containerd"] = self.against(Containerd(self.root / "c"), registry)
+        return self.told(runs)
+
+    def against(self, runtime: Runtime, registry: Registry) -> list[Outcome]:
+        """Every spec against that runtime; Infranetes' surprises twice."""
+        self.done = 0
+        begun = time.monotonic()
+        with contextlib.ExitStack() as stack:
+            stack.callback(runtime.end)
+            runtime.start(registry)
+            say(f"{runtime.name} is ready after {time.monotonic() - begun:.0f} s")
+            runner = Runner(runtime, self.root / runtime.name, self.tell)
+            outcomes = runner.all(self.specs, self.given.parallel)
+            if isinstance(runtime, Infranetes):
+                outcomes += self.again(runner, outcomes)
+        found = line(judge(outcomes, {}).outcomes)
+        say(f"{runtime.name}: {found}; {time.monotonic() - begun:.0f} s")
+        return outcomes
+
+    def again(self, runner: Runner, outcomes: list[Outcome]) -> list[Outcome]:
+        """Once more, by itself, each spec that failed unexpectedly: the machine may have been busy."""
+        surprises = judge(outcomes, self.expected).unlisted
+        names = {each.spec for each in surprises if each.state != SKIPPED}
+        if not names or self.given.once:
+            return []
+        say(f"Once more, by themselves: {len(names)}")
+        return [runner.one(spec) for spec in self.specs if spec.name in names]
+
+    def tell(self, outcome: Outcome) -> None:
+        """One line per spec, and why where it has not passed."""
+        self.done += 1
+        at = f"{self.done:3d}/{len(self.specs)}"
+        say(f"{at} {outcome.state:7s} {outcome.seconds:6.1f} s  {outcome.spec}")
+        if outcome.state != PASSED:
+            say(f"            {outcome.message[:300]}")
+
+    def told(self, runs: dict[str, list[Outcome]]) -> int:
+        """Prints how it went, writes the JSON; the exit code."""
+        seconds = time.monotonic() - self.begun
+        judged = runs.get("infranetes", [])
+        verdict = judge(judged, self.expected)
+        if self.given.json:
+            Path(self.given.json).write_text(json.dumps(document(runs, verdict, seconds), indent=1))
+        if self.given.only:
+            return 0
+        print(*summary(verdict, self.expected), sep="\n")
+        for name, outcomes in runs.items():
+            print(f"{name}: {line(judge(outcomes, {}).outcomes)}")
+        print(f"conformance: {'good' if verdict.good else 'NOT GOOD'}, {seconds:.0f} s")
+        return 0 if verdict.good else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

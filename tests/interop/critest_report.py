@@ -1,0 +1,130 @@
+"""What the outcomes of critest's specs mean: which were expected, and whether a run is good."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from tests.interop.critest_specs import PASSED, Outcome
+
+EXPECTED = Path(__file__).with_name("critest-expected.toml")
+#: What an expected failure may be for.
+KINDS = {
+    "vm": "can't mean anything where a pod is a virtual machine",
+    "offline": "asks a registry of Kubernetes' own",
+    "missing": "what it would take",
+}
+
+
+class BadExpectation(Exception):
+    """An entry of critest-expected.toml that says too little, or names no spec."""
+
+
+@attrs.frozen
+class Expectation:
+    """A spec that does not pass. `kind`: one of KINDS; `reason`: a sentence."""
+
+    spec: str
+    kind: str
+    reason: str
+
+
+def expectations(path: Path = EXPECTED) -> dict[str, Expectation]:
+    """By spec.
+
+    :raise BadExpectation: an entry is incomplete, or there twice."""
+    found: dict[str, Expectation] = {}
+    for entry in tomllib.loads(path.read_text()).get("expected", []):
+        spec, kind, reason = (str(entry.get(key, "")).strip() for key in ("spec", "kind", "reason"))
+        if not spec or not reason or kind not in KINDS or set(entry) != {"spec", "kind", "reason"}:
+            raise BadExpectation(
+                f"{path.name}: an entry has spec, kind (of {', '.join(KINDS)}), reason: {entry}"
+            )
+        if spec in found:
+            raise BadExpectation(f"{path.name}: {spec!r} is there twice")
+        found[spec] = Expectation(spec, kind, reason)
+    return found
+
+
+@attrs.frozen
+class Verdict:
+    """How a run is to be seen. `outcomes`: the last of each spec."""
+
+    outcomes: tuple[Outcome, ...]
+    unlisted: tuple[Outcome, ...]
+    passing: tuple[Outcome, ...]
+
+    @property
+    def good(self) -> bool:
+        """All that is not expected to fail passed, and nothing else."""
+        return bool(self.outcomes) and not self.unlisted and not self.passing
+
+
+def judge(outcomes: Sequence[Outcome], expected: Mapping[str, Expectation]) -> Verdict:
+    """A spec that skips itself has not passed either."""
+    last = {each.spec: each for each in outcomes}
+    return Verdict(
+        tuple(last.values()),
+        tuple(each for each in last.values() if each.state != PASSED and each.spec not in expected),
+        tuple(each for each in last.values() if each.state == PASSED and each.spec in expected),
+    )
+
+
+def strangers(expected: Iterable[str], specs: Iterable[str]) -> list[str]:
+    """What is expected of specs that critest does not have."""
+    return sorted(set(expected) - set(specs))
+
+
+def counts(outcomes: Iterable[Outcome]) -> dict[str, int]:
+    """How many by state."""
+    found = {"passed": 0, "failed": 0, "skipped": 0}
+    for each in outcomes:
+        found[each.state] += 1
+    return found
+
+
+def line(outcomes: Sequence[Outcome]) -> str:
+    """The counts in words, those by WebSocket apart."""
+    apart = [each for each in outcomes if each.spec.startswith("websocket: ")]
+    rest = [each for each in outcomes if each not in apart]
+    said = []
+    for name, group in (("", rest), ("by WebSocket ", apart)):
+        if group:
+            number = counts(group)
+            said.append(
+                f"{name}{number['passed']} of {len(group)} passed, "
+                f"{number['failed']} failed, {number['skipped']} skipped"
+            )
+    return "; ".join(said)
+
+
+def summary(verdict: Verdict, expected: Mapping[str, Expectation]) -> list[str]:
+    """The run's end, for people."""
+    lines = []
+    for each in verdict.outcomes:
+        if each.state != PASSED and each.spec in expected:
+            why = expected[each.spec]
+            lines.append(f"expected ({why.kind}): {each.spec}: {why.reason}")
+    for each in verdict.unlisted:
+        lines.append(f"{each.state.upper()}, not expected: {each.spec}\n    {each.message[:600]}")
+    for each in verdict.passing:
+        lines.append(f"PASSES, expected to fail: {each.spec}: take it out of {EXPECTED.name}")
+    return lines
+
+
+def document(runs: Mapping[str, Sequence[Outcome]], verdict: Verdict, seconds: float) -> dict[str, Any]:
+    """All of it for machines. :param runs: by the runtime's name."""
+    return {
+        "good": verdict.good,
+        "seconds": round(seconds, 1),
+        "unlisted": [each.spec for each in verdict.unlisted],
+        "passing": [each.spec for each in verdict.passing],
+        "runtimes": {
+            name: {"counts": counts(outcomes), "specs": [attrs.asdict(each) for each in outcomes]}
+            for name, outcomes in runs.items()
+        },
+    }

@@ -1,0 +1,196 @@
+"""What critest judges: the daemon on QEMU and, to compare with, Debian's containerd; one process each."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.infranetes.daemon.case import ROOT, toml
+from tests.interop.critest_images import PAUSE, REGISTRIES
+from tests.support.registry import Registry
+
+TOOLS = ROOT / "build" / "tools"
+READY_SECONDS = 900.0  # the first start makes QEMU's template
+END_SECONDS = 60.0
+_TWISTD = (sys.executable, "-c", "from twisted.scripts.twistd import run; run()")
+
+
+class NotReady(Exception):
+    """The runtime ended or takes too long; the message has the end of its log."""
+
+
+class Runtime:
+    """A runtime's process in a directory of its own.
+
+    :param root: for configuration, state and log; a short path, for sockets. :ivar socket: the CRI's."""
+
+    name = ""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.socket = root / "cri.sock"
+        self.log = root / "log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        return f"unix://{self.socket}"
+
+    def command(self, registry: Registry) -> tuple[list[str], Mapping[str, str]]:
+        """Writes the configuration; what to run, and what is added to its environment."""
+        raise NotImplementedError
+
+    def start(self, registry: Registry) -> None:
+        """Answers when every condition of its Status holds.
+
+        :raise NotReady: it ended, or does not become ready."""
+        self.root.mkdir(parents=True)
+        command, environment = self.command(registry)
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            )
+        until = time.monotonic() + READY_SECONDS
+        while not self._ready():
+            if self._process.poll() is not None or time.monotonic() > until:
+                said = self.log.read_text(errors="replace")[-3000:]
+                raise NotReady(f"{self.name} is not ready; its log is {self.log}:\n{said}")
+            time.sleep(0.2)
+
+    def _ready(self) -> bool:
+        done = self.crictl("info")
+        if done.returncode:
+            return False
+        conditions = json.loads(done.stdout)["status"]["conditions"]
+        return bool(conditions) and all(each["status"] for each in conditions)
+
+    def crictl(self, *words: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+        """`timeout`: seconds."""
+        endpoints = ("--runtime-endpoint", self.endpoint, "--image-endpoint", self.endpoint)
+        command = [str(TOOLS / "crictl"), "--config", os.devnull, *endpoints, "--timeout", "60s", *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+
+    def end(self) -> None:
+        """End every pod, then the process. Twice is once."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.crictl("rmp", "-fa")
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_SECONDS)
+                return
+
+
+class Infranetes(Runtime):
+    """The daemon of this tree.
+
+    :param table: keys of ``providers.qemu`` besides the network's."""
+
+    name = "infranetes"
+
+    def __init__(self, root: Path, table: Mapping[str, Any]) -> None:
+        super().__init__(root)
+        self._table = table
+
+    def command(self, registry: Registry) -> tuple[list[str], Mapping[str, str]]:
+        network = {"bridge": "infraconf0", "pod_cidr": "10.84.0.0/24", "mtu": 1400}
+        config = {
+            "socket": self.endpoint,
+            "state_dir": str(self.root / "state"),
+            "run_dir": str(self.root / "run"),
+            "node": "conformance",
+            "provider": "qemu",
+            "log": {"level": "debug"},
+            "providers": {"qemu": {**network, **self._table}},
+        }
+        path = self.root / "infranetes.toml"
+        path.write_text(toml(config))
+        # critest's names stay as they are; where they lead is containers-registries.conf(5)'s to say.
+        registries = self.root / "home/.config/containers/registries.conf"
+        registries.parent.mkdir(parents=True)
+        registries.write_text(
+            "\n".join(
+                f"[[registry]]\nprefix = {name!r}\nlocation = {registry.host!r}\ninsecure = true"
+                for name in REGISTRIES
+            )
+        )
+        command = [*_TWISTD, "--nodaemon", "--pidfile=", "infranetes", "--config", str(path)]
+        return command, {"HOME": str(self.root / "home")}
+
+
+class Containerd(Runtime):
+    """Debian's containerd, with runc and the reference plug-ins of CNI."""
+
+    name = "containerd"
+
+    def command(self, registry: Registry) -> tuple[list[str], Mapping[str, str]]:
+        hosts = self.root / "hosts"
+        for name in REGISTRIES:
+            (hosts / name).mkdir(parents=True)
+            (hosts / name / "hosts.toml").write_text(
+                f'[host."http://{registry.host}"]\ncapabilities = ["pull", "resolve"]\n'
+            )
+        networks = self.root / "net.d"
+        networks.mkdir()
+        (networks / "10-conformance.conflist").write_text(json.dumps(self._network()))
+        plugin = {
+            "sandbox_image": f"{REGISTRIES[0]}/{PAUSE[0]}:{PAUSE[1]}",
+            "restrict_oom_score_adj": True,  # may not be lowered without CAP_SYS_RESOURCE
+            "stream_server_address": "127.0.0.1",
+            "cni": {"bin_dir": "/usr/lib/cni", "conf_dir": str(networks)},
+            "registry": {"config_path": str(hosts)},
+        }
+        config = {
+            "version": 2,
+            "root": str(self.root / "root"),
+            "state": str(self.root / "state"),
+            "grpc": {"address": str(self.socket)},
+            "plugins": {'"io.containerd.grpc.v1.cri"': plugin},
+        }
+        path = self.root / "config.toml"
+        path.write_text(toml(config))
+        return ["containerd", "--config", str(path)], {}
+
+    def _network(self) -> dict[str, Any]:
+        addresses = {
+            "type": "host-local",
+            "ranges": [[{"subnet": "10.83.0.0/24"}]],
+            "routes": [{"dst": "0.0.0.0/0"}],
+            "dataDir": str(self.root / "addresses"),
+        }
+        bridge = {
+            "type": "bridge",
+            "bridge": "cniconf0",
+            "isGateway": True,
+            "ipMasq": True,
+            "ipam": addresses,
+        }
+        ports = {"type": "portmap", "capabilities": {"portMappings": True}}
+        return {"cniVersion": "1.0.0", "name": "conformance", "plugins": [bridge, ports]}
+
+
+def removed(directory: Path) -> None:
+    """Take a directory away with whatever is mounted below it."""
+    mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    for mount in reversed(mounts):
+        if Path(mount).is_relative_to(directory):
+            subprocess.run(["umount", "--lazy", mount], check=False, capture_output=True)
+    shutil.rmtree(directory, ignore_errors=True)
