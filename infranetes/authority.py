@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
 import os
 import re
 import time
@@ -18,7 +19,7 @@ from typing import Any
 
 import attrs
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
@@ -44,6 +45,7 @@ CA_LIFETIME_SECONDS = 20 * 365 * 86400
 NODE_LIFETIME_SECONDS = 7 * 86400
 NODE_RENEWAL_SECONDS = 86400  # credentials are replaced once they have less than this to live
 
+_EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED of <openssl/x509_vfy.h>
 _SANDBOX_ID = re.compile(r"[0-9a-z](?:[0-9a-z-]{0,61}[0-9a-z])?")
 
 
@@ -73,6 +75,16 @@ class _Pair:
     @property
     def certificate_pem(self) -> bytes:
         return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+
+@attrs.frozen
+class Signed:
+    """A VM's certificate, and what the node remembers of it."""
+
+    certificate_pem: str
+    key_pem: str = attrs.field(repr=False)  # "": the VM made the key itself
+    key_id: str  # SHA-256 of the public key (its SubjectPublicKeyInfo), hex
+    until: float  # seconds since 1970 UTC at which it expires
 
 
 class Authority:
@@ -105,24 +117,58 @@ class Authority:
 
         :raise InvalidArgument: the id can't be a DNS label, or the lifetime is not positive.
         """
+        signed = self.issue(sandbox_id, lifetime_seconds)
+        return signed.certificate_pem, signed.key_pem
+
+    def issue(self, sandbox_id: str, lifetime_seconds: float) -> Signed:
+        """As `issue_vm`, with what there is to be remembered."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        pair = _Pair(key, self._sign_vm(sandbox_id, key.public_key(), lifetime_seconds))
+        return _signed(pair.certificate, pair.key_pem.decode())
+
+    def sign(self, sandbox_id: str, request: bytes, lifetime_seconds: float) -> Signed:
+        """A server certificate for a key that the sandbox's VM has made itself.
+
+        Of the request nothing counts but the public key: who the VM is the node knows better.
+
+        :param request: PKCS #10, DER.
+        :raise InvalidArgument: no such request, not signed by its own key, or not for P-256.
+        """
+        try:
+            asked = x509.load_der_x509_csr(request)
+            key = asked.public_key()
+            if not (isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1)):
+                raise ValueError("its key is not of P-256")
+            if not asked.is_signature_valid:
+                raise ValueError("it is not signed by its own key")
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise InvalidArgument(
+                f"the VM of sandbox {sandbox_id} asks for a certificate amiss: {str(error)[:100]}"
+            ) from None
+        return _signed(self._sign_vm(sandbox_id, key, lifetime_seconds), "")
+
+    def _sign_vm(self, sandbox_id: str, key: ec.EllipticCurvePublicKey, lifetime: float) -> x509.Certificate:
         names = [
             x509.DNSName(vm_name(sandbox_id)),
             x509.UniformResourceIdentifier(VM_URI_PREFIX + sandbox_id),
         ]
-        if lifetime_seconds <= 0:
-            raise InvalidArgument(f"certificate lifetime {lifetime_seconds} s: it has to be positive")
-        pair = self._issue(sandbox_id, names, ExtendedKeyUsageOID.SERVER_AUTH, lifetime_seconds)
-        return pair.certificate_pem.decode(), pair.key_pem.decode()
+        if lifetime <= 0:
+            raise InvalidArgument(f"certificate lifetime {lifetime} s: it has to be positive")
+        return self._sign(sandbox_id, names, ExtendedKeyUsageOID.SERVER_AUTH, lifetime, key)
 
-    def client_options(self, sandbox_id: str) -> IOpenSSLClientConnectionCreator:
+    def client_options(
+        self, sandbox_id: str, known_key: Callable[[], str] = lambda: ""
+    ) -> IOpenSSLClientConnectionCreator:
         """How to connect to that sandbox's agent and to nobody else.
 
         Trusts this CA alone, shows the node's certificate, and ends the handshake unless the other
         side's certificate names the sandbox. Good for any number of connections at any time.
 
+        :param known_key: the `key_id` of the last certificate that this VM was given. That one counts
+            also when it has expired: it could not be replaced while no daemon ran.
         :raise InvalidArgument: the id can't be a DNS label.
         """
-        return _ClientCreator(self, vm_name(sandbox_id))
+        return _ClientCreator(self, vm_name(sandbox_id), known_key)
 
     def client_context(self) -> Any:
         """The one SSL.Context of all connections to agents, with fresh enough credentials."""
@@ -145,9 +191,19 @@ class Authority:
         self, name: str, names: Sequence[x509.GeneralName], usage: ObjectIdentifier, lifetime: float
     ) -> _Pair:
         key = ec.generate_private_key(ec.SECP256R1())
+        return _Pair(key, self._sign(name, names, usage, lifetime, key.public_key()))
+
+    def _sign(
+        self,
+        name: str,
+        names: Sequence[x509.GeneralName],
+        usage: ObjectIdentifier,
+        lifetime: float,
+        key: ec.EllipticCurvePublicKey,
+    ) -> x509.Certificate:
         ca = self._ca.certificate
         end = min(_moment(self._clock() + lifetime), _not_after(ca))
-        certificate = (
+        return (
             _builder(name, ca.subject, key, self._clock(), end)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(signs_certificates=False), critical=True)
@@ -158,7 +214,6 @@ class Authority:
             )
             .sign(self._ca.key, hashes.SHA256())
         )
-        return _Pair(key, certificate)
 
     def _load_or_create(self) -> _Pair:
         directory = self._path.parent
@@ -184,7 +239,7 @@ class Authority:
         now = self._clock()
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "infranetes node CA")])
         certificate = (
-            _builder("infranetes node CA", subject, key, now, _moment(now + CA_LIFETIME_SECONDS))
+            _builder("infranetes node CA", subject, key.public_key(), now, _moment(now + CA_LIFETIME_SECONDS))
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_key_usage(signs_certificates=True), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -229,9 +284,10 @@ class Authority:
 class _ClientCreator:
     """Connections of the authority's shared context, each bound to one name."""
 
-    def __init__(self, authority: Authority, name: str) -> None:
+    def __init__(self, authority: Authority, name: str, known_key: Callable[[], str]) -> None:
         self._authority = authority
         self._name = name
+        self._known_key = known_key
 
     def clientConnectionForTLS(self, tlsProtocol: Any) -> Any:
         connection = SSL.Connection(self._authority.client_context(), None)
@@ -241,8 +297,10 @@ class _ClientCreator:
         return connection
 
     def _verify(self, connection: Any, certificate: Any, errno: int, depth: int, ok: int) -> bool:
-        if not ok or depth:
+        if depth:
             return bool(ok)
+        if not ok:  # asked again when this is answered with yes; then the name is compared
+            return errno == _EXPIRED and self._is_known(certificate)
         # Our names have no wildcards and one spelling, so they are compared as they are.
         # service-identity can't be asked: it fails on any URI with two colons beside the name.
         try:
@@ -253,6 +311,25 @@ class _ClientCreator:
         except Exception:  # whatever is wrong with the certificate, the handshake ends here
             return False
 
+    def _is_known(self, certificate: Any) -> bool:
+        try:
+            known = self._known_key()
+            return bool(known) and key_id(certificate.to_cryptography().public_key()) == known
+        except Exception:
+            return False
+
+
+def key_id(key: Any) -> str:
+    """What a public key is remembered by: SHA-256 of its SubjectPublicKeyInfo, hex."""
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return hashlib.sha256(key.public_bytes(serialization.Encoding.DER, form)).hexdigest()
+
+
+def _signed(certificate: x509.Certificate, key_pem: str) -> Signed:
+    pem = certificate.public_bytes(serialization.Encoding.PEM).decode()
+    until = _not_after(certificate).timestamp()
+    return Signed(pem, key_pem, key_id(certificate.public_key()), until)
+
 
 def _key_and_certificate(pair: _Pair) -> dict[str, Any]:
     loaded = PrivateCertificate.loadPEM(pair.key_pem + pair.certificate_pem)
@@ -262,7 +339,7 @@ def _key_and_certificate(pair: _Pair) -> dict[str, Any]:
 def _builder(
     name: str,
     issuer: x509.Name,
-    key: ec.EllipticCurvePrivateKey,
+    key: ec.EllipticCurvePublicKey,
     now: float,
     end: datetime.datetime,
 ) -> x509.CertificateBuilder:
@@ -270,7 +347,7 @@ def _builder(
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
         .issuer_name(issuer)
-        .public_key(key.public_key())
+        .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(_moment(now - BACKDATE_SECONDS))
         .not_valid_after(end)

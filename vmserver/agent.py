@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from importlib import metadata
 from typing import Any
 
@@ -14,9 +14,10 @@ from twisted.logger import Logger
 
 from infranetes_common import cri
 from infranetes_common import vmserver as messages
-from infranetes_common.errors import InvalidArgument, ResourceExhausted
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from vmserver import validate
 from vmserver.containers.interface import IContainerProvider
+from vmserver.keys import Keys
 from vmserver.sandbox import Sandbox
 from vmserver.sessions import SessionCalls
 from vmserver.stats.calls import StatsCalls
@@ -77,8 +78,16 @@ class Watcher:
             wake.callback(None)
 
 
+def _no_identity(certificate: str) -> None:
+    raise FailedPrecondition("this machine has no identity of which a certificate could be replaced")
+
+
 class AgentService(SessionCalls, VolumeCalls, StatsCalls):
-    """One method per RPC."""
+    """One method per RPC.
+
+    :ivar keys: the key that waits for its certificate.
+    :ivar rekey: puts a certificate (PEM) for it in force.
+    """
 
     def __init__(
         self,
@@ -105,6 +114,8 @@ class AgentService(SessionCalls, VolumeCalls, StatsCalls):
         self._version = _version()
         self.boot_id = ""
         self.agent_id = secrets.token_hex(16)
+        self.keys = Keys()
+        self.rekey: Callable[[str], None] = _no_identity
         provider.watch(self._changed, self._removed)
 
     def begin(self, sandbox_id: str, boot_id: str, *, new_agent: bool) -> None:
@@ -136,6 +147,13 @@ class AgentService(SessionCalls, VolumeCalls, StatsCalls):
             cpus=os.cpu_count() or 1,
             now_nanos=time.time_ns(),
         )
+
+    async def NewKey(self, request: Any, call: Any) -> Any:
+        return messages.NewKeyResponse(request=self.keys.request(self._sandbox_id))
+
+    async def Rekey(self, request: Any, call: Any) -> Any:
+        self.rekey(request.certificate)
+        return messages.RekeyResponse()
 
     async def ConfigureSandbox(self, request: Any, call: Any) -> Any:
         self._sandbox.configure(request.config)

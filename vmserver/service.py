@@ -138,6 +138,7 @@ class Vmserver(Service):
             forwards=limits.forwards,
             own_machine=config.identity.apply,
         )
+        self._agent.rekey = self._rekey
         service = GrpcService(vmserver.Agent, self._agent)
         self._server = Server(reactor, [service], translate_error=errors.to_grpc)
         self._door: tls.Door | None = None
@@ -193,10 +194,26 @@ class Vmserver(Service):
         if fresh:
             boot_id = secrets.token_hex(16)  # with entropy that no other clone has
         await self._listen(identity, made)
-        save(self._file, json.dumps({"boot_id": boot_id, "identity": encode(identity).decode()}))
+        self._keep(identity, boot_id)
         self._agent.begin(identity.sandbox_id, boot_id, new_agent=self._identity is None)
         self._identity = identity
         return self.port
+
+    def _keep(self, identity: Identity, boot_id: str) -> None:
+        save(self._file, json.dumps({"boot_id": boot_id, "identity": encode(identity).decode()}))
+
+    def _rekey(self, certificate: str) -> None:
+        """Put a certificate for the key that waits in force: first on the disk, then at the door."""
+        if self._identity is None or self._door is None:
+            raise errors.FailedPrecondition("the machine gets its identity first")
+        if certificate == self._identity.certificate_pem:
+            return
+        identity = self._agent.keys.renewed(self._identity, certificate)
+        made = tls.context(identity)
+        self._keep(identity, self._agent.boot_id)
+        self._door.renew(made)
+        self._identity = identity
+        _log.info("sandbox {sandbox} has a new certificate", sandbox=identity.sandbox_id)
 
     def _set_clock(self, now_nanos: int) -> None:
         if self._identity is None:

@@ -39,6 +39,15 @@ class AgentClient(VolumeClient):
         )
         return answer
 
+    async def new_key(self, within: float = CALL_SECONDS) -> bytes:
+        """Have the machine make itself a key: the request for its certificate."""
+        answer = await self._call(self._stub.NewKey(vmserver.NewKeyRequest(), timeout=within))
+        return bytes(answer.request)
+
+    async def rekey(self, certificate: str, within: float = CALL_SECONDS) -> None:
+        """Put the certificate (PEM) for that key in force, for connections from then on."""
+        await self._call(self._stub.Rekey(vmserver.RekeyRequest(certificate=certificate), timeout=within))
+
     async def configure(self, config: cri.PodSandboxConfig, within: float = CALL_SECONDS) -> None:
         """Make the machine this pod's."""
         request = vmserver.ConfigureSandboxRequest(config=config)
@@ -171,14 +180,16 @@ Connect = Callable[[str, str, int], AgentClient]
 """`connect(sandbox_id, host, port)`: a client, not yet connected."""
 
 
-def connector(reactor: Any, authority: Any) -> Connect:
-    """Makes clients that speak mutual TLS and accept that sandbox's VM alone."""
+def connector(reactor: Any, authority: Any, known_key: Callable[[str], str] = lambda _: "") -> Connect:
+    """Makes clients that speak mutual TLS and accept that sandbox's VM alone.
+
+    :param known_key: the key (`authority.key_id`) that a sandbox's VM was last given a certificate for."""
 
     def connect(sandbox_id: str, host: str, port: int) -> AgentClient:
         if not host or not 0 < port < 65536:
             raise InvalidArgument(f"sandbox {sandbox_id}: its provider gave no address for the agent")
         endpoint = wrapClientTLS(
-            authority.client_options(sandbox_id),
+            authority.client_options(sandbox_id, lambda: known_key(sandbox_id)),
             HostnameEndpoint(reactor, host.encode(), port, timeout=CONNECT_SECONDS),
         )
         return AgentClient(sandbox_id, Channel(reactor, endpoint, keepalive=KEEPALIVE_SECONDS))

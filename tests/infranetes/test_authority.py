@@ -29,7 +29,7 @@ from twisted.internet.ssl import (
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 from zope.interface.verify import verifyObject
 
-from infranetes.authority import NODE_LIFETIME_SECONDS, Authority, vm_name
+from infranetes.authority import NODE_LIFETIME_SECONDS, Authority, key_id, vm_name
 from infranetes_common.errors import ConfigError, FailedPrecondition, InvalidArgument
 
 reactor: Any = _reactor
@@ -193,6 +193,43 @@ class IssueTests(SynchronousTestCase):
         self.assertEqual(said.stdout, "vm.pem: OK\n", said.stderr)
 
 
+class SignTests(SynchronousTestCase):
+    """Certificates for keys that VMs make themselves."""
+
+    def setUp(self) -> None:
+        self.authority = Authority(Path(self.mktemp()))
+        self.key = ec.generate_private_key(ec.SECP256R1())
+
+    def request(self, key: Any, name: str = "whoever") -> bytes:
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        builder = x509.CertificateSigningRequestBuilder().subject_name(subject)
+        names = x509.SubjectAlternativeName([x509.DNSName("cluster.example")])
+        builder = builder.add_extension(names, critical=False)
+        return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
+
+    def test_of_a_request_the_key_alone_counts(self) -> None:
+        before = time.time()
+        signed = self.authority.sign(SANDBOX, self.request(self.key, OTHER), 60)
+        self.assertEqual(signed.key_pem, "")
+        certificate = load(signed.certificate_pem)
+        self.assertEqual(key_id(certificate.public_key()), key_id(self.key.public_key()))
+        self.assertEqual(signed.key_id, key_id(self.key.public_key()))
+        names = extension(certificate, x509.SubjectAlternativeName)
+        self.assertEqual(names.get_values_for_type(x509.DNSName), [vm_name(SANDBOX)])
+        self.assertEqual(
+            names.get_values_for_type(x509.UniformResourceIdentifier), [f"infranetes:vm:{SANDBOX}"]
+        )
+        self.assertTrue(before + 58 < signed.until < time.time() + 61)
+
+    def test_what_is_no_good_request_is_refused(self) -> None:
+        good = self.request(self.key)
+        forged = bytearray(good)
+        forged[-1] ^= 1
+        curve = self.request(ec.generate_private_key(ec.SECP384R1()))
+        for request in (b"", b"nonsense", good[:-5], bytes(forged), curve):
+            self.assertRaises(InvalidArgument, self.authority.sign, SANDBOX, request, 60)
+
+
 class ContextTests(SynchronousTestCase):
     """The node's credentials in memory."""
 
@@ -246,11 +283,12 @@ class HandshakeTests(TestCase):
     """The node against a TLS server on loopback, the way an agent has one."""
 
     def setUp(self) -> None:
-        self.authority = Authority(Path(self.mktemp()))
+        self.authority_dir = Path(self.mktemp())
+        self.authority = Authority(self.authority_dir)
         self.servers: list[_Talk] = []
 
     async def greet(
-        self, pem: tuple[str, str], trust: str, sandbox: str, **options: Any
+        self, pem: tuple[str, str], trust: str, sandbox: str, known: str = "", **options: Any
     ) -> tuple[_Talk, _Talk]:
         loaded = PrivateCertificate.loadPEM((pem[1] + pem[0]).encode())
         server_options = CertificateOptions(
@@ -264,7 +302,7 @@ class HandshakeTests(TestCase):
         port = reactor.listenSSL(0, factory, server_options, interface="127.0.0.1")
         try:
             endpoint = wrapClientTLS(
-                self.authority.client_options(sandbox),
+                self.authority.client_options(sandbox, lambda: known),
                 TCP4ClientEndpoint(reactor, "127.0.0.1", port.getHost().port, timeout=10),
             )
             client: Any = await endpoint.connect(Factory.forProtocol(_Talk))
@@ -318,6 +356,28 @@ class HandshakeTests(TestCase):
         pem = self.authority.issue_vm(SANDBOX, 60)
         self.authority._clock = time.time
         return Deferred.fromCoroutine(self.refused(pem, self.authority.ca_pem, SANDBOX))
+
+    async def test_an_expired_certificate_counts_where_its_key_is_the_last_known(self) -> None:
+        early = Authority(self.authority_dir, clock=lambda: time.time() - 7200)
+        expired = early.issue(SANDBOX, 3600)
+        pem, trust = (expired.certificate_pem, expired.key_pem), self.authority.ca_pem
+        client, server = await self.greet(pem, trust, SANDBOX, known=expired.key_id)
+        self.assertEqual((client.got, server.got), (b"hello", b"hello"))
+        for known in ("", "0" * 64, early.issue(SANDBOX, 3600).key_id):
+            client, server = await self.greet(pem, trust, SANDBOX, known=known)
+            self.assertEqual((client.got, server.got), (b"", b""))
+
+    async def test_an_expired_certificate_with_the_known_key_names_its_own_sandbox_still(self) -> None:
+        expired = Authority(self.authority_dir, clock=lambda: time.time() - 7200).issue(OTHER, 3600)
+        pem = (expired.certificate_pem, expired.key_pem)
+        client, _ = await self.greet(pem, self.authority.ca_pem, SANDBOX, known=expired.key_id)
+        self.assertEqual(client.got, b"")
+
+    async def test_the_known_key_with_another_cas_signature_is_refused(self) -> None:
+        other = Authority(Path(self.mktemp()), clock=lambda: time.time() - 7200).issue(SANDBOX, 3600)
+        pem = (other.certificate_pem, other.key_pem)
+        client, _ = await self.greet(pem, self.authority.ca_pem, SANDBOX, known=other.key_id)
+        self.assertEqual(client.got, b"")
 
     def test_the_nodes_own_certificate_is_no_servers(self) -> Deferred[None]:
         """One who steals the client's credentials can't pass for a VM with them."""
