@@ -62,7 +62,7 @@ class StatusCalls:
                 )
                 for name in ("", *self._handlers)
             ],
-            features=cri.RuntimeFeatures(),
+            features=cri.RuntimeFeatures(supplemental_groups_policy=True),
         )
         if request.verbose:
             response.info["provider"] = json.dumps(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from infranetes.hostports import mappings
 from infranetes.volumes import mounts
 from infranetes_common import cri
 from infranetes_common.errors import InvalidArgument
@@ -41,22 +42,32 @@ def sandbox_config(config: cri.PodSandboxConfig) -> None:
         raise InvalidArgument("config.hostname is not a host name of up to 64 letters, digits, '-' and '.'")
     if config.log_directory:
         _absolute(config.log_directory, "config.log_directory")
-    for index, mapping in enumerate(config.port_mappings):
-        if mapping.host_port:
-            raise InvalidArgument(
-                f"config.port_mappings[{index}].host_port: a VM has its own address, so no port of the node "
-                "leads to it; use the pod's IP or a Service"
-            )
-    options = config.linux.security_context.namespace_options
-    for field in ("network", "pid", "ipc"):
-        if getattr(options, field) == cri.NODE:
-            raise InvalidArgument(
-                f"config.linux.security_context.namespace_options.{field}: NODE: a VM can't have the node's "
-                "namespaces"
-            )
-    if options.userns_options.uids or options.userns_options.gids:
+    mappings.wanted(config)
+    namespaces(config.linux.security_context.namespace_options, "config.linux.security_context")
+
+
+def namespaces(options: cri.NamespaceOption, field: str) -> None:
+    """What a pod may ask of namespaces. The node's are the VM's own."""
+    if options.network in (cri.CONTAINER, cri.TARGET):
         raise InvalidArgument(
-            "config.linux.security_context.namespace_options.userns_options: user namespaces are not offered"
+            f"{field}.namespace_options.network: {cri.NamespaceMode.Name(options.network)}: the containers "
+            "of a pod share the VM's network; ask for POD"
+        )
+    if not options.HasField("userns_options"):
+        return
+    users = options.userns_options
+    mode = cri.NamespaceMode.Name(users.mode)
+    named = f"{field}.namespace_options.userns_options"
+    if users.mode not in (cri.POD, cri.NODE):
+        raise InvalidArgument(
+            f"{named}.mode: {mode}: a user namespace is the pod's (POD) or the node's (NODE)"
+        )
+    if users.mode == cri.NODE and (users.uids or users.gids):
+        raise InvalidArgument(f"{named}: NODE takes no mappings of ids")
+    if users.mode == cri.POD:
+        raise InvalidArgument(
+            f"{named}: POD: this runtime handler offers no user namespaces (its feature user_namespaces is "
+            "false): the VM is what parts the pod's users from the node's; leave hostUsers out"
         )
 
 
@@ -73,11 +84,13 @@ def container_config(config: cri.ContainerConfig) -> None:
     mounts.check(config.mounts)
     for index, env in enumerate(config.envs):
         _environment(env, f"config.envs[{index}]")
-    if config.devices:
-        raise InvalidArgument(
-            f"config.devices[0] ({config.devices[0].host_path[:256]}): "
-            "devices of the node can't be had in a VM"
-        )
+    for index, device in enumerate(config.devices):
+        for kind in ("host_path", "container_path"):
+            path = getattr(device, kind)
+            if path or kind == "host_path":
+                _absolute(path, f"config.devices[{index}].{kind}")
+    security = config.linux.security_context
+    namespaces(security.namespace_options, "config.linux.security_context")
     if config.CDI_devices:
         raise InvalidArgument(
             f"config.CDI_devices[0] ({config.CDI_devices[0].name[:256]}): "

@@ -10,6 +10,7 @@ from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
 from infranetes.agent.client import AgentClient
+from infranetes.pods import carried
 from infranetes.pods.follow import GONE_REASON, end, take
 from infranetes.pods.inventory import Container, Sandbox, container_name
 from infranetes.pods.node import Node
@@ -17,6 +18,7 @@ from infranetes.pods.records import ContainerRecord
 from infranetes.pods.sandboxes import Sandboxes, new_id
 from infranetes.pods.states import ContainerState, SandboxState
 from infranetes.pods.waits import Flight, go, sleep, uncut, within
+from infranetes.threads import in_thread
 from infranetes_common import cri
 from infranetes_common.errors import (
     AlreadyExists,
@@ -107,12 +109,15 @@ class Containers:
         asked: list[AgentClient] = []
         try:
             await self._node.store.put_container(container.record)
-            await self._load(sandbox, image)
-            client = _client(sandbox)
-            carried = await self._node.volumes.bring(container, container.config)
+            config = await self._carried(container.config)
+            volumes = carried.mounted_images(config, self._node.images)
+            for needed in {one.id: one for one in (image, *volumes.values())}.values():
+                await self._load(sandbox, needed)
+            _client(sandbox)
+            config = await self._node.volumes.bring(container, carried.with_images(config, volumes))
             client = _client(sandbox)
             asked.append(client)
-            state = await client.create(container.id, image.id, carried, sandbox.config)
+            state = await client.create(container.id, image.id, config, sandbox.config)
             created = container.record.to(
                 ContainerState.CREATED, created_at=state.created_at or container.record.created_at
             )
@@ -128,6 +133,13 @@ class Containers:
             raise
         finally:
             container.making = False
+
+    async def _carried(self, config: cri.ContainerConfig) -> cri.ContainerConfig:
+        """`config` with what it names of the node's files, but for its mounts."""
+        path = carried.seccomp_path(config)
+        if not path:
+            return config
+        return carried.with_profile(config, await in_thread(self._node.clock, carried.read_profile, path))
 
     async def _undo(self, container: Container, asked: list[AgentClient]) -> None:
         """An agent that can't be told now is told when its snapshot shows a container of no record."""

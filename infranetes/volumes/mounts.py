@@ -11,8 +11,10 @@ from typing import Any
 import attrs
 
 from infranetes_common import cri
-from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unimplemented
+from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.volumes import PREFIX
+
+MAX_PATH = 4096
 
 _IN_MEMORY = {"tmpfs", "ramfs"}
 _PROPAGATION = {cri.PROPAGATION_HOST_TO_CONTAINER: "HOST_TO_CONTAINER",
@@ -40,24 +42,44 @@ def words(index: int, mount: Any) -> str:
 
 
 def check(mounts: Any) -> None:
-    """What is mounted can be had in a VM. :raise InvalidArgument: it can't. :raise Unimplemented: not yet."""
+    """What is mounted can be had in a VM. :raise InvalidArgument: it can't; names the mount."""
     for index, mount in enumerate(mounts):
         named = words(index, mount)
-        if mount.HasField("image") or mount.image_sub_path:
-            raise Unimplemented(f"{named}: images as volumes are not offered")
-        for field in ("host_path", "container_path"):
-            path = getattr(mount, field)
-            if not path.startswith("/") or "\0" in path or len(path) > 4096:
-                raise InvalidArgument(f"{named}: {field} has to be an absolute path")
-        if mount.propagation in _PROPAGATION:
-            raise InvalidArgument(
-                f"{named}: propagation {_PROPAGATION[mount.propagation]}: the VM has a copy of the node's "
-                "files, so no mount made on one side can appear on the other; leave the propagation out"
-            )
+        if "\0" in mount.container_path or not mount.container_path.startswith("/"):
+            raise InvalidArgument(f"{named}: container_path has to be an absolute path")
         if mount.uidMappings or mount.gidMappings:
             raise InvalidArgument(f"{named}: mounts with mapped ids are not offered")
-        if mount.recursive_read_only and not mount.readonly:
-            raise InvalidArgument(f"{named}: recursive_read_only needs readonly")
+        if mount.HasField("image"):
+            _check_image(named, mount)
+        else:
+            _check_path(named, mount)
+
+
+def _check_image(named: str, mount: Any) -> None:
+    path = mount.image_sub_path
+    if not mount.image.image:
+        raise InvalidArgument(f"{named}: image.image is empty: name the image that is to be the volume")
+    if mount.host_path:
+        raise InvalidArgument(f"{named}: a mount is of an image or of a host_path, not of both")
+    if path.startswith("/") or ".." in path.split("/") or "\0" in path or len(path) > MAX_PATH:
+        raise InvalidArgument(f"{named}: image_sub_path has to be a path within the image, without '..'")
+    if mount.propagation != cri.PROPAGATION_PRIVATE:
+        raise InvalidArgument(f"{named}: no mount can be made in an image; leave the propagation out")
+
+
+def _check_path(named: str, mount: Any) -> None:
+    path = mount.host_path
+    if not path.startswith("/") or "\0" in path or len(path) > MAX_PATH:
+        raise InvalidArgument(f"{named}: host_path has to be an absolute path")
+    if mount.image_sub_path:
+        raise InvalidArgument(f"{named}: image_sub_path is for mounts of images")
+    if mount.propagation in _PROPAGATION:
+        raise InvalidArgument(
+            f"{named}: propagation {_PROPAGATION[mount.propagation]}: the VM has a copy of the node's "
+            "files, so no mount made on one side can appear on the other; leave the propagation out"
+        )
+    if mount.recursive_read_only and not mount.readonly:
+        raise InvalidArgument(f"{named}: recursive_read_only needs readonly")
 
 
 def find(mount: Any) -> Source:
@@ -88,15 +110,16 @@ def _kind(device: int) -> str:
     return ""
 
 
-def carried(config: cri.ContainerConfig, sources: list[Source]) -> cri.ContainerConfig:
-    """`config` as the agent gets it: its mounts name volumes.
+def carried(config: cri.ContainerConfig, sources: dict[int, Source]) -> cri.ContainerConfig:
+    """`config` as the agent gets it: its mounts, but those of images, name volumes.
 
     A volume is one tree of its own, so mounted read-only it is that all the way down, and labels for
     SELinux are the VM's to give."""
     sent = cri.ContainerConfig()
     sent.CopyFrom(config)
-    for mount, source in zip(sent.mounts, sources, strict=True):
-        mount.host_path = PREFIX + source.id
+    for index, mount in enumerate(sent.mounts):
+        if index in sources:
+            mount.host_path = PREFIX + sources[index].id
         mount.recursive_read_only = False
         mount.selinux_relabel = False
     return sent

@@ -115,14 +115,16 @@ class Volumes:
     # ---- over a container's life
 
     async def bring(self, container: Container, config: cri.ContainerConfig) -> cri.ContainerConfig:
-        """`config` with its mounts as the agent knows them, their content being there.
+        """`config` with its mounts as the agent knows them, their content being there. Those of images are
+        left as they are.
 
         :raise InfranetesError: a mount can't be had; names it. `release` undoes what was done."""
-        sources: list[Source] = []
+        sources: dict[int, Source] = {}
         for index, mount in enumerate(config.mounts):
+            if mount.HasField("image"):
+                continue
             try:
-                source = await self._thread(mounts.find, mount)
-                sources.append(source)
+                source = sources[index] = await self._thread(mounts.find, mount)
                 await self._bring_one(container, source, not mount.readonly)
             except InfranetesError as error:
                 raise type(error)(f"{mounts.words(index, mount)}: {error}") from None

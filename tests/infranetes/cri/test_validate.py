@@ -11,7 +11,7 @@ from twisted.trial import unittest
 from infranetes.cri import validate
 from infranetes.cri.status import pod_cidr
 from infranetes_common import cri
-from infranetes_common.errors import InvalidArgument, Unimplemented
+from infranetes_common.errors import InvalidArgument
 from tests.infranetes.pods.fakes import box, pod
 
 
@@ -80,9 +80,59 @@ class ValidateTests(unittest.SynchronousTestCase):
             self.refused(
                 "config.mounts[1] (", validate.container_config, box(mounts=[cri.Mount(**good), mount])
             )
-        image = cri.Mount(container_path="/x", image=cri.ImageSpec(image="other"))
-        error = self.assertRaises(Unimplemented, validate.container_config, box(mounts=[image]))
-        self.assertIn("config.mounts[0] (other at /x)", str(error))
+
+    def test_images_as_volumes(self) -> None:
+        good: dict[str, Any] = {"container_path": "/x", "image": cri.ImageSpec(image="other")}
+        validate.container_config(box(mounts=[cri.Mount(**good, image_sub_path="a/b", readonly=True)]))
+        cases: list[tuple[dict[str, Any], str]] = [
+            ({"host_path": "/y"}, "not of both"),
+            ({"image": cri.ImageSpec()}, "image.image is empty"),
+            ({"image_sub_path": "/a"}, "image_sub_path"),
+            ({"image_sub_path": "a/../b"}, "image_sub_path"),
+            ({"propagation": cri.PROPAGATION_BIDIRECTIONAL}, "propagation"),
+            ({"gidMappings": [cri.IDMapping(length=1)]}, "mapped ids"),
+        ]
+        for fields, words in cases:
+            self.refused(words, validate.container_config, box(mounts=[cri.Mount(**{**good, **fields})]))
+        stray = cri.Mount(container_path="/x", host_path="/y", image_sub_path="a")
+        self.refused("image_sub_path is for mounts of images", validate.container_config, box(mounts=[stray]))
+
+    def secured(self, **fields: Any) -> Any:
+        context = cri.LinuxSandboxSecurityContext(namespace_options=cri.NamespaceOption(**fields))
+        return pod(linux=cri.LinuxPodSandboxConfig(security_context=context))
+
+    def test_the_nodes_namespaces_are_the_vms(self) -> None:
+        for field in ("network", "pid", "ipc"):
+            node: Any = {field: cri.NODE}
+            validate.sandbox_config(self.secured(**node))
+        self.refused("network: CONTAINER", validate.sandbox_config, self.secured(network=cri.CONTAINER))
+
+    def test_user_namespaces_are_refused_as_the_cri_says_it(self) -> None:
+        mapping = cri.IDMapping(host_id=1, container_id=0, length=65536)
+        for users, words in (
+            (cri.UserNamespace(mode=cri.POD, uids=[mapping], gids=[mapping]), "no user namespaces"),
+            (cri.UserNamespace(mode=cri.POD), "no user namespaces"),
+            (cri.UserNamespace(mode=cri.NODE, uids=[mapping]), "NODE takes no mappings"),
+            (cri.UserNamespace(mode=cri.CONTAINER), "mode: CONTAINER"),
+            (cri.UserNamespace(mode=cri.TARGET), "mode: TARGET"),
+        ):
+            config = self.secured(userns_options=users)
+            self.refused(words, validate.sandbox_config, config)
+            context = cri.LinuxContainerSecurityContext(
+                namespace_options=config.linux.security_context.namespace_options
+            )
+            linux = cri.LinuxContainerConfig(security_context=context)
+            self.refused(words, validate.container_config, box(linux=linux))
+        validate.sandbox_config(self.secured(userns_options=cri.UserNamespace(mode=cri.NODE)))
+
+    def test_devices_are_the_vms_and_host_ports_are_checked(self) -> None:
+        validate.container_config(box(devices=[cri.Device(host_path="/dev/fuse")]))
+        for device in (cri.Device(container_path="/dev/x"), cri.Device(host_path="/dev/../etc")):
+            self.refused("config.devices[0].host_path", validate.container_config, box(devices=[device]))
+        port = cri.PortMapping(host_port=8080, container_port=80)
+        validate.sandbox_config(pod(port_mappings=[port]))
+        port.host_ip = "x"
+        self.refused("config.port_mappings[0].host_ip", validate.sandbox_config, pod(port_mappings=[port]))
 
     def test_seconds_have_bounds(self) -> None:
         self.assertEqual(validate.seconds(30, "timeout"), 30)

@@ -54,11 +54,13 @@ class FindTests(MountCase):
     def test_the_agent_is_told_volumes_in_place_of_paths(self) -> None:
         source = Source("/srv/x", False, False)
         mount = cri.Mount(container_path="/x", host_path="/srv/link", readonly=True, recursive_read_only=True)
-        config = cri.ContainerConfig(mounts=[mount])
-        (sent,) = carried(config, [source]).mounts
+        image = cri.Mount(container_path="/image", image=cri.ImageSpec(image="x"))
+        config = cri.ContainerConfig(mounts=[image, mount])
+        kept, sent = carried(config, {1: source}).mounts
+        self.assertEqual(kept, image)
         self.assertEqual(sent.host_path, f"infranetes-volume:{source.id}")
         self.assertEqual((sent.readonly, sent.recursive_read_only), (True, False))
-        self.assertEqual(config.mounts[0].host_path, "/srv/link")
+        self.assertEqual(config.mounts[1].host_path, "/srv/link")
 
 
 class RecordTests(MountCase):

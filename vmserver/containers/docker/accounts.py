@@ -13,6 +13,7 @@ import tarfile
 from typing import Any
 
 import attrs
+from twisted.internet.defer import DeferredLock
 
 from infranetes_common import cri
 from infranetes_common.errors import InvalidArgument
@@ -131,14 +132,19 @@ class ImageAccounts:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._known: dict[str, Accounts] = {}
+        self._lock = DeferredLock()
 
     async def of(self, image_id: str) -> Accounts:
         """:raise EngineError: the image is not there. :raise InvalidArgument: a file is too large."""
-        if image_id not in self._known:
-            while len(self._known) >= _KEPT:
-                del self._known[next(iter(self._known))]
-            self._known[image_id] = await self._read(image_id)
-        return self._known[image_id]
+        await self._lock.acquire()
+        try:
+            if image_id not in self._known:
+                while len(self._known) >= _KEPT:
+                    del self._known[next(iter(self._known))]
+                self._known[image_id] = await self._read(image_id)
+            return self._known[image_id]
+        finally:
+            self._lock.release()
 
     async def _read(self, image_id: str) -> Accounts:
         name = f"{NAME_PREFIX}accounts-{image_id.removeprefix('sha256:')[:32]}"

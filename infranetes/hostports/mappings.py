@@ -1,0 +1,103 @@
+"""The port mappings of a PodSandboxConfig: checked, and told apart."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from ipaddress import IPv4Address
+from typing import Any
+
+import attrs
+
+from infranetes_common import cri
+from infranetes_common.errors import FailedPrecondition, InvalidArgument
+
+PROTOCOLS = {cri.TCP: "tcp", cri.UDP: "udp", cri.SCTP: "sctp"}
+MAX_MAPPINGS = 1024  # of one pod
+_ANY = ("", "0.0.0.0")  # noqa: S104  compared with, not bound
+_KINDS = {"tcp": socket.SOCK_STREAM, "udp": socket.SOCK_DGRAM}
+
+
+@attrs.frozen
+class Mapping:
+    """A port of the node, at one of its addresses or at all of them (""), and the pod's port behind it."""
+
+    protocol: str
+    host_ip: str
+    host_port: int
+    container_port: int
+
+    def clashes(self, other: Mapping) -> bool:
+        """Whether a packet could be meant for both."""
+        same = (self.protocol, self.host_port) == (other.protocol, other.host_port)
+        return same and (not self.host_ip or not other.host_ip or self.host_ip == other.host_ip)
+
+    def __str__(self) -> str:
+        return f"{self.host_ip + ':' if self.host_ip else ''}{self.host_port}/{self.protocol}"
+
+
+def wanted(config: cri.PodSandboxConfig) -> tuple[Mapping, ...]:
+    """Those that have a host port.
+
+    :raise InvalidArgument: one is malformed, or clashes with another; names it."""
+    found: list[Mapping] = []
+    if len(config.port_mappings) > MAX_MAPPINGS:
+        raise InvalidArgument(f"config.port_mappings: over {MAX_MAPPINGS} of them")
+    for index, one in enumerate(config.port_mappings):
+        field = f"config.port_mappings[{index}]"
+        if not 0 <= one.host_port < 65536:
+            raise InvalidArgument(f"{field}.host_port {one.host_port}: expected 1 to 65535, or 0 for none")
+        if not one.host_port:
+            continue
+        mapping = Mapping(_protocol(one, field), _address(one, field), one.host_port, one.container_port)
+        if not 0 < one.container_port < 65536:
+            raise InvalidArgument(f"{field}.container_port {one.container_port}: expected 1 to 65535")
+        if mapping in found:
+            continue
+        for other in found:
+            if mapping.clashes(other):
+                raise InvalidArgument(f"{field}: host port {mapping} is asked for twice")
+        found.append(mapping)
+    return tuple(found)
+
+
+def _protocol(one: Any, field: str) -> str:
+    if one.protocol not in PROTOCOLS:
+        raise InvalidArgument(f"{field}.protocol {one.protocol}: expected TCP, UDP or SCTP")
+    return PROTOCOLS[one.protocol]
+
+
+def _address(one: Any, field: str) -> str:
+    if one.host_ip in (*_ANY, "::"):
+        return ""
+    try:
+        address = IPv4Address(one.host_ip)
+    except ValueError:
+        raise InvalidArgument(
+            f"{field}.host_ip {one.host_ip[:64]!r}: expected an IPv4 address: pods have no other"
+        ) from None
+    if address.is_multicast or address == IPv4Address("255.255.255.255"):
+        raise InvalidArgument(f"{field}.host_ip {address} is no address of a machine")
+    return str(address)
+
+
+def check_unused(mapping: Mapping) -> None:
+    """No process of the node has the port: what comes for it would never reach that one again.
+
+    :raise FailedPrecondition: one has, or the node has no such address."""
+    kind = _KINDS.get(mapping.protocol)
+    if kind is None:
+        return
+    with socket.socket(socket.AF_INET, kind) as probe:
+        if kind == socket.SOCK_STREAM:  # what only waits for its last packets holds nothing
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((mapping.host_ip, mapping.host_port))
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise FailedPrecondition(f"host port {mapping}: the node has no such address") from None
+            if error.errno == errno.EADDRINUSE:
+                raise FailedPrecondition(
+                    f"host port {mapping} is used by a process of the node: end that, or give the pod another"
+                ) from None
+            raise FailedPrecondition(f"host port {mapping} can't be had: {error.strerror}") from None

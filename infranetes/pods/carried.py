@@ -1,0 +1,104 @@
+"""What a container's configuration names on the node, and the agent gets with it instead of the name.
+
+A seccomp profile of the node is read, bounded and checked here; its text takes the place of its path. An
+image that is mounted as a volume is called by its id. (Mounts of paths are `volumes`'s.)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from typing import Any
+
+from infranetes_common import cri
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound
+
+MAX_PROFILE_BYTES = 256 * 1024
+
+_LOCALHOST = cri.SecurityProfile.Localhost
+_OLD_PREFIX = "localhost/"
+_FIELD = "config.linux.security_context.seccomp"
+
+
+def seccomp_path(config: cri.ContainerConfig) -> str:
+    """The path of the profile on the node; "": none is asked for.
+
+    :raise InvalidArgument: not an absolute path."""
+    context = config.linux.security_context
+    if context.HasField("seccomp"):
+        if context.seccomp.profile_type != _LOCALHOST:
+            return ""
+        path = context.seccomp.localhost_ref.removeprefix(_OLD_PREFIX)
+    elif context.seccomp_profile_path.startswith(_OLD_PREFIX):
+        path = context.seccomp_profile_path.removeprefix(_OLD_PREFIX)
+    else:
+        return ""
+    if not path.startswith("/") or "\0" in path or len(path) > 4096:
+        raise InvalidArgument(
+            f"{_FIELD}: Localhost needs a profile's absolute path on the node, not {path[:256]!r}"
+        )
+    return path
+
+
+def read_profile(path: str) -> str:
+    """A profile's text. Blocks.
+
+    :raise FailedPrecondition: it is not there, or can't be read. :raise InvalidArgument: it is no profile."""
+    named = f"{_FIELD}: the profile {path[:256]}"
+    try:
+        # Without O_NONBLOCK a pipe would be waited for.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise InvalidArgument(f"{named} is no file")
+            data = file.read(MAX_PROFILE_BYTES + 1)
+    except FileNotFoundError:
+        raise FailedPrecondition(
+            f"{named} is not on this node: put it there, or ask for RuntimeDefault"
+        ) from None
+    except OSError as error:
+        raise FailedPrecondition(f"{named} can't be read: {error.strerror}") from None
+    if len(data) > MAX_PROFILE_BYTES:
+        raise InvalidArgument(f"{named} has over {MAX_PROFILE_BYTES} bytes")
+    try:
+        profile = json.loads(data)
+    except (ValueError, RecursionError):
+        raise InvalidArgument(f"{named} is no JSON") from None
+    if not isinstance(profile, dict) or not isinstance(profile.get("defaultAction"), str):
+        raise InvalidArgument(f"{named} is no object with a defaultAction")
+    return data.decode()
+
+
+def with_profile(config: cri.ContainerConfig, text: str) -> cri.ContainerConfig:
+    """A copy of `config` with the profile in the place of its path."""
+    sent = cri.ContainerConfig()
+    sent.CopyFrom(config)
+    context = sent.linux.security_context
+    context.ClearField("seccomp_profile_path")
+    context.seccomp.profile_type = _LOCALHOST
+    context.seccomp.localhost_ref = text
+    return sent
+
+
+def mounted_images(config: cri.ContainerConfig, images: Any) -> dict[int, Any]:
+    """The images that are mounted as volumes, by their place among the mounts.
+
+    :param images: the ImageStore. :raise NotFound: one is not on this node; names the mount."""
+    found = {}
+    for index, mount in enumerate(config.mounts):
+        if mount.HasField("image"):
+            try:
+                found[index] = images.resolve(mount.image.image)
+            except NotFound as error:
+                raise NotFound(f"config.mounts[{index}] at {mount.container_path[:256]}: {error}") from None
+    return found
+
+
+def with_images(config: cri.ContainerConfig, images: dict[int, Any]) -> cri.ContainerConfig:
+    """A copy of `config` whose mounts of images name them by id."""
+    sent = cri.ContainerConfig()
+    sent.CopyFrom(config)
+    for index, image in images.items():
+        sent.mounts[index].image.CopyFrom(cri.ImageSpec(image=image.id))
+    return sent

@@ -1,0 +1,229 @@
+"""Host ports in this machine's kernel: a pod is a network namespace at the end of a cable."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet import reactor as _reactor
+from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import TestCase
+
+from infranetes.hostports.hostports import HostPorts, table_name
+from infranetes.hostports.table import Table
+from infranetes.pods.inventory import Sandbox
+from infranetes.pods.records import SandboxRecord
+from infranetes.pods.states import SandboxState
+from infranetes_common import cri
+from infranetes_common.errors import FailedPrecondition, InfranetesError
+from tests.harness.tools import need
+from tests.infranetes.pods.fakes import pod
+
+reactor: Any = _reactor
+
+NODE, POD = "10.123.45.1", "10.123.45.2"
+# Answers each caller with the address that it sees, over TCP and UDP.
+_SERVER = """
+import socket, threading
+t = socket.create_server(("0.0.0.0", 80))
+u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+u.bind(("0.0.0.0", 53))
+def datagrams():
+    while True:
+        _, peer = u.recvfrom(100)
+        u.sendto(peer[0].encode(), peer)
+threading.Thread(target=datagrams, daemon=True).start()
+print("ready", flush=True)
+while True:
+    c, peer = t.accept()
+    c.sendall(peer[0].encode())
+    c.close()
+"""
+_CLIENT = """
+import socket, sys
+c = socket.create_connection((sys.argv[1], int(sys.argv[2])), 5)
+print(c.recv(100).decode())
+"""
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+def call(host: str, port: int, kind: int = socket.SOCK_STREAM) -> str:
+    """Whom the pod sees; "": nobody answered."""
+    with socket.socket(socket.AF_INET, kind) as client:
+        client.settimeout(5.0 if kind == socket.SOCK_STREAM else 0.5)
+        for _ in range(10):
+            try:
+                client.connect((host, port))
+                if kind == socket.SOCK_DGRAM:
+                    client.send(b"?")
+                return client.recv(100).decode()
+            except TimeoutError:
+                continue
+            except OSError:
+                return ""
+    return ""
+
+
+def ruleset() -> str:
+    return subprocess.run(["nft", "list", "ruleset"], check=True, capture_output=True, text=True).stdout
+
+
+def sandbox(state: SandboxState = SandboxState.READY, address: str = POD, **fields: Any) -> Sandbox:
+    """One with these ports: `host_port=container_port`."""
+    mappings = [cri.PortMapping(**one) for one in fields.pop("ports")]
+    config = pod(port_mappings=mappings, **fields)
+    id = secrets.token_hex(16)
+    return Sandbox(
+        SandboxRecord(
+            id=id, token=id, state=state, name=id, config=config.SerializeToString(),
+            runtime_handler="", created_at=1, address=address,
+        )
+    )  # fmt: skip
+
+
+class HostPortTests(TestCase):
+    timeout = 120
+
+    async def setUp(self) -> None:
+        need("ip")
+        need("nft")
+        word = secrets.token_hex(3)
+        self.link, self.space = f"hp{word}", f"hp-{word}"
+        self.name = table_name(Path(self.mktemp()))
+        self.addCleanup(subprocess.run, ["ip", "link", "delete", self.link], capture_output=True)
+        ip("netns", "add", self.space)
+        self.addCleanup(ip, "netns", "delete", self.space)
+        ip("link", "add", self.link, "type", "veth", "peer", "name", "eth0", "netns", self.space)
+        ip("address", "add", f"{NODE}/24", "dev", self.link)
+        ip("link", "set", self.link, "up")
+        for words in ("address add " + POD + "/24 dev eth0", "link set eth0 up", "link set lo up",
+                      "route add default via " + NODE):  # fmt: skip
+            ip("-n", self.space, *words.split())
+        inside = ["ip", "netns", "exec", self.space, sys.executable]
+        self.inside = inside
+        server = subprocess.Popen([*inside, "-c", _SERVER], stdout=subprocess.PIPE)
+        self.addCleanup(server.wait)
+        self.addCleanup(server.kill)
+        assert server.stdout is not None
+        self.addCleanup(server.stdout.close)
+        self.assertEqual(await deferToThread(server.stdout.readline), b"ready\n")
+        self.table = Table(reactor, self.name)
+        self.addCleanup(subprocess.run, ["nft", "delete", "table", "ip", self.name], capture_output=True)
+        self.ports = HostPorts(self.table)
+        self.port = 20000 + secrets.randbelow(10000)
+
+    async def reached(self, *words: Any) -> str:
+        return await deferToThread(call, *words)
+
+    def tcp(self, **fields: Any) -> dict[str, Any]:
+        return {"host_port": self.port, "container_port": 80, **fields}
+
+    async def test_from_the_node_from_its_loopback_and_from_the_pod_itself(self) -> None:
+        udp = {"host_port": self.port, "container_port": 53, "protocol": cri.UDP}
+        one = sandbox(ports=[self.tcp(), udp])
+        self.ports.check(one.config, [])
+        self.assertEqual(await self.reached("127.0.0.1", self.port), "")
+        for _ in range(2):
+            await self.ports.put(one)
+        self.assertEqual(await self.reached("127.0.0.1", self.port), NODE)
+        self.assertEqual(await self.reached(NODE, self.port), NODE)
+        self.assertEqual(await self.reached(NODE, self.port, socket.SOCK_DGRAM), NODE)
+        inside = [*self.inside, "-c", _CLIENT, NODE, str(self.port)]
+        said = await deferToThread(subprocess.run, inside, capture_output=True, text=True)
+        self.assertEqual((said.stdout, said.stderr), (NODE + "\n", ""))
+        await self.ports.take(one.id)
+        await self.ports.take(one.id)
+        self.assertEqual(await self.reached(NODE, self.port), "")
+        self.assertNotIn(self.name, ruleset())
+
+    async def test_at_one_address_alone(self) -> None:
+        one = sandbox(ports=[self.tcp(host_ip="127.0.0.1")])
+        await self.ports.put(one)
+        self.assertEqual(await self.reached("127.0.0.1", self.port), NODE)
+        self.assertEqual(await self.reached(NODE, self.port), "")
+
+    async def test_loopback_stays_the_nodes_own(self) -> None:
+        await self.ports.put(sandbox(ports=[self.tcp()]))
+        for words in (
+            "rule add pref 10 lookup local",
+            "rule delete pref 0",
+            f"route add 127.9.9.9 via {NODE} table 99",
+            "rule add pref 1 to 127.9.9.9 lookup 99",
+        ):
+            ip("-n", self.space, *words.split())
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listening:
+            listening.bind(("0.0.0.0", 0))
+            port = listening.getsockname()[1]
+            listening.settimeout(5.0)
+            for address in ("127.9.9.9", NODE):
+                script = f"import socket; socket.socket(2, 2).sendto(b'{address}', ('{address}', {port}))"
+                await deferToThread(subprocess.run, [*self.inside, "-c", script], check=True)
+            self.assertEqual(listening.recv(100).decode(), NODE, "the first one did not come")
+
+    async def test_after_a_restart_what_the_sandboxes_have_and_nothing_else(self) -> None:
+        others = HostPorts(Table(reactor, self.name + "x"))
+        self.addCleanup(
+            subprocess.run, ["nft", "delete", "table", "ip", self.name + "x"], capture_output=True
+        )
+        await others.put(sandbox(ports=[self.tcp(host_port=self.port + 2)]))
+        await self.ports.put(sandbox(ports=[self.tcp(host_port=self.port + 1)]))
+        kept = sandbox(ports=[self.tcp()])
+        again = HostPorts(Table(reactor, self.name))
+        await again.restore([kept, sandbox(SandboxState.STOPPED, ports=[self.tcp(host_port=self.port + 3)])])
+        self.assertEqual(await self.reached(NODE, self.port), NODE)
+        self.assertEqual(await self.reached(NODE, self.port + 2), NODE, "another daemon's stay")
+        for gone in (1, 3):
+            self.assertEqual(await self.reached(NODE, self.port + gone), "")
+        await HostPorts(Table(reactor, self.name)).restore([])
+        self.assertEqual(await self.reached(NODE, self.port), "")
+
+    async def test_a_sweep_puts_right_what_others_did(self) -> None:
+        one = sandbox(ports=[self.tcp(), self.tcp(host_port=self.port + 1, host_ip=NODE)])
+        await self.ports.put(one)
+        before = await self.table.there()
+        self.assertEqual(len(before or ()), 2)
+        handles = ruleset()
+        await self.ports.sweep()
+        self.assertEqual(ruleset(), handles)
+        subprocess.run(["nft", "flush", "map", "ip", self.name, "anywhere"], check=True)
+        await self.ports.sweep()
+        self.assertEqual(await self.table.there(), before)
+        subprocess.run(["nft", "delete", "table", "ip", self.name], check=True)
+        await self.ports.sweep()
+        self.assertEqual(await self.table.there(), before)
+
+    async def test_a_port_that_is_taken_names_who_has_it(self) -> None:
+        one = sandbox(SandboxState.LAUNCHING, ports=[self.tcp(host_ip="127.0.0.1")])
+        asked = sandbox(ports=[self.tcp()]).config
+        error = self.assertRaises(FailedPrecondition, self.ports.check, asked, [one])
+        self.assertIn(f"host port {self.port}/tcp is taken by sandbox {one.id} (pod default/web)", str(error))
+        one.record = attrs.evolve(one.record, state=SandboxState.STOPPED)
+        self.ports.check(asked, [one])
+        with socket.create_server((NODE, self.port)):
+            error = self.assertRaises(FailedPrecondition, self.ports.check, asked, [one])
+            self.assertIn("used by a process", str(error))
+
+    async def test_what_fails_changes_nothing(self) -> None:
+        one = sandbox(ports=[self.tcp()])
+        await self.ports.put(one)
+        bad = sandbox(address="not.an.address", ports=[self.tcp(host_port=self.port + 1)])
+        with self.assertRaises(InfranetesError):
+            await self.ports.put(bad)
+        self.assertEqual(await self.reached(NODE, self.port), NODE)
+        await self.ports.sweep()
+        self.assertEqual(await self.table.there(), {f"tcp . {self.port} : {POD} . 80"})
+
+
+class NameTests(TestCase):
+    def test_each_state_directory_has_its_own_table(self) -> None:
+        self.assertNotEqual(table_name(Path("/a")), table_name(Path("/b")))
+        self.assertRegex(table_name(Path(os.sep)), r"\Ainfranetes_hostports_[0-9a-f]{8}\Z")
