@@ -13,6 +13,7 @@ import attrs
 from attrs.validators import ge, gt, in_, instance_of
 
 from infranetes.images.config import ImagesConfig
+from infranetes.pods.poolconfig import PoolConfig
 from infranetes.volumes.config import VolumesConfig
 from infranetes_common import config
 from infranetes_common.errors import ConfigError
@@ -42,6 +43,7 @@ class TimesConfig:
     listing: float = attrs.field(default=0.25, validator=ge(0))  # what a list gives agents just lost
     log_drain: float = attrs.field(default=15.0, validator=ge(0))  # for the rest of an ended container's log
     sweep: float = attrs.field(default=60.0, validator=gt(0))  # between passes over the provider's VMs
+    certificate: float = attrs.field(default=86400.0, validator=ge(2))  # how long a VM's certificate is good
     shutdown: float = attrs.field(default=5.0, validator=ge(0))  # for calls that run when the daemon ends
 
 
@@ -80,6 +82,7 @@ class Config:
     volumes: VolumesConfig = attrs.field(factory=VolumesConfig)
     log: LogConfig = LogConfig()
     times: TimesConfig = TimesConfig()
+    pool: PoolConfig = attrs.field(factory=PoolConfig)
     streaming: StreamingConfig = StreamingConfig()
 
     @property

@@ -28,7 +28,9 @@ from infranetes.pods.containers import Containers
 from infranetes.pods.inventory import Sandbox
 from infranetes.pods.logs import Logs
 from infranetes.pods.node import Node, NodeNames, Times
+from infranetes.pods.pool import Pool
 from infranetes.pods.reconcile import Reconciler
+from infranetes.pods.renewal import Renewal
 from infranetes.pods.sandboxes import Sandboxes
 from infranetes.pods.states import SHOWN_SANDBOXES
 from infranetes.pods.store import Store
@@ -122,18 +124,22 @@ class Daemon:
             self._provider,
             self._images,
             authority,
-            connector(self._reactor, authority),
+            connector(self._reactor, authority, self._known_key),
             self._logs,
             NodeNames(config.cluster, config.node),
             times(config),
             config.parallel_agents,
             Volumes(self._reactor, config.state_dir / "volumes", config.volumes),
         )
+        node.pool = Pool(node, config.pool)
+        node.renewal = Renewal(node)
         sandboxes = Sandboxes(node)
         containers = Containers(node, sandboxes)
         self._reconciler = Reconciler(node, sandboxes, containers)
         await node.volumes.load()
+        node.pool.load(contents.pool, contents.settings)
         await self._reconciler.load(contents, lambda: sleep(self._reactor, 0))
+        node.renewal.start()
         await node.volumes.settle(node.inventory)
         await self._listen(node, sandboxes, containers)
         subnet = contents.settings.get(POD_CIDR, "")
@@ -214,13 +220,21 @@ class Daemon:
 
         def ended(instance: Instance) -> None:
             sandboxes.ended(instance)
+            node.pool.ended(instance)
 
         provider.watch(ended)
         node.trouble = ""
         node.ready.fire()
         assert self._reconciler is not None
+        node.pool.provider_ready()
         self._reconciler.provider_ready()
         self._notify("READY=1\nSTATUS=serving")
+
+    def _known_key(self, sandbox_id: str) -> str:
+        """The key of the certificate that a VM was last given."""
+        assert self._node is not None
+        one = self._node.inventory.sandboxes.get(sandbox_id) or self._node.pool.members.get(sandbox_id)
+        return one.record.certificate_key if one is not None else ""
 
     def _progress(self, words: str) -> None:
         assert self._node is not None
@@ -277,6 +291,8 @@ class Daemon:
         node.stopping = True
         if self._reconciler is not None:
             self._reconciler.stop()
+        node.renewal.stop()
+        await node.pool.stop()
         assert self._logs is not None
         await self._logs.stop(node.inventory.containers.values())
         await node.volumes.stop()
@@ -308,6 +324,7 @@ def times(config: Config) -> Times:
         listing=found.listing,
         drain=found.log_drain,
         sweep=found.sweep,
+        certificate=found.certificate,
         view=ViewTimes(unknown_after=found.unknown_after),
     )
 

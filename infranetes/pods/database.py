@@ -15,8 +15,8 @@ from typing import Any
 
 import attrs
 
-from infranetes.pods.records import ContainerRecord, Contents, LogPosition, SandboxRecord
-from infranetes.pods.states import ContainerState, SandboxState
+from infranetes.pods.records import ContainerRecord, Contents, LogPosition, PoolRecord, SandboxRecord
+from infranetes.pods.states import ContainerState, PoolState, SandboxState
 from infranetes_common.errors import ConfigError, FailedPrecondition, ResourceExhausted, Unavailable
 
 MIGRATIONS: tuple[str, ...] = (
@@ -42,6 +42,17 @@ MIGRATIONS: tuple[str, ...] = (
     ) STRICT, WITHOUT ROWID;
     CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
     """,
+    # 2: certificates that are replaced; the pool
+    """
+    ALTER TABLE sandboxes ADD COLUMN certificate_until INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE sandboxes ADD COLUMN certificate_key TEXT NOT NULL DEFAULT '';
+    CREATE TABLE pool (
+        id TEXT PRIMARY KEY, token TEXT NOT NULL UNIQUE, state TEXT NOT NULL, cpu_millis INTEGER NOT NULL,
+        memory_bytes INTEGER NOT NULL, created_at INTEGER NOT NULL, instance_id TEXT NOT NULL,
+        address TEXT NOT NULL, agent_host TEXT NOT NULL, agent_port INTEGER NOT NULL, message TEXT NOT NULL,
+        certificate_until INTEGER NOT NULL, certificate_key TEXT NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    """,
 )
 """Each brings the schema from its index to the next version. One that was released never changes."""
 
@@ -49,6 +60,12 @@ Write = Callable[[sqlite3.Connection], Any]
 
 _SANDBOX_COLUMNS = tuple(field.name for field in attrs.fields(SandboxRecord))
 _CONTAINER_COLUMNS = tuple(field.name for field in attrs.fields(ContainerRecord))
+_POOL_COLUMNS = tuple(field.name for field in attrs.fields(PoolRecord))
+_COLUMNS: dict[type, tuple[str, ...]] = {
+    SandboxRecord: _SANDBOX_COLUMNS,
+    ContainerRecord: _CONTAINER_COLUMNS,
+    PoolRecord: _POOL_COLUMNS,
+}
 
 
 def open_database(path: Path) -> sqlite3.Connection:
@@ -132,12 +149,14 @@ def load(connection: sqlite3.Connection) -> Contents:
     containers = connection.execute(
         f"SELECT {', '.join(_CONTAINER_COLUMNS)} FROM containers"  # noqa: S608
     )
+    pool = connection.execute(f"SELECT {', '.join(_POOL_COLUMNS)} FROM pool")  # noqa: S608
     logs = connection.execute("SELECT container_id, cursor, inode, size, done FROM logs")
     return Contents(
         sandboxes=tuple(_record(SandboxRecord, SandboxState, _SANDBOX_COLUMNS, row) for row in sandboxes),
         containers=tuple(
             _record(ContainerRecord, ContainerState, _CONTAINER_COLUMNS, row) for row in containers
         ),
+        pool=tuple(_record(PoolRecord, PoolState, _POOL_COLUMNS, row) for row in pool),
         logs={row[0]: LogPosition(row[1], row[2], row[3], bool(row[4])) for row in logs},
         settings=dict(connection.execute("SELECT name, value FROM settings").fetchall()),
     )
@@ -146,16 +165,18 @@ def load(connection: sqlite3.Connection) -> Contents:
 def _record(kind: Any, states: Any, columns: tuple[str, ...], row: tuple[Any, ...]) -> Any:
     fields = dict(zip(columns, row, strict=True))
     fields["state"] = states(fields["state"])
-    fields["claimed"] = bool(fields["claimed"])
+    if "claimed" in fields:
+        fields["claimed"] = bool(fields["claimed"])
     return kind(**fields)
 
 
-def put(table: str, record: SandboxRecord | ContainerRecord) -> Write:
+def put(table: str, record: SandboxRecord | ContainerRecord | PoolRecord) -> Write:
     """Insert the record, or replace the one with its id."""
-    columns = _SANDBOX_COLUMNS if isinstance(record, SandboxRecord) else _CONTAINER_COLUMNS
+    columns = _COLUMNS[type(record)]
     values = [getattr(record, name) for name in columns]
     values[columns.index("state")] = record.state.value
-    values[columns.index("claimed")] = int(record.claimed)
+    if not isinstance(record, PoolRecord):
+        values[columns.index("claimed")] = int(record.claimed)
     marks = ", ".join("?" * len(columns))
     updates = ", ".join(f"{name} = excluded.{name}" for name in columns if name != "id")
     # Not REPLACE, which deletes first and so would take the record's children with it.
@@ -169,6 +190,32 @@ def put(table: str, record: SandboxRecord | ContainerRecord) -> Write:
 def delete(table: str, id: str) -> Write:
     """Delete one record, and what hangs on it."""
     return lambda connection: connection.execute(f"DELETE FROM {table} WHERE id = ?", (id,)) and None  # noqa: S608
+
+
+def update_pool(record: PoolRecord) -> Write:
+    """Keep the record if there is one with its id: never bring back what was claimed or has ended."""
+    names = [name for name in _POOL_COLUMNS if name != "id"]
+    values = [record.state.value if name == "state" else getattr(record, name) for name in names]
+    sql = f"UPDATE pool SET {', '.join(f'{name} = ?' for name in names)} WHERE id = ?"  # noqa: S608
+    return lambda connection: connection.execute(sql, (*values, record.id)) and None
+
+
+def claim(record: SandboxRecord) -> Write:
+    """Make the pool's VM of that id the sandbox's.
+
+    :raise FailedPrecondition: from the write: the pool has no idle VM with that id, token and instance."""
+    insert = put("sandboxes", record)
+
+    def write(connection: sqlite3.Connection) -> None:
+        taken = connection.execute(
+            "DELETE FROM pool WHERE id = ? AND token = ? AND instance_id = ? AND state = ?",
+            (record.id, record.token, record.instance_id, PoolState.IDLE.value),
+        )
+        if taken.rowcount != 1:
+            raise FailedPrecondition(f"the pool has no idle VM {record.instance_id}: it was claimed before")
+        insert(connection)
+
+    return write
 
 
 def put_log(container_id: str, position: LogPosition) -> Write:

@@ -113,6 +113,7 @@ def connect(node: Node, sandbox: Sandbox) -> None:
     if sandbox.client is None:
         record = sandbox.record
         sandbox.client = node.connect(sandbox.id, record.agent_host, record.agent_port)
+    if sandbox.view is None:  # a VM of the pool has a client already
         sandbox.view = AgentView(
             node.clock, sandbox.client, Follower(node, sandbox), node.gate, node.times.view
         )

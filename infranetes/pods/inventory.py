@@ -75,29 +75,43 @@ class Container:
         return self._record.state is not ContainerState.CREATING
 
 
-class Sandbox:
+class HasVm:
+    """What a sandbox and a VM of the pool have in common.
+
+    :ivar instance: the provider's last word on the VM, None before the first in this process.
+    :ivar asked: the provider's launch of it in this process.
+    """
+
+    def __init__(self) -> None:
+        self.client: AgentClient | None = None
+        self.instance: Any = None
+        self.asked: Flight[Any] | None = None
+
+    def ask_for_vm(self, launch: Deferred[Any]) -> Deferred[Any]:
+        """The provider's answer. Cancelled: the provider goes on, and `asked` has its answer."""
+        self.asked = Flight(launch)
+        return self.asked.join()
+
+
+class Sandbox(HasVm):
     """One sandbox. `record` is what the store has or is about to have; assigning it drops `cache`.
 
     :ivar loads: images on their way into the VM, by image id.
-    :ivar instance: the provider's last word on the VM, None before the first in this process.
-    :ivar asked: the provider's launch of it in this process.
     :ivar ending: the end of an ABANDONED one.
     """
 
     def __init__(self, record: SandboxRecord) -> None:
+        super().__init__()
         self.config: cri.PodSandboxConfig = cri.PodSandboxConfig.FromString(record.config)
         self.containers: dict[str, Container] = {}
         self.cache: dict[str, Any] = {}
         self._record = record
-        self.client: AgentClient | None = None
         self.view: AgentView | None = None
         self.loads: dict[str, Flight[None]] = {}
         self.launching: Flight[None] | None = None
         self.stopping: Flight[None] | None = None
         self.removing: Flight[None] | None = None
         self.ending: Flight[None] | None = None
-        self.instance: Any = None
-        self.asked: Flight[Any] | None = None
         self.deserted: Any = None  # the delayed call that ends a launch which nobody waits for
         self.aborted = ""  # why its launch is ended, for people
 
@@ -113,11 +127,6 @@ class Sandbox:
     def record(self, record: SandboxRecord) -> None:
         self._record = record
         self.cache.clear()
-
-    def ask_for_vm(self, launch: Deferred[Any]) -> Deferred[Any]:
-        """The provider's answer. Cancelled: the provider goes on, and `asked` has its answer."""
-        self.asked = Flight(launch)
-        return self.asked.join()
 
     @property
     def state(self) -> SandboxState:
@@ -142,6 +151,13 @@ class Inventory:
         self._tokens[sandbox.record.token] = sandbox
         if sandbox.state is not SandboxState.ABANDONED:
             self._names[sandbox.record.name] = sandbox
+
+    def become(self, sandbox: Sandbox, record: SandboxRecord) -> None:
+        """Give a sandbox that has no containers yet another id and token."""
+        del self.sandboxes[sandbox.id]
+        del self._tokens[sandbox.record.token]
+        sandbox.record = record
+        self.add(sandbox)
 
     def release_name(self, sandbox: Sandbox) -> None:
         """Another sandbox may have the name from now on."""

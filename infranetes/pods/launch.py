@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -11,16 +12,18 @@ from twisted.logger import Logger
 from infranetes.pods.follow import connect
 from infranetes.pods.inventory import Sandbox
 from infranetes.pods.node import Node
+from infranetes.pods.renewal import remember, renew
 from infranetes.pods.states import SandboxState
 from infranetes.pods.waits import sleep, within
-from infranetes.providers.interface import Instance, InstanceSpec, Size
+from infranetes.providers.interface import Instance, InstanceSpec, InstanceState, Size
 from infranetes_common import cri
-from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, Unavailable
+from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, NotFound, Unavailable
 from infranetes_common.identity import Identity
 
 CPU_PERIOD = 100_000  # microseconds, the kernel's default
 SHARES_PER_CORE = 1024
 ENTROPY_BYTES = 64  # for the kernel of a clone, which has its template's
+LAUNCH_CERTIFICATE_SECONDS = 3600.0  # over the time of a launch: until it is replaced over the channel
 
 _log = Logger()
 
@@ -50,17 +53,30 @@ async def launch(node: Node, sandbox: Sandbox) -> None:
     clock = node.clock
     began = clock.seconds()
     deadline = began + node.times.launch
-    instance = await _running_vm(node, sandbox, deadline)
+    had_vm = bool(sandbox.record.agent_host)  # claimed from the pool, or found by an earlier daemon
+
+    def save(record: Any) -> Any:
+        return node.save(sandbox, record)
+
+    if had_vm:
+        instance = await _known_vm(node, sandbox, deadline)
+    else:
+        config = sandbox.config
+        spec = vm_spec(node, sandbox, size_of(config), config.hostname, dict(config.annotations))
+        instance = await running_vm(node, sandbox, spec, save, deadline)
     vm_seconds = clock.seconds() - began
     connect(node, sandbox)
-    await _greet(node, sandbox, deadline)
+    await greet(node, sandbox, deadline)
     assert sandbox.client is not None and sandbox.view is not None
+    if had_vm:
+        await renew(node, sandbox, save)
     await sandbox.client.configure(sandbox.config)
     sandbox.view.start()
     left = deadline - clock.seconds()
     await within(clock, left, sandbox.view.when_live(), f"the agent's stream of sandbox {sandbox.id}")
     if not sandbox.view.live:
         raise Unavailable(f"the agent of sandbox {sandbox.id} went away")
+    await node.hostports.put(sandbox)
     await node.commit(sandbox, sandbox.record.to(SandboxState.READY))
     _log.info(
         "sandbox {sandbox} is ready: vm {vm} at {address}, {seconds:.2f} s ({vm_seconds:.2f} s for the VM)",
@@ -70,57 +86,80 @@ async def launch(node: Node, sandbox: Sandbox) -> None:
         seconds=clock.seconds() - began,
         vm_seconds=vm_seconds,
     )
+    if not had_vm:
+        node.renewal.soon(sandbox)
 
 
-async def _running_vm(node: Node, sandbox: Sandbox, deadline: float) -> Instance:
-    """Ask for the VM, and wait until it runs; each answer is recorded."""
+async def _known_vm(node: Node, sandbox: Sandbox, deadline: float) -> Instance:
+    """The VM that was seen running before. :raise Unavailable: it is no more."""
+    if sandbox.instance is None or sandbox.instance.state is not InstanceState.RUNNING:
+        left = max(deadline - node.clock.seconds(), 1.0)
+        waiting = node.provider.wait_running(sandbox.record.instance_id, left)
+        try:
+            sandbox.instance = await within(node.clock, left + 5, waiting, f"the VM of sandbox {sandbox.id}")
+        except NotFound as error:
+            raise Unavailable(f"sandbox {sandbox.id}: its VM is gone: {error}") from None
+    instance: Instance = sandbox.instance
+    return instance
+
+
+async def running_vm(
+    node: Node, one: Any, spec: InstanceSpec, save: Callable[[Any], Any], deadline: float
+) -> Instance:
+    """Ask for the VM of `one` (a `HasVm` with its record), and wait until it runs; each answer is recorded.
+
+    :param save: keeps its record, changed; fires when it is on the disk."""
     # The provider is not cut short: only its answer says what there is to be destroyed.
-    instance: Instance = await sandbox.ask_for_vm(node.provider.launch(_spec(node, sandbox)))
-    sandbox.instance = instance
-    await node.save(sandbox, attrs.evolve(sandbox.record, instance_id=instance.id))
+    instance: Instance = await one.ask_for_vm(node.provider.launch(spec))
+    one.instance = instance
+    await save(attrs.evolve(one.record, instance_id=instance.id))
     left = deadline - node.clock.seconds()
     instance = await within(
         node.clock,
         left + 5,  # the provider's own deadline says more about why
         node.provider.wait_running(instance.id, max(left, 1.0)),
-        f"the VM of sandbox {sandbox.id}",
+        f"the VM of sandbox {one.id}",
     )
-    sandbox.instance = instance
+    one.instance = instance
     record = attrs.evolve(
-        sandbox.record,
+        one.record,
         address=instance.address,
         agent_host=instance.agent_host or instance.address,
         agent_port=instance.agent_port,
     )
-    await node.save(sandbox, record)
+    await save(record)
     return instance
 
 
-def _spec(node: Node, sandbox: Sandbox) -> InstanceSpec:
-    certificate, key = node.authority.issue_vm(sandbox.id, node.times.certificate)
-    config = sandbox.config
+def vm_spec(
+    node: Node, one: Any, size: Size, hostname: str = "", annotations: dict[str, str] | None = None
+) -> InstanceSpec:
+    """The VM to be made for `one`, whose record is told of the certificate that goes with it."""
+    lifetime = min(node.times.launch + LAUNCH_CERTIFICATE_SECONDS, node.times.certificate)
+    signed = node.authority.issue(one.id, lifetime)
+    one.record = remember(one.record, signed)
     identity = Identity(
-        sandbox_id=sandbox.id,
-        certificate_pem=certificate,
-        key_pem=key,
+        sandbox_id=one.id,
+        certificate_pem=signed.certificate_pem,
+        key_pem=signed.key_pem,
         ca_pem=node.authority.ca_pem,
-        hostname=config.hostname,
-        machine_id=sandbox.id,
+        hostname=hostname,
+        machine_id=one.id,
         entropy=secrets.token_hex(ENTROPY_BYTES),
         now_nanos=node.now(),
     )
     return InstanceSpec(
-        token=sandbox.record.token,
-        sandbox_id=sandbox.id,
+        token=one.record.token,
+        sandbox_id=one.id,
         cluster=node.names.cluster,
         node=node.names.node,
         identity=identity,
-        size=size_of(config),
-        annotations=dict(config.annotations),
+        size=size,
+        annotations=annotations or {},
     )
 
 
-async def _greet(node: Node, sandbox: Sandbox, deadline: float) -> None:
+async def greet(node: Node, sandbox: Any, deadline: float) -> None:
     """Wait until the agent answers, and make sure that it is the right one."""
     delay = 0.05
     assert sandbox.client is not None

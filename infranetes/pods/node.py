@@ -16,7 +16,7 @@ from infranetes.pods.states import SandboxState
 from infranetes.pods.waits import Signal, within
 from infranetes_common.errors import Unavailable, Unimplemented
 
-YEAR = 365 * 86400.0
+DAY = 86400.0
 
 
 @attrs.frozen
@@ -31,7 +31,7 @@ class Times:
     destroy: float = 120.0  # the provider's part of ending a VM
     sweep: float = 60.0  # between two passes over the provider's list
     exec_limit: float = 3600.0  # an ExecSync that names no timeout
-    certificate: float = YEAR  # how long a VM's certificate is good for
+    certificate: float = DAY  # how long a VM's certificate is good for; replaced after half of that
     view: ViewTimes = attrs.field(factory=ViewTimes)
 
 
@@ -67,6 +67,34 @@ class NoVolumes:
         """Nothing to do."""
 
 
+class NoPool:
+    """In the place of `pods.pool.Pool`, where there is none."""
+
+    drained = False
+
+    async def claim(self, sandbox: Sandbox) -> bool:
+        """There is no VM to be had."""
+        return False
+
+    def owns(self, token: str) -> bool:
+        """Nothing."""
+        return False
+
+    def idle(self) -> list[Any]:
+        """None."""
+        return []
+
+    async def check(self, by_token: Any) -> None:
+        """Nothing to do."""
+
+
+class NoRenewal:
+    """In the place of `pods.renewal.Renewal`, where certificates are never replaced."""
+
+    def soon(self, sandbox: Sandbox) -> None:
+        """Nothing to do."""
+
+
 class Node:
     """The outside world as one object.
 
@@ -74,6 +102,7 @@ class Node:
     :param authority: issues the VMs' certificates. :param connect: makes the agents' clients.
     :param logs: what keeps the containers' log files, `pods.logs.Logs`.
     :param volumes: what carries their mounts, `volumes.volumes.Volumes`; None: nothing does.
+    :ivar pool: VMs that wait for a pod, `pods.pool.Pool`. :ivar renewal: replaces certificates.
     """
 
     def __init__(
@@ -101,6 +130,8 @@ class Node:
         self.names = names
         self.times = times
         self.inventory = Inventory()
+        self.pool: Any = NoPool()
+        self.renewal: Any = NoRenewal()
         self.gate = DeferredSemaphore(parallel)  # views that connect at once
         self.ready = Signal()  # the provider has started
         self.trouble = "the daemon is starting"  # why no VM can be launched or destroyed; "": they can
@@ -133,8 +164,8 @@ class Node:
         if self.trouble:
             raise Unavailable(f"provider {self.provider.name} is not ready: {self.trouble}")
 
-    async def destroy_vm(self, sandbox: Sandbox) -> None:
-        """End the sandbox's VM, if there is one, and give back what it holds."""
+    async def destroy_vm(self, sandbox: Any) -> None:
+        """End the VM of a sandbox or of the pool, if there is one, and give back what it holds."""
         self.check_ready()
         ids = {sandbox.record.instance_id} - {""}
         if not ids:  # the provider's answer was never recorded; it knows the token

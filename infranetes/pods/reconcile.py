@@ -112,6 +112,7 @@ class Reconciler:
                 sandbox.instance = instance
                 if instance.state is InstanceState.ENDED:
                     self._sandboxes.ended(instance)
+        await node.pool.check(by_token)
 
     async def _end_strange(self, instances: list[Instance]) -> None:
         strange = {instance.id: instance for instance in instances if not self._has_record(instance)}
@@ -135,6 +136,8 @@ class Reconciler:
                 _log.error("vm {vm} is not destroyed: {error}", vm=instance_id, error=error)
 
     def _has_record(self, instance: Instance) -> bool:
+        if self._node.pool.owns(instance.token):
+            return True
         sandbox = self._node.inventory.by_token(instance.token)
         return sandbox is not None and sandbox.state in WITH_VM
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
+
 import attrs
 
-from infranetes.pods.states import ContainerState, SandboxState, follow
+from infranetes.pods.states import ContainerState, PoolState, SandboxState, follow
+
+
+def new_id() -> str:
+    """An id or token: 32 hex digits."""
+    return secrets.token_hex(16)
 
 
 @attrs.frozen
@@ -25,8 +32,33 @@ class SandboxRecord:
     agent_host: str = ""
     agent_port: int = 0
     message: str = ""  # why it is LOST, for people
+    certificate_until: int = 0  # when the VM's last certificate expires; 0: not known
+    certificate_key: str = ""  # the key that it is for, `authority.key_id`
 
     def to(self, state: SandboxState, **changes: object) -> SandboxRecord:
+        """This record in its next state. :raise IllegalTransition:"""
+        return attrs.evolve(self, state=follow(self.state, state), **changes)  # type: ignore[arg-type]
+
+
+@attrs.frozen
+class PoolRecord:
+    """One VM of the pool. Its id is that of the sandbox which it becomes: nothing is named anew then."""
+
+    id: str  # 32 hex digits
+    token: str  # the VM's idempotency key, 32 hex digits
+    state: PoolState
+    cpu_millis: int  # the size that it was made for, as `interface.Size` has it
+    memory_bytes: int
+    created_at: int
+    instance_id: str = ""  # the provider's; "" until it has answered
+    address: str = ""
+    agent_host: str = ""
+    agent_port: int = 0
+    message: str = ""  # why it is ENDING, for people
+    certificate_until: int = 0  # as a sandbox's
+    certificate_key: str = ""
+
+    def to(self, state: PoolState, **changes: object) -> PoolRecord:
         """This record in its next state. :raise IllegalTransition:"""
         return attrs.evolve(self, state=follow(self.state, state), **changes)  # type: ignore[arg-type]
 
@@ -70,5 +102,6 @@ class Contents:
 
     sandboxes: tuple[SandboxRecord, ...] = ()
     containers: tuple[ContainerRecord, ...] = ()
+    pool: tuple[PoolRecord, ...] = ()
     logs: dict[str, LogPosition] = attrs.field(factory=dict)  # by container id
     settings: dict[str, str] = attrs.field(factory=dict)

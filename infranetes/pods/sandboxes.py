@@ -8,7 +8,6 @@ nobody has shown to know, for `Times.desertion` is ended.
 
 from __future__ import annotations
 
-import secrets
 from typing import Any
 
 import attrs
@@ -20,7 +19,7 @@ from infranetes.pods.follow import disconnect, take, vm_ended
 from infranetes.pods.inventory import Container, Sandbox, sandbox_name
 from infranetes.pods.launch import launch
 from infranetes.pods.node import Node
-from infranetes.pods.records import SandboxRecord
+from infranetes.pods.records import SandboxRecord, new_id
 from infranetes.pods.states import ContainerState, SandboxState
 from infranetes.pods.waits import Flight, go, settle, uncut, within
 from infranetes.providers.interface import Instance, InstanceState
@@ -40,11 +39,6 @@ AGENT_SECONDS = 5.0  # for an agent that was lost just now, or not asked yet, be
 _log = Logger()
 
 
-def new_id() -> str:
-    """An id or token: 32 hex digits."""
-    return secrets.token_hex(16)
-
-
 class Sandboxes:
     """The five sandbox calls, without their wire."""
 
@@ -61,6 +55,7 @@ class Sandboxes:
         sandbox = self._node.inventory.named(name)
         if sandbox is None:
             self._node.check_ready()
+            self._node.hostports.check(config, self._node.inventory)
             sandbox = self._begin(name, blob, runtime_handler)
         else:
             self._check_same(sandbox, blob, runtime_handler)
@@ -185,13 +180,23 @@ class Sandboxes:
             )
 
     async def _record_and_launch(self, sandbox: Sandbox) -> None:
+        recording = Flight(go(self._record(sandbox)))
         try:
-            await self._node.store.put_sandbox(sandbox.record)
-        except BaseException:
-            if not self._node.stopping:
+            await recording.join()
+        except BaseException as error:
+            if self._node.stopping:
+                raise
+            if not isinstance(error, CancelledError) or any(await settle([recording.join()])):
                 self._node.inventory.discard(sandbox)
-            raise
+                raise
+            await self._abandon(sandbox)  # there is a record by now, and perhaps a VM from the pool
+            raise Unavailable(f"sandbox {sandbox.id}: {sandbox.aborted or 'the launch was ended'}") from None
         await self._launch(sandbox)
+
+    async def _record(self, sandbox: Sandbox) -> None:
+        """Have a VM from the pool, with its id; else one will be launched for the id that there is."""
+        if not await self._node.pool.claim(sandbox):
+            await self._node.store.put_sandbox(sandbox.record)
 
     async def _launch(self, sandbox: Sandbox) -> None:
         try:

@@ -15,6 +15,15 @@
     EXITED      its process has ended, or its VM has        EXITED                REMOVING
     REMOVING    the agent is asked to forget it             EXITED                (deleted)
 
+    Pool        what is true                                                      goes to
+    BOOTING     recorded; a VM is asked for, or is to be                          IDLE ENDING
+    IDLE        its VM runs, its agent answered once; it is nobody's              ENDING (a sandbox)
+    ENDING      drained, of no size that is wanted, or found dead                 (deleted)
+
+A pool's VM is claimed by one write that deletes its record and makes a LAUNCHING sandbox's with the same
+id, token and VM: there is no moment in which a restart finds it in both or in neither, and none in which
+its tags have to change. A write that finds no IDLE record of that id fails, so it is claimed once.
+
 A container that its agent does not know, or whose VM is gone, needs nobody to forget it: its record is
 deleted from any state. So is a sandbox's once it has no VM, with the records of its containers. A launch
 that fails leaves LAUNCHING for ABANDONED, which ends when its VM is destroyed: also a failed launch has
@@ -52,6 +61,14 @@ class ContainerState(enum.Enum):
     REMOVING = "removing"
 
 
+class PoolState(enum.Enum):
+    """Where a VM of the pool is; see the table above."""
+
+    BOOTING = "booting"
+    IDLE = "idle"
+    ENDING = "ending"
+
+
 SANDBOX_TRANSITIONS: dict[SandboxState, frozenset[SandboxState]] = {
     SandboxState.LAUNCHING: frozenset({SandboxState.READY, SandboxState.ABANDONED}),
     SandboxState.ABANDONED: frozenset(),
@@ -71,6 +88,12 @@ CONTAINER_TRANSITIONS: dict[ContainerState, frozenset[ContainerState]] = {
     ContainerState.REMOVING: frozenset(),
 }
 
+POOL_TRANSITIONS: dict[PoolState, frozenset[PoolState]] = {
+    PoolState.BOOTING: frozenset({PoolState.IDLE, PoolState.ENDING}),
+    PoolState.IDLE: frozenset({PoolState.ENDING}),
+    PoolState.ENDING: frozenset(),
+}
+
 SHOWN_SANDBOXES = frozenset(SandboxState) - {SandboxState.LAUNCHING, SandboxState.ABANDONED}
 """States in which the CRI shows a sandbox at all. kubelet has to find nothing where a launch is still
 going on: it then asks for the same attempt again, which joins that launch."""
@@ -78,13 +101,15 @@ going on: it then asks for the same attempt again, which joins that launch."""
 WITH_VM = frozenset(SandboxState) - {SandboxState.STOPPED}
 """States in which there may be a VM."""
 
-_State = TypeVar("_State", SandboxState, ContainerState)
+_State = TypeVar("_State", SandboxState, ContainerState, PoolState)
 
 
 def may_follow(before: _State, after: _State) -> bool:
     """Whether `after` can come next. A state never follows itself."""
     if isinstance(before, SandboxState):
         return after in SANDBOX_TRANSITIONS[before]
+    if isinstance(before, PoolState):
+        return after in POOL_TRANSITIONS[before]
     return after in CONTAINER_TRANSITIONS[before]
 
 

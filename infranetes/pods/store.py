@@ -15,7 +15,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.python.failure import Failure
 
 from infranetes.pods import database
-from infranetes.pods.records import ContainerRecord, Contents, LogPosition, SandboxRecord
+from infranetes.pods.records import ContainerRecord, Contents, LogPosition, PoolRecord, SandboxRecord
 from infranetes_common.errors import Unavailable
 
 FILE = "store/infranetes.sqlite"
@@ -57,6 +57,24 @@ class Store:
     def delete_sandbox(self, sandbox_id: str) -> Deferred[None]:
         """Forget the sandbox and its containers. Unknown: nothing to do."""
         return self._write(database.delete("sandboxes", sandbox_id))
+
+    def put_pool(self, record: PoolRecord) -> Deferred[None]:
+        """Keep the record of a new VM of the pool."""
+        return self._write(database.put("pool", record))
+
+    def update_pool(self, record: PoolRecord) -> Deferred[None]:
+        """Keep the record in place of the one with its id. Claimed or deleted meanwhile: nothing to do."""
+        return self._write(database.update_pool(record))
+
+    def delete_pool(self, id: str) -> Deferred[None]:
+        """Forget a VM of the pool. Unknown: nothing to do."""
+        return self._write(database.delete("pool", id))
+
+    def claim(self, record: SandboxRecord) -> Deferred[None]:
+        """Make an idle VM of the pool a sandbox's, both in one commit.
+
+        :raise FailedPrecondition: there is no such VM; it was claimed before."""
+        return self._write(database.claim(record))
 
     def put_container(self, record: ContainerRecord) -> Deferred[None]:
         """Keep the record in place of any with its id."""

@@ -108,6 +108,10 @@ class DaemonCase(TestCase):
         self.channel: Channel | None = None
         self.addCleanup(lambda: Deferred.fromCoroutine(self.end_everything()))
 
+    def written(self) -> str:
+        """The configuration as a file has it."""
+        return toml(self.config)
+
     # ---- the process
 
     def spawn(
@@ -115,7 +119,7 @@ class DaemonCase(TestCase):
     ) -> subprocess.Popen[bytes]:
         """Start a daemon and wait for nothing. `background`: the pid file of one that detaches itself."""
         path = self.root / "infranetes.toml"
-        path.write_text(toml(self.config))
+        path.write_text(self.written())
         command = list(_TWISTD)
         if crash is not None:
             journal = str(self.root / "journal")

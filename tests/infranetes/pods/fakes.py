@@ -11,11 +11,15 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 
 from infranetes.agent.view import ViewTimes
+from infranetes.authority import Signed
 from infranetes.pods import database
 from infranetes.pods.containers import Containers
 from infranetes.pods.node import Node, NodeNames, Times
+from infranetes.pods.pool import Pool
+from infranetes.pods.poolconfig import PoolConfig
 from infranetes.pods.reconcile import Reconciler
-from infranetes.pods.records import ContainerRecord, Contents, LogPosition, SandboxRecord
+from infranetes.pods.records import ContainerRecord, Contents, LogPosition, PoolRecord, SandboxRecord
+from infranetes.pods.renewal import Renewal
 from infranetes.pods.sandboxes import Sandboxes
 from infranetes.pods.waits import go
 from infranetes.providers.interface import Instance, InstanceSpec, InstanceState
@@ -46,6 +50,18 @@ class InlineStore:
 
     def delete_sandbox(self, sandbox_id: str) -> Deferred[None]:
         return self._write(database.delete("sandboxes", sandbox_id))
+
+    def put_pool(self, record: PoolRecord) -> Deferred[None]:
+        return self._write(database.put("pool", record))
+
+    def update_pool(self, record: PoolRecord) -> Deferred[None]:
+        return self._write(database.update_pool(record))
+
+    def delete_pool(self, id: str) -> Deferred[None]:
+        return self._write(database.delete("pool", id))
+
+    def claim(self, record: SandboxRecord) -> Deferred[None]:
+        return self._write(database.claim(record))
 
     def put_container(self, record: ContainerRecord) -> Deferred[None]:
         return self._write(database.put("containers", record))
@@ -206,6 +222,7 @@ class FakeAgent:
         self.calls: list[tuple[str, str]] = []
         self.streams: list[FakeStream] = []
         self.configured: list[Any] = []
+        self.certificates: list[str] = []
         self.away = False
         self.silent = False
         self.holding: Deferred[None] | None = None
@@ -219,6 +236,14 @@ class FakeAgent:
     async def info(self, within: float = 30.0) -> Any:
         self._reach()
         return vmserver.InfoResponse(sandbox_id=self.sandbox_id)
+
+    async def new_key(self, within: float = 30.0) -> bytes:
+        self._reach()
+        return self.sandbox_id.encode()
+
+    async def rekey(self, certificate: str, within: float = 30.0) -> None:
+        self._reach()
+        self.certificates.append(certificate)
 
     async def configure(self, config: Any, within: float = 30.0) -> None:
         self._reach()
@@ -359,18 +384,29 @@ class FakeLogs:
 
 
 class FakeAuthority:
-    """Signs nothing."""
+    """Signs nothing; its certificates have numbers."""
 
     ca_pem = "CA"
 
-    def issue_vm(self, sandbox_id: str, lifetime_seconds: float) -> tuple[str, str]:
-        return f"certificate of {sandbox_id}", "key"
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._count = 0
+
+    def issue(self, sandbox_id: str, lifetime_seconds: float) -> Signed:
+        self._count += 1
+        until = self._clock.seconds() + lifetime_seconds
+        return Signed(f"certificate {self._count} of {sandbox_id}", "key", f"key {self._count}", until)
+
+    def sign(self, sandbox_id: str, request: bytes, lifetime_seconds: float) -> Signed:
+        assert request == sandbox_id.encode()
+        return attrs.evolve(self.issue(sandbox_id, lifetime_seconds), key_pem="")
 
 
 class World:
     """One node with its surroundings; `restart` makes the next daemon over the same ones."""
 
-    def __init__(self, **times: Any) -> None:
+    def __init__(self, pool: PoolConfig | None = None, **times: Any) -> None:
+        self.pool_config = pool or PoolConfig()
         self.clock = Clock()
         self.clock.advance(1000.0)
         self.store = InlineStore()
@@ -387,24 +423,34 @@ class World:
             self.store,
             self.provider,
             FakeImages(),
-            FakeAuthority(),
+            FakeAuthority(self.clock),
             lambda sandbox_id, host, port: self.agents[sandbox_id],  # type: ignore[arg-type,return-value]
             self.logs,
             NodeNames("c", "n"),
             self.times,
         )
+        self.node.pool = Pool(self.node, self.pool_config)
+        self.node.renewal = Renewal(self.node)
         self.sandboxes = Sandboxes(self.node)
         self.containers = Containers(self.node, self.sandboxes)
         self.reconciler = Reconciler(self.node, self.sandboxes, self.containers)
-        loaded = go(self.reconciler.load(self.store.contents(), _at_once))
+        contents = self.store.contents()
+        self.node.pool.load(contents.pool, contents.settings)
+        loaded = go(self.reconciler.load(contents, _at_once))
         assert loaded.called
         loaded.addErrback(lambda failure: failure.raiseException())
+        self.node.renewal.start()
+
+    def _ended(self, instance: Instance) -> None:
+        self.sandboxes.ended(instance)
+        self.node.pool.ended(instance)
 
     def provider_ready(self) -> None:
         """The provider has started."""
-        self.provider.ended = self.sandboxes.ended
+        self.provider.ended = self._ended
         self.node.trouble = ""
         self.node.ready.fire()
+        self.node.pool.provider_ready()
         self.reconciler.provider_ready()
 
     def kill(self) -> None:
@@ -412,6 +458,7 @@ class World:
         self.node.stopping = True
         self.node.store = Gone()
         self.reconciler.stop()
+        self.node.renewal.stop()
         for sandbox in self.node.inventory:
             if sandbox.view is not None:
                 sandbox.view.stop()

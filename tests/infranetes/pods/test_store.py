@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import stat
@@ -14,10 +15,12 @@ from twisted.internet.defer import gatherResults
 from twisted.trial import unittest
 
 from infranetes.pods import database
-from infranetes.pods.records import ContainerRecord, Contents, LogPosition, SandboxRecord
-from infranetes.pods.states import ContainerState, SandboxState
+from infranetes.pods.records import ContainerRecord, Contents, LogPosition, PoolRecord, SandboxRecord
+from infranetes.pods.states import ContainerState, PoolState, SandboxState
 from infranetes.pods.store import FILE, Store
 from infranetes_common.errors import ConfigError, FailedPrecondition, ResourceExhausted, Unavailable
+
+_MIGRATIONS = database.MIGRATIONS
 
 
 def sandbox(number: int = 1, **changes: Any) -> SandboxRecord:
@@ -29,6 +32,20 @@ def sandbox(number: int = 1, **changes: Any) -> SandboxRecord:
         config=b"\x00config",
         runtime_handler="",
         created_at=1_700_000_000_123_456_789,
+    )
+    return attrs.evolve(record, **changes)
+
+
+def pooled(number: int = 1, **changes: Any) -> PoolRecord:
+    record = PoolRecord(
+        id=f"{number + 7000:032x}",
+        token=f"{number + 8000:032x}",
+        state=PoolState.BOOTING,
+        cpu_millis=500,
+        memory_bytes=2**30,
+        created_at=3,
+        instance_id=f"vm{number}",
+        address="10.0.0.9",
     )
     return attrs.evolve(record, **changes)
 
@@ -212,8 +229,49 @@ class StoreTests(unittest.TestCase):
         self.patch(database, "MIGRATIONS", more)
         self.assertEqual((await self.reopened()).sandboxes, (sandbox(),))
         with sqlite3.connect(self.directory / FILE) as connection:
-            self.assertEqual(connection.execute("PRAGMA user_version").fetchone(), (2,))
+            self.assertEqual(connection.execute("PRAGMA user_version").fetchone(), (len(more),))
         connection.close()
+
+    async def test_a_vm_of_the_pool_is_claimed_once_and_never_brought_back(self) -> None:
+        await self.store.open()
+        idle = pooled(state=PoolState.IDLE)
+        await self.store.put_pool(idle)
+        claimed = sandbox(id=idle.id, token=idle.token, instance_id=idle.instance_id)
+        await self.store.claim(claimed)
+        await self.store.update_pool(attrs.evolve(idle, certificate_until=5))
+        other = attrs.evolve(claimed, name="ns/other/u/0")
+        await self.assertFailure(self.store.claim(other), FailedPrecondition)
+        contents = await self.reopened()
+        self.assertEqual((contents.sandboxes, contents.pool), ((claimed,), ()))
+
+    async def test_only_an_idle_vm_of_the_pool_is_claimed(self) -> None:
+        await self.store.open()
+        for number, state in enumerate((PoolState.BOOTING, PoolState.ENDING), start=1):
+            record = pooled(number, state=state)
+            await self.store.put_pool(record)
+            claimed = sandbox(number, id=record.id, token=record.token, instance_id=record.instance_id)
+            await self.assertFailure(self.store.claim(claimed), FailedPrecondition)
+        contents = await self.reopened()
+        self.assertEqual((contents.sandboxes, len(contents.pool)), ((), 2))
+
+    async def test_a_claim_whose_name_is_taken_leaves_the_vm_in_the_pool(self) -> None:
+        await self.store.open()
+        idle = pooled(state=PoolState.IDLE)
+        await self.store.put_pool(idle)
+        await self.store.put_sandbox(sandbox(7, name="ns/web/u/0"))
+        claimed = sandbox(id=idle.id, token=idle.token, instance_id=idle.instance_id, name="ns/web/u/0")
+        await self.assertFailure(self.store.claim(claimed), sqlite3.IntegrityError)
+        self.assertEqual((await self.reopened()).pool, (idle,))
+
+    async def test_a_file_of_the_first_release_is_brought_along(self) -> None:
+        self.patch(database, "MIGRATIONS", database.MIGRATIONS[:1])
+        with contextlib.closing(database.open_database(self.directory / FILE)) as connection:
+            row = ("a", "b", "ready", "n", b"", "", 1, 1, 0, "vm", "10.0.0.1", "h", 7, "")
+            marks = ", ".join("?" * len(row))
+            connection.execute(f"INSERT INTO sandboxes VALUES ({marks})", row)  # noqa: S608
+        self.patch(database, "MIGRATIONS", _MIGRATIONS)
+        (found,) = (await self.reopened()).sandboxes
+        self.assertEqual((found.id, found.agent_port, found.certificate_until), ("a", 7, 0))
 
     async def test_a_killed_writer_leaves_whole_records(self) -> None:
         """What is answered survives SIGKILL; what is not may be there or not, never in part."""
