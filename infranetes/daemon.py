@@ -23,6 +23,8 @@ from infranetes.cri.images import ImageService
 from infranetes.cri.instrument import Instrumented
 from infranetes.cri.runtime import RuntimeService
 from infranetes.cri.status import POD_CIDR
+from infranetes.hostports.hostports import HostPorts, table_name
+from infranetes.hostports.table import Table
 from infranetes.images import ImageStore
 from infranetes.pods.containers import Containers
 from infranetes.pods.inventory import Sandbox
@@ -133,6 +135,7 @@ class Daemon:
         )
         node.pool = Pool(node, config.pool)
         node.renewal = Renewal(node)
+        node.hostports = HostPorts(Table(self._reactor, table_name(config.state_dir)))
         sandboxes = Sandboxes(node)
         containers = Containers(node, sandboxes)
         self._reconciler = Reconciler(node, sandboxes, containers)
@@ -141,6 +144,7 @@ class Daemon:
         await self._reconciler.load(contents, lambda: sleep(self._reactor, 0))
         node.renewal.start()
         await node.volumes.settle(node.inventory)
+        await node.hostports.restore(node.inventory)
         await self._listen(node, sandboxes, containers)
         subnet = contents.settings.get(POD_CIDR, "")
         self._provider_starting = go(self._start_provider(node, sandboxes, subnet))

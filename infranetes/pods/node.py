@@ -10,6 +10,7 @@ from twisted.logger import Logger
 
 from infranetes.agent.client import Connect
 from infranetes.agent.view import ViewTimes
+from infranetes.hostports.hostports import NoHostPorts
 from infranetes.pods.inventory import Container, Inventory, Sandbox
 from infranetes.pods.records import ContainerRecord, SandboxRecord
 from infranetes.pods.states import SandboxState
@@ -132,6 +133,7 @@ class Node:
         self.inventory = Inventory()
         self.pool: Any = NoPool()
         self.renewal: Any = NoRenewal()
+        self.hostports: Any = NoHostPorts()
         self.gate = DeferredSemaphore(parallel)  # views that connect at once
         self.ready = Signal()  # the provider has started
         self.trouble = "the daemon is starting"  # why no VM can be launched or destroyed; "": they can
@@ -167,6 +169,7 @@ class Node:
     async def destroy_vm(self, sandbox: Any) -> None:
         """End the VM of a sandbox or of the pool, if there is one, and give back what it holds."""
         self.check_ready()
+        await self.hostports.take(sandbox.id)  # its address may be another one's next
         ids = {sandbox.record.instance_id} - {""}
         if not ids:  # the provider's answer was never recorded; it knows the token
             instances = await within(

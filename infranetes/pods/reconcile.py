@@ -97,6 +97,7 @@ class Reconciler:
     async def once(self) -> None:
         """One pass. What is strange in two passes that follow each other is dealt with in the second."""
         node = self._node
+        await node.hostports.sweep()
         instances = await within(node.clock, LIST_SECONDS, node.provider.list(), "listing the provider's VMs")
         await self._end_strange(instances)
         by_token = {instance.token: instance for instance in instances}

@@ -9,6 +9,7 @@ from typing import Any
 from infranetes.pods.store import FILE
 from infranetes_common import cri
 from tests.infranetes.daemon.case import DaemonCase
+from tests.infranetes.daemon.hostports import drop_table, free_port, host_port, in_kernel
 from txgrpc import Code, GrpcError
 
 Step = Callable[[], Awaitable[Any]]
@@ -22,7 +23,9 @@ class CrashTests(DaemonCase):
     def setUp(self) -> None:
         super().setUp()
         self.sandbox = self.container = ""
+        self.port = free_port()
         self.crashes = 0
+        self.addCleanup(drop_table, self.root)
 
     async def test_before_any_write(self) -> None:
         await self.at_each_write("before")
@@ -49,7 +52,11 @@ class CrashTests(DaemonCase):
 
         async def run() -> None:
             found = [each.id for each in await self.sandboxes(label_selector={"name": name})]
-            self.sandbox = found[0] if found else await self.run_pod(name, labels={"name": name})
+            self.sandbox = (
+                found[0]
+                if found
+                else await self.run_pod(name, labels={"name": name}, port_mappings=[host_port(self.port)])
+            )
 
         async def create() -> None:
             found = [each.id for each in await self.containers(pod_sandbox_id=self.sandbox)]
@@ -78,6 +85,7 @@ class CrashTests(DaemonCase):
         async def stop_pod() -> None:
             await self.stop_pod(self.sandbox)
             self.assertEqual(await self.vms(), [])
+            self.assertEqual(in_kernel(self.root), "")
 
         async def remove_pod() -> None:
             await self.remove_pod(self.sandbox)
@@ -107,6 +115,7 @@ class CrashTests(DaemonCase):
 
     async def nothing_is_left(self) -> None:
         self.assertEqual(await self.vms(), [])
+        self.assertEqual(in_kernel(self.root), "")
         with sqlite3.connect(self.root / "state" / FILE) as store:
             for table in ("sandboxes", "containers", "logs"):
                 rows = store.execute(f"SELECT * FROM {table}").fetchall()  # noqa: S608

@@ -1,0 +1,34 @@
+"""Host ports of a daemon's pods, as the kernel has them."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from infranetes.hostports.hostports import table_name
+from infranetes_common import cri
+
+
+def in_kernel(root: Path) -> str:
+    """The table of the daemon whose `state` is in `root`; "": there is none."""
+    command = ["nft", "list", "table", "ip", table_name(root / "state")]
+    return subprocess.run(command, capture_output=True, text=True).stdout
+
+
+def drop_table(root: Path) -> None:
+    """Take it away, as somebody else would."""
+    command = ["nft", "delete", "table", "ip", table_name(root / "state")]
+    subprocess.run(command, capture_output=True)
+
+
+def free_port() -> int:
+    """A port that nobody uses now."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def host_port(port: int, **fields: Any) -> Any:
+    """A mapping of it."""
+    return cri.PortMapping(host_port=port, container_port=80, **fields)
