@@ -10,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import UNIXServerEndpoint
 from twisted.internet.error import CannotListenError
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from infranetes.agent.client import connector
 from infranetes.agent.view import ViewTimes
@@ -37,13 +38,13 @@ from infranetes.pods.sandboxes import Sandboxes
 from infranetes.pods.states import SHOWN_SANDBOXES
 from infranetes.pods.store import Store
 from infranetes.pods.streams import Streams
-from infranetes.pods.waits import go, sleep
+from infranetes.pods.waits import go, settle, sleep
 from infranetes.providers import registry
 from infranetes.providers.interface import Instance, ProviderContext
 from infranetes.streaming.server import StreamingServer
 from infranetes.volumes.volumes import Volumes
 from infranetes_common import cri, errors
-from infranetes_common.errors import ConfigError, FailedPrecondition, InfranetesError, Unavailable
+from infranetes_common.errors import ConfigError, FailedPrecondition, Unavailable
 from txgrpc import Server, Service
 
 SOCKET_MODE = 0o660
@@ -86,6 +87,7 @@ class Daemon:
         self._logs: Logs | None = None
         self._reconciler: Reconciler | None = None
         self._server: Server | None = None
+        self._runtime: RuntimeService | None = None
         self._streaming: StreamingServer | None = None
         self._port: Any = None
         self._provider_starting: Deferred[None] | None = None
@@ -159,7 +161,7 @@ class Daemon:
     async def _listen(self, node: Node, sandboxes: Sandboxes, containers: Containers) -> None:
         config = self._config
         streaming = await self._serve_streams(Streams(sandboxes, containers))
-        runtime = RuntimeService(
+        self._runtime = runtime = RuntimeService(
             node, sandboxes, containers, config.runtime_handlers, config.cgroup_driver, streaming.url
         )
         self._server = Server(
@@ -268,6 +270,8 @@ class Daemon:
         self._notify("STOPPING=1")
         if self._port is not None:
             await self._port.stopListening()
+        if self._runtime is not None:
+            self._runtime.end_events()
         if self._server is not None:
             await self._server.drain(self._config.times.shutdown)
         if self._streaming is not None:
@@ -300,6 +304,7 @@ class Daemon:
         assert self._logs is not None
         await self._logs.stop(node.inventory.containers.values())
         await node.volumes.stop()
+        closing: list[Deferred[None]] = []
         for sandbox in node.inventory:
             for flight in (sandbox.launching, sandbox.stopping, sandbox.removing, sandbox.ending):
                 if flight is not None and not flight.done:
@@ -313,10 +318,10 @@ class Daemon:
             if sandbox.view is not None:
                 sandbox.view.stop()
             if sandbox.client is not None:
-                try:
-                    await sandbox.client.close()
-                except (InfranetesError, CancelledError) as error:
-                    _log.debug("an agent's connection failed to close: {error}", error=error)
+                closing.append(go(sandbox.client.close()))
+        for result in await settle(closing):  # one that is silent takes seconds, so all at once
+            if isinstance(result, Failure):
+                _log.debug("an agent's connection failed to close: {error}", error=result.value)
 
 
 def times(config: Config) -> Times:

@@ -90,6 +90,13 @@ class AgentClient(VolumeClient):
         request = vmserver.UpdateContainerRequest(id=container_id, resources=resources)
         return await self._state(self._stub.UpdateContainer(request, timeout=CALL_SECONDS))
 
+    async def stats(self, within: float = CALL_SECONDS) -> vmserver.StatsResponse:
+        """What the machine and its containers use. :param within: seconds."""
+        answer: vmserver.StatsResponse = await self._call(
+            self._stub.Stats(vmserver.StatsRequest(), timeout=within)
+        )
+        return answer
+
     async def exec_sync(
         self, container_id: str, command: Sequence[str], seconds: int, limit: float, max_output: int
     ) -> vmserver.ExecSyncResponse:

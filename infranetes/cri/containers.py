@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 from infranetes.cri import translate, validate
+from infranetes.cri.pieces import pieces
 from infranetes.cri.sandboxes import resolved
 from infranetes.pods import listing
 from infranetes.pods.containers import Containers
+from infranetes.pods.inventory import Container
 from infranetes.pods.node import Node
 from infranetes.pods.waits import go, uncut
 from infranetes_common import cri
@@ -53,9 +56,15 @@ class ContainerCalls:
         return cri.RemoveContainerResponse()
 
     async def ListContainers(self, request: cri.ListContainersRequest, call: Any) -> bytes:
+        return b"".join(translate.container_items(await self._selected_containers(request.filter)))
+
+    async def StreamContainers(self, request: cri.StreamContainersRequest, call: Any) -> AsyncIterator[bytes]:
+        for piece in pieces(translate.container_items(await self._selected_containers(request.filter))):
+            yield piece
+
+    async def _selected_containers(self, wanted: cri.ContainerFilter) -> list[Container]:
         await listing.refresh(self._node, self._node.inventory.sandboxes.values())
         found = listing.containers(self._node)
-        wanted = request.filter
         if wanted.id:
             only = resolved(self._node.inventory.container, wanted.id)
             found = [one for one in found if one is only]
@@ -67,7 +76,7 @@ class ContainerCalls:
         if wanted.label_selector:
             selector = dict(wanted.label_selector)
             found = [one for one in found if validate.labels_match(one.config.labels, selector)]
-        return translate.container_list(found)
+        return found
 
     async def ContainerStatus(
         self, request: cri.ContainerStatusRequest, call: Any

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import attrs
 
+from infranetes.cri.pieces import pieces
+from infranetes.cri.translate import framed
 from infranetes.images import Image, ImageStore, credentials
 from infranetes.images.reference import parse
 from infranetes_common import cri
@@ -36,15 +39,20 @@ class ImageService:
 
     async def ListImages(self, request: Any, call: Any) -> Any:
         """All images, or the one that the filter names."""
-        wanted = request.filter.image.image
-        if not wanted:
-            images = self.store.list()
-        else:
-            try:
-                images = [self.store.resolve(wanted)]
-            except NotFound:
-                images = []
-        return cri.ListImagesResponse(images=[to_cri(image) for image in images])
+        return cri.ListImagesResponse(images=[to_cri(image) for image in self._selected(request.filter)])
+
+    async def StreamImages(self, request: Any, call: Any) -> AsyncIterator[bytes]:
+        """The same in pieces."""
+        for piece in pieces(framed(to_cri(image)) for image in self._selected(request.filter)):
+            yield piece
+
+    def _selected(self, wanted: Any) -> Sequence[Image]:
+        if not wanted.image.image:
+            return self.store.list()
+        try:
+            return [self.store.resolve(wanted.image.image)]
+        except NotFound:
+            return []
 
     async def ImageStatus(self, request: Any, call: Any) -> Any:
         """Not on the node: an empty response, as the CRI has it. Verbose: `info`, JSON with imageSpec."""

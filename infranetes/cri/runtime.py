@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from infranetes.cri.containers import ContainerCalls, ExecCalls
+from infranetes.cri.events import EventCalls
 from infranetes.cri.sandboxes import SandboxCalls
+from infranetes.cri.stats import StatsCalls
 from infranetes.cri.status import StatusCalls
 from infranetes.cri.streaming import StreamingCalls, Url
 from infranetes.pods.containers import Containers
@@ -17,7 +19,9 @@ def _no_url(kind: str, request: object) -> str:
     raise FailedPrecondition("no streams are served here")
 
 
-class RuntimeService(StatusCalls, SandboxCalls, ContainerCalls, ExecCalls, StreamingCalls):
+class RuntimeService(
+    StatusCalls, SandboxCalls, ContainerCalls, ExecCalls, StreamingCalls, StatsCalls, EventCalls
+):
     """All the groups of calls in one.
 
     :param handlers: names of the runtime handlers beside the default one.
@@ -38,3 +42,5 @@ class RuntimeService(StatusCalls, SandboxCalls, ContainerCalls, ExecCalls, Strea
         ContainerCalls.__init__(self, node, containers)
         ExecCalls.__init__(self, containers)
         StreamingCalls.__init__(self, Streams(sandboxes, containers), url)
+        StatsCalls.__init__(self, node, sandboxes, containers)
+        EventCalls.__init__(self, node)

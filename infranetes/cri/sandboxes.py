@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 from infranetes.cri import translate, validate
+from infranetes.cri.pieces import pieces
 from infranetes.pods import listing
 from infranetes.pods.inventory import Sandbox
 from infranetes.pods.node import Node
@@ -78,8 +80,16 @@ class SandboxCalls:
         }
 
     async def ListPodSandbox(self, request: cri.ListPodSandboxRequest, call: Any) -> bytes:
+        return b"".join(translate.sandbox_items(self._selected_sandboxes(request.filter)))
+
+    async def StreamPodSandboxes(
+        self, request: cri.StreamPodSandboxesRequest, call: Any
+    ) -> AsyncIterator[bytes]:
+        for piece in pieces(translate.sandbox_items(self._selected_sandboxes(request.filter))):
+            yield piece
+
+    def _selected_sandboxes(self, wanted: cri.PodSandboxFilter) -> list[Sandbox]:
         found = listing.sandboxes(self._node)
-        wanted = request.filter
         if wanted.id:
             only = resolved(self._node.inventory.sandbox, wanted.id)
             found = [one for one in found if one is only]
@@ -88,7 +98,7 @@ class SandboxCalls:
         if wanted.label_selector:
             selector = dict(wanted.label_selector)
             found = [one for one in found if validate.labels_match(one.config.labels, selector)]
-        return translate.sandbox_list(found)
+        return found
 
 
 def resolved(find: Any, id: str) -> Any:

@@ -15,7 +15,7 @@ from infranetes.pods.states import SandboxState
 from infranetes_common import cri
 
 _ITEM = "item"
-_TAG = b"\x0a"  # field 1, length-delimited: `items` and `containers`
+_TAG = b"\x0a"  # field 1, length-delimited
 
 
 def sandbox_state(sandbox: Sandbox) -> cri.PodSandboxState:
@@ -54,22 +54,27 @@ def container_item(container: Container) -> cri.Container:
     )
 
 
-def sandbox_list(sandboxes: Iterable[Sandbox]) -> bytes:
-    """All of them in one ListPodSandboxResponse, serialized."""
-    return b"".join([_framed(one, sandbox_item) for one in sandboxes])
+def sandbox_items(sandboxes: Iterable[Sandbox]) -> list[bytes]:
+    """Each as `framed`: joined, they are a ListPodSandboxResponse, or a StreamPodSandboxesResponse."""
+    return [_kept(one, sandbox_item) for one in sandboxes]
 
 
-def container_list(containers: Iterable[Container]) -> bytes:
-    """All of them in one ListContainersResponse, serialized."""
-    return b"".join([_framed(one, container_item) for one in containers])
+def container_items(containers: Iterable[Container]) -> list[bytes]:
+    """Each as `framed`: joined, they are a ListContainersResponse, or a StreamContainersResponse."""
+    return [_kept(one, container_item) for one in containers]
 
 
-def _framed(thing: Any, make: Any) -> bytes:
-    framed: bytes | None = thing.cache.get(_ITEM)
-    if framed is None:
-        body = make(thing).SerializeToString()
-        framed = thing.cache[_ITEM] = _TAG + _varint(len(body)) + body
-    return framed
+def _kept(thing: Any, make: Any) -> bytes:
+    kept: bytes | None = thing.cache.get(_ITEM)
+    if kept is None:
+        kept = thing.cache[_ITEM] = framed(make(thing))
+    return kept
+
+
+def framed(message: Any) -> bytes:
+    """A message as one of the items in field 1 of another, which all lists of the CRI are."""
+    body: bytes = message.SerializeToString()
+    return _TAG + _varint(len(body)) + body
 
 
 def _varint(number: int) -> bytes:

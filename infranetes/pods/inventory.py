@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from twisted.internet.defer import Deferred
 
+from infranetes.pods.events import Events
 from infranetes.pods.records import ContainerRecord, LogPosition, SandboxRecord
 from infranetes.pods.states import ContainerState, SandboxState
 from infranetes.pods.waits import Flight
@@ -33,6 +34,7 @@ def container_name(metadata: cri.ContainerMetadata) -> str:
 class Container:
     """One container. `record` is what the store has or is about to have; assigning it drops `cache`.
 
+    :ivar told: told of each change of its state.
     :ivar seen: the agent's last vmserver.ContainerState of it, None before the first.
     :ivar cache: what the CRI's side has made of the record, by its own keys.
     :ivar making: its creation is under way in this process, and settles its record.
@@ -48,6 +50,7 @@ class Container:
         self.seen: Any = None
         self.log_position = log
         self.pump: Any = None
+        self.told: Callable[[Container, ContainerState, ContainerState], None] = _nobody
         self.making = False
         self.creating: Flight[None] | None = None
         self.removing: Flight[None] | None = None
@@ -62,8 +65,10 @@ class Container:
 
     @record.setter
     def record(self, record: ContainerRecord) -> None:
-        self._record = record
+        before, self._record = self._record, record
         self.cache.clear()
+        if record.state is not before.state:
+            self.told(self, before.state, record.state)
 
     @property
     def state(self) -> ContainerState:
@@ -96,6 +101,7 @@ class HasVm:
 class Sandbox(HasVm):
     """One sandbox. `record` is what the store has or is about to have; assigning it drops `cache`.
 
+    :ivar told: told of each change of its state.
     :ivar loads: images on their way into the VM, by image id.
     :ivar ending: the end of an ABANDONED one.
     """
@@ -114,6 +120,7 @@ class Sandbox(HasVm):
         self.ending: Flight[None] | None = None
         self.deserted: Any = None  # the delayed call that ends a launch which nobody waits for
         self.aborted = ""  # why its launch is ended, for people
+        self.told: Callable[[Sandbox, SandboxState, SandboxState], None] = _nobody
 
     @property
     def id(self) -> str:
@@ -125,21 +132,31 @@ class Sandbox(HasVm):
 
     @record.setter
     def record(self, record: SandboxRecord) -> None:
-        self._record = record
+        before, self._record = self._record, record
         self.cache.clear()
+        if record.state is not before.state:
+            self.told(self, before.state, record.state)
 
     @property
     def state(self) -> SandboxState:
         return self._record.state
 
 
+def _nobody(*change: object) -> None:
+    """Before the inventory has it, nobody is told."""
+
+
 _Thing = TypeVar("_Thing", Sandbox, Container)
 
 
 class Inventory:
-    """All of them. Names are reserved from the moment a thing is added until it is removed."""
+    """All of them. Names are reserved from the moment a thing is added until it is removed.
+
+    :ivar events: tells what becomes of them.
+    """
 
     def __init__(self) -> None:
+        self.events = Events()
         self.sandboxes: dict[str, Sandbox] = {}
         self.containers: dict[str, Container] = {}
         self._names: dict[str, Sandbox] = {}
@@ -147,6 +164,7 @@ class Inventory:
 
     def add(self, sandbox: Sandbox) -> None:
         """Take in a sandbox that has no containers yet."""
+        sandbox.told = self.events.sandbox_changed
         self.sandboxes[sandbox.id] = sandbox
         self._tokens[sandbox.record.token] = sandbox
         if sandbox.state is not SandboxState.ABANDONED:
@@ -169,18 +187,23 @@ class Inventory:
         for container in list(sandbox.containers.values()):
             self.discard_container(container)
         self.release_name(sandbox)
-        self.sandboxes.pop(sandbox.id, None)
+        known = self.sandboxes.pop(sandbox.id, None)
         self._tokens.pop(sandbox.record.token, None)
+        if known is not None:
+            self.events.sandbox_gone(sandbox)
 
     def add_container(self, container: Container) -> None:
         """Take in a container of a sandbox that is here."""
+        container.told = self.events.container_changed
         self.containers[container.id] = container
         container.sandbox.containers[container.id] = container
 
     def discard_container(self, container: Container) -> None:
         """Forget a container."""
-        self.containers.pop(container.id, None)
+        known = self.containers.pop(container.id, None)
         container.sandbox.containers.pop(container.id, None)
+        if known is not None:
+            self.events.container_gone(container)
 
     def named(self, name: str) -> Sandbox | None:
         """The sandbox that has this name."""

@@ -34,13 +34,13 @@ class TranslateTests(Base):
             for name in ("one", "two"):
                 self.container(sandbox, box(name, labels={"l": name * 100}))
         inventory = self.world.node.inventory
-        sandboxes = cri.ListPodSandboxResponse.FromString(translate.sandbox_list(inventory))
+        sandboxes = cri.ListPodSandboxResponse.FromString(b"".join(translate.sandbox_items(inventory)))
         self.assertEqual(list(sandboxes.items), [translate.sandbox_item(one) for one in inventory])
         things = list(inventory.containers.values())
         for _ in range(2):  # from nothing, and from what was kept
-            containers = cri.ListContainersResponse.FromString(translate.container_list(things))
+            containers = cri.ListContainersResponse.FromString(b"".join(translate.container_items(things)))
             self.assertEqual(list(containers.containers), [translate.container_item(one) for one in things])
-        self.assertEqual(translate.container_list([]), b"")
+        self.assertEqual(translate.container_items([]), [])
 
     def test_what_was_kept_is_dropped_when_things_change(self) -> None:
         sandbox = self.run_pod()

@@ -1,0 +1,119 @@
+"""Figures from the agents, all VMs at once, none waited for longer than the others may be.
+
+a VM's agent                           its figures are
+answered less than FRESH_SECONDS ago   those
+can be reached                         asked for; it has WAIT_SECONDS, which all have together
+did not answer in that time            asked for still, but waited for by nobody until that call has ended
+can't be reached                       not had
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+from twisted.logger import Logger
+
+from infranetes.pods import listing
+from infranetes.pods.inventory import Sandbox
+from infranetes.pods.node import Node
+from infranetes.pods.states import SandboxState
+from infranetes.pods.waits import Flight, go, settle, sleep, within
+from infranetes_common.errors import DeadlineExceeded, InfranetesError
+
+FRESH_SECONDS = 0.25  # clients take two samples a second apart and want them to differ
+WAIT_SECONDS = 2.0
+CALL_SECONDS = 20.0  # then a call is given up that nobody has waited for to its end
+KEPT_SECONDS = 60.0  # how long the last figures of a VM are kept
+BEGUN_AT_ONCE = 16  # calls in one turn of the reactor
+
+_log = Logger()
+
+
+@attrs.frozen
+class Figures:
+    """An agent's answer."""
+
+    stats: Any  # vmserver.StatsResponse
+    at: float  # by the node's clock, seconds
+
+    def by_container(self) -> dict[str, Any]:
+        """Each ContainerUsage by its id."""
+        return {one.id: one for one in self.stats.containers}
+
+
+class Gatherer:
+    """The last figures of each VM."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._last: dict[str, Figures] = {}  # by sandbox id
+        self._asking: dict[str, Flight[None]] = {}
+        self._slow: set[str] = set()
+
+    async def now(self, sandboxes: Iterable[Sandbox]) -> dict[str, Figures]:
+        """Figures of now, by sandbox id, of those whose agents can be reached and answer in time."""
+        wanted = [one for one in sandboxes if one.state is SandboxState.READY]
+        await listing.refresh(self._node, wanted)
+        since = self._node.clock.seconds() - FRESH_SECONDS
+        waited: dict[str, Flight[None]] = {}
+        begun = 0
+        for sandbox in wanted:
+            id = sandbox.id
+            if self._since(id, since) is not None or not _reachable(sandbox):
+                continue
+            if id not in self._asking:
+                self._asking[id] = Flight(go(self._ask(sandbox)))
+                begun += 1
+            flight = self._asking[id]
+            if flight.done:
+                del self._asking[id]
+            elif id not in self._slow:
+                waited[id] = flight
+            if begun and begun % BEGUN_AT_ONCE == 0:
+                await sleep(self._node.clock, 0)
+        await self._wait(waited)
+        self._forget()
+        found = {one.id: self._since(one.id, since) for one in wanted}
+        return {id: figures for id, figures in found.items() if figures is not None}
+
+    def last(self, sandbox_id: str) -> Figures | None:
+        """The last figures of a VM, unless they are older than KEPT_SECONDS."""
+        return self._since(sandbox_id, self._node.clock.seconds() - KEPT_SECONDS)
+
+    def _since(self, id: str, since: float) -> Figures | None:
+        figures = self._last.get(id)
+        return figures if figures is not None and figures.at >= since else None
+
+    async def _wait(self, flights: dict[str, Flight[None]]) -> None:
+        if not flights:
+            return
+        joined = go(settle([flight.join() for flight in flights.values()]))
+        try:
+            await within(self._node.clock, WAIT_SECONDS, joined, "the agents' figures")
+        except DeadlineExceeded:
+            self._slow.update(id for id, flight in flights.items() if not flight.done)
+
+    async def _ask(self, sandbox: Sandbox) -> None:
+        try:
+            assert sandbox.client is not None
+            stats = await sandbox.client.stats(within=CALL_SECONDS)
+            if sandbox.id in self._node.inventory.sandboxes:
+                self._last[sandbox.id] = Figures(stats, self._node.clock.seconds())
+        except InfranetesError as error:
+            _log.debug("no figures of sandbox {sandbox}: {error}", sandbox=sandbox.id, error=error)
+        finally:
+            self._asking.pop(sandbox.id, None)
+            self._slow.discard(sandbox.id)
+
+    def _forget(self) -> None:
+        oldest = self._node.clock.seconds() - KEPT_SECONDS
+        for id in [id for id, figures in self._last.items() if figures.at < oldest]:
+            del self._last[id]
+        for id in self._last.keys() - self._node.inventory.sandboxes.keys():
+            del self._last[id]
+
+
+def _reachable(sandbox: Sandbox) -> bool:
+    return sandbox.client is not None and sandbox.view is not None and sandbox.view.live
