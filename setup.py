@@ -68,7 +68,12 @@ setup(
     include_package_data=False,
     install_requires=REQUIRES,
     extras_require=EXTRAS,
-    entry_points={"console_scripts": ["infranetes-guest=infranetes.guest.cli:main"]},
+    entry_points={
+        "console_scripts": [
+            "infranetes-ctl=infranetes.control.cli:main",
+            "infranetes-guest=infranetes.guest.cli:main",
+        ]
+    },
     cmdclass={"build_py": BuildWithProtobuf},
     zip_safe=False,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import Any
 import attrs
 from attrs.validators import ge, gt, in_, instance_of
 
+from infranetes.control import SOCKET as CONTROL_SOCKET
 from infranetes.images.config import ImagesConfig
 from infranetes.pods.poolconfig import PoolConfig
 from infranetes.volumes.config import VolumesConfig
@@ -124,6 +126,8 @@ def _check(found: Config, origin: str) -> None:
             raise ConfigError(f"{origin}: {key}: {str(getattr(found, key))!r} is not an absolute path")
     for key in ("cluster", "node", "provider"):
         value = getattr(found, key)
+    if len(os.fsencode(found.run_dir / CONTROL_SOCKET)) > MAX_SOCKET_PATH:
+        raise ConfigError(f"{origin}: run_dir: {str(found.run_dir)!r} is too long for a socket in it")
         if not value or len(value) > 63 or not value.isprintable():
             raise ConfigError(f"{origin}: {key}: 1 to 63 characters are needed")
     if found.parallel_agents < 1:

@@ -20,6 +20,8 @@ from infranetes.agent.client import connector
 from infranetes.agent.view import ViewTimes
 from infranetes.authority import Authority
 from infranetes.config import Config
+from infranetes.control import SOCKET as CONTROL_SOCKET
+from infranetes.control.service import ControlService
 from infranetes.cri.images import ImageService
 from infranetes.cri.instrument import Instrumented
 from infranetes.cri.runtime import RuntimeService
@@ -43,11 +45,12 @@ from infranetes.providers import registry
 from infranetes.providers.interface import Instance, ProviderContext
 from infranetes.streaming.server import StreamingServer
 from infranetes.volumes.volumes import Volumes
-from infranetes_common import cri, errors
+from infranetes_common import control, cri, errors
 from infranetes_common.errors import ConfigError, FailedPrecondition, Unavailable
 from txgrpc import Server, Service
 
 SOCKET_MODE = 0o660
+CONTROL_MODE = 0o600
 FIRST_RETRY_SECONDS = 1.0  # after a provider that could not start; doubles up to the last
 LAST_RETRY_SECONDS = 60.0
 NOTIFY_MARGIN_SECONDS = 120  # what systemd gives a start that has just shown progress
@@ -90,6 +93,8 @@ class Daemon:
         self._runtime: RuntimeService | None = None
         self._streaming: StreamingServer | None = None
         self._port: Any = None
+        self._control: Server | None = None
+        self._control_port: Any = None
         self._provider_starting: Deferred[None] | None = None
 
     def prepare(self) -> None:
@@ -104,6 +109,7 @@ class Daemon:
                 raise ConfigError(f"{path} can't be made: {error.strerror}") from None
         self._lock = lock(config.state_dir)
         clear_socket(config.socket_path)
+        clear_socket(str(config.run_dir / CONTROL_SOCKET))
 
     def sign_lock(self) -> None:
         """Say in the lock which process this is, for who finds it held."""
@@ -175,15 +181,25 @@ class Daemon:
             ],
             translate_error=errors.to_grpc,
         )
-        path = config.socket_path
-        endpoint = UNIXServerEndpoint(self._reactor, path, mode=SOCKET_MODE)
-        before = os.umask(0o777 & ~SOCKET_MODE)  # there is no moment in which others may connect
+        self._port = await self._listen_at(config.socket_path, SOCKET_MODE, self._server)
+        assert self._reconciler is not None
+        self._control = Server(
+            self._reactor,
+            [Service(control.Control, ControlService(node, self._reconciler))],
+            translate_error=errors.to_grpc,
+        )
+        path = str(config.run_dir / CONTROL_SOCKET)
+        self._control_port = await self._listen_at(path, CONTROL_MODE, self._control)
+
+    async def _listen_at(self, path: str, mode: int, server: Server) -> Any:
+        endpoint = UNIXServerEndpoint(self._reactor, path, mode=mode)
+        before = os.umask(0o777 & ~mode)  # there is no moment in which others may connect
         try:
-            listening = endpoint.listen(self._server.factory)
+            listening = endpoint.listen(server.factory)
         finally:
             os.umask(before)
         try:
-            self._port = await listening
+            return await listening
         except Exception as error:
             raise FailedPrecondition(f"the socket {path} can't be listened on: {error}") from None
 
@@ -268,13 +284,16 @@ class Daemon:
     async def stop(self) -> None:
         """Answer what is under way for a moment, write down what is known, and leave the VMs running."""
         self._notify("STOPPING=1")
-        if self._port is not None:
-            await self._port.stopListening()
+        for port in (self._port, self._control_port):
+            if port is not None:
+                await port.stopListening()
         if self._runtime is not None:
             self._runtime.end_events()
         if self._server is not None:
             await self._server.drain(self._config.times.shutdown)
         if self._streaming is not None:
+        if self._control is not None:
+            await self._control.drain(self._config.times.shutdown)
             await self._streaming.stop()
         if self._provider_starting is not None:
             self._provider_starting.addErrback(lambda _: None)

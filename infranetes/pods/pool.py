@@ -253,6 +253,11 @@ class Pool:
                     break
                 self._begin(size)
 
+    @property
+    def wanted(self) -> int:
+        """How many there are to be when it is full."""
+        return 0 if self.drained else sum(self._wanted().values())
+
     def _wanted(self) -> dict[Size, int]:
         wanted: dict[Size, int] = {}
         for each in self._config.sizes:

@@ -115,6 +115,15 @@ class Reconciler:
                     self._sandboxes.ended(instance)
         await node.pool.check(by_token)
 
+    async def orphans(self) -> list[Instance]:
+        """The provider's VMs that are ours and that no record knows.
+
+        :raise Unavailable: the provider is not ready, or can't say."""
+        node = self._node
+        node.check_ready()
+        instances = await within(node.clock, LIST_SECONDS, node.provider.list(), "listing the provider's VMs")
+        return [instance for instance in instances if not self._has_record(instance)]
+
     async def _end_strange(self, instances: list[Instance]) -> None:
         strange = {instance.id: instance for instance in instances if not self._has_record(instance)}
         again = self._strange & strange.keys()

@@ -1,0 +1,185 @@
+"""`infranetes-ctl`: pods and their VMs, orphans, the pool."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import UNIXClientEndpoint
+from twisted.internet.task import react
+
+from infranetes import config as configuration
+from infranetes.control import SOCKET, render
+from infranetes_common import control
+from infranetes_common.errors import ConfigError
+from txgrpc import Channel, Code, GrpcError
+
+DONE, FAILED, USAGE, DOWN = 0, 1, 2, 3
+DEFAULT_CONFIG = Path("/etc/infranetes/infranetes.toml")
+ASK_SECONDS = 150.0  # the daemon gives the provider two minutes for a list
+END_SECONDS = 600.0
+
+_EPILOG = """\
+exit status:
+  0  done
+  1  the daemon refused or failed, or not all could be ended
+  2  the command line or the configuration is wrong
+  3  no daemon answers
+"""
+
+Ask = Callable[[Any, argparse.Namespace], Awaitable[tuple[Any, int]]]
+
+
+async def _pods(stub: Any, options: argparse.Namespace) -> tuple[Any, int]:
+    return await stub.ListPods(control.ListPodsRequest(), timeout=ASK_SECONDS), DONE
+
+
+async def _orphans(stub: Any, options: argparse.Namespace) -> tuple[Any, int]:
+    return await stub.ListOrphans(control.ListOrphansRequest(), timeout=ASK_SECONDS), DONE
+
+
+async def _end_orphans(stub: Any, options: argparse.Namespace) -> tuple[Any, int]:
+    request = control.EndOrphansRequest(ids=options.ids, dry_run=options.dry_run)
+    answer = await stub.EndOrphans(request, timeout=END_SECONDS)
+    return answer, FAILED if answer.failed else DONE
+
+
+async def _pool(stub: Any, options: argparse.Namespace) -> tuple[Any, int]:
+    return await stub.GetPool(control.GetPoolRequest(), timeout=ASK_SECONDS), DONE
+
+
+async def _drain(stub: Any, options: argparse.Namespace) -> tuple[Any, int]:
+    answer = await stub.DrainPool(control.DrainPoolRequest(dry_run=options.dry_run), timeout=END_SECONDS)
+    return answer, FAILED if answer.left else DONE
+
+
+async def _fill(stub: Any, options: argparse.Namespace) -> tuple[Any, int]:
+    return await stub.FillPool(control.FillPoolRequest(), timeout=ASK_SECONDS), DONE
+
+
+_COMMANDS: dict[str, tuple[Ask, str]] = {
+    "pods": (_pods, "list pods with their VM, its size, age and cost, and their state"),
+    "orphans": (_orphans, "list VMs that are tagged ours and that no record knows"),
+    "end-orphans": (_end_orphans, "end those, or the ones named"),
+    "pool": (_pool, "list the VMs that wait for pods"),
+    "drain": (_drain, "end the VMs that wait for pods, and make no more until `fill`"),
+    "fill": (_fill, "make VMs that wait for pods again"),
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--json", action="store_true", help="answer with one JSON document")
+    shared.add_argument(
+        "--config", type=Path, metavar="FILE", help=f"the daemon's configuration (default: {DEFAULT_CONFIG})"
+    )
+    shared.add_argument(
+        "--socket", type=Path, metavar="PATH", help=f"the daemon's socket (default: {SOCKET} in its run_dir)"
+    )
+    dry = argparse.ArgumentParser(add_help=False)
+    dry.add_argument("--dry-run", action="store_true", help="say what would be ended, and end nothing")
+    top = argparse.ArgumentParser(
+        prog="infranetes-ctl",
+        description="Asks this node's infranetes daemon about its VMs.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (_, words) in _COMMANDS.items():
+        parents = [shared, dry] if name in ("end-orphans", "drain") else [shared]
+        command = commands.add_parser(name, parents=parents, help=words, description=words)
+        if name == "end-orphans":
+            command.add_argument("ids", nargs="*", metavar="VM", help="its id, as `orphans` lists it")
+    return top
+
+
+def socket_of(options: argparse.Namespace) -> Path:
+    """Where the daemon listens. :raise ConfigError: its configuration can't be read."""
+    if options.socket is not None:
+        return Path(options.socket)
+    path = options.config
+    if path is None and DEFAULT_CONFIG.exists():
+        path = DEFAULT_CONFIG
+    return configuration.load(None if path is None else str(path), {}).run_dir / SOCKET
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    options = parser().parse_args(arguments)
+    try:
+        socket = socket_of(options)
+    except ConfigError as error:
+        return _say(USAGE, str(error))
+    outcome = [FAILED]
+
+    async def run(reactor: Any) -> None:
+        outcome[0] = await ask(reactor, socket, options)
+
+    try:
+        react(lambda reactor: Deferred.fromCoroutine(run(reactor)))
+    except SystemExit as end:
+        if end.code:
+            return FAILED
+    except KeyboardInterrupt:
+        return 130
+    return outcome[0]
+
+
+async def ask(reactor: Any, socket: Path, options: argparse.Namespace) -> int:
+    """Ask and show; the exit code."""
+    channel = Channel(reactor, UNIXClientEndpoint(reactor, str(socket), timeout=10))
+    try:
+        answer, code = await _COMMANDS[options.command][0](channel.stub(control.Control), options)
+    except GrpcError as error:
+        if error.code is Code.UNAVAILABLE and not _listens(socket):
+            return _say(DOWN, _why_down(socket))
+        return _say(FAILED, error.message or error.code.name)
+    finally:
+        await channel.close()
+    try:
+        if options.json:
+            print(json.dumps(render.as_json(options.command, answer, options), indent=2))
+        else:
+            print(render.as_text(options.command, answer, options))
+    except BrokenPipeError:  # `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
+
+
+def _listens(socket: Path) -> bool:
+    import socket as sockets
+
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
+        probe.settimeout(2)
+        try:
+            probe.connect(str(socket))
+        except OSError:
+            return False
+    return True
+
+
+def _why_down(socket: Path) -> str:
+    locked = socket.parent.exists() and not os.access(socket.parent, os.X_OK)
+    if locked or (socket.exists() and not os.access(socket, os.W_OK)):
+        return f"{socket} may not be used by this user: try it as root"
+    why = "nobody listens there" if socket.exists() else "it is not there"
+    return (
+        f"no infranetes daemon answers on {socket}: {why}. Is it running (systemctl status infranetes)? "
+        "Does it have another run_dir (--config, --socket)?"
+    )
+
+
+def _say(code: int, words: str) -> int:
+    print(f"infranetes-ctl: {words}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,246 @@
+"""The answers of the daemon as text for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+_NANOS = 1e9
+_SHORT = 13  # characters of an id, as crictl shows it
+
+
+def as_json(command: str, answer: Any, options: argparse.Namespace) -> Any:
+    """One document: times as seconds since 1970 UTC, costs as US dollars an hour or null."""
+    return _JSON[command](answer, options)
+
+
+def as_text(command: str, answer: Any, options: argparse.Namespace) -> str:
+    """Tables."""
+    return _TEXT[command](answer, options)
+
+
+# ---- JSON
+
+
+def _vm(vm: Any) -> dict[str, Any]:
+    return {
+        "id": vm.id,
+        "state": vm.state,
+        "address": vm.address,
+        "size": vm.size,
+        "cost_per_hour": vm.cost_per_hour if vm.HasField("cost_per_hour") else None,
+        "created_at": vm.created_at / _NANOS,
+        "detail": vm.detail,
+        "sandbox_id": vm.sandbox_id,
+    }
+
+
+def _pod(pod: Any) -> dict[str, Any]:
+    return {
+        "id": pod.id,
+        "namespace": pod.namespace,
+        "name": pod.name,
+        "uid": pod.uid,
+        "attempt": pod.attempt,
+        "state": pod.state,
+        "message": pod.message,
+        "created_at": pod.created_at / _NANOS,
+        "containers": pod.containers,
+        "agent": pod.agent,
+        "vm": _vm(pod.vm) if pod.HasField("vm") else None,
+    }
+
+
+def _pooled(member: Any) -> dict[str, Any]:
+    vm = _vm(member.vm)
+    return {"id": member.id, "state": member.state, "message": member.message, "vm": vm}
+
+
+def _pods_json(answer: Any, options: argparse.Namespace) -> Any:
+    pods = [_pod(pod) for pod in answer.pods]
+    return {"provider": answer.provider, "trouble": answer.trouble, "pods": pods}
+
+
+def _ended_json(answer: Any, options: argparse.Namespace) -> Any:
+    failed = [{"vm": _vm(one.vm), "error": one.error} for one in answer.failed]
+    return {"dry_run": options.dry_run, "ended": [_vm(vm) for vm in answer.ended], "failed": failed}
+
+
+def _pool_json(answer: Any, options: argparse.Namespace) -> Any:
+    return {
+        "drained": answer.drained,
+        "trouble": answer.trouble,
+        "wanted": answer.wanted,
+        "vms": [_pooled(member) for member in answer.vms],
+    }
+
+
+def _drain_json(answer: Any, options: argparse.Namespace) -> Any:
+    return {
+        "dry_run": options.dry_run,
+        "ended": [_pooled(member) for member in answer.ended],
+        "left": [_pooled(member) for member in answer.left],
+    }
+
+
+_JSON: dict[str, Callable[[Any, argparse.Namespace], Any]] = {
+    "pods": _pods_json,
+    "orphans": lambda answer, options: {"vms": [_vm(vm) for vm in answer.vms]},
+    "end-orphans": _ended_json,
+    "pool": _pool_json,
+    "drain": _drain_json,
+    "fill": lambda answer, options: {"wanted": answer.wanted},
+}
+
+
+# ---- text
+
+
+def age(created_at: int, now: float) -> str:
+    """How long ago, in one unit or two."""
+    if not created_at:
+        return "-"
+    seconds = max(int(now - created_at / _NANOS), 0)
+    for unit, size, smaller, smaller_size in (
+        ("d", 86400, "h", 3600),
+        ("h", 3600, "m", 60),
+        ("m", 60, "s", 1),
+    ):
+        if seconds >= size:
+            rest = seconds % size // smaller_size
+            return f"{seconds // size}{unit}" + (f"{rest}{smaller}" if rest and seconds // size < 10 else "")
+    return f"{seconds}s"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns as wide as what is in them."""
+    lines = [[cell or "-" for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in (head, *lines)) for column in range(len(head))]
+    shown = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in (head, *lines)
+    ]
+    return "\n".join(line.rstrip() for line in shown)
+
+
+def cost(vms: Iterable[Any]) -> str:
+    """What they cost together, as far as it is known; "": nothing is known."""
+    known = [vm.cost_per_hour for vm in vms if vm.HasField("cost_per_hour")]
+    return f"{sum(known):.4f} USD an hour for {_count(len(known), 'VM')}" if known else ""
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+def _price(vm: Any) -> str:
+    return f"{vm.cost_per_hour:.4f}" if vm.HasField("cost_per_hour") else ""
+
+
+def _lines(*lines: str) -> str:
+    return "\n".join(line for line in lines if line)
+
+
+def _pods_text(answer: Any, options: argparse.Namespace) -> str:
+    now = time.time()
+    head = ("POD", "NAME", "STATE", "AGENT", "VM", "ADDRESS", "SIZE", "AGE", "USD/H")
+    rows = [
+        (
+            pod.id[:_SHORT],
+            f"{pod.namespace}/{pod.name}",
+            pod.state,
+            pod.agent,
+            pod.vm.id,
+            pod.vm.address,
+            pod.vm.size or ("default" if pod.HasField("vm") else ""),
+            age(pod.created_at, now),
+            _price(pod.vm),
+        )
+        for pod in sorted(answer.pods, key=lambda pod: (pod.namespace, pod.name, pod.attempt))
+    ]
+    trouble = f"provider {answer.provider} is not ready: {answer.trouble}" if answer.trouble else ""
+    total = cost(pod.vm for pod in answer.pods)
+    counted = _count(len(rows), "pod")
+    return _lines(table(head, rows), f"{counted}, {total}" if total else counted, trouble)
+
+
+def _vms_text(vms: Sequence[Any]) -> str:
+    now = time.time()
+    head = ("VM", "STATE", "ADDRESS", "SANDBOX", "SIZE", "AGE", "USD/H")
+    rows = [
+        (vm.id, vm.state, vm.address, vm.sandbox_id[:_SHORT], vm.size, age(vm.created_at, now), _price(vm))
+        for vm in vms
+    ]
+    return table(head, rows)
+
+
+def _orphans_text(answer: Any, options: argparse.Namespace) -> str:
+    if not answer.vms:
+        return "no orphans"
+    return _lines(_vms_text(answer.vms), _count(len(answer.vms), "orphan"), cost(answer.vms))
+
+
+def _ended_text(answer: Any, options: argparse.Namespace) -> str:
+    verb = "would be ended" if options.dry_run else "ended"
+    failed = [f"{one.vm.id} is not ended: {one.error}" for one in answer.failed]
+    if not answer.ended and not failed:
+        return "no orphans"
+    shown = _vms_text(answer.ended) if answer.ended else ""
+    return _lines(shown, f"{_count(len(answer.ended), 'orphan')} {verb}", *failed)
+
+
+def _members_text(members: Sequence[Any]) -> str:
+    now = time.time()
+    head = ("VM", "STATE", "ADDRESS", "SIZE", "AGE", "USD/H", "WHY")
+    rows = [
+        (
+            one.vm.id,
+            one.state,
+            one.vm.address,
+            one.vm.size or "default",
+            age(one.vm.created_at, now),
+            _price(one.vm),
+            one.message,
+        )
+        for one in members
+    ]
+    return table(head, rows)
+
+
+def _pool_text(answer: Any, options: argparse.Namespace) -> str:
+    idle = sum(one.state == "idle" for one in answer.vms)
+    return _lines(
+        _members_text(answer.vms) if answer.vms else "",
+        f"{idle} of {_count(answer.wanted, 'VM')} wait for pods",
+        "drained: nothing is made until `infranetes-ctl fill`" if answer.drained else "",
+        f"the last launch failed: {answer.trouble}" if answer.trouble else "",
+        cost(one.vm for one in answer.vms),
+    )
+
+
+def _drain_text(answer: Any, options: argparse.Namespace) -> str:
+    verb = "would be ended" if options.dry_run else "ended"
+    left = [f"{one.vm.id or one.id} is not ended yet; the daemon goes on trying" for one in answer.left]
+    return _lines(
+        _members_text(answer.ended) if answer.ended else "",
+        f"{_count(len(answer.ended), 'VM')} {verb}",
+        *left,
+    )
+
+
+def _fill_text(answer: Any, options: argparse.Namespace) -> str:
+    if not answer.wanted:
+        return "the configuration has no pool.sizes: there is nothing to fill"
+    return f"filling up to {_count(answer.wanted, 'VM')}"
+
+
+_TEXT: dict[str, Callable[[Any, argparse.Namespace], str]] = {
+    "pods": _pods_text,
+    "orphans": _orphans_text,
+    "end-orphans": _ended_text,
+    "pool": _pool_text,
+    "drain": _drain_text,
+    "fill": _fill_text,
+}

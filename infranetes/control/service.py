@@ -1,0 +1,153 @@
+"""The Control service of ``proto/control.proto``: what a person may ask of the daemon."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.logger import Logger
+
+from infranetes.pods.inventory import Sandbox
+from infranetes.pods.launch import size_of
+from infranetes.pods.node import Node
+from infranetes.pods.pool import Member, Pool
+from infranetes.pods.reconcile import Reconciler
+from infranetes.pods.states import WITH_VM
+from infranetes.pods.waits import go, settle, uncut, within
+from infranetes.providers.interface import Instance, Size
+from infranetes_common import control
+from infranetes_common.errors import NotFound
+
+_NANOS = 10**9
+
+_log = Logger()
+
+
+def size_words(size: Size) -> str:
+    """What was asked for, for people; "": nothing."""
+    parts = []
+    if size.cpu_millis:
+        parts.append(f"{size.cpu_millis / 1000:g} CPU")
+    if size.memory_bytes:
+        parts.append(f"{size.memory_bytes / 2**20:.0f} MiB")
+    return ", ".join(parts)
+
+
+def shown_vm(instance: Instance | None, record: Any = None, size: Size | None = None) -> control.Vm:
+    """A VM as the provider showed it last, and where it did not yet, as its record has it."""
+    vm = control.Vm(size=size_words(size or Size()))
+    if record is not None:
+        vm.id, vm.address, vm.created_at = record.instance_id, record.address, record.created_at
+        vm.sandbox_id = record.id
+    if instance is not None:
+        vm.id, vm.state, vm.detail = instance.id, instance.state.value, instance.detail
+        vm.address = instance.address or vm.address
+        vm.sandbox_id = instance.sandbox_id
+        vm.size = instance.size or vm.size
+        vm.created_at = int(instance.created_at * _NANOS) or vm.created_at
+        if instance.cost_per_hour is not None:
+            vm.cost_per_hour = instance.cost_per_hour
+    return vm
+
+
+class ControlService:
+    """One method per RPC."""
+
+    def __init__(self, node: Node, reconciler: Reconciler) -> None:
+        self._node = node
+        self._reconciler = reconciler
+
+    @property
+    def _pool(self) -> Pool:
+        pool: Pool = self._node.pool
+        return pool
+
+    async def ListPods(self, request: Any, call: Any) -> control.ListPodsResponse:
+        return control.ListPodsResponse(
+            provider=self._node.provider.name,
+            trouble=self._node.trouble,
+            pods=[self._pod(sandbox) for sandbox in self._node.inventory],
+        )
+
+    async def ListOrphans(self, request: Any, call: Any) -> control.ListOrphansResponse:
+        found = await self._reconciler.orphans()
+        return control.ListOrphansResponse(vms=[shown_vm(instance) for instance in found])
+
+    async def EndOrphans(self, request: control.EndOrphansRequest, call: Any) -> control.EndOrphansResponse:
+        orphans = {instance.id: instance for instance in await self._reconciler.orphans()}
+        unknown = [id for id in request.ids if id not in orphans]
+        if unknown:
+            raise NotFound(
+                f"no orphan is called {', '.join(unknown[:5])[:200]}: nothing was ended; list them again"
+            )
+        chosen = [orphans[id] for id in dict.fromkeys(request.ids)] or list(orphans.values())
+        if request.dry_run:
+            return control.EndOrphansResponse(ended=[shown_vm(instance) for instance in chosen])
+        return await uncut(go(self._end(chosen)))
+
+    async def GetPool(self, request: Any, call: Any) -> control.GetPoolResponse:
+        return control.GetPoolResponse(
+            drained=self._pool.drained,
+            trouble=self._pool.trouble,
+            wanted=self._pool.wanted,
+            vms=[_pooled(member) for member in self._pool.members.values()],
+        )
+
+    async def DrainPool(self, request: control.DrainPoolRequest, call: Any) -> control.DrainPoolResponse:
+        if request.dry_run:
+            members = [member for member in self._pool.members.values() if not member.taken]
+            return control.DrainPoolResponse(ended=[_pooled(member) for member in members])
+        self._node.check_ready()
+        ended = await uncut(go(self._pool.drain()))
+        left = {member.id for member in ended} & self._pool.members.keys()
+        return control.DrainPoolResponse(
+            ended=[_pooled(member) for member in ended if member.id not in left],
+            left=[_pooled(member) for member in ended if member.id in left],
+        )
+
+    async def FillPool(self, request: Any, call: Any) -> control.FillPoolResponse:
+        await uncut(go(self._pool.fill()))
+        return control.FillPoolResponse(wanted=self._pool.wanted)
+
+    async def _end(self, chosen: list[Instance]) -> control.EndOrphansResponse:
+        node = self._node
+        results = await settle(
+            [
+                go(within(node.clock, node.times.destroy, node.provider.destroy(one.id), f"ending {one.id}"))
+                for one in chosen
+            ]
+        )
+        response = control.EndOrphansResponse()
+        for instance, failure in zip(chosen, results, strict=True):
+            if failure is None:
+                response.ended.append(shown_vm(instance))
+                _log.warn("vm {vm}, an orphan, is ended as infranetes-ctl asked", vm=instance.id)
+            else:
+                response.failed.append(control.Failure(vm=shown_vm(instance), error=str(failure.value)))
+        return response
+
+    def _pod(self, sandbox: Sandbox) -> control.Pod:
+        record, metadata = sandbox.record, sandbox.config.metadata
+        pod = control.Pod(
+            id=sandbox.id,
+            namespace=metadata.namespace,
+            name=metadata.name,
+            uid=metadata.uid,
+            attempt=metadata.attempt,
+            state=record.state.value,
+            message=record.message,
+            created_at=record.created_at,
+            containers=len(sandbox.containers),
+            agent=sandbox.view.reach.value if sandbox.view is not None else "",
+        )
+        if record.state in WITH_VM:
+            pod.vm.CopyFrom(shown_vm(sandbox.instance, record, size_of(sandbox.config)))
+        return pod
+
+
+def _pooled(member: Member) -> control.Pooled:
+    return control.Pooled(
+        id=member.id,
+        state=member.state.value,
+        message=member.record.message,
+        vm=shown_vm(member.instance, member.record, member.size),
+    )

@@ -1,0 +1,1 @@
+"""infranetes-ctl and what it asks."""

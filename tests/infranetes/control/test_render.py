@@ -1,0 +1,91 @@
+"""What infranetes-ctl prints."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes.control.cli import parser, socket_of
+from infranetes.control.render import age, as_json, as_text
+from infranetes_common import control
+
+OPTIONS = argparse.Namespace(dry_run=False)
+SECOND = 10**9
+
+
+def vm(**fields: Any) -> control.Vm:
+    return control.Vm(id="i-1", state="running", address="10.0.0.1", sandbox_id="ab" * 16, **fields)
+
+
+class RenderTests(SynchronousTestCase):
+    def test_ages(self) -> None:
+        for seconds, words in (
+            (5, "5s"),
+            (65, "1m5s"),
+            (3600, "1h"),
+            (7260, "2h1m"),
+            (90000, "1d1h"),
+            (86400 * 30, "30d"),
+        ):
+            self.assertEqual(age(1000 * SECOND, 1000.5 + seconds), words)
+        self.assertEqual(age(0, 5.0), "-")
+        self.assertEqual(age(10 * SECOND, 5.0), "0s", "a clock that is behind")
+
+    def test_pods(self) -> None:
+        pods = [
+            control.Pod(
+                id="ab" * 16, namespace="default", name="web", state="ready", vm=vm(cost_per_hour=0.1)
+            ),
+            control.Pod(id="cd" * 16, namespace="default", name="api", state="stopped"),
+        ]
+        answer = control.ListPodsResponse(provider="aws", pods=pods)
+        lines = as_text("pods", answer, OPTIONS).splitlines()
+        self.assertEqual(lines[0].split()[:3], ["POD", "NAME", "STATE"])
+        self.assertEqual(lines[1].split()[:3], ["cdcdcdcdcdcdc", "default/api", "stopped"])
+        self.assertIn("0.1000", lines[2])
+        self.assertIn("2 pods, 0.1000 USD an hour for 1 VM", lines[3])
+        document = json.loads(json.dumps(as_json("pods", answer, OPTIONS)))
+        self.assertEqual([one["name"] for one in document["pods"]], ["web", "api"])
+        self.assertEqual(document["pods"][0]["vm"]["cost_per_hour"], 0.1)
+        self.assertIsNone(document["pods"][1]["vm"])
+
+    def test_trouble_is_told(self) -> None:
+        answer = control.ListPodsResponse(provider="aws", trouble="no credentials")
+        self.assertIn("aws is not ready: no credentials", as_text("pods", answer, OPTIONS))
+
+    def test_orphans_and_their_end(self) -> None:
+        self.assertEqual(as_text("orphans", control.ListOrphansResponse(), OPTIONS), "no orphans")
+        text = as_text("orphans", control.ListOrphansResponse(vms=[vm()]), OPTIONS)
+        self.assertIn("1 orphan", text)
+        ended = control.EndOrphansResponse(
+            ended=[vm()], failed=[control.Failure(vm=control.Vm(id="i-2"), error="throttled")]
+        )
+        text = as_text("end-orphans", ended, OPTIONS)
+        self.assertIn("1 orphan ended", text)
+        self.assertIn("i-2 is not ended: throttled", text)
+        text = as_text("end-orphans", ended, argparse.Namespace(dry_run=True))
+        self.assertIn("would be ended", text)
+
+    def test_the_pool(self) -> None:
+        members = [control.Pooled(id="ab" * 16, state=state, vm=vm()) for state in ("idle", "booting")]
+        text = as_text("pool", control.GetPoolResponse(wanted=2, vms=members, trouble="quota"), OPTIONS)
+        self.assertIn("1 of 2 VMs wait for pods", text)
+        self.assertIn("the last launch failed: quota", text)
+        self.assertIn("drained", as_text("pool", control.GetPoolResponse(drained=True), OPTIONS))
+        left = control.DrainPoolResponse(left=members[:1])
+        self.assertIn("i-1 is not ended yet", as_text("drain", left, OPTIONS))
+        self.assertIn("nothing to fill", as_text("fill", control.FillPoolResponse(), OPTIONS))
+
+
+class CommandLineTests(SynchronousTestCase):
+    def test_the_socket_is_the_daemons(self) -> None:
+        path = self.mktemp()
+        with open(path, "w") as file:
+            file.write('run_dir = "/run/elsewhere"\n')
+        found = socket_of(parser().parse_args(["pods", "--config", path]))
+        self.assertEqual(str(found), "/run/elsewhere/control.sock")
+        found = socket_of(parser().parse_args(["pods", "--config", path, "--socket", "/s"]))
+        self.assertEqual(str(found), "/s")

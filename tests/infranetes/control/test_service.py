@@ -1,0 +1,149 @@
+"""What the daemon answers to infranetes-ctl."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred, fail
+
+from infranetes.control.service import ControlService, size_words
+from infranetes.pods.poolconfig import PoolConfig, PoolSize
+from infranetes.pods.waits import go
+from infranetes.providers.interface import Instance, InstanceState, Size
+from infranetes_common import control, cri
+from infranetes_common.errors import NotFound, Unavailable
+from tests.infranetes.pods.fakes import World, pod
+from tests.infranetes.pods.test_sandboxes import Base
+
+
+class ControlTests(Base):
+    """Over a pool of two."""
+
+    def setUp(self) -> None:
+        self.world = World(pool=PoolConfig(sizes=(PoolSize(count=2),), per_minute=100))
+        self.world.provider_ready()
+        self.addCleanup(self.world.kill)
+        self.service = ControlService(self.world.node, self.world.reconciler)
+
+    def ask(self, method: str, **fields: Any) -> Any:
+        request = getattr(control, f"{method}Request")(**fields)
+        return self.do(getattr(self.service, method)(request, None))
+
+    def stray(self, name: str, **changes: Any) -> Instance:
+        """A VM of ours without a record."""
+        made = Instance(name, "f" * 32, "e" * 32, InstanceState.RUNNING, created_at=900.0)
+        self.world.provider.instances[name] = attrs.evolve(made, **changes)
+        return made
+
+    def test_pods_are_listed_with_their_vm(self) -> None:
+        resources = cri.LinuxContainerResources(
+            cpu_quota=150_000, cpu_period=100_000, memory_limit_in_bytes=1 << 30
+        )
+        config = pod("big", linux=cri.LinuxPodSandboxConfig(resources=resources))
+        big, plain = self.run_pod(config), self.run_pod(pod("plain"))
+        (instance,) = [one for one in self.world.provider.instances.values() if one.sandbox_id == big]
+        priced = attrs.evolve(instance, size="t3.small", cost_per_hour=0.0208, created_at=950.0)
+        self.world.provider.instances[instance.id] = priced
+        before = {one.id: one for one in self.ask("ListPods").pods}
+        self.assertEqual(before[big].vm.size, "1.5 CPU, 1024 MiB")
+        self.assertFalse(before[big].vm.HasField("cost_per_hour"))
+        self.do(self.world.reconciler.once())
+        answer = self.ask("ListPods")
+        self.assertEqual((answer.provider, answer.trouble), ("fake", ""))
+        found = {one.id: one for one in answer.pods}
+        self.assertEqual(set(found), {big, plain})
+        one = found[big]
+        self.assertEqual((one.namespace, one.name, one.state, one.agent), ("default", "big", "ready", "live"))
+        self.assertEqual((one.vm.id, one.vm.state, one.vm.size), (instance.id, "running", "t3.small"))
+        self.assertEqual((one.vm.cost_per_hour, one.vm.created_at), (0.0208, 950 * 10**9))
+        self.do(self.world.sandboxes.stop(big))
+        (stopped,) = [one for one in self.ask("ListPods").pods if one.id == big]
+        self.assertEqual((stopped.state, stopped.HasField("vm")), ("stopped", False))
+
+    def test_those_that_are_being_launched_are_listed_too(self) -> None:
+        self.world.provider.launch_error = None
+        config = pod(annotations={"infranetes.io/own": "x"})
+        self.world.provider.booting = Deferred()
+        self.start(config)
+        (one,) = self.ask("ListPods").pods
+        self.assertEqual(one.state, "launching")
+        self.assertTrue(one.vm.id)
+
+    def test_orphans_are_what_neither_a_pod_nor_the_pool_has(self) -> None:
+        self.run_pod()
+        self.assertEqual(list(self.ask("ListOrphans").vms), [])
+        self.stray("vm-lost", detail="no idea")
+        (vm,) = self.ask("ListOrphans").vms
+        self.assertEqual((vm.id, vm.sandbox_id, vm.detail), ("vm-lost", "e" * 32, "no idea"))
+
+    def test_a_dry_run_ends_nothing(self) -> None:
+        self.stray("vm-lost")
+        answer = self.ask("EndOrphans", dry_run=True)
+        self.assertEqual([vm.id for vm in answer.ended], ["vm-lost"])
+        self.assertIn("vm-lost", self.world.provider.instances)
+        self.assertEqual([call for call in self.world.provider.calls if call[0] == "destroy"], [])
+
+    def test_all_of_them_or_those_named_are_ended(self) -> None:
+        for name in ("vm-a", "vm-b", "vm-c"):
+            self.stray(name)
+        answer = self.ask("EndOrphans", ids=["vm-b", "vm-b"])
+        self.assertEqual([vm.id for vm in answer.ended], ["vm-b"])
+        answer = self.ask("EndOrphans")
+        self.assertEqual({vm.id for vm in answer.ended}, {"vm-a", "vm-c"})
+        self.assertEqual(list(self.ask("EndOrphans").ended), [])
+
+    def test_a_pods_vm_is_never_ended(self) -> None:
+        sandbox = self.run_pod()
+        mine = self.record(sandbox).instance_id
+        pooled = self.world.node.pool.idle()[0].record.instance_id
+        self.stray("vm-lost")
+        for id in (mine, pooled, "no-such"):
+            request = control.EndOrphansRequest(ids=["vm-lost", id])
+            self.failureResultOf(go(self.service.EndOrphans(request, None)), NotFound)
+        self.assertEqual([call for call in self.world.provider.calls if call[0] == "destroy"], [])
+
+    def test_what_can_not_be_ended_is_told(self) -> None:
+        self.stray("vm-a")
+        self.stray("vm-b")
+        real = self.world.provider.destroy
+        self.patch(
+            self.world.provider,
+            "destroy",
+            lambda id: fail(Unavailable("the cloud is down")) if id == "vm-a" else real(id),
+        )
+        answer = self.ask("EndOrphans")
+        self.assertEqual([vm.id for vm in answer.ended], ["vm-b"])
+        self.assertEqual([(one.vm.id, one.error) for one in answer.failed], [("vm-a", "the cloud is down")])
+
+    def test_the_pool_is_listed_drained_and_filled(self) -> None:
+        answer = self.ask("GetPool")
+        self.assertEqual((answer.drained, answer.wanted, len(answer.vms)), (False, 2, 2))
+        self.assertEqual({one.state for one in answer.vms}, {"idle"})
+        self.assertEqual(len(self.ask("DrainPool", dry_run=True).ended), 2)
+        self.assertEqual(len(self.ask("GetPool").vms), 2)
+        answer = self.ask("DrainPool")
+        self.assertEqual((len(answer.ended), len(answer.left)), (2, 0))
+        answer = self.ask("GetPool")
+        self.assertEqual((answer.drained, answer.wanted, len(answer.vms)), (True, 0, 0))
+        self.assertEqual(self.ask("FillPool").wanted, 2)
+        self.assertEqual(len(self.ask("GetPool").vms), 2)
+
+    def test_a_drain_tells_what_is_left(self) -> None:
+        self.world.provider.destroy_error = Unavailable("not now")
+        answer = self.ask("DrainPool")
+        self.assertEqual((len(answer.ended), len(answer.left)), (0, 2))
+
+    def test_a_provider_that_is_not_ready_is_asked_nothing(self) -> None:
+        self.world.kill()
+        self.world.begin()
+        self.service = ControlService(self.world.node, self.world.reconciler)
+        self.assertTrue(self.ask("ListPods").trouble)
+        for method in ("ListOrphans", "EndOrphans", "DrainPool"):
+            request = getattr(control, f"{method}Request")()
+            self.failureResultOf(go(getattr(self.service, method)(request, None)), Unavailable)
+
+    def test_sizes_in_words(self) -> None:
+        self.assertEqual(size_words(Size()), "")
+        self.assertEqual(size_words(Size(cpu_millis=250)), "0.25 CPU")
+        self.assertEqual(size_words(Size(2000, 3 << 30)), "2 CPU, 3072 MiB")

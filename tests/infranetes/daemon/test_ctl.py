@@ -1,0 +1,90 @@
+"""infranetes-ctl as a process against a daemon as a process."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+from typing import Any
+
+from twisted.internet import reactor
+from twisted.internet.threads import deferToThread
+
+from infranetes.control import SOCKET
+from infranetes.control.cli import DONE, DOWN, FAILED, USAGE, ask, parser, socket_of
+from infranetes.pods.store import FILE
+from tests.infranetes.daemon.case import ROOT, DaemonCase
+
+
+class CtlTests(DaemonCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.config["times"] = {"sweep": 3600.0}  # what is lost stays until it is asked for
+
+    async def ctl(self, *arguments: str, code: int = DONE) -> str:
+        """What it prints, on standard error where it prints nothing else."""
+        options = parser().parse_args([*arguments, "--config", str(self.root / "infranetes.toml")])
+        out, words = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(words):
+            self.assertEqual(await ask(reactor, socket_of(options), options), code)
+        return out.getvalue() or words.getvalue()
+
+    async def json(self, *arguments: str) -> Any:
+        return json.loads(await self.ctl(*arguments, "--json"))
+
+    async def command(self, *arguments: str, code: int = DONE) -> str:
+        """The same as a process of its own."""
+        program = [sys.executable, "-m", "infranetes.control.cli", *arguments]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = await deferToThread(
+            subprocess.run, program, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=100
+        )
+        self.assertEqual(done.returncode, code, f"{done.stdout}\n{done.stderr}")
+        self.assertNotIn("Traceback", done.stderr)
+        return str(done.stdout or done.stderr)
+
+    async def test_pods_and_orphans(self) -> None:
+        await self.start()
+        mode = stat.S_IMODE((self.root / "run" / SOCKET).stat().st_mode)
+        self.assertEqual(mode, 0o600)
+        sandbox = await self.run_pod("web")
+        words = await self.command("pods", "--socket", str(self.root / "run" / SOCKET))
+        self.assertIn("default/web", words)
+        (pod,) = (await self.json("pods"))["pods"]
+        (vm,) = await self.vms()
+        self.assertEqual((pod["id"], pod["state"], pod["vm"]["id"]), (sandbox, "ready", vm["id"]))
+        self.assertEqual(await self.json("orphans"), {"vms": []})
+
+        await self.kill()  # and its records are lost
+        for suffix in ("", "-wal", "-shm"):
+            (self.root / "state" / (FILE + suffix)).unlink(missing_ok=True)
+        await self.start()
+        (orphan,) = (await self.json("orphans"))["vms"]
+        self.assertEqual((orphan["id"], orphan["sandbox_id"]), (vm["id"], sandbox))
+        self.assertEqual((await self.json("end-orphans", "--dry-run"))["ended"][0]["id"], vm["id"])
+        self.assertEqual(len(await self.vms()), 1)
+        self.assertIn("nothing was ended", await self.ctl("end-orphans", "sim-none", code=FAILED))
+        self.assertIn("1 orphan ended", await self.ctl("end-orphans", vm["id"]))
+        self.assertEqual(await self.vms(), [])
+        self.assertIn("no orphans", await self.ctl("end-orphans"))
+
+    async def test_without_a_daemon_it_says_so(self) -> None:
+        (self.root / "infranetes.toml").write_text(self.written())
+        words = await self.command("pods", "--config", str(self.root / "infranetes.toml"), code=DOWN)
+        self.assertIn("no infranetes daemon answers", words)
+        (self.root / "run").mkdir()
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(self.root / "run" / SOCKET))
+        self.assertIn("nobody listens there", await self.ctl("pods", code=DOWN))
+
+    async def test_its_command_line(self) -> None:
+        words = await self.command("--help")
+        for word in ("pods", "end-orphans", "drain", "exit status"):
+            self.assertIn(word, words)
+        self.assertIn("nonsense", await self.command("nonsense", code=USAGE))
+        self.assertIn("/no/such", await self.command("pods", "--config", "/no/such", code=USAGE))
