@@ -29,6 +29,10 @@ def number(value: int) -> Any:
     return cri.Int64Value(value=value)
 
 
+def cgroup_lines(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+
+
 class SemanticsCase(DockerCase):
     """Containers that say what they see."""
 
@@ -194,6 +198,31 @@ class ProcessTests(SemanticsCase, ContainerProviderCase, TestCase):
         )
         state = await self.ended(id)
         self.assertEqual((state.exit_code, state.reason), (137, "OOMKilled"))
+
+    async def test_limits_are_changed_while_it_runs_and_before(self) -> None:
+        limits = cri.LinuxContainerResources(
+            cpu_shares=512, cpu_period=100000, cpu_quota=50000, memory_limit_in_bytes=64 << 20,
+            oom_score_adj=100,
+        )  # fmt: skip
+        id = await self.create("sleep", "600", linux=cri.LinuxContainerConfig(resources=limits))
+        await self.provider.update(id, cri.LinuxContainerResources(oom_score_adj=200, cpu_shares=256))
+        state = await self.provider.start_container(id)
+        score = Path(f"/proc/{state.pid}/oom_score_adj")
+        self.assertEqual(score.read_text(), "200\n")
+        later = cri.LinuxContainerResources(memory_limit_in_bytes=96 << 20, cpu_quota=-1, oom_score_adj=300)
+        found = (await self.provider.update(id, later)).resources
+        self.assertEqual(score.read_text(), "300\n")
+        self.assertEqual(
+            (found.memory_limit_in_bytes, found.cpu_quota, found.cpu_shares, found.oom_score_adj),
+            (96 << 20, -1, 256, 300),
+        )
+        own = {line.split(":")[1]: line.split(":")[2] for line in cgroup_lines(state.pid)}
+        if "memory" in own:  # a machine with cgroup v1
+            group = Path("/sys/fs/cgroup/memory" + own["memory"])
+            self.assertEqual((group / "memory.limit_in_bytes").read_text(), f"{96 << 20}\n")
+        else:
+            group = Path("/sys/fs/cgroup" + own[""])
+            self.assertEqual((group / "memory.max").read_text(), f"{96 << 20}\n")
 
     async def test_the_stop_signal_is_the_containers(self) -> None:
         script = (

@@ -12,6 +12,7 @@ from infranetes_common import cri
 from infranetes_common.errors import InvalidArgument
 from vmserver.containers.docker.accounts import Accounts, Identity, as_asked, of_image
 from vmserver.containers.docker.cgroups import files as cgroup_files
+from vmserver.containers.docker.cgroups import overlay
 from vmserver.containers.docker.security import seccomp_profile
 from vmserver.containers.docker.translate import create_body
 from vmserver.containers.signals import signal_name, signal_number
@@ -245,6 +246,12 @@ class TranslateTests(SynchronousTestCase):
         self.assertEqual(cgroup_files(limits), {"hugetlb.2MB.max": str(4 << 20), "memory.high": "1000"})
         for unified in ({"../x": "1"}, {"memory.high": "1\n2"}, {"cgroup.procs": "1"}, {"memory..x": "1"}):
             self.refused("unified", cgroup_files, limits=cri.LinuxContainerResources(unified=unified))
+        later = cri.LinuxContainerResources(
+            hugepage_limits=[cri.HugepageLimit(page_size="2MB", limit=0)], unified={"memory.low": "5"}
+        )
+        overlay(limits, later)
+        expected = {"hugetlb.2MB.max": "0", "memory.high": "1000", "memory.low": "5"}
+        self.assertEqual(cgroup_files(limits), expected)
         pages = cri.LinuxContainerResources(hugepage_limits=[cri.HugepageLimit(page_size="../x")])
         self.refused("hugepage", cgroup_files, limits=pages)
 

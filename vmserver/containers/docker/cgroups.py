@@ -42,6 +42,17 @@ def check(limits: Any, cgroup2: Path = CGROUP2) -> None:
         raise InvalidArgument("resources.unified: the machine has no cgroup v2")
 
 
+def overlay(limits: Any, later: Any) -> None:
+    """Put into `limits` what `later` has of those that the Engine API knows nothing of."""
+    limits.unified.update(later.unified)
+    sizes = {page.page_size for page in later.hugepage_limits}
+    kept = [page for page in limits.hugepage_limits if page.page_size not in sizes]
+    pages = [*kept, *later.hugepage_limits]
+    limits.ClearField("hugepage_limits")
+    limits.hugepage_limits.extend(pages)
+    limits.oom_score_adj = later.oom_score_adj or limits.oom_score_adj
+
+
 def apply(pid: int, limits: Any, cgroup2: Path = CGROUP2) -> None:
     """Put them in force for the container whose first process is `pid`.
 

@@ -89,6 +89,7 @@ class DockerProvider:
         self._image_volumes = ImageVolumes(reactor, self._engine, run_dir / self.name / "images")
         self._usages = Usages(reactor)
         self._view: dict[str, _Known] = {}
+        self._updates: dict[str, Any] = {}  # limits put in force that the engine knows not of
         self._locks: dict[str, DeferredLock] = {}  # one look at a container at a time
         self._making: dict[str, DeferredLock] = {}  # one creation of an id at a time
         self._watchers: list[tuple[Callable[[Any], None], Callable[[str], None]]] = []
@@ -197,6 +198,8 @@ class DockerProvider:
     def _seen(self, id: str, found: Any, asked: int) -> _Known:
         before = self._view.get(id)
         state = container_state(found)
+        if id in self._updates:
+            cgroups.overlay(state.resources, self._updates[id])
         if state.pid and (before is None or before.state.pid != state.pid):
             user = process_user(state.pid)
             if user is not None:
@@ -210,6 +213,7 @@ class DockerProvider:
         return known
 
     def _gone(self, id: str) -> None:
+        self._updates.pop(id, None)
         if self._view.pop(id, None) is not None:
             for _, removed in self._watchers:
                 removed(id)
@@ -302,8 +306,18 @@ class DockerProvider:
             raise kind(f"container {id} can't be started: Docker says: {error.message}") from error
         known = await self._existing(id)
         if known.state.pid:
-            cgroups.apply(known.state.pid, known.state.resources)
+            await self._limit(id, known.state)
         return known.state
+
+    async def _limit(self, id: str, state: Any) -> None:
+        """Put in force what the engine knows nothing of. A container that can't have it does not run."""
+        try:
+            cgroups.apply(state.pid, state.resources)
+            if id in self._updates and self._updates[id].oom_score_adj:
+                _adjust_oom_score(state.pid, self._updates[id].oom_score_adj)
+        except InvalidArgument:
+            await self._stop_container(id, 0)
+            raise
 
     def stop_container(self, id: str, grace_seconds: int) -> Deferred[Any]:
         return Deferred.fromCoroutine(self._stop_container(id, grace_seconds))
@@ -365,6 +379,7 @@ class DockerProvider:
             cgroups.apply(known.state.pid, limits)
             if score and score != known.state.resources.oom_score_adj:
                 _adjust_oom_score(known.state.pid, score)
+        cgroups.overlay(self._updates.setdefault(id, cri.LinuxContainerResources()), limits)
         return (await self._existing(id)).state
 
     def containers(self) -> Deferred[list[Any]]:
