@@ -88,13 +88,16 @@ class ImageService:
         return cri.RemoveImageResponse()
 
     async def ImageFsInfo(self, request: Any, call: Any) -> Any:
-        """The image store's own use. Containers write inside their VMs, so nothing is said of them."""
+        """The image store's own use. What containers write is on their VMs' disks and takes nothing here;
+        the store is named for them too, since kubelet takes two different filesystems, or none, for a split
+        disk (and reads the first entry unseen)."""
         usage = await self.store.fs_usage()
         response = cri.ImageFsInfoResponse()
         entry = response.image_filesystems.add(timestamp=usage.timestamp_nanos)
         entry.fs_id.mountpoint = usage.path
         entry.used_bytes.value = usage.used_bytes
         entry.inodes_used.value = usage.inodes_used
+        response.container_filesystems.add().CopyFrom(entry)
         return response
 
 

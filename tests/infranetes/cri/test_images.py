@@ -136,5 +136,6 @@ class ImageServiceTests(StoreCase):
             self.assertGreater(usage.used_bytes.value, 0)
             self.assertGreater(usage.inodes_used.value, 3)
             self.assertGreater(usage.timestamp, 10**18)
+            self.assertEqual(list(response.container_filesystems), [usage])  # kubelet reads the first unseen
 
         return self.run_(body())
