@@ -77,6 +77,8 @@ class Config:
     providers: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
     # Names that RunPodSandbox may give beside the empty one; all mean the same.
     runtime_handlers: tuple[str, ...] = ("infranetes",)
+    # Files that define the AppArmor profiles which containers may ask for.
+    apparmor_dir: Path = Path("/etc/apparmor.d")
     # What kubelet is told to use for its own control groups.
     cgroup_driver: str = attrs.field(default="systemd", validator=in_(("systemd", "cgroupfs")))
     parallel_agents: int = attrs.field(default=64, validator=instance_of(int))  # connected to at once

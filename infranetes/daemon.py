@@ -141,6 +141,7 @@ class Daemon:
             config.parallel_agents,
             Volumes(self._reactor, config.state_dir / "volumes", config.volumes),
         )
+        node.apparmor = config.apparmor_dir
         node.pool = Pool(node, config.pool)
         node.renewal = Renewal(node)
         node.hostports = HostPorts(Table(self._reactor, table_name(config.state_dir)))

@@ -10,7 +10,7 @@ from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
 from infranetes.agent.client import AgentClient
-from infranetes.pods import carried
+from infranetes.pods import apparmor, carried
 from infranetes.pods.follow import GONE_REASON, end, take
 from infranetes.pods.inventory import Container, Sandbox, container_name
 from infranetes.pods.node import Node
@@ -136,10 +136,13 @@ class Containers:
 
     async def _carried(self, config: cri.ContainerConfig) -> cri.ContainerConfig:
         """`config` with what it names of the node's files, but for its mounts."""
-        path = carried.seccomp_path(config)
-        if not path:
-            return config
-        return carried.with_profile(config, await in_thread(self._node.clock, carried.read_profile, path))
+        if path := carried.seccomp_path(config):
+            text = await in_thread(self._node.clock, carried.read_profile, path)
+            config = carried.with_profile(config, text)
+        if profile := apparmor.name(config):
+            text = await in_thread(self._node.clock, apparmor.find, self._node.apparmor, profile)
+            config = apparmor.put(config, profile, text)
+        return config
 
     async def _undo(self, container: Container, asked: list[AgentClient]) -> None:
         """An agent that can't be told now is told when its snapshot shows a container of no record."""

@@ -11,6 +11,7 @@ from twisted.logger import Logger
 from infranetes.agent.client import Connect
 from infranetes.agent.view import ViewTimes
 from infranetes.hostports.hostports import NoHostPorts
+from infranetes.pods import apparmor
 from infranetes.pods.inventory import Container, Inventory, Sandbox
 from infranetes.pods.records import ContainerRecord, SandboxRecord
 from infranetes.pods.states import SandboxState
@@ -103,6 +104,7 @@ class Node:
     :param authority: issues the VMs' certificates. :param connect: makes the agents' clients.
     :param logs: what keeps the containers' log files, `pods.logs.Logs`.
     :param volumes: what carries their mounts, `volumes.volumes.Volumes`; None: nothing does.
+    :ivar apparmor: the directory of the node's AppArmor profiles.
     :ivar pool: VMs that wait for a pod, `pods.pool.Pool`. :ivar renewal: replaces certificates.
     """
 
@@ -129,6 +131,7 @@ class Node:
         self.logs = logs
         self.volumes: Any = volumes if volumes is not None else NoVolumes()
         self.names = names
+        self.apparmor = apparmor.DEFAULT_DIRECTORY
         self.times = times
         self.inventory = Inventory()
         self.pool: Any = NoPool()

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,23 @@ TOOLS = ROOT / "build" / "tools"
 READY_SECONDS = 900.0  # the first start makes QEMU's template
 END_SECONDS = 60.0
 _TWISTD = (sys.executable, "-c", "from twisted.scripts.twistd import run; run()")
+
+
+# critest looks whether the node's kernel has AppArmor, and loads profiles into it. Where a pod is a VM it
+# is that one's kernel which matters, and a profile is there for it once it is in the daemon's directory.
+_WITH_APPARMOR = """
+mount -t tmpfs none /sys/module
+mkdir -p /sys/module/apparmor/parameters
+echo Y >/sys/module/apparmor/parameters/enabled
+exec "$@"
+"""
+_SUDO = """\
+#!/bin/sh -eu
+# sudo apparmor_parser -r -W FILE
+[ "$1 $2 $3" = "apparmor_parser -r -W" ]
+cp "$4" "$APPARMOR_DIRECTORY/.$$"
+mv "$APPARMOR_DIRECTORY/.$$" "$APPARMOR_DIRECTORY/critest"
+"""
 
 
 class NotReady(Exception):
@@ -71,6 +88,10 @@ class Runtime:
                 raise NotReady(f"{self.name} is not ready; its log is {self.log}:\n{said}")
             time.sleep(0.2)
 
+    def around(self, spec: str) -> tuple[Sequence[str], Mapping[str, str]]:
+        """What critest is run by for that spec, and what is added to its environment."""
+        return (), {}
+
     def _ready(self) -> bool:
         done = self.crictl("info")
         if done.returncode:
@@ -119,6 +140,7 @@ class Infranetes(Runtime):
             "node": "conformance",
             "provider": "qemu",
             "log": {"level": "debug"},
+            "apparmor_dir": str(self._apparmor()),
             "providers": {"qemu": {**network, **self._table}},
         }
         path = self.root / "infranetes.toml"
@@ -134,6 +156,23 @@ class Infranetes(Runtime):
         )
         command = [*_TWISTD, "--nodaemon", "--pidfile=", "infranetes", "--config", str(path)]
         return command, {"HOME": str(self.root / "home")}
+
+    def _apparmor(self) -> Path:
+        """The node's AppArmor profiles: none, and a `sudo` for critest that puts one there."""
+        programs, profiles = self.root / "programs", self.root / "apparmor.d"
+        for directory in (programs, profiles):
+            directory.mkdir()
+        sudo = programs / "sudo"
+        sudo.write_text(_SUDO)
+        sudo.chmod(0o755)
+        return profiles
+
+    def around(self, spec: str) -> tuple[Sequence[str], Mapping[str, str]]:
+        if not spec.startswith("AppArmor "):
+            return (), {}
+        path = f"{self.root / 'programs'}:{os.environ.get('PATH', '')}"
+        command = ("unshare", "--mount", "sh", "-euc", _WITH_APPARMOR, "sh")
+        return command, {"PATH": path, "APPARMOR_DIRECTORY": str(self.root / "apparmor.d")}
 
 
 class Containerd(Runtime):

@@ -9,9 +9,10 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -78,7 +79,7 @@ def listed(focus: str = "") -> list[Spec]:
 
     :param focus: a regular expression that part of the name has to match."""
     with tempfile.TemporaryDirectory() as directory:
-        done = _run(Path(directory), ["--ginkgo.dry-run"], 60.0)
+        done = _run(Path(directory), [str(CRITEST), "--ginkgo.dry-run"], 60.0)
         report = Path(directory, "report.json")
         if not report.exists():
             raise RuntimeError(f"critest lists no specs: {done[-2000:]}")
@@ -92,15 +93,20 @@ def listed(focus: str = "") -> list[Spec]:
     return [spec for spec in specs if re.search(focus, spec.name)]
 
 
-def _run(directory: Path, arguments: Sequence[str], seconds: float) -> str:
+def _run(
+    directory: Path,
+    command: Sequence[str],
+    seconds: float,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     """critest with its report and temporary files in `directory`; what it said."""
-    command = [str(CRITEST), "--config", os.devnull, "--ginkgo.no-color", "--ginkgo.v"]
-    command += ["--ginkgo.json-report", str(directory / "report.json"), *arguments]
+    command = [*command, "--config", os.devnull, "--ginkgo.no-color", "--ginkgo.v"]
+    command += ["--ginkgo.json-report", str(directory / "report.json")]
     try:
         done = subprocess.run(
             command,
             cwd=directory,
-            env={**os.environ, "TMPDIR": str(directory)},
+            env={**os.environ, "TMPDIR": str(directory), **environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -141,8 +147,10 @@ class Runner:
         directory.mkdir(parents=True)
         begun = time.monotonic()
         endpoint = self._runtime.endpoint
-        arguments = ["--runtime-endpoint", endpoint, "--image-endpoint", endpoint]
-        said = _run(directory, [*arguments, "--ginkgo.focus", spec.focus, *spec.flags], SPEC_SECONDS)
+        around, environment = self._runtime.around(spec.name)
+        command = [*around, str(CRITEST), "--runtime-endpoint", endpoint, "--image-endpoint", endpoint]
+        command += ["--ginkgo.focus", spec.focus, *spec.flags]
+        said = _run(directory, command, SPEC_SECONDS, environment)
         seconds = time.monotonic() - begun
         (directory / "output").write_text(f"{spec.name}\n{said}")
         outcome = _outcome(spec, directory / "report.json", seconds)

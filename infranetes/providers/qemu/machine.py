@@ -65,7 +65,7 @@ class Machine:
         words = [
             "root=/dev/vda rw console=ttyS0 quiet fsck.mode=skip net.ifnames=0",
             "panic=-1",  # a broken machine ends at once
-            "apparmor=0",  # Docker wants profiles that are not there, or no AppArmor
+            "apparmor=1 security=apparmor",
             "memhp_default_state=online memory_hotplug.memmap_on_memory=1",
             "nowatchdog",  # a copy wakes up with a clock that has jumped
             "random.trust_cpu=on",

@@ -152,9 +152,13 @@ class TranslateTests(SynchronousTestCase):
         )
         self.assertEqual(options(apparmor_profile="runtime/default", **default), [])
         self.refused("seccomp", secured, seccomp_profile_path="somewhere")
-        local = profile(profile_type=profile.Localhost, localhost_ref="x")
-        self.refused("no AppArmor", secured, apparmor=local)
-        self.refused("no AppArmor", secured, apparmor_profile="localhost/x")
+        local = profile(profile_type=profile.Localhost, localhost_ref="deny-write\nprofile deny-write {}\n")
+        self.assertEqual(options(apparmor=local, **default), ["apparmor=deny-write"])
+        local.localhost_ref = "deny-write"
+        self.refused("sent no profile", secured, apparmor=local)
+        self.refused("sent no profile", secured, apparmor_profile="localhost/x")
+        local.localhost_ref = "deny write\nprofile"
+        self.refused("no profile's name", secured, apparmor=local)
 
     def test_a_profile_of_the_node_is_checked_again(self) -> None:
         profile = {"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": 1, "syscalls": None}

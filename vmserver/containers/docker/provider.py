@@ -30,11 +30,12 @@ from infranetes_common.errors import (
     Unavailable,
 )
 from vmserver.containers.docker import accounts, cgroups
+from vmserver.containers.docker.apparmor import Profiles
 from vmserver.containers.docker.engine import CALL_SECONDS, ByteStream, Engine, EngineError
 from vmserver.containers.docker.execs import exec_sync
 from vmserver.containers.docker.image_volumes import ImageVolumes
 from vmserver.containers.docker.images import Images
-from vmserver.containers.docker.security import NAME_PREFIX
+from vmserver.containers.docker.security import NAME_PREFIX, apparmor_profile
 from vmserver.containers.docker.sessions import attach_session, exec_session
 from vmserver.containers.docker.state import container_state, process_user
 from vmserver.containers.docker.translate import LABEL_ID, create_body, resources
@@ -87,6 +88,7 @@ class DockerProvider:
         self._images = Images(self._engine)
         self._accounts = accounts.ImageAccounts(self._engine)
         self._image_volumes = ImageVolumes(reactor, self._engine, run_dir / self.name / "images")
+        self._profiles = Profiles(reactor)
         self._usages = Usages(reactor)
         self._view: dict[str, _Known] = {}
         self._updates: dict[str, Any] = {}  # limits put in force that the engine knows not of
@@ -257,6 +259,9 @@ class DockerProvider:
             ipc_sysctls=ipc_sysctls(sandbox_config),
             image_paths=await self._image_volumes.paths(config.mounts),
         )
+        kind, profile = apparmor_profile(config.linux.security_context)
+        if kind == cri.SecurityProfile.Localhost:
+            await self._profiles.load(profile)
         try:
             await self._engine.call("POST", "/containers/create", {"name": NAME_PREFIX + id}, body)
         except EngineError as error:

@@ -11,6 +11,7 @@ from typing import Any
 
 from infranetes_common import cri
 from infranetes_common.errors import InvalidArgument
+from vmserver.containers.docker import apparmor
 
 NAME_PREFIX = "infranetes-"
 MAX_PROFILE_BYTES = 256 * 1024
@@ -70,15 +71,17 @@ def options(context: Any) -> list[str]:
         found.append("seccomp=unconfined")
     elif kind == _PROFILE.Localhost:
         found.append("seccomp=" + seccomp_profile(reference))
-    kind, _ = _profile(context, "apparmor", context.apparmor_profile, _PROFILE.RuntimeDefault)
+    kind, reference = apparmor_profile(context)
     if kind == _PROFILE.Localhost:
-        raise InvalidArgument(
-            "security_context.apparmor: the VM has no AppArmor, so a profile of the node (Localhost) "
-            "can't be had; ask for RuntimeDefault or none"
-        )
+        found.append("apparmor=" + apparmor.parted(reference)[0])
     if kind == _PROFILE.Unconfined:
         found.append("apparmor=unconfined")
     return found
+
+
+def apparmor_profile(context: Any) -> tuple[int, str]:
+    """Which AppArmor profile is asked for: its kind and, of the node's, what `apparmor` takes."""
+    return _profile(context, "apparmor", context.apparmor_profile, _PROFILE.RuntimeDefault)
 
 
 def _profile(context: Any, field: str, old: str, unsaid: int) -> tuple[int, str]:
