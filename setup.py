@@ -27,10 +27,12 @@ REQUIRES = [
     "zstandard>=0.20",
     "h11>=0.14",
     "wsproto>=1.2",
+    "apache-libcloud>=3.4.1",
 ]
 
 EXTRAS = {
-    "test": ["hypothesis>=6.67", "grpcio>=1.51"],
+    "test": ["hypothesis>=6.67", "grpcio>=1.51", "moto[server,ec2]>=5.2", "boto3>=1.26"],
+    "aws": ["botocore>=1.29"],
     "bench": ["grpcio>=1.51"],
     # Exact: another release of these finds other faults.
     "lint": ["ruff==0.17.5", "mypy==2.4.1", "mypy-zope==1.0.17", "types-protobuf"],

@@ -18,6 +18,7 @@ from infranetes_common.errors import FailedPrecondition, InvalidArgument, Resour
 from vmserver import validate
 from vmserver.containers.interface import IContainerProvider
 from vmserver.keys import Keys
+from vmserver.metadata import MetadataGate
 from vmserver.sandbox import Sandbox
 from vmserver.sessions import SessionCalls
 from vmserver.stats.calls import StatsCalls
@@ -86,7 +87,7 @@ class AgentService(SessionCalls, VolumeCalls, StatsCalls):
     """One method per RPC.
 
     :ivar keys: the key that waits for its certificate.
-    :ivar rekey: puts a certificate (PEM) for it in force.
+    :ivar rekey: puts a certificate (PEM) for it in force. :ivar gate: the way to a metadata service.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class AgentService(SessionCalls, VolumeCalls, StatsCalls):
         self.agent_id = secrets.token_hex(16)
         self.keys = Keys()
         self.rekey: Callable[[str], None] = _no_identity
+        self.gate: MetadataGate | None = None
         provider.watch(self._changed, self._removed)
 
     def begin(self, sandbox_id: str, boot_id: str, *, new_agent: bool) -> None:
@@ -157,6 +159,8 @@ class AgentService(SessionCalls, VolumeCalls, StatsCalls):
 
     async def ConfigureSandbox(self, request: Any, call: Any) -> Any:
         self._sandbox.configure(request.config)
+        if self.gate is not None:
+            await self.gate.configure(request.config.annotations)
         await self._provider.configure(request.config)
         return messages.ConfigureSandboxResponse()
 

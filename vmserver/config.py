@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from infranetes_common.errors import ConfigError
 
 VIRTIO_SERIAL = "virtio-serial"
 FILE = "file"
+CLOUDS = ("aws", "gcp", "vsphere", "cloud")  # see vmserver.metadata
 DEFAULT_CHANNEL = Path("/dev/virtio-ports/infranetes.identity")
 
 
@@ -20,10 +22,11 @@ DEFAULT_CHANNEL = Path("/dev/virtio-ports/infranetes.identity")
 class IdentityConfig:
     """Where the machine's identity comes from."""
 
-    source: str = VIRTIO_SERIAL  # virtio-serial or file
+    source: str = VIRTIO_SERIAL  # virtio-serial, file, aws, gcp, vsphere, or cloud: one of the last three
     path: Path = DEFAULT_CHANNEL  # the channel's device, or the document
     apply: bool = True  # give it to the machine: clock, entropy, names, network; false: only to the agent
     interface: str = ""  # the network card it is for; empty: the first one
+    endpoint: str = ""  # of the cloud's metadata service, http://HOST:PORT; empty: the usual one
 
 
 @attrs.frozen
@@ -67,9 +70,14 @@ def check(config: Config, origin: str) -> Config:
     """
     problems = [
         (
-            config.identity.source not in (VIRTIO_SERIAL, FILE),
+            config.identity.source not in (VIRTIO_SERIAL, FILE, *CLOUDS),
             "identity.source",
-            f"{VIRTIO_SERIAL} or {FILE}",
+            f"one of {', '.join((VIRTIO_SERIAL, FILE, *CLOUDS))}",
+        ),
+        (
+            not re.fullmatch(r"(?:http://[A-Za-z0-9.-]+(?::[0-9]{1,5})?)?", config.identity.endpoint),
+            "identity.endpoint",
+            "http://HOST:PORT",
         ),
         (not config.provider, "provider", "the name of a ContainerProvider"),
         (config.limits.connections < 1, "limits.connections", "1 or more"),

@@ -45,6 +45,7 @@ from vmserver.containers import ProviderContext, create
 from vmserver.containers.interface import IContainerProvider
 from vmserver.intake import IdentityFile, VirtioSerial, save
 from vmserver.machine import Machine
+from vmserver.metadata import CloudIdentity, MetadataGate
 from vmserver.rehearsal import rehearse
 from vmserver.sandbox import Sandbox
 from vmserver.volumes.store import VolumeStore
@@ -139,6 +140,8 @@ class Vmserver(Service):
             own_machine=config.identity.apply,
         )
         self._agent.rekey = self._rekey
+        in_cloud = config.identity.source in configuration.CLOUDS
+        self._gate = self._agent.gate = MetadataGate(reactor, in_cloud and config.identity.apply)
         service = GrpcService(vmserver.Agent, self._agent)
         self._server = Server(reactor, [service], translate_error=errors.to_grpc)
         self._door: tls.Door | None = None
@@ -189,6 +192,8 @@ class Vmserver(Service):
 
     async def _take(self, identity: Identity, boot_id: str, *, fresh: bool) -> int:
         made = tls.context(identity)
+        if fresh and self._identity is None:
+            await self._gate.close()
         if self._config.identity.apply:
             self._become(identity, fresh)
         if fresh:
@@ -349,4 +354,7 @@ class Vmserver(Service):
         config = self._config.identity
         if config.source == configuration.FILE:
             return IdentityFile(self._reactor, config.path, self.accept)
-        return VirtioSerial(self._reactor, config.path, self.accept, lambda: self._identity is None)
+        waiting = lambda: self._identity is None  # noqa: E731
+        if config.source in configuration.CLOUDS:
+            return CloudIdentity(self._reactor, config.source, config.endpoint, self.accept, waiting)
+        return VirtioSerial(self._reactor, config.path, self.accept, waiting)

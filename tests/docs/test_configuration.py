@@ -10,6 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.config import Config as NodeConfig
 from infranetes.config import load as load_node
+from infranetes.providers.cloud.aws.settings import Settings as AwsSettings
 from infranetes.providers.qemu.settings import QemuSettings
 from infranetes.providers.simulated.settings import Settings as SimulatedSettings
 from tests.docs.reference import defaults, documented
@@ -17,12 +18,14 @@ from vmserver.config import Config as AgentConfig
 from vmserver.config import load as load_agent
 
 TREE = Path(__file__).resolve().parents[2]
-# The machine's own names: they have no default that could be written down.
+# The machine's or the owner's own names: they have no default that could be written down.
 OF_THE_MACHINE = {
     ("infranetes.toml", "node"),
     ("providers.qemu", "max_memory"),
     ("providers.qemu", "max_cpus"),
     ("providers.simulated", "farm_command"),
+    ("providers.aws", "region"),  # of the account
+    ("providers.aws", "image"),
 }
 
 
@@ -52,6 +55,9 @@ class ReferenceTests(SynchronousTestCase):
 
     def test_every_key_of_the_simulated_provider_and_its_default(self) -> None:
         self.check("providers.simulated", SimulatedSettings())
+
+    def test_every_key_of_the_aws_provider_and_its_default(self) -> None:
+        self.check("providers.aws", AwsSettings(region="eu-west-1", image="ami-12345678"))
 
 
 class DefaultFileTests(SynchronousTestCase):

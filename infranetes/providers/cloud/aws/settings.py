@@ -1,0 +1,51 @@
+"""What the configuration may say of AWS."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import attrs
+from libcloud.compute.drivers.ec2 import EC2NodeDriver
+
+from infranetes.providers.cloud.settings import CloudSettings
+from infranetes_common.config import secret
+
+
+def _is_region(instance: Any, attribute: Any, value: str) -> None:
+    if value not in EC2NodeDriver.list_regions():
+        raise ValueError("not a region that libcloud knows")
+
+
+def _is_image(instance: Any, attribute: Any, value: str) -> None:
+    if not re.fullmatch(r"ami-[0-9a-f]{8,17}", value):
+        raise ValueError("a machine image's id is expected: ami-…")
+
+
+def _is_endpoint(instance: Any, attribute: Any, value: str) -> None:
+    if value and not re.fullmatch(r"https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?/?", value):
+        raise ValueError("https://HOST or https://HOST:PORT is expected")
+
+
+def _pair(instance: Any, attribute: Any, value: str) -> None:
+    if bool(value) != bool(instance.access_key):
+        raise ValueError("access_key and secret_key go together")
+
+
+@attrs.frozen(kw_only=True)
+class Settings(CloudSettings):
+    """The table `providers.aws`."""
+
+    region: str = attrs.field(validator=_is_region)
+    image: str = attrs.field(validator=_is_image)  # of a guest with our agent
+    subnets: tuple[str, ...] = ()  # tried in this order; empty: the default VPC's choice
+    security_groups: tuple[str, ...] = ()  # ids; they need subnets
+    key_name: str = ""  # an SSH key pair's, for looking into a VM
+    instance_profile: str = ""  # what pods may do at AWS, unless their annotation says otherwise
+    public_address: bool = False  # for pods without an annotation
+    disk_gib: int = attrs.field(default=0, validator=attrs.validators.ge(0))  # 0: as the image has it
+    sizes: tuple[str, ...] = ("t3.*", "m5.*", "c5.*", "r5.*", "g4dn.*", "p3.*")
+    access_key: str = ""
+    secret_key: str = secret(default="", validator=_pair)
+    profile: str = ""  # of the AWS configuration files, when no keys are given here
+    endpoint: str = attrs.field(default="", validator=_is_endpoint)  # in place of the region's own

@@ -1,0 +1,53 @@
+"""The ground of tests of the AWS provider."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from infranetes.providers.cloud.aws.cloud import offers
+from infranetes.providers.interface import Instance
+from tests.contract.pod_provider import ProviderCase, reactor
+from tests.support.clouds.aws import AwsWorld
+from tests.support.clouds.faults import Kind
+from tests.support.clouds.moto import REGION
+
+offers(REGION)  # a large file, which the daemon reads before its reactor runs
+
+
+class AwsCase(ProviderCase):
+    """A world for each test."""
+
+    provider_name = "aws"
+    boot_timeout: ClassVar[float] = 30.0
+    agent_timeout: ClassVar[float] = 60.0
+
+    def setUp(self) -> Any:
+        result = super().setUp()
+        self.world = AwsWorld(reactor, self.run_dir / "machines")
+        self.world.start()
+        self.settings: dict[str, Any] = self.world.table()
+        return result
+
+    def table(self) -> Mapping[str, Any]:
+        return self.settings
+
+    async def end_from_outside(self, instance: Instance) -> None:
+        self.world.end(instance.id)
+
+    def break_launches(self) -> Callable[[], None]:
+        """The instance is made, and the answer is an error, each time."""
+        self.world.faults.add(Kind.ACTED, "RunInstances")
+        self.settings["retry_seconds"] = 0.3
+
+        def mend() -> None:
+            self.world.faults.clear()
+            self.settings["retry_seconds"] = 5.0
+
+        return mend
+
+    def leftovers(self) -> list[str]:
+        return self.world.holdings()
+
+    async def finish(self) -> None:
+        await self.world.stop()

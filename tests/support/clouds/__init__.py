@@ -1,0 +1,1 @@
+"""Clouds to test against: simulators over HTTP whose VMs have real agents."""

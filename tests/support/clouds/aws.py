@@ -1,0 +1,324 @@
+"""EC2 as moto simulates it, between which and the provider stand the faults; its instances have agents.
+
+What is done here because moto does not, or does otherwise than EC2:
+
+- the XML namespace of answers ends with a slash, and that of errors is none at all;
+- a client token makes RunInstances idempotent, and refuses other parameters (source: EC2 API reference,
+  "Ensuring idempotency in Amazon EC2 API requests");
+- an instance is pending until its machine is started, and its agent listens at its own address:
+  the VPC is a part of 127.0.0.0/8, where every address is the loopback interface's.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+import attrs
+import requests
+from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
+from twisted.protocols.policies import WrappingFactory
+from twisted.web.client import Agent, FileBodyProducer, HTTPConnectionPool, readBody
+from twisted.web.http_headers import Headers
+from twisted.web.resource import Resource
+from twisted.web.server import NOT_DONE_YET, Site
+
+from tests.support.clouds import machines, moto
+from tests.support.clouds.faults import Fault, Faults, Kind
+from tests.support.clouds.imds import Imds
+
+IMAGE = "ami-785db401"
+NETWORK = "127.77.0.0/16"
+SUBNETS = (("127.77.0.0/20", "a"), ("127.77.16.0/20", "b"))
+BOOT_SECONDS = 0.1
+_NAMESPACE = re.compile(rb'xmlns="http://ec2\.amazonaws\.com/doc/[0-9-]+/?"')
+_EC2 = b'xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"'
+_ITEM = re.compile(rb"<instanceId>(i-[0-9a-f]+)</instanceId>")
+_RUNNING = re.compile(rb"<instanceState><code>16</code><name>running</name></instanceState>")
+_PENDING = b"<instanceState><code>0</code><name>pending</name></instanceState>"
+
+NORMAL, NEVER, NO_AGENT = "normal", "never", "no-agent"
+
+
+@attrs.define
+class _Vm:
+    id: str
+    address: str
+    behaviour: str
+    booted: bool = False
+
+
+class AwsWorld:
+    """One test's cloud.
+
+    :ivar faults: what goes wrong. :ivar behaviour: how instances behave that are launched from now on.
+    :ivar user_data: what the metadata service has, by address.
+    """
+
+    def __init__(self, reactor: Any, directory: Path) -> None:
+        self._reactor = reactor
+        self._directory = directory
+        self._moto = moto.shared()
+        self._machines = machines.shared()
+        self._pool = HTTPConnectionPool(reactor)
+        self._agent = Agent(reactor, pool=self._pool)
+        self._vms: dict[str, _Vm] = {}
+        self._tokens: dict[str, tuple[dict[str, str], bytes]] = {}
+        self._stale: dict[str, bytes] = {}
+        self._timers: list[Any] = []
+        self.faults = Faults()
+        self.behaviour = NORMAL
+        self.user_data: dict[str, bytes] = {}
+        self.requests: list[dict[str, str]] = []
+        self._imds_site, self._proxy_site = CutSite(Imds(self.user_data)), CutSite(_Proxy(self))
+        self.urls: list[bytes] = []
+
+    def start(self) -> None:
+        """Have an empty cloud with a VPC, two subnets and a security group."""
+        requests.post(f"{self._moto.url}/moto-api/reset", timeout=60)
+        self.ec2 = self._moto.client()
+        vpc = self.ec2.create_vpc(CidrBlock=NETWORK)["Vpc"]["VpcId"]
+        self.subnets = [
+            self.ec2.create_subnet(VpcId=vpc, CidrBlock=cidr, AvailabilityZone=f"{moto.REGION}{zone}")[
+                "Subnet"
+            ]["SubnetId"]
+            for cidr, zone in SUBNETS
+        ]
+        self.group = self.ec2.create_security_group(GroupName="pods", Description="pods", VpcId=vpc)[
+            "GroupId"
+        ]
+        self._imds = self._reactor.listenTCP(0, self._imds_site, interface="0.0.0.0")
+        self._proxy = self._reactor.listenTCP(0, self._proxy_site, interface="127.0.0.1")
+        self.endpoint = f"http://127.0.0.1:{self._proxy.getHost().port}"
+
+    async def stop(self) -> None:
+        """Take it all away."""
+        for timer in self._timers:
+            if timer.active():
+                timer.cancel()
+        for id in self._vms:
+            self._machines.kill(id)
+        await self._imds.stopListening()
+        await self._proxy.stopListening()
+        await self._pool.closeCachedConnections()
+        for site in (self._imds_site, self._proxy_site):
+            await site.cut()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def table(self) -> dict[str, Any]:
+        """What a provider's configuration says of this cloud."""
+        return {
+            "region": moto.REGION,
+            "image": IMAGE,
+            "subnets": list(self.subnets),
+            "security_groups": [self.group],
+            "access_key": moto.KEYS[0],
+            "secret_key": moto.KEYS[1],
+            "endpoint": self.endpoint,
+            "sizes": ["t3.*"],
+            "retry_first": 0.02,
+            "retry_most": 0.2,
+            "retry_seconds": 5.0,
+            "call_seconds": 5.0,
+            "calls_per_second": 200.0,
+            "poll_seconds": 0.1,
+            "watch_seconds": 0.3,
+            "settle_seconds": 1.0,
+            "destroy_seconds": 20.0,
+        }
+
+    # ---- Looking and acting from outside
+
+    def instances(self) -> list[Any]:
+        """Instances that have not ended, as EC2 describes them."""
+        found = [one for each in self.ec2.describe_instances()["Reservations"] for one in each["Instances"]]
+        return [one for one in found if one["State"]["Name"] not in ("terminated", "shutting-down")]
+
+    def holdings(self) -> list[str]:
+        """All that costs money, in words."""
+        found = [f"instance {one['InstanceId']}" for one in self.instances()]
+        found += [f"address {one['AllocationId']}" for one in self.ec2.describe_addresses()["Addresses"]]
+        return found + [f"disk {one['VolumeId']}" for one in self.ec2.describe_volumes()["Volumes"]]
+
+    def end(self, id: str) -> None:
+        """Somebody else ends an instance."""
+        self.ec2.terminate_instances(InstanceIds=[id])
+        self._machines.kill(id)
+
+    # ---- The way of a call
+
+    async def call(self, parameters: dict[str, str]) -> tuple[int, bytes]:
+        """What EC2 answers. :raise ConnectionError: nothing, the connection breaks."""
+        self.requests.append(parameters)
+        fault = self.faults.befalling(parameters)
+        early: Any = _refusal(fault) if fault is not None else None
+        if early is not None:
+            return early  # type: ignore[no-any-return]
+        status, body = await self._served(parameters)
+        if fault is not None and fault.kind is Kind.STALE:
+            body = self._stale.setdefault(_key(parameters), body)
+        elif status == 200:
+            self._stale[_key(parameters)] = body
+        if fault is not None and fault.kind is Kind.ACTED:
+            return 500, _error("InternalError", "An internal error has occurred")
+        if fault is not None and fault.kind is Kind.LOST:
+            raise ConnectionError
+        return status, body
+
+    async def _served(self, parameters: dict[str, str]) -> tuple[int, bytes]:
+        action, token = parameters.get("Action"), parameters.get("ClientToken", "")
+        if action == "RunInstances" and token in self._tokens:
+            asked, answered = self._tokens[token]
+            if asked != parameters:
+                return 400, _error("IdempotentParameterMismatch", "The client token was used before")
+            return 200, answered
+        status, body = await self._forward(parameters)
+        if status != 200:
+            return status, _NAMESPACE.sub(b"", body)
+        body = self._as_booted(_NAMESPACE.sub(_EC2, body))
+        if action == "RunInstances":
+            self._launched(parameters, body)
+            if token:
+                self._tokens[token] = (parameters, body)
+        elif action == "TerminateInstances":
+            for id in _ITEM.findall(body):
+                self._machines.kill(id.decode())
+        return 200, body
+
+    async def _forward(self, parameters: dict[str, str]) -> tuple[int, bytes]:
+        headers = Headers(
+            {
+                "Content-Type": ["application/x-www-form-urlencoded"],
+                "Authorization": [
+                    f"AWS4-HMAC-SHA256 Credential={moto.KEYS[0]}/20260101/{moto.REGION}/ec2/aws4_request, "
+                    "SignedHeaders=host, Signature=0"
+                ],
+            }
+        )
+        producer = FileBodyProducer(io.BytesIO(urlencode(parameters).encode()))
+        response: Any = await self._agent.request(b"POST", f"{self._moto.url}/".encode(), headers, producer)
+        body: bytes = await readBody(response)
+        return int(response.code), body
+
+    def _as_booted(self, body: bytes) -> bytes:
+        """Instances whose machine has not booted are pending, whatever moto says."""
+        pending = {vm.id.encode() for vm in self._vms.values() if not vm.booted}
+        if not pending:
+            return body
+        parts = re.split(rb"(?=<item><architecture>)", body)
+        for number, part in enumerate(parts):
+            found = _ITEM.search(part)
+            if found is not None and found[1] in pending:
+                parts[number] = _RUNNING.sub(_PENDING, part)
+        return b"".join(parts)
+
+    # ---- Machines
+
+    def _launched(self, parameters: dict[str, str], body: bytes) -> None:
+        found = _ITEM.search(body)
+        address = re.search(rb"<privateIpAddress>([0-9.]+)</privateIpAddress>", body)
+        assert found is not None and address is not None
+        vm = _Vm(found[1].decode(), address[1].decode(), self.behaviour)
+        self._vms[vm.id] = vm
+        self.user_data[vm.address] = base64.b64decode(parameters.get("UserData", ""))
+        if vm.behaviour != NEVER:
+            self._timers.append(self._reactor.callLater(BOOT_SECONDS, self._boot, vm))
+
+    def _boot(self, vm: _Vm) -> None:
+        vm.booted = True
+        if vm.behaviour == NO_AGENT:
+            return
+        directory = self._directory / vm.id
+        self._machines.run(
+            vm.id,
+            {
+                "provider": "fake",
+                "listen": f"{vm.address}:2475",
+                "run_dir": str(directory),
+                "volumes_dir": str(directory / "volumes"),
+                "etc_dir": str(directory),
+                "identity": {
+                    "source": "aws",
+                    "apply": False,
+                    "endpoint": f"http://{vm.address}:{self._imds.getHost().port}",
+                },
+            },
+        )
+
+
+class CutSite(WrappingFactory):
+    """A site whose connections can be cut."""
+
+    def __init__(self, resource: Resource) -> None:
+        super().__init__(Site(resource, timeout=None))
+
+    async def cut(self) -> None:
+        """End every connection."""
+        from twisted.internet import reactor
+
+        while self.protocols:
+            for protocol in list(self.protocols):
+                protocol.transport.abortConnection()
+            await deferLater(reactor, 0.01)
+
+
+class _Proxy(Resource):
+    isLeaf = True
+
+    def __init__(self, world: AwsWorld) -> None:
+        super().__init__()
+        self._world = world
+
+    def render(self, request: Any) -> Any:
+        self._world.urls.append(request.uri)
+        parameters = dict(parse_qsl(request.content.read().decode(), keep_blank_values=True))
+        gone: list[bool] = []
+        request.notifyFinish().addErrback(lambda _: gone.append(True))
+
+        def answer(outcome: Any) -> None:
+            if gone:
+                return
+            if not isinstance(outcome, tuple):
+                request.transport.abortConnection()
+                return
+            status, body, *headers = outcome
+            request.setResponseCode(status)
+            request.setHeader("Content-Type", "text/xml;charset=UTF-8")
+            for name, value in headers:
+                request.setHeader(name, value)
+            request.write(body)
+            request.finish()
+
+        Deferred.fromCoroutine(self._world.call(parameters)).addBoth(answer)
+        return NOT_DONE_YET
+
+
+def _refusal(fault: Fault) -> Any:
+    """The answer of a cloud that did nothing."""
+    if fault.kind is Kind.THROTTLE:
+        body = _error("RequestLimitExceeded", "Request limit exceeded.")
+        header = [("Retry-After", f"{fault.retry_after:g}")] if fault.retry_after else []
+        return (503, body, *header)
+    return {
+        Kind.ERROR: (503, _error("Unavailable", "The server is overloaded")),
+        Kind.QUOTA: (400, _error("VcpuLimitExceeded", "You have requested more vCPU capacity")),
+        Kind.CAPACITY: (500, _error("InsufficientInstanceCapacity", "There is no capacity")),
+        Kind.REVOKED: (401, _error("AuthFailure", "AWS was not able to validate the credentials")),
+    }.get(fault.kind)
+
+
+def _error(code: str, words: str) -> bytes:
+    return (
+        f'<?xml version="1.0" encoding="UTF-8"?>\n<Response><Errors><Error><Code>{code}</Code>'
+        f"<Message>{words}</Message></Error></Errors><RequestID>r</RequestID></Response>"
+    ).encode()
+
+
+def _key(parameters: dict[str, str]) -> str:
+    return urlencode(sorted(parameters.items()))

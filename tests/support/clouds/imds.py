@@ -1,0 +1,41 @@
+"""EC2's metadata service, version 2: one listener, and each machine is known by the address it asks."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from twisted.web.resource import Resource
+
+
+class Imds(Resource):
+    """Source: Amazon EC2 user guide, "Use the Instance Metadata Service". :param user_data: by address."""
+
+    isLeaf = True
+
+    def __init__(self, user_data: Mapping[str, bytes]) -> None:
+        super().__init__()
+        self._user_data = user_data
+        self._tokens: set[str] = set()
+
+    def render(self, request: Any) -> bytes:
+        status, body = self._answer(request)
+        request.setResponseCode(status)
+        return body
+
+    def _answer(self, request: Any) -> tuple[int, bytes]:
+        address = request.transport.getHost().host
+        if request.path == b"/latest/api/token":
+            seconds = request.getHeader(b"x-aws-ec2-metadata-token-ttl-seconds") or b""
+            if request.method != b"PUT" or not seconds.isdigit():
+                return 400, b"Bad Request"
+            token = secrets.token_hex(8)
+            self._tokens.add(token)
+            return 200, token.encode()
+        token = request.getHeader("x-aws-ec2-metadata-token")
+        if token not in self._tokens:
+            return 401, b"Unauthorized"
+        if request.path == b"/latest/user-data" and address in self._user_data:
+            return 200, self._user_data[address]
+        return 404, b"Not Found"

@@ -1,0 +1,91 @@
+"""moto's server, in a process of its own that ends with this one.
+
+`python -m tests.support.clouds.moto` prints its port and serves until its standard input ends.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from importlib.util import find_spec
+from typing import Any
+
+from tests.support.clouds.machines import ROOT
+
+REGION = "eu-west-1"
+KEYS = ("AKIATEST", "secret-of-the-test")
+
+
+class Moto:
+    """The side of the test. Debian has no moto: it is the virtual environment's, then."""
+
+    def __init__(self) -> None:
+        python = sys.executable if find_spec("moto") else str(ROOT / ".venv" / "bin" / "python")
+        process = subprocess.Popen(
+            ["setsid", "--fork", python, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+        )
+        process.wait()
+        assert process.stdout is not None
+        with process.stdout:
+            self.port = int(process.stdout.readline())
+        self._input = process.stdin  # open as long as moto is to run
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def client(self) -> Any:
+        """A boto3 client of EC2, straight to moto."""
+        import boto3
+        from botocore.config import Config
+
+        return boto3.client(
+            "ec2",
+            region_name=REGION,
+            endpoint_url=self.url,
+            aws_access_key_id=KEYS[0],
+            aws_secret_access_key=KEYS[1],
+            config=Config(retries={"max_attempts": 0}),
+        )
+
+
+_shared: list[Moto] = []
+
+
+def shared() -> Moto:
+    """One for all tests of this process."""
+    if not _shared:
+        _shared.append(Moto())
+    return _shared[0]
+
+
+def _serve() -> None:
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import WSGIRequestHandler, make_server
+
+    class Quiet(WSGIRequestHandler):
+        def log_request(self, code: Any = "-", size: Any = "-") -> None:
+            pass
+
+    class Keeping(Quiet):
+        protocol_version = "HTTP/1.1"
+
+    server = make_server(
+        "127.0.0.1",
+        0,
+        DomainDispatcherApplication(create_backend_app),
+        threaded=True,
+        request_handler=Keeping,
+    )
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    os.write(1, f"{server.server_port}\n".encode())
+    os.close(1)
+    while os.read(0, 65536):
+        pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    _serve()
