@@ -46,6 +46,7 @@ NODE_LIFETIME_SECONDS = 7 * 86400
 NODE_RENEWAL_SECONDS = 86400  # credentials are replaced once they have less than this to live
 
 _EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED of <openssl/x509_vfy.h>
+_KEY = re.compile(rb"-----BEGIN (EC )?PRIVATE KEY-----")
 _SANDBOX_ID = re.compile(r"[0-9a-z](?:[0-9a-z-]{0,61}[0-9a-z])?")
 
 
@@ -94,13 +95,17 @@ class Authority:
     that counts; from then on the same CA is loaded for as long as the state directory lives.
 
     :param clock: seconds since 1970 UTC.
-    :raise ConfigError: the state directory can't be written.
+    :param path: somebody's own CA in place of ours: certificate and key, PEM; it is never written.
+    :raise ConfigError: the state directory can't be written, or that file not be read.
     :raise FailedPrecondition: a CA is there and unusable; the message says why and what to do.
     """
 
-    def __init__(self, state_dir: Path | str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, state_dir: Path | str, clock: Callable[[], float] = time.time, path: Path | str = ""
+    ) -> None:
         self._clock = clock
-        self._path = Path(state_dir) / "ca" / "authority.pem"
+        self._given = bool(path)
+        self._path = Path(path) if path else Path(state_dir) / "ca" / "authority.pem"
         self._ca = self._load_or_create()
         self._context: Any = None
         self._context_until = 0.0
@@ -218,13 +223,16 @@ class Authority:
     def _load_or_create(self) -> _Pair:
         directory = self._path.parent
         try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            directory.chmod(0o700)
-            if not self._path.exists():
-                _write_new(self._path, self._create())
+            if not self._given:
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                directory.chmod(0o700)
+                if not self._path.exists():
+                    _write_new(self._path, self._create())
             mode = self._path.stat().st_mode & 0o777
             document = self._path.read_bytes()
         except OSError as e:
+            if self._given:
+                raise ConfigError(f"ca: {self._path} can't be read: {e.strerror}") from None
             raise ConfigError(
                 f"state_dir: the node's CA can't be kept in {directory}: {e.strerror}"
             ) from None
@@ -250,7 +258,10 @@ class Authority:
 
     def _check(self, document: bytes) -> _Pair:
         try:
-            key = serialization.load_pem_private_key(document, password=None)
+            begin = _KEY.search(document)  # whatever else is in the file, in whatever order
+            if begin is None:
+                raise ValueError("it has no private key")
+            key = serialization.load_pem_private_key(document[begin.start() :], password=None)
             certificate = x509.load_pem_x509_certificate(document[document.index(b"-----BEGIN CERT") :])
             if not isinstance(key, ec.EllipticCurvePrivateKey):
                 raise ValueError("the key is not an EC key")
@@ -274,6 +285,11 @@ class Authority:
         return _Pair(key, certificate)
 
     def _remedy(self) -> str:
+        if self._given:
+            return (
+                "ca names a PEM file, mode 0600, with the CA's certificate and its EC key: "
+                "it signs each VM's certificate"
+            )
         return (
             "Put the file back from a copy, or move it away to have a new CA made: the node then can "
             "no longer reach VMs that are running now"

@@ -6,7 +6,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Network, ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,9 @@ from infranetes.volumes.config import VolumesConfig
 from infranetes_common import config
 from infranetes_common.errors import ConfigError
 
+BASE_IP = "base_ip"  # a flag that is a key of the provider's
+ADDRESSING = ("qemu", "simulated")  # providers with a pod_cidr
+IMAGE_PROVIDERS = ("docker",)
 MAX_SOCKET_PATH = 107  # bytes: sun_path of unix(7), with its ending zero
 LEVELS = ("debug", "info", "warn", "error")
 FORMATS = ("text", "json")
@@ -58,6 +61,25 @@ class StreamingConfig:
     advertise: str = ""  # the host in the URLs that kubelet is given; empty: host
 
 
+def _is_ip(instance: Any, attribute: Any, value: str) -> None:
+    if value:
+        ip_address(value)
+
+
+def _is_subnet(instance: Any, attribute: Any, value: str) -> None:
+    if value:
+        ip_network(value)
+
+
+@attrs.frozen
+class KubernetesConfig:
+    """The cluster that this node is in. Kept for what watches Kubernetes; empty: not given."""
+
+    master_ip: str = attrs.field(default="", validator=_is_ip)  # the API server's address
+    cluster_cidr: str = attrs.field(default="", validator=_is_subnet)  # of the pods of all nodes
+    kubeconfig: str = ""  # a file
+
+
 def _default_node() -> str:
     return socket.gethostname() or "localhost"
 
@@ -73,6 +95,10 @@ class Config:
     cluster: str = "default"
     node: str = attrs.field(factory=_default_node)
     provider: str = "qemu"
+    # Whose images pods are made of: docker: container images out of registries.
+    imgprovider: str = "docker"
+    # A file with the CA that signs the VMs' certificates: PEM, certificate and key. Empty: one of our own.
+    ca: str = ""
     # Each provider's own table, by its name.
     providers: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
     # Names that RunPodSandbox may give beside the empty one; all mean the same.
@@ -84,6 +110,7 @@ class Config:
     parallel_agents: int = attrs.field(default=64, validator=instance_of(int))  # connected to at once
     images: ImagesConfig = attrs.field(factory=ImagesConfig)
     volumes: VolumesConfig = attrs.field(factory=VolumesConfig)
+    kubernetes: KubernetesConfig = attrs.field(factory=KubernetesConfig)
     log: LogConfig = LogConfig()
     times: TimesConfig = TimesConfig()
     pool: PoolConfig = attrs.field(factory=PoolConfig)
@@ -102,6 +129,8 @@ def load(path: str | None, flags: Mapping[str, Any]) -> Config:
     found = config.load(path, Config) if path else Config()
     origin = path or "command line"
     for key, value in flags.items():
+        if key == BASE_IP:
+            continue  # once it is known whose subnet it is
         table, _, name = key.rpartition(".")
         try:
             if table:
@@ -111,8 +140,29 @@ def load(path: str | None, flags: Mapping[str, Any]) -> Config:
                 found = attrs.evolve(found, **{name: value})
         except ValueError as error:
             raise ConfigError(f"command line: {key}: {error.args[0]}") from None
+    if BASE_IP in flags:
+        found = with_base_ip(found, str(flags[BASE_IP]))
     _check(found, origin)
     return found
+
+
+def with_base_ip(found: Config, base: str) -> Config:
+    """`found` with the pods' subnet of its provider given by its first three numbers.
+
+    :raise ConfigError: they are none, or the provider gives no addresses."""
+    if found.provider not in ADDRESSING:
+        raise ConfigError(
+            f"command line: base-ip: provider {found.provider!r} takes pods' addresses from elsewhere; "
+            f"it is for {' and '.join(ADDRESSING)}"
+        )
+    try:
+        subnet = IPv4Network(f"{base.removesuffix('.')}.0/24")
+    except ValueError:
+        raise ConfigError(
+            f"command line: base-ip: {base!r} is not the first three numbers of an address, such as 10.88.3"
+        ) from None
+    table = {**found.providers.get(found.provider, {}), "pod_cidr": str(subnet)}
+    return attrs.evolve(found, providers={**found.providers, found.provider: table})
 
 
 def _check(found: Config, origin: str) -> None:
@@ -126,12 +176,19 @@ def _check(found: Config, origin: str) -> None:
     for key in ("state_dir", "run_dir"):
         if not getattr(found, key).is_absolute():
             raise ConfigError(f"{origin}: {key}: {str(getattr(found, key))!r} is not an absolute path")
-    for key in ("cluster", "node", "provider"):
-        value = getattr(found, key)
     if len(os.fsencode(found.run_dir / CONTROL_SOCKET)) > MAX_SOCKET_PATH:
         raise ConfigError(f"{origin}: run_dir: {str(found.run_dir)!r} is too long for a socket in it")
+    for key in ("cluster", "node", "provider"):
+        value = getattr(found, key)
         if not value or len(value) > 63 or not value.isprintable():
             raise ConfigError(f"{origin}: {key}: 1 to 63 characters are needed")
+    if found.imgprovider not in IMAGE_PROVIDERS:
+        raise ConfigError(
+            f"{origin}: imgprovider: {found.imgprovider!r} is not offered; "
+            f"known are {', '.join(IMAGE_PROVIDERS)}"
+        )
+    if found.ca and not os.path.isabs(found.ca):
+        raise ConfigError(f"{origin}: ca: {found.ca!r} is not an absolute path")
     if found.parallel_agents < 1:
         raise ConfigError(f"{origin}: parallel_agents: at least 1 is needed")
     _check_streaming(found.streaming, origin)

@@ -124,7 +124,7 @@ class Daemon:
         config = self._config
         self._store = Store(self._reactor, config.state_dir)
         contents = await self._store.open()
-        authority = Authority(config.state_dir)
+        authority = Authority(config.state_dir, path=config.ca)
         self._images = ImageStore(self._reactor, config.state_dir / "images", config.images)
         await self._images.start()
         self._logs = Logs(self._reactor, self._store)
@@ -292,9 +292,9 @@ class Daemon:
             self._runtime.end_events()
         if self._server is not None:
             await self._server.drain(self._config.times.shutdown)
-        if self._streaming is not None:
         if self._control is not None:
             await self._control.drain(self._config.times.shutdown)
+        if self._streaming is not None:
             await self._streaming.stop()
         if self._provider_starting is not None:
             self._provider_starting.addErrback(lambda _: None)

@@ -14,6 +14,7 @@ from infranetes_common.errors import ConfigError
 
 VIRTIO_SERIAL = "virtio-serial"
 FILE = "file"
+CERTIFICATE = "certificate"
 CLOUDS = ("aws", "gcp", "vsphere", "cloud")  # see vmserver.metadata
 DEFAULT_CHANNEL = Path("/dev/virtio-ports/infranetes.identity")
 
@@ -22,8 +23,12 @@ DEFAULT_CHANNEL = Path("/dev/virtio-ports/infranetes.identity")
 class IdentityConfig:
     """Where the machine's identity comes from."""
 
-    source: str = VIRTIO_SERIAL  # virtio-serial, file, aws, gcp, vsphere, or cloud: one of the last three
+    source: str = (
+        VIRTIO_SERIAL  # virtio-serial, file, certificate, aws, gcp, vsphere, or cloud: one of the last three
+    )
     path: Path = DEFAULT_CHANNEL  # the channel's device, or the document
+    cert: str = ""  # with the source `certificate`: the machine's certificate and its CA's, PEM
+    key: str = ""  # and its private key
     apply: bool = True  # give it to the machine: clock, entropy, names, network; false: only to the agent
     interface: str = ""  # the network card it is for; empty: the first one
     endpoint: str = ""  # of the cloud's metadata service, http://HOST:PORT; empty: the usual one
@@ -70,14 +75,19 @@ def check(config: Config, origin: str) -> Config:
     """
     problems = [
         (
-            config.identity.source not in (VIRTIO_SERIAL, FILE, *CLOUDS),
+            config.identity.source not in (VIRTIO_SERIAL, FILE, CERTIFICATE, *CLOUDS),
             "identity.source",
-            f"one of {', '.join((VIRTIO_SERIAL, FILE, *CLOUDS))}",
+            f"one of {', '.join((VIRTIO_SERIAL, FILE, CERTIFICATE, *CLOUDS))}",
         ),
         (
             not re.fullmatch(r"(?:http://[A-Za-z0-9.-]+(?::[0-9]{1,5})?)?", config.identity.endpoint),
             "identity.endpoint",
             "http://HOST:PORT",
+        ),
+        (
+            config.identity.source == CERTIFICATE and not (config.identity.cert and config.identity.key),
+            "identity.cert, identity.key",
+            "both, where the identity is a certificate",
         ),
         (not config.provider, "provider", "the name of a ContainerProvider"),
         (config.limits.connections < 1, "limits.connections", "1 or more"),

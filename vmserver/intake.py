@@ -28,7 +28,8 @@ from twisted.logger import Logger
 from zope.interface import implementer
 
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
-from infranetes_common.identity import MAX_DOCUMENT_BYTES
+from infranetes_common.identity import MAX_DOCUMENT_BYTES, Identity, encode
+from vmserver import tls
 
 Offer = Callable[[bytes], Awaitable[int]]
 """Take an identity document in; the port that the agent then listens on."""
@@ -38,6 +39,7 @@ RECONNECT_SECONDS = 0.02  # how often a channel without another side is looked a
 RELAXED_SECONDS = 0.5  # the same, once there is an identity
 FILE_SECONDS = 0.5
 _MAX_WORDS = 500
+_CERTIFICATE_END = "-----END CERTIFICATE-----"
 
 _log = Logger()
 
@@ -233,7 +235,7 @@ class IdentityFile:
     def __init__(self, reactor: Any, path: Path, offer: Offer) -> None:
         self._path = path
         self._offer = offer
-        self._seen: tuple[int, int, int] | None = None
+        self._seen: tuple[int, ...] | None = None
         self._failed: int | None = 0
         self._loop = LoopingCall(self._look)
         self._loop.clock = reactor
@@ -262,7 +264,7 @@ class IdentityFile:
         self._seen = version
         return Deferred.fromCoroutine(self._take(document))
 
-    def _content(self) -> tuple[bytes | None, tuple[int, int, int]]:
+    def _content(self) -> tuple[bytes | None, tuple[int, ...]]:
         with open(self._path, "rb") as file:
             status = os.fstat(file.fileno())
             version = (status.st_ino, status.st_mtime_ns, status.st_size)
@@ -277,6 +279,41 @@ class IdentityFile:
     async def _take(self, document: bytes) -> None:
         line = await answer(document, self._offer)
         _log.info("identity from {path}: {answer}", path=str(self._path), answer=line.decode().strip())
+
+
+class CertificateFiles(IdentityFile):
+    """An identity out of PEM files: a certificate with its CA's behind it, and the key.
+
+    They say who the machine is and nothing else: its names and addresses are left as they are.
+    """
+
+    def __init__(self, reactor: Any, certificate: Path, key: Path, offer: Offer) -> None:
+        super().__init__(reactor, key, offer)
+        self._certificate = certificate
+
+    def _content(self) -> tuple[bytes | None, tuple[int, ...]]:
+        key, version = super()._content()
+        if key is None:
+            return None, version
+        leaf, end, chain = self._certificate.read_text(errors="replace").partition(_CERTIFICATE_END)
+        certificate = leaf + end + "\n"
+        try:
+            identity = Identity(
+                sandbox_id=tls.sandbox_of(certificate),
+                certificate_pem=certificate,
+                key_pem=key.decode(errors="replace"),
+                ca_pem=chain.strip() + "\n",
+            )
+            return encode(identity), version
+        except InvalidArgument as error:
+            self._seen = version
+            _log.error(
+                "{path}, {key}: {error}; expected are a PEM certificate with its CA's behind it, and its key",
+                path=str(self._certificate),
+                key=str(self._path),
+                error=error,
+            )
+            return None, version
 
 
 def save(path: Path, text: str) -> None:

@@ -43,7 +43,7 @@ from vmserver.agent import AgentService
 from vmserver.config import Config
 from vmserver.containers import ProviderContext, create
 from vmserver.containers.interface import IContainerProvider
-from vmserver.intake import IdentityFile, VirtioSerial, save
+from vmserver.intake import CertificateFiles, IdentityFile, VirtioSerial, save
 from vmserver.machine import Machine
 from vmserver.metadata import CloudIdentity, MetadataGate
 from vmserver.rehearsal import rehearse
@@ -69,7 +69,10 @@ class Options(usage.Options):
     optParameters = [  # noqa: RUF012  usage.Options wants it so
         ["config", "c", None, "The configuration, a TOML file; without one, every key has its default."],
         ["provider", None, None, "The ContainerProvider: docker, fake, or a plug-in's name."],
+        ["contprovider", None, None, "The same as --provider."],
         ["listen", None, None, "HOST:PORT of the TLS listener, in place of the identity's."],
+        ["cert", None, None, "The machine's certificate and its CA's, PEM (identity.cert); with --key."],
+        ["key", None, None, "The certificate's private key, PEM, mode 0600 (identity.key); with --cert."],
         ["run-dir", None, None, "Where identity and sandbox files are kept until the machine's end."],
     ]
 
@@ -79,10 +82,24 @@ class Options(usage.Options):
         :raise SystemExit: with the words, status 1; after a UsageError Debian's twistd exits with 0.
         """
         try:
-            flags = {key.replace("-", "_"): self[key] for key in ("provider", "listen", "run-dir")}
+            flags = {
+                "provider": self._provider(),
+                "listen": self["listen"],
+                "run_dir": self["run-dir"],
+                "identity.cert": self["cert"],
+                "identity.key": self["key"],
+            }
+            if self["cert"] is not None or self["key"] is not None:
+                flags["identity.source"] = configuration.CERTIFICATE
             self.vmserver_config = configuration.load(self["config"], flags)
         except errors.ConfigError as error:
             raise SystemExit(f"vmserver: {error}") from None
+
+    def _provider(self) -> str | None:
+        names = {self["provider"], self["contprovider"]} - {None}
+        if len(names) > 1:
+            raise errors.ConfigError("command line: --provider and --contprovider mean the same; give one")
+        return next(iter(names), None)
 
 
 def makeService(options: Options) -> Service:
@@ -185,6 +202,8 @@ class Vmserver(Service):
             raise errors.FailedPrecondition(
                 f"this machine is sandbox {self._identity.sandbox_id} already and keeps that identity"
             )
+        if self._identity is not None and tls.made_at(identity) < tls.made_at(self._identity):
+            return self.port  # what it came with first, read once more: the node has replaced it since
         first = self._identity is None
         return await self._take(
             identity, secrets.token_hex(16) if first else self._agent.boot_id, fresh=first
@@ -354,6 +373,8 @@ class Vmserver(Service):
         config = self._config.identity
         if config.source == configuration.FILE:
             return IdentityFile(self._reactor, config.path, self.accept)
+        if config.source == configuration.CERTIFICATE:
+            return CertificateFiles(self._reactor, Path(config.cert), Path(config.key), self.accept)
         waiting = lambda: self._identity is None  # noqa: E731
         if config.source in configuration.CLOUDS:
             return CloudIdentity(self._reactor, config.source, config.endpoint, self.accept, waiting)

@@ -7,6 +7,7 @@ them. Who has not shown a certificate yet has a deadline, and such peers push ou
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +54,32 @@ def _verify(connection: Any, certificate: Any, error: int, depth: int, good: int
         return NODE_URI in uris(certificate.to_cryptography())
     except ValueError:
         return False
+
+
+def made_at(identity: Identity) -> Any:
+    """When its certificate begins to count (a datetime in UTC).
+
+    :raise InvalidArgument: it is no PEM."""
+    try:
+        certificate = x509.load_pem_x509_certificate(identity.certificate_pem.encode())
+    except ValueError:
+        raise InvalidArgument("the identity's certificate, key or CA is not PEM") from None
+    try:
+        return certificate.not_valid_before_utc
+    except AttributeError:  # cryptography before 42
+        return certificate.not_valid_before.replace(tzinfo=datetime.UTC)
+
+
+def sandbox_of(certificate_pem: str) -> str:
+    """The sandbox that a certificate names. :raise InvalidArgument: no PEM, or it names none."""
+    try:
+        named = uris(x509.load_pem_x509_certificate(certificate_pem.encode()))
+    except ValueError:
+        raise InvalidArgument("the certificate is not PEM") from None
+    for uri in named:
+        if uri.startswith(VM_URI_PREFIX):
+            return uri.removeprefix(VM_URI_PREFIX)
+    raise InvalidArgument(f"the certificate names no sandbox: it has no URI {VM_URI_PREFIX}ID")
 
 
 def context(identity: Identity) -> Any:

@@ -12,12 +12,15 @@ from twisted.internet import reactor as _reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
 from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import Clock
 from twisted.trial.unittest import TestCase
 
 from infranetes_common import vmserver as messages
+from infranetes_common.identity import decode, encode
 from tests.vmserver.harness import SANDBOX, Agent, Client, run_directory
 from tests.vmserver.pki import Authority
 from txgrpc import Code, GrpcError
+from vmserver.intake import CertificateFiles
 
 reactor: Any = _reactor
 
@@ -46,7 +49,7 @@ class RekeyTests(TestCase):
         await self.agent.start()
         self.stub = self.agent.stub()
 
-    def sign(self, request: bytes, sandbox: str = SANDBOX, authority: Any = None) -> str:
+    def sign(self, request: bytes, sandbox: str = SANDBOX, authority: Any = None, later: bool = False) -> str:
         """As the node does, with the tests' own CA."""
         asked = x509.load_der_x509_csr(request)
         issuer = authority or self.agent.authority
@@ -63,7 +66,7 @@ class RekeyTests(TestCase):
             .issuer_name(issuer._name)
             .public_key(asked.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_before(now - datetime.timedelta(hours=1 if later else 24))
             .not_valid_after(now + datetime.timedelta(days=1))
             .add_extension(names, critical=False)
         )
@@ -153,3 +156,63 @@ class RekeyTests(TestCase):
         other = self.agent.channel(self.agent.authority.vm(SANDBOX)).stub(messages.Agent)
         error = await self.assertFailure(other.NewKey(messages.NewKeyRequest(), timeout=5), GrpcError)
         self.assertEqual(error.code, Code.UNAVAILABLE)
+
+    async def test_the_identity_that_it_came_with_does_not_undo_that(self) -> None:
+        """As when an agent is started again and reads its file, or the cloud's metadata, once more."""
+        first = self.agent.authority.identity(SANDBOX)
+        await self.rekey(self.sign(await self.new_key(), later=True))
+        now = await self.shown()
+        assert self.agent.service is not None
+        self.assertEqual(await self.agent.service.accept(encode(first)), self.agent.service.port)
+        self.assertEqual(await self.shown(), now)
+
+
+class CertificateFileTests(TestCase):
+    """`--cert` and `--key`."""
+
+    async def setUp(self) -> None:
+        directory = run_directory(self)
+        self.authority = Authority()
+        self.cert, self.key = directory / "cert.pem", directory / "key.pem"
+        self.offered: list[Any] = []
+        self.clock = Clock()
+
+        async def offer(document: bytes) -> int:
+            self.offered.append(decode(document))
+            return 1
+
+        self.files = CertificateFiles(self.clock, self.cert, self.key, offer)
+        self.addCleanup(self.files.stop)
+
+    def write(self, certificate: str, key: str) -> None:
+        self.cert.write_text(certificate)
+        self.key.write_text(key)
+        self.key.chmod(0o600)
+
+    async def test_they_are_the_machines_identity(self) -> None:
+        self.files.start()
+        self.assertEqual(self.offered, [])
+        pair = self.authority.vm(SANDBOX)
+        self.write(pair.certificate + self.authority.pem, pair.key)
+        self.clock.advance(1.0)
+        (identity,) = self.offered
+        self.assertEqual((identity.sandbox_id, identity.certificate_pem), (SANDBOX, pair.certificate))
+        self.assertEqual((identity.key_pem, identity.ca_pem), (pair.key, self.authority.pem))
+        self.assertEqual((identity.hostname, identity.network), ("", None))
+        self.clock.pump([0.5] * 6)
+        self.assertEqual(len(self.offered), 1)
+
+    async def test_what_is_none_is_not_offered(self) -> None:
+        pair, node = self.authority.vm(SANDBOX), self.authority.node()
+        self.files.start()
+        for certificate, key in (
+            ("nonsense", pair.key),
+            (pair.certificate, pair.key),
+            (node.certificate + self.authority.pem, node.key),
+            (pair.certificate + self.authority.pem, "nonsense"),
+        ):
+            self.write(certificate, key)
+            self.clock.advance(1.0)
+        self.key.chmod(0o644)
+        self.clock.advance(1.0)
+        self.assertEqual(self.offered, [])

@@ -65,6 +65,22 @@ class OptionsTests(SynchronousTestCase):
         )
         self.assertEqual((config.provider, config.listen, config.run_dir), ("fake", "1.2.3.4:5", Path("/r")))
 
+    def test_those_of_the_go_version(self) -> None:
+        config = self.parsed(
+            None, "--listen", "1.2.3.4:5", "--cert", "/c.pem", "--key", "/k.pem", "--contprovider", "fake"
+        )
+        self.assertEqual((config.listen, config.provider), ("1.2.3.4:5", "fake"))
+        identity = config.identity
+        self.assertEqual((identity.source, identity.cert, identity.key), ("certificate", "/c.pem", "/k.pem"))
+        for flags, word in (
+            (("--cert", "/c.pem"), "identity.key"),
+            (("--key", "/k.pem"), "identity.cert"),
+            (("--provider", "docker", "--contprovider", "fake"), "--contprovider"),
+        ):
+            with self.assertRaises(SystemExit) as caught:
+                self.parsed(None, *flags)
+            self.assertIn(word, str(caught.exception))
+
     def test_what_is_wrong_is_named(self) -> None:
         self.refused("nonsense = 1", "nonsense")
         self.refused("listen = 5", "listen")

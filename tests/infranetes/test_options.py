@@ -1,0 +1,100 @@
+"""The command line of `twistd infranetes`: each flag is a key, and wins over the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes.authority import Authority
+from infranetes.config import Config
+from infranetes.service import Options
+from infranetes_common.errors import ConfigError, FailedPrecondition
+
+
+class OptionsTests(SynchronousTestCase):
+    def parsed(self, *flags: str, text: str = "") -> Config:
+        path = Path(self.mktemp())
+        path.write_text(text)
+        options = Options()
+        options.parseOptions(["--config", str(path), *flags])
+        return options.infranetes_config
+
+    def refused(self, *flags: str, text: str = "") -> str:
+        with self.assertRaises(SystemExit) as caught:
+            self.parsed(*flags, text=text)
+        return str(caught.exception)
+
+    def test_those_of_the_go_version(self) -> None:
+        found = self.parsed(
+            *("--listen", "/run/infra.sock", "--podprovider", "simulated", "--imgprovider", "docker"),
+            *("--ca", "/root/ca.pem", "--master-ip", "10.0.0.1", "--cluster-cidr", "10.244.0.0/16"),
+            *("--kubeconfig", "/var/lib/kube-proxy/kubeconfig", "--base-ip", "10.88.3"),
+        )
+        self.assertEqual((found.socket_path, found.provider), ("/run/infra.sock", "simulated"))
+        self.assertEqual((found.imgprovider, found.ca), ("docker", "/root/ca.pem"))
+        kubernetes = found.kubernetes
+        self.assertEqual((kubernetes.master_ip, kubernetes.cluster_cidr), ("10.0.0.1", "10.244.0.0/16"))
+        self.assertEqual(kubernetes.kubeconfig, "/var/lib/kube-proxy/kubeconfig")
+        self.assertEqual(found.providers["simulated"], {"pod_cidr": "10.88.3.0/24"})
+
+    def test_they_win_over_the_file(self) -> None:
+        text = """
+            [kubernetes]
+            master_ip = "10.0.0.9"
+            [providers.qemu]
+            pod_cidr = "10.1.0.0/16"
+            bridge = "br7"
+            """
+        found = self.parsed("--master-ip", "10.0.0.1", "--base-ip", "10.88.3.", text=text)
+        self.assertEqual(found.kubernetes.master_ip, "10.0.0.1")
+        self.assertEqual(found.providers["qemu"], {"pod_cidr": "10.88.3.0/24", "bridge": "br7"})
+        self.assertEqual(self.parsed(text=text).kubernetes.master_ip, "10.0.0.9")
+
+    def test_what_can_not_be_is_named(self) -> None:
+        for flags, words in (
+            (("--imgprovider", "floppy"), ("imgprovider", "floppy", "docker")),
+            (("--ca", "ca.pem"), ("ca", "absolute")),
+            (("--master-ip", "master"), ("kubernetes.master_ip",)),
+            (("--cluster-cidr", "10.0.0.0/99"), ("kubernetes.cluster_cidr",)),
+            (("--base-ip", "10.88"), ("base-ip", "10.88.3")),
+            (("--base-ip", "10.88.3", "--podprovider", "elsewhere"), ("base-ip", "elsewhere")),
+        ):
+            said = self.refused(*flags)
+            for word in words:
+                self.assertIn(word, said)
+        self.assertIn("kubernetes.master_ip", self.refused(text='[kubernetes]\nmaster_ip = "x"\n'))
+
+
+class OwnCaTests(SynchronousTestCase):
+    """`ca`: somebody's own."""
+
+    def setUp(self) -> None:
+        self.state = Path(self.mktemp())
+        other = Authority(Path(self.mktemp()))
+        self.ca = other.ca_pem
+        self.file = Path(self.mktemp())
+        document = other._path.read_text()
+        begin = document.index("-----BEGIN CERT")
+        self.file.write_text(document[begin:] + document[:begin])  # the key behind, as many write it
+        self.file.chmod(0o600)
+
+    def test_it_signs_in_place_of_ours(self) -> None:
+        authority = Authority(self.state, path=self.file)
+        self.assertEqual(authority.ca_pem, self.ca)
+        self.assertIn("BEGIN CERTIFICATE", authority.issue("a" * 32, 60).certificate_pem)
+        self.assertFalse((self.state / "ca").exists())
+
+    def test_one_that_is_not_there_is_not_made(self) -> None:
+        missing = Path(self.mktemp())
+        error = self.assertRaises(ConfigError, Authority, self.state, path=missing)
+        self.assertIn("ca:", str(error))
+        self.assertFalse(missing.exists())
+
+    def test_one_without_its_key_or_that_others_may_read_is_refused(self) -> None:
+        self.file.chmod(0o644)
+        self.assertRaises(FailedPrecondition, Authority, self.state, path=self.file)
+        self.file.chmod(0o600)
+        self.file.write_text(self.ca)
+        error = self.assertRaises(FailedPrecondition, Authority, self.state, path=self.file)
+        self.assertIn("private key", str(error))
