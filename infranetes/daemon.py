@@ -29,6 +29,7 @@ from infranetes.cri.status import POD_CIDR
 from infranetes.hostports.hostports import HostPorts, table_name
 from infranetes.hostports.table import Table
 from infranetes.images import ImageStore
+from infranetes.images.preload import Preload, gather
 from infranetes.pods.containers import Containers
 from infranetes.pods.inventory import Sandbox
 from infranetes.pods.logs import Logs
@@ -79,7 +80,7 @@ class Daemon:
         self._config = config
         self._notify = notify
         context = ProviderContext(
-            state_dir=config.state_dir, run_dir=config.run_dir, cluster=config.cluster, node=config.node
+            config.state_dir, config.run_dir, config.cluster, config.node, self._preload
         )
         table = config.providers.get(config.provider, {})
         self._provider = make_provider(reactor, config.provider, table, context)
@@ -252,6 +253,11 @@ class Daemon:
         node.pool.provider_ready()
         self._reconciler.provider_ready()
         self._notify("READY=1\nSTATUS=serving")
+
+    async def _preload(self, progress: Callable[[str], None]) -> Preload | None:
+        """The images that every VM has from the start, as one file."""
+        names, directory = self._config.images.preload, self._config.state_dir / "preload"
+        return await gather(self._reactor, self._images, names, directory, progress)
 
     def _known_key(self, sandbox_id: str) -> str:
         """The key of the certificate that a VM was last given."""

@@ -46,6 +46,7 @@ from vmserver.containers.interface import IContainerProvider
 from vmserver.intake import CertificateFiles, IdentityFile, VirtioSerial, save
 from vmserver.machine import Machine
 from vmserver.metadata import CloudIdentity, MetadataGate
+from vmserver.preload import preload
 from vmserver.rehearsal import rehearse
 from vmserver.sandbox import Sandbox
 from vmserver.volumes.store import VolumeStore
@@ -335,6 +336,7 @@ class Vmserver(Service):
             if self._identity is None:
                 await warm(self._reactor, self._server.factory)
                 if self._provider.name == "docker":
+                    await preload(self._reactor, self._provider)
                     await rehearse(self._reactor, self._provider)
             self._source = self._make_source()
             self._source.start()

@@ -30,6 +30,8 @@ class ImagesConfig:
     platform: str = ""
     # Images that kubelet shall never remove for space.
     pinned: tuple[str, ...] = ()
+    # Images that every VM has from the start, where the provider can; pinned too.
+    preload: tuple[str, ...] = ()
     max_parallel_pulls: int = 4
     # A pull that moves no byte for so many seconds is given up.
     stall_seconds: float = 60.0
@@ -43,11 +45,12 @@ class ImagesConfig:
         for host in self.insecure_registries:
             if not reference.is_registry(host):
                 raise ConfigError(f"images.insecure_registries: {host!r} is not HOST or HOST:PORT")
-        for name in self.pinned:
-            try:
-                reference.parse(name)
-            except InvalidArgument as e:
-                raise ConfigError(f"images.pinned: {e}") from None
+        for key in ("pinned", "preload"):
+            for name in getattr(self, key):
+                try:
+                    reference.parse(name)
+                except InvalidArgument as e:
+                    raise ConfigError(f"images.{key}: {e}") from None
         if self.platform and len(self.platform.split("/")) != 2:
             raise ConfigError(
                 f"images.platform: {self.platform!r} is not OS/ARCHITECTURE, such as linux/amd64"

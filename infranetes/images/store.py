@@ -79,7 +79,7 @@ class ImageStore:
         self._blobs = self._directory / "blobs" / "sha256"
         self._pulls = self._directory / "pulls"
         self._records: dict[str, Record] = {}
-        self._pinned = frozenset(str(parse(name)) for name in self._config.pinned)
+        self._pinned = frozenset(str(parse(name)) for name in (*self._config.pinned, *self._config.preload))
         self._in_use: Counter[str] = Counter()  # digests that pulls and archives need
         self._lock = DeferredLock()  # one change of images.json or of the set of blobs at a time
         self._places = DeferredSemaphore(self._config.max_parallel_pulls)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import attrs
 from twisted.internet.defer import Deferred
 from zope.interface import Attribute, Interface
 
+from infranetes.images.preload import Preload
 from infranetes_common.identity import Identity
 
 
@@ -71,6 +72,8 @@ class ProviderContext:
     run_dir: Path  # the daemon's, gone after a reboot: sockets, pid files; again a subdirectory
     cluster: str
     node: str
+    # Images that VMs shall have from the start, as one file; None: there are none. Asked for at `start`.
+    preload: Callable[[Progress], Awaitable[Preload | None]] | None = None
 
 
 class IPodProvider(Interface):

@@ -14,6 +14,7 @@ import attrs
 
 from infranetes.providers.interface import Size
 from infranetes.providers.qemu.settings import MIB
+from infranetes_common.bundle import SERIAL
 from infranetes_common.errors import InvalidArgument
 
 IDENTITY_PORT = "infranetes.identity"
@@ -41,6 +42,7 @@ class Fd(enum.IntEnum):
     TAP = 11
     QMP = 12
     IDENTITY = 13
+    IMAGES = 14
 
 
 @attrs.frozen
@@ -54,6 +56,7 @@ class Machine:
     max_memory_mib: int
     max_cpus: int
     cpu_model: str = ""
+    preload: str = ""  # the key of the images that are loaded into the template; "": none
 
     @property
     def cpu(self) -> str:
@@ -116,6 +119,7 @@ class Machine:
             *("-device", "virtio-rng-pci"),
             *("-chardev", f"socket,id=qmp,fd={Fd.QMP:d},server=on,wait=off"),
             *("-mon", "chardev=qmp,mode=control"),
+            *(_images() if self.preload else ()),
         ]
 
     def cpu_device(self, number: int) -> dict[str, object]:
@@ -199,6 +203,12 @@ def _round_up(mebibytes: int) -> int:
     return -(-mebibytes // _BLOCK_MIB) * _BLOCK_MIB
 
 
+def _images() -> list[str]:
+    """The disk of images that the template's agent loads. A copy has it too: devices have to be the same."""
+    drive = f"driver=raw,node-name=images,read-only=on,file.driver=file,file.filename={_path(Fd.IMAGES)}"
+    return ["-blockdev", drive, "-device", f"virtio-blk-pci,drive=images,serial={SERIAL}"]
+
+
 def inputs(machine: Machine, image_key: str) -> list[str]:
     """All that a template is made of, for its key."""
-    return [image_key, machine.version, *machine.template(), *machine.copy()]
+    return [image_key, machine.version, machine.preload, *machine.template(), *machine.copy()]

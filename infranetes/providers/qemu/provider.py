@@ -11,8 +11,10 @@ import functools
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
 from typing import Any, TypeVar
 
+import attrs
 from twisted.internet.defer import Deferred, DeferredList, DeferredLock
 from twisted.internet.task import LoopingCall
 from twisted.internet.threads import deferToThreadPool
@@ -77,6 +79,7 @@ class QemuProvider:
         self._template_lock = DeferredLock()
         self._maker: TemplateMaker | None = None
         self._machine: Machine | None = None
+        self._preload: Path | None = None
         self._accelerator_reason = ""
 
     # ---- IPodProvider
@@ -151,6 +154,10 @@ class QemuProvider:
                 self._reactor, self._settings, user, self._paths.kvm
             )
             progress(f"QEMU uses {self._machine.accelerator}: {self._accelerator_reason}")
+            preload = await self._context.preload(progress) if self._context.preload else None
+            if preload is not None:
+                self._machine = attrs.evolve(self._machine, preload=preload.key)
+                self._preload = preload.path
             self._maker = TemplateMaker(self._reactor, self._settings, templates, self._paths.run, user)
             await self._whole_template(progress)
             await self._set_up_network()
@@ -186,7 +193,7 @@ class QemuProvider:
         await self._template_lock.acquire()
         try:
             image = images.current(self._settings.image_dir)
-            self._template = await self._maker.get(self._machine, image, progress)
+            self._template = await self._maker.get(self._machine, image, progress, self._preload)
             return self._template
         finally:
             self._template_lock.release()

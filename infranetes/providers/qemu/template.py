@@ -44,6 +44,7 @@ from infranetes_common.errors import (
 )
 
 PARTS = ("ram", "state", "disk.qcow2", "overlay.qcow2")
+_IMAGES = "images"  # one more part of a template with images
 _MANIFEST, _LOCK, _WORK, _USED = "manifest.json", "lock", ".build-", "used"
 _NAME = "guest=infranetes-template-"
 _KEPT = 3  # templates beside each other; a change of the configuration back and forth costs no boot
@@ -73,34 +74,42 @@ class Template:
         descriptors.open(Fd.RAM, self.directory / "ram", os.O_RDWR)
         descriptors.open(Fd.STATE, self.directory / "state")
         descriptors.open(Fd.TEMPLATE_DISK, self.directory / "disk.qcow2")
-        _open_image(descriptors, self.image)
+        self.open_images(descriptors)
+
+    def open_images(self, descriptors: Descriptors, directory: Path | None = None) -> None:
+        """Open what it was booted from. `directory`: where its own parts still are while it is made."""
+        descriptors.open(Fd.IMAGE_DISK, self.image.disk)
+        descriptors.open(Fd.KERNEL, self.image.kernel)
+        descriptors.open(Fd.INITRD, self.image.initrd)
+        if self.machine.preload:
+            descriptors.open(Fd.IMAGES, (directory or self.directory) / _IMAGES)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of its own files."""
+        return (*PARTS, _IMAGES) if self.machine.preload else PARTS
 
     def whole(self) -> bool:
         """Whether it is there and as it was made."""
         try:
             manifest = json.loads((self.directory / _MANIFEST).read_bytes())
-            return bool(manifest["parts"] == _states(self.directory, self.image))
+            return bool(manifest["parts"] == self.states(self.directory))
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
-
-def _open_image(descriptors: Descriptors, image: GuestImage) -> None:
-    descriptors.open(Fd.IMAGE_DISK, image.disk)
-    descriptors.open(Fd.KERNEL, image.kernel)
-    descriptors.open(Fd.INITRD, image.initrd)
-
-
-def _states(directory: Path, image: GuestImage) -> dict[str, list[int]]:
-    paths = [*(directory / part for part in PARTS), image.disk, image.kernel, image.initrd]
-    found = {}
-    for path in paths:
-        status = path.stat()
-        found[path.name if path.parent == directory else str(path)] = [
-            status.st_size,
-            status.st_ino,
-            status.st_ctime_ns,
-        ]
-    return found
+    def states(self, directory: Path) -> dict[str, list[int]]:
+        """What tells its files from such as were touched since. :raise OSError: one is missing."""
+        image = self.image
+        paths = [*(directory / part for part in self.parts), image.disk, image.kernel, image.initrd]
+        found = {}
+        for path in paths:
+            status = path.stat()
+            found[path.name if path.parent == directory else str(path)] = [
+                status.st_size,
+                status.st_ino,
+                status.st_ctime_ns,
+            ]
+        return found
 
 
 class TemplateMaker:
@@ -126,8 +135,12 @@ class TemplateMaker:
     def _thread(self, function: Callable[..., Any], *arguments: Any) -> Deferred[Any]:
         return deferToThreadPool(self._reactor, self._reactor.getThreadPool(), function, *arguments)
 
-    async def get(self, machine: Machine, image: GuestImage, progress: Progress) -> Template:
+    async def get(
+        self, machine: Machine, image: GuestImage, progress: Progress, images: Path | None = None
+    ) -> Template:
         """The template of that machine and image, made if there is none.
+
+        :param images: the file of images that are loaded into it, where `machine.preload` names them.
 
         :raise InfranetesError: it can't be made; nothing is left of it.
         """
@@ -138,7 +151,7 @@ class TemplateMaker:
             lock = await self._lock(progress)
             try:
                 if not template.whole():
-                    await self._make(template, progress)
+                    await self._make(template, progress, images)
             finally:
                 os.close(lock)
         (template.directory / _USED).touch()
@@ -164,7 +177,7 @@ class TemplateMaker:
                 said = True
             await deferLater(self._reactor, 0.5, lambda: None)
 
-    async def _make(self, template: Template, progress: Progress) -> None:
+    async def _make(self, template: Template, progress: Progress, images: Path | None) -> None:
         started = self._reactor.seconds()
         await self._sweep(template)
         self._check_space()
@@ -172,6 +185,8 @@ class TemplateMaker:
         sockets = Path(tempfile.mkdtemp(prefix="template-", dir=self._run_dir))
         name = f"{_NAME}{work.name.removeprefix(_WORK)}"
         try:
+            if images is not None:
+                await self._thread(shutil.copyfile, images, work / _IMAGES)
             boot = _Boot(self._reactor, self._settings, template, work, sockets, name, self._user, progress)
             await boot.run()
             await self._thread(seal, work, template)
@@ -215,12 +230,12 @@ def _last_used(directory: Path) -> float:
 
 def seal(work: Path, template: Template) -> None:
     """Have all on the medium, then the manifest."""
-    for part in PARTS:
+    for part in template.parts:
         path = work / part
         os.chown(path, 0, -1)
         path.chmod(0o660 if part == "ram" else 0o644)
         _sync(path)
-    manifest = {"parts": _states(work, template.image), "made_at": time.time(), "image": template.image.key}
+    manifest = {"parts": template.states(work), "made_at": time.time(), "image": template.image.key}
     (work / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
     _sync(work / _MANIFEST)
     _sync(work)
@@ -314,7 +329,7 @@ class _Boot:
         descriptors.open(Fd.RAM, self._work / "ram", os.O_RDWR)
         descriptors.open(Fd.DISK, self._work / "disk.qcow2", os.O_RDWR)
         descriptors.open(Fd.CONSOLE, self._work / record.CONSOLE, os.O_RDWR)
-        _open_image(descriptors, self._template.image)
+        self._template.open_images(descriptors, self._work)
         descriptors.add(Fd.TAP, open_tap(f"inft{os.getpid()}"))
         descriptors.listen(Fd.QMP, self._sockets / "qmp")
         descriptors.listen(Fd.IDENTITY, self._sockets / "identity")

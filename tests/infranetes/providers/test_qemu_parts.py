@@ -240,10 +240,27 @@ class MachineTests(SynchronousTestCase):
         self.assertEqual(copy[-2:], ["-incoming", "defer"])
         self.assertEqual(copy[:-2], plain(MACHINE.template()))
 
+    def test_images_are_one_more_disk_which_nobody_writes(self) -> None:
+        with_images = attrs.evolve(MACHINE, preload="key")
+        for plain, more in (
+            (MACHINE.template(), with_images.template()),
+            (MACHINE.copy(), with_images.copy()),
+        ):
+            added = [word for word in more if word not in plain]
+            self.assertEqual([word for word in plain if word not in more], [])
+            self.assertIn("read-only=on", added[0])
+            self.assertIn("serial=infranetes-images", added[1])
+
     def test_the_template_depends_on_image_and_machine(self) -> None:
         inputs = machine.inputs(MACHINE, "image")
         self.assertNotEqual(inputs, machine.inputs(MACHINE, "other"))
-        for change in ({"version": "8"}, {"memory_mib": 512}, {"accelerator": "kvm"}, {"max_cpus": 2}):
+        for change in (
+            {"version": "8"},
+            {"memory_mib": 512},
+            {"accelerator": "kvm"},
+            {"max_cpus": 2},
+            {"preload": "k"},
+        ):
             self.assertNotEqual(inputs, machine.inputs(attrs.evolve(MACHINE, **change), "image"))
 
     def test_growth_is_what_the_template_lacks(self) -> None:
@@ -363,6 +380,18 @@ class TemplateTests(SynchronousTestCase):
                 file.write(b"C")
             self.assertFalse(self.template.whole(), str(path))
             seal(self.template.directory, self.template)
+
+    def test_its_images_belong_to_it(self) -> None:
+        template = attrs.evolve(self.template, machine=attrs.evolve(MACHINE, preload="key"))
+        self.assertFalse(template.whole())
+        (template.directory / "images").write_text("content")
+        seal(template.directory, template)
+        self.assertTrue(template.whole())
+        with Descriptors() as descriptors:
+            template.open(descriptors)
+            self.assertIn(machine.Fd.IMAGES, descriptors.by_number())
+        (template.directory / "images").unlink()
+        self.assertFalse(template.whole())
 
     def test_its_ram_is_for_qemus_group_alone_and_nothing_else_can_be_written(self) -> None:
         modes = {part: (self.template.directory / part).stat().st_mode & 0o777 for part in PARTS}
