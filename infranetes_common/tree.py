@@ -8,6 +8,7 @@ Everything blocks, so it belongs in a thread.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -30,6 +31,8 @@ LOOKS = 5  # at a tree that is being written, for two that agree
 SPOOL_BYTES = 1024 * 1024
 TEMPORARY = b".infranetes-"  # what is half written; never carried
 _SETID = stat.S_ISUID | stat.S_ISGID
+# A link that was turned, or a mount below whose server is gone.
+_PASSING = (errno.EINVAL, errno.ELOOP, errno.ENOTCONN)
 _LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = _LOOK | os.O_DIRECTORY
 
@@ -140,12 +143,15 @@ class Tree:
 
     :param path: of it, no link. :param file: whether it is a file, which then is written in place, since a
         mount is of its inode. :param setid: whether files written here may have set-id bits.
+    :param crossing: whether what other file systems that are mounted below have belongs to it; without,
+        each is an empty directory.
     """
 
-    def __init__(self, path: str | Path, *, file: bool, setid: bool) -> None:
+    def __init__(self, path: str | Path, *, file: bool, setid: bool, crossing: bool = True) -> None:
         self.path = os.fsencode(path)
         self.file = file
         self._setid = setid
+        self._crossing = crossing
 
     # ---- looking
 
@@ -165,7 +171,8 @@ class Tree:
             own = _entry(b"", os.fstat(top))
             assert own is not None
             found[b""] = own
-            self._walk(top, b"", found, _Count(bounds, self.path))
+            device = None if self._crossing else os.fstat(top).st_dev
+            self._walk(top, b"", found, _Count(bounds, self.path), device)
         return found
 
     def stable(self, bounds: Bounds) -> Manifest:
@@ -181,7 +188,9 @@ class Tree:
             before = found
         raise Changed(f"{os.fsdecode(self.path)} is being written all the time")
 
-    def _walk(self, directory: int, prefix: bytes, found: Manifest, count: _Count) -> None:
+    def _walk(
+        self, directory: int, prefix: bytes, found: Manifest, count: _Count, device: int | None
+    ) -> None:
         if prefix.count(b"/") >= MAX_DEPTH:
             raise ResourceExhausted(f"{os.fsdecode(self.path)} is over {MAX_DEPTH} directories deep")
         for name in sorted(os.listdir(directory)):
@@ -200,16 +209,16 @@ class Tree:
                     continue
                 count.add(entry)
                 found[path] = entry
-                if entry.kind == DIRECTORY:
+                if entry.kind == DIRECTORY and device in (None, status.st_dev):
                     inner = os.open(name, _DIRECTORY, dir_fd=directory)
                     try:
-                        self._walk(inner, path + b"/", found, count)
+                        self._walk(inner, path + b"/", found, count, device)
                     finally:
                         os.close(inner)
             except (FileNotFoundError, NotADirectoryError):
                 found.pop(path, None)
             except OSError as error:
-                if not isinstance(error, PermissionError) and error.errno not in (22, 40):  # EINVAL ELOOP
+                if not isinstance(error, PermissionError) and error.errno not in _PASSING:
                     raise
                 found.pop(path, None)
 

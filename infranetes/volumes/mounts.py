@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from infranetes_common.volumes import PREFIX
 
 MAX_PATH = 4096
 
+# As kubelet lays a pod's own directories, which nobody outside the pod mounts anything in.
+_EMPTY_DIR = re.compile(r"/pods/[^/]+/volumes/kubernetes\.io~empty-dir/[^/]")
 _IN_MEMORY = {"tmpfs", "ramfs"}
 _PROPAGATION = {cri.PROPAGATION_HOST_TO_CONTAINER: "HOST_TO_CONTAINER",
                 cri.PROPAGATION_BIDIRECTIONAL: "BIDIRECTIONAL"}  # fmt: skip
@@ -73,13 +76,16 @@ def _check_path(named: str, mount: Any) -> None:
         raise InvalidArgument(f"{named}: host_path has to be an absolute path")
     if mount.image_sub_path:
         raise InvalidArgument(f"{named}: image_sub_path is for mounts of images")
-    if mount.propagation in _PROPAGATION:
+    if mount.propagation in _PROPAGATION and not _EMPTY_DIR.search(path):
         raise InvalidArgument(
             f"{named}: propagation {_PROPAGATION[mount.propagation]}: the VM has a copy of the node's "
-            "files, so no mount made on one side can appear on the other; leave the propagation out"
+            "files, so no mount made on one side can appear on the other; leave the propagation out. Between "
+            "the containers of a pod mounts propagate in an emptyDir"
         )
     if mount.recursive_read_only and not mount.readonly:
         raise InvalidArgument(f"{named}: recursive_read_only needs readonly")
+    if mount.recursive_read_only and mount.propagation in _PROPAGATION:
+        raise InvalidArgument(f"{named}: recursive_read_only needs propagation PRIVATE")
 
 
 def find(mount: Any) -> Source:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ from infranetes_common.volumes import PREFIX
 from vmserver.validate import CONTAINER_ID
 
 MOUNT_SECONDS = 10
+_ESCAPED = re.compile(r"\\([0-7]{3})")  # of space, tab, newline and backslash
 _FILE, _DIRECTORY = "file", "directory"
 
 
@@ -40,7 +42,7 @@ class VolumeStore:
     def tree(self, id: str) -> Tree:
         """:raise NotFound: there is no such volume."""
         path = self.path(id)
-        return Tree(path, file=path.name == _FILE, setid=True)
+        return _tree(path)
 
     def make(self, id: str, *, file: bool, in_memory: bool) -> Tree:
         """A volume, empty unless it is there already.
@@ -62,22 +64,46 @@ class VolumeStore:
                 raise FailedPrecondition(f"volume {id} can't be made in the VM: {error}") from None
         if (path.name == _FILE) is not file:
             raise FailedPrecondition(f"volume {id} is a {path.name} already")
-        return Tree(path, file=file, setid=True)
+        return _tree(path)
 
     def remove(self, id: str) -> None:
-        """Unknown: nothing to do."""
+        """Unknown: nothing to do. What containers have mounted below is let go of, not removed.
+
+        :raise FailedPrecondition: it can't be let go of."""
         for base in (self._memory, self._disk):
-            shutil.rmtree(base / _checked(id), ignore_errors=True)
+            top = base / _checked(id)
+            for mount in reversed(_mounts_below(top)):
+                _run(["umount", "--lazy", mount])
+            left = _mounts_below(top)
+            if left:
+                raise FailedPrecondition(f"volume {id} still has a file system mounted at {left[0]}")
+            shutil.rmtree(top, ignore_errors=True)
 
     def _prepare(self, base: Path, in_memory: bool) -> None:
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
         if in_memory and self._mount and not os.path.ismount(base):
             # One of its own: /run is mounted noexec, and secrets may be programs.
-            command = ["mount", "-t", "tmpfs", "-o", "mode=0700,nosuid,nodev", "tmpfs", str(base)]
-            done = subprocess.run(command, capture_output=True, timeout=MOUNT_SECONDS)  # noqa: S603
-            if done.returncode:
-                words = done.stderr.decode(errors="replace").strip()
+            words = _run(["mount", "-t", "tmpfs", "-o", "mode=0700,nosuid,nodev", "tmpfs", str(base)])
+            if words is not None:
                 raise FailedPrecondition(f"no tmpfs for secrets can be mounted at {base}: {words}")
+
+
+def _run(command: list[str]) -> str | None:
+    """None, or the words with which it failed."""
+    done = subprocess.run(command, capture_output=True, timeout=MOUNT_SECONDS)  # noqa: S603
+    return done.stderr.decode(errors="replace").strip() if done.returncode else None
+
+
+def _tree(path: Path) -> Tree:
+    """Without what containers mount below: that is theirs, and may be far more than can be carried."""
+    return Tree(path, file=path.name == _FILE, setid=True, crossing=False)
+
+
+def _mounts_below(top: Path) -> list[str]:
+    """Mount points in `top`, the outer ones first. Source: proc_pid_mountinfo(5)."""
+    lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
+    points = [_ESCAPED.sub(lambda found: chr(int(found[1], 8)), line.split(" ")[4]) for line in lines]
+    return [point for point in points if point.startswith(f"{top}/")]
 
 
 def mounted(store: VolumeStore, host_path: str) -> str:

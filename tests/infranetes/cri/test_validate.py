@@ -66,6 +66,9 @@ class ValidateTests(unittest.SynchronousTestCase):
     def test_mounts_that_can_not_be_had_in_a_vm_say_why(self) -> None:
         good: dict[str, Any] = {"container_path": "/x", "host_path": "/y"}
         validate.container_config(box(mounts=[cri.Mount(**good, readonly=True, recursive_read_only=True)]))
+        empty = "/var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir/x"
+        shared = {"host_path": empty, "propagation": cri.PROPAGATION_BIDIRECTIONAL}
+        validate.container_config(box(mounts=[cri.Mount(**{**good, **shared})]))
         cases: list[tuple[dict[str, Any], str]] = [
             ({"host_path": "y"}, "host_path has to be an absolute path"),
             ({"container_path": ""}, "container_path has to be an absolute path"),
@@ -73,6 +76,7 @@ class ValidateTests(unittest.SynchronousTestCase):
             ({"propagation": cri.PROPAGATION_HOST_TO_CONTAINER}, "propagation HOST_TO_CONTAINER"),
             ({"uidMappings": [cri.IDMapping(length=1)]}, "mapped ids"),
             ({"recursive_read_only": True}, "recursive_read_only needs readonly"),
+            ({**shared, "recursive_read_only": True, "readonly": True}, "needs propagation PRIVATE"),
         ]
         for fields, words in cases:
             mount = cri.Mount(**{**good, **fields})

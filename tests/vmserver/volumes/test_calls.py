@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes_common import cri
 from infranetes_common import vmserver as messages
 from infranetes_common.errors import FailedPrecondition
-from infranetes_common.tree import DIRECTORY, FILE, SYMLINK, Change, Entry, Removed
+from infranetes_common.tree import DIRECTORY, FILE, SYMLINK, Bounds, Change, Entry, Removed
 from infranetes_common.volumes import PREFIX, change_to_wire
 from tests.vmserver.test_agent import ID, AgentCase
 from txgrpc import Code
@@ -132,3 +132,23 @@ class MemoryTests(SynchronousTestCase):
             in_memory=True,
         )  # fmt: skip
         self.assertFalse((top / "memory" / "v1").exists())
+
+
+class MountedBelowTests(SynchronousTestCase):
+    def test_what_a_container_mounts_below_is_neither_carried_nor_removed(self) -> None:
+        top = Path(self.mktemp()).absolute()
+        top.mkdir()
+        store = VolumeStore(top / "disk", top / "memory", mount=False)
+        store.make("v1", file=False, in_memory=False)
+        at = store.path("v1") / "a b"
+        at.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(at)], check=True)
+        self.addCleanup(subprocess.run, ["umount", "-l", str(at)], capture_output=True)
+        (at / "theirs").write_text("x")
+        held = os.open(at, os.O_RDONLY)
+        self.addCleanup(os.close, held)
+        self.assertEqual(sorted(store.tree("v1").scan(Bounds(10, 1000))), [b"", b"a b"])
+        for _ in range(2):
+            store.remove("v1")
+        self.assertFalse((top / "disk" / "v1").exists())
+        self.assertEqual(os.listdir(held), ["theirs"])
