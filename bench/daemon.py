@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +29,26 @@ class Daemon:
     """`twistd infranetes` over one directory; may be killed and started again.
 
     :param provider: the provider's name. :param table: its part of the configuration.
+    :param preload: images that its VMs have from the start.
     """
 
-    def __init__(self, reactor: Any, provider: str, table: Mapping[str, Any], registry: str = "") -> None:
+    def __init__(
+        self,
+        reactor: Any,
+        provider: str,
+        table: Mapping[str, Any],
+        registry: str = "",
+        preload: Sequence[str] = (),
+    ) -> None:
         self._reactor = reactor
         self.root = Path(tempfile.mkdtemp(prefix="infranetes-bench-"))
         self.root.chmod(0o755)  # a provider may run its VMs as a user of its own
         self.socket = self.root / "run" / "infranetes.sock"
         self.logs = self.root / "pods"
         self._config = self.root / "infranetes.toml"
-        self._config.write_text(_toml(configuration(self.root, self.socket, provider, table, registry)))
+        self._config.write_text(
+            _toml(configuration(self.root, self.socket, provider, table, registry, preload))
+        )
         self._process: subprocess.Popen[bytes] | None = None
         self.client = Client(reactor, self.socket)
 
@@ -108,7 +118,12 @@ def resident_mib(status: str) -> float:
 
 
 def configuration(
-    root: Path, socket: Path, provider: str, table: Mapping[str, Any], registry: str
+    root: Path,
+    socket: Path,
+    provider: str,
+    table: Mapping[str, Any],
+    registry: str,
+    preload: Sequence[str],
 ) -> dict[str, Any]:
     """The daemon's configuration for one bench."""
     return {
@@ -118,7 +133,7 @@ def configuration(
         "node": "bench",
         "provider": provider,
         "providers": {provider: dict(table)},
-        "images": {"insecure_registries": [registry]},
+        "images": {"insecure_registries": [registry], "preload": [*preload]},
     }
 
 
