@@ -23,7 +23,6 @@ REQUIRES = [
     "pyOpenSSL>=23.0",
     "service-identity>=18.1",
     "treq>=22.2",
-    "docker>=5.0.3",
     "zstandard>=0.20",
     "h11>=0.14",
     "wsproto>=1.2",
