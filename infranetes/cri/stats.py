@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
@@ -23,7 +24,21 @@ from infranetes.stats.translate import container_stats, sandbox_stats
 from infranetes_common import cri
 from infranetes_common.errors import FailedPrecondition, Unavailable
 
-PODS_AT_ONCE = 8  # in one turn of the reactor
+TURN_SECONDS = 0.01  # of work; then the reactor is left to others
+
+
+class _Turns:
+    """Of one list's work."""
+
+    def __init__(self, clock: Any) -> None:
+        self._clock = clock
+        self._began = time.perf_counter()
+
+    async def rest(self) -> None:
+        """Leave the reactor to others if this turn has taken long enough."""
+        if time.perf_counter() - self._began > TURN_SECONDS:
+            await sleep(self._clock, 0)
+            self._began = time.perf_counter()
 
 
 class StatsCalls:
@@ -63,10 +78,11 @@ class StatsCalls:
         for one in self._with_stats(wanted):
             by_sandbox.setdefault(one.sandbox.id, []).append(one)
         figures = await self._gatherer.now([containers[0].sandbox for containers in by_sandbox.values()])
-        for number, (id, containers) in enumerate(by_sandbox.items(), 1):
+        turns = _Turns(self._stats_node.clock)
+        for id, containers in by_sandbox.items():
             for stats in _shown(containers, figures.get(id)):
                 yield framed(stats)
-            await self._breathe(number)
+            await turns.rest()
 
     def _with_stats(self, wanted: cri.ContainerStatsFilter) -> list[Container]:
         found = listing.containers(self._stats_node)
@@ -109,10 +125,11 @@ class StatsCalls:
             found = [one for one in found if one is only]
         found = _with_labels(found, dict(wanted.label_selector))
         figures = await self._gatherer.now(found)
-        for number, sandbox in enumerate(found, 1):
+        turns = _Turns(self._stats_node.clock)
+        for sandbox in found:
             if sandbox.id in figures and sandbox.state is SandboxState.READY:
                 yield framed(_of_sandbox(sandbox, figures[sandbox.id]))
-            await self._breathe(number)
+            await turns.rest()
 
     # ---- metrics
 
@@ -135,15 +152,12 @@ class StatsCalls:
         """Also the last ones of VMs that did not answer: metrics say when they were measured."""
         found = listing.sandboxes(self._stats_node)
         await self._gatherer.now(found)
-        for number, sandbox in enumerate(found, 1):
+        turns = _Turns(self._stats_node.clock)
+        for sandbox in found:
             figures = self._gatherer.last(sandbox.id)
             if figures is not None and sandbox.state is SandboxState.READY:
                 yield framed(metrics.sandbox_metrics(sandbox, figures.stats))
-            await self._breathe(number)
-
-    async def _breathe(self, number: int) -> None:
-        if number % PODS_AT_ONCE == 0:
-            await sleep(self._stats_node.clock, 0)
+            await turns.rest()
 
     def _no_figures(self, sandbox: Sandbox, what: str) -> Unavailable:
         trouble = sandbox.view.trouble if sandbox.view is not None else ""

@@ -31,7 +31,7 @@ class StatsCalls:
     def begin_stats(self) -> None:
         """The machine is the pod's from now on: a first sample, so that the first answer has a rate."""
         if self._own_machine:
-            self._rates.put(MACHINE, machine.usage(machine.read()))
+            self._rates.put(MACHINE, machine.usage(machine.read(["stat"])))
 
     async def Stats(self, request: Any, call: Any) -> Any:
         mine: Deferred[Any] = Deferred(self._asking_no_more)
