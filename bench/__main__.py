@@ -22,6 +22,7 @@ from bench.figures import Missing, Report, say
 BENCHES = {
     "pods": ("bench.pods", "a pod on a cloned template until its container runs, and ExecSync (QEMU)"),
     "density": ("bench.density", "lists, memory and recovery with 1,000 simulated pods"),
+    "conformance": ("bench.conformance", "critest's benchmarks beside containerd (QEMU)"),
     "rpc": ("bench.rpc", "txgrpc against grpcio"),
 }
 DEFAULT_JSON = Path("build/bench.json")

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from tests.infranetes.daemon.case import ROOT
+from tests.interop.critest_benchmark import NoFigures, measure
 from tests.interop.critest_images import images
 from tests.interop.critest_report import document, expectations, judge, line, strangers, summary
 from tests.interop.critest_runtimes import Containerd, Infranetes, NotReady, Runtime, removed
@@ -39,6 +41,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--focus", default="", metavar="REGEX", help="only specs whose name matches")
     parser.add_argument("--beside", choices=["containerd"], help="run them against this one too")
     parser.add_argument("--only", action="store_true", help="run them against that one alone; judge nothing")
+    parser.add_argument("--benchmark", type=int, default=0, metavar="N", help="N samples of each benchmark")
     parser.add_argument("--parallel", type=int, default=2, metavar="N", help="specs at a time (%(default)s)")
     parser.add_argument("--json", default="", metavar="FILE", help="write all outcomes there")
     parser.add_argument("--once", action="store_true", help="don't run again what fails unexpectedly")
@@ -67,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
     tempfile.tempdir = str(root)
     try:
         return Judge(given, root).run()
-    except NotReady as error:
+    except (NotReady, NoFigures) as error:
         print(error, file=sys.stderr)
         return 1
     finally:
@@ -111,16 +114,37 @@ class Judge:
         if not self.given.focus and (unknown := strangers(self.expected, [each.name for each in self.specs])):
             print("critest-expected.toml names specs that there are not:", *unknown, sep="\n    ")
             return 1
-        runs: dict[str, list[Outcome]] = {}
         with Registry() as registry:
             for name, tag, image in images(CACHE / "images"):
                 registry.push(name, tag, image)
-            if not self.given.only:
-                table = {"image_dir": self.given.image_dir, "template_dir": self.given.template_dir}
-                runs["infranetes"] = self.against(Infranetes(self.root / "i", table), registry)
-            if self.given.beside or self.given.only:
-                runs["containerd"] = self.against(Containerd(self.root / "c"), registry)
-        return self.told(runs)
+            if self.given.benchmark:
+                return self.measured(registry)
+            return self.told({each.name: self.against(each, registry) for each in self.runtimes()})
+
+    def runtimes(self) -> list[Runtime]:
+        """Those that are asked for, Infranetes first."""
+        found: list[Runtime] = []
+        if not self.given.only:
+            table = {"image_dir": self.given.image_dir, "template_dir": self.given.template_dir}
+            found.append(Infranetes(self.root / "i", table))
+        if self.given.beside or self.given.only:
+            found.append(Containerd(self.root / "c"))
+        return found
+
+    def measured(self, registry: Registry) -> int:
+        """Benchmarks in place of specs; the exit code."""
+        figures: dict[str, dict[str, list[float]]] = {}
+        for runtime in self.runtimes():
+            with contextlib.ExitStack() as stack:
+                stack.callback(runtime.end)
+                runtime.start(registry)
+                samples = measure(runtime, self.root / f"{runtime.name}-figures", self.given.benchmark)
+            figures[runtime.name] = samples
+            for name, taken in samples.items():
+                say(f"{runtime.name} {name}: median {statistics.median(taken) * 1000:.1f} ms of {len(taken)}")
+        if self.given.json:
+            Path(self.given.json).write_text(json.dumps(figures))
+        return 0
 
     def against(self, runtime: Runtime, registry: Registry) -> list[Outcome]:
         """Every spec against that runtime; Infranetes' surprises twice."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from tests.interop.critest_benchmark import seconds
 from tests.interop.critest_images import File, layer
 from tests.interop.critest_report import (
     BadExpectation,
@@ -121,6 +122,18 @@ class SpecTests(SynchronousTestCase):
         report.write_text(json.dumps([{"SpecReports": [it]}]))
         outcome = _outcome(Spec("a"), report, 1.0)
         self.assertEqual((outcome.state, outcome.message), (FAILED, "x y"))
+
+
+class BenchmarkTests(SynchronousTestCase):
+    def test_critests_nanoseconds_are_read_by_call(self) -> None:
+        results = {
+            "operationsNames": ["CreatePod", "StopPod"],
+            "datapoints": [
+                {"sampleIndex": 1, "operationsDurationsNs": [2_000_000_000, 5_000_000]},
+                {"sampleIndex": 0, "operationsDurationsNs": [1_000_000_000, 4_000_000]},
+            ],
+        }
+        self.assertEqual(seconds(results), {"CreatePod": [1.0, 2.0], "StopPod": [0.004, 0.005]})
 
 
 class LayerTests(SynchronousTestCase):

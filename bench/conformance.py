@@ -1,0 +1,52 @@
+"""critest's benchmarks: each call of a pod's and a container's life, beside Debian's containerd as ratios."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.utils import getProcessOutputAndValue
+
+from bench.daemon import ROOT
+from bench.figures import Missing, Report, say
+from bench.pods import TEMPLATES
+
+SAMPLES = 10
+_NEEDS = {
+    str(ROOT / "build/tools/critest"): "make tools",
+    "containerd": "apt-get install containerd",
+    "runc": "apt-get install runc",
+    "/usr/lib/cni/bridge": "apt-get install containernetworking-plugins",
+    "gcc": "apt-get install gcc libc6-dev",
+    "docker-registry": "apt-get install docker-registry",
+}
+
+
+async def run(reactor: Any, report: Report, samples: int = SAMPLES) -> None:
+    for program, how in _NEEDS.items():
+        if shutil.which(program) is None:
+            raise Missing(f"{program} is missing: {how}")
+    with tempfile.TemporaryDirectory() as directory:
+        figures = Path(directory, "figures.json")
+        command = [sys.executable, "-m", "tests.interop.critest", "--benchmark", str(samples)]
+        command += ["--beside", "containerd", "--json", str(figures), "--template-dir", str(TEMPLATES)]
+        say(f"  critest -benchmark, {samples} samples of each call and runtime")
+        out, err, code = await getProcessOutputAndValue(
+            command[0], command[1:], env=os.environ, path=str(ROOT), reactor=reactor
+        )
+        if code:
+            raise RuntimeError(f"critest -benchmark: {(out + err).decode(errors='replace')[-1500:]}")
+        taken = json.loads(figures.read_text())
+    ours, theirs = taken["infranetes"], taken["containerd"]
+    for name, seconds in ours.items():
+        median, other = statistics.median(seconds), statistics.median(theirs[name])
+        note = f"{len(seconds)} samples, one after the other"
+        report.add("conformance", f"{name} median", median * 1000, "ms", note=note)
+        report.add("conformance", f"{name} of containerd median", other * 1000, "ms", note=note)
+        report.add("conformance", f"{name} beside containerd", median / other, "x")
