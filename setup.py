@@ -26,6 +26,7 @@ REQUIRES = [
     "zstandard>=0.20",
     "h11>=0.14",
     "wsproto>=1.2",
+    "jeepney>=0.8",
     "apache-libcloud>=3.4.1",
 ]
 

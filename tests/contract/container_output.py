@@ -12,8 +12,6 @@ from infranetes_common import cri
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable
 from infranetes_common.vmserver import LogRecord
 from tests.contract.container_provider import ContainerProviderCase, pieces
-from tests.support.dockerd import archive
-from tests.support.oci import busybox
 
 
 class LogContract(ContainerProviderCase):
@@ -123,17 +121,17 @@ class ImageContract(ContainerProviderCase):
         taken: list[bytes] = []
 
         async def counted() -> AsyncIterator[bytes]:
-            async for piece in pieces(archive(self.built)):
+            async for piece in pieces(self.archive(self.built)):
                 taken.append(piece)
                 yield piece
 
         await self.provider.load_image(self.image_id, counted())
-        self.assertEqual(len(b"".join(taken)), len(archive(self.built)))
+        self.assertEqual(len(b"".join(taken)), len(self.archive(self.built)))
         self.assertEqual(await self.provider.images(), [self.image_id])
 
     async def test_loading_side_by_side_is_once(self) -> None:
-        other = busybox(extra={"etc/other": b"1"})
-        loads = [self.provider.load_image(other.id, pieces(archive(other))) for _ in range(3)]
+        other = self.build({"etc/other": b"1"})
+        loads = [self.provider.load_image(other.id, pieces(self.archive(other))) for _ in range(3)]
         for load in loads:
             await load
         self.assertEqual(sorted(await self.provider.images()), sorted([self.image_id, other.id]))
@@ -143,7 +141,7 @@ class ImageContract(ContainerProviderCase):
         self.assertEqual(await self.provider.images(), [self.image_id])
 
     async def test_layers_that_are_there_are_known_and_may_be_left_out(self) -> None:
-        other = busybox(extra={"etc/other": secrets.token_bytes(8)})
+        other = self.build({"etc/other": secrets.token_bytes(8)})
         found = await self.provider.missing_layers(other.diff_ids)
         self.assertEqual(found, 1 if self.keeps_layers else 2)
         self.assertEqual(await self.provider.missing_layers(self.built.diff_ids), 2)
@@ -151,29 +149,29 @@ class ImageContract(ContainerProviderCase):
             # Lowest first: the same layers in another order are others.
             self.assertEqual(await self.provider.missing_layers(other.diff_ids[::-1]), 0)
             self.assertEqual(await self.provider.missing_layers(["sha256:" + "0" * 64]), 0)
-        await self.provider.load_image(other.id, pieces(archive(other, present=found)))
+        await self.provider.load_image(other.id, pieces(self.archive(other, present=found)))
         self.assertIn(other.id, await self.provider.images())
         self.assertEqual(await self.provider.missing_layers(other.diff_ids), 2)
 
     async def test_an_archive_of_another_image_is_refused_and_nothing_stays(self) -> None:
-        other = busybox(extra={"etc/other": b"2"})
+        other = self.build({"etc/other": b"2"})
         wrong = "sha256:" + "a" * 64
         for _ in range(2):
-            loading = self.provider.load_image(wrong, pieces(archive(other)))
+            loading = self.provider.load_image(wrong, pieces(self.archive(other)))
             self.assertIn(wrong, await self.refused(InvalidArgument, loading))
             self.assertEqual(await self.provider.images(), [self.image_id])
 
     async def test_what_is_no_archive_is_refused(self) -> None:
         wrong = "sha256:" + "a" * 64
-        for data in (b"", b"x" * 5000, bytes(4096), archive(self.built)[:3000]):
+        for data in (b"", b"x" * 5000, bytes(4096), self.archive(self.built)[:3000]):
             await self.refused(InvalidArgument, self.provider.load_image(wrong, pieces(data)))
             self.assertEqual(await self.provider.images(), [self.image_id])
 
     async def test_a_load_whose_source_fails_leaves_nothing(self) -> None:
-        other = busybox(extra={"etc/other": secrets.token_bytes(300000)})
+        other = self.build({"etc/other": secrets.token_bytes(300000)})
 
         async def failing() -> AsyncIterator[bytes]:
-            async for piece in pieces(archive(other)[:200000]):
+            async for piece in pieces(self.archive(other)[:200000]):
                 yield piece
             raise Unavailable("the node is gone")
 
@@ -181,15 +179,15 @@ class ImageContract(ContainerProviderCase):
             "node is gone", await self.refused(Unavailable, self.provider.load_image(other.id, failing()))
         )
         self.assertEqual(await self.provider.images(), [self.image_id])
-        await self.provider.load_image(other.id, pieces(archive(other)))
+        await self.provider.load_image(other.id, pieces(self.archive(other)))
         self.assertIn(other.id, await self.provider.images())
 
     async def test_a_load_that_is_cancelled_leaves_nothing(self) -> None:
-        other = busybox(extra={"etc/other": secrets.token_bytes(300000)})
+        other = self.build({"etc/other": secrets.token_bytes(300000)})
         never: Deferred[None] = Deferred()
 
         async def endless() -> AsyncIterator[bytes]:
-            async for piece in pieces(archive(other)[:200000]):
+            async for piece in pieces(self.archive(other)[:200000]):
                 yield piece
             await never
 
@@ -198,7 +196,7 @@ class ImageContract(ContainerProviderCase):
         loading.cancel()
         await loading
         self.assertEqual(await self.provider.images(), [self.image_id])
-        await self.provider.load_image(other.id, pieces(archive(other)))
+        await self.provider.load_image(other.id, pieces(self.archive(other)))
         self.assertIn(other.id, await self.provider.images())
 
     async def test_an_image_in_use_stays(self) -> None:

@@ -62,6 +62,14 @@ class ContainerProviderCase(_Base):
     notice_seconds: ClassVar[float] = 20.0
     timeout = 240.0
 
+    def build(self, extra: dict[str, bytes] | None = None) -> Any:
+        """An image with an `id` and `diff_ids`: two layers, the second with the files `extra`."""
+        return busybox_image() if extra is None else busybox(extra=extra)
+
+    def archive(self, built: Any, present: int = 0) -> bytes:
+        """What load_image takes of it, without its lowest `present` layers."""
+        return archive(built, present)
+
     def make_provider(self) -> IContainerProvider:
         """A provider, not started, over the state that belongs to this test. An earlier one may go on."""
         raise NotImplementedError
@@ -69,10 +77,10 @@ class ContainerProviderCase(_Base):
     async def setUp(self) -> None:
         self.providers: list[Any] = []
         self.told: list[tuple[str, Any]] = []
-        self.built = busybox_image()
+        self.built = self.build()
         self.image_id = self.built.id
         self.provider = await self.started()
-        await self.provider.load_image(self.image_id, pieces(archive(self.built)))
+        await self.provider.load_image(self.image_id, pieces(self.archive(self.built)))
 
     async def tearDown(self) -> None:
         last = await self.started()

@@ -16,6 +16,7 @@ from infranetes.providers.simulated.settings import Settings as SimulatedSetting
 from tests.docs.reference import defaults, documented
 from vmserver.config import Config as AgentConfig
 from vmserver.config import load as load_agent
+from vmserver.containers.systemd.config import SystemdConfig
 
 TREE = Path(__file__).resolve().parents[2]
 # The machine's or the owner's own names: they have no default that could be written down.
@@ -55,6 +56,9 @@ class ReferenceTests(SynchronousTestCase):
 
     def test_every_key_of_the_simulated_provider_and_its_default(self) -> None:
         self.check("providers.simulated", SimulatedSettings())
+
+    def test_every_key_of_the_systemd_provider_and_its_default(self) -> None:
+        self.check("providers.systemd", SystemdConfig())
 
     def test_every_key_of_the_aws_provider_and_its_default(self) -> None:
         self.check("providers.aws", AwsSettings(region="eu-west-1", image="ami-12345678"))

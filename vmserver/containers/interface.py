@@ -70,7 +70,7 @@ class IContainerProvider(Interface):
     reactor, and fail with `infranetes_common.errors`. Calls for different ids go on side by side.
     """
 
-    name = Attribute("docker, systemd or fake (str)")
+    name = Attribute("docker, systemd, machine or fake (str)")
 
     def start() -> Deferred[None]:
         """Find the containers that are there. Called once, first.
@@ -167,3 +167,15 @@ class IContainerProvider(Interface):
         """Forget an image that no container uses. Unknown: nothing to do.
 
         :raise FailedPrecondition: a container uses it."""
+
+
+class IImageFetcher(Interface):
+    """Provided beside IContainerProvider where images are fetched by the machine itself."""
+
+    def fetch_image(image_id: str, url: str) -> Deferred[None]:
+        """Bring an image here that `image_id` is the checksum of. There already: nothing to do. When it fails
+        nothing of it stays.
+
+        :raise InvalidArgument: no https URL, or another file than `image_id` says.
+        :raise NotFound: :raise PermissionDenied: as the server says.
+        :raise Unavailable: it can't be had now. :raise ResourceExhausted: too large, or the disk is full."""

@@ -16,6 +16,7 @@ from infranetes_common import cri
 from infranetes_common import vmserver as messages
 from vmserver.containers.docker.translate import LABEL_ID, LABEL_RESOURCES
 from vmserver.containers.jsonlog import parse_time
+from vmserver.containers.users import process_user as process_user
 
 START_ERROR = 128  # the exit code that kubelet knows for a container that could not be started
 
@@ -73,16 +74,3 @@ def _resources(labels: Any, host: Any) -> Any:
     limits.cpuset_cpus = host.get("CpusetCpus") or ""
     limits.cpuset_mems = host.get("CpusetMems") or ""
     return limits
-
-
-def process_user(pid: int) -> Any:
-    """The ContainerUser of a running process; None where it is gone."""
-    try:
-        with open(f"/proc/{pid}/status") as file:
-            fields = dict(line.split(":", 1) for line in file if ":" in line)
-        uid, gid = int(fields["Uid"].split()[0]), int(fields["Gid"].split()[0])
-        groups = [int(group) for group in fields["Groups"].split()]
-    except (OSError, KeyError, ValueError, IndexError):
-        return None
-    user = cri.LinuxContainerUser(uid=uid, gid=gid, supplemental_groups=groups)
-    return cri.ContainerUser(linux=user)

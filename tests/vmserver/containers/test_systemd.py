@@ -1,0 +1,111 @@
+"""The systemd ContainerProvider passes the contract over a real systemd and its journal."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet import reactor
+from twisted.trial.unittest import TestCase
+
+from infranetes_common.config import Bytes
+from tests.contract.container_output import ImageContract, LogContract
+from tests.contract.container_provider import ContainerProviderCase, ExecContract, LifecycleContract
+from tests.contract.container_sessions import SessionContract
+from tests.contract.container_usage import UsageContract
+from tests.support.systemd import Inside, Systemd, shared
+from vmserver.containers.systemd.config import SystemdConfig
+from vmserver.containers.systemd.provider import SystemdProvider
+
+
+@attrs.frozen
+class Executable:
+    """An image of this provider's."""
+
+    data: bytes
+    diff_ids: tuple[str, ...] = ("sha256:" + "1" * 64, "sha256:" + "2" * 64)
+
+    @property
+    def id(self) -> str:
+        return "sha256:" + hashlib.sha256(self.data).hexdigest()
+
+
+class SystemdCase(ContainerProviderCase):
+    """Its state is a real manager's, and the test's directory's."""
+
+    def build(self, extra: dict[str, bytes] | None = None) -> Any:
+        rest = b"".join(name.encode() + data for name, data in (extra or {}).items())
+        return Executable(b'#!/bin/sh\necho "$0 runs with $*"\nexit 0\n' + b"# image\n" * 1000 + rest)
+
+    def archive(self, built: Any, present: int = 0) -> bytes:
+        data: bytes = built.data
+        return data
+
+    def manager(self) -> Systemd:
+        """The manager of this test."""
+        return shared()
+
+    def config(self, **changes: Any) -> SystemdConfig:
+        """The provider's."""
+        config = SystemdConfig(
+            journal_dir=self.systemd.run / "log/journal",
+            image_dir=self.directory / "images",
+            image_max_size=Bytes(16 << 20),
+        )
+        return attrs.evolve(config, **changes)
+
+    def make_provider(self) -> Any:
+        return SystemdProvider(
+            reactor,
+            self.config(),
+            self.memory,
+            endpoint=Inside(self.systemd),
+            outside=self.systemd.outside,
+        )
+
+    async def setUp(self) -> None:
+        self.systemd = self.manager()
+        self.directory = Path(tempfile.mkdtemp(prefix="units-"))
+        self.directory.chmod(0o755)
+        self.memory = Path(tempfile.mkdtemp(prefix="units-", dir="/dev/shm"))
+        await super().setUp()
+
+    async def tearDown(self) -> None:
+        # trial runs cleanups first
+        try:
+            await super().tearDown()
+        finally:
+            shutil.rmtree(self.directory)
+            shutil.rmtree(self.memory)
+
+
+class SystemdLifecycleTests(SystemdCase, LifecycleContract, TestCase):
+    """Create, start, stop, remove, update, list."""
+
+
+class SystemdExecTests(SystemdCase, ExecContract, TestCase):
+    """ExecSync."""
+
+
+class SystemdSessionTests(SystemdCase, SessionContract, TestCase):
+    """Live sessions."""
+
+
+class SystemdLogTests(SystemdCase, LogContract, TestCase):
+    """ReadLog."""
+
+
+class SystemdImageTests(SystemdCase, ImageContract, TestCase):
+    """Images."""
+
+    keeps_layers = False
+
+
+class SystemdUsageTests(SystemdCase, UsageContract, TestCase):
+    """Figures."""
+
+    counts_written = False

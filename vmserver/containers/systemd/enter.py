@@ -1,0 +1,50 @@
+"""Commands in a running container: in its control group and mounts, as its user, with its capabilities."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vmserver.containers.systemd.units import setpriv
+
+# The first shell joins the groups named in $0, the second says what can't be run with 126 and 127.
+_JOIN = 'for group in $0; do echo 0 >"$group" || :; done 2>/dev/null; exec "$@"'
+_RUN = 'cd "$0" && exec "$@"'
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def entering(pid: int, config: Any, command: Sequence[str], mounts: Path = Path("/proc/mounts")) -> list[str]:
+    """The command that runs `command` beside process `pid`, the first of a container with this config.
+
+    :raise ProcessLookupError: there is no such process.
+    """
+    try:
+        groups = Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        raise ProcessLookupError(pid) from None
+    return [
+        "/bin/sh", "-c", _JOIN, " ".join(_procs_files(groups, mounts)),
+        "nsenter", f"--target={pid}", "--mount", "--",
+        *setpriv(config.linux.security_context), "/bin/sh", "-c", _RUN, config.working_dir or "/", *command,
+    ]  # fmt: skip
+
+
+def _procs_files(groups: str, mounts: Path) -> list[str]:
+    """cgroup.procs of each hierarchy's group, from /proc/PID/cgroup (cgroups(7))."""
+    where: dict[str, str] = {}
+    for line in mounts.read_text().splitlines():
+        _, path, kind, options = line.split()[:4]
+        if kind == "cgroup2":
+            where[""] = path
+        elif kind == "cgroup":
+            for option in options.split(","):
+                where[option] = path
+    found = []
+    for line in groups.splitlines():
+        _, controllers, group = line.split(":", 2)
+        root = where.get(controllers.split(",")[0])
+        if root is not None and group != "/" and " " not in group:
+            found.append(os.path.join(root, group.lstrip("/"), "cgroup.procs"))
+    return found

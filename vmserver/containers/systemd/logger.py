@@ -1,0 +1,123 @@
+"""Brings what one container writes into the journal, as a unit of its own, and outlives the agent.
+
+    python -I -S logger.py ID JOURNAL-SOCKET
+
+Its descriptors 0 and 1 are the reading ends of the container's stdout and stderr; 2, where it is a socket,
+has a message with the writing end of the container's stdin, which is kept open until SIGUSR1 (systemd keeps
+what it gives to a unit open itself, so it is not given that). Needs nothing but the standard library, so that
+it starts fast.
+
+The journal's own reading of stdout drops empty lines and cuts at NUL, so the entries are sent in its native
+protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL). Each has a number, by which a reader sees what the journal has
+thrown away; the last one has no line and says that it is the last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import stat
+import struct
+import sys
+import time
+
+PART_BYTES = 16 * 1024
+READ_BYTES = 64 * 1024
+RETRY_SECONDS = 0.2
+
+
+class Journal:
+    """Sends entries, each once, however long the journal needs."""
+
+    def __init__(self, id: str, path: str) -> None:
+        self._path = path
+        self._number = 0
+        self._fixed = f"INFRANETES_CONTAINER={id}\nSYSLOG_IDENTIFIER={id}\n".encode()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+
+    def send(self, stream: str, line: bytes, partial: bool = False, end: bool = False) -> None:
+        """One entry."""
+        self._number += 1
+        fields = [
+            self._fixed,
+            f"INFRANETES_NUMBER={self._number}\nINFRANETES_TIME={time.time_ns()}\n".encode(),
+            f"INFRANETES_STREAM={stream}\nPRIORITY={3 if stream == 'stderr' else 6}\n".encode(),
+            b"MESSAGE\n" + struct.pack("<Q", len(line)) + line + b"\n",
+        ]
+        if partial:
+            fields.append(b"INFRANETES_PARTIAL=1\n")
+        if end:
+            fields.append(b"INFRANETES_END=1\n")
+        data = b"".join(fields)
+        while True:
+            try:
+                self._socket.sendto(data, self._path)
+                return
+            except OSError:  # the journal starts again
+                time.sleep(RETRY_SECONDS)
+
+
+def split(journal: Journal, stream: str, data: bytes, last: bool) -> bytes:
+    """Send what is complete; the rest."""
+    start = 0
+    while start < len(data):
+        end = data.find(b"\n", start, start + PART_BYTES + 1)
+        if end >= 0:
+            journal.send(stream, data[start:end])
+            start = end + 1
+        elif len(data) - start > PART_BYTES:
+            journal.send(stream, data[start : start + PART_BYTES], partial=True)
+            start += PART_BYTES
+        elif last:
+            journal.send(stream, data[start:])
+            start = len(data)
+        else:
+            break
+    return data[start:]
+
+
+def _ready() -> None:
+    """Tell systemd that signals may come (sd_notify(3))."""
+    kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
+    with contextlib.suppress(OSError, KeyError), socket.socket(socket.AF_UNIX, kind) as told:
+        told.sendto(b"READY=1", os.environ["NOTIFY_SOCKET"].replace("@", "\0", 1))
+
+
+def main(id: str, path: str) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    held: list[int] = []
+    if stat.S_ISSOCK(os.fstat(2).st_mode):
+        with socket.socket(fileno=os.dup(2)) as brings:
+            held += socket.recv_fds(brings, 1, 1)[1]
+
+    def let_go(*_: object) -> None:
+        if held:
+            os.close(held.pop())
+
+    signal.signal(signal.SIGUSR1, let_go)
+    _ready()
+    # For whoever holds the reading end alone: nothing.
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    journal = Journal(id, path)
+    selector = selectors.DefaultSelector()
+    rest = {}
+    for descriptor, stream in ((0, "stdout"), (1, "stderr")):
+        os.set_blocking(descriptor, False)
+        selector.register(descriptor, selectors.EVENT_READ, stream)
+        rest[stream] = b""
+    while selector.get_map():
+        for key, _ in selector.select():
+            with contextlib.suppress(BlockingIOError):
+                data = os.read(key.fd, READ_BYTES)
+                if not data:
+                    selector.unregister(key.fd)
+                rest[key.data] = split(journal, key.data, rest[key.data] + data, not data)
+    journal.send("stdout", b"", end=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

@@ -1,0 +1,683 @@
+"""See the package's docstring.
+
+What is true of a container follows from systemd as long as it knows its unit, and else from the container's
+record. A unit that has run stays until this provider has written down how it ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred, DeferredLock, TimeoutError, fail, succeed
+from twisted.internet.endpoints import UNIXClientEndpoint
+from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThreadPool
+from twisted.logger import Logger
+from zope.interface import implementer
+
+from infranetes_common import cri
+from infranetes_common import vmserver as messages
+from infranetes_common.errors import (
+    FailedPrecondition,
+    InfranetesError,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+)
+from vmserver.containers.fake.execs import exec_sync
+from vmserver.containers.fake.sessions import AttachSession, ExecSession
+from vmserver.containers.interface import ExecResult, IContainerProvider, IImageFetcher, ISession, Streams
+from vmserver.containers.journal import Journal
+from vmserver.containers.systemd import logger, logs, records, units
+from vmserver.containers.systemd import state as states
+from vmserver.containers.systemd.bus import CONNECT_SECONDS, SERVICE, Bus, BusError
+from vmserver.containers.systemd.config import SystemdConfig
+from vmserver.containers.systemd.enter import entering
+from vmserver.containers.systemd.images import Executables
+from vmserver.containers.systemd.programs import CannotRun, locate
+from vmserver.containers.systemd.records import Record
+from vmserver.containers.users import process_user
+from vmserver.stats import container as stats
+
+START_SECONDS = 120.0
+RETRY_SECONDS = (0.1, 2.0)
+JOURNAL_SOCKET = "/run/systemd/journal/socket"
+
+_log = Logger()
+_GONE = ("org.freedesktop.systemd1.NoSuchUnit", "org.freedesktop.systemd1.NoSuchProcess",
+         "org.freedesktop.DBus.Error.UnknownObject", "org.freedesktop.systemd1.UnitNotLoaded")  # fmt: skip
+
+
+class _Known:
+    """One container of this process's view."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.lock = DeferredLock()  # one look, and one start, at a time
+        self.gone = False
+        self.changed: list[Deferred[None]] = []  # who waits for another state
+        self.finished: list[Deferred[None]] = []  # who waits for its end
+
+    @property
+    def over(self) -> bool:
+        return self.gone or bool(self.record.state.state == cri.CONTAINER_EXITED)
+
+    def when(self, waiting: list[Deferred[None]]) -> Deferred[None]:
+        """Fires with the others in `waiting`."""
+
+        def cancelled(one: Deferred[None]) -> None:
+            if one in waiting:
+                waiting.remove(one)
+
+        one: Deferred[None] = Deferred(cancelled)
+        waiting.append(one)
+        return one
+
+    def when_over(self) -> Deferred[None]:
+        """Fires once it has ended or is forgotten."""
+        return succeed(None) if self.over else self.when(self.finished)
+
+    def tell(self) -> None:
+        """It has another state."""
+        for waiting in [self.changed, *([self.finished] if self.over else [])]:
+            told, waiting[:] = waiting[:], []
+            for one in told:
+                one.callback(None)
+
+
+@implementer(IContainerProvider, IImageFetcher)
+class SystemdProvider:
+    """See `IContainerProvider`.
+
+    :param directory: where the records are; made when it is first needed.
+    :param endpoint: where systemd is, in the place of the configured socket.
+    :param outside: the number that a process has here which systemd numbers so.
+    """
+
+    name = "systemd"
+
+    def __init__(
+        self,
+        reactor: Any,
+        config: SystemdConfig,
+        directory: Path,
+        endpoint: IStreamClientEndpoint | None = None,
+        outside: Callable[[int], int] = lambda pid: pid,
+    ) -> None:
+        self._reactor = reactor
+        self._config = config
+        self._directory = directory
+        self._endpoint: Any = endpoint or UNIXClientEndpoint(reactor, str(config.socket), CONNECT_SECONDS)
+        self._outside = outside
+        self._journal = Journal(reactor, config.journalctl, config.journal_dir)
+        self._images = Executables(reactor, config)
+        self._view: dict[str, _Known] = {}
+        self._watchers: list[tuple[Callable[[Any], None], Callable[[str], None]]] = []
+        self._bus: Bus | None = None
+        self._reconnecting: Deferred[None] | None = None
+        self._stopped = False
+        self._looks: set[Deferred[None]] = set()
+
+    # Life
+
+    def start(self) -> Deferred[None]:
+        return Deferred.fromCoroutine(self._start())
+
+    async def _start(self) -> None:
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for record in records.load(self._directory):
+                self._view.setdefault(record.state.id, _Known(record))
+        except (OSError, ValueError) as error:
+            raise FailedPrecondition(
+                f"the state directory {self._directory} can't be used: {error}"
+            ) from None
+        self._images.start()
+        await self._connect()
+
+    def stop(self) -> Deferred[None]:
+        return Deferred.fromCoroutine(self._stop())
+
+    async def _stop(self) -> None:
+        self._stopped = True
+        for under_way in [*self._looks, *([self._reconnecting] if self._reconnecting else [])]:
+            under_way.cancel()
+        if self._bus is not None:
+            self._bus.close()
+            self._bus = None
+
+    def watch(self, changed: Callable[[Any], None], removed: Callable[[str], None]) -> None:
+        self._watchers.append((changed, removed))
+
+    def configure(self, sandbox_config: Any) -> Deferred[None]:
+        return succeed(None)
+
+    # systemd
+
+    async def _connect(self) -> None:
+        self._bus = await Bus.connect(self._reactor, self._endpoint, self._signalled, self._lost)
+        for known in list(self._view.values()):
+            await self._refresh(known)
+
+    def _lost(self) -> None:
+        self._bus = None
+        if not self._stopped and self._reconnecting is None:
+            _log.error("the connection to systemd was lost")
+            self._reconnecting = Deferred.fromCoroutine(self._reconnect())
+
+    async def _reconnect(self) -> None:
+        pause, longest = RETRY_SECONDS
+        with contextlib.suppress(CancelledError):
+            while self._bus is None:
+                await deferLater(self._reactor, pause, lambda: None)
+                pause = min(2 * pause, longest)
+                try:
+                    await self._connect()
+                except (InfranetesError, BusError) as error:
+                    _log.error("no systemd yet: {error}", error=error)
+        self._reconnecting = None
+
+    def _the_bus(self) -> Bus:
+        if self._bus is None:
+            raise Unavailable("there is no connection to systemd; try again in a moment")
+        return self._bus
+
+    async def _manager(self, method: str, signature: str, body: Sequence[Any]) -> tuple[Any, ...]:
+        """A call whose object may be gone: then ().
+
+        :raise Unavailable: systemd can't be reached, or can't do it now."""
+        try:
+            return await self._the_bus().manager(method, signature, body)
+        except BusError as error:
+            if error.name in _GONE:
+                return ()
+            raise Unavailable(f"systemd refuses {method}: {error}") from error
+
+    def _signalled(self, path: str, member: str, body: tuple[Any, ...]) -> None:
+        if member != "PropertiesChanged" or not body or not str(body[0]).startswith(SERVICE):
+            return
+        known = self._view.get(units.container_of(path))
+        if known is not None and not known.over:
+            look = Deferred.fromCoroutine(self._refresh(known))
+            self._looks.add(look)
+            look.addErrback(self._look_failed).addBoth(lambda _: self._looks.discard(look))
+
+    def _look_failed(self, failure: Any) -> None:
+        if failure.check(InfranetesError, CancelledError, BusError) is None:
+            _log.failure("looking at a unit failed", failure)
+
+    async def _refresh(self, known: _Known) -> None:
+        """Look at a container, and tell what has changed."""
+        await known.lock.acquire()
+        try:
+            await self._look(known)
+        finally:
+            known.lock.release()
+
+    async def _look(self, known: _Known) -> None:
+        """`_refresh`, by who has the lock."""
+        if known.over:
+            return
+        state = messages.ContainerState()
+        state.CopyFrom(known.record.state)
+        unit = units.unit_name(state.id)
+        found = await self._properties(unit)
+        if found is None:
+            if state.state == cri.CONTAINER_CREATED:
+                return
+            states.lost(state, time.time_ns())
+        else:
+            never_ran = ""
+            if states.may_never_have_run(*found):
+                never_ran = await logs.spawn_failure(
+                    self._reactor, self._journal, unit, found[0]["InvocationID"]
+                )
+            states.apply(state, *found, never_ran)
+            if never_ran and found[1]["ExecMainStatus"] == states.EXIT_EXEC:
+                cannot = self._located(known).reason(never_ran)
+                states.cannot_run(state, cannot.code, str(cannot), time.time_ns())
+            self._identify(known, state)
+        if state == known.record.state:
+            return
+        known.record.state = state
+        records.save(self._directory, known.record)
+        self._tell(known)
+        if known.over and found is not None:
+            await self._clean(unit)
+
+    async def _properties(self, unit: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        bus = self._the_bus()
+        if not await self._manager("GetUnit", "s", (unit,)):
+            return None
+        path = units.object_path(unit)
+        try:
+            return await bus.properties(path, "Unit"), await bus.properties(path, "Service")
+        except BusError as error:
+            if error.name in _GONE:
+                return None
+            raise Unavailable(f"systemd does not say how {unit} is: {error}") from error
+
+    async def _clean(self, unit: str) -> None:
+        """Its end is written down: systemd need not know it any longer, and what it left behind ends."""
+        for method, signature, body in (
+            ("StopUnit", "ss", (unit, "replace")),
+            ("ResetFailedUnit", "s", (unit,)),
+        ):
+            try:
+                await self._manager(method, signature, body)
+            except InfranetesError as error:
+                _log.debug("{unit} stays: {error}", unit=unit, error=error)
+
+    def _identify(self, known: _Known, state: Any) -> None:
+        """Whom it runs as: as it was asked for, or else as it does."""
+        if not state.pid or state.HasField("user"):
+            return
+        who = units.identity(known.record.config.linux.security_context)
+        if who is not None:
+            user = cri.LinuxContainerUser(uid=who.uid, gid=who.gid)
+            user.supplemental_groups.extend(sorted({who.gid, *who.groups}))
+            state.user.linux.CopyFrom(user)
+            return
+        pid = self._outside(state.pid)
+        found = process_user(pid) if pid else None
+        if found is not None:
+            state.user.CopyFrom(found)
+
+    def _tell(self, known: _Known) -> None:
+        state = self._state(known)
+        for changed, _ in self._watchers:
+            changed(state)
+        known.tell()
+
+    # Containers
+
+    def _state(self, known: _Known) -> Any:
+        state = messages.ContainerState()
+        state.CopyFrom(known.record.state)
+        return state
+
+    def _existing(self, id: str) -> _Known:
+        known = self._view.get(id)
+        if known is None:
+            raise NotFound(f"there is no container {id} in this sandbox's VM")
+        return known
+
+    def _running(self, id: str) -> _Known:
+        known = self._existing(id)
+        if known.record.state.state != cri.CONTAINER_RUNNING:
+            raise FailedPrecondition(f"container {id} is not running")
+        return known
+
+    def create(self, id: str, image_id: str, config: Any, sandbox_config: Any) -> Deferred[Any]:
+        return Deferred.fromCoroutine(self._create(id, image_id, config))
+
+    async def _create(self, id: str, image_id: str, config: Any) -> Any:
+        known = self._view.get(id)
+        if known is None:
+            if not self._images.has(image_id):
+                raise FailedPrecondition(f"image {image_id} is not loaded; load it first")
+            units.check(config, os.path.exists)
+            state = messages.ContainerState(
+                id=id, state=cri.CONTAINER_CREATED, created_at=time.time_ns(), image_id=image_id
+            )
+            state.resources.CopyFrom(config.linux.resources)
+            known = _Known(Record(state, config, log=f"{id}.{secrets.token_hex(8)}"))
+            records.save(self._directory, known.record)
+            self._view[id] = known
+            self._tell(known)
+        return self._state(known)
+
+    def start_container(self, id: str) -> Deferred[Any]:
+        return Deferred.fromCoroutine(self._start_container(id))
+
+    async def _start_container(self, id: str) -> Any:
+        known = self._existing(id)
+        await known.lock.acquire()
+        try:
+            if known.record.state.state == cri.CONTAINER_CREATED:
+                await self._begin(known)
+                state = known.record.state
+                if state.state == cri.CONTAINER_EXITED and state.reason in (states.CANNOT_RUN, "StartError"):
+                    kind = InvalidArgument if state.reason == states.CANNOT_RUN else FailedPrecondition
+                    raise kind(f"container {id} can't be started: {state.message}")
+                return self._state(known)
+        finally:
+            known.lock.release()
+        if known.gone:
+            raise NotFound(f"there is no container {id} in this sandbox's VM")
+        if known.record.state.state == cri.CONTAINER_EXITED:
+            reason = known.record.state.reason
+            raise FailedPrecondition(f"container {id} has ended ({reason}); make another one")
+        return self._state(known)
+
+    def _located(self, known: _Known) -> Any:
+        config = known.record.config
+        words = units.argv(config, self._images.path(known.record.state.image_id))
+        return locate(words, units.environment(config), config.working_dir, config.mounts)
+
+    async def _begin(self, known: _Known) -> None:
+        """Start its unit unless an earlier agent has; answers when it runs, has ended, or can't run."""
+        await self._look(known)
+        if known.record.state.state != cri.CONTAINER_CREATED:
+            return
+        located = self._located(known)
+        if isinstance(located, CannotRun):
+            states.cannot_run(known.record.state, located.code, str(located), time.time_ns())
+            known.record.state.finished_at = known.record.state.started_at
+            records.save(self._directory, known.record)
+            self._tell(known)
+            return
+        with contextlib.ExitStack() as opened:
+            await self._begin_units(known, located, opened)
+        deadline = self._reactor.seconds() + START_SECONDS
+        while known.record.state.state == cri.CONTAINER_CREATED:
+            if self._reactor.seconds() > deadline:
+                raise Unavailable(
+                    f"systemd does not come to an end of starting container {known.record.state.id}"
+                )
+            await deferLater(self._reactor, 0.01, lambda: None)
+            await self._look(known)
+
+    async def _begin_units(self, known: _Known, located: Any, opened: contextlib.ExitStack) -> None:
+        record, id = known.record, known.record.state.id
+        config = record.config
+        reading, writing = [], []
+        for _ in range(2):
+            ends = os.pipe2(os.O_CLOEXEC)
+            for end in ends:
+                opened.callback(os.close, end)
+            reading.append(ends[0])
+            writing.append(ends[1])
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        opened.callback(os.close, null)
+        stdin, kept = self._stdin(id, config, opened) if config.stdin else (null, null)
+        record.logger = f"{units.LOGGER_PREFIX}{id}.{secrets.token_hex(4)}.service"
+        records.save(self._directory, record)
+        words = [sys.executable, "-I", "-S", logger.__file__, record.log, JOURNAL_SOCKET]
+        await self._transient(
+            record.logger,
+            [
+                ("Description", ("s", f"Output of Infranetes container {id}")),
+                ("Type", ("s", "notify")),
+                ("CollectMode", ("s", "inactive-or-failed")),
+                ("ExecStartEx", ("a(sasas)", [(words[0], words, ["no-env-expand"])])),
+                *_streams(reading[0], reading[1], kept),
+            ],
+        )
+        program = units.unit_properties(
+            id, config, located.words, located.path, os.path.exists, self._config.tasks_max
+        )
+        await self._transient(units.unit_name(id), [*program, *_streams(stdin, writing[0], writing[1])])
+
+    def _stdin(self, id: str, config: Any, opened: contextlib.ExitStack) -> tuple[int, int]:
+        """The container's end of its stdin, and what keeps that open when nobody is attached."""
+        path = self._directory / f"{id}.stdin"
+        path.unlink(missing_ok=True)
+        os.mkfifo(path, 0o600)
+        both = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        opened.callback(os.close, both)
+        reading = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        opened.callback(os.close, reading)
+        writing = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        opened.callback(os.close, writing)
+        ours, its = socket.socketpair()
+        opened.callback(ours.close)
+        opened.callback(its.close)
+        socket.send_fds(ours, [b"stdin"], [writing])
+        return reading, its.fileno()
+
+    async def _transient(self, unit: str, properties: list[units.Property]) -> None:
+        """:raise InvalidArgument: systemd does not take a property."""
+        body: tuple[Any, ...] = (unit, "fail", properties, [])
+        try:
+            await Bus.manager_with_descriptors(
+                self._reactor, self._endpoint, "StartTransientUnit", "ssa(sv)a(sa(sv))", body
+            )
+        except BusError as error:
+            if error.name == "org.freedesktop.systemd1.UnitExists":
+                return
+            kind = (
+                InvalidArgument
+                if "Invalid" in error.name or "PropertyReadOnly" in error.name
+                else Unavailable
+            )
+            raise kind(f"systemd does not take {unit}: {error}") from error
+
+    def stop_container(self, id: str, grace_seconds: int) -> Deferred[Any]:
+        return Deferred.fromCoroutine(self._stop_container(id, grace_seconds))
+
+    async def _stop_container(self, id: str, grace: int) -> Any:
+        known = self._existing(id)
+        if known.record.state.state == cri.CONTAINER_RUNNING:
+            unit = units.unit_name(id)
+            over = known.when_over()
+            if grace:
+                await self._manager("KillUnit", "ssi", (unit, "main", units.stop_signal(known.record.config)))
+                over.addTimeout(grace, self._reactor)
+                with contextlib.suppress(TimeoutError):
+                    await over
+            if not known.over:
+                await self._manager("KillUnit", "ssi", (unit, "all", int(signal.SIGKILL)))
+                ending = known.when_over()
+                ending.addTimeout(START_SECONDS, self._reactor)
+                await self._refresh(known)
+                try:
+                    await ending
+                except TimeoutError:
+                    raise Unavailable(f"container {id} does not end, though it was killed") from None
+        return self._state(known)
+
+    def remove(self, id: str) -> Deferred[None]:
+        return Deferred.fromCoroutine(self._remove(id))
+
+    async def _remove(self, id: str) -> None:
+        known = self._view.get(id)
+        if known is None:
+            return
+        await self._refresh(known)
+        if known.record.state.state == cri.CONTAINER_RUNNING:
+            await self._stop_container(id, 0)
+        await known.lock.acquire()
+        try:
+            if known.gone:
+                return
+            await self._clean(units.unit_name(id))
+            records.forget(self._directory, id)
+            self._view.pop(id, None)
+            known.gone = True
+        finally:
+            known.lock.release()
+        for _, removed in self._watchers:
+            removed(id)
+        known.tell()
+
+    def update(self, id: str, resources: Any) -> Deferred[Any]:
+        return Deferred.fromCoroutine(self._update(id, resources))
+
+    async def _update(self, id: str, resources: Any) -> Any:
+        known = self._existing(id)
+        merged = cri.LinuxContainerResources()
+        merged.CopyFrom(known.record.state.resources)
+        for field in ("hugepage_limits", "unified"):
+            if getattr(resources, field):
+                merged.ClearField(field)
+        merged.MergeFrom(resources)
+        wanted = units.limits(merged)
+        if known.record.state.state == cri.CONTAINER_RUNNING and wanted:
+            unit = units.unit_name(id)
+            try:
+                await self._the_bus().manager("SetUnitProperties", "sba(sv)", (unit, True, wanted))
+            except BusError as error:
+                if error.name not in _GONE:
+                    raise InvalidArgument(f"resources: systemd refuses: {error}") from error
+        await known.lock.acquire()
+        try:
+            if known.record.state.resources != merged:
+                known.record.state.resources.CopyFrom(merged)
+                known.record.config.linux.resources.CopyFrom(merged)
+                records.save(self._directory, known.record)
+                self._tell(known)
+        finally:
+            known.lock.release()
+        return self._state(known)
+
+    def containers(self) -> Deferred[list[Any]]:
+        return Deferred.fromCoroutine(self._containers())
+
+    async def _containers(self) -> list[Any]:
+        self._the_bus()  # a view that does not follow systemd is not answered from
+        return [self._state(known) for known in self._view.values()]
+
+    def usage(self) -> Deferred[list[Any]]:
+        known = [(self._state(each), self._outside(each.record.state.pid)) for each in self._view.values()]
+        pool = self._reactor.getThreadPool()
+        measured: Deferred[list[Any]] = deferToThreadPool(self._reactor, pool, _thd_measure, known)
+        return measured
+
+    # Commands and streams
+
+    def exec_sync(
+        self, id: str, command: Sequence[str], timeout: float, max_output: int
+    ) -> Deferred[ExecResult]:
+        return Deferred.fromCoroutine(self._exec_sync(id, command, timeout, max_output))
+
+    async def _exec_sync(self, id: str, command: Sequence[str], within: float, limit: int) -> ExecResult:
+        words, env = self._entering(id, command)
+        return await exec_sync(self._reactor, words, env, "/", within, limit)
+
+    def _entering(self, id: str, command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+        known = self._running(id)
+        config = known.record.config
+        try:
+            pid = self._outside(known.record.state.pid)
+            return entering(pid, config, command), units.environment(config)
+        except ProcessLookupError:
+            raise FailedPrecondition(f"container {id} has just ended") from None
+
+    def exec_session(self, id: str, command: Sequence[str], streams: Streams) -> Deferred[ISession]:
+        return Deferred.fromCoroutine(self._exec_session(id, command, streams))
+
+    async def _exec_session(self, id: str, command: Sequence[str], streams: Streams) -> ISession:
+        words, env = self._entering(id, command)
+        session: ISession = ExecSession.spawn(self._reactor, words, env, "/", streams)
+        return session
+
+    def attach_session(self, id: str, streams: Streams) -> Deferred[ISession]:
+        return Deferred.fromCoroutine(self._attach_session(id, streams))
+
+    async def _attach_session(self, id: str, streams: Streams) -> ISession:
+        known = self._running(id)
+        config = known.record.config
+        now = time.time_ns()
+        session: ISession = Attached(
+            self._reactor,
+            logs.records(self._reactor, self._journal, known.record.log, "", True, known.when_over(), now),
+            now,
+            streams,
+            self._directory / f"{id}.stdin" if config.stdin else None,
+            lambda: known.record.state.exit_code,
+            (lambda: self._end_stdin(known)) if config.stdin_once else (lambda: None),
+        )
+        return session
+
+    def _end_stdin(self, known: _Known) -> None:
+        ending = Deferred.fromCoroutine(self._let_stdin_go(known.record.logger))
+        ending.addErrback(lambda failure: _log.error("stdin stays open: {error}", error=failure.value))
+
+    async def _let_stdin_go(self, unit: str) -> None:
+        until = self._reactor.seconds() + START_SECONDS
+        while (found := await self._properties(unit)) is not None:
+            if found[0]["ActiveState"] != "activating":  # it has its signals in hand
+                await self._manager("KillUnit", "ssi", (unit, "main", int(signal.SIGUSR1)))
+                return
+            if self._reactor.seconds() > until:
+                raise Unavailable(f"{unit} does not get ready")
+            await deferLater(self._reactor, RETRY_SECONDS[0], lambda: None)
+
+    async def read_log(self, id: str, cursor: str, follow: bool) -> AsyncIterator[Any]:
+        known = self._existing(id)
+        finished = known.when_over()
+        reading = logs.records(self._reactor, self._journal, known.record.log, cursor, follow, finished)
+        try:
+            async for record in reading:
+                yield record
+        finally:
+            await reading.aclose()  # type: ignore[attr-defined]
+
+    # Images
+
+    def missing_layers(self, diff_ids: Sequence[str]) -> Deferred[int]:
+        return succeed(len(diff_ids))
+
+    def load_image(self, image_id: str, archive: AsyncIterator[bytes]) -> Deferred[None]:
+        return Deferred.fromCoroutine(self._load_image(image_id, archive))
+
+    async def _load_image(self, image_id: str, archive: AsyncIterator[bytes]) -> None:
+        if self._images.has(image_id):
+            async for _ in archive:
+                pass
+            return
+        await self._images.take(image_id, archive)
+
+    def fetch_image(self, image_id: str, url: str) -> Deferred[None]:
+        return Deferred.fromCoroutine(self._images.fetch(image_id, url))
+
+    def images(self) -> Deferred[list[str]]:
+        return succeed(self._images.list())
+
+    def remove_image(self, image_id: str) -> Deferred[None]:
+        if any(known.record.state.image_id == image_id for known in self._view.values()):
+            return fail(FailedPrecondition(f"image {image_id} is in use; remove its containers first"))
+        self._images.remove(image_id)
+        return succeed(None)
+
+
+class Attached(AttachSession):
+    """A container's streams; the end of its stdin is the logger's to make."""
+
+    def __init__(
+        self,
+        reactor: Any,
+        reading: AsyncIterator[Any],
+        since: int,
+        streams: Streams,
+        stdin: Path | None,
+        ended: Callable[[], int],
+        end_stdin: Callable[[], None],
+    ) -> None:
+        super().__init__(reactor, reading, since, streams, stdin, 0, ended)
+        self._end_stdin = end_stdin
+
+    def close_stdin(self) -> None:
+        had = self._fifo is not None
+        super().close_stdin()
+        if had:
+            self._end_stdin()
+
+
+def _streams(stdin: int, stdout: int, stderr: int) -> list[units.Property]:
+    return [
+        ("StandardInputFileDescriptor", ("h", stdin)),
+        ("StandardOutputFileDescriptor", ("h", stdout)),
+        ("StandardErrorFileDescriptor", ("h", stderr)),
+    ]
+
+
+def _thd_measure(known: Sequence[tuple[Any, int]]) -> list[Any]:
+    found = []
+    for state, pid in known:
+        usage = None
+        if state.state == cri.CONTAINER_RUNNING and pid:
+            usage = stats.usage(pid, state.resources.memory_limit_in_bytes, units.UNIT_PREFIX + state.id)
+        found.append(messages.ContainerUsage(id=state.id, started_at=state.started_at, usage=usage))
+    return found
