@@ -14,8 +14,8 @@ from infranetes.pods import apparmor, carried
 from infranetes.pods.follow import GONE_REASON, end, take
 from infranetes.pods.inventory import Container, Sandbox, container_name
 from infranetes.pods.node import Node
-from infranetes.pods.records import ContainerRecord
-from infranetes.pods.sandboxes import Sandboxes, new_id
+from infranetes.pods.records import ContainerRecord, new_id
+from infranetes.pods.sandboxes import Sandboxes
 from infranetes.pods.states import ContainerState, SandboxState
 from infranetes.pods.waits import Flight, go, sleep, uncut, within
 from infranetes.threads import in_thread
