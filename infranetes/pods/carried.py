@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Container
 from typing import Any
 
 from infranetes_common import cri
@@ -39,6 +40,16 @@ def seccomp_path(config: cri.ContainerConfig) -> str:
             f"{_FIELD}: Localhost needs a profile's absolute path on the node, not {path[:256]!r}"
         )
     return path
+
+
+def check_target(config: cri.ContainerConfig, containers: Container[str]) -> None:
+    """The container whose processes it wants to see is one of these. :raise FailedPrecondition: it is not."""
+    options = config.linux.security_context.namespace_options
+    if options.pid == cri.TARGET and options.target_id not in containers:
+        raise FailedPrecondition(
+            f"config.linux.security_context.namespace_options.target_id {options.target_id[:64]!r}: no "
+            "container of this sandbox has this id"
+        )
 
 
 def read_profile(path: str) -> str:

@@ -87,6 +87,7 @@ class Containers:
 
     def _begin(self, sandbox: Sandbox, config: cri.ContainerConfig, blob: bytes) -> Container:
         image = self._node.images.resolve(config.image.image)
+        carried.check_target(config, sandbox.containers)
         container = Container(
             sandbox,
             ContainerRecord(

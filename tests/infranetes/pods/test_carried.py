@@ -90,3 +90,14 @@ class ImageTests(SynchronousTestCase):
         config = box(mounts=[cri.Mount(container_path="/b", image=cri.ImageSpec(image="other"))])
         error = self.assertRaises(NotFound, carried.mounted_images, config, FakeImages())
         self.assertIn("config.mounts[0] at /b: image other is not on this node", str(error))
+
+
+class TargetTests(SynchronousTestCase):
+    def test_a_target_is_a_container_of_the_sandbox(self) -> None:
+        target = cri.NamespaceOption(pid=cri.TARGET, target_id="c1")
+        carried.check_target(secured(namespace_options=target), {"c1"})
+        carried.check_target(box(), set())
+        error = self.assertRaises(
+            FailedPrecondition, carried.check_target, secured(namespace_options=target), {"c2"}
+        )
+        self.assertIn("target_id 'c1': no container of this sandbox", str(error))
