@@ -16,6 +16,7 @@ from infranetes.providers.cloud.interface import CloudError, ICloud, Trouble
 from infranetes.providers.cloud.judge import judge
 from infranetes.providers.cloud.limits import Circuit, RateLimit, backoff
 from infranetes.providers.cloud.settings import CloudSettings
+from infranetes.threads import in_thread
 
 T = TypeVar("T")
 
@@ -41,7 +42,7 @@ class Calls:
         self._reactor = reactor
         self._cloud = cloud
         self._settings = settings
-        self._pool = _Pool(0, settings.threads, f"infranetes.{cloud.name}")
+        self._pool = _Pool(settings.threads, settings.threads, f"infranetes.{cloud.name}")
         self._turns = DeferredSemaphore(settings.threads)
         self._mine = threading.local()  # each thread's driver
         self._drivers: set[Any] = set()
@@ -51,9 +52,10 @@ class Calls:
         self.made = 0
         self.failed = 0
 
-    def start(self) -> None:
-        """Have threads."""
-        self._pool.start()
+    async def start(self) -> None:
+        """Have threads. All of them: to start one takes a moment while others compute."""
+        if not self._pool.started:
+            await in_thread(self._reactor, self._pool.start)
 
     async def stop(self) -> None:
         """Make no more calls, and wait a moment for those under way. Twice is once."""

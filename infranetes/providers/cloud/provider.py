@@ -187,7 +187,7 @@ class CloudProvider:
     async def _start(self, progress: Progress) -> None:
         progress(f"asking {self._cloud.place} for what the configuration names")
         if not self._started:
-            self._calls.start()
+            await self._calls.start()
         self._view.destroyed.update(await in_thread(self._reactor, self._marks._thd_load))
         try:
             architecture = await self._calls.call("check the configuration", self._cloud._thd_check)

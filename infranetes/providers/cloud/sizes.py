@@ -53,12 +53,32 @@ def choose(
             f"{gpus} for {architecture} among the {len(permitted)} that the configuration allows; "
             "ask for less, or allow more sizes"
         )
-    return sorted(fitting, key=_order)
+    prices = estimated_prices(offers)
+    return sorted(fitting, key=lambda one: (prices[one.name], one.memory_bytes, one.cpu_millis, one.name))
 
 
-def _order(offer: Offer) -> tuple[float, int, int, str]:
-    price = _NO_PRICE if offer.price is None else offer.price
-    return price, offer.memory_bytes, offer.cpu_millis, offer.name
+def estimated_prices(offers: Sequence[Offer]) -> dict[str, float]:
+    """What each offer costs, or may: price lists have gaps, and a gap must not make a size last. A size
+    without a price costs what the nearest of its family does, by memory; without such, more than all."""
+    families: dict[str, list[Offer]] = {}
+    for one in offers:
+        if one.price is not None:
+            families.setdefault(_family(one), []).append(one)
+    return {one.name: _price(one, families.get(_family(one), [])) for one in offers}
+
+
+def _price(offer: Offer, family: Sequence[Offer]) -> float:
+    if offer.price is not None:
+        return offer.price
+    if not family:
+        return _NO_PRICE
+    nearest = min(family, key=lambda one: (abs(one.memory_bytes - offer.memory_bytes), one.name))
+    assert nearest.price is not None
+    return nearest.price * offer.memory_bytes / max(nearest.memory_bytes, 1)
+
+
+def _family(offer: Offer) -> str:
+    return offer.name.rpartition(".")[0] or offer.name.rpartition("-")[0]
 
 
 def _refusal(offers: Sequence[Offer], name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from twisted.internet.defer import CancelledError
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
@@ -49,6 +50,8 @@ class Sweeper:
                 await self.once()
             except CloudError as error:
                 _log.warn("{error}", error=failed(self._cloud.place, error))
+            except CancelledError:
+                raise
             except Exception:
                 _log.failure("{cloud}: sweeping failed", cloud=self._cloud.place)
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
@@ -96,6 +96,8 @@ class Watcher:
                 await self.look()
             except CloudError as error:
                 _log.debug("{error}", error=failed(self._cloud.place, error))
+            except CancelledError:
+                raise
             except Exception:
                 _log.failure("{cloud}: looking at the VMs failed", cloud=self._cloud.place)
 

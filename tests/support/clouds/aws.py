@@ -43,6 +43,9 @@ _ITEM = re.compile(rb"<instanceId>(i-[0-9a-f]+)</instanceId>")
 _RUNNING = re.compile(rb"<instanceState><code>16</code><name>running</name></instanceState>")
 _PENDING = b"<instanceState><code>0</code><name>pending</name></instanceState>"
 
+EMPTY_LIST = (
+    b"<DescribeInstancesResponse " + _EC2 + b"><reservationSet/></DescribeInstancesResponse>"
+)  # what a list had before there was anything
 NORMAL, NEVER, NO_AGENT = "normal", "never", "no-agent"
 
 
@@ -162,7 +165,7 @@ class AwsWorld:
             return early  # type: ignore[no-any-return]
         status, body = await self._served(parameters)
         if fault is not None and fault.kind is Kind.STALE:
-            body = self._stale.setdefault(_key(parameters), body)
+            body = self._stale.get(_key(parameters), EMPTY_LIST)
         elif status == 200:
             self._stale[_key(parameters)] = body
         if fault is not None and fault.kind is Kind.ACTED:

@@ -77,7 +77,7 @@ class AwsCloud:
         self._settings = settings
         self._cluster, self._node = context.cluster, context.node
         self._credentials = Credentials(settings.access_key, settings.secret_key, settings.profile)
-        self._root_device = ""
+        self._root_disk = ("", 0)  # of the configuration's image: its name, and GiB
         self.offers = offers
         self.place = f"aws {settings.region}"
 
@@ -137,10 +137,11 @@ class AwsCloud:
         images = driver.list_images(ex_image_ids=[wanted])
         if not images:
             raise FailedPrecondition(f"{self.place} has no image {wanted}; see image in providers.aws")
-        self._root_device = images[0].extra.get("root_device_name") or ""
+        extra = images[0].extra
+        self._root_disk = (extra["root_device_name"], extra["root_disk_gib"])
         if self._settings.subnets:
             driver.ex_list_subnets(subnet_ids=list(self._settings.subnets))
-        return str(images[0].extra.get("architecture") or "x86_64")
+        return str(extra.get("architecture") or "x86_64")
 
     # ---- VMs
 
@@ -179,12 +180,11 @@ class AwsCloud:
 
     def _disks(self, order: Order) -> list[dict[str, Any]] | None:
         """The root disk, which must not outlive the VM; of an image that the configuration names."""
-        if not self._root_device or order.image:
+        name, gib = self._root_disk
+        if not name or order.image:
             return None
-        disk: dict[str, Any] = {"DeleteOnTermination": "true"}
-        if self._settings.disk_gib:
-            disk["VolumeSize"] = str(self._settings.disk_gib)
-        return [{"DeviceName": self._root_device, "Ebs": disk}]
+        disk = {"DeleteOnTermination": "true", "VolumeSize": str(max(gib, self._settings.disk_gib, 1))}
+        return [{"DeviceName": name, "Ebs": disk}]
 
     def _thd_find(self, driver: Driver, token: str) -> list[Found]:
         return self._thd_listed(driver, {f"tag:{TOKEN}": token})

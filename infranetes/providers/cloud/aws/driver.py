@@ -7,7 +7,7 @@
 - It ignores `nextToken`, so long lists end early: all pages are asked for.
 - `list_nodes` also asks for addresses, naming each instance in a filter, which EC2 allows for 200 of
   them: the instances' own answer has the addresses already.
-- A node lacks the reason of its state.
+- A node lacks the reason of its state, an image its root disk's name and size.
 """
 
 from __future__ import annotations
@@ -80,6 +80,17 @@ class Driver(EC2NodeDriver):  # type: ignore[misc]
         node = super()._to_node(element)
         node.extra["state_reason"] = _text(element, "stateReason/message")
         return node
+
+    def _to_image(self, element: Any) -> Any:
+        image = super()._to_image(element)
+        name = image.extra["root_device_name"] = _text(element, "rootDeviceName")
+        sizes = [
+            _text(disk, "ebs/volumeSize")
+            for disk in items(element, "blockDeviceMapping/item")
+            if _text(disk, "deviceName") == name
+        ]
+        image.extra["root_disk_gib"] = int(sizes[0] or 0) if sizes else 0
+        return image
 
     def ask(self, action: str, **parameters: str) -> Any:
         """What EC2 answers to an action that libcloud has no method for.

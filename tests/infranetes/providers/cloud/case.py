@@ -21,6 +21,7 @@ class AwsCase(ProviderCase):
     provider_name = "aws"
     boot_timeout: ClassVar[float] = 30.0
     agent_timeout: ClassVar[float] = 60.0
+    interrupt_after = (0.05, 0.5)
 
     def setUp(self) -> Any:
         result = super().setUp()

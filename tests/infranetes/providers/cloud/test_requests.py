@@ -1,0 +1,189 @@
+"""What the AWS provider asks EC2 for: tags, secrets, addresses, annotations."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+from twisted.trial.unittest import TestCase
+
+from infranetes.providers.interface import Size
+from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from tests.infranetes.providers.cloud.case import AwsCase
+from tests.support.clouds.aws import IMAGE
+
+
+def _tags(resource: Any) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in resource.get("Tags", [])}
+
+
+class LaunchTests(AwsCase, TestCase):
+    """One launch, looked at closely."""
+
+    async def test_everything_is_tagged_when_it_is_made(self) -> None:
+        provider = await self.started()
+        spec = self.spec()
+        await self.within(provider.launch(spec))
+        expected = {
+            "infranetes-cluster": self.cluster,
+            "infranetes-node": self.node,
+            "infranetes-sandbox": spec.sandbox_id,
+            "infranetes-token": spec.token,
+        }
+        [instance] = self.world.instances()
+        self.assertEqual({**_tags(instance), **expected}, _tags(instance))
+        [disk] = self.world.ec2.describe_volumes()["Volumes"]
+        self.assertEqual({**_tags(disk), **expected}, _tags(disk))
+        [launch] = [one for one in self.world.requests if one["Action"] == "RunInstances"]
+        self.assertEqual(launch["MetadataOptions.HttpTokens"], "required")
+        self.assertEqual(launch["InstanceInitiatedShutdownBehavior"], "terminate")
+        self.assertEqual(launch["SecurityGroupId.1"], self.world.group)
+        self.assertEqual(launch["BlockDeviceMapping.1.Ebs.DeleteOnTermination"], "true")
+
+    async def test_the_identity_is_user_data_and_in_no_url(self) -> None:
+        provider = await self.started()
+        spec = self.spec()
+        await self.within(provider.launch(spec))
+        [launch] = [one for one in self.world.requests if one["Action"] == "RunInstances"]
+        document = json.loads(base64.b64decode(launch["UserData"]))
+        self.assertEqual(document["key_pem"], spec.identity.key_pem)
+        self.assertEqual(set(self.world.urls), {b"/"})
+
+    async def test_one_pod_costs_few_calls(self) -> None:
+        self.settings["watch_seconds"] = 60.0
+        provider = await self.started()
+        begun = len(self.world.requests)
+        launched = await self.within(provider.launch(self.spec()))
+        self.assertEqual([one["Action"] for one in self.world.requests[begun:]], ["RunInstances"])
+        await self.within(provider.wait_running(launched.id, self.boot_timeout))
+        begun = len(self.world.requests)
+        await self.within(provider.destroy(launched.id))
+        self.assertLessEqual(len(self.world.requests) - begun, 4)
+
+    async def test_the_cheapest_type_that_fits(self) -> None:
+        provider = await self.started()
+        for size, name in (
+            (Size(), "t3.nano"),
+            (Size(memory_bytes=1 << 30), "t3.small"),
+            (Size(cpu_millis=3000), "t3.xlarge"),
+        ):
+            instance = await self.within(provider.launch(self.spec(size=size)))
+            self.assertEqual(instance.size, name)
+        self.assertTrue(any(one.cost_per_hour for one in await self.within(provider.list())))
+
+    async def test_what_the_annotations_ask_for(self) -> None:
+        provider = await self.started()
+        wanted = {
+            "infranetes.aws.instancetype": "t3.large",
+            "infranetes.io/subnet": self.world.subnets[1],
+            "infranetes.aws.securtiygroup": self.world.group,
+            "infranetes.io/spot": "true",
+            "infranetes.io/spot-max-price": "0.05",
+            "infranetes.io/image": "ami-760aaa0f",
+            "infranetes.sethostname": "false",
+        }
+        await self.within(provider.launch(self.spec(annotations=wanted)))
+        [launch] = [one for one in self.world.requests if one["Action"] == "RunInstances"]
+        self.assertEqual(launch["InstanceType"], "t3.large")
+        self.assertEqual(launch["SubnetId"], self.world.subnets[1])
+        self.assertEqual(launch["InstanceMarketOptions.MarketType"], "spot")
+        self.assertEqual(launch["InstanceMarketOptions.SpotOptions.MaxPrice"], "0.05")
+        self.assertEqual(launch["ImageId"], "ami-760aaa0f")
+        self.assertEqual(json.loads(base64.b64decode(launch["UserData"]))["hostname"], "")
+
+    async def test_annotations_that_can_not_be_served_are_named(self) -> None:
+        provider = await self.started()
+        for name, value in (
+            ("infranetes.io/region", "us-east-1"),
+            ("infranetes.aws.region", "us-east-1"),
+            ("infranetes.io/instance-type", "m5.large"),  # not among the sizes that are allowed
+            ("infranetes.io/instance-type", "x9.tiny"),
+            ("infranetes.io/gpus", "1"),
+            ("infranetes.io/elastic-address", "somewhere"),
+        ):
+            error = await self.refused(InvalidArgument, provider.launch(self.spec(annotations={name: value})))
+            if name != "infranetes.io/gpus":
+                self.assertIn(name.replace("infranetes.aws.", "infranetes.io/"), str(error))
+        self.assertEqual([one for one in self.world.requests if one["Action"] == "RunInstances"], [])
+
+    async def test_an_image_that_is_not_there_is_told_at_the_start(self) -> None:
+        self.settings["image"] = "ami-00000000"
+        provider = self.make_provider()
+        error = await self.refused(FailedPrecondition, provider.start(lambda words: None))
+        self.assertIn("ami-00000000", str(error))
+        self.settings["image"] = IMAGE
+
+    async def test_a_public_address(self) -> None:
+        provider = await self.started()
+        await self.within(provider.launch(self.spec(annotations={"infranetes.io/public-address": "true"})))
+        [launch] = [one for one in self.world.requests if one["Action"] == "RunInstances"]
+        self.assertEqual(launch["NetworkInterface.1.AssociatePublicIpAddress"], "true")
+
+
+class AddressTests(AwsCase, TestCase):
+    """Elastic addresses, and disks: what could outlive a VM."""
+
+    async def test_an_address_of_its_own_comes_and_goes_with_the_vm(self) -> None:
+        provider = await self.started()
+        instance = await self.running(provider, self.spec(annotations={"infranetes.aws.elasticip": "new"}))
+        [address] = self.world.ec2.describe_addresses()["Addresses"]
+        self.assertEqual(address["InstanceId"], instance.id)
+        self.assertEqual(_tags(address)["infranetes-token"], instance.token)
+        again = await self.within(provider.wait_running(instance.id, self.boot_timeout))
+        self.assertEqual(again.id, instance.id)
+        self.assertEqual(len(self.world.ec2.describe_addresses()["Addresses"]), 1)
+        await self.within(provider.destroy(instance.id))
+        self.assertEqual(self.world.holdings(), [])
+
+    async def test_an_address_of_the_owner_is_used_and_left(self) -> None:
+        owned = self.world.ec2.allocate_address(Domain="vpc")["AllocationId"]
+        provider = await self.started()
+        wanted = {"infranetes.io/elastic-address": owned}
+        instance = await self.running(provider, self.spec(annotations=wanted))
+        [address] = self.world.ec2.describe_addresses()["Addresses"]
+        self.assertEqual(address["InstanceId"], instance.id)
+        await self.within(provider.destroy(instance.id))
+        self.assertEqual(self.world.holdings(), [f"address {owned}"])
+        self.world.ec2.release_address(AllocationId=owned)
+
+    async def test_what_no_vm_uses_is_swept_and_what_is_not_ours_stays(self) -> None:
+        self.settings["sweep_seconds"] = 0.2
+        mine = {
+            "infranetes-cluster": self.cluster,
+            "infranetes-node": self.node,
+            "infranetes-token": "f" * 32,
+        }
+        others = {**mine, "infranetes-node": "other"}
+        kept = self.allocate(others)
+        self.allocate(mine)
+        self.disk(mine)
+        kept_disk = self.disk(others)
+        await self.started()
+        await self.until(lambda: len(self.world.holdings()) == 2, "ours are released")
+        self.assertEqual(sorted(self.world.holdings()), sorted([f"address {kept}", f"disk {kept_disk}"]))
+        self.world.ec2.release_address(AllocationId=kept)
+        self.world.ec2.delete_volume(VolumeId=kept_disk)
+
+    async def test_the_address_of_a_vm_is_not_swept(self) -> None:
+        self.settings["sweep_seconds"] = 0.1
+        provider = await self.started()
+        await self.running(provider, self.spec(annotations={"infranetes.io/elastic-address": "new"}))
+        await self.sleep(0.5)
+        self.assertEqual(len(self.world.ec2.describe_addresses()["Addresses"]), 1)
+
+    def allocate(self, tags: dict[str, str]) -> str:
+        answer = self.world.ec2.allocate_address(
+            Domain="vpc", TagSpecifications=[_specification("elastic-ip", tags)]
+        )
+        return str(answer["AllocationId"])
+
+    def disk(self, tags: dict[str, str]) -> str:
+        answer = self.world.ec2.create_volume(
+            AvailabilityZone="eu-west-1a", Size=1, TagSpecifications=[_specification("volume", tags)]
+        )
+        return str(answer["VolumeId"])
+
+
+def _specification(kind: str, tags: dict[str, str]) -> dict[str, Any]:
+    return {"ResourceType": kind, "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
