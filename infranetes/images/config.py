@@ -24,6 +24,8 @@ class ImagesConfig:
     insecure_registries: tuple[str, ...] = ()
     # A containers-policy.json(5); empty: ours, which takes every image.
     policy: str = ""
+    # A containers-registries.conf(5): mirrors and where names lead; empty: where skopeo looks by itself.
+    registries_conf: str = ""
     # A containers-auth.json(5) for pulls that bring no credentials; empty: where skopeo looks by itself.
     auth_file: str = ""
     # What is chosen from images for several platforms; empty: the node's own.

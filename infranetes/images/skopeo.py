@@ -30,7 +30,7 @@ from infranetes_common.errors import (
 STDERR_BYTES = 16 * 1024
 WATCH_SECONDS = 1.0
 INHERITED = re.compile(
-    r"PATH|HOME|XDG_RUNTIME_DIR|DOCKER_CONFIG|REGISTRY_AUTH_FILE|CONTAINERS_REGISTRIES_CONF|SSL_CERT_(FILE|DIR)"
+    r"PATH|HOME|XDG_RUNTIME_DIR|DOCKER_CONFIG|REGISTRY_AUTH_FILE|SSL_CERT_(FILE|DIR)"
     r"|(?i:https?_proxy|no_proxy|all_proxy)"
 )
 
@@ -81,6 +81,8 @@ class Skopeo:
         run = _Run(limit)
         # skopeo does not outlive a daemon that is killed.
         command = ["setpriv", "--pdeathsig", "KILL", "--", self._config.skopeo]
+        if self._config.registries_conf:
+            command.append(f"--registries-conf={self._config.registries_conf}")
         command += ["--policy", self._config.policy or default_policy(), *arguments]
         environment = {k: v for k, v in os.environ.items() if INHERITED.fullmatch(k)}
         environment["TMPDIR"] = directory

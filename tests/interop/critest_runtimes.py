@@ -141,21 +141,24 @@ class Infranetes(Runtime):
             "provider": "qemu",
             "log": {"level": "debug"},
             "apparmor_dir": str(self._apparmor()),
+            "images": {"registries_conf": str(self._registries(registry))},
             "providers": {"qemu": {**network, **self._table}},
         }
         path = self.root / "infranetes.toml"
         path.write_text(toml(config))
-        # critest's names stay as they are; where they lead is containers-registries.conf(5)'s to say.
-        registries = self.root / "home/.config/containers/registries.conf"
-        registries.parent.mkdir(parents=True)
-        registries.write_text(
+        command = [*_TWISTD, "--nodaemon", "--pidfile=", "infranetes", "--config", str(path)]
+        return command, {}
+
+    def _registries(self, registry: Registry) -> Path:
+        """critest's names stay as they are; where they lead is containers-registries.conf(5)'s to say."""
+        path = self.root / "registries.conf"
+        path.write_text(
             "\n".join(
                 f"[[registry]]\nprefix = {name!r}\nlocation = {registry.host!r}\ninsecure = true"
                 for name in REGISTRIES
             )
         )
-        command = [*_TWISTD, "--nodaemon", "--pidfile=", "infranetes", "--config", str(path)]
-        return command, {"HOME": str(self.root / "home")}
+        return path
 
     def _apparmor(self) -> Path:
         """The node's AppArmor profiles: none, and a `sudo` for critest that puts one there."""

@@ -201,20 +201,33 @@ class PullTests(StoreCase):
 
         return self.run_(body())
 
+    def mirror(self, conf: Path) -> oci.BuiltImage:
+        """Writes a registries.conf by which registry.invalid/team/app:1 is this image."""
+        image = small("mirror")
+        self.registry.push("cache/team/app", "1", image)
+        conf.parent.mkdir(parents=True)
+        conf.write_text(
+            '[[registry]]\nprefix = "registry.invalid"\nlocation = "registry.invalid"\n'
+            f'[[registry.mirror]]\nlocation = "{self.registry.host}/cache"\ninsecure = true\n'
+        )
+        return image
+
     def test_the_nodes_registries_conf_leads_to_a_mirror(self) -> Any:
         async def body() -> None:
-            image = small("mirror")
-            self.registry.push("cache/team/app", "1", image)
             home = Path(self.mktemp()).absolute()
-            conf = home / ".config" / "containers" / "registries.conf"
-            conf.parent.mkdir(parents=True)
-            conf.write_text(
-                '[[registry]]\nprefix = "registry.invalid"\nlocation = "registry.invalid"\n'
-                f'[[registry.mirror]]\nlocation = "{self.registry.host}/cache"\ninsecure = true\n'
-            )
+            image = self.mirror(home / ".config" / "containers" / "registries.conf")
             self.patch(os, "environ", {**os.environ, "HOME": str(home)})
             got = await self.store.pull("registry.invalid/team/app:1")
             self.assertEqual((got.id, got.repo_tags), (image.id, ("registry.invalid/team/app:1",)))
+
+        return self.run_(body())
+
+    def test_a_configured_registries_conf_is_in_the_place_of_the_nodes(self) -> Any:
+        async def body() -> None:
+            conf = Path(self.mktemp()).absolute() / "registries.conf"
+            image = self.mirror(conf)
+            store = await self.new_store(registries_conf=str(conf))
+            self.assertEqual((await store.pull("registry.invalid/team/app:1")).id, image.id)
 
         return self.run_(body())
 
