@@ -407,7 +407,6 @@ class FakeProvider:
     def containers(self) -> Deferred[list[Any]]:
         return succeed([self._state(container) for container in self._view.values()])
 
-    def exec_sync(
     def usage(self) -> Deferred[list[Any]]:
         """Without a command there is no process, and so nothing that is used."""
         known = [self._state(container) for container in self._view.values()]
@@ -415,6 +414,7 @@ class FakeProvider:
         measured: Deferred[list[Any]] = deferToThreadPool(self._reactor, pool, _thd_measure, known)
         return measured
 
+    def exec_sync(
         self, id: str, command: Sequence[str], timeout: float, max_output: int
     ) -> Deferred[ExecResult]:
         return Deferred.fromCoroutine(self._exec_sync(id, command, timeout, max_output))
@@ -518,7 +518,6 @@ class FakeProvider:
         return succeed(None)
 
 
-_NEVER_NEGATIVE = ("cpu_period", "cpu_shares", "memory_limit_in_bytes")
 def _thd_measure(known: Sequence[Any]) -> list[Any]:
     found = []
     for state in known:
@@ -530,6 +529,7 @@ def _thd_measure(known: Sequence[Any]) -> list[Any]:
     return found
 
 
+_NEVER_NEGATIVE = ("cpu_period", "cpu_shares", "memory_limit_in_bytes")
 
 
 class _Shim(ProcessProtocol):
