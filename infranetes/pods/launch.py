@@ -92,6 +92,8 @@ async def launch(node: Node, sandbox: Sandbox) -> None:
 
 async def _known_vm(node: Node, sandbox: Sandbox, deadline: float) -> Instance:
     """The VM that was seen running before. :raise Unavailable: it is no more."""
+    if sandbox.instance is not None and sandbox.instance.state is InstanceState.ENDED:
+        raise Unavailable(f"sandbox {sandbox.id}: its VM has ended: {sandbox.instance.detail}")
     if sandbox.instance is None or sandbox.instance.state is not InstanceState.RUNNING:
         left = max(deadline - node.clock.seconds(), 1.0)
         waiting = node.provider.wait_running(sandbox.record.instance_id, left)

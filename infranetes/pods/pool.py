@@ -196,7 +196,9 @@ class Pool:
     def ended(self, instance: Instance) -> None:
         """The provider says that a VM is no longer executing."""
         for member in list(self.members.values()):
-            if member.record.token == instance.token:
+            if member.record.token == instance.token and member.taken:
+                member.instance = instance  # whoever is about to have it will see
+            elif member.record.token == instance.token:
                 self.end(member, f"it ended by itself: {instance.detail or 'no reason known'}")
 
     async def check(self, by_token: Mapping[str, Instance]) -> None:

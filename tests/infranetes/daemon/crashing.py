@@ -3,7 +3,7 @@
     python -m tests.infranetes.daemon.crashing before|after N FILE TWISTD-ARGUMENTS...
 
 `before`: the write is lost. `after`: it is on the disk and nobody was told. FILE gets a line per write
-that was done, which is how a test learns how many there are.
+that was done, or at which the daemon ended: its number, and what it keeps (`sandboxes ready`).
 """
 
 from __future__ import annotations
@@ -22,21 +22,51 @@ def install(when: str, number: int, journal: str) -> None:
     """Make the process end around that write; 0: never."""
     done = [0]
     real = database.apply
+    label_writes()
+
+    def note(write: Any, words: str = "") -> None:
+        with open(journal, "a") as file:
+            file.write(f"{done[0]} {getattr(write, 'label', '?')}{words}\n")
 
     def apply(connection: Any, writes: Any) -> list[Any]:
         results: list[Any] = []
         for write in writes:  # one by one, so that each is a place to end at
             done[0] += 1
             if done[0] == number and when == "before":
+                note(write, ": killed before")
                 os.kill(os.getpid(), signal.SIGKILL)
             results.extend(real(connection, [write]))
-            with open(journal, "a") as file:
-                file.write(f"{done[0]}\n")
+            note(write, ": killed after" if done[0] == number else "")
             if done[0] == number:
                 os.kill(os.getpid(), signal.SIGKILL)
         return results
 
     database.apply = apply
+
+
+def label_writes() -> None:
+    """Give each write its label: the table and, of a record, its state."""
+
+    def labelled(name: str, label: Any) -> None:
+        real = getattr(database, name)
+
+        def make(*arguments: Any) -> Any:
+            write = real(*arguments)
+
+            def same(connection: Any) -> Any:
+                return write(connection)
+
+            same.label = label(*arguments)  # type: ignore[attr-defined]
+            return same
+
+        setattr(database, name, make)
+
+    labelled("put", lambda table, record: f"{table} {record.state.value}")
+    labelled("delete", lambda table, id: f"{table} deleted")
+    labelled("put_log", lambda *_: "logs")
+    labelled("put_setting", lambda name, _: f"setting {name}")
+    labelled("update_pool", lambda record: f"pool {record.state.value} again")
+    labelled("claim", lambda record: "pool claimed")
 
 
 if __name__ == "__main__":
