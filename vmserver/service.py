@@ -64,13 +64,17 @@ Listen = Callable[[str, int, Any], "Deferred[Any]"]
 _log = Logger()
 
 
+# What the earlier Go version called the provider whose container is the machine.
+EARLIER_PROVIDERS = {"fake": "machine"}
+
+
 class Options(usage.Options):
     """The command line of ``twistd vmserver``. A flag overrides the file's key of the same name."""
 
     optParameters = [  # noqa: RUF012  usage.Options wants it so
         ["config", "c", None, "The configuration, a TOML file; without one, every key has its default."],
-        ["provider", None, None, "The ContainerProvider: docker, fake, or a plug-in's name."],
-        ["contprovider", None, None, "The same as --provider."],
+        ["provider", None, None, "The ContainerProvider: docker, systemd, machine, fake or a plug-in."],
+        ["contprovider", None, None, "The same as --provider, by its earlier names: fake is machine."],
         ["listen", None, None, "HOST:PORT of the TLS listener, in place of the identity's."],
         ["cert", None, None, "The machine's certificate and its CA's, PEM (identity.cert); with --key."],
         ["key", None, None, "The certificate's private key, PEM, mode 0600 (identity.key); with --cert."],
@@ -97,7 +101,8 @@ class Options(usage.Options):
             raise SystemExit(f"vmserver: {error}") from None
 
     def _provider(self) -> str | None:
-        names = {self["provider"], self["contprovider"]} - {None}
+        earlier = self["contprovider"]
+        names = {self["provider"], EARLIER_PROVIDERS.get(earlier, earlier)} - {None}
         if len(names) > 1:
             raise errors.ConfigError("command line: --provider and --contprovider mean the same; give one")
         return next(iter(names), None)

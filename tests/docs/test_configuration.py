@@ -16,6 +16,7 @@ from infranetes.providers.simulated.settings import Settings as SimulatedSetting
 from tests.docs.reference import defaults, documented
 from vmserver.config import Config as AgentConfig
 from vmserver.config import load as load_agent
+from vmserver.containers.machine.provider import MachineConfig
 from vmserver.containers.systemd.config import SystemdConfig
 
 TREE = Path(__file__).resolve().parents[2]
@@ -56,6 +57,9 @@ class ReferenceTests(SynchronousTestCase):
 
     def test_every_key_of_the_simulated_provider_and_its_default(self) -> None:
         self.check("providers.simulated", SimulatedSettings())
+
+    def test_every_key_of_the_machine_provider_and_its_default(self) -> None:
+        self.check("providers.machine", MachineConfig())
 
     def test_every_key_of_the_systemd_provider_and_its_default(self) -> None:
         self.check("providers.systemd", SystemdConfig())

@@ -99,7 +99,7 @@ _UNITS = {
     "shutdown.target": "[Unit]\nDefaultDependencies=no\nRefuseManualStart=yes\n",
 }
 _MACHINES = ("systemd-journald.socket", "systemd-journald.service")
-_JOURNALD = "[Journal]\nStorage=volatile\nRateLimitIntervalSec=0\nRuntimeMaxUse=%s\n%s"
+_JOURNALD = "[Journal]\nReadKMsg=no\nStorage=volatile\nRateLimitIntervalSec=0\nRuntimeMaxUse=%s\n%s"
 
 
 _CONNECTOR = """
@@ -165,6 +165,10 @@ class Systemd:
                 self.stop()
                 raise AssertionError(f"systemd does not start: {said}")
             time.sleep(0.05)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as first:  # the journal has a file from then on
+            first.sendto(b"MESSAGE=the test begins\n", str(self.run / "systemd/journal/socket"))
+        while not list(self.run.glob("log/journal/*/system.journal")) and time.monotonic() < until:
+            time.sleep(0.02)
         return self
 
     def connected(self) -> Any:

@@ -69,7 +69,7 @@ class OptionsTests(SynchronousTestCase):
         config = self.parsed(
             None, "--listen", "1.2.3.4:5", "--cert", "/c.pem", "--key", "/k.pem", "--contprovider", "fake"
         )
-        self.assertEqual((config.listen, config.provider), ("1.2.3.4:5", "fake"))
+        self.assertEqual((config.listen, config.provider), ("1.2.3.4:5", "machine"))
         identity = config.identity
         self.assertEqual((identity.source, identity.cert, identity.key), ("certificate", "/c.pem", "/k.pem"))
         for flags, word in (

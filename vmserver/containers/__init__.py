@@ -25,6 +25,7 @@ ENTRY_POINT_GROUP = "vmserver.containers"
 _BUILT_IN = {
     "docker": "vmserver.containers.docker:create",
     "fake": "vmserver.containers.fake:create",
+    "machine": "vmserver.containers.machine:create",
     "systemd": "vmserver.containers.systemd:create",
 }
 

@@ -1,0 +1,248 @@
+"""The ContainerProvider whose container is the machine: here, the one that the tests run on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import attrs
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.internet import reactor as _reactor
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from infranetes_common import cri
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound
+from infranetes_common.vmserver import LogRecord
+from tests.contract.container_provider import ContainerProviderCase, ExecContract
+from tests.contract.container_sessions import Heard
+from tests.support.systemd import Systemd
+from vmserver.containers.interface import Streams
+from vmserver.containers.machine import log
+from vmserver.containers.machine.provider import MachineConfig, MachineProvider
+
+reactor: Any = _reactor
+IMAGE = "sha256:" + "e" * 64
+
+
+class MachineCase(ContainerProviderCase):
+    """Its state and its switch are in the test's directory."""
+
+    systemd: Systemd | None = None
+
+    def make_provider(self) -> Any:
+        config = MachineConfig(
+            state_dir=self.directory / "state",
+            stop_command=("touch", str(self.directory / "off")),
+            kill_command=("touch", str(self.directory / "killed")),
+        )
+        if self.systemd is not None:
+            config = attrs.evolve(config, journal_dir=self.systemd.run / "log/journal")
+        return MachineProvider(reactor, config)
+
+    async def setUp(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="machine-", dir="/dev/shm"))
+        self.providers = []
+        self.told = []
+        self.image_id = IMAGE
+        self.provider = await self.started()
+
+    async def tearDown(self) -> None:
+        try:
+            for state in await self.provider.containers():
+                await self.provider.remove(state.id)
+            self.assertNotIn(str(self.directory), Path("/proc/mounts").read_text())
+        finally:
+            shutil.rmtree(self.directory)
+
+    async def run_container(self, *command: str, **fields: Any) -> str:
+        """What the contract wants to run beside its commands runs already."""
+        return await super().run_container(**fields)
+
+
+class MachineExecTests(MachineCase, ExecContract, TestCase):
+    """ExecSync. A machine that has ended runs nothing."""
+
+    async def test_only_a_running_container_runs_commands(self) -> None:
+        id = await self.create()
+        await self.refused(FailedPrecondition, self.exec(id, "true"))
+        await self.provider.start_container(id)
+        await self.provider.stop_container(id, 1)
+        await self.refused(FailedPrecondition, self.exec(id, "true"))
+
+
+class MachineTests(MachineCase, TestCase):
+    """Its life."""
+
+    async def test_it_runs_until_it_is_stopped_also_for_the_next_agent(self) -> None:
+        id = await self.create()
+        for _ in range(2):
+            state = await self.provider.start_container(id)
+        self.assertEqual((state.state, state.pid, state.image_id), (cri.CONTAINER_RUNNING, 1, IMAGE))
+        await self.restarted()
+        self.assertEqual(await self.state(id), state)
+        self.assertEqual(await self.provider.images(), [IMAGE])
+        await self.refused(FailedPrecondition, self.provider.remove_image(IMAGE))
+
+    async def test_to_stop_it_is_to_switch_the_machine_off(self) -> None:
+        id = await self.run_container()
+        for _ in range(2):
+            state = await self.provider.stop_container(id, 30)
+        self.assertEqual((state.state, state.exit_code, state.reason), (cri.CONTAINER_EXITED, 0, "Completed"))
+        self.assertTrue((self.directory / "off").exists())
+        self.assertEqual(self.states_told(id)[-1], cri.CONTAINER_EXITED)
+        await self.restarted()
+        self.assertEqual(await self.state(id), state)
+        await self.refused(FailedPrecondition, self.provider.start_container(id))
+
+    async def test_without_grace_it_is_switched_off_at_once(self) -> None:
+        id = await self.run_container()
+        state = await self.provider.stop_container(id, 0)
+        self.assertEqual((state.exit_code, state.reason), (137, "Error"))
+        self.assertTrue((self.directory / "killed").exists())
+
+    async def test_removing_it_switches_it_off(self) -> None:
+        id = await self.run_container()
+        for _ in range(2):
+            await self.provider.remove(id)
+        self.assertTrue((self.directory / "killed").exists())
+        self.assertEqual(await self.provider.containers(), [])
+
+    async def test_a_second_container_is_refused_and_the_first_asked_for_again_is_there(self) -> None:
+        id = await self.create()
+        other = self.provider.create("b" * 32, IMAGE, cri.ContainerConfig(), cri.PodSandboxConfig())
+        self.assertIn(id, await self.refused(FailedPrecondition, other))
+        again = await self.provider.create(id, IMAGE, cri.ContainerConfig(), cri.PodSandboxConfig())
+        self.assertEqual(again, await self.state(id))
+
+    async def test_what_a_machine_can_not_have_is_named(self) -> None:
+        for fields, named in (
+            ({"command": ["true"]}, "config.command"),
+            ({"args": ["x"]}, "config.args"),
+            ({"tty": True}, "config.tty"),
+            ({"mounts": [cri.Mount(container_path="/x", host_path="/no/such")]}, "/no/such"),
+        ):
+            making = self.provider.create(
+                "a" * 32, IMAGE, cri.ContainerConfig(**fields), cri.PodSandboxConfig()
+            )
+            self.assertIn(named, await self.refused(InvalidArgument, making))
+        self.assertEqual(await self.provider.containers(), [])
+
+    async def test_unknown_ones_are_not_found(self) -> None:
+        for work in (
+            self.provider.start_container("b" * 32),
+            self.provider.stop_container("b" * 32, 1),
+            self.provider.exec_sync("b" * 32, ["true"], 1.0, 10),
+            self.provider.update("b" * 32, cri.LinuxContainerResources()),
+        ):
+            await self.refused(NotFound, work)
+        await self.provider.remove("b" * 32)
+
+    async def test_mounts_are_there_until_it_is_removed(self) -> None:
+        source, target = self.directory / "secret", self.directory / "var" / "run secret"
+        source.mkdir()
+        (source / "token").write_text("t")
+        mount = cri.Mount(container_path=str(target), host_path=str(source), readonly=True)
+        id = await self.create(mounts=[mount])
+        await self.provider.start_container(id)
+        await self.restarted()
+        self.assertEqual((target / "token").read_text(), "t")
+        with self.assertRaises(OSError):
+            (target / "other").touch()
+        await self.provider.remove(id)
+        self.assertEqual(os.listdir(target), [])
+
+    async def test_a_session_with_its_exit_code(self) -> None:
+        id = await self.run_container(envs=[cri.KeyValue(key="WHO", value=b"pod")], working_dir="/tmp")
+        streams = Streams(stdin=True, stdout=True, stderr=True)
+        session = await self.provider.exec_session(id, ["sh", "-c", 'cat; echo "$WHO $PWD"; exit 4'], streams)
+        heard = Heard(session)
+        await session.write(b"in\n")
+        session.close_stdin()
+        self.assertEqual((await heard.over, heard.out), (4, b"in\npod /tmp\n"))
+
+    async def test_what_it_uses_is_what_the_machine_uses(self) -> None:
+        id = await self.run_container()
+        (usage,) = await self.provider.usage()
+        self.assertEqual(usage.id, id)
+        self.assertGreater(usage.usage.memory.working_set, 0)
+
+
+class MachineLogTests(MachineCase, TestCase):
+    """Its log is the journal, of a real systemd."""
+
+    async def setUp(self) -> None:
+        self.systemd = Systemd().start()
+        await super().setUp()
+
+    async def tearDown(self) -> None:
+        try:
+            await super().tearDown()
+        finally:
+            assert self.systemd is not None
+            self.systemd.stop()
+
+    def write(self, *words: str, priority: int = 6) -> None:
+        """Something of the machine writes into its journal."""
+        assert self.systemd is not None
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sending:
+            for word in words:
+                size = len(word).to_bytes(8, "little")
+                fields = f"SYSLOG_IDENTIFIER=test\nPRIORITY={priority}\nMESSAGE\n".encode() + size
+                sending.sendto(
+                    fields + word.encode() + b"\n", str(self.systemd.run / "systemd/journal/socket")
+                )
+
+    async def test_it_is_the_journal_with_exact_cursors(self) -> None:
+        self.write("before")
+        id = await self.run_container()
+        self.write("one\ntwo", "x" * 40000)
+        self.write("bad", priority=3)
+
+        async def there() -> bool:
+            return any(record.line.endswith(b": bad") for record in await self.lines(id))
+
+        await self.until(there, "it is written")
+        records = await self.lines(id)
+        said = [record for record in records if record.line.startswith(b"test") or b"x" * 100 in record.line]
+        self.assertEqual(
+            [record.line.partition(b": ")[2] for record in said[:3]], [b"before", b"one", b"two"]
+        )
+        self.assertEqual([record.partial for record in said[3:]], [True, True, False, False])
+        self.assertEqual(said[-1].stream, LogRecord.STDERR)
+        self.assertFalse(any(record.gap for record in records))
+        await self.restarted()
+        for number, record in enumerate(records, 1):
+            if number % 5 == 0 or number > len(records) - 7:
+                self.assertEqual(await self.lines(id, record.cursor), records[number:])
+        with self.assertRaises(InvalidArgument):
+            await self.lines(id, "1.x")
+
+    async def test_following_and_attaching_end_with_it(self) -> None:
+        id = await self.run_container()
+        following = Deferred.fromCoroutine(self.lines(id, follow=True))
+        session = await self.provider.attach_session(id, Streams(stdout=True, stderr=True))
+        heard = Heard(session)
+        self.write("while it runs")
+        await self.until(lambda: b"while it runs" in heard.out, "attached sees it")
+        await self.provider.stop_container(id, 5)
+        self.assertTrue(any(b"while it runs" in record.line for record in await following))
+        self.assertEqual(await heard.over, 0)
+
+
+class LineTests(SynchronousTestCase):
+    """Entries as records."""
+
+    @given(st.binary(max_size=60000), st.integers(0, 5))
+    def test_the_rest_of_an_entry_is_the_same_whoever_reads(self, message: bytes, known: int) -> None:
+        entry = {"__CURSOR": b"s", "MESSAGE": message, "SYSLOG_IDENTIFIER": b"p", "_PID": b"7"}
+        every = log.entry_records(entry, 0, False)
+        self.assertEqual(log.entry_records(entry, known, False), every[known:])
+        whole = b"".join(record.line + (b"" if record.partial else b"\n") for record in every)
+        self.assertEqual(whole, b"".join(b"p[7]: " + line + b"\n" for line in message.split(b"\n")))
+        self.assertTrue(all(len(record.line) <= log.PART_BYTES for record in every))
