@@ -1,0 +1,88 @@
+"""The daemon with pods on a simulated EC2: as a process, through the CRI, killed, and with faults between."""
+
+from __future__ import annotations
+
+from infranetes_common import cri
+from tests.infranetes.daemon.case import DaemonCase, reactor
+from tests.support.clouds.aws import AwsWorld
+from tests.support.clouds.faults import Kind
+from txgrpc import Code, GrpcError
+
+
+class AwsDaemonTests(DaemonCase):
+    timeout = 300
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.world = AwsWorld(reactor, self.root / "machines")
+        self.world.start()
+        self.config.update(provider="aws", providers={"aws": self.world.table()})
+        self.config["times"] = {"sweep": 1.0}
+
+    async def end_everything(self) -> None:
+        await super().end_everything()
+        try:
+            self.assertEqual(self.world.holdings(), [])
+        finally:
+            await self.world.stop()
+
+    async def nothing_is_left(self) -> None:
+        await self.until(lambda: not self.world.holdings(), "nothing is left", 30.0)
+
+    async def test_a_pods_life_over_a_killed_daemon_and_throttling(self) -> None:
+        self.world.faults.add(Kind.THROTTLE, share=0.2)
+        await self.start()
+        sandbox = await self.run_pod(annotations={"infranetes.aws.instancetype": "t3.small"})
+        [instance] = self.world.instances()
+        self.assertEqual(instance["InstanceType"], "t3.small")
+        container = await self.run_container(sandbox, self.box(script="echo hello; sleep 1000"))
+        brief = await self.run_container(sandbox, self.box("brief", script="exit 7"))
+        self.assertEqual((await self.in_state(brief, cri.CONTAINER_EXITED)).exit_code, 7)
+        await self.restart()
+        await self.in_state(container, cri.CONTAINER_RUNNING)
+        self.assertEqual([one["InstanceId"] for one in self.world.instances()], [instance["InstanceId"]])
+        request = cri.ExecSyncRequest(container_id=container, cmd=["sh", "-c", "echo there"], timeout=10)
+        self.assertEqual((await self.runtime.ExecSync(request, timeout=20.0)).stdout, b"there\n")
+        asked = cri.PodSandboxStatusRequest(pod_sandbox_id=sandbox)
+        status = await self.runtime.PodSandboxStatus(asked, timeout=10.0)
+        self.assertEqual(status.status.network.ip, instance["PrivateIpAddress"])
+        await self.stop_pod(sandbox)
+        await self.nothing_is_left()
+        await self.remove_pod(sandbox)
+
+    async def test_an_instance_that_is_taken_away_leaves_a_sandbox_that_is_not_ready(self) -> None:
+        await self.start()
+        sandbox = await self.run_pod(annotations={"infranetes.io/spot": "true"})
+        [instance] = self.world.instances()
+        self.world.end(instance["InstanceId"])
+
+        async def not_ready() -> None:
+            while [each.state for each in await self.sandboxes()] != [cri.SANDBOX_NOTREADY]:
+                await self.sleep(0.1)
+
+        await not_ready()
+        await self.remove_pod(sandbox)
+
+    async def test_an_annotation_that_is_wrong_is_told_by_the_cri(self) -> None:
+        await self.start()
+        call = self.run_pod(annotations={"infranetes.io/gpus": "lots"})
+        self.assertIn("infranetes.io/gpus", await self.refused(Code.INVALID_ARGUMENT, call))
+        await self.nothing_is_left()
+
+    async def test_a_daemon_that_is_killed_in_a_launch_leaves_a_pod_or_nothing(self) -> None:
+        """Once before the VM is asked for, once before its id is recorded; and asked again, as by kubelet."""
+        for number, (when, write) in enumerate((("after", 2), ("before", 3))):
+            await self.start(crash=(when, write))
+            name = f"pod{number}"
+            try:
+                await self.run_pod(name)
+            except GrpcError as error:
+                self.assertIs(error.code, Code.UNAVAILABLE)
+                await self.ended()
+                await self.start()
+            sandbox = await self.run_pod(name)
+            self.assertEqual(len(self.world.instances()), 1)
+            await self.stop_pod(sandbox)
+            await self.remove_pod(sandbox)
+            await self.nothing_is_left()
+            await self.kill()
