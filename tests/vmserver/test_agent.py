@@ -311,7 +311,7 @@ class StatsTests(AgentCase):
             calls.append(1)
             return waiting
 
-        self.agent.provider.usage = usage
+        self.patch(self.agent.provider, "usage", usage)
         asking = [Deferred.fromCoroutine(self.stats()) for _ in range(20)]
         agent = self.agent.service._agent
         while len(agent._asking) < 20:
@@ -321,9 +321,8 @@ class StatsTests(AgentCase):
         self.assertEqual(calls, [1])
 
     async def test_a_failure_is_told_to_all_who_ask_and_the_next_one_tries_again(self) -> None:
-        real = self.agent.provider.usage
         waiting: Deferred[Any] = Deferred()
-        self.agent.provider.usage = lambda: waiting
+        held = self.patch(self.agent.provider, "usage", lambda: waiting)
         asking = [Deferred.fromCoroutine(self.stats()) for _ in range(3)]
         gone = asking.pop()
         gone.addErrback(lambda _: None)
@@ -332,5 +331,5 @@ class StatsTests(AgentCase):
         waiting.errback(Unavailable("no figures here"))
         for one in asking:
             self.assertIn("no figures here", await self.refused(Code.UNAVAILABLE, one))
-        self.agent.provider.usage = real
+        held.restore()
         self.assertGreater((await self.stats()).machine.time_nanos, 0)
