@@ -35,12 +35,12 @@ import attrs
 from twisted.internet import reactor as _reactor
 from twisted.internet.defer import CancelledError, Deferred, gatherResults
 from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
-from twisted.internet.protocol import ProcessProtocol
+from twisted.internet.protocol import Factory, ProcessProtocol, Protocol
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 from zope.interface.verify import verifyObject
 
-from infranetes.authority import Authority
+from infranetes.authority import Authority, key_id
 from infranetes.providers import registry
 from infranetes.providers.interface import (
     Instance,
@@ -50,7 +50,7 @@ from infranetes.providers.interface import (
     ProviderContext,
     Size,
 )
-from infranetes_common import vmserver
+from infranetes_common import cri, vmserver
 from infranetes_common.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -565,6 +565,50 @@ class PodProviderContract(ProviderCase):
             job.unlink()
             daemon.kill()
         self.assertEqual(daemon.signal, signal.SIGKILL, daemon.said.decode(errors="replace"))
+
+    async def test_a_vm_of_the_pool_becomes_a_pods_over_its_channel(self) -> None:
+        """Launched without names; its key, certificate and host name are replaced, its tags stay."""
+        provider = await self.started()
+        spec = self.spec()
+        spec = attrs.evolve(spec, identity=attrs.evolve(spec.identity, hostname=""))
+        instance = await self.running(provider, spec)
+        await self.agent_info(instance)
+        stub = self.agent(instance)
+        request = (await stub.NewKey(vmserver.NewKeyRequest(), timeout=30.0)).request
+        signed = self.authority.sign(spec.sandbox_id, request, 3600)
+        config = cri.PodSandboxConfig(hostname="claimed")
+        for _ in range(2):
+            await stub.Rekey(vmserver.RekeyRequest(certificate=signed.certificate_pem), timeout=30.0)
+            await stub.ConfigureSandbox(vmserver.ConfigureSandboxRequest(config=config), timeout=30.0)
+        self.assertEqual(await self.shown_key(instance), signed.key_id)
+
+        provider = await self.restarted(provider)
+        for _ in range(2):
+            again = await self.within(provider.launch(spec))
+            self.assertEqual((again.id, again.address), (instance.id, instance.address))
+        self.assertEqual([one.id for one in await self.within(provider.list())], [instance.id])
+        self.assertEqual(await self.shown_key(instance), signed.key_id)
+
+    async def shown_key(self, instance: Instance) -> str:
+        """The key that the agent shows on a new connection."""
+        seen: Deferred[str] = Deferred()
+
+        class Look(Protocol):
+            def dataReceived(self, data: bytes) -> None:
+                if not seen.called:
+                    certificate = self.transport.getPeerCertificate().to_cryptography()  # type: ignore[union-attr]
+                    seen.callback(key_id(certificate.public_key()))
+
+        endpoint = wrapClientTLS(
+            self.authority.client_options(instance.sandbox_id),
+            HostnameEndpoint(reactor, instance.agent_host, instance.agent_port),
+        )
+        connection: Any = await self.within(endpoint.connect(Factory.forProtocol(Look)))
+        try:
+            shown: str = await self.within(seen)
+            return shown
+        finally:
+            connection.transport.abortConnection()
 
     async def test_vms_of_other_nodes_and_clusters_are_not_seen(self) -> None:
         provider = await self.started()
