@@ -37,19 +37,21 @@ class Mapping:
 
 
 def wanted(config: cri.PodSandboxConfig) -> tuple[Mapping, ...]:
-    """Those that have a host port.
+    """Those that have a host port, which the ports of a pod on the node's network are themselves.
 
     :raise InvalidArgument: one is malformed, or clashes with another; names it."""
     found: list[Mapping] = []
     if len(config.port_mappings) > MAX_MAPPINGS:
         raise InvalidArgument(f"config.port_mappings: over {MAX_MAPPINGS} of them")
+    shares = config.linux.security_context.namespace_options.network == cri.NODE
     for index, one in enumerate(config.port_mappings):
         field = f"config.port_mappings[{index}]"
         if not 0 <= one.host_port < 65536:
             raise InvalidArgument(f"{field}.host_port {one.host_port}: expected 1 to 65535, or 0 for none")
-        if not one.host_port:
+        host_port = one.host_port or (one.container_port if shares else 0)
+        if not host_port:
             continue
-        mapping = Mapping(_protocol(one, field), _address(one, field), one.host_port, one.container_port)
+        mapping = Mapping(_protocol(one, field), _address(one, field), host_port, one.container_port)
         if not 0 < one.container_port < 65536:
             raise InvalidArgument(f"{field}.container_port {one.container_port}: expected 1 to 65535")
         if mapping in found:

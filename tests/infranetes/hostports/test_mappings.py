@@ -21,6 +21,16 @@ class MappingTests(SynchronousTestCase):
     def test_those_without_a_host_port_are_none(self) -> None:
         self.assertEqual(asked({"container_port": 80}, {}), ())
 
+    def test_a_pod_on_the_nodes_network_has_its_ports_there(self) -> None:
+        options = cri.NamespaceOption(network=cri.NODE)
+        security = cri.LinuxSandboxSecurityContext(namespace_options=options)
+        ports: list[dict[str, Any]] = [{"container_port": 80}, {"container_port": 81, "host_port": 8081}, {}]
+        config = cri.PodSandboxConfig(
+            port_mappings=[cri.PortMapping(**one) for one in ports],
+            linux=cri.LinuxPodSandboxConfig(security_context=security),
+        )
+        self.assertEqual(list(map(str, wanted(config))), ["80/tcp", "8081/tcp"])
+
     def test_protocols_and_addresses(self) -> None:
         found = asked(
             {"host_port": 8080, "container_port": 80},
