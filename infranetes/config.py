@@ -22,7 +22,7 @@ from infranetes_common.errors import ConfigError
 
 BASE_IP = "base_ip"  # a flag that is a key of the provider's
 ADDRESSING = ("qemu", "simulated")  # providers with a pod_cidr
-IMAGE_PROVIDERS = ("docker",)
+IMAGE_PROVIDERS = ("docker", "systemd")
 MAX_SOCKET_PATH = 107  # bytes: sun_path of unix(7), with its ending zero
 LEVELS = ("debug", "info", "warn", "error")
 FORMATS = ("text", "json")
@@ -95,7 +95,7 @@ class Config:
     cluster: str = "default"
     node: str = attrs.field(factory=_default_node)
     provider: str = "qemu"
-    # Whose images pods are made of: docker: container images out of registries.
+    # Whose images pods are made of: docker: container images out of registries; systemd: executables by URL.
     imgprovider: str = "docker"
     # A file with the CA that signs the VMs' certificates: PEM, certificate and key. Empty: one of our own.
     ca: str = ""

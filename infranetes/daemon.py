@@ -29,6 +29,8 @@ from infranetes.cri.status import POD_CIDR
 from infranetes.hostports.hostports import HostPorts, table_name
 from infranetes.hostports.table import Table
 from infranetes.images import ImageStore
+from infranetes.images.catalogue import CatalogueStore
+from infranetes.images.executables import Executables
 from infranetes.images.preload import Preload, gather
 from infranetes.pods.containers import Containers
 from infranetes.pods.inventory import Sandbox
@@ -126,7 +128,7 @@ class Daemon:
         self._store = Store(self._reactor, config.state_dir)
         contents = await self._store.open()
         authority = Authority(config.state_dir, path=config.ca)
-        self._images = ImageStore(self._reactor, config.state_dir / "images", config.images)
+        self._images = image_store(self._reactor, config)
         await self._images.start()
         self._logs = Logs(self._reactor, self._store)
         node = self._node = Node(
@@ -256,6 +258,8 @@ class Daemon:
 
     async def _preload(self, progress: Callable[[str], None]) -> Preload | None:
         """The images that every VM has from the start, as one file."""
+        if not isinstance(self._images, ImageStore):
+            return None
         names, directory = self._config.images.preload, self._config.state_dir / "preload"
         return await gather(self._reactor, self._images, names, directory, progress)
 
@@ -348,6 +352,13 @@ class Daemon:
         for result in await settle(closing):  # one that is silent takes seconds, so all at once
             if isinstance(result, Failure):
                 _log.debug("an agent's connection failed to close: {error}", error=result.value)
+
+
+def image_store(reactor: Any, config: Config) -> Any:
+    """Where the images of the configured `imgprovider` are."""
+    if config.imgprovider == Executables.name:
+        return CatalogueStore(reactor, config.state_dir / "images-systemd", Executables())
+    return ImageStore(reactor, config.state_dir / "images", config.images)
 
 
 def times(config: Config) -> Times:

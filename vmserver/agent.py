@@ -14,9 +14,9 @@ from twisted.logger import Logger
 
 from infranetes_common import cri
 from infranetes_common import vmserver as messages
-from infranetes_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unimplemented
 from vmserver import validate
-from vmserver.containers.interface import IContainerProvider
+from vmserver.containers.interface import IContainerProvider, IImageFetcher
 from vmserver.keys import Keys
 from vmserver.metadata import MetadataGate
 from vmserver.sandbox import Sandbox
@@ -247,7 +247,7 @@ class AgentService(SessionCalls, VolumeCalls, StatsCalls):
             async for record in records:
                 yield record
         finally:
-            await records.aclose()  # type: ignore[attr-defined]
+            await records.aclose()
 
     # Images
 
@@ -264,8 +264,19 @@ class AgentService(SessionCalls, VolumeCalls, StatsCalls):
         try:
             await self._provider.load_image(image_id, archive)
         finally:
-            await archive.aclose()  # type: ignore[attr-defined]
+            await archive.aclose()
         return messages.LoadImageResponse(image_id=image_id)
+
+    async def FetchImage(self, request: Any, call: Any) -> Any:
+        if not IImageFetcher.providedBy(self._provider):
+            raise Unimplemented(
+                f"the {self._provider.name} provider of this VM takes images from its node alone: an "
+                "executable's URL needs a VM with the systemd provider"
+            )
+        if len(request.url) > validate.MAX_URL:
+            raise InvalidArgument(f"url: more than {validate.MAX_URL} characters")
+        await self._provider.fetch_image(validate.image_id(request.image_id), request.url)
+        return messages.FetchImageResponse()
 
     async def ListImages(self, request: Any, call: Any) -> Any:
         return messages.ListImagesResponse(image_ids=await self._provider.images())

@@ -15,6 +15,7 @@ MAX_WORDS_BYTES = 1024 * 1024
 MAX_LAYERS = 512
 MAX_SECONDS = 2**31 - 1
 MAX_CURSOR = 256
+MAX_URL = 4096
 
 
 def container_id(value: str) -> str:

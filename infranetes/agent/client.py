@@ -154,6 +154,11 @@ class AgentClient(VolumeClient):
             if close is not None:
                 await close()
 
+    async def fetch_image(self, image_id: str, url: str) -> None:
+        """Have the machine fetch an image itself. :raise Unimplemented: it takes images from here alone."""
+        request = vmserver.FetchImageRequest(image_id=image_id, url=url)
+        await self._call(self._stub.FetchImage(request, timeout=LOAD_SECONDS))
+
     async def close(self) -> None:
         """Let go of the connection. Calls under way fail with Unavailable."""
         await self._channel.close()

@@ -11,6 +11,7 @@ import attrs
 from infranetes.cri.pieces import pieces
 from infranetes.cri.translate import framed
 from infranetes.images import Image, ImageStore, credentials
+from infranetes.images.catalogue import CatalogueStore
 from infranetes.images.reference import parse
 from infranetes_common import cri
 from infranetes_common.errors import InvalidArgument, NotFound
@@ -35,7 +36,7 @@ def to_cri(image: Image) -> Any:
 class ImageService:
     """One method per RPC. An image's `image_ref` is its id, here and in container statuses alike."""
 
-    store: ImageStore
+    store: ImageStore | CatalogueStore
 
     async def ListImages(self, request: Any, call: Any) -> Any:
         """All images, or the one that the filter names."""
@@ -70,7 +71,10 @@ class ImageService:
     async def PullImage(self, request: Any, call: Any) -> Any:
         """Answers with the image's id."""
         name, auth = _name(request), request.auth
-        found = credentials(
+        if isinstance(self.store, CatalogueStore):
+            found = await self.store.find(name, dict(request.sandbox_config.annotations))
+            return cri.PullImageResponse(image_ref=found.id)
+        given = credentials(
             parse(name).registry,
             username=auth.username,
             password=auth.password,
@@ -79,7 +83,7 @@ class ImageService:
             identity_token=auth.identity_token,
             registry_token=auth.registry_token,
         )
-        image = await self.store.pull(name, found)
+        image = await self.store.pull(name, given)
         return cri.PullImageResponse(image_ref=image.id)
 
     async def RemoveImage(self, request: Any, call: Any) -> Any:

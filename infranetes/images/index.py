@@ -36,6 +36,8 @@ class Image:
     diff_ids: tuple[str, ...]  # sha256:... of the uncompressed layers, lowest first
     user: str  # as its configuration has it: "", NAME, UID, with or without :GROUP
     pinned: bool
+    url: str = ""  # where each VM fetches it itself
+    machine: str = ""  # the catalogue's own name of the machine image that it is
 
     @property
     def uid(self) -> int | None:

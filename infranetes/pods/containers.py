@@ -175,6 +175,9 @@ class Containers:
         if image.id in await client.images():
             return
         began = self._node.clock.seconds()
+        if image.url:
+            await client.fetch_image(image.id, image.url)
+            return
         present = await client.missing_layers(image.diff_ids)
         await client.load_image(image.id, self._node.images.archive(image.id, present))
         _log.info(

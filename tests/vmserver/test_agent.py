@@ -75,6 +75,11 @@ class AgentCase(TestCase):
 class AgentTests(AgentCase):
     """What each call does."""
 
+    async def test_an_engine_that_takes_images_from_the_node_alone_says_so(self) -> None:
+        request = messages.FetchImageRequest(image_id=self.image.id, url="https://localhost/x")
+        words = await self.refused(Code.UNIMPLEMENTED, self.stub.FetchImage(request, timeout=10.0))
+        self.assertIn("systemd provider", words)
+
     async def test_info_says_who_and_when(self) -> None:
         info = await self.stub.Info(messages.InfoRequest(), timeout=10.0)
         self.assertEqual(len(info.boot_id), 32)

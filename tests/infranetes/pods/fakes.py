@@ -295,6 +295,11 @@ class FakeAgent:
         self.loads.append((image_id, data))
         self.loaded.add(image_id)
 
+    async def fetch_image(self, image_id: str, url: str) -> None:
+        self._reach()
+        self.loads.append((image_id, url))
+        self.loaded.add(image_id)
+
     async def create(self, id: str, image_id: str, config: Any, sandbox: Any) -> Any:
         self.calls.append(("create", id))
         self._reach()
@@ -347,15 +352,19 @@ class FakeImage:
     id: str = IMAGE
     repo_digests: tuple[str, ...] = ()
     diff_ids: tuple[str, ...] = ("sha256:a", "sha256:b")
+    url: str = ""
+    machine: str = ""
 
 
 class FakeImages:
     """One image, called busybox."""
 
+    image = FakeImage()
+
     def resolve(self, name: str) -> FakeImage:
         if name not in ("busybox", IMAGE):
             raise NotFound(f"image {name} is not on this node: pull it first")
-        return FakeImage()
+        return self.image
 
     async def archive(self, image_id: str, present: int) -> AsyncIterator[bytes]:
         yield f"{image_id} without {present}".encode()

@@ -18,7 +18,7 @@ from infranetes_common.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from tests.infranetes.pods.fakes import IMAGE, box
+from tests.infranetes.pods.fakes import IMAGE, FakeImage, box
 from tests.infranetes.pods.test_sandboxes import Base
 
 
@@ -54,6 +54,11 @@ class CreateTests(ContainerBase):
         self.assertEqual(self.kept(made).image_id, IMAGE)
         self.create(box("second"))
         self.assertEqual(len(self.agent.loads), 1)
+
+    def test_an_image_with_a_url_is_fetched_by_the_vm_itself(self) -> None:
+        self.world.node.images.image = FakeImage(url="https://localhost/program")
+        self.create()
+        self.assertEqual(self.agent.loads, [(IMAGE, "https://localhost/program")])
 
     def test_creates_side_by_side_share_one_load(self) -> None:
         self.agent.holding = Deferred()

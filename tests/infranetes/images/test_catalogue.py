@@ -1,0 +1,168 @@
+"""Images out of catalogues: executables by URL, and what the node records of them."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+from zope.interface import implementer
+from zope.interface.verify import verifyObject
+
+from infranetes.cri.images import ImageService
+from infranetes.images.catalogue import CatalogueStore
+from infranetes.images.executables import SUM_ANNOTATION, URL_ANNOTATION, Executables, parse
+from infranetes.images.interface import Found, IImageCatalogue
+from infranetes_common import cri
+from infranetes_common.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound
+
+A, B = "a" * 64, "b" * 64
+
+
+class ExecutableTests(SynchronousTestCase):
+    """References of executables."""
+
+    def test_it_provides_the_whole_interface(self) -> None:
+        verifyObject(IImageCatalogue, Executables())
+
+    def test_references_are_urls(self) -> None:
+        for reference, url in (
+            (f"systemd.infranetes.io/h.example/p/app@sha256:{A}", "https://h.example/p/app"),
+            (f"systemd.infranetes.io/h.example__8443/app@sha256:{A}", "https://h.example:8443/app"),
+            (f"https://h.example:8443/P/App%20x?v=1@sha256:{A}", "https://h.example:8443/P/App%20x?v=1"),
+            (f"systemd://h.example/p@sha256:{A}", "https://h.example/p"),
+        ):
+            found = parse(reference, {})
+            self.assertEqual((found.id, found.url), (f"sha256:{A}", url))
+
+    def test_the_pod_may_say_more_than_a_reference_can(self) -> None:
+        url = "https://h.example/Upper/Case?x=1"
+        found = parse(
+            "systemd.infranetes.io/h.example/app:latest", {URL_ANNOTATION: url, SUM_ANNOTATION: f"sha256:{B}"}
+        )
+        self.assertEqual((found.id, found.url), (f"sha256:{B}", url))
+        self.assertEqual(found.digests, (f"systemd.infranetes.io/h.example/app@sha256:{B}",))
+        tagged = parse("systemd.infranetes.io/h.example/app:latest", {SUM_ANNOTATION: B})
+        self.assertEqual(tagged.url, "https://h.example/app")
+
+    def test_what_is_wrong_is_said_and_where(self) -> None:
+        for reference, said, words in (
+            ("busybox", {}, "systemd.infranetes.io/HOST"),
+            (f"http://h.example/p@sha256:{A}", {}, "not the reference"),
+            ("systemd.infranetes.io/h.example/p", {}, "no checksum"),
+            (f"systemd.infranetes.io/h.example@sha256:{A}", {}, "no host and path"),
+            (f"systemd.infranetes.io/h.example__0/p@sha256:{A}", {}, "no host and path"),
+            (f"systemd.infranetes.io/u@h.example/p@sha256:{A}", {}, "no host and path"),
+            (f"systemd.infranetes.io/h/p@sha256:{A}", {SUM_ANNOTATION: B}, SUM_ANNOTATION),
+            ("systemd.infranetes.io/h/p", {SUM_ANNOTATION: "x"}, SUM_ANNOTATION),
+            (f"systemd.infranetes.io/h/p@sha256:{A}", {URL_ANNOTATION: "http://h/p"}, URL_ANNOTATION),
+            (f"systemd.infranetes.io/h/p@sha256:{A}", {URL_ANNOTATION: "https://u:p@h/p"}, URL_ANNOTATION),
+        ):
+            with self.assertRaises(InvalidArgument) as caught:
+                parse(reference, said)
+            self.assertIn(words, str(caught.exception))
+            self.assertNotIn("u:p", str(caught.exception))
+
+
+@implementer(IImageCatalogue)
+class Shelf:
+    """A catalogue of this test's."""
+
+    name = "shelf"
+    boots = True
+
+    def __init__(self) -> None:
+        self.images: dict[str, Found] = {}
+
+    def find(self, reference: str, annotations: Mapping[str, str]) -> Deferred[Found]:
+        found = self.images.get(reference)
+        return fail(NotFound(reference)) if found is None else succeed(found)
+
+    def present(self, found: Found) -> Deferred[bool]:
+        return succeed(found in self.images.values())
+
+
+class CatalogueStoreTests(TestCase):
+    """What the node records."""
+
+    async def setUp(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="catalogue-", dir="/dev/shm"))
+        self.addCleanup(shutil.rmtree, self.directory)
+        self.shelf = Shelf()
+        self.shelf.images = {
+            "app:1": Found(f"sha256:{A}", ("app:1",), size=5, machine="m-1"),
+            "app:2": Found(f"sha256:{B}", ("app:2",), machine="m-2"),
+        }
+        self.store = await self.opened()
+        self.service = ImageService(self.store)
+
+    async def opened(self) -> CatalogueStore:
+        store = CatalogueStore(reactor, self.directory, self.shelf)
+        await store.start()
+        return store
+
+    async def pull(self, name: str) -> str:
+        request = cri.PullImageRequest(image=cri.ImageSpec(image=name))
+        return str((await self.service.PullImage(request, None)).image_ref)
+
+    async def listed(self) -> list[Any]:
+        return list((await self.service.ListImages(cri.ListImagesRequest(), None)).images)
+
+    async def test_pulling_resolves_and_records_and_twice_is_once(self) -> None:
+        for _ in range(2):
+            self.assertEqual(await self.pull("app:1"), f"sha256:{A}")
+        (image,) = await self.listed()
+        self.assertEqual((image.id, list(image.repo_tags), image.size), (f"sha256:{A}", ["app:1"], 5))
+        for name in ("app:1", f"sha256:{A}", "aaaaaaaa"):
+            self.assertEqual(self.store.resolve(name).machine, "m-1")
+        self.assertEqual((await self.opened()).list(), self.store.list())
+
+    async def test_what_the_catalogue_has_not_is_not_found(self) -> None:
+        with self.assertRaises(NotFound):
+            await self.pull("app:3")
+        self.assertEqual(await self.listed(), [])
+
+    async def test_what_was_not_pulled_is_not_here(self) -> None:
+        request = cri.ImageStatusRequest(image=cri.ImageSpec(image="app:1"), verbose=True)
+        self.assertFalse((await self.service.ImageStatus(request, None)).HasField("image"))
+        await self.pull("app:1")
+        status = await self.service.ImageStatus(request, None)
+        self.assertEqual(status.image.id, f"sha256:{A}")
+        self.assertIn("m-1", status.info["info"])
+
+    async def test_a_name_that_means_another_image_now(self) -> None:
+        await self.pull("app:1")
+        self.shelf.images["app:1"] = Found(f"sha256:{B}", ("app:1",), machine="m-2")
+        await self.pull("app:1")
+        await self.pull("app:2")
+        self.assertEqual(self.store.resolve("app:1").machine, "m-2")
+        self.assertEqual([list(image.repo_tags) for image in await self.listed()], [["app:1", "app:2"], []])
+
+    async def test_removing_forgets_it_and_twice_is_once(self) -> None:
+        await self.pull("app:1")
+        for _ in range(2):
+            await self.service.RemoveImage(cri.RemoveImageRequest(image=cri.ImageSpec(image="app:1")), None)
+        self.assertEqual(await self.listed(), [])
+        self.assertEqual((await self.opened()).list(), [])
+        self.assertIn("app:1", self.shelf.images)
+
+    async def test_nothing_of_it_can_be_loaded(self) -> None:
+        await self.pull("app:1")
+        with self.assertRaises(FailedPrecondition):
+            async for _ in self.store.archive(f"sha256:{A}"):
+                pass
+
+    async def test_a_file_that_is_spoilt_is_said(self) -> None:
+        (self.directory / "catalogue.json").write_text("{")
+        with self.assertRaises(ConfigError):
+            await self.opened()
+
+    async def test_the_file_system_of_it(self) -> None:
+        await self.pull("app:1")
+        info = await self.service.ImageFsInfo(cri.ImageFsInfoRequest(), None)
+        self.assertEqual(info.image_filesystems[0].fs_id.mountpoint, str(self.directory))
