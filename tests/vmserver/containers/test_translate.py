@@ -12,7 +12,7 @@ from infranetes_common import cri
 from infranetes_common.errors import InvalidArgument
 from vmserver.containers.docker.accounts import Accounts, Identity, as_asked, of_image
 from vmserver.containers.docker.cgroups import files as cgroup_files
-from vmserver.containers.docker.cgroups import overlay
+from vmserver.containers.docker.limits import overlay
 from vmserver.containers.docker.security import seccomp_profile
 from vmserver.containers.docker.translate import create_body
 from vmserver.containers.signals import signal_name, signal_number

@@ -1,11 +1,14 @@
-"""Limits that the Engine API has no word for, written into a running container's own cgroup (v2).
+"""Limits written into a running container's own cgroup (v2): those that the Engine API has no word for, and
+all of them where they are changed, because crun refuses every change that this Docker asks it for.
 
-Source: Linux Documentation/admin-guide/cgroup-v2.rst.
+Source: Linux Documentation/admin-guide/cgroup-v2.rst. crun(1) puts a container's processes into a group
+"container" below its scope, and the same limits on both.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +19,13 @@ CGROUP2 = Path("/sys/fs/cgroup")
 _FILE = re.compile(r"(?:cpu|memory|io|pids|hugetlb|cpuset|misc|rdma)\.[a-zA-Z0-9_.]{1,64}")
 _PAGE_SIZE = re.compile(r"[0-9]{1,6}[KMG]B")
 _MAX_VALUE = 256
+_SUBGROUP = "container"
 
 
 def files(limits: Any) -> dict[str, str]:
-    """File and value of each such limit. :raise InvalidArgument: malformed; names it."""
+    """File and value of each limit that the engine knows nothing of.
+
+    :raise InvalidArgument: malformed; names it."""
     found = {}
     for page in limits.hugepage_limits:
         if not _PAGE_SIZE.fullmatch(page.page_size):
@@ -36,47 +42,87 @@ def files(limits: Any) -> dict[str, str]:
     return found
 
 
+def engine_files(limits: Any, current: Callable[[str], str]) -> dict[str, str]:
+    """The same of each limit that the engine knows, fields left 0 left out.
+
+    :param current: what a file has now.
+    :raise InvalidArgument: less memory than is in use."""
+    found = {}
+    if limits.cpu_quota or limits.cpu_period:
+        quota, period = [*current("cpu.max").split(), "max", "100000"][:2]
+        if limits.cpu_quota:
+            quota = str(limits.cpu_quota) if limits.cpu_quota > 0 else "max"
+        found["cpu.max"] = f"{quota} {limits.cpu_period or period}"
+    if limits.cpu_shares:
+        shares = min(max(limits.cpu_shares, 2), 262144)
+        found["cpu.weight"] = str(
+            1 + (shares - 2) * 9999 // 262142
+        )  # as the OCI runtimes turn one into the other
+    memory, swap = limits.memory_limit_in_bytes, limits.memory_swap_limit_in_bytes
+    if memory:
+        used = int(current("memory.current") or 0)
+        if used > memory:
+            raise InvalidArgument(f"resources.memory_limit_in_bytes {memory}: {used} bytes are in use")
+        found["memory.max"] = str(memory)
+        found["memory.swap.max"] = "max" if swap < 0 else str(max(swap - memory, 0))
+    for name in ("cpus", "mems"):
+        if value := getattr(limits, f"cpuset_{name}"):
+            found[f"cpuset.{name}"] = value
+    return found
+
+
+def is_v2(cgroup2: Path = CGROUP2) -> bool:
+    """Whether this machine has cgroup v2."""
+    return (cgroup2 / "cgroup.controllers").exists()
+
+
 def check(limits: Any, cgroup2: Path = CGROUP2) -> None:
     """:raise InvalidArgument: a limit that is malformed, or that this machine has no cgroup v2 for."""
-    if files(limits) and limits.unified and not (cgroup2 / "cgroup.controllers").exists():
+    if files(limits) and limits.unified and not is_v2(cgroup2):
         raise InvalidArgument("resources.unified: the machine has no cgroup v2")
 
 
-def overlay(limits: Any, later: Any) -> None:
-    """Put into `limits` what `later` has of those that the Engine API knows nothing of."""
-    limits.unified.update(later.unified)
-    sizes = {page.page_size for page in later.hugepage_limits}
-    kept = [page for page in limits.hugepage_limits if page.page_size not in sizes]
-    pages = [*kept, *later.hugepage_limits]
-    limits.ClearField("hugepage_limits")
-    limits.hugepage_limits.extend(pages)
-    limits.oom_score_adj = later.oom_score_adj or limits.oom_score_adj
-
-
-def apply(pid: int, limits: Any, cgroup2: Path = CGROUP2) -> None:
+def apply(
+    pid: int, limits: Any, cgroup2: Path = CGROUP2, *, every: bool = False, proc: Path = Path("/proc")
+) -> None:
     """Put them in force for the container whose first process is `pid`.
 
     A page size that the machine does not have is left out: there is nothing to limit.
 
-    :raise InvalidArgument: the kernel refuses a value.
+    :param every: also those that the engine knows. :raise InvalidArgument: the kernel refuses a value.
     """
-    wanted = files(limits)
-    if not wanted:
+    if not every and not files(limits):
         return
     try:
-        group = Path(f"/proc/{pid}/cgroup").read_text()
+        group = (proc / str(pid) / "cgroup").read_text()
     except OSError:
         return  # ended already
     own = [line[3:] for line in group.splitlines() if line.startswith("0::/")]
     if not own or own[0] == "/":
         return
-    directory = cgroup2 / own[0].lstrip("/")
+    leaf = cgroup2 / own[0].lstrip("/")
+    directories = [leaf.parent, leaf] if leaf.name == _SUBGROUP else [leaf]
+    wanted = files(limits)
+    if every:
+        wanted = {**engine_files(limits, lambda name: _read(directories[0] / name)), **wanted}
     for name, value in wanted.items():
-        file = directory / name
-        if name.startswith("hugetlb.") and not file.exists():
-            continue
-        try:
-            file.write_text(value)
-        except OSError as error:
-            if directory.exists():
-                raise InvalidArgument(f"resources.unified: {name} = {value!r}: {error.strerror}") from error
+        places = [directory / name for directory in directories if (directory / name).exists()]
+        if not places and leaf.exists() and not name.startswith(("hugetlb.", "memory.swap.")):
+            raise InvalidArgument(f"resources: {name} = {value!r}: the machine's kernel has no such limit")
+        for file in places:
+            _write(file, name, value, leaf)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _write(file: Path, name: str, value: str, leaf: Path) -> None:
+    try:
+        file.write_text(value)
+    except OSError as error:
+        if leaf.exists():
+            raise InvalidArgument(f"resources: {name} = {value!r}: {error.strerror}") from error

@@ -35,6 +35,7 @@ from vmserver.containers.docker.engine import CALL_SECONDS, ByteStream, Engine, 
 from vmserver.containers.docker.execs import exec_sync
 from vmserver.containers.docker.image_volumes import ImageVolumes
 from vmserver.containers.docker.images import Images
+from vmserver.containers.docker.limits import Limits, overlay
 from vmserver.containers.docker.security import NAME_PREFIX, apparmor_profile
 from vmserver.containers.docker.sessions import attach_session, exec_session
 from vmserver.containers.docker.state import container_state, process_user
@@ -91,7 +92,7 @@ class DockerProvider:
         self._profiles = Profiles(reactor)
         self._usages = Usages(reactor)
         self._view: dict[str, _Known] = {}
-        self._updates: dict[str, Any] = {}  # limits put in force that the engine knows not of
+        self._limits = Limits(run_dir / self.name / "limits")
         self._locks: dict[str, DeferredLock] = {}  # one look at a container at a time
         self._making: dict[str, DeferredLock] = {}  # one creation of an id at a time
         self._watchers: list[tuple[Callable[[Any], None], Callable[[str], None]]] = []
@@ -106,6 +107,7 @@ class DockerProvider:
     async def _start(self) -> None:
         if self._following is not None:
             return
+        self._limits.load()
         first: Deferred[None] = Deferred()
         self._following = Deferred.fromCoroutine(self._follow(first))
         try:
@@ -200,8 +202,8 @@ class DockerProvider:
     def _seen(self, id: str, found: Any, asked: int) -> _Known:
         before = self._view.get(id)
         state = container_state(found)
-        if id in self._updates:
-            cgroups.overlay(state.resources, self._updates[id])
+        if (changed := self._limits.of(id)) is not None:
+            overlay(state.resources, changed)
         if state.pid and (before is None or before.state.pid != state.pid):
             user = process_user(state.pid)
             if user is not None:
@@ -210,12 +212,12 @@ class DockerProvider:
             state.user.CopyFrom(before.state.user)
         known = self._view[id] = _Known(state, found.get("LogPath") or "", Traces.of(found), asked)
         if before is None or before.state != state:
-            for changed, _ in self._watchers:
-                changed(state)
+            for tell, _ in self._watchers:
+                tell(state)
         return known
 
     def _gone(self, id: str) -> None:
-        self._updates.pop(id, None)
+        self._limits.drop(id)
         if self._view.pop(id, None) is not None:
             for _, removed in self._watchers:
                 removed(id)
@@ -318,8 +320,9 @@ class DockerProvider:
         """Put in force what the engine knows nothing of. A container that can't have it does not run."""
         try:
             cgroups.apply(state.pid, state.resources)
-            if id in self._updates and self._updates[id].oom_score_adj:
-                _adjust_oom_score(state.pid, self._updates[id].oom_score_adj)
+            changed = self._limits.of(id)
+            if changed is not None and changed.oom_score_adj:
+                _adjust_oom_score(state.pid, changed.oom_score_adj)
         except InvalidArgument:
             await self._stop_container(id, 0)
             raise
@@ -373,7 +376,8 @@ class DockerProvider:
         cgroups.check(limits)
         body = resources(limits)
         score = body.pop("OomScoreAdj", 0)
-        if body:
+        by_hand = bool(known.state.pid) and cgroups.is_v2()
+        if body and not by_hand:
             try:
                 await self._engine.call("POST", f"/containers/{NAME_PREFIX}{id}/update", body=body)
             except EngineError as error:
@@ -381,10 +385,10 @@ class DockerProvider:
                 # The kernel's refusals (a limit below what is in use) come as a fault of the engine.
                 raise InvalidArgument(str(refused)) if error.status == 500 else refused from error
         if known.state.pid:
-            cgroups.apply(known.state.pid, limits)
+            cgroups.apply(known.state.pid, limits, every=by_hand)
             if score and score != known.state.resources.oom_score_adj:
                 _adjust_oom_score(known.state.pid, score)
-        cgroups.overlay(self._updates.setdefault(id, cri.LinuxContainerResources()), limits)
+        self._limits.put(id, limits)
         return (await self._existing(id)).state
 
     def containers(self) -> Deferred[list[Any]]:

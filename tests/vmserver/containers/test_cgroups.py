@@ -1,0 +1,112 @@
+"""Limits as files of a cgroup, and what is kept of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes_common import cri
+from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from vmserver.containers.docker import cgroups
+from vmserver.containers.docker.limits import Limits
+
+PID = 42
+_FILES = {
+    "cpu.max": "max 100000", "cpu.weight": "100", "memory.max": "max", "memory.swap.max": "max",
+    "memory.current": "1000", "memory.high": "max", "cpuset.cpus": "", "cpuset.mems": "",
+}  # fmt: skip
+
+
+def limits(**fields: Any) -> Any:
+    return cri.LinuxContainerResources(**fields)
+
+
+class CgroupTests(SynchronousTestCase):
+    """A tree of plain files stands in for the kernel's."""
+
+    def setUp(self) -> None:
+        top = Path(self.mktemp())
+        self.proc, self.cgroup2 = top / "proc", top / "cgroup"
+        (self.proc / str(PID)).mkdir(parents=True)
+
+    def group(self, path: str) -> Path:
+        (self.proc / str(PID) / "cgroup").write_text(f"0::/{path}\n")
+        directory = self.cgroup2
+        for part in path.split("/"):
+            directory /= part
+            directory.mkdir(parents=True, exist_ok=True)
+            for name, value in _FILES.items():
+                (directory / name).write_text(value)
+        return directory
+
+    def apply(self, every: bool = True, **fields: Any) -> None:
+        cgroups.apply(PID, limits(**fields), self.cgroup2, every=every, proc=self.proc)
+
+    def test_every_limit_has_its_file(self) -> None:
+        group = self.group("docker-x.scope")
+        self.apply(
+            cpu_quota=50000, cpu_period=200000, cpu_shares=1024, memory_limit_in_bytes=4096,
+            memory_swap_limit_in_bytes=6144, cpuset_cpus="0", unified={"memory.high": "3000"},
+            hugepage_limits=[cri.HugepageLimit(page_size="2MB", limit=0)],
+        )  # fmt: skip
+        found = {name: (group / name).read_text() for name in _FILES}
+        expected = {"cpu.max": "50000 200000", "cpu.weight": "39", "memory.max": "4096", "cpuset.cpus": "0"}
+        expected |= {"memory.swap.max": "2048", "memory.high": "3000"}
+        self.assertEqual(found, {**_FILES, **expected})
+
+    def test_what_is_left_out_stays(self) -> None:
+        group = self.group("x")
+        (group / "cpu.max").write_text("50000 200000\n")
+        self.apply(cpu_period=100000)
+        self.assertEqual((group / "cpu.max").read_text(), "50000 100000")
+        self.apply(cpu_quota=-1)
+        self.assertEqual((group / "cpu.max").read_text(), "max 100000")
+        self.apply(memory_limit_in_bytes=4096)
+        self.assertEqual((group / "memory.swap.max").read_text(), "0")
+        self.apply(every=False, cpu_shares=2)
+        self.assertEqual((group / "cpu.weight").read_text(), "100")
+        self.apply(cpu_shares=2)
+        self.assertEqual((group / "cpu.weight").read_text(), "1")
+
+    def test_a_group_below_the_scope_gets_the_same(self) -> None:
+        group = self.group("docker-x.scope/container")
+        self.apply(memory_limit_in_bytes=4096)
+        self.assertEqual((group / "memory.max").read_text(), "4096")
+        self.assertEqual((group.parent / "memory.max").read_text(), "4096")
+
+    def test_what_can_not_be_had_is_refused(self) -> None:
+        self.group("x")
+        error = self.assertRaises(InvalidArgument, self.apply, memory_limit_in_bytes=999)
+        self.assertIn("1000 bytes are in use", str(error))
+        error = self.assertRaises(InvalidArgument, self.apply, unified={"io.max": "1"})
+        self.assertIn("no such limit", str(error))
+
+    def test_a_process_that_has_ended_has_none(self) -> None:
+        self.apply(memory_limit_in_bytes=1)
+
+
+class KeptTests(SynchronousTestCase):
+    def test_they_are_kept_until_the_container_is_gone(self) -> None:
+        directory = Path(self.mktemp()) / "limits"
+        kept = Limits(directory)
+        kept.load()
+        self.assertIsNone(kept.of("c1"))
+        kept.put("c1", limits(memory_limit_in_bytes=5, unified={"memory.low": "1"}))
+        kept.put("c1", limits(cpu_shares=7, unified={"memory.high": "2"}))
+        (directory / "broken").write_bytes(b"\xff")
+        again = Limits(directory)
+        again.load()
+        expected = limits(
+            memory_limit_in_bytes=5, memory_swap_limit_in_bytes=5, cpu_shares=7,
+            unified={"memory.low": "1", "memory.high": "2"},
+        )  # fmt: skip
+        self.assertEqual(again.of("c1"), expected)
+        self.assertIsNone(again.of("broken"))
+        for _ in range(2):
+            again.drop("c1")
+        self.assertFalse((directory / "c1").exists())
+        (directory / "c2").mkdir()
+        self.assertRaises(FailedPrecondition, again.put, "c2", limits(cpu_shares=1))
+        self.assertIsNone(again.of("c2"))
