@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.infranetes.daemon.case import ROOT, toml
-from tests.interop.critest_images import PAUSE, REGISTRIES
+from tests.interop.critest_images import BASE, PAUSE, REGISTRIES
 from tests.support.registry import Registry
 
 TOOLS = ROOT / "build" / "tools"
@@ -141,7 +141,7 @@ class Infranetes(Runtime):
             "provider": "qemu",
             "log": {"level": "debug"},
             "apparmor_dir": str(self._apparmor()),
-            "images": {"registries_conf": str(self._registries(registry))},
+            "images": {"registries_conf": str(self._registries(registry)), "preload": [BASE]},
             "providers": {"qemu": {**network, **self._table}},
         }
         path = self.root / "infranetes.toml"

@@ -21,6 +21,8 @@ HERE = Path(__file__).parent
 E2E, STAGING = "e2e-test-images", "k8s-staging-cri-tools"
 #: The registries in critest's names; all of them are the one at hand.
 REGISTRIES = ("registry.k8s.io", "k8s.gcr.io", "gcr.io")
+#: The image of most containers, whose layer all others begin with.
+BASE = f"{REGISTRIES[0]}/{E2E}/busybox:1.29-2"
 #: What containerd keeps a pod's namespaces with. Not one of those that specs remove.
 PAUSE = ("pause", "sandbox")
 
