@@ -21,6 +21,8 @@ from bench.figures import Missing, Report, say
 # name: (module with `async def run(reactor, report)`, what it tells)
 BENCHES = {
     "pods": ("bench.pods", "a pod on a cloned template until its container runs, and ExecSync (QEMU)"),
+    "pool": ("bench.pool", "pods on a simulated cloud that boots for 45 s, with and without a warm pool"),
+    "lives": ("bench.lives", "200 pods' lives under a daemon that is killed again and again"),
     "density": ("bench.density", "lists, memory and recovery with 1,000 simulated pods"),
     "conformance": ("bench.conformance", "critest's benchmarks beside containerd (QEMU)"),
     "rpc": ("bench.rpc", "txgrpc against grpcio"),

@@ -29,7 +29,7 @@ class Daemon:
     """`twistd infranetes` over one directory; may be killed and started again.
 
     :param provider: the provider's name. :param table: its part of the configuration.
-    :param preload: images that its VMs have from the start.
+    :param preload: images that its VMs have from the start. :param more: TOML behind all that.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class Daemon:
         table: Mapping[str, Any],
         registry: str = "",
         preload: Sequence[str] = (),
+        more: str = "",
     ) -> None:
         self._reactor = reactor
         self.root = Path(tempfile.mkdtemp(prefix="infranetes-bench-"))
@@ -46,9 +47,8 @@ class Daemon:
         self.socket = self.root / "run" / "infranetes.sock"
         self.logs = self.root / "pods"
         self._config = self.root / "infranetes.toml"
-        self._config.write_text(
-            _toml(configuration(self.root, self.socket, provider, table, registry, preload))
-        )
+        text = _toml(configuration(self.root, self.socket, provider, table, registry, preload))
+        self._config.write_text(f"{text}\n{more}")
         self._process: subprocess.Popen[bytes] | None = None
         self.client = Client(reactor, self.socket)
 
@@ -133,7 +133,7 @@ def configuration(
         "node": "bench",
         "provider": provider,
         "providers": {provider: dict(table)},
-        "images": {"insecure_registries": [registry], "preload": [*preload]},
+        "images": {"insecure_registries": [registry] if registry else [], "preload": [*preload]},
     }
 
 

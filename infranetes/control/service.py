@@ -9,7 +9,8 @@ from twisted.logger import Logger
 from infranetes.pods.inventory import Sandbox
 from infranetes.pods.launch import size_of
 from infranetes.pods.node import Node
-from infranetes.pods.pool import Member, Pool
+from infranetes.pods.pool import Pool
+from infranetes.pods.pooled import Member
 from infranetes.pods.reconcile import Reconciler
 from infranetes.pods.states import WITH_VM
 from infranetes.pods.waits import go, settle, uncut, within

@@ -15,7 +15,8 @@ class PoolSize:
 
     count: int = attrs.field(validator=ge(0))
     cpu_millis: int = attrs.field(default=0, validator=ge(0))  # of a core; 0: the provider's default
-    memory: Bytes = attrs.field(default=Bytes(0), validator=ge(Bytes(0)))  # for the pod; 0: the provider's default
+    # For the pod; 0: the provider's default.
+    memory: Bytes = attrs.field(default=Bytes(0), validator=ge(Bytes(0)))
 
     @property
     def size(self) -> Size:

@@ -24,6 +24,7 @@ from infranetes_common.errors import InfranetesError, Unavailable
 
 AT_A_TIME = 8
 SPREAD = 0.1  # of a lifetime: those that were made together are not all replaced together
+SOON_SECONDS = 3.0  # after a launch: others that began with it come first
 LONGEST_PAUSE = 60.0  # seconds between two looks at what is due
 _NANOS = 1e9
 
@@ -65,6 +66,7 @@ class Renewal:
         self._gate = DeferredSemaphore(AT_A_TIME)
         self._under_way: set[str] = set()
         self._passes: Deferred[None] | None = None
+        self._later: set[Deferred[Any]] = set()
 
     def start(self) -> None:
         """Begin to look."""
@@ -73,12 +75,20 @@ class Renewal:
 
     def stop(self) -> None:
         """Look no more. Twice is once."""
-        if self._passes is not None:
-            self._passes.cancel()
+        for under_way in (self._passes, *self._later):
+            if under_way is not None:
+                under_way.cancel()
 
     def soon(self, sandbox: Sandbox) -> None:
         """It is a pod now: replace the certificate that it was launched with. Nobody waits for that."""
-        go(self._one(sandbox, partial(self._save, sandbox))).addErrback(_unexpected)
+        later = go(self._soon(sandbox))
+        self._later.add(later)
+        later.addErrback(_unexpected).addBoth(lambda _: self._later.discard(later))
+
+    async def _soon(self, sandbox: Sandbox) -> None:
+        await sleep(self._node.clock, SOON_SECONDS)
+        if sandbox.state is SandboxState.READY:
+            await self._one(sandbox, partial(self._save, sandbox))
 
     async def once(self) -> None:
         """Replace all that are due, some at a time; fires when each is done or has failed."""
@@ -123,4 +133,5 @@ class Renewal:
 
 
 def _unexpected(failure: Any) -> None:
-    _log.failure("a certificate could not be replaced", failure=failure)
+    if not failure.check(CancelledError):
+        _log.failure("a certificate could not be replaced", failure=failure)

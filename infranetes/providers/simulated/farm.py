@@ -117,6 +117,7 @@ class Farm:
     joined: Callable[[Sequence[Vm]], None]
     event: Callable[[str, Vm], None]
     start_seconds: ClassVar[float] = 30.0  # within which a farm that was started answers
+    requests: int = 0  # asked for, as a cloud counts its API's calls
     _protocol: FarmProtocol | None = None
     _connecting: Deferred[FarmProtocol] | None = None
     _wanted: list[Deferred[FarmProtocol]] = attrs.field(factory=list)
@@ -135,6 +136,7 @@ class Farm:
 
         :raise InfranetesError: the farm refuses, or does not answer in time (`Unavailable`).
         """
+        self.requests += 1
         for _ in range(_ATTEMPTS - 1):
             try:
                 protocol = await self.connect()

@@ -149,6 +149,7 @@ class SimulatedProvider:
         return {
             "farm": f"{'connected' if self._farm.connected else 'not connected'} at {self._farm.socket}",
             "pod CIDR": str(self._network),
+            "requests": str(self._farm.requests),
             **{f"VMs {state.value}": str(states.count(state.value)) for state in InstanceState},
         }
 
@@ -167,6 +168,7 @@ class SimulatedProvider:
     async def _launch(self, spec: InstanceSpec) -> Instance:
         vm_id = f"sim-{spec.token}"
         protocol = await self._farm.connect()
+        self._farm.requests += 1
         if vm_id in self._vms:
             return _instance(self._vms[vm_id])
         fault = self._fault(spec)

@@ -9,8 +9,8 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.trial import unittest
 
-from infranetes.pods.pool import Pace, fits, wants_own_vm
 from infranetes.pods.poolconfig import PoolConfig, PoolSize
+from infranetes.pods.pooled import Pace, fits, wants_own_vm
 from infranetes.pods.records import PoolRecord
 from infranetes.pods.states import PoolState, SandboxState
 from infranetes.pods.waits import go

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 
 from infranetes.pods.poolconfig import PoolConfig, PoolSize
-from infranetes.pods.renewal import is_due
+from infranetes.pods.renewal import SOON_SECONDS, is_due
 from infranetes_common.errors import FailedPrecondition
 from tests.infranetes.pods.fakes import World, pod
 from tests.infranetes.pods.test_sandboxes import Base
@@ -24,6 +24,7 @@ class RenewalTests(Base):
         self.addCleanup(self.world.kill)
         # A pod that says how its VM is to be made has none of the pool's.
         self.own = self.run_pod(pod("own", annotations={"infranetes.io/size": "x"}))
+        self.world.wait(SOON_SECONDS)
 
     def certificates(self, id: str) -> list[str]:
         return self.world.agents[id].certificates
