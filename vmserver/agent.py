@@ -247,7 +247,7 @@ class AgentService(SessionCalls, VolumeCalls, StatsCalls):
             async for record in records:
                 yield record
         finally:
-            await records.aclose()
+            await records.aclose()  # type: ignore[attr-defined]
 
     # Images
 
@@ -264,7 +264,7 @@ class AgentService(SessionCalls, VolumeCalls, StatsCalls):
         try:
             await self._provider.load_image(image_id, archive)
         finally:
-            await archive.aclose()
+            await archive.aclose()  # type: ignore[attr-defined]
         return messages.LoadImageResponse(image_id=image_id)
 
     async def FetchImage(self, request: Any, call: Any) -> Any:
