@@ -156,7 +156,11 @@ class ICloud(Interface):
 
     def _thd_destroy(driver: Any, found: Found) -> bool:
         """End the VM and, once it has ended, release what it held; whether all of that is done.
-        Asked again until it is."""
+        Asked again until it is. A VM that is not there is `Trouble.MISSING`: who asks knows whether it
+        is gone or too new to be known everywhere; `_thd_release_all` is asked then."""
+
+    def _thd_release_all(driver: Any, found: Found) -> None:
+        """Release what a VM held that is no longer there."""
 
     def _thd_leftovers(driver: Any) -> list[Leftover]:
         """Addresses and disks of ours that no VM uses."""

@@ -266,7 +266,7 @@ class CloudProvider:
         try:
             deadline = self._reactor.seconds() + self._settings.destroy_seconds
             what = f"destroy VM {found.id}"
-            while not await self._calls.call(what, lambda driver: self._cloud._thd_destroy(driver, found)):
+            while not await self._has_ended(found, what):
                 if self._reactor.seconds() > deadline:
                     raise CloudError(Trouble.PASSING, f"{what}: it is still ending")
                 await self._watcher.pause(self._settings.poll_seconds)
@@ -275,6 +275,19 @@ class CloudProvider:
             self._watcher.notice()
         finally:
             self._watcher.destroying.discard(found.id)
+
+    async def _has_ended(self, found: Found, what: str) -> bool:
+        """Ask for a VM's end; whether it has come, and all is released."""
+        try:
+            return await self._calls.call(what, lambda driver: self._cloud._thd_destroy(driver, found))
+        except CloudError as error:
+            known = self._view.vms.get(found.id)
+            if error.trouble is not Trouble.MISSING:
+                raise
+            if known is not None and self._view.is_fresh(known):
+                return False  # it was made a moment ago: not all of the cloud knows it yet
+        await self._calls.call(what, lambda driver: self._cloud._thd_release_all(driver, found))
+        return True
 
     def _end_unwanted(self, found: Found, why: str) -> None:
         """A VM that nobody was told of."""

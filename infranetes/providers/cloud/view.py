@@ -37,7 +37,12 @@ class View:
     settle: float
     vms: dict[str, Known] = attrs.field(factory=dict)
     destroyed: dict[str, str] = attrs.field(factory=dict)  # ids and their tokens: gone for good
+    destroyed_at: dict[str, float] = attrs.field(factory=dict)  # when, of those that we destroyed
     news: set[str] = attrs.field(factory=set)  # ids of VMs that changed
+    began: float = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.began = self.now()
 
     def launched(self, found: Found) -> Found:
         """A VM that we have just asked for."""
@@ -68,12 +73,23 @@ class View:
 
     def merge(self, founds: Iterable[Found]) -> list[Found]:
         """What there is, the cloud's list being `founds`."""
+        founds = list(founds)
+        for one in founds:
+            self._check_destroyed(one)
         now = [self.put(one) for one in founds if one.id not in self.destroyed]
         ids = {one.id for one in now}
         fresh = [
             known.found for known in self.vms.values() if known.found.id not in ids and self.is_fresh(known)
         ]
         return sorted([*now, *fresh], key=lambda one: (one.created_at, one.id))
+
+    def _check_destroyed(self, found: Found) -> None:
+        """A VM that is said to be gone, and that the cloud shows alive for longer than its answers may be
+        old, is not gone: better to end it once more than to pay for it for ever."""
+        if found.state is InstanceState.ENDED or found.id not in self.destroyed:
+            return
+        if self.now() - self.destroyed_at.get(found.id, self.began) > self.settle:
+            del self.destroyed[found.id]
 
     def is_fresh(self, known: Known) -> bool:
         """Whether the cloud's answers may not know of it yet."""
@@ -111,6 +127,7 @@ class View:
         self.vms.pop(id, None)
         self.news.add(id)
         self.destroyed[id] = token
+        self.destroyed_at[id] = self.now()
 
     def count_destroyed(self, token: str) -> int:
         """How many VMs of a token were destroyed."""

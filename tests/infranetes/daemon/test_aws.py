@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 from infranetes_common import cri
 from tests.infranetes.daemon.case import DaemonCase, reactor
 from tests.support.clouds.aws import AwsWorld
@@ -17,6 +19,7 @@ class AwsDaemonTests(DaemonCase):
         self.world = AwsWorld(reactor, self.root / "machines")
         self.world.start()
         self.config.update(provider="aws", providers={"aws": self.world.table()})
+        self.config["cluster"] = f"test-{secrets.token_hex(4)}"
         self.config["times"] = {"sweep": 1.0}
 
     async def end_everything(self) -> None:

@@ -15,12 +15,12 @@ import base64
 import io
 import re
 import shutil
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 import attrs
-import requests
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.protocols.policies import WrappingFactory
@@ -83,19 +83,10 @@ class AwsWorld:
         self.urls: list[bytes] = []
 
     def start(self) -> None:
-        """Have an empty cloud with a VPC, two subnets and a security group."""
-        requests.post(f"{self._moto.url}/moto-api/reset", timeout=60)
+        """Have a cloud with a VPC, two subnets and a security group. Its instances of earlier tests have
+        ended, and are still shown, as EC2 does: a test takes a cluster of its own."""
         self.ec2 = self._moto.client()
-        vpc = self.ec2.create_vpc(CidrBlock=NETWORK)["Vpc"]["VpcId"]
-        self.subnets = [
-            self.ec2.create_subnet(VpcId=vpc, CidrBlock=cidr, AvailabilityZone=f"{moto.REGION}{zone}")[
-                "Subnet"
-            ]["SubnetId"]
-            for cidr, zone in SUBNETS
-        ]
-        self.group = self.ec2.create_security_group(GroupName="pods", Description="pods", VpcId=vpc)[
-            "GroupId"
-        ]
+        self.subnets, self.group = _network(self.ec2)
         self._imds = self._reactor.listenTCP(0, self._imds_site, interface="0.0.0.0")
         self._proxy = self._reactor.listenTCP(0, self._proxy_site, interface="127.0.0.1")
         self.endpoint = f"http://127.0.0.1:{self._proxy.getHost().port}"
@@ -271,6 +262,18 @@ class CutSite(WrappingFactory):
             await deferLater(reactor, 0.01)
 
 
+@lru_cache
+def _network(ec2: Any) -> tuple[tuple[str, ...], str]:
+    """Subnets and a security group, made once."""
+    vpc = ec2.create_vpc(CidrBlock=NETWORK)["Vpc"]["VpcId"]
+    subnets = [
+        ec2.create_subnet(VpcId=vpc, CidrBlock=cidr, AvailabilityZone=f"{moto.REGION}{zone}")["Subnet"]
+        for cidr, zone in SUBNETS
+    ]
+    group = ec2.create_security_group(GroupName="pods", Description="pods", VpcId=vpc)["GroupId"]
+    return tuple(each["SubnetId"] for each in subnets), group
+
+
 class _Proxy(Resource):
     isLeaf = True
 
@@ -312,6 +315,7 @@ def _refusal(fault: Fault) -> Any:
         Kind.ERROR: (503, _error("Unavailable", "The server is overloaded")),
         Kind.QUOTA: (400, _error("VcpuLimitExceeded", "You have requested more vCPU capacity")),
         Kind.CAPACITY: (500, _error("InsufficientInstanceCapacity", "There is no capacity")),
+        Kind.UNKNOWN: (400, _error("InvalidInstanceID.NotFound", "The instance does not exist")),
         Kind.REVOKED: (401, _error("AuthFailure", "AWS was not able to validate the credentials")),
     }.get(fault.kind)
 

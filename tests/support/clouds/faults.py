@@ -20,6 +20,7 @@ class Kind(enum.Enum):
     QUOTA = "quota"
     CAPACITY = "capacity"
     REVOKED = "revoked"
+    UNKNOWN = "unknown"  # the instance is not known (yet)
 
 
 @attrs.define

@@ -34,10 +34,16 @@ class Moto:
         with process.stdout:
             self.port = int(process.stdout.readline())
         self._input = process.stdin  # open as long as moto is to run
+        self._client: Any = None
         self.url = f"http://127.0.0.1:{self.port}"
 
     def client(self) -> Any:
-        """A boto3 client of EC2, straight to moto."""
+        """A boto3 client of EC2, straight to moto; always the same one."""
+        if self._client is None:
+            self._client = self._make_client()
+        return self._client
+
+    def _make_client(self) -> Any:
         import boto3
         from botocore.config import Config
 

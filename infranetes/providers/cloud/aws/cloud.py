@@ -228,19 +228,16 @@ class AwsCloud:
         )
 
     def _thd_destroy(self, driver: Driver, found: Found) -> bool:
-        try:
-            driver.destroy_node(_node(driver, found.id))
-            nodes = driver.list_nodes(ex_node_ids=[found.id])
-        except Exception as error:
-            judged = errors.judge(error)
-            if judged is None or judged.trouble is not Trouble.MISSING:
-                raise
-            nodes = []
+        driver.destroy_node(_node(driver, found.id))
+        nodes = driver.list_nodes(ex_node_ids=[found.id])
         if any(node.extra.get("status") != "terminated" for node in nodes):
             return False
+        self._thd_release_all(driver, found)
+        return True
+
+    def _thd_release_all(self, driver: Driver, found: Found) -> None:
         if found.wanted_address == "new":
             addresses._thd_release_of(driver, found.token)
-        return True
 
     # ---- Addresses, disks, consoles
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -24,6 +25,7 @@ class AwsCase(ProviderCase):
     interrupt_after = (0.05, 0.5)
 
     def setUp(self) -> Any:
+        self.cluster = f"contract-{secrets.token_hex(4)}"  # type: ignore[misc]
         result = super().setUp()
         self.world = AwsWorld(reactor, self.run_dir / "machines")
         self.world.start()

@@ -35,13 +35,15 @@ class FaultCase(AwsCase):
         await self.again(lambda: provider.destroy(instance.id))
 
     async def again(self, call: Any) -> Any:
-        """Until it does not fail with `Unavailable`."""
-        for _ in range(20):
+        """Until it does not fail with `Unavailable`, as long as a circuit that opened may stay so."""
+        until = time.monotonic() + 60.0
+        while True:
             try:
                 return await self.within(call())
             except Unavailable:
+                if time.monotonic() > until:
+                    raise
                 await self.sleep(0.1)
-        return await self.within(call())
 
     async def lives(self, count: int) -> None:
         """Some VMs, side by side, after which there is nothing."""
@@ -132,6 +134,15 @@ class PassingFaultTests(FaultCase, TestCase):
         self.assertEqual(adopted.id, launched.id)
         self.assertEqual((await self.agent_info(adopted)).sandbox_id, spec.sandbox_id)
         self.assertEqual(len(self.world.instances()), 1)
+
+    async def test_a_new_vm_that_not_all_of_the_cloud_knows_is_destroyed_all_the_same(self) -> None:
+        self.settings["settle_seconds"] = 20.0
+        provider = await self.started()
+        launched = await self.within(provider.launch(self.spec()))
+        fault = self.world.faults.add(Kind.UNKNOWN, "TerminateInstances", times=3)
+        await self.within(provider.destroy(launched.id))
+        self.assertEqual(fault.happened, 3)
+        self.assertEqual(self.world.holdings(), [])
 
     async def test_a_second_vm_of_a_token_is_ended(self) -> None:
         provider = await self.started()
@@ -272,10 +283,13 @@ class LastingFaultTests(FaultCase, TestCase):
     async def test_a_provider_that_stops_in_a_launch_leaves_it_to_the_next(self) -> None:
         provider = await self.started()
         spec = self.spec()
+        lost = self.world.faults.add(Kind.LOST, "RunInstances", times=100)
         launching = self.assertFailure(provider.launch(spec), InfranetesError)
-        await self.sleep(0.03)
+        while not lost.happened:
+            await self.sleep(0.01)
         await self.within(provider.stop())
         await self.within(launching)
+        self.world.faults.clear()
         provider = await self.started()
         instance = await self.running(provider, spec)
         self.assertEqual([one["InstanceId"] for one in self.world.instances()], [instance.id])

@@ -240,6 +240,15 @@ class ViewTests(SynchronousTestCase):
         self.assertEqual(self.view.merge([self.found(state=InstanceState.ENDED)]), [])
         self.assertEqual(self.view.count_destroyed("t"), 1)
 
+    def test_what_is_shown_alive_for_long_after_its_end_is_listed_again(self) -> None:
+        self.view.launched(self.found())
+        self.view.gone("i-1", "t")
+        alive = self.found(state=InstanceState.RUNNING)
+        self.assertEqual(self.view.merge([alive]), [])
+        self.clock.advance(61.0)
+        self.assertEqual(self.view.merge([self.found(state=InstanceState.ENDED)]), [])
+        self.assertEqual(self.view.merge([alive]), [alive])
+
     def test_of_two_vms_of_a_token_the_one_that_was_answered_with_stays(self) -> None:
         self.view.put(self.found("i-0", created_at=1.0))
         self.view.launched(self.found("i-1", created_at=2.0))
