@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import subprocess
 from functools import partial
@@ -9,19 +11,55 @@ from pathlib import Path
 from typing import Any
 
 from twisted.internet.defer import Deferred
+from twisted.internet.error import ProcessExitedAlready
+from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.threads import deferToThread
 from twisted.web.client import Agent, readBody
 
 from infranetes.guest.image import DEFAULT_DIR
 from infranetes.providers.qemu.network import Network
 from infranetes_common import cri
-from tests.infranetes.daemon.case import ROOT, DaemonCase, reactor
+from tests.infranetes.daemon.case import ROOT, DaemonCase, images, reactor
+from tests.infranetes.daemon.hostports import free_port, in_kernel
 from txgrpc import Code
 
 IMAGES = os.environ.get("INFRANETES_TEST_IMAGES", str(DEFAULT_DIR))
 TEMPLATES = os.environ.get("INFRANETES_TEST_TEMPLATES", "/var/lib/infranetes/test-templates")
 BRIDGE = "infpod0"
 CRICTL = ROOT / "build" / "tools" / "crictl"
+
+
+class Listener(ProcessProtocol):
+    """`crictl events` at work."""
+
+    def __init__(self) -> None:
+        self._out = b""
+        self._ended: Deferred[None] = Deferred()
+
+    def outReceived(self, data: bytes) -> None:
+        self._out += data
+
+    def processEnded(self, reason: Any) -> None:
+        self._ended.callback(None)
+
+    def told(self, container: str, kind: str) -> bool:
+        """Whether that has happened to the container."""
+        decoder, text, at = json.JSONDecoder(), self._out.decode(), 0
+        with contextlib.suppress(ValueError):  # the last one is not complete yet
+            while at < len(text):
+                event, at = decoder.raw_decode(text, at)
+                if (event["containerId"], event["containerEventType"]) == (container, kind):
+                    return True
+                at += len(text[at:]) - len(text[at:].lstrip())
+        return False
+
+    async def end(self) -> None:
+        """Twice is once."""
+        transport: Any = self.transport
+        with contextlib.suppress(ProcessExitedAlready):
+            transport.signalProcess("INT")
+        if not self._ended.called:
+            await self._ended
 
 
 class PodTests(DaemonCase):
@@ -77,11 +115,13 @@ class PodTests(DaemonCase):
         return await deferToThread(subprocess.run, command, input=stdin, capture_output=True, timeout=120)
 
     async def test_a_killed_daemon_changes_nothing_for_a_pod(self) -> None:
+        self.config["images"] = {"preload": [(await images()).reference]}
         await self.start()
         sandbox = await self.run_pod(hostname="web-0", labels={"app": "web"})
         script = "i=0; while true; do echo line $i; i=$((i+1)); sleep 0.2; done"
         container = await self.run_container(sandbox, self.box(script=script))
         before = await self.container_status(container)
+        self.assertNotIn("loaded into sandbox", self.log)  # the template has it
         self.assertEqual(len(self.taps().splitlines()), 1)
         for _ in range(2):
             seen = len(self.lines("main"))
@@ -155,6 +195,7 @@ class PodTests(DaemonCase):
         self.assertRegex(status.network.ip, r"^10\.85\.0\.\d+$")
         page: Deferred[bytes] = Deferred.fromCoroutine(self.page(f"http://{status.network.ip}:8080/"))
         self.assertEqual(await page, b"Hello from the pod\n")
+        await self.figures(sandbox, container)
         echoed = await self.crictl(
             "exec", "-i", container, "sh", "-c", "cat; exit 3", stdin=b"through and back"
         )
@@ -164,6 +205,138 @@ class PodTests(DaemonCase):
         self.assertEqual(lost.exit_code, 4)
         late = cri.ExecSyncRequest(container_id=container, cmd=["sleep", "100"], timeout=1)
         await self.refused(Code.DEADLINE_EXCEEDED, self.runtime.ExecSync(late, timeout=90.0))
+
+    def secured(self, **fields: Any) -> Any:
+        return cri.LinuxContainerConfig(security_context=cri.LinuxContainerSecurityContext(**fields))
+
+    async def said(self, sandbox: str, name: str, script: str, **fields: Any) -> tuple[Any, list[str]]:
+        """How a container of that script has ended, and what it wrote."""
+        container = await self.run_container(sandbox, self.box(name, script=script, **fields))
+        status = await self.in_state(container, cri.CONTAINER_EXITED)
+        await self.runtime.StopContainer(cri.StopContainerRequest(container_id=container), timeout=60.0)
+        return status, self.lines(name)
+
+    async def test_what_a_pod_may_ask_of_its_machine(self) -> None:
+        await self.start()
+        port = free_port()
+        sysctls = {"kernel.shm_rmid_forced": "1", "fs.mqueue.msg_max": "100"}
+        sandbox = await self.run_pod(
+            linux=cri.LinuxPodSandboxConfig(sysctls=sysctls),
+            port_mappings=[cri.PortMapping(host_port=port, container_port=8080)],
+        )
+        script = (
+            "mkdir /www; cd /proc/sys; cat kernel/shm_rmid_forced fs/mqueue/msg_max > /www/index.html;"
+            "ip link add probe0 type dummy && ip link show probe0 >> /www/index.html;"
+            "exec httpd -f -p 8080 -h /www"
+        )
+        linux = self.secured(privileged=True)
+        linux.resources.memory_limit_in_bytes = 64 << 20
+        main = await self.run_container(sandbox, self.box(script=script, linux=linux))
+        listens = "until netstat -ltn | grep -q :8080; do sleep 0.1; done; cat /www/index.html"
+        inside = await self.execute(main, "sh", "-c", listens)
+        self.assertRegex(inside.stdout.decode(), r"\A1\n100\n\d+: probe0")
+        page: Deferred[bytes] = Deferred.fromCoroutine(self.page(f"http://127.0.0.1:{port}/"))
+        self.assertEqual(await page, inside.stdout)
+        more = cri.LinuxContainerResources(
+            memory_limit_in_bytes=96 << 20, unified={"memory.high": "50331648"}
+        )
+        await self.runtime.UpdateContainerResources(
+            cri.UpdateContainerResourcesRequest(container_id=main, linux=more), timeout=60.0
+        )
+        limits = await self.execute(
+            main, "sh", "-c", "cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory.high"
+        )
+        self.assertEqual(limits.stdout.split(), [b"100663296", b"50331648"], limits.stderr)
+
+        profile = self.root / "profile.json"
+        rule = {"names": ["chmod", "fchmodat", "fchmodat2"], "action": "SCMP_ACT_ERRNO"}
+        profile.write_text(json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [rule]}))
+        least = self.secured(
+            run_as_user=cri.Int64Value(value=1000), supplemental_groups_policy=cri.Strict,
+            supplemental_groups=[7], no_new_privs=True, readonly_rootfs=True,
+            capabilities=cri.Capability(drop_capabilities=["ALL"]), masked_paths=["/proc/timer_list"],
+            seccomp=cri.SecurityProfile(
+                profile_type=cri.SecurityProfile.Localhost, localhost_ref=str(profile)
+            ),
+        )  # fmt: skip
+        volume = cri.Mount(
+            container_path="/image",
+            image=cri.ImageSpec(image=self.image),
+            image_sub_path="etc",
+            readonly=True,
+        )
+        _, lines = await self.said(
+            sandbox, "least", "id; grep -E 'CapBnd|NoNewPrivs|Seccomp:' /proc/self/status; ls /image;"
+            "touch /x; chmod 700 /proc/self; head -c 1 /proc/timer_list | wc -c",
+            linux=least, mounts=[volume],
+        )  # fmt: skip
+        self.assertEqual(lines[0], "uid=1000(app) gid=1000(app) groups=7,1000(app)")
+        self.assertEqual(
+            lines[1:6], ["CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2", "group", "passwd"]
+        )
+        self.assertIn("Read-only file system", lines[6])
+        self.assertIn("Operation not permitted", lines[7])
+        self.assertEqual(lines[8], "0")
+
+        status, _ = await self.said(
+            sandbox, "greedy", "dd if=/dev/zero of=/dev/null bs=100M",
+            linux=cri.LinuxContainerConfig(
+                resources=cri.LinuxContainerResources(memory_limit_in_bytes=16 << 20)
+            ),
+        )  # fmt: skip
+        self.assertEqual((status.exit_code, status.reason), (137, "OOMKilled"))
+        await self.stop_pod(sandbox)
+        self.assertEqual(in_kernel(self.root), "")
+
+    async def figures(self, sandbox: str, container: str) -> None:
+        """What crictl shows of them, from the machine's own kernel."""
+        filled = "head -c 2000000 /dev/zero > /filled; while :; do :; done"
+        listener = await self.listener()
+        busy = await self.run_container(sandbox, self.box("busy", script=filled))
+        await self.until(lambda: listener.told(busy, "CONTAINER_STARTED_EVENT"), "crictl events tells of it")
+        await listener.end()
+        until = reactor.seconds() + 300.0
+        while True:
+            stats = await self.shown("stats", "-o", "json")
+            found = {one["attributes"]["id"]: one for one in stats["stats"]}
+            written = found.get(busy, {}).get("writableLayer") or {"usedBytes": {"value": 0}}
+            if int(written["usedBytes"]["value"]) > 2_000_000 and "usageNanoCores" in found[busy]["cpu"]:
+                break
+            self.assertLess(reactor.seconds(), until, str(stats))
+            await self.sleep(1.0)
+        self.assertEqual(set(found), {container, busy})
+        self.assertGreater(int(found[busy]["cpu"]["usageNanoCores"]["value"]), 50_000_000)
+        self.assertGreater(int(found[busy]["memory"]["workingSetBytes"]["value"]), 100_000)
+        self.assertLess(int(found[busy]["memory"]["workingSetBytes"]["value"]), 64 << 20)
+        (pod,) = (await self.shown("statsp", "-o", "json"))["stats"]
+        linux = pod["linux"]
+        self.assertGreater(int(linux["memory"]["workingSetBytes"]["value"]), 16 << 20)
+        self.assertGreater(int(linux["network"]["defaultInterface"]["rxBytes"]["value"]), 100)
+        self.assertGreaterEqual(int(linux["process"]["processCount"]["value"]), 2)
+        (metrics,) = (await self.shown("metricsp"))["podMetrics"]
+        self.assertEqual(len(metrics["containerMetrics"]), 2)
+        names = {one["name"] for one in (*metrics["metrics"], *metrics["containerMetrics"][0]["metrics"])}
+        for name in ("network_receive_bytes_total", "memory_cache", "cpu_cfs_periods_total", "processes"):
+            self.assertIn(f"container_{name}", names)
+        table = await self.crictl("stats")
+        self.assertEqual(table.returncode, 0, table.stderr)
+        remove = cri.RemoveContainerRequest(container_id=busy)
+        await self.runtime.RemoveContainer(remove, timeout=90.0)
+
+    async def shown(self, *words: str) -> Any:
+        """What crictl says, as JSON."""
+        done = await self.crictl(*words)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return json.loads(done.stdout)
+
+    async def listener(self) -> Listener:
+        """`crictl events`."""
+        listener = Listener()
+        command = [str(CRICTL), f"--runtime-endpoint=unix://{self.socket}", "events"]
+        reactor.spawnProcess(listener, command[0], command, env={})
+        self.addCleanup(listener.end)
+        await self.sleep(2.0)  # it says nothing when it listens
+        return listener
 
     async def page(self, url: str) -> bytes:
         agent = Agent(reactor, connectTimeout=10)
