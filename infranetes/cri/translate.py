@@ -11,7 +11,7 @@ from typing import Any
 
 from infranetes.pods.inventory import Container, Sandbox
 from infranetes.pods.listing import shown_state
-from infranetes.pods.states import SandboxState
+from infranetes.pods.states import SHOWN_READY, SandboxState
 from infranetes_common import cri
 
 _ITEM = "item"
@@ -20,7 +20,7 @@ _TAG = b"\x0a"  # field 1, length-delimited
 
 def sandbox_state(sandbox: Sandbox) -> cri.PodSandboxState:
     """READY, or not."""
-    return cri.SANDBOX_READY if sandbox.state is SandboxState.READY else cri.SANDBOX_NOTREADY
+    return cri.SANDBOX_READY if sandbox.state in SHOWN_READY else cri.SANDBOX_NOTREADY
 
 
 def sandbox_item(sandbox: Sandbox) -> cri.PodSandbox:

@@ -69,6 +69,8 @@ class ImageStore:
     :param reactor: processes, threads and time. :param directory: kept by this store alone.
     """
 
+    boots = False  # its images are no machines
+
     _log = Logger()
 
     def __init__(self, reactor: Any, directory: Path | str, config: ImagesConfig | None = None) -> None:

@@ -11,6 +11,7 @@ from twisted.logger import Logger
 
 from infranetes.agent.client import AgentClient
 from infranetes.pods import apparmor, carried
+from infranetes.pods.boots import Boots
 from infranetes.pods.follow import GONE_REASON, end, take
 from infranetes.pods.inventory import Container, Sandbox, container_name
 from infranetes.pods.node import Node
@@ -45,6 +46,7 @@ class Containers:
     def __init__(self, node: Node, sandboxes: Sandboxes) -> None:
         self._node = node
         self._sandboxes = sandboxes
+        self.boots = Boots(node)
 
     def known(self, id: str) -> Container:
         """The container that a client names: one that the CRI shows.
@@ -66,7 +68,8 @@ class Containers:
         :raise AlreadyExists: the name is another container's. :raise FailedPrecondition: no VM to be in.
         :raise InfranetesError: it could not be made, and nothing is left of it."""
         sandbox = self._sandboxes.known(sandbox_id)
-        _client(sandbox)
+        if sandbox.state not in (SandboxState.VACANT, SandboxState.BOOTING):
+            _client(sandbox)
         name = container_name(config.metadata)
         blob = config.SerializeToString(deterministic=True)
         container = self._node.inventory.container_named(sandbox, name)
@@ -87,6 +90,11 @@ class Containers:
 
     def _begin(self, sandbox: Sandbox, config: cri.ContainerConfig, blob: bytes) -> Container:
         image = self._node.images.resolve(config.image.image)
+        if image.machine and sandbox.containers:
+            raise FailedPrecondition(
+                f"sandbox {sandbox.id} is container {next(iter(sandbox.containers))}: a pod whose image is "
+                "the VM has one container"
+            )
         carried.check_target(config, sandbox.containers)
         container = Container(
             sandbox,
@@ -111,6 +119,8 @@ class Containers:
         try:
             await self._node.store.put_container(container.record)
             config = await self._carried(container.config)
+            if image.machine:
+                await self.boots.boot(sandbox, image)
             volumes = carried.mounted_images(config, self._node.images)
             for needed in {one.id: one for one in (image, *volumes.values())}.values():
                 await self._load(sandbox, needed)
@@ -129,6 +139,8 @@ class Containers:
             if self._node.stopping:
                 raise
             await uncut(go(self._undo(container, asked)))
+            if image.machine:
+                await uncut(go(self.boots.give_up(sandbox)))
             if isinstance(error, CancelledError):
                 raise Unavailable(f"sandbox {sandbox.id} is being stopped") from None
             raise
@@ -172,7 +184,7 @@ class Containers:
 
     async def _load_now(self, sandbox: Sandbox, image: Any) -> None:
         client = _client(sandbox)
-        if image.id in await client.images():
+        if image.machine or image.id in await client.images():
             return
         began = self._node.clock.seconds()
         if image.url:

@@ -53,6 +53,10 @@ MIGRATIONS: tuple[str, ...] = (
         certificate_until INTEGER NOT NULL, certificate_key TEXT NOT NULL
     ) STRICT, WITHOUT ROWID;
     """,
+    # 3: pods whose image is the VM
+    """
+    ALTER TABLE sandboxes ADD COLUMN image TEXT NOT NULL DEFAULT '';
+    """,
 )
 """Each brings the schema from its index to the next version. One that was released never changes."""
 

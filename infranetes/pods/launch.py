@@ -45,7 +45,7 @@ def _cpu_millis(resources: Any) -> int:
 
 
 async def launch(node: Node, sandbox: Sandbox) -> None:
-    """Bring a LAUNCHING sandbox to READY; begun by this daemon or by an earlier one.
+    """Bring a LAUNCHING or BOOTING sandbox to READY; begun by this daemon or by an earlier one.
 
     :raise InfranetesError: some step failed; there may be a VM.
     """
@@ -63,6 +63,7 @@ async def launch(node: Node, sandbox: Sandbox) -> None:
     else:
         config = sandbox.config
         spec = vm_spec(node, sandbox, size_of(config), config.hostname, dict(config.annotations))
+        spec = attrs.evolve(spec, image=sandbox.record.image)
         instance = await running_vm(node, sandbox, spec, save, deadline)
     vm_seconds = clock.seconds() - began
     connect(node, sandbox)

@@ -63,6 +63,8 @@ class Reconciler:
             assert sandbox.view is not None
             sandbox.view.start()
             self._finish(sandbox, go(self._finish_removals(sandbox)))
+        elif sandbox.state in (SandboxState.VACANT, SandboxState.BOOTING):
+            self._finish(sandbox, go(self._without_vm(sandbox)))
         elif sandbox.state is SandboxState.STOPPING and sandbox.record.agent_host:
             connect(self._node, sandbox)
         else:
@@ -76,6 +78,8 @@ class Reconciler:
                 self._finish(sandbox, go(self._sandboxes.stop(sandbox.id)))
             elif sandbox.state is SandboxState.ABANDONED:
                 self._finish(sandbox, self._sandboxes.end_abandoned(sandbox).join())
+            elif sandbox.state is SandboxState.BOOTING:
+                self._finish(sandbox, self._containers.boots.vacate(sandbox).join())
         self._passes = go(self._go_on())
         self._passes.addErrback(lambda _: None)
 
@@ -105,6 +109,9 @@ class Reconciler:
             instance = by_token.get(sandbox.record.token)
             if sandbox.state is SandboxState.ABANDONED:
                 self._finish(sandbox, self._sandboxes.end_abandoned(sandbox).join())
+            elif sandbox.state is SandboxState.BOOTING:
+                if sandbox.launching is None or sandbox.launching.done:
+                    self._finish(sandbox, self._containers.boots.vacate(sandbox).join())
             elif sandbox.state is not SandboxState.READY:
                 continue
             elif instance is None:

@@ -34,6 +34,7 @@ class SandboxRecord:
     message: str = ""  # why it is LOST, for people
     certificate_until: int = 0  # when the VM's last certificate expires; 0: not known
     certificate_key: str = ""  # the key that it is for, `authority.key_id`
+    image: str = ""  # what the VM is booted from, as `InstanceSpec.image`; "": what pods are made of
 
     def to(self, state: SandboxState, **changes: object) -> SandboxRecord:
         """This record in its next state. :raise IllegalTransition:"""

@@ -15,12 +15,13 @@ from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
 from infranetes.agent.view import Reach
+from infranetes.pods.boots import answered
 from infranetes.pods.follow import disconnect, take, vm_ended
 from infranetes.pods.inventory import Container, Sandbox, sandbox_name
 from infranetes.pods.launch import launch
 from infranetes.pods.node import Node
 from infranetes.pods.records import SandboxRecord, new_id
-from infranetes.pods.states import ContainerState, SandboxState
+from infranetes.pods.states import SHOWN_READY, ContainerState, SandboxState
 from infranetes.pods.waits import Flight, go, settle, uncut, within
 from infranetes.providers.interface import Instance, InstanceState
 from infranetes_common import cri
@@ -111,7 +112,8 @@ class Sandboxes:
         if sandbox is None:
             return
         sandbox.instance = instance
-        if sandbox.state is SandboxState.LAUNCHING and sandbox.launching is not None:
+        starting = sandbox.state in (SandboxState.LAUNCHING, SandboxState.BOOTING)
+        if starting and sandbox.launching is not None:
             self._abort(sandbox, f"its VM ended: {instance.detail or 'no reason known'}")
         elif sandbox.state is SandboxState.READY:
             self.lost(sandbox, f"the VM ended by itself: {instance.detail or 'no reason known'}")
@@ -152,7 +154,7 @@ class Sandboxes:
             SandboxRecord(
                 id=new_id(),
                 token=new_id(),
-                state=SandboxState.LAUNCHING,
+                state=SandboxState.VACANT if self._node.images.boots else SandboxState.LAUNCHING,
                 name=name,
                 config=blob,
                 runtime_handler=runtime_handler,
@@ -172,7 +174,7 @@ class Sandboxes:
                 "another attempt"
             )
         ours = sandbox.state is SandboxState.LAUNCHING or (
-            sandbox.state is SandboxState.READY and not sandbox.record.claimed
+            sandbox.state in SHOWN_READY and not sandbox.record.claimed
         )
         if not ours:
             raise AlreadyExists(
@@ -189,13 +191,18 @@ class Sandboxes:
             if not isinstance(error, CancelledError) or any(await settle([recording.join()])):
                 self._node.inventory.discard(sandbox)
                 raise
-            await self._abandon(sandbox)  # there is a record by now, and perhaps a VM from the pool
+            if sandbox.state is SandboxState.VACANT:
+                await self._node.store.delete_sandbox(sandbox.id)
+                self._node.inventory.discard(sandbox)
+            else:
+                await self._abandon(sandbox)  # there is a record by now, and perhaps a VM from the pool
             raise Unavailable(f"sandbox {sandbox.id}: {sandbox.aborted or 'the launch was ended'}") from None
-        await self._launch(sandbox)
+        if sandbox.state is SandboxState.LAUNCHING:
+            await self._launch(sandbox)
 
     async def _record(self, sandbox: Sandbox) -> None:
         """Have a VM from the pool, with its id; else one will be launched for the id that there is."""
-        if not await self._node.pool.claim(sandbox):
+        if sandbox.state is SandboxState.VACANT or not await self._node.pool.claim(sandbox):
             await self._node.store.put_sandbox(sandbox.record)
 
     async def _launch(self, sandbox: Sandbox) -> None:
@@ -234,20 +241,7 @@ class Sandboxes:
 
     async def _end_abandoned(self, sandbox: Sandbox) -> None:
         disconnect(sandbox)
-        if sandbox.asked is not None:
-            try:
-                instance = await within(
-                    self._node.clock,
-                    self._node.times.destroy,
-                    sandbox.asked.join(),
-                    "the provider's answer to a launch that is to be undone",
-                )
-                if not sandbox.record.instance_id:
-                    sandbox.record = attrs.evolve(sandbox.record, instance_id=instance.id)
-            except DeadlineExceeded:
-                raise
-            except Exception as error:  # nothing remains of a launch that fails
-                _log.debug("launch of {sandbox} failed: {error}", sandbox=sandbox.id, error=error)
+        await answered(self._node, sandbox)
         await self._node.destroy_vm(sandbox)
         await self._node.store.delete_sandbox(sandbox.id)
         self._node.inventory.discard(sandbox)
@@ -295,6 +289,10 @@ class Sandboxes:
             if sandbox.id in self._node.inventory.sandboxes:
                 await self.end_abandoned(sandbox).join()
             return
+        if sandbox.state is SandboxState.BOOTING:
+            self._abort(sandbox, "it was stopped while its VM was being booted")
+            if sandbox.launching is not None:
+                await settle([sandbox.launching.join()])
         if sandbox.stopping is None or sandbox.stopping.done:
             sandbox.stopping = Flight(go(self._stop(sandbox)))
         await sandbox.stopping.join()
@@ -307,6 +305,7 @@ class Sandboxes:
             )
         await self._end_containers(sandbox)
         vm_ended(self._node, sandbox, sandbox.record.message or "the sandbox was stopped")
+        await answered(self._node, sandbox)
         await self._node.destroy_vm(sandbox)
         await self._node.commit(sandbox, sandbox.record.to(SandboxState.STOPPED))
         _log.info(

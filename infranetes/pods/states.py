@@ -3,7 +3,11 @@
     Sandbox     what is true                                as the CRI shows it   goes to
     LAUNCHING   recorded; a VM is asked for, or is to be    not at all            READY ABANDONED
     ABANDONED   the launch failed, or nobody waits for it   not at all            (deleted)
-    READY       its VM runs, its agent is configured        READY                 LOST STOPPING
+    VACANT      recorded; no VM before a container names    READY                 BOOTING STOPPING
+                the image, which is the VM's
+    BOOTING     the image is recorded; a VM is asked for,   READY                 READY VACANT STOPPING
+                or is to be, or is being ended again
+    READY       its VM runs, its agent is configured        READY                 LOST STOPPING VACANT
     LOST        its VM ended by itself; what it held stays  NOTREADY              STOPPING
     STOPPING    containers, logs and the VM are ended       NOTREADY              STOPPED
     STOPPED     no VM, and nothing that one held            NOTREADY              (deleted)
@@ -23,6 +27,10 @@
 A pool's VM is claimed by one write that deletes its record and makes a LAUNCHING sandbox's with the same
 id, token and VM: there is no moment in which a restart finds it in both or in neither, and none in which
 its tags have to change. A write that finds no IDLE record of that id fails, so it is claimed once.
+
+Sandboxes begin as LAUNCHING, or as VACANT where images are VMs. Then the VM is that of one container: when
+the container can't be made the VM is destroyed, and the sandbox is VACANT again, with another token. A
+daemon that finds one BOOTING ends what an earlier one began: kubelet asks for the container again.
 
 A container that its agent does not know, or whose VM is gone, needs nobody to forget it: its record is
 deleted from any state. So is a sandbox's once it has no VM, with the records of its containers. A launch
@@ -44,6 +52,8 @@ class SandboxState(enum.Enum):
     """Where a sandbox is; see the table above."""
 
     LAUNCHING = "launching"
+    VACANT = "vacant"
+    BOOTING = "booting"
     ABANDONED = "abandoned"
     READY = "ready"
     LOST = "lost"
@@ -72,7 +82,9 @@ class PoolState(enum.Enum):
 SANDBOX_TRANSITIONS: dict[SandboxState, frozenset[SandboxState]] = {
     SandboxState.LAUNCHING: frozenset({SandboxState.READY, SandboxState.ABANDONED}),
     SandboxState.ABANDONED: frozenset(),
-    SandboxState.READY: frozenset({SandboxState.LOST, SandboxState.STOPPING}),
+    SandboxState.VACANT: frozenset({SandboxState.BOOTING, SandboxState.STOPPING}),
+    SandboxState.BOOTING: frozenset({SandboxState.READY, SandboxState.VACANT, SandboxState.STOPPING}),
+    SandboxState.READY: frozenset({SandboxState.LOST, SandboxState.STOPPING, SandboxState.VACANT}),
     SandboxState.LOST: frozenset({SandboxState.STOPPING}),
     SandboxState.STOPPING: frozenset({SandboxState.STOPPED}),
     SandboxState.STOPPED: frozenset(),
@@ -97,6 +109,9 @@ POOL_TRANSITIONS: dict[PoolState, frozenset[PoolState]] = {
 SHOWN_SANDBOXES = frozenset(SandboxState) - {SandboxState.LAUNCHING, SandboxState.ABANDONED}
 """States in which the CRI shows a sandbox at all. kubelet has to find nothing where a launch is still
 going on: it then asks for the same attempt again, which joins that launch."""
+
+SHOWN_READY = frozenset({SandboxState.READY, SandboxState.VACANT, SandboxState.BOOTING})
+"""States that the CRI shows as READY."""
 
 WITH_VM = frozenset(SandboxState) - {SandboxState.STOPPED}
 """States in which there may be a VM."""

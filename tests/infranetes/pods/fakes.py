@@ -127,6 +127,8 @@ class FakeProvider:
         )
         self.instances[made.id] = made
         self._world.agents[spec.sandbox_id] = FakeAgent(spec.sandbox_id)
+        if spec.image:
+            self._world.agents[spec.sandbox_id].loaded.add(IMAGE)
         return made
 
     def wait_running(self, instance_id: str, timeout: float) -> Deferred[Instance]:
@@ -218,7 +220,7 @@ class FakeAgent:
         self.sandbox_id = sandbox_id
         self.containers: dict[str, Any] = {}
         self.loaded: set[str] = set()
-        self.loads: list[tuple[str, bytes]] = []
+        self.loads: list[tuple[str, Any]] = []
         self.calls: list[tuple[str, str]] = []
         self.streams: list[FakeStream] = []
         self.configured: list[Any] = []
@@ -360,6 +362,7 @@ class FakeImages:
     """One image, called busybox."""
 
     image = FakeImage()
+    boots = False
 
     def resolve(self, name: str) -> FakeImage:
         if name not in ("busybox", IMAGE):
