@@ -1,0 +1,1 @@
+"""Pods as instances of a cloud: what all clouds share, with a package for each one."""
