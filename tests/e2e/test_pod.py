@@ -266,7 +266,7 @@ class PodTests(DaemonCase):
             readonly=True,
         )
         _, lines = await self.said(
-            sandbox, "least", "id; grep -E 'CapBnd|NoNewPrivs|Seccomp:' /proc/self/status; ls /image;"
+            sandbox, "least", "exec 2>&1; id; grep -E 'CapBnd|NoNewPrivs|Seccomp:' /proc/self/status; ls /image;"
             "touch /x; chmod 700 /proc/self; head -c 1 /proc/timer_list | wc -c",
             linux=least, mounts=[volume],
         )  # fmt: skip

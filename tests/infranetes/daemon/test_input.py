@@ -56,14 +56,14 @@ class InputTests(DaemonCase):
             config.log_directory = directory
             await self.refused_run(bad, "config.log_directory", config)
         await self.refused_run(bad, "runtime_handler 'runc'", self.pod(), handler="runc")
-        mapping = cri.PortMapping(container_port=80, host_port=8080)
-        await self.refused_run(bad, "port_mappings[0].host_port", self.pod(port_mappings=[mapping]))
-        for field in ("network", "pid", "ipc"):
-            options = cri.NamespaceOption()
-            setattr(options, field, cri.NODE)
-            context = cri.LinuxSandboxSecurityContext(namespace_options=options)
-            config = self.pod(linux=cri.LinuxPodSandboxConfig(security_context=context))
-            await self.refused_run(bad, f"namespace_options.{field}", config)
+        for field, value in (("host_port", 65536), ("host_ip", "here"), ("protocol", 7)):
+            mapping = cri.PortMapping(container_port=80, host_port=8080)
+            setattr(mapping, field, value)
+            await self.refused_run(bad, f"port_mappings[0].{field}", self.pod(port_mappings=[mapping]))
+        options = cri.NamespaceOption(userns_options=cri.UserNamespace(mode=cri.POD))
+        context = cri.LinuxSandboxSecurityContext(namespace_options=options)
+        config = self.pod(linux=cri.LinuxPodSandboxConfig(security_context=context))
+        await self.refused_run(bad, "namespace_options.userns_options", config)
         annotations = {"a": "x" * (2 * 1024 * 1024)}
         await self.refused_run(bad, "bytes", self.pod(annotations=annotations))
         await self.nothing_is_there()
@@ -96,8 +96,10 @@ class InputTests(DaemonCase):
             await self.refused_create(bad, words, sandbox, config)
         mount = cri.Mount(container_path="/data", host_path="/dev/null")
         await self.refused_create(bad, "/dev/null at /data", sandbox, self.box(mounts=[mount]))
-        device = cri.Device(host_path="/dev/kvm", container_path="/dev/kvm", permissions="rw")
-        await self.refused_create(bad, "/dev/kvm", sandbox, self.box(devices=[device]))
+        device = cri.Device(host_path="../dev/kvm", container_path="/dev/kvm", permissions="rw")
+        await self.refused_create(bad, "config.devices[0].host_path", sandbox, self.box(devices=[device]))
+        named = cri.CDIDevice(name="vendor.com/class=one")
+        await self.refused_create(bad, "vendor.com/class=one", sandbox, self.box(CDI_devices=[named]))
         self.assertEqual(await self.containers(), [])
         await self.create(sandbox)
 
