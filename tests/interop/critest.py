@@ -22,7 +22,7 @@ from types import FrameType
 
 from tests.infranetes.daemon.case import ROOT
 from tests.interop.critest_benchmark import NoFigures, measure
-from tests.interop.critest_images import images
+from tests.interop.critest_images import fetch, images
 from tests.interop.critest_report import document, expectations, judge, line, strangers, summary
 from tests.interop.critest_runtimes import Containerd, Infranetes, NotReady, Runtime, removed
 from tests.interop.critest_specs import PASSED, SKIPPED, Outcome, Runner, listed
@@ -59,6 +59,7 @@ def main(arguments: Sequence[str]) -> int:
         print(*(spec.name for spec in listed(given.focus)), sep="\n")
         return 0
     if not os.environ.get(INSIDE):
+        fetch(CACHE / "images")  # inside there is no network
         command = [*OWN, sys.executable, "-m", "tests.interop.critest", *arguments]
         os.execvpe(command[0], command, {**os.environ, INSIDE: "1"})  # noqa: S606
     _reap()

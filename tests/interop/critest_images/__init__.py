@@ -78,9 +78,9 @@ def _directory(mode: int = 0o755) -> File:
     return File(mode=mode, directory=True)
 
 
-def _busybox(cache: Path) -> Path:
-    """The program of Debian's package busybox, which installs beside no busybox-static: that one's shell
-    runs its own `ls` whatever became of /bin/ls."""
+def fetch(cache: Path) -> Path:
+    """Have what `images` needs of the network: the program of Debian's package busybox. It installs beside
+    no busybox-static, whose shell runs its own `ls` whatever became of /bin/ls."""
     program = cache / "busybox" / "bin" / "busybox"
     if not program.exists():
         cache.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ def _libraries(program: Path) -> list[Path]:
 
 def _base(cache: Path) -> dict[str, File]:
     """A root file system: busybox, each of its commands a file of its own, and `ipcs`."""
-    busybox, ipcs = _busybox(cache), Path("/usr/bin/ipcs")
+    busybox, ipcs = fetch(cache), Path("/usr/bin/ipcs")
     files = {
         name: _directory(mode)
         for name, mode in (

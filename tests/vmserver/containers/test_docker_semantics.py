@@ -39,6 +39,7 @@ class SemanticsCase(DockerCase):
     async def said(self, script: str, context: Any = None, sandbox: Any = None, **fields: Any) -> str:
         """What a container writes that runs `script` to its end."""
         linux = fields.pop("linux", None) or cri.LinuxContainerConfig(security_context=context)
+        script = f"exec 2>&1; {script}"  # of two streams nobody knows the order
         config = cri.ContainerConfig(command=["sh", "-c", script], linux=linux, **fields)
         id = os.urandom(16).hex()
         await self.provider.create(id, self.image_id, config, sandbox or cri.PodSandboxConfig())

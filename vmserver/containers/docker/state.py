@@ -43,7 +43,8 @@ def container_state(found: Any, user: Any = None) -> Any:
         result.pid = state["Pid"]
         return result
     result.state = cri.CONTAINER_EXITED
-    result.finished_at = _time(state["FinishedAt"])
+    # Docker notes the start when it hears of it: of a short life, at times after the end.
+    result.finished_at = max(_time(state["FinishedAt"]), result.started_at)
     result.exit_code = state["ExitCode"]
     result.message = state["Error"]
     if status == "created" or (state["Error"] and not result.started_at):
