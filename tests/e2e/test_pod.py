@@ -266,8 +266,8 @@ class PodTests(DaemonCase):
             readonly=True,
         )
         _, lines = await self.said(
-            sandbox, "least", "exec 2>&1; id; grep -E 'CapBnd|NoNewPrivs|Seccomp:' /proc/self/status; ls /image;"
-            "touch /x; chmod 700 /proc/self; head -c 1 /proc/timer_list | wc -c",
+            sandbox, "least", "exec 2>&1; id; grep -E 'CapBnd|NoNewPrivs|Seccomp:' /proc/self/status;"
+            "ls /image; touch /x; chmod 700 /proc/self; head -c 1 /proc/timer_list | wc -c",
             linux=least, mounts=[volume],
         )  # fmt: skip
         self.assertEqual(lines[0], "uid=1000(app) gid=1000(app) groups=7,1000(app)")
