@@ -215,7 +215,7 @@ class UnitTests(SystemdCase, TestCase):
         await self.ended(id)
 
         async def none() -> bool:
-            (found,) = await self.provider._bus.manager(
+            (found,) = await self.provider._systemd.bus.manager(
                 "ListUnitsByPatterns", "asas", ([], [f"infranetes*{id}*"])
             )
             return not found
@@ -237,12 +237,12 @@ class UnitTests(SystemdCase, TestCase):
 
     async def test_the_connection_to_systemd_is_made_again(self) -> None:
         id = await self.run_container("sh", "-c", "sleep 1; exit 4")
-        bus: Bus = self.provider._bus
+        bus: Bus = self.provider._systemd.bus
         bus.transport.abortConnection()
-        await self.until(lambda: self.provider._bus is not bus, "the loss is seen")
-        self.assertEqual(self.provider._bus, None)
+        await self.until(lambda: self.provider._systemd.bus is not bus, "the loss is seen")
+        self.assertEqual(self.provider._systemd.bus, None)
         await self.refused(Unavailable, self.provider.containers())
-        await self.until(lambda: self.provider._bus is not None, "it is connected again")
+        await self.until(lambda: self.provider._systemd.bus is not None, "it is connected again")
         self.assertEqual((await self.ended(id)).exit_code, 4)
 
 

@@ -10,14 +10,12 @@ import contextlib
 import os
 import secrets
 import signal
-import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from twisted.internet.defer import CancelledError, Deferred, DeferredLock, TimeoutError, fail, succeed
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError, fail, succeed
 from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.task import deferLater
@@ -35,64 +33,27 @@ from infranetes_common.errors import (
     Unavailable,
 )
 from vmserver.containers.fake.execs import exec_sync
-from vmserver.containers.fake.sessions import AttachSession, ExecSession
+from vmserver.containers.fake.sessions import ExecSession
 from vmserver.containers.interface import ExecResult, IContainerProvider, IImageFetcher, ISession, Streams
 from vmserver.containers.journal import Journal
-from vmserver.containers.systemd import logger, logs, records, units
+from vmserver.containers.systemd import logs, records, units
 from vmserver.containers.systemd import state as states
-from vmserver.containers.systemd.bus import CONNECT_SECONDS, SERVICE, Bus, BusError
+from vmserver.containers.systemd.bus import CONNECT_SECONDS, SERVICE, BusError
 from vmserver.containers.systemd.config import SystemdConfig
 from vmserver.containers.systemd.enter import entering
 from vmserver.containers.systemd.images import Executables
+from vmserver.containers.systemd.known import Known
+from vmserver.containers.systemd.manager import RETRY_SECONDS, Manager
 from vmserver.containers.systemd.programs import CannotRun, locate
 from vmserver.containers.systemd.records import Record
+from vmserver.containers.systemd.sessions import Attached
+from vmserver.containers.systemd.starting import begin
 from vmserver.containers.users import process_user
 from vmserver.stats import container as stats
 
 START_SECONDS = 120.0
-RETRY_SECONDS = (0.1, 2.0)
-JOURNAL_SOCKET = "/run/systemd/journal/socket"
 
 _log = Logger()
-_GONE = ("org.freedesktop.systemd1.NoSuchUnit", "org.freedesktop.systemd1.NoSuchProcess",
-         "org.freedesktop.DBus.Error.UnknownObject", "org.freedesktop.systemd1.UnitNotLoaded")  # fmt: skip
-
-
-class _Known:
-    """One container of this process's view."""
-
-    def __init__(self, record: Record) -> None:
-        self.record = record
-        self.lock = DeferredLock()  # one look, and one start, at a time
-        self.gone = False
-        self.changed: list[Deferred[None]] = []  # who waits for another state
-        self.finished: list[Deferred[None]] = []  # who waits for its end
-
-    @property
-    def over(self) -> bool:
-        return self.gone or bool(self.record.state.state == cri.CONTAINER_EXITED)
-
-    def when(self, waiting: list[Deferred[None]]) -> Deferred[None]:
-        """Fires with the others in `waiting`."""
-
-        def cancelled(one: Deferred[None]) -> None:
-            if one in waiting:
-                waiting.remove(one)
-
-        one: Deferred[None] = Deferred(cancelled)
-        waiting.append(one)
-        return one
-
-    def when_over(self) -> Deferred[None]:
-        """Fires once it has ended or is forgotten."""
-        return succeed(None) if self.over else self.when(self.finished)
-
-    def tell(self) -> None:
-        """It has another state."""
-        for waiting in [self.changed, *([self.finished] if self.over else [])]:
-            told, waiting[:] = waiting[:], []
-            for one in told:
-                one.callback(None)
 
 
 @implementer(IContainerProvider, IImageFetcher)
@@ -117,15 +78,13 @@ class SystemdProvider:
         self._reactor = reactor
         self._config = config
         self._directory = directory
-        self._endpoint: Any = endpoint or UNIXClientEndpoint(reactor, str(config.socket), CONNECT_SECONDS)
+        reached: Any = endpoint or UNIXClientEndpoint(reactor, str(config.socket), CONNECT_SECONDS)
+        self._systemd = Manager(reactor, reached, self._signalled, self._look_at_all)
         self._outside = outside
         self._journal = Journal(reactor, config.journalctl, config.journal_dir)
         self._images = Executables(reactor, config)
-        self._view: dict[str, _Known] = {}
+        self._view: dict[str, Known] = {}
         self._watchers: list[tuple[Callable[[Any], None], Callable[[str], None]]] = []
-        self._bus: Bus | None = None
-        self._reconnecting: Deferred[None] | None = None
-        self._stopped = False
         self._looks: set[Deferred[None]] = set()
 
     # Life
@@ -137,24 +96,21 @@ class SystemdProvider:
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             for record in records.load(self._directory):
-                self._view.setdefault(record.state.id, _Known(record))
+                self._view.setdefault(record.state.id, Known(record))
         except (OSError, ValueError) as error:
             raise FailedPrecondition(
                 f"the state directory {self._directory} can't be used: {error}"
             ) from None
         self._images.start()
-        await self._connect()
+        await self._systemd.start()
 
     def stop(self) -> Deferred[None]:
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:
-        self._stopped = True
-        for under_way in [*self._looks, *([self._reconnecting] if self._reconnecting else [])]:
-            under_way.cancel()
-        if self._bus is not None:
-            self._bus.close()
-            self._bus = None
+        for look in list(self._looks):
+            look.cancel()
+        self._systemd.stop()
 
     def watch(self, changed: Callable[[Any], None], removed: Callable[[str], None]) -> None:
         self._watchers.append((changed, removed))
@@ -162,46 +118,11 @@ class SystemdProvider:
     def configure(self, sandbox_config: Any) -> Deferred[None]:
         return succeed(None)
 
-    # systemd
+    # What systemd tells
 
-    async def _connect(self) -> None:
-        self._bus = await Bus.connect(self._reactor, self._endpoint, self._signalled, self._lost)
+    async def _look_at_all(self) -> None:
         for known in list(self._view.values()):
             await self._refresh(known)
-
-    def _lost(self) -> None:
-        self._bus = None
-        if not self._stopped and self._reconnecting is None:
-            _log.error("the connection to systemd was lost")
-            self._reconnecting = Deferred.fromCoroutine(self._reconnect())
-
-    async def _reconnect(self) -> None:
-        pause, longest = RETRY_SECONDS
-        with contextlib.suppress(CancelledError):
-            while self._bus is None:
-                await deferLater(self._reactor, pause, lambda: None)
-                pause = min(2 * pause, longest)
-                try:
-                    await self._connect()
-                except (InfranetesError, BusError) as error:
-                    _log.error("no systemd yet: {error}", error=error)
-        self._reconnecting = None
-
-    def _the_bus(self) -> Bus:
-        if self._bus is None:
-            raise Unavailable("there is no connection to systemd; try again in a moment")
-        return self._bus
-
-    async def _manager(self, method: str, signature: str, body: Sequence[Any]) -> tuple[Any, ...]:
-        """A call whose object may be gone: then ().
-
-        :raise Unavailable: systemd can't be reached, or can't do it now."""
-        try:
-            return await self._the_bus().manager(method, signature, body)
-        except BusError as error:
-            if error.name in _GONE:
-                return ()
-            raise Unavailable(f"systemd refuses {method}: {error}") from error
 
     def _signalled(self, path: str, member: str, body: tuple[Any, ...]) -> None:
         if member != "PropertiesChanged" or not body or not str(body[0]).startswith(SERVICE):
@@ -216,7 +137,7 @@ class SystemdProvider:
         if failure.check(InfranetesError, CancelledError, BusError) is None:
             _log.failure("looking at a unit failed", failure)
 
-    async def _refresh(self, known: _Known) -> None:
+    async def _refresh(self, known: Known) -> None:
         """Look at a container, and tell what has changed."""
         await known.lock.acquire()
         try:
@@ -224,14 +145,14 @@ class SystemdProvider:
         finally:
             known.lock.release()
 
-    async def _look(self, known: _Known) -> None:
+    async def _look(self, known: Known) -> None:
         """`_refresh`, by who has the lock."""
         if known.over:
             return
         state = messages.ContainerState()
         state.CopyFrom(known.record.state)
         unit = units.unit_name(state.id)
-        found = await self._properties(unit)
+        found = await self._systemd.properties(unit)
         if found is None:
             if state.state == cri.CONTAINER_CREATED:
                 return
@@ -253,32 +174,9 @@ class SystemdProvider:
         records.save(self._directory, known.record)
         self._tell(known)
         if known.over and found is not None:
-            await self._clean(unit)
+            await self._systemd.clean(unit)
 
-    async def _properties(self, unit: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        bus = self._the_bus()
-        if not await self._manager("GetUnit", "s", (unit,)):
-            return None
-        path = units.object_path(unit)
-        try:
-            return await bus.properties(path, "Unit"), await bus.properties(path, "Service")
-        except BusError as error:
-            if error.name in _GONE:
-                return None
-            raise Unavailable(f"systemd does not say how {unit} is: {error}") from error
-
-    async def _clean(self, unit: str) -> None:
-        """Its end is written down: systemd need not know it any longer, and what it left behind ends."""
-        for method, signature, body in (
-            ("StopUnit", "ss", (unit, "replace")),
-            ("ResetFailedUnit", "s", (unit,)),
-        ):
-            try:
-                await self._manager(method, signature, body)
-            except InfranetesError as error:
-                _log.debug("{unit} stays: {error}", unit=unit, error=error)
-
-    def _identify(self, known: _Known, state: Any) -> None:
+    def _identify(self, known: Known, state: Any) -> None:
         """Whom it runs as: as it was asked for, or else as it does."""
         if not state.pid or state.HasField("user"):
             return
@@ -293,7 +191,7 @@ class SystemdProvider:
         if found is not None:
             state.user.CopyFrom(found)
 
-    def _tell(self, known: _Known) -> None:
+    def _tell(self, known: Known) -> None:
         state = self._state(known)
         for changed, _ in self._watchers:
             changed(state)
@@ -301,18 +199,18 @@ class SystemdProvider:
 
     # Containers
 
-    def _state(self, known: _Known) -> Any:
+    def _state(self, known: Known) -> Any:
         state = messages.ContainerState()
         state.CopyFrom(known.record.state)
         return state
 
-    def _existing(self, id: str) -> _Known:
+    def _existing(self, id: str) -> Known:
         known = self._view.get(id)
         if known is None:
             raise NotFound(f"there is no container {id} in this sandbox's VM")
         return known
 
-    def _running(self, id: str) -> _Known:
+    def _running(self, id: str) -> Known:
         known = self._existing(id)
         if known.record.state.state != cri.CONTAINER_RUNNING:
             raise FailedPrecondition(f"container {id} is not running")
@@ -331,7 +229,7 @@ class SystemdProvider:
                 id=id, state=cri.CONTAINER_CREATED, created_at=time.time_ns(), image_id=image_id
             )
             state.resources.CopyFrom(config.linux.resources)
-            known = _Known(Record(state, config, log=f"{id}.{secrets.token_hex(8)}"))
+            known = Known(Record(state, config, log=f"{id}.{secrets.token_hex(8)}"))
             records.save(self._directory, known.record)
             self._view[id] = known
             self._tell(known)
@@ -360,12 +258,12 @@ class SystemdProvider:
             raise FailedPrecondition(f"container {id} has ended ({reason}); make another one")
         return self._state(known)
 
-    def _located(self, known: _Known) -> Any:
+    def _located(self, known: Known) -> Any:
         config = known.record.config
         words = units.argv(config, self._images.path(known.record.state.image_id))
         return locate(words, units.environment(config), config.working_dir, config.mounts)
 
-    async def _begin(self, known: _Known) -> None:
+    async def _begin(self, known: Known) -> None:
         """Start its unit unless an earlier agent has; answers when it runs, has ended, or can't run."""
         await self._look(known)
         if known.record.state.state != cri.CONTAINER_CREATED:
@@ -377,8 +275,7 @@ class SystemdProvider:
             records.save(self._directory, known.record)
             self._tell(known)
             return
-        with contextlib.ExitStack() as opened:
-            await self._begin_units(known, located, opened)
+        await begin(self._systemd, self._directory, known.record, located, self._config.tasks_max)
         deadline = self._reactor.seconds() + START_SECONDS
         while known.record.state.state == cri.CONTAINER_CREATED:
             if self._reactor.seconds() > deadline:
@@ -387,71 +284,6 @@ class SystemdProvider:
                 )
             await deferLater(self._reactor, 0.01, lambda: None)
             await self._look(known)
-
-    async def _begin_units(self, known: _Known, located: Any, opened: contextlib.ExitStack) -> None:
-        record, id = known.record, known.record.state.id
-        config = record.config
-        reading, writing = [], []
-        for _ in range(2):
-            ends = os.pipe2(os.O_CLOEXEC)
-            for end in ends:
-                opened.callback(os.close, end)
-            reading.append(ends[0])
-            writing.append(ends[1])
-        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        opened.callback(os.close, null)
-        stdin, kept = self._stdin(id, config, opened) if config.stdin else (null, null)
-        record.logger = f"{units.LOGGER_PREFIX}{id}.{secrets.token_hex(4)}.service"
-        records.save(self._directory, record)
-        words = [sys.executable, "-I", "-S", logger.__file__, record.log, JOURNAL_SOCKET]
-        await self._transient(
-            record.logger,
-            [
-                ("Description", ("s", f"Output of Infranetes container {id}")),
-                ("Type", ("s", "notify")),
-                ("CollectMode", ("s", "inactive-or-failed")),
-                ("ExecStartEx", ("a(sasas)", [(words[0], words, ["no-env-expand"])])),
-                *_streams(reading[0], reading[1], kept),
-            ],
-        )
-        program = units.unit_properties(
-            id, config, located.words, located.path, os.path.exists, self._config.tasks_max
-        )
-        await self._transient(units.unit_name(id), [*program, *_streams(stdin, writing[0], writing[1])])
-
-    def _stdin(self, id: str, config: Any, opened: contextlib.ExitStack) -> tuple[int, int]:
-        """The container's end of its stdin, and what keeps that open when nobody is attached."""
-        path = self._directory / f"{id}.stdin"
-        path.unlink(missing_ok=True)
-        os.mkfifo(path, 0o600)
-        both = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        opened.callback(os.close, both)
-        reading = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        opened.callback(os.close, reading)
-        writing = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-        opened.callback(os.close, writing)
-        ours, its = socket.socketpair()
-        opened.callback(ours.close)
-        opened.callback(its.close)
-        socket.send_fds(ours, [b"stdin"], [writing])
-        return reading, its.fileno()
-
-    async def _transient(self, unit: str, properties: list[units.Property]) -> None:
-        """:raise InvalidArgument: systemd does not take a property."""
-        body: tuple[Any, ...] = (unit, "fail", properties, [])
-        try:
-            await Bus.manager_with_descriptors(
-                self._reactor, self._endpoint, "StartTransientUnit", "ssa(sv)a(sa(sv))", body
-            )
-        except BusError as error:
-            if error.name == "org.freedesktop.systemd1.UnitExists":
-                return
-            kind = (
-                InvalidArgument
-                if "Invalid" in error.name or "PropertyReadOnly" in error.name
-                else Unavailable
-            )
-            raise kind(f"systemd does not take {unit}: {error}") from error
 
     def stop_container(self, id: str, grace_seconds: int) -> Deferred[Any]:
         return Deferred.fromCoroutine(self._stop_container(id, grace_seconds))
@@ -462,12 +294,14 @@ class SystemdProvider:
             unit = units.unit_name(id)
             over = known.when_over()
             if grace:
-                await self._manager("KillUnit", "ssi", (unit, "main", units.stop_signal(known.record.config)))
+                await self._systemd.call(
+                    "KillUnit", "ssi", (unit, "main", units.stop_signal(known.record.config))
+                )
                 over.addTimeout(grace, self._reactor)
                 with contextlib.suppress(TimeoutError):
                     await over
             if not known.over:
-                await self._manager("KillUnit", "ssi", (unit, "all", int(signal.SIGKILL)))
+                await self._kill(unit)
                 ending = known.when_over()
                 ending.addTimeout(START_SECONDS, self._reactor)
                 await self._refresh(known)
@@ -476,6 +310,14 @@ class SystemdProvider:
                 except TimeoutError:
                     raise Unavailable(f"container {id} does not end, though it was killed") from None
         return self._state(known)
+
+    async def _kill(self, unit: str) -> None:
+        """The main process first; systemd may fail at one that is just coming or going beside it."""
+        try:
+            await self._systemd.call("KillUnit", "ssi", (unit, "all", int(signal.SIGKILL)))
+        except Unavailable as error:
+            _log.info("{unit}: {error}", unit=unit, error=error)
+            await self._systemd.call("KillUnit", "ssi", (unit, "main", int(signal.SIGKILL)))
 
     def remove(self, id: str) -> Deferred[None]:
         return Deferred.fromCoroutine(self._remove(id))
@@ -491,7 +333,7 @@ class SystemdProvider:
         try:
             if known.gone:
                 return
-            await self._clean(units.unit_name(id))
+            await self._systemd.clean(units.unit_name(id))
             records.forget(self._directory, id)
             self._view.pop(id, None)
             known.gone = True
@@ -514,12 +356,7 @@ class SystemdProvider:
         merged.MergeFrom(resources)
         wanted = units.limits(merged)
         if known.record.state.state == cri.CONTAINER_RUNNING and wanted:
-            unit = units.unit_name(id)
-            try:
-                await self._the_bus().manager("SetUnitProperties", "sba(sv)", (unit, True, wanted))
-            except BusError as error:
-                if error.name not in _GONE:
-                    raise InvalidArgument(f"resources: systemd refuses: {error}") from error
+            await self._systemd.limit(units.unit_name(id), wanted)
         await known.lock.acquire()
         try:
             if known.record.state.resources != merged:
@@ -535,7 +372,7 @@ class SystemdProvider:
         return Deferred.fromCoroutine(self._containers())
 
     async def _containers(self) -> list[Any]:
-        self._the_bus()  # a view that does not follow systemd is not answered from
+        self._systemd.check()  # a view that does not follow systemd is not answered from
         return [self._state(known) for known in self._view.values()]
 
     def usage(self) -> Deferred[list[Any]]:
@@ -590,15 +427,15 @@ class SystemdProvider:
         )
         return session
 
-    def _end_stdin(self, known: _Known) -> None:
+    def _end_stdin(self, known: Known) -> None:
         ending = Deferred.fromCoroutine(self._let_stdin_go(known.record.logger))
         ending.addErrback(lambda failure: _log.error("stdin stays open: {error}", error=failure.value))
 
     async def _let_stdin_go(self, unit: str) -> None:
         until = self._reactor.seconds() + START_SECONDS
-        while (found := await self._properties(unit)) is not None:
+        while (found := await self._systemd.properties(unit)) is not None:
             if found[0]["ActiveState"] != "activating":  # it has its signals in hand
-                await self._manager("KillUnit", "ssi", (unit, "main", int(signal.SIGUSR1)))
+                await self._systemd.call("KillUnit", "ssi", (unit, "main", int(signal.SIGUSR1)))
                 return
             if self._reactor.seconds() > until:
                 raise Unavailable(f"{unit} does not get ready")
@@ -640,37 +477,6 @@ class SystemdProvider:
             return fail(FailedPrecondition(f"image {image_id} is in use; remove its containers first"))
         self._images.remove(image_id)
         return succeed(None)
-
-
-class Attached(AttachSession):
-    """A container's streams; the end of its stdin is the logger's to make."""
-
-    def __init__(
-        self,
-        reactor: Any,
-        reading: AsyncIterator[Any],
-        since: int,
-        streams: Streams,
-        stdin: Path | None,
-        ended: Callable[[], int],
-        end_stdin: Callable[[], None],
-    ) -> None:
-        super().__init__(reactor, reading, since, streams, stdin, 0, ended)
-        self._end_stdin = end_stdin
-
-    def close_stdin(self) -> None:
-        had = self._fifo is not None
-        super().close_stdin()
-        if had:
-            self._end_stdin()
-
-
-def _streams(stdin: int, stdout: int, stderr: int) -> list[units.Property]:
-    return [
-        ("StandardInputFileDescriptor", ("h", stdin)),
-        ("StandardOutputFileDescriptor", ("h", stdout)),
-        ("StandardErrorFileDescriptor", ("h", stderr)),
-    ]
 
 
 def _thd_measure(known: Sequence[tuple[Any, int]]) -> list[Any]:
