@@ -117,6 +117,12 @@ class ContainerLog:
         self._reader = Deferred.fromCoroutine(self._run())
         self._reader.addErrback(self._failed)
 
+    async def open(self) -> None:
+        """Have the file that is gone on in, made if need be; it is open already: nothing to do.
+
+        :raise OSError: it can't be had now. It is tried again all the same, from `start` on."""
+        await self._resume()
+
     async def reopen(self) -> None:
         """What comes from now on goes into the file at the path, made if it is not there: kubelet has
         renamed the one that was. When it fails, writing goes on in the old one.

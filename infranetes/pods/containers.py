@@ -216,6 +216,7 @@ class Containers:
             )
         client = _client(container.sandbox)
         take(self._node, container, await uncut(go(client.start(container.id))))
+        await self._node.logs.opened(container)
 
     async def stop(self, id: str, grace_seconds: int) -> None:
         """End it; answers when it has ended. Unknown, never started or ended: nothing to do."""

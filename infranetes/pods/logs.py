@@ -14,8 +14,10 @@ from infranetes.logs import Checkpoint, ContainerLog, stop_all
 from infranetes.pods.inventory import Container
 from infranetes.pods.records import LogPosition
 from infranetes.pods.states import ContainerState
-from infranetes.pods.waits import Signal, go
+from infranetes.pods.waits import Signal, go, within
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable
+
+OPEN_SECONDS = 5.0  # that a start waits for the log's file
 
 _log = Logger()
 
@@ -49,6 +51,21 @@ class Logs:
         if path is not None and (position is None or not position.done):
             container.pump = Pump(self._reactor, self._store, container, path)
 
+    async def opened(self, container: Container) -> None:
+        """Wait for the log's file to be there: who started the container looks for it at once. Where it
+        can't be had the container runs all the same, and the file is tried for again and again."""
+        pump: Pump | None = container.pump
+        if pump is None:
+            return
+        try:
+            await within(self._reactor, OPEN_SECONDS, go(pump.log.open()), "the log's file")
+        except Exception as error:
+            _log.warn(
+                "container {container} runs, its log is not there yet: {error}",
+                container=container.id,
+                error=error,
+            )
+
     def drain(self, container: Container) -> Deferred[None]:
         """Fires when all that an ended container wrote is in its file; at once where no log is kept."""
         if container.state is ContainerState.EXITED:
@@ -59,16 +76,11 @@ class Logs:
     async def reopen(self, container: Container) -> None:
         """Go on in a new file at the log's path.
 
-        :raise FailedPrecondition: there is no log, or the file can't be made."""
+        :raise FailedPrecondition: there is no log, or the file can't be made.
+        :raise ResourceExhausted: no room for the file; writing goes on in the old one."""
         if container.pump is None:
             raise FailedPrecondition(f"container {container.id} has no log: no log_path was given")
-        try:
-            await container.pump.log.reopen()
-        except OSError as error:
-            raise FailedPrecondition(
-                f"the log of container {container.id} goes on in its old file, a new one can't be made: "
-                f"{error.strerror}"
-            ) from None
+        await container.pump.log.reopen()
 
     def abort(self, container: Container) -> None:
         """Nothing more will come. What is in the file stays."""

@@ -62,6 +62,18 @@ class LogTests(WorldCase):
         world = self.world(some(1))
         self.assertEqual(world.path.stat().st_mode & 0o777, 0o640)
 
+    def test_who_waits_for_the_file_finds_it(self) -> None:
+        world = World(Path(self.mktemp()), some(1), lag=0.03)
+        self.addCleanup(lambda: Deferred.fromCoroutine(world.log.stop()))
+        waiting = Deferred.fromCoroutine(world.log.open())
+        self.assertNoResult(waiting)
+        self.assertFalse(world.path.exists())
+        for _ in range(10):
+            world.clock.advance(world.lag)
+        self.successResultOf(waiting)
+        self.assertTrue(world.path.exists())
+        self.successResultOf(Deferred.fromCoroutine(world.log.open()))
+
     def test_after_a_lost_connection_it_goes_on_from_the_last_record(self) -> None:
         world = self.world(some(10))
         world.source.emit(4)

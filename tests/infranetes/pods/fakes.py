@@ -381,6 +381,10 @@ class FakeLogs:
         self.aborted: list[str] = []
         self.reopened: list[str] = []
         self.slow: Deferred[None] | None = None
+        self.opening: Deferred[None] = succeed(None)
+
+    async def opened(self, container: Any) -> None:
+        await self.opening
 
     def ensure(self, container: Any) -> None:
         self.ensured.append(container.id)

@@ -155,6 +155,15 @@ class LifeTests(ContainerBase):
         self.assertIn(made, self.world.logs.ensured)
         self.do(self.world.containers.start(made))
 
+    def test_a_start_is_told_once_the_logs_file_is_there(self) -> None:
+        made = self.create()
+        self.world.logs.opening = Deferred()
+        starting = go(self.world.containers.start(made))
+        self.assertNoResult(starting)
+        self.assertEqual(self.kept(made).state, ContainerState.RUNNING)
+        self.world.logs.opening.callback(None)
+        self.successResultOf(starting)
+
     def test_what_has_ended_does_not_start_again(self) -> None:
         made = self.run_container()
         self.do(self.world.containers.stop(made, 0))
