@@ -21,10 +21,8 @@ import gc
 import inspect
 import math
 import os
-import sys
 import threading
 import time
-import traceback
 import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
@@ -36,9 +34,10 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import TestCase
 
 from tests.harness.noise import Noise
+from tests.harness.stacks import ROOT, SHOWN, Call, Stacks
 
 TICK = 0.02  # seconds between two looks at what the reactor is doing
-ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve()
 
 
 @attrs.frozen
@@ -96,8 +95,8 @@ class Guard:
         self._elsewhere = 0  # nanoseconds that do not count, see the module's words
         self._gc_started = 0
         self._reactor_thread = threading.get_ident()
-        self._running: tuple[int, types.FrameType] | None = None  # a callback's start and our frame below it
-        self._looks: deque[tuple[int, Seen]] = deque(maxlen=1000)  # that start, and what was above our frame
+        self._running: int | None = None  # when the callback began
+        self._looks: deque[tuple[int, Seen]] = deque(maxlen=1000)  # that time, and what was above our frame
         self._noise = Noise()
         self._stop = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="tests.blocking", daemon=True)
@@ -162,7 +161,7 @@ class Guard:
             return function(*args, **kwargs)
         began, computed = time.perf_counter_ns(), time.thread_time_ns()
         started = self.clock()
-        self._running = (began, sys._getframe())
+        self._running = began
         try:
             return function(*args, **kwargs)
         finally:
@@ -221,15 +220,16 @@ class Guard:
         return do_read_or_write
 
     def _watch(self) -> None:
+        stacks = Stacks(self._reactor_thread)
         while not self._stop.wait(TICK):
             self._noise.tick()
             running = self._running
-            frame = sys._current_frames().get(self._reactor_thread)
-            if running is None or frame is None or time.perf_counter_ns() - running[0] < TICK * 1e9 / 2:
+            if running is None or time.perf_counter_ns() - running < TICK * 1e9 / 2:
                 continue
-            look = _stack_above(frame, running[1], self._noise.asleep())
-            if look is not None:
-                self._looks.append((running[0], look))
+            look = seen(stacks.now(), self._noise.asleep())
+            if look is not None and self._running == running:
+                self._looks.append((running, look))
+        stacks.close()
 
     # -- the test's own code
 
@@ -290,22 +290,12 @@ def share(answers: Iterable[bool]) -> float:
     return sum(given) / len(given) if given else 1.0
 
 
-def _stack_above(frame: types.FrameType, ours: types.FrameType, asleep: bool) -> Seen | None:
-    """The calls that lead from our frame to `frame`; None: our frame is no longer among them."""
-    frames: list[types.FrameType] = []
-    current: types.FrameType | None = frame
-    while current is not None and current is not ours:
-        frames.append(current)
-        current = current.f_back
-    if current is None or not frames:
+def seen(calls: list[Call], asleep: bool) -> Seen | None:
+    """What led from the callback's beginning to where it is; None: it is no longer under way."""
+    below = [at for at, call in enumerate(calls) if call.file == HERE and call.function == "_measure"]
+    above = calls[: below[-1]] if below else []
+    if not above:
         return None
-    own = next((each for each in frames if _is_own(each)), frames[0])
-    in_tests = Path(own.f_code.co_filename).is_relative_to(ROOT / "tests")
-    entries = [(each, each.f_lineno) for each in reversed(frames[:12])]
-    stack = "".join(traceback.StackSummary.extract(iter(entries)).format())
-    return Seen(f"{own.f_globals.get('__name__', '?')}.{own.f_code.co_qualname}", in_tests, asleep, stack)
-
-
-def _is_own(frame: types.FrameType) -> bool:
-    file = Path(frame.f_code.co_filename)
-    return file.is_relative_to(ROOT) and "site-packages" not in file.parts and file != Path(__file__)
+    own = next((call for call in above if call.own and call.file != HERE), above[0])
+    in_tests = own.file.is_relative_to(ROOT / "tests")
+    return Seen(own.name, in_tests, asleep, "".join(str(call) for call in reversed(above[:SHOWN])))
