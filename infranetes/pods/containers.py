@@ -239,7 +239,7 @@ class Containers:
                 raise
         else:
             await self._node.volumes.flush(container)
-            take(self._node, container, state)
+            take(self._node, container, state, at_once=True)
 
     async def _went_with_its_vm(self, container: Container) -> bool:
         """An agent was lost. It may be because its VM was, of which the provider needs a moment to know."""

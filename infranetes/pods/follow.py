@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
+from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from zope.interface import implementer
 
@@ -12,13 +13,14 @@ from infranetes.agent.view import AgentView, IViewListener, Reach
 from infranetes.pods.inventory import Container, Sandbox
 from infranetes.pods.node import Node
 from infranetes.pods.states import ContainerState
-from infranetes.pods.waits import go
+from infranetes.pods.waits import Flight, go, within
 from infranetes_common import cri
-from infranetes_common.errors import InfranetesError
+from infranetes_common.errors import DeadlineExceeded, InfranetesError
 
 KILLED = 137  # the exit code of what a SIGKILL ended: also of a process whose machine is gone
 LOST_REASON = "VMEnded"
 GONE_REASON = "ContainerLost"
+LOG_SECONDS = 10.0  # that a container's end waits for its log
 
 _STATES = {
     cri.CONTAINER_CREATED: ContainerState.CREATED,
@@ -38,11 +40,11 @@ _RUN = (ContainerState.CREATED, ContainerState.RUNNING)
 _log = Logger()
 
 
-def take(node: Node, container: Container, seen: Any) -> None:
+def take(node: Node, container: Container, seen: Any, *, at_once: bool = False) -> None:
     """Take in a vmserver.ContainerState. What is older than what is known already changes nothing.
 
     A container whose creation is under way is left to it. An end is taken in once what the container
-    wrote to volumes is on the node; waiting for `node.volumes.flush` first makes that now.
+    leaves behind is on the node, or now, `at_once`.
     """
     state = _STATES.get(seen.state)
     if state is None or container.state is ContainerState.REMOVING:
@@ -51,9 +53,9 @@ def take(node: Node, container: Container, seen: Any) -> None:
         return
     if _ORDER.index(state) < _ORDER.index(container.state):
         return
-    if state is ContainerState.EXITED and container.state in _RUN and not node.volumes.flushed(container):
-        # Told once what it wrote is on the node: kubelet then reads the termination message.
-        node.volumes.flush(container).addBoth(lambda _: take(node, container, seen))
+    if state is ContainerState.EXITED and container.state in _RUN and not at_once:
+        # Who is told of the end reads the termination message and the log then.
+        _left(node, container).addBoth(lambda _: take(node, container, seen, at_once=True))
         return
     container.seen = seen
     container.cache.clear()
@@ -77,6 +79,27 @@ def take(node: Node, container: Container, seen: Any) -> None:
         node.note(node.save_container(container, record), f"container {container.id}")
     if container.state in (ContainerState.RUNNING, ContainerState.EXITED):
         node.logs.ensure(container)
+
+
+def _left(node: Node, container: Container) -> Deferred[None]:
+    """Fires when what an ended container wrote to volumes and to its log is on the node, as far as it can
+    be had in time."""
+    if container.leaving is None:
+        container.leaving = Flight(go(_leave(node, container)))
+    return container.leaving.join()
+
+
+async def _leave(node: Node, container: Container) -> None:
+    await node.volumes.flush(container)
+    node.logs.ensure(container)
+    try:
+        await within(node.clock, LOG_SECONDS, node.logs.drain(container), "the rest of the log")
+    except DeadlineExceeded as error:
+        _log.warn(
+            "the end of container {container} is told before its log is complete: {error}",
+            container=container.id,
+            error=error,
+        )
 
 
 def end(node: Node, container: Container, reason: str, message: str) -> None:

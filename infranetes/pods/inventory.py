@@ -39,6 +39,7 @@ class Container:
     :ivar cache: what the CRI's side has made of the record, by its own keys.
     :ivar making: its creation is under way in this process, and settles its record.
     :ivar pump: what writes its log, None where it has none or before it is started.
+    :ivar leaving: it has ended, and what it leaves behind is being brought to the node.
     """
 
     def __init__(self, sandbox: Sandbox, record: ContainerRecord, log: LogPosition | None = None) -> None:
@@ -54,6 +55,7 @@ class Container:
         self.making = False
         self.creating: Flight[None] | None = None
         self.removing: Flight[None] | None = None
+        self.leaving: Flight[None] | None = None
 
     @property
     def id(self) -> str:

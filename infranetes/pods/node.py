@@ -57,10 +57,6 @@ class NoVolumes:
     async def release(self, container: Container) -> None:
         """Nothing to do."""
 
-    def flushed(self, container: Container) -> bool:
-        """It is."""
-        return True
-
     def flush(self, container: Container) -> Deferred[None]:
         """It is done."""
         return succeed(None)

@@ -339,7 +339,7 @@ class Sandboxes:
         assert sandbox.client is not None
         state = await sandbox.client.stop(container.id, 0)
         await self._node.volumes.flush(container)
-        take(self._node, container, state)
+        take(self._node, container, state, at_once=True)
 
     async def _bounded(self, works: list[Any], seconds: float, sandbox: Sandbox, what: str) -> None:
         try:

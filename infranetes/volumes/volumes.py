@@ -172,13 +172,9 @@ class Volumes:
             finally:
                 volume.lock.release()
 
-    def flushed(self, container: Container) -> bool:
-        """Whether all that an ended container wrote is on the node, or never will be."""
-        flight = self._flushes.get(container.id)
-        return flight.done if flight is not None else not self._written(container)
-
     def flush(self, container: Container) -> Deferred[None]:
-        """Fires when it is so; what can't be had in time is given up."""
+        """Fires when all that an ended container wrote is on the node; what can't be had in time is given
+        up."""
         flight = self._flushes.get(container.id)
         if flight is None:
             flight = self._flushes[container.id] = Flight(go(self._flush(container)))

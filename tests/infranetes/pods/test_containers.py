@@ -6,6 +6,7 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
+from infranetes.pods.follow import LOG_SECONDS
 from infranetes.pods.states import ContainerState, SandboxState
 from infranetes.pods.waits import go
 from infranetes_common import cri
@@ -168,6 +169,22 @@ class LifeTests(ContainerBase):
         made = self.run_container()
         self.do(self.world.containers.stop(made, 0))
         self.failureResultOf(go(self.world.containers.start(made)), FailedPrecondition)
+
+    def test_its_own_end_is_told_once_its_log_is_complete(self) -> None:
+        made = self.run_container()
+        self.world.logs.slow = Deferred()
+        self.agent.become(made, cri.CONTAINER_EXITED, finished_at=9)
+        self.world.clock.advance(LOG_SECONDS - 1)
+        self.assertEqual(self.kept(made).state, ContainerState.RUNNING)
+        self.world.logs.slow.callback(None)
+        self.assertEqual((self.kept(made).state, self.kept(made).finished_at), (ContainerState.EXITED, 9))
+
+    def test_its_own_end_does_not_wait_for_ever_for_its_log(self) -> None:
+        made = self.run_container()
+        self.world.logs.slow = Deferred()
+        self.agent.become(made, cri.CONTAINER_EXITED, finished_at=9)
+        self.world.clock.advance(LOG_SECONDS + 1)
+        self.assertEqual((self.kept(made).state, self.kept(made).finished_at), (ContainerState.EXITED, 9))
 
     def test_its_own_end_is_recorded_as_the_agent_tells_it(self) -> None:
         made = self.run_container()
