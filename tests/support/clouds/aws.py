@@ -35,7 +35,8 @@ from twisted.web.server import NOT_DONE_YET, Site
 
 from tests.support import systemd
 from tests.support.clouds import machines, moto
-from tests.support.clouds.faults import Fault, Faults, Kind
+from tests.support.clouds.ec2errors import error, refusal
+from tests.support.clouds.faults import Faults, Kind
 from tests.support.clouds.imds import Imds
 
 IMAGE = "ami-785db401"
@@ -193,7 +194,7 @@ class AwsWorld:
         """What EC2 answers. :raise ConnectionError: nothing, the connection breaks."""
         self.requests.append(parameters)
         fault = self.faults.befalling(parameters)
-        early: Any = _refusal(fault) if fault is not None else None
+        early: Any = refusal(fault) if fault is not None else None
         if early is not None:
             return early  # type: ignore[no-any-return]
         status, body = await self._served(parameters)
@@ -202,7 +203,7 @@ class AwsWorld:
         elif status == 200:
             self._stale[_key(parameters)] = body
         if fault is not None and fault.kind is Kind.ACTED:
-            return 500, _error("InternalError", "An internal error has occurred")
+            return 500, error("InternalError", "An internal error has occurred")
         if fault is not None and fault.kind is Kind.LOST:
             raise ConnectionError
         return status, body
@@ -212,11 +213,11 @@ class AwsWorld:
         if action == "RunInstances" and token in self._tokens:
             asked, answered = self._tokens[token]
             if asked != parameters:
-                return 400, _error("IdempotentParameterMismatch", "The client token was used before")
+                return 400, error("IdempotentParameterMismatch", "The client token was used before")
             return 200, answered
         image = parameters.get("ImageId", "")
         if image in self._deregistered:
-            return 400, _error("InvalidAMIID.NotFound", f"The image id '[{image}]' does not exist")
+            return 400, error("InvalidAMIID.NotFound", f"The image id '[{image}]' does not exist")
         status, body = await self._forward(parameters)
         if status != 200:
             return status, _NAMESPACE.sub(b"", body)
@@ -387,28 +388,6 @@ class _Proxy(Resource):
 
         Deferred.fromCoroutine(self._world.call(parameters)).addBoth(answer)
         return NOT_DONE_YET
-
-
-def _refusal(fault: Fault) -> Any:
-    """The answer of a cloud that did nothing."""
-    if fault.kind is Kind.THROTTLE:
-        body = _error("RequestLimitExceeded", "Request limit exceeded.")
-        header = [("Retry-After", f"{fault.retry_after:g}")] if fault.retry_after else []
-        return (503, body, *header)
-    return {
-        Kind.ERROR: (503, _error("Unavailable", "The server is overloaded")),
-        Kind.QUOTA: (400, _error("VcpuLimitExceeded", "You have requested more vCPU capacity")),
-        Kind.CAPACITY: (500, _error("InsufficientInstanceCapacity", "There is no capacity")),
-        Kind.UNKNOWN: (400, _error("InvalidInstanceID.NotFound", "The instance does not exist")),
-        Kind.REVOKED: (401, _error("AuthFailure", "AWS was not able to validate the credentials")),
-    }.get(fault.kind)
-
-
-def _error(code: str, words: str) -> bytes:
-    return (
-        f'<?xml version="1.0" encoding="UTF-8"?>\n<Response><Errors><Error><Code>{code}</Code>'
-        f"<Message>{words}</Message></Error></Errors><RequestID>r</RequestID></Response>"
-    ).encode()
 
 
 def _key(parameters: dict[str, str]) -> str:
