@@ -33,6 +33,7 @@ _BUILT_IN: dict[str, str] = {
     "aws": "infranetes.providers.cloud.aws:create",
     "qemu": "infranetes.providers.qemu:create",
     "simulated": "infranetes.providers.simulated:create",
+    "vsphere": "infranetes.providers.cloud.vsphere:create",
 }
 
 _log = Logger()

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore, TimeoutError
+from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore, TimeoutError, gatherResults
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
@@ -71,8 +71,16 @@ class Calls:
             await ended.addTimeout(STOP_SECONDS, self._reactor)
         except TimeoutError:
             _log.warn("{cloud}: calls were under way when the provider stopped", cloud=self._cloud.name)
-        while self._drivers:
-            _disconnect(self._drivers.pop())
+        threads = self._reactor.getThreadPool()
+        closing = gatherResults(
+            [deferToThreadPool(self._reactor, threads, _thd_disconnect, each) for each in self._drivers],
+            consumeErrors=True,
+        )
+        self._drivers.clear()
+        try:
+            await closing.addTimeout(STOP_SECONDS, self._reactor)
+        except Exception as error:
+            _log.debug("{cloud}: a connection did not close: {error}", cloud=self._cloud.name, error=error)
 
     @property
     def is_open(self) -> bool:
@@ -185,7 +193,7 @@ class Calls:
         driver, self._mine.driver = getattr(self._mine, "driver", None), None
         if driver is not None:
             self._drivers.discard(driver)
-            _disconnect(driver)
+            _thd_disconnect(driver)
 
     def _heard(self, what: str, error: CloudError, circuit: Circuit) -> None:
         self.failed += 1
@@ -205,8 +213,12 @@ class Calls:
             )
 
 
-def _disconnect(driver: Any) -> None:
-    """Close the sockets that a libcloud driver keeps; it has no call for that."""
+def _thd_disconnect(driver: Any) -> None:
+    """Close the sockets that a libcloud driver keeps; it has no call for that. Ours may have one."""
+    close = getattr(driver, "_thd_close", None)
+    if close is not None:
+        close()
+        return
     session = getattr(getattr(driver.connection, "connection", None), "session", None)
     if session is not None:
         session.close()
