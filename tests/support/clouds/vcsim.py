@@ -16,10 +16,10 @@ from infranetes.providers.cloud.vsphere.session import API
 from tests.support.clouds.machines import ROOT
 
 PROGRAM = ROOT / "build" / "tools" / "vcsim"
-USER, PASSWORD = "infranetes", "secret-of-the-test"  # noqa: S105
+USER, PASSWORD = "infranetes", "secret-of-the-test"
 TEMPLATE, BARE = "guest", "bare"  # one with a snapshot, one without
 POOLS = ("DC0_C0/Resources", "DC0_C0/Resources/second")
-NETWORKS = ("DC0_DVPG0", "VM Network")
+NETWORKS = ("DC0_DVPG0", "DC0_DVPG1")
 
 
 class Vcsim:
@@ -28,7 +28,19 @@ class Vcsim:
     def __init__(self) -> None:
         command = [str(PROGRAM), "-tls=false", "-l", "127.0.0.1:0", "-stdinexit", "-E", "-"]
         command += ["-username", USER, "-password", PASSWORD]
-        command += ["-cluster", "1", "-host", "1", "-standalone-host", "0", "-vm", "2", "-autostart=false"]
+        command += [
+            "-cluster",
+            "1",
+            "-host",
+            "1",
+            "-pg",
+            "2",
+            "-standalone-host",
+            "0",
+            "-vm",
+            "2",
+            "-autostart=false",
+        ]
         process = subprocess.Popen(
             ["setsid", "--fork", *command],
             stdin=subprocess.PIPE,  # open as long as vcsim is to run
@@ -51,9 +63,9 @@ class Vcsim:
 
     def _prepare(self) -> None:
         first, second = sorted(self.find("vm").childEntity, key=lambda vm: vm.name)
-        _done(second.Rename_Task(BARE))
-        _done(first.CreateSnapshot_Task("base", "", False, False))
-        _done(first.Rename_Task(TEMPLATE))
+        done(second.Rename_Task(BARE))
+        done(first.CreateSnapshot_Task("base", "", False, False))
+        done(first.Rename_Task(TEMPLATE))
         for vm in (first, second):
             vm.MarkAsTemplate()
         everything = vim.ResourceAllocationInfo(
@@ -72,15 +84,16 @@ class Vcsim:
     def reconfigure(self, vm: Any, extra: dict[str, str]) -> None:
         """Set keys of a VM's extraConfig. Those that begin with SET. are what the guest tells."""
         options = [vim.option.OptionValue(key=key, value=value) for key, value in extra.items()]
-        _done(vm.ReconfigVM_Task(vim.vm.ConfigSpec(extraConfig=options)))
+        done(vm.ReconfigVM_Task(vim.vm.ConfigSpec(extraConfig=options)))
 
 
-def extra(vm: Any) -> dict[str, str]:
+def extra_config(vm: Any) -> dict[str, str]:
     """A VM's extraConfig."""
     return {each.key: str(each.value) for each in vm.config.extraConfig}
 
 
-def _done(task: Any) -> None:
+def done(task: Any) -> None:
+    """Wait for a task that has to succeed. Those of vcsim take milliseconds."""
     until = time.monotonic() + 10
     while task.info.state not in ("success", "error"):
         assert time.monotonic() < until, task.info
@@ -88,7 +101,6 @@ def _done(task: Any) -> None:
     assert task.info.state == "success", task.info.error
 
 
-done = _done
 _shared: list[Vcsim] = []
 
 

@@ -1,4 +1,4 @@
-"""vSphere as vcsim simulates it, between which and the provider stand TLS and the faults; its VMs have agents.
+"""vSphere as vcsim simulates it, behind TLS and the faults; its VMs have agents.
 
 What is done here because vcsim does not, or does otherwise than vCenter:
 
@@ -14,13 +14,13 @@ import io
 import re
 import secrets
 import shutil
-from functools import lru_cache
 from html import unescape
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import attrs
+from pyVmomi import vim, vmodl
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
@@ -31,8 +31,8 @@ from twisted.web.server import NOT_DONE_YET
 
 from infranetes.providers.cloud.vsphere.specs import IDENTITY
 from tests.support.clouds import machines, vcsim
-from tests.support.clouds.aws import NEVER, NO_AGENT, NORMAL, CutSite
-from tests.support.clouds.faults import Fault, Faults, Kind
+from tests.support.clouds.aws import CutSite
+from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Fault, Faults, Kind
 from tests.support.clouds.tls import certificate
 
 BOOT_SECONDS = 0.1
@@ -46,10 +46,14 @@ _NAMESPACES = (
     'xmlns:soapenv="http://schemas.xmlsoap.org/soap/envelope/" '
     'xmlns:xsd="http://www.w3.org/2001/XMLSchema" xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance"'
 )
-_EMPTY_LIST = (
-    f'<?xml version="1.0" encoding="UTF-8"?>\n<soapenv:Envelope {_NAMESPACES}><soapenv:Body>'
-    '<RetrievePropertiesExResponse xmlns="urn:vim25"/></soapenv:Body></soapenv:Envelope>'
-).encode()
+
+
+def _envelope(body: str) -> bytes:
+    head = f'<?xml version="1.0" encoding="UTF-8"?>\n<soapenv:Envelope {_NAMESPACES}>'
+    return f"{head}<soapenv:Body>{body}</soapenv:Body></soapenv:Envelope>".encode()
+
+
+_EMPTY_LIST = _envelope('<RetrievePropertiesExResponse xmlns="urn:vim25"/>')
 _addresses = count(10)
 
 
@@ -161,7 +165,7 @@ class VsphereWorld:
     def is_erased(self, name: str) -> bool:
         """Whether the agent has erased the identity in guestinfo."""
         file = self._directory / self.vm(name)._moId / "guestinfo"
-        return file.exists() and file.read_text() == "-"
+        return bool(file.exists() and file.read_text() == "-")
 
     def asked(self, action: str) -> list[dict[str, str]]:
         """The requests for a method."""
@@ -197,7 +201,10 @@ class VsphereWorld:
             for value in headers.getRawHeaders(name, []):
                 kept.addRawHeader(name, value)
         response: Any = await self._agent.request(
-            b"POST", f"http://127.0.0.1:{self.vcsim.port}/sdk".encode(), kept, FileBodyProducer(io.BytesIO(body))
+            b"POST",
+            f"http://127.0.0.1:{self.vcsim.port}/sdk".encode(),
+            kept,
+            FileBodyProducer(io.BytesIO(body)),
         )
         answer: bytes = await readBody(response)
         cookies = response.headers.getRawHeaders("Set-Cookie", [])
@@ -209,12 +216,12 @@ class VsphereWorld:
         task = _TASK.search(answer)
         if action == "CloneVM_Task" and task is not None:
             config = _CONFIG.search(parameters["body"])
-            if config is not None:
-                spec = _CHANGE.sub("", config[0]).replace("<config", "<spec", 1)[: -len("</config>")] + "</spec>"
-                await deferToThread(self._thd_configure, task[1])
-                made = self._made.pop(task[1], "")
-                if made:
-                    await self._forward(_reconfigure(made, spec), headers)
+            made = await deferToThread(self._thd_made, task[1])
+            if config is not None and made:
+                spec = (
+                    _CHANGE.sub("", config[0]).replace("<config", "<spec", 1)[: -len("</config>")] + "</spec>"
+                )
+                await self._forward(_reconfigure(made, spec), headers)
         elif action == "PowerOnVM_Task" and this not in self._vms and self.behaviour != NEVER:
             number = next(_addresses)
             self._vms[this] = vm = _Vm(this, self.behaviour, f"127.78.{number >> 8 & 255}.{number & 255}")
@@ -222,18 +229,14 @@ class VsphereWorld:
         elif action in ("PowerOffVM_Task", "Destroy_Task"):
             self._machines.kill(self._machine(this))
 
-    _made: dict[str, str] = {}  # noqa: RUF012  of clones' tasks, what they made
-
-    def _thd_configure(self, task_id: str) -> None:
-        """Wait for a clone."""
-        from pyVmomi import vim
-
-        task = vim.Task(task_id, self.inventory._stub)
+    def _thd_made(self, task_id: str) -> str:
+        """What a clone's task has made; "": nothing."""
+        task: Any = vim.Task(task_id, self.inventory._stub)
         try:
             vcsim.done(task)
         except AssertionError:
-            return
-        self._made[task_id] = task.info.result._moId
+            return ""
+        return str(task.info.result._moId)
 
     # ---- Machines
 
@@ -262,13 +265,11 @@ class VsphereWorld:
 
     def _thd_boot(self, vm: _Vm) -> str:
         """VMware Tools come up and tell the address; what is in guestinfo. "": it is gone meanwhile."""
-        from pyVmomi import vim, vmodl
-
         there = vim.VirtualMachine(vm.id, self.inventory._stub)
         try:
             if there.runtime.powerState != "poweredOn":
                 return ""
-            identity = vcsim.extra(there).get(IDENTITY, "")
+            identity = vcsim.extra_config(there).get(IDENTITY, "")
             self.vcsim.reconfigure(there, {"SET.guest.ipAddress": vm.address})
         except (vmodl.fault.ManagedObjectNotFound, AssertionError):
             return ""
@@ -295,7 +296,7 @@ def _tools(directory: Path, identity: str) -> Path:
 
 def identity_of(vm: Any) -> bytes:
     """The document in a VM's guestinfo."""
-    return base64.b64decode(vcsim.extra(vm)[IDENTITY])
+    return base64.b64decode(vcsim.extra_config(vm)[IDENTITY])
 
 
 def _parameters(body: str) -> dict[str, str]:
@@ -307,11 +308,8 @@ def _parameters(body: str) -> dict[str, str]:
 
 
 def _reconfigure(vm: str, spec: str) -> bytes:
-    return (
-        f'<?xml version="1.0" encoding="UTF-8"?>\n<soapenv:Envelope {_NAMESPACES}><soapenv:Body>'
-        f'<ReconfigVM_Task xmlns="urn:vim25"><_this type="VirtualMachine">{vm}</_this>{spec}</ReconfigVM_Task>'
-        "</soapenv:Body></soapenv:Envelope>"
-    ).encode()
+    this = f'<_this type="VirtualMachine">{vm}</_this>'
+    return _envelope(f'<ReconfigVM_Task xmlns="urn:vim25">{this}{spec}</ReconfigVM_Task>')
 
 
 class _Proxy(Resource):
@@ -364,15 +362,8 @@ def _fault(name: str) -> bytes:
         "ManagedObjectNotFound": '<obj type="VirtualMachine">vm-0</obj>',
         "NotAuthenticated": '<object type="Folder">f-0</object><privilegeId>System.View</privilegeId>',
     }.get(name, "")
-    return (
-        f'<?xml version="1.0" encoding="UTF-8"?>\n<soapenv:Envelope {_NAMESPACES}><soapenv:Body><soapenv:Fault>'
-        f"<faultcode>ServerFaultCode</faultcode><faultstring>the test's {name}</faultstring><detail>"
-        f'<{name}Fault xmlns="urn:vim25" xsi:type="{name}">{inner}</{name}Fault>'
-        "</detail></soapenv:Fault></soapenv:Body></soapenv:Envelope>"
-    ).encode()
-
-
-@lru_cache
-def addresses() -> str:
-    """The network of VMs' addresses."""
-    return "127.78.0.0/16"
+    detail = f'<{name}Fault xmlns="urn:vim25" xsi:type="{name}">{inner}</{name}Fault>'
+    return _envelope(
+        f"<soapenv:Fault><faultcode>ServerFaultCode</faultcode><faultstring>the test's {name}</faultstring>"
+        f"<detail>{detail}</detail></soapenv:Fault>"
+    )

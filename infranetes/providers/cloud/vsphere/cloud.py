@@ -113,11 +113,12 @@ class VsphereCloud:
         if launch.running:
             return under_way(launch)
         folder = self._inventory._thd_folder(driver)
+        before = self._vms.have_run()
         node = self._vms._thd_get(driver, folder, name)
         if node is None:
             self._launches.forget(name)
             raise CloudError(Trouble.CONFLICT, f"VM {name} is there, and is not shown yet")
-        found = self._vms.found(driver, name, node)
+        found = self._vms.found(driver, name, node, before)
         failed = self._launches.get(name)
         if failed is not None and failed.fault is not None:
             # Nothing of it may remain, so that it can be made at another place.
@@ -139,6 +140,9 @@ class VsphereCloud:
                 break
         return fault
 
+    def _thd_settle(self, driver: Driver, found: Found) -> Found:
+        return found  # what a clone's task ends with shows in the lists
+
     def _thd_find(self, driver: Driver, token: str) -> list[Found]:
         return [found for found in self._thd_list(driver) if found.token == token]
 
@@ -147,9 +151,10 @@ class VsphereCloud:
 
     def _thd_get(self, driver: Driver, id: str) -> Found | None:
         self._launches._thd_look(driver)
-        node = self._vms._thd_get(driver, self._inventory._thd_folder(driver), id)
+        folder, before = self._inventory._thd_folder(driver), self._vms.have_run()
+        node = self._vms._thd_get(driver, folder, id)
         if node is not None:
-            return self._vms.found(driver, id, node)
+            return self._vms.found(driver, id, node, before)
         launch = self._launches.get(id)
         return under_way(launch) if launch is not None else None
 

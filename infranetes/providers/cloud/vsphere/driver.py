@@ -1,9 +1,9 @@
 """libcloud's vSphere driver, with what it lacks or has wrong. It stands on pyVmomi, and so does this.
 
 - The constructor gives up on verifying TLS, and has no deadlines: see `session`.
-- `list_nodes` makes a view of the whole inventory that it never takes away, asks for each VM's host by a call of
-  its own, then for all events of deployments; it has no extraConfig, where our tags are, and takes an address
-  that is public for none of the pod's. Here one call asks for one folder.
+- `list_nodes` makes a view of the whole inventory that it never takes away, asks for each VM's host by a call
+  of its own, then for all events of deployments; it has no extraConfig, where our tags are, and no network
+  cards, which tell the pod's address from a bridge's. Here one call asks for one folder.
 - `create_node` holds its thread until the VM runs, asking every 10 s; can't make linked clones or set
   extraConfig, so the VM would have no tags when it is made, and no identity; adds a network card to the
   template's; picks a datastore cluster by its name. Here the clone's task is what is returned.
@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ _VM = (
     "summary.config.memorySizeMB",
 )
 _RAN = ["VmPoweredOnEvent", "DrsVmPoweredOnEvent"]
+_NO_END = (vmodl.fault.NotSupported, vim.fault.InvalidState, vmodl.fault.ManagedObjectNotFound)
 _ENDED = (vim.TaskInfo.State.success, vim.TaskInfo.State.error)
 
 
@@ -73,7 +75,9 @@ class Driver(VSphereNodeDriver):  # type: ignore[misc]
         """
         spec = _Collector.FilterSpec(
             objectSet=list(starts),
-            propSet=[_Collector.PropertySpec(type=kind, pathSet=list(paths)) for kind, paths in wanted.items()],
+            propSet=[
+                _Collector.PropertySpec(type=kind, pathSet=list(paths)) for kind, paths in wanted.items()
+            ],
         )
         collector = self.content.propertyCollector
         for is_last in (False, True):
@@ -107,7 +111,7 @@ class Driver(VSphereNodeDriver):  # type: ignore[misc]
 
     # ---- VMs
 
-    def list_nodes(self, ex_folder: Any) -> list[Node]:  # type: ignore[override]
+    def list_nodes(self, ex_folder: Any) -> list[Node]:
         """The VMs in a folder, without their extraConfig."""
         return [self._node(vm, properties) for vm, properties in self.children(ex_folder, *_VM)]
 
@@ -142,7 +146,7 @@ class Driver(VSphereNodeDriver):  # type: ignore[misc]
         ips = [address] if address else []
         return Node(vm._moId, properties.get("name") or "", state, [], ips, self, extra=extra)
 
-    def create_node(self, name: str, ex_template: Any, ex_folder: Any, ex_spec: Any) -> Any:  # type: ignore[override]
+    def create_node(self, name: str, ex_template: Any, ex_folder: Any, ex_spec: Any) -> Any:
         """Begin a clone. Returns its task."""
         return ex_template.CloneVM_Task(folder=ex_folder, name=name, spec=ex_spec)
 
@@ -162,10 +166,16 @@ class Driver(VSphereNodeDriver):  # type: ignore[misc]
         """Whether a VM was ever powered on, by the vCenter's own record."""
         alone = vim.event.EventFilterSpec.RecursionOption("self")
         by = vim.event.EventFilterSpec.ByEntity(entity=node.extra["vm"], recursion=alone)
-        events = self.content.eventManager.QueryEvents(
-            vim.event.EventFilterSpec(entity=by, eventTypeId=_RAN)
-        )
+        events = self.content.eventManager.QueryEvents(vim.event.EventFilterSpec(entity=by, eventTypeId=_RAN))
         return bool(events)
+
+    def ex_is_on(self, node: Node) -> bool:
+        """Whether a VM has power now. One that is gone has none."""
+        try:
+            [(_, properties)] = self.properties_of([node.extra["vm"]], "runtime.powerState")
+        except vmodl.fault.ManagedObjectNotFound:
+            return False
+        return bool(properties.get("runtime.powerState") == vim.VirtualMachine.PowerState.poweredOn)
 
     # ---- Tasks
 
@@ -186,10 +196,8 @@ class Driver(VSphereNodeDriver):  # type: ignore[misc]
 
     def ex_cancel(self, id: str) -> None:
         """Ask for the end of a task. It may not be one that can be cancelled."""
-        try:
+        with contextlib.suppress(*_NO_END):
             self.object(vim.Task, id).CancelTask()
-        except (vmodl.fault.NotSupported, vim.fault.InvalidState, vmodl.fault.ManagedObjectNotFound):
-            pass
 
     def _thd_close(self) -> None:
         self.session.close()
@@ -202,4 +210,3 @@ def _lacking(objects: Iterable[Any]) -> Any:
             if isinstance(each.fault, vim.fault.NoPermission):
                 return each.fault
     return None
-

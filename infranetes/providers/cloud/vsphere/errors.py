@@ -21,11 +21,11 @@ _NAMES = (
     (
         Trouble.CAPACITY,
         "InsufficientResourcesFault NoDiskSpace NoCompatibleHost NoActiveHostInCluster "
-        "DatacenterMismatch InaccessibleDatastore DatastoreNotWritableOnHost SwapPlacementOverrideNotSupported",
+        "DatacenterMismatch InaccessibleDatastore DatastoreNotWritableOnHost",
     ),
     (
         Trouble.QUOTA,
-        "LicenseRestricted NotEnoughLicenses LimitExceeded TooManyHosts TooManyDevices InsufficientStorageIops",
+        "LicenseRestricted NotEnoughLicenses LimitExceeded TooManyHosts TooManyDevices",
     ),
     (
         Trouble.PASSING,

@@ -48,7 +48,6 @@ class Inventory:
     def _thd_check(self, driver: Driver) -> None:
         """:raise CloudError: something that the configuration names is not there."""
         settings = self._settings
-        self.forget()
         self._thd_folder(driver)
         self._thd_template(driver, "")
         for pool in settings.resource_pools:
@@ -94,7 +93,9 @@ class Inventory:
     def _thd_network(self, driver: Driver, path: str) -> Any:
         """How a card is at a network."""
         network = self._thd_at(driver, "networks", "network", path, vim.Network)
-        return self._once(f"card at {path}", lambda: specs.backing(driver.object(type(network), network._moId)))
+        return self._once(
+            f"card at {path}", lambda: specs.backing(driver.object(type(network), network._moId))
+        )
 
     def _thd_at(self, driver: Driver, key: str, root: str, path: str, kind: Any) -> Any:
         whole = f"{self._settings.datacenter}/{root}/{path}"
@@ -103,9 +104,7 @@ class Inventory:
             found = driver.find(whole)
             if not isinstance(found, kind):
                 what = "nothing that may be seen" if found is None else f"a {_kind(found)}"
-                raise CloudError(
-                    Trouble.MISSING, f"{key} in providers.vsphere: there is {what} at {whole!r}"
-                )
+                raise CloudError(Trouble.MISSING, f"{key} in providers.vsphere: there is {what} at {whole!r}")
             return found
 
         return self._once(f"{root} {path}", look)
@@ -140,14 +139,16 @@ class Inventory:
     def _thd_named(self, driver: Driver, image: str) -> Template:
         if not self._settings.image_folder:
             raise CloudError(
-                Trouble.INVALID, f"image {image!r}: pods may name none without image_folder in providers.vsphere"
+                Trouble.INVALID,
+                f"image {image!r}: pods may name none without image_folder in providers.vsphere",
             )
         key = "config.instanceUuid" if _UUID.fullmatch(image) else "name"
         for vm, properties in driver.children(self._thd_image_folder(driver), "name", "config.instanceUuid"):
             if properties.get(key) == image:
                 return _read(driver, vm)
         raise CloudError(
-            Trouble.INVALID, f"image {image!r}: {self._settings.image_folder} has no template of that name or id"
+            Trouble.INVALID,
+            f"image {image!r}: {self._settings.image_folder} has no template of that name or id",
         )
 
     def _thd_find_image(self, driver: Driver, name: str, version: str) -> MachineImage:

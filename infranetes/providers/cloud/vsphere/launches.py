@@ -112,4 +112,3 @@ def _thd_glance(driver: Driver, task: str, patient: bool = False) -> tuple[bool,
 
 def _judged(fault: object) -> CloudError:
     return judge(fault) or CloudError(Trouble.BROKEN, f"a task failed: {type(fault).__name__}")
-

@@ -1,8 +1,8 @@
 """One thread's connection to a vCenter, and its session there, which is renewed when it has expired.
 
-libcloud's driver logs in by itself, and can't be used for that: when the server's certificate does not verify,
-3.4.1 says nothing and sends the password all the same, over a connection that is not verified. It has no
-deadline for an answer, and no word for a session that has expired.
+libcloud's driver logs in by itself, and can't be used for that: when the server's certificate does not
+verify, 3.4.1 says nothing and sends the password all the same, over a connection that is not verified. It has
+no deadline for an answer, and no word for a session that has expired.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ssl
 import stat
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +42,24 @@ class Session(VimSessionOrientedStub):  # type: ignore[misc]
         self._password_file = password_file
 
     def InvokeMethod(self, mo: Any, info: Any, args: Any) -> Any:
-        """pyVmomi's own also sends again what may have been done, several times, each with its deadline."""
-        for is_last in (False, True):
-            if self.state == self.STATE_UNAUTHENTICATED:
-                self._CallLoginMethod()
-            status, answer = self.soapStub.InvokeMethod(mo, info, args, self)
+        """pyVmomi's own also sends again what may have been done, several times, each with its deadline. Here
+        only what changes nothing is asked for once more: vCenter closes connections that were idle."""
+        may_repeat, is_renewed = not info.wsdlName.endswith("_Task"), False
+        while True:
+            try:
+                if self.state == self.STATE_UNAUTHENTICATED:
+                    self._CallLoginMethod()
+                status, answer = self.soapStub.InvokeMethod(mo, info, args, self)
+            except (HTTPException, ConnectionError) as error:
+                if not may_repeat or str(error).startswith("429"):
+                    raise
+                may_repeat = False
+                continue
             if status == 200:
                 return answer
-            if is_last or not isinstance(answer, vim.fault.NotAuthenticated):
+            if is_renewed or not isinstance(answer, vim.fault.NotAuthenticated):
                 raise answer
+            is_renewed = True
             self.expired()
 
     def expired(self) -> None:
@@ -62,15 +72,17 @@ class Session(VimSessionOrientedStub):  # type: ignore[misc]
         if self.state == self.STATE_AUTHENTICATED:
             self.soapStub.schemeArgs["timeout"] = _GOODBYE_SECONDS
             with contextlib.suppress(Exception):
-                content = vim.ServiceInstance("ServiceInstance", self.soapStub).RetrieveContent()
-                content.sessionManager.Logout()
+                _manager(self.soapStub).Logout()
         self.expired()
         self.soapStub.DropConnections()
 
     def _log_in(self, stub: Any) -> None:
         password = _thd_password(self._password_file)
-        content = vim.ServiceInstance("ServiceInstance", stub).RetrieveContent()
-        content.sessionManager.Login(self._username, password, None)
+        _manager(stub).Login(self._username, password, None)
+
+
+def _manager(stub: Any) -> Any:
+    return vim.ServiceInstance("ServiceInstance", stub).RetrieveContent().sessionManager
 
 
 def _context(ca_file: Path | None) -> ssl.SSLContext:

@@ -58,7 +58,9 @@ class Settings(CloudSettings):
     datacenter: str = attrs.field(validator=_is_path)
     folder: str = attrs.field(validator=_is_path)  # of pods' VMs, below vm/
     image: str = attrs.field(validator=_is_path)  # the template of a guest with our agent, below vm/
-    image_folder: str = attrs.field(default="", validator=_is_path_or_empty)  # of templates that pods may name
+    image_folder: str = attrs.field(
+        default="", validator=_is_path_or_empty
+    )  # of templates that pods may name
     resource_pools: tuple[str, ...] = attrs.field(validator=_are_paths)  # tried in this order, below host/
     # below network/: the first one is what pods get, the others they may ask for
     networks: tuple[str, ...] = attrs.field(validator=_are_paths)

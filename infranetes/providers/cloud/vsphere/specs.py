@@ -76,7 +76,9 @@ def _card(old: Any, backing: Any) -> Any:
         startConnected=True, connected=True, allowGuestControl=False
     )
     if old is None:
-        card = vim.vm.device.VirtualVmxnet3(key=-1, backing=backing, connectable=connected, addressType="generated")
+        card = vim.vm.device.VirtualVmxnet3(
+            key=-1, backing=backing, connectable=connected, addressType="generated"
+        )
         return vim.vm.device.VirtualDeviceSpec(operation=_Operation.add, device=card)
     card = type(old)(
         key=old.key,
@@ -92,7 +94,7 @@ def _card(old: Any, backing: Any) -> Any:
 def backing(network: Any) -> Any:
     """How a card is at a network: an opaque one, a port group of a distributed switch, or of a host's own."""
     if isinstance(network, vim.dvs.DistributedVirtualPortgroup):
-        switch = network.config.distributedVirtualSwitch
+        switch: Any = network.config.distributedVirtualSwitch
         port = vim.dvs.PortConnection(portgroupKey=network.key, switchUuid=switch.uuid)
         return _Card.DistributedVirtualPortBackingInfo(port=port)
     if isinstance(network, vim.OpaqueNetwork):

@@ -1,7 +1,7 @@
 """Which VMs are ours, and what is to be said of each.
 
-A VM is cloned without power, then powered on. So one without power has either never run, because its launch was
-broken off: it is powered on when it is seen; or it has run, and has ended.
+A VM is cloned without power, then powered on. So one without power has either never run, because its launch
+was broken off: it is powered on when it is seen; or it has run, and has ended.
 
 power  has ever run              state
 off    its clone is being made   PENDING
@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from ipaddress import ip_address, ip_network
 from typing import Any
 
@@ -75,8 +75,9 @@ class Vms:
     def _thd_list(self, driver: Driver, folder: Any) -> list[Found]:
         """All that are ours, and those that are being made."""
         self._launches._thd_look(driver)
+        before = self.have_run()
         nodes = self._thd_ours(driver, folder)
-        founds = [self.found(driver, name, node) for name, node in nodes.items()]
+        founds = [self.found(driver, name, node, before) for name, node in nodes.items()]
         with self._lock:
             self._ran &= set(nodes)
         missing = [launch for launch in self._launches.all() if launch.name not in nodes]
@@ -137,10 +138,17 @@ class Vms:
 
     # ---- States
 
-    def found(self, driver: Driver, name: str, node: Node) -> Found:
-        """A VM of ours. One that was never powered on is."""
+    def have_run(self) -> Set[str]:
+        """The VMs that are known to have run, by now."""
+        with self._lock:
+            return frozenset(self._ran)
+
+    def found(self, driver: Driver, name: str, node: Node, before: Set[str]) -> Found:
+        """A VM of ours. One that was never powered on is.
+
+        :param before: `have_run` as it was before the VM was looked at: other threads power VMs on."""
         marks = self._marks.get(node.id)
-        state, detail = self._thd_state(driver, name, node)
+        state, detail = self._thd_state(driver, name, node, before)
         address = self._address(node) if node.state is NodeState.RUNNING else ""
         parts = _NAME.fullmatch(name)
         assert parts is not None
@@ -155,18 +163,25 @@ class Vms:
             detail=detail,
         )
 
-    def _thd_state(self, driver: Driver, name: str, node: Node) -> tuple[InstanceState, str]:
+    def _thd_state(
+        self, driver: Driver, name: str, node: Node, before: Set[str]
+    ) -> tuple[InstanceState, str]:
         if node.state is NodeState.RUNNING:
             self._has_run(name)
             self._launches.forget(name)
             return InstanceState.PENDING, ""
         launch = self._launches.get(name)
-        if name in self._ran or node.state is NodeState.SUSPENDED:
-            return InstanceState.ENDED, "it is suspended" if node.state is NodeState.SUSPENDED else "it is off"
+        if name in before or node.state is NodeState.SUSPENDED:
+            return (
+                InstanceState.ENDED,
+                "it is suspended" if node.state is NodeState.SUSPENDED else "it is off",
+            )
         if launch is not None and launch.running:
             return InstanceState.PENDING, ""
         if launch is None and node.id in self._marks and name not in self.ending:
             if self._thd_has_run(driver, name, node):
+                if driver.ex_is_on(node):  # since a moment ago
+                    return InstanceState.PENDING, ""
                 return InstanceState.ENDED, "it is off"
             launch = self._thd_power_on(driver, name, node)
         if launch is not None and launch.fault is not None:
