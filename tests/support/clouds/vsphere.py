@@ -33,6 +33,7 @@ from infranetes.providers.cloud.vsphere.specs import IDENTITY
 from tests.support.clouds import machines, vcsim
 from tests.support.clouds.aws import CutSite
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Fault, Faults, Kind
+from tests.support.clouds.slow_clones import SlowClones
 from tests.support.clouds.tls import certificate
 
 BOOT_SECONDS = 0.1
@@ -81,6 +82,7 @@ class VsphereWorld:
         self._stale: dict[str, bytes] = {}
         self._booting: list[Deferred[None]] = []
         self._stopped = False
+        self.slow_clones = SlowClones(_envelope)
         self._site = CutSite(_Proxy(self))
         self.vcsim = vcsim.shared()
         self.folder = f"test-{secrets.token_hex(4)}"
@@ -131,6 +133,7 @@ class VsphereWorld:
             "retry_most": 0.2,
             "retry_seconds": 5.0,
             "call_seconds": 5.0,
+            "threads": 4,
             "calls_per_second": 200.0,
             "poll_seconds": 0.1,
             "watch_seconds": 0.3,
@@ -181,9 +184,13 @@ class VsphereWorld:
         early = _refusal(fault) if fault is not None else None
         if early is not None:
             return (*early, [])
-        status, answer, more = await self._forward(body, headers)
+        slow = self.slow_clones.early(parameters["Action"], body)
+        if slow is not None:
+            return slow
+        status, answer, more = await self._forward(self.slow_clones.known(body), headers)
         if status == 200:
             await self._acted(parameters, answer.decode(), headers)
+        answer = self.slow_clones.told(answer)
         key = parameters["Action"]
         if fault is not None and fault.kind is Kind.STALE:
             answer = self._stale.get(key, _EMPTY_LIST)
@@ -194,6 +201,20 @@ class VsphereWorld:
         if fault is not None and fault.kind is Kind.LOST:
             raise ConnectionError
         return status, answer, more
+
+    async def release_clones(self) -> None:
+        """Clones that were slow are made, whoever still waits for them."""
+        cookie = self.inventory._stub.cookie
+        headers = Headers({"Cookie": [cookie], "SOAPAction": ["urn:vim25/6.5"]})
+
+        async def clone(body: bytes) -> str:
+            status, answer, _ = await self._forward(body, headers)
+            await self._acted(_parameters(body.decode()), answer.decode(), headers)
+            task = _TASK.search(answer.decode())
+            assert task is not None, (status, answer)
+            return task[1]
+
+        await self.slow_clones.release(clone)
 
     async def _forward(self, body: bytes, headers: Headers) -> tuple[int, bytes, list[tuple[str, str]]]:
         kept = Headers({"Content-Type": ["text/xml; charset=UTF-8"]})

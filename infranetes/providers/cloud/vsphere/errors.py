@@ -57,7 +57,7 @@ def judge(error: Any) -> CloudError | None:
     if isinstance(error, ssl.SSLCertVerificationError):
         return CloudError(
             Trouble.INVALID,
-            f"the vCenter's certificate is not to be trusted ({error.verify_message}): see host and ca_file",
+            f"the vCenter's certificate is not to be trusted ({said(error)}): see host and ca_file",
         )
     if isinstance(error, ExpatError):
         return CloudError(Trouble.PASSING, "an answer that is none; something between may have made it")

@@ -85,6 +85,17 @@ class LaunchTests(VsphereCase, TestCase):
         self.assertEqual(len(await self.within(provider.list())), 3)
         self.assertEqual([one["Action"] for one in self.world.requests[begun:]], [LIST])
 
+    async def test_one_pod_costs_few_calls(self) -> None:
+        self.settings.update(watch_seconds=60.0, threads=1)
+        provider = await self.started()
+        begun = len(self.world.requests)
+        launched = await self.within(provider.launch(self.spec()))
+        self.assertLessEqual(len(self.world.requests) - begun, 14)
+        await self.within(provider.wait_running(launched.id, self.boot_timeout))
+        begun = len(self.world.requests)
+        await self.within(provider.destroy(launched.id))
+        self.assertLessEqual(len(self.world.requests) - begun, 14)
+
     async def test_another_network_of_the_configuration_and_no_other(self) -> None:
         self.world.behaviour = NEVER
         provider = await self.started()
