@@ -155,11 +155,12 @@ class Inventory:
         """The newest template of a name and version. :raise CloudError: there is none."""
         if not self._settings.image_folder:
             raise CloudError(Trouble.MISSING, "image_folder in providers.vsphere says where images are")
+        wanted = (f"{name}:{version}", f"{name}-{version}".replace("/", "%2f"))  # as vCenter writes names
         fit = []
         for _, properties in driver.children(self._thd_image_folder(driver), *_IMAGE):
             extra = {each.key: each.value for each in properties.get("config.extraConfig") or []}
             called = extra.get(IMAGE_NAME) or properties.get("name")
-            if properties.get("config.template") and called in (f"{name}:{version}", f"{name}-{version}"):
+            if properties.get("config.template") and called in wanted:
                 fit.append(properties)
         if not fit:
             raise CloudError(

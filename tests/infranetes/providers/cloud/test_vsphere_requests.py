@@ -6,14 +6,12 @@ import json
 from typing import Any
 
 from pyVmomi import vim
-from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from infranetes.providers.cloud.interface import CloudError, Trouble
 from infranetes.providers.cloud.vsphere.settings import Settings
 from infranetes.providers.interface import Size
 from infranetes_common.config import structure
-from infranetes_common.errors import ConfigError, FailedPrecondition, InvalidArgument
+from infranetes_common.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound
 from tests.infranetes.providers.cloud.vsphere_case import VsphereCase
 from tests.support.clouds import vcsim
 from tests.support.clouds.faults import NEVER
@@ -249,34 +247,24 @@ class CatalogueTests(VsphereCase, TestCase):
             made.MarkAsTemplate()
         return made
 
-    async def ask(self, name: str, version: str) -> Any:
-        """What the catalogue has."""
-        provider: Any = self.providers[-1]
-        cloud = provider._cloud
-        return await provider._calls.call("find", lambda driver: cloud._thd_find_image(driver, name, version))
-
-    async def has(self, id: str) -> bool:
-        provider: Any = self.providers[-1]
-        cloud = provider._cloud
-        return bool(await provider._calls.call("look", lambda driver: cloud._thd_has_image(driver, id)))
-
     async def test_a_template_by_its_name_or_its_key_and_a_vm_of_it(self) -> None:
-        self.put("web-1.0")
-        tagged = self.put("whatever", {"infranetes.image_name": "web:2.0"})
+        named = self.put("web-1.0")
+        tagged = self.put("whatever", {"infranetes.image_name": "team/web:2.0"})
         self.put("web-3.0", template=False)
-        provider = await self.started()
-        first, second = await self.ask("web", "1.0"), await self.ask("web", "2.0")
-        self.assertEqual((first.name, first.version), ("web", "1.0"))
-        self.assertEqual(second.id, tagged.config.instanceUuid)
-        for version in ("3.0", "4.0"):
-            error = await self.assertFailure(Deferred.fromCoroutine(self.ask("web", version)), CloudError)
-            self.assertIs(error.trouble, Trouble.MISSING)
-        self.assertTrue(await self.has(second.id))
-        instance = await self.running(provider, self.spec(image=second.id))
+        provider: Any = await self.started()
+        catalogue = provider.catalogue
+        first = await self.within(catalogue.find("vsphere.infranetes.io/web:1.0", {}))
+        second = await self.within(catalogue.find("team/web:2.0", {}))
+        self.assertEqual(first.machine, named.config.instanceUuid)
+        self.assertEqual(second.machine, tagged.config.instanceUuid)
+        for lacking in ("web:3.0", "web:4.0"):
+            self.assertIn(lacking, str(await self.refused(NotFound, catalogue.find(lacking, {}))))
+        self.assertTrue(await self.within(catalogue.present(second)))
+        instance = await self.running(provider, self.spec(image=second.machine))
         self.assertEqual(self.world.asked("CloneVM_Task")[-1]["this"], tagged._moId)
         await self.within(provider.destroy(instance.id))
         vcsim.done(tagged.Destroy_Task())
-        self.assertFalse(await self.has(second.id))
+        self.assertFalse(await self.within(catalogue.present(second)))
 
     async def test_an_image_by_annotation_is_of_the_folder_of_images(self) -> None:
         self.put("web-1.0")
