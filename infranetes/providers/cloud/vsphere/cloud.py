@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from libcloud.compute.types import NodeState
 from pyVmomi import vmodl
@@ -112,12 +114,13 @@ class VsphereCloud:
                 raise fault
         if launch.running:
             return under_way(launch)
-        folder = self._inventory._thd_folder(driver)
         before = self._vms.have_run()
-        node = self._vms._thd_get(driver, folder, name)
+        with self._thd_in_folder(driver) as folder:
+            node = self._vms._thd_get(driver, folder, name)
         if node is None:
             self._launches.forget(name)
-            raise CloudError(Trouble.CONFLICT, f"VM {name} is there, and is not shown yet")
+            lacks = CloudError(Trouble.CONFLICT, f"VM {name} is there, and is not shown yet")
+            raise launch.fault or lacks
         found = self._vms.found(driver, name, node, before)
         failed = self._launches.get(name)
         if failed is not None and failed.fault is not None:
@@ -147,23 +150,35 @@ class VsphereCloud:
         return [found for found in self._thd_list(driver) if found.token == token]
 
     def _thd_list(self, driver: Driver) -> list[Found]:
-        return self._vms._thd_list(driver, self._inventory._thd_folder(driver))
+        with self._thd_in_folder(driver) as folder:
+            return self._vms._thd_list(driver, folder)
 
     def _thd_get(self, driver: Driver, id: str) -> Found | None:
         self._launches._thd_look(driver)
-        folder, before = self._inventory._thd_folder(driver), self._vms.have_run()
-        node = self._vms._thd_get(driver, folder, id)
+        before = self._vms.have_run()
+        with self._thd_in_folder(driver) as folder:
+            node = self._vms._thd_get(driver, folder, id)
         if node is not None:
             return self._vms.found(driver, id, node, before)
         launch = self._launches.get(id)
         return under_way(launch) if launch is not None else None
+
+    @contextmanager
+    def _thd_in_folder(self, driver: Driver) -> Iterator[Any]:
+        """The folder of VMs. That it is not there must not be taken for a VM that is not there."""
+        try:
+            yield self._inventory._thd_folder(driver)
+        except vmodl.fault.ManagedObjectNotFound:
+            self._inventory.forget()
+            raise CloudError(Trouble.PASSING, "the folder of VMs is not what it was") from None
 
     def _thd_destroy(self, driver: Driver, found: Found) -> bool:
         self._launches._thd_look(driver)
         launch = self._launches.get(found.id)
         if launch is not None and launch.running:
             driver.ex_cancel(launch.task)
-        node = self._vms._thd_get(driver, self._inventory._thd_folder(driver), found.id)
+        with self._thd_in_folder(driver) as folder:
+            node = self._vms._thd_get(driver, folder, found.id)
         if node is None:
             if launch is not None and launch.running:
                 return False  # it may still come

@@ -1,4 +1,4 @@
-"""What the configuration names, found in the inventory once and remembered.
+"""What the configuration names, found in the inventory and remembered for a while.
 
 Managed objects are remembered as what to name in a request; requests are made of a thread's own ones.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from infranetes.providers.cloud.vsphere.specs import Template
 
 IMAGE_NAME = "infranetes.image_name"  # a template's extraConfig with NAME:VERSION
 
+_KEPT_SECONDS = 60.0  # then there may be another template under the same path
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _TEMPLATE = ("name", "config.template", "config.instanceUuid", "config.hardware.device", "snapshot")
 _IMAGE = (
@@ -38,7 +40,7 @@ class Inventory:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
-        self._known: dict[str, Any] = {}
+        self._known: dict[str, tuple[float, Any]] = {}  # since when, and what
 
     def forget(self) -> None:
         """Something is not as it was: find everything anew."""
@@ -104,18 +106,21 @@ class Inventory:
             found = driver.find(whole)
             if not isinstance(found, kind):
                 what = "nothing that may be seen" if found is None else f"a {_kind(found)}"
-                raise CloudError(Trouble.MISSING, f"{key} in providers.vsphere: there is {what} at {whole!r}")
+                # INVALID: a folder that can't be seen must not be taken for VMs that are gone.
+                raise CloudError(Trouble.INVALID, f"{key} in providers.vsphere: there is {what} at {whole!r}")
             return found
 
         return self._once(f"{root} {path}", look)
 
     def _once(self, key: str, look: Callable[[], Any]) -> Any:
         with self._lock:
-            if key in self._known:
-                return self._known[key]
-        found = look()
+            since, known = self._known.get(key, (-_KEPT_SECONDS, None))
+        if time.monotonic() - since < _KEPT_SECONDS:
+            return known
+        now, found = time.monotonic(), look()
         with self._lock:
-            return self._known.setdefault(key, found)
+            self._known[key] = now, found
+        return found
 
     # ---- Templates
 
@@ -133,7 +138,7 @@ class Inventory:
             where = f"image {image!r}"
         if not template.is_template:
             self.forget()
-            raise CloudError(Trouble.MISSING, f"{where} is a VM, not a template: govc vm.markastemplate it")
+            raise CloudError(Trouble.INVALID, f"{where} is a VM, not a template: govc vm.markastemplate it")
         return template
 
     def _thd_named(self, driver: Driver, image: str) -> Template:

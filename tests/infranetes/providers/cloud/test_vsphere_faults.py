@@ -252,6 +252,20 @@ class LastingFaultTests(FaultCase, TestCase):
         await self.within(provider.start(lambda words: None))
         self.assertEqual(await self.within(provider.list()), [])
 
+    async def test_a_folder_that_is_not_found_is_no_end_of_its_vms(self) -> None:
+        self.settings["retry_seconds"] = 0.5
+        provider = await self.started()
+        ended: list[Instance] = []
+        provider.watch(ended.append)
+        instance = await self.running(provider, self.spec())
+        for action in (LIST, "FindChild"):
+            self.world.faults.add(Kind.UNKNOWN, action)
+        for call in (provider.list, lambda: provider.get(instance.id), lambda: provider.destroy(instance.id)):
+            await self.refused(Unavailable, call())
+        self.world.faults.clear()
+        self.assertEqual([one.id for one in await self.again(provider.list)], [instance.id])
+        self.assertEqual(ended, [])
+
     async def test_a_vcenter_that_is_down_is_left_alone(self) -> None:
         self.settings["retry_seconds"] = 1.0
         provider = await self.started()
