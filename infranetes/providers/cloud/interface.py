@@ -107,6 +107,16 @@ class Leftover:
     token: str
 
 
+@attrs.frozen
+class MachineImage:
+    """An image of a whole machine in the cloud's catalogue."""
+
+    id: str  # as `Order.image`
+    name: str
+    version: str
+    size: int = 0  # bytes, 0: not known
+
+
 class ICloud(Interface):
     """One cloud, for one cluster and node. Methods are called in threads and raise what libcloud does."""
 
@@ -170,3 +180,9 @@ class ICloud(Interface):
 
     def _thd_console(driver: Any, id: str) -> str:
         """The end of the VM's console, or "" where there is none."""
+
+    def _thd_find_image(driver: Any, name: str, version: str) -> MachineImage | None:
+        """The newest image of ours (owners from the settings) with that name and version."""
+
+    def _thd_has_image(driver: Any, id: str) -> bool:
+        """Whether an image that was found before is still there."""
