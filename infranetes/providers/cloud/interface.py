@@ -182,7 +182,9 @@ class ICloud(Interface):
         """The end of the VM's console, or "" where there is none."""
 
     def _thd_find_image(driver: Any, name: str, version: str) -> MachineImage | None:
-        """The newest image of ours (owners from the settings) with that name and version."""
+        """The newest image of ours (owners from the settings) with that name and version.
+
+        :raise CloudError: `Trouble.MISSING`, in place of None: there is none, with what was looked for."""
 
     def _thd_has_image(driver: Any, id: str) -> bool:
         """Whether an image that was found before is still there."""

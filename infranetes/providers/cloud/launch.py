@@ -10,7 +10,7 @@ import attrs
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
-from infranetes.providers.cloud.annotations import read
+from infranetes.providers.cloud.annotations import PREFIX, read
 from infranetes.providers.cloud.calls import Calls
 from infranetes.providers.cloud.interface import (
     ADDRESS,
@@ -108,6 +108,10 @@ class Launcher:
             listen=f"0.0.0.0:{self._settings.agent_port}",
             hostname=spec.identity.hostname if wishes.set_hostname else "",
         )
+        if spec.image and wishes.image:
+            raise InvalidArgument(
+                f"annotation {PREFIX}image: the image of the pod's container is the VM; leave it out"
+            )
         number = self._view.count_destroyed(spec.token)
         image = wishes.image or spec.image
         order = Order(spec.token, spec.sandbox_id, number, tags, encode(identity), wishes, image)

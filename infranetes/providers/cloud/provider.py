@@ -23,6 +23,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from infranetes.providers.cloud.calls import Calls
+from infranetes.providers.cloud.catalogue import MachineImages
 from infranetes.providers.cloud.interface import CloudError, Found, ICloud, Trouble
 from infranetes.providers.cloud.launch import Launcher
 from infranetes.providers.cloud.marks import Marks
@@ -33,6 +34,7 @@ from infranetes.providers.cloud.view import View
 from infranetes.providers.cloud.watch import Watcher
 from infranetes.providers.cloud.works import Works
 from infranetes.providers.interface import (
+    IHasCatalogue,
     Instance,
     InstanceSpec,
     InstanceState,
@@ -56,7 +58,7 @@ CONSOLE_CHARACTERS = 1000
 _log = Logger()
 
 
-@implementer(IPodProvider)
+@implementer(IPodProvider, IHasCatalogue)
 class CloudProvider:
     """See `IPodProvider`."""
 
@@ -73,6 +75,7 @@ class CloudProvider:
         self._unwanted: set[str] = set()  # ids that are being destroyed by ourselves
         self._works = Works()
         self._calls = Calls(reactor, cloud, settings)
+        self.catalogue = MachineImages(cloud, self._asked)
         self._view = View(reactor.seconds, settings.settle_seconds)
         self._marks = Marks(context.state_dir / cloud.name / "destroyed")
         self._watcher = Watcher(
@@ -179,6 +182,15 @@ class CloudProvider:
                 raise failed(self._cloud.place, error) from error
 
         return self._works.begin(translated(), key)
+
+    def _asked(self, what: str, work: Callable[[Any], Any]) -> Deferred[Any]:
+        """What the cloud answers to the catalogue."""
+
+        async def ask() -> Any:
+            self._check_started()
+            return await self._calls.call(what, work)
+
+        return self._public(ask())
 
     def _check_started(self) -> None:
         if not self._started:

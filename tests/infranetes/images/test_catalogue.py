@@ -83,6 +83,9 @@ class Shelf:
         found = self.images.get(reference)
         return fail(NotFound(reference)) if found is None else succeed(found)
 
+    def canonical(self, reference: str) -> str:
+        return reference.removeprefix("shelf.infranetes.io/")
+
     def present(self, found: Found) -> Deferred[bool]:
         return succeed(found in self.images.values())
 

@@ -6,7 +6,9 @@ What is done here because moto does not, or does otherwise than EC2:
 - a client token makes RunInstances idempotent, and refuses other parameters (source: EC2 API reference,
   "Ensuring idempotency in Amazon EC2 API requests");
 - an instance is pending until its machine is started, and its agent listens at its own address:
-  the VPC is a part of 127.0.0.0/8, where every address is the loopback interface's.
+  the VPC is a part of 127.0.0.0/8, where every address is the loopback interface's;
+- an instance of an image that was made with `AwsWorld.machine_image` is the one container of its pod: it has
+  the journal of a real systemd, and switching it off ends the instance.
 """
 
 from __future__ import annotations
@@ -23,12 +25,14 @@ from urllib.parse import parse_qsl, urlencode
 import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThread
 from twisted.protocols.policies import WrappingFactory
 from twisted.web.client import Agent, FileBodyProducer, HTTPConnectionPool, readBody
 from twisted.web.http_headers import Headers
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Site
 
+from tests.support import systemd
 from tests.support.clouds import machines, moto
 from tests.support.clouds.faults import Fault, Faults, Kind
 from tests.support.clouds.imds import Imds
@@ -37,6 +41,7 @@ IMAGE = "ami-785db401"
 NETWORK = "127.77.0.0/16"
 SUBNETS = (("127.77.0.0/20", "a"), ("127.77.16.0/20", "b"))
 BOOT_SECONDS = 0.1
+OFF_SECONDS = 0.3
 _NAMESPACE = re.compile(rb'xmlns="http://ec2\.amazonaws\.com/doc/[0-9-]+/?"')
 _EC2 = b'xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"'
 _ITEM = re.compile(rb"<instanceId>(i-[0-9a-f]+)</instanceId>")
@@ -54,6 +59,7 @@ class _Vm:
     id: str
     address: str
     behaviour: str
+    image: str
     booted: bool = False
 
 
@@ -79,7 +85,10 @@ class AwsWorld:
         self.behaviour = NORMAL
         self.user_data: dict[str, bytes] = {}
         self.requests: list[dict[str, str]] = []
+        self.machine_images: list[str] = []
+        self.journal: systemd.Systemd | None = None  # of instances of machine images
         self._imds_site, self._proxy_site = CutSite(Imds(self.user_data)), CutSite(_Proxy(self))
+        self._switch_site = CutSite(_Switch(self))
         self.urls: list[bytes] = []
 
     def start(self) -> None:
@@ -89,6 +98,7 @@ class AwsWorld:
         self.subnets, self.group = _network(self.ec2)
         self._imds = self._reactor.listenTCP(0, self._imds_site, interface="0.0.0.0")
         self._proxy = self._reactor.listenTCP(0, self._proxy_site, interface="127.0.0.1")
+        self._switch = self._reactor.listenTCP(0, self._switch_site, interface="127.0.0.1")
         self.endpoint = f"http://127.0.0.1:{self._proxy.getHost().port}"
 
     async def stop(self) -> None:
@@ -98,10 +108,12 @@ class AwsWorld:
                 timer.cancel()
         for id in self._vms:
             self._machines.kill(id)
-        await self._imds.stopListening()
-        await self._proxy.stopListening()
+        for image in self.machine_images:
+            self.ec2.deregister_image(ImageId=image)
+        for port in (self._imds, self._proxy, self._switch):
+            await port.stopListening()
         await self._pool.closeCachedConnections()
-        for site in (self._imds_site, self._proxy_site):
+        for site in (self._imds_site, self._proxy_site, self._switch_site):
             await site.cut()
         shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -144,6 +156,24 @@ class AwsWorld:
         """Somebody else ends an instance."""
         self.ec2.terminate_instances(InstanceIds=[id])
         self._machines.kill(id)
+
+    async def machine_image(self, name: str, source: str = IMAGE, **tags: str) -> str:
+        """The id of a new image whose instances are whole machines, with `name` (NAME:VERSION) in its tags.
+
+        :param tags: others than those that the catalogue goes by, or in place of them."""
+        if self.journal is None:
+            self.journal = await deferToThread(systemd.shared)
+        made = {"infranetes": "true", "infranetes.image_name": name, **tags}
+        id: str = self.ec2.copy_image(SourceImageId=source, SourceRegion=moto.REGION, Name="machine")["ImageId"]
+        self.machine_images.append(id)
+        tagged = [{"Key": key, "Value": value} for key, value in made.items()]
+        self.ec2.create_tags(Resources=[id], Tags=tagged)
+        return id
+
+    def deregister(self, image: str) -> None:
+        """Somebody removes an image."""
+        self.machine_images.remove(image)
+        self.ec2.deregister_image(ImageId=image)
 
     # ---- The way of a call
 
@@ -218,7 +248,7 @@ class AwsWorld:
         found = _ITEM.search(body)
         address = re.search(rb"<privateIpAddress>([0-9.]+)</privateIpAddress>", body)
         assert found is not None and address is not None
-        vm = _Vm(found[1].decode(), address[1].decode(), self.behaviour)
+        vm = _Vm(found[1].decode(), address[1].decode(), self.behaviour, parameters["ImageId"])
         self._vms[vm.id] = vm
         self.user_data[vm.address] = base64.b64decode(parameters.get("UserData", ""))
         if vm.behaviour != NEVER:
@@ -232,7 +262,7 @@ class AwsWorld:
         self._machines.run(
             vm.id,
             {
-                "provider": "fake",
+                **self._containers(vm, directory),
                 "listen": f"{vm.address}:2475",
                 "run_dir": str(directory),
                 "volumes_dir": str(directory / "volumes"),
@@ -244,6 +274,32 @@ class AwsWorld:
                 },
             },
         )
+
+
+    def _containers(self, vm: _Vm, directory: Path) -> dict[str, Any]:
+        """What the configuration of the instance's agent says of containers."""
+        if vm.image not in self.machine_images:
+            return {"provider": "fake"}
+        assert self.journal is not None
+        off = f"POST /{vm.id} HTTP/1.0\\r\\n\\r\\n"
+        command = f"exec 3<>/dev/tcp/127.0.0.1/{self._switch.getHost().port}; printf '{off}' >&3; cat <&3"
+        machine = {
+            "state_dir": str(directory / "machine"),
+            "journal_dir": str(self.journal.run / "log/journal"),
+            "stop_command": ["bash", "-c", command],
+            "kill_command": ["bash", "-c", command],
+        }
+        return {"provider": "machine", "providers": {"machine": machine}}
+
+    def switched_off(self, id: str) -> None:
+        """An instance switches itself off: it ends, a moment later."""
+
+        def off() -> None:
+            ending = {"Action": "TerminateInstances", "InstanceId.1": id, "Version": "2016-11-15"}
+            Deferred.fromCoroutine(self._forward(ending)).addErrback(lambda _: None)
+            self._machines.kill(id)
+
+        self._timers.append(self._reactor.callLater(OFF_SECONDS, off))
 
 
 class CutSite(WrappingFactory):
@@ -272,6 +328,20 @@ def _network(ec2: Any) -> tuple[tuple[str, ...], str]:
     ]
     group = ec2.create_security_group(GroupName="pods", Description="pods", VpcId=vpc)["GroupId"]
     return tuple(each["SubnetId"] for each in subnets), group
+
+
+class _Switch(Resource):
+    """Where the machine of an instance says that it switches itself off."""
+
+    isLeaf = True
+
+    def __init__(self, world: AwsWorld) -> None:
+        super().__init__()
+        self._world = world
+
+    def render(self, request: Any) -> bytes:
+        self._world.switched_off(request.path.decode().strip("/"))
+        return b""
 
 
 class _Proxy(Resource):
