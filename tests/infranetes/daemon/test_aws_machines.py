@@ -125,6 +125,17 @@ class AwsMachineTests(AwsDaemonCase):
         await self.remove_pod(sandbox)
         await self.nothing_is_left()
 
+    async def test_removing_the_container_ends_the_vm(self) -> None:
+        await self.started()
+        sandbox = await self.run_pod()
+        container = await self.run_container(sandbox, self.machine())
+        removing = cri.RemoveContainerRequest(container_id=container)
+        for _ in range(2):
+            await self.runtime.RemoveContainer(removing, timeout=60.0)
+        self.assertEqual(self.world.holdings(), [])
+        self.assertEqual(await self.containers(), [])
+        await self.remove_pod(sandbox)
+
     async def test_a_machine_whose_agent_never_comes_up_is_ended(self) -> None:
         self.config["times"]["launch"] = 3.0
         await self.started()
@@ -180,13 +191,16 @@ class AwsMachineTests(AwsDaemonCase):
             try:
                 known = [one.id for one in await self.sandboxes(label_selector={"name": name})]
                 sandbox = known[0] if known else await self.run_pod(name, labels={"name": name})
-                container = await self.create(sandbox, self.machine())
+                made = [one.id for one in await self.containers(pod_sandbox_id=sandbox)]
+                container = made[0] if made else await self.create(sandbox, self.machine())
                 break
             except GrpcError as error:
                 self.assertIs(error.code, Code.UNAVAILABLE, error.message)
                 killed = True
                 await self.ended()
                 await self.start()
+        if not killed:
+            await self.restart()  # one that does not end itself later
         self.assertEqual(len(self.world.instances()), 1)
         self.assertEqual([one.id for one in await self.containers()], [container])
         await self.stop_pod(sandbox)
