@@ -178,10 +178,11 @@ class AwsCatalogueTests(AwsCase, TestCase):
         unstarted: Any = self.make_provider()
         await self.refused(Unavailable, unstarted.catalogue.find("web:1", {}))
         catalogue = await self.catalogue()
-        self.world.faults.add(Kind.THROTTLE, "DescribeImages", share=0.5)
+        throttled = self.world.faults.add(Kind.THROTTLE, "DescribeImages", times=2)
         self.assertEqual((await self.find(catalogue, "web:1")).machine, ami)
-        self.world.faults.clear()
+        self.assertEqual(throttled.happened, 2)
         self.world.faults.add(Kind.REVOKED, "DescribeImages")
         for asked in (catalogue.find("web:1", {}), catalogue.present(Found(DIGEST, machine=ami))):
             self.assertIsInstance(asked, Deferred)
             await self.refused(FailedPrecondition, asked)
+        self.world.faults.clear()
