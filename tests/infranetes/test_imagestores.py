@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import attrs
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
@@ -35,8 +34,8 @@ POOL = PoolConfig(sizes=(PoolSize(count=1),))
 
 
 class ImageStoreTests(SynchronousTestCase):
-    def store(self, imgprovider: str, **fields: object) -> ImageStore | CatalogueStore:
-        config = attrs.evolve(Config(provider="cloudy", imgprovider=imgprovider), **fields)
+    def store(self, imgprovider: str, pool: PoolConfig = PoolConfig()) -> ImageStore | CatalogueStore:
+        config = Config(provider="cloudy", imgprovider=imgprovider, pool=pool)
         return image_store(Clock(), config, Cloud())
 
     def test_those_that_every_node_has(self) -> None:

@@ -57,7 +57,10 @@ class OptionsTests(SynchronousTestCase):
     def test_what_can_not_be_is_named(self) -> None:
         for flags, words in (
             (("--imgprovider", "floppy"), ("imgprovider", "floppy", "docker")),
-            (("--imgprovider", "aws", "--podprovider", "qemu"), ("imgprovider", "aws", "the name of the provider")),
+            (
+                ("--imgprovider", "aws", "--podprovider", "qemu"),
+                ("imgprovider", "aws", "the name of the provider"),
+            ),
             (("--ca", "ca.pem"), ("ca", "absolute")),
             (("--master-ip", "master"), ("kubernetes.master_ip",)),
             (("--cluster-cidr", "10.0.0.0/99"), ("kubernetes.cluster_cidr",)),

@@ -1,6 +1,6 @@
 """A cloud's machine images as the images of pods whose image is the VM.
 
-kubelet takes nothing for an image's name that is no reference of Docker's. All of these mean version 1.0 of web::
+kubelet takes nothing for an image's name that is no reference of Docker's. These mean version 1.0 of web::
 
     web:1.0
     docker.io/library/web:1.0    what some clients make of it

@@ -95,9 +95,7 @@ class AwsMachineTests(AwsDaemonCase):
         asked = cri.PodSandboxStatusRequest(pod_sandbox_id=sandbox)
         status = await self.runtime.PodSandboxStatus(asked, timeout=10.0)
         self.assertEqual(status.status.network.ip, instance["PrivateIpAddress"])
-        second = await self.refused(
-            Code.FAILED_PRECONDITION, self.create(sandbox, self.machine("second"))
-        )
+        second = await self.refused(Code.FAILED_PRECONDITION, self.create(sandbox, self.machine("second")))
         self.assertIn(container, second)
         self.write("words of the machine")
         log = self.log_directory / "web" / "main.log"
@@ -155,7 +153,9 @@ class AwsMachineTests(AwsDaemonCase):
         await self.started()
         sandbox = await self.run_pod()
         self.world.deregister(self.ami)
-        self.assertIn(self.ami, await self.refused(Code.INVALID_ARGUMENT, self.create(sandbox, self.machine())))
+        self.assertIn(
+            self.ami, await self.refused(Code.INVALID_ARGUMENT, self.create(sandbox, self.machine()))
+        )
         while await self.image_named(NAME) is not None:
             await self.sleep(0.05)
         self.ami = await self.world.machine_image(NAME)
@@ -173,7 +173,7 @@ class AwsMachineTests(AwsDaemonCase):
         await self.nothing_is_left()
 
     async def test_a_daemon_that_is_killed_while_a_machine_boots_leaves_a_container_or_nothing(self) -> None:
-        """At every write from the sandbox's, through the VM's, to the container's; asked again as by kubelet."""
+        """After every write, from the sandbox's to the container's; and asked again, as by kubelet."""
         self.ami = await self.world.machine_image(NAME)
         number = 1
         while True:

@@ -169,7 +169,9 @@ class AwsWorld:
         if self.journal is None:
             self.journal = await deferToThread(systemd.shared)
         made = {"infranetes": "true", "infranetes.image_name": name, **tags}
-        id: str = self.ec2.copy_image(SourceImageId=source, SourceRegion=moto.REGION, Name="machine")["ImageId"]
+        id: str = self.ec2.copy_image(SourceImageId=source, SourceRegion=moto.REGION, Name="machine")[
+            "ImageId"
+        ]
         self.machine_images.append(id)
         tagged = [{"Key": key, "Value": value} for key, value in made.items()]
         self.ec2.create_tags(Resources=[id], Tags=tagged)
@@ -283,7 +285,6 @@ class AwsWorld:
                 },
             },
         )
-
 
     def _containers(self, vm: _Vm, directory: Path) -> dict[str, Any]:
         """What the configuration of the instance's agent says of containers."""

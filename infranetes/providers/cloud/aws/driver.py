@@ -7,8 +7,8 @@
 - It ignores `nextToken`, so long lists end early: all pages are asked for.
 - `list_nodes` also asks for addresses, naming each instance in a filter, which EC2 allows for 200 of
   them: the instances' own answer has the addresses already.
-- A node lacks the reason of its state, an image its root disk's name and its disks' sizes; when it was made is
-  text or a date, by libcloud's release.
+- A node lacks the reason of its state, an image its root disk's name and its disks' sizes; when it was made
+  is text or a date, by libcloud's release.
 """
 
 from __future__ import annotations

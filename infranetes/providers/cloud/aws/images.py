@@ -44,7 +44,9 @@ class Images:
     def _thd_get(self, driver: Driver, id: str) -> Any:
         """libcloud's image, or None."""
         found = driver.list_images(ex_image_ids=[id])
-        return self._remember(found[0]) if found else None
+        if found:
+            self._remember(found[0])
+        return found[0] if found else None
 
     def _thd_find(self, driver: Driver, name: str, version: str, architecture: str) -> MachineImage:
         wanted = {
@@ -63,7 +65,8 @@ class Images:
                 f"none of {architecture} is available whose owner is {' or '.join(self._owners)} and whose "
                 f"tags are {OURS}=true and {NAME}={name}:{version}",
             )
-        newest = self._remember(max(fit, key=lambda image: (image.extra["created"], image.id)))
+        newest = max(fit, key=lambda image: (image.extra["created"], image.id))
+        self._remember(newest)
         return MachineImage(newest.id, name, version, newest.extra["disks_gib"] * _GIB)
 
     def _thd_has(self, driver: Driver, id: str) -> bool:
@@ -72,12 +75,17 @@ class Images:
 
     def _thd_root_disk(self, driver: Driver, id: str) -> RootDisk:
         """:raise CloudError: there is no such image."""
-        if id not in self._disks and self._thd_get(driver, id) is None:
+        known = self._disks.get(id)
+        if known is not None:
+            return known
+        image = self._thd_get(driver, id)
+        if image is None:
             raise CloudError(Trouble.INVALID, f"there is no image {id}")
-        return self._disks.get(id, RootDisk("", 0))
+        return self._remember(image)
 
-    def _remember(self, image: Any) -> Any:
+    def _remember(self, image: Any) -> RootDisk:
         if len(self._disks) >= _MAX_DISKS:
             self._disks.clear()
-        self._disks[image.id] = RootDisk(image.extra["root_device_name"], image.extra["root_disk_gib"])
-        return image
+        disk = RootDisk(image.extra["root_device_name"], image.extra["root_disk_gib"])
+        self._disks[image.id] = disk
+        return disk

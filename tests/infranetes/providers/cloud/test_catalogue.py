@@ -13,8 +13,8 @@ from zope.interface.verify import verifyObject
 
 from infranetes.images.interface import Found, IImageCatalogue
 from infranetes.images.reference import is_digest
-from infranetes.providers.cloud.catalogue import parse
 from infranetes.providers.cloud.aws.settings import Settings
+from infranetes.providers.cloud.catalogue import parse
 from infranetes.providers.interface import IHasCatalogue
 from infranetes_common.config import structure
 from infranetes_common.errors import (
@@ -51,8 +51,8 @@ class ReferenceTests(SynchronousTestCase):
 
     def test_what_is_none_is_told_how_one_is_written(self) -> None:
         for reference in (
-            "", "Web:1.0", "web:", "web:1*", "quay.io/web:1.0", "gcp.infranetes.io/web:1.0", "web:1.0@sha256:ab",
-            "web@", "a" * 300, "ami-0123456789abcdef0:", "web:1.0\n", "wéb:1.0",
+            "", "Web:1.0", "web:", "web:1*", "quay.io/web:1.0", "gcp.infranetes.io/web:1.0",
+            "web:1.0@sha256:ab", "web@", "a" * 300, "ami-0123456789abcdef0:", "web:1.0\n", "wéb:1.0",
         ):  # fmt: skip
             with self.assertRaises(InvalidArgument) as caught:
                 parse(reference, "aws")
