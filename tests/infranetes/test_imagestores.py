@@ -30,11 +30,11 @@ class Cloud:
     catalogue = Machines()
 
 
-POOL = PoolConfig(sizes=(PoolSize(count=1),))
+NONE, POOL = PoolConfig(), PoolConfig(sizes=(PoolSize(count=1),))
 
 
 class ImageStoreTests(SynchronousTestCase):
-    def store(self, imgprovider: str, pool: PoolConfig = PoolConfig()) -> ImageStore | CatalogueStore:
+    def store(self, imgprovider: str, pool: PoolConfig = NONE) -> ImageStore | CatalogueStore:
         config = Config(provider="cloudy", imgprovider=imgprovider, pool=pool)
         return image_store(Clock(), config, Cloud())
 

@@ -9,7 +9,7 @@ from typing import Any
 from infranetes_common import cri
 from tests.infranetes.daemon.aws import AwsDaemonCase
 from tests.support.clouds.aws import NO_AGENT, NORMAL
-from txgrpc import Code, GrpcError
+from txgrpc import Code
 
 NAME = "web:1.0"
 
@@ -173,38 +173,28 @@ class AwsMachineTests(AwsDaemonCase):
         await self.nothing_is_left()
 
     async def test_a_daemon_that_is_killed_while_a_machine_boots_leaves_a_container_or_nothing(self) -> None:
-        """After every write, from the sandbox's to the container's; and asked again, as by kubelet."""
+        """Around the writes from the VM's to the container's; and asked again, as by kubelet."""
         self.ami = await self.world.machine_image(NAME)
-        number = 1
-        while True:
-            await self.start(crash=("after", number))
+        for when, write, machines, step in (
+            ("after", 4, 0, "EC2 is to be asked"),
+            ("before", 5, 1, "EC2 has answered"),
+            ("after", 6, 1, "the machine runs"),
+            ("after", 7, 1, "its agent answers"),
+            ("before", 8, 1, "the agent has the container"),
+        ):
+            await self.start(crash=(when, write))
             self.pulled = await self.pull(NAME)
-            if not await self.boots_or_is_killed(f"pod{number}"):
-                break  # there are fewer writes than that
-            number += 1
-        self.assertGreater(number, 5, "there are more writes than that")
-
-    async def boots_or_is_killed(self, name: str) -> bool:
-        """A pod with its container made, by the next daemon where this one ends; whether it did."""
-        killed = False
-        for _ in range(2):
-            try:
-                known = [one.id for one in await self.sandboxes(label_selector={"name": name})]
-                sandbox = known[0] if known else await self.run_pod(name, labels={"name": name})
-                made = [one.id for one in await self.containers(pod_sandbox_id=sandbox)]
-                container = made[0] if made else await self.create(sandbox, self.machine())
-                break
-            except GrpcError as error:
-                self.assertIs(error.code, Code.UNAVAILABLE, error.message)
-                killed = True
-                await self.ended()
-                await self.start()
-        if not killed:
-            await self.restart()  # one that does not end itself later
-        self.assertEqual(len(self.world.instances()), 1)
-        self.assertEqual([one.id for one in await self.containers()], [container])
-        await self.stop_pod(sandbox)
-        await self.remove_pod(sandbox)
-        await self.nothing_is_left()
-        await self.kill()
-        return killed
+            name = f"pod-{when}-{write}"
+            sandbox = await self.run_pod(name)
+            await self.refused(Code.UNAVAILABLE, self.create(sandbox, self.machine()))
+            await self.ended()
+            self.assertEqual(len(self.world.instances()), machines, step)
+            await self.start()
+            self.assertEqual([one.id for one in await self.sandboxes()], [sandbox], step)
+            container = await self.create(sandbox, self.machine())
+            self.assertEqual(len(self.world.instances()), 1, step)
+            self.assertEqual([one.id for one in await self.containers()], [container], step)
+            await self.stop_pod(sandbox)
+            await self.remove_pod(sandbox)
+            await self.nothing_is_left()
+            await self.kill()
