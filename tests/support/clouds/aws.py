@@ -110,11 +110,7 @@ class AwsWorld:
                 timer.cancel()
         for id in self._vms:
             self._machines.kill(id)
-        left = [one["InstanceId"] for one in self.instances() if one["InstanceId"] in self._vms]
-        if left:  # a test has failed, and the others share moto
-            self.ec2.terminate_instances(InstanceIds=left)
-        for image in self.machine_images:
-            self.ec2.deregister_image(ImageId=image)
+        await deferToThread(self._thd_end_all)
         for port in (self._imds, self._proxy, self._switch):
             await port.stopListening()
         await self._pool.closeCachedConnections()
@@ -156,6 +152,14 @@ class AwsWorld:
         found = [f"instance {one['InstanceId']}" for one in self.instances()]
         found += [f"address {one['AllocationId']}" for one in self.ec2.describe_addresses()["Addresses"]]
         return found + [f"disk {one['VolumeId']}" for one in self.ec2.describe_volumes()["Volumes"]]
+
+    def _thd_end_all(self) -> None:
+        """Leave nothing in moto, which tests share, also where one has failed."""
+        left = [one["InstanceId"] for one in self.instances() if one["InstanceId"] in self._vms]
+        if left:
+            self.ec2.terminate_instances(InstanceIds=left)
+        for image in self.machine_images:
+            self.ec2.deregister_image(ImageId=image)
 
     def end(self, id: str) -> None:
         """Somebody else ends an instance."""
