@@ -142,7 +142,7 @@ class CloudProvider:
             founds = await self._calls.call("list VMs", self._cloud._thd_list)
             listed = self._view.merge(founds)
             self._watcher.notice()
-            extra = {one.id for one in self._view.twins()}
+            extra = {one.id for one in self._view.twins()} | self._unwanted
             return [self._instance(one) for one in listed if one.id not in extra]
 
         return self._public(list_ours())

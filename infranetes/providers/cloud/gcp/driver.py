@@ -4,8 +4,9 @@
   needed, since the names in the configuration are what the API takes.
 - Each connection gets a token of its own and keeps it in a file: see `credentials`.
 - `create_node` and `destroy_volume` wait for their operation, up to three minutes in which they hold their
-  thread, `destroy_node` does so or hides the operation, and `create_node` knows neither spot VMs nor labels of disks and gives VMs an account that may
-  read storage: the request is made by `ask`, and the operation looked at when it is time to.
+  thread; `destroy_node` does so too, or hides the operation; and `create_node` knows neither spot VMs nor
+  labels of disks and gives VMs an account that may read storage: the request is made by `ask`, and the
+  operation looked at when it is time to.
 - `list_nodes` takes no filter, asks for all disks of the project too, and hides that a zone did not answer;
   `list_sizes` ends after the first page: `pages` is used.
 - Errors lose their headers, and with them how long to stay away.
