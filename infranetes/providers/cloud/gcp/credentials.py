@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import attrs
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
-from libcloud.common.google import GoogleAuthError, GoogleBaseError, GoogleServiceAcctAuthConnection
+from libcloud.common.google import GoogleAuthError, GoogleBaseAuthConnection, GoogleBaseError
 from libcloud.utils.connection import get_response_object
 
 from infranetes.providers.cloud.gcp.settings import Settings
@@ -49,7 +49,7 @@ def where(endpoint: str) -> dict[str, Any]:
     return {"host": parts.hostname, "port": parts.port or (443 if secure else 80), "secure": secure}
 
 
-class _Account(GoogleServiceAcctAuthConnection):  # type: ignore[misc]
+class _Account(GoogleBaseAuthConnection):  # type: ignore[misc]
     """Asks for a token with a service account's key (source: RFC 7523)."""
 
     def get_new_token(self) -> Any:
