@@ -20,10 +20,12 @@ import attrs
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from tests.support.clouds import gce_api, machines
+from tests.support.clouds import gce_resources, machines
+from tests.support.clouds.aws import CutSite
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Fault, Faults, Kind
-from tests.support.clouds.gce_api import PROJECT, ZONES, Gce, Refusal, Task
-from tests.support.clouds.sites import Answer, Answering, CutSite
+from tests.support.clouds.gce_api import Gce, Refusal, Task
+from tests.support.clouds.gce_resources import PROJECT, ZONES
+from tests.support.clouds.sites import Answer, Answering
 
 BOOT_SECONDS = 0.1
 ACCOUNT = f"node@{PROJECT}.iam.gserviceaccount.com"
@@ -154,7 +156,7 @@ class GceWorld:
         """Another instance with the same labels."""
         zone, _, name = id.partition(".")
         one = self.api.instances[zone, name]
-        twin = {**one, "name": f"{name}9", "id": "9", "creationTimestamp": gce_api.now()}
+        twin = {**one, "name": f"{name}9", "id": "9", "creationTimestamp": gce_resources.now()}
         twin["networkInterfaces"] = [{"networkIP": "127.78.0.9"}]
         self.api.instances[zone, f"{name}9"] = twin
 
@@ -327,4 +329,4 @@ def _refusal(fault: Fault) -> Answer | None:
 
 
 def _error(status: int, reason: str, message: str) -> Answer:
-    return status, json.dumps(gce_api.error(status, reason, message)).encode()
+    return status, json.dumps(gce_resources.error(status, reason, message)).encode()

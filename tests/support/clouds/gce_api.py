@@ -7,22 +7,18 @@ that `later` gives them; meanwhile there is an operation.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import secrets
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import unquote
 
 import attrs
 
-PROJECT = "test-project"
-REGION = "europe-west1"
-ZONES = (f"{REGION}-b", f"{REGION}-c")
-LINK = "https://www.googleapis.com/compute/v1/"
+from tests.support.clouds import gce_resources as resources
+from tests.support.clouds.gce_resources import HERE, NETWORK, PROJECT, REGION, ZONES
+
 IMAGE = "infranetes-guest"
-NETWORK = ipaddress.ip_network("127.78.0.0/16")  # every address of which is the loopback interface's
 # name, CPUs, MiB, GPUs; what only the first zone has ends with !
 TYPES = (
     ("e2-micro", 2, 1024, 0),
@@ -54,22 +50,6 @@ class Task:
 
     zone: str
     answer: dict[str, Any]
-    error: dict[str, str] | None = None
-
-
-def error(status: int, reason: str, message: str) -> dict[str, Any]:
-    """The body of an error."""
-    one = {"domain": "global", "message": message, "reason": reason}
-    return {"error": {"code": status, "errors": [one], "message": message}}
-
-
-def now() -> str:
-    """The time as Google writes it."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def _number() -> str:
-    return str(secrets.randbelow(9 * 10**18) + 10**18)
 
 
 class Gce:
@@ -84,7 +64,6 @@ class Gce:
     ) -> None:
         self._launched = launched
         self._ended = ended
-        self.project = f"{LINK}projects/{PROJECT}"
         self.instances: dict[tuple[str, str], dict[str, Any]] = {}
         self.disks: dict[tuple[str, str], dict[str, Any]] = {}
         self.addresses: dict[str, dict[str, Any]] = {}
@@ -114,7 +93,7 @@ class Gce:
             case ("GET", "regions", region, "addresses", name) if region == REGION:
                 return self._there(self.addresses.get(name), path)
             case ("GET", "regions", region, "subnetworks", "pods") if region == REGION:
-                return self._subnetwork()
+                return resources.subnetwork()
             case (_, "zones", zone, *rest) if zone in ZONES:
                 return self._in_zone(method, zone, rest, query, body)
         raise Refusal(404, "notFound", f"The resource 'projects/{path}' was not found")
@@ -162,7 +141,7 @@ class Gce:
         items, token = self._paged([one for one in found if _fits(one, query.get("filter", ""))], query)
         plural = {"image": "images"}.get(kind, f"{kind}s")
         answer: dict[str, Any] = {"kind": f"compute#{kind}List", "id": f"projects/{PROJECT}/{plural}"}
-        answer["selfLink"] = f"{self.project}/{plural}"
+        answer["selfLink"] = f"{HERE}/{plural}"
         return {**answer, **({"items": items} if items else {}), **token}
 
     def _aggregated(self, kind: str, query: dict[str, str]) -> dict[str, Any]:
@@ -181,7 +160,7 @@ class Gce:
         return {
             "kind": f"compute#{kind[:-1]}AggregatedList",
             "id": f"projects/{PROJECT}/aggregated/{kind}",
-            "selfLink": f"{self.project}/aggregated/{kind}",
+            "selfLink": f"{HERE}/aggregated/{kind}",
             "items": scopes,
             **token,
         }
@@ -193,89 +172,25 @@ class Gce:
 
     # ---- Resources that are there from the start
 
-    def add_image(self, name: str, **fields: Any) -> dict[str, Any]:
+    def add_image(self, name: str, **fields: Any) -> None:
         """An image; fields in place of the usual ones."""
-        self.images[name] = {
-            "kind": "compute#image",
-            "id": _number(),
-            "name": name,
-            "selfLink": f"{self.project}/global/images/{name}",
-            "creationTimestamp": now(),
-            "status": "READY",
-            "sourceType": "RAW",
-            "rawDisk": {"containerType": "TAR", "source": ""},
-            "archiveSizeBytes": str(700 << 20),
-            "diskSizeGb": "10",
-            "labels": {},
-            **fields,
-        }
-        return self.images[name]
+        self.images[name] = resources.image(name, **fields)
 
-    def add_address(self, name: str) -> dict[str, Any]:
+    def add_address(self, name: str) -> None:
         """A reserved address."""
-        self.addresses[name] = {
-            "kind": "compute#address",
-            "id": _number(),
-            "creationTimestamp": now(),
-            "name": name,
-            "description": "",
-            "address": "203.0.113.77",
-            "status": "RESERVED",
-            "region": f"{self.project}/regions/{REGION}",
-            "selfLink": f"{self.project}/regions/{REGION}/addresses/{name}",
-        }
-        return self.addresses[name]
+        self.addresses[name] = resources.address(name)
 
     def add_disk(self, zone: str, name: str, labels: dict[str, str], gib: str = "10") -> dict[str, Any]:
         """A disk that nobody uses."""
-        self.disks[zone, name] = {
-            "kind": "compute#disk",
-            "id": _number(),
-            "creationTimestamp": now(),
-            "name": name,
-            "sizeGb": gib,
-            "zone": f"{self.project}/zones/{zone}",
-            "status": "READY",
-            "selfLink": f"{self.project}/zones/{zone}/disks/{name}",
-            "type": f"{self.project}/zones/{zone}/diskTypes/pd-balanced",
-            "labels": labels,
-        }
-        return self.disks[zone, name]
-
-    def _subnetwork(self) -> dict[str, Any]:
-        return {
-            "kind": "compute#subnetwork",
-            "id": "4297043163355844284",
-            "creationTimestamp": now(),
-            "name": "pods",
-            "network": f"{self.project}/global/networks/default",
-            "ipCidrRange": str(NETWORK),
-            "gatewayAddress": str(NETWORK[1]),
-            "region": f"{self.project}/regions/{REGION}",
-            "selfLink": f"{self.project}/regions/{REGION}/subnetworks/pods",
-        }
+        self.disks[zone, name] = found = resources.disk(zone, name, labels, gib)
+        return found
 
     def _types(self, zone: str) -> list[dict[str, Any]]:
-        return [self._type(zone, *one) for one in TYPES if not one[0].endswith("!") or zone == ZONES[0]]
-
-    def _type(self, zone: str, name: str, cpus: int, mib: int, gpus: int) -> dict[str, Any]:
-        name = name.removesuffix("!")
-        accelerators = [{"guestAcceleratorType": "nvidia-l4", "guestAcceleratorCount": gpus}]
-        return {
-            "kind": "compute#machineType",
-            "id": str(sum(name.encode())),
-            "creationTimestamp": "1969-12-31T16:00:00.000-08:00",
-            "name": name,
-            "description": f"{cpus} vCPU, {mib >> 10} GB RAM",
-            "guestCpus": cpus,
-            "memoryMb": mib,
-            "imageSpaceGb": 0,
-            "maximumPersistentDisks": 128,
-            "maximumPersistentDisksSizeGb": "263168",
-            "zone": zone,
-            "selfLink": f"{self.project}/zones/{zone}/machineTypes/{name}",
-            **({"accelerators": accelerators} if gpus else {}),
-        }
+        return [
+            resources.machine_type(zone, name.removesuffix("!"), *figures)
+            for name, *figures in TYPES
+            if not name.endswith("!") or zone == ZONES[0]
+        ]
 
     # ---- Instances
 
@@ -317,47 +232,7 @@ class Gce:
         address = ""
         while not address or address in taken:
             address = str(NETWORK[256 + secrets.randbelow(60000)])
-        name, asked = body["name"], body["networkInterfaces"][0]
-        access = [
-            {"kind": "compute#accessConfig", "natIP": f"198.51.100.{secrets.randbelow(250) + 1}", **each}
-            for each in asked.get("accessConfigs", [])
-        ]
-        interface = {
-            "name": "nic0",
-            "network": f"{self.project}/global/networks/default",
-            "subnetwork": f"{self.project}/regions/{REGION}/subnetworks/pods",
-            "networkIP": address,
-            **({"accessConfigs": access} if access else {}),
-        }
-        disk = {
-            "kind": "compute#attachedDisk",
-            "index": 0,
-            "type": "PERSISTENT",
-            "mode": "READ_WRITE",
-            "source": f"{self.project}/zones/{zone}/disks/{name}",
-            "deviceName": "persistent-disk-0",
-            "boot": True,
-            "autoDelete": body["disks"][0].get("autoDelete", False),
-        }
-        return {
-            "kind": "compute#instance",
-            "id": _number(),
-            "creationTimestamp": now(),
-            "name": name,
-            "tags": {**body["tags"], "fingerprint": "42WmSpB8rSM="},
-            "machineType": f"{self.project}/{body['machineType']}",
-            "status": "PROVISIONING",
-            "zone": f"{self.project}/zones/{zone}",
-            "canIpForward": False,
-            "networkInterfaces": [interface],
-            "disks": [disk],
-            "metadata": {"kind": "compute#metadata", "fingerprint": "0g5L6fMbFbQ=", **body["metadata"]},
-            "serviceAccounts": body["serviceAccounts"],
-            "selfLink": f"{self.project}/zones/{zone}/instances/{name}",
-            "scheduling": body["scheduling"],
-            "labels": body["labels"],
-            "labelFingerprint": "42WmSpB8rSM=",
-        }
+        return resources.instance(zone, body, address)
 
     def _delete(self, one: dict[str, Any], zone: str) -> dict[str, Any]:
         task = self._task(zone, "delete", one)
@@ -381,28 +256,13 @@ class Gce:
     # ---- Operations
 
     def _task(self, zone: str, kind: str, target: dict[str, Any]) -> Task:
-        name = f"operation-{secrets.token_hex(12)}"
-        answer = {
-            "kind": "compute#operation",
-            "id": _number(),
-            "name": name,
-            "zone": f"{self.project}/zones/{zone}",
-            "operationType": kind,
-            "targetLink": target["selfLink"],
-            "targetId": target["id"],
-            "status": "RUNNING",
-            "user": "node@test-project.iam.gserviceaccount.com",
-            "progress": 0,
-            "insertTime": now(),
-            "startTime": now(),
-            "selfLink": f"{self.project}/zones/{zone}/operations/{name}",
-        }
-        task = self.tasks[name] = Task(zone, answer)
+        task = Task(zone, resources.operation(zone, kind, target))
+        self.tasks[task.answer["name"]] = task
         return task
 
     def finish(self, task: Task, code: str = "", message: str = "") -> None:
         """An operation ends; with an error if it has a code."""
-        task.answer.update(status="DONE", progress=100, endTime=now())
+        task.answer.update(status="DONE", progress=100, endTime=resources.now())
         if code:
             task.answer["error"] = {"errors": [{"code": code, "message": message}]}
 

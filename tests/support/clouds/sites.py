@@ -1,4 +1,4 @@
-"""HTTP servers in the test's own reactor."""
+"""HTTP in the test's own reactor."""
 
 from __future__ import annotations
 
@@ -6,29 +6,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from twisted.internet.defer import Deferred
-from twisted.internet.task import deferLater
-from twisted.protocols.policies import WrappingFactory
 from twisted.web.resource import Resource
-from twisted.web.server import NOT_DONE_YET, Site
+from twisted.web.server import NOT_DONE_YET
 
 Answer = tuple[Any, ...]
 """Status, body, and headers as pairs."""
-
-
-class CutSite(WrappingFactory):
-    """A site whose connections can be cut."""
-
-    def __init__(self, resource: Resource) -> None:
-        super().__init__(Site(resource, timeout=None))
-
-    async def cut(self) -> None:
-        """End every connection."""
-        from twisted.internet import reactor
-
-        while self.protocols:
-            for protocol in list(self.protocols):
-                protocol.transport.abortConnection()
-            await deferLater(reactor, 0.01)
 
 
 class Answering(Resource):

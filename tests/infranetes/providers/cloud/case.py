@@ -13,7 +13,7 @@ from tests.contract.pod_provider import ProviderCase, reactor
 from tests.support.clouds.aws import AwsWorld
 from tests.support.clouds.faults import Kind
 from tests.support.clouds.gce import GceWorld
-from tests.support.clouds.gce_api import ZONES
+from tests.support.clouds.gce_resources import ZONES
 from tests.support.clouds.moto import REGION
 
 offers(REGION)  # large files, which the daemon reads before its reactor runs
