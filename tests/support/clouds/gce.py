@@ -67,6 +67,10 @@ class GceWorld:
         self.api.later = lambda work: self._timers.append(reactor.callLater(BOOT_SECONDS, work))
         self.faults = Faults()
         self.behaviour = NORMAL
+        self.refusal = (
+            "ZONE_RESOURCE_POOL_EXHAUSTED",
+            "The zone does not have enough resources available to fulfill the request.",
+        )
         self.refused: Fault | None = None  # how the launch that is under way is to end
         self.requests: list[dict[str, str]] = []
         self.bodies: list[dict[str, Any]] = []  # of launches
@@ -248,9 +252,7 @@ class GceWorld:
     def _refuse(self, one: dict[str, Any], task: Task) -> None:
         """As Google tells that it has nothing free: the operation was taken, and fails."""
         self.api.remove(task.zone, one["name"])
-        self.api.finish(
-            task, "ZONE_RESOURCE_POOL_EXHAUSTED", f"The zone {task.zone} does not have enough resources"
-        )
+        self.api.finish(task, *self.refusal)
 
     def _boot(self, one: dict[str, Any], task: Task, vm: _Vm) -> None:
         if one["status"] != "PROVISIONING":
@@ -288,6 +290,8 @@ def _parameters(method: str, path: str, query: dict[str, str], body: dict[str, A
             found.update(Action="launch", name=body["name"], size=size, zone=zone)
         case ("DELETE", "zones", _, "instances", _):
             found["Action"] = "destroy"
+        case ("GET", "global", "images", *_):
+            found["Action"] = "get images"
         case ("GET", "zones", _, "operations", *_):
             found["Action"] = "operation"
         case (_, *parts):

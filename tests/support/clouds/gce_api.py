@@ -69,6 +69,7 @@ class Gce:
         self.addresses: dict[str, dict[str, Any]] = {}
         self.images: dict[str, dict[str, Any]] = {}
         self.tasks: dict[str, Task] = {}
+        self.unreachable = ""  # a zone that does not answer
         self.page = 500  # results at the most
         self.later: Callable[[Callable[[], None]], None] = lambda work: work()
         self.add_image(IMAGE, family="infranetes")
@@ -151,11 +152,13 @@ class Gce:
         scopes: dict[str, Any] = {}
         for zone in ZONES:
             mine = [all_of[key] for key in shown if key[0] == zone]
-            nothing = {
+            nothing: dict[str, Any] = {
                 "code": "NO_RESULTS_ON_PAGE",
                 "data": [{"key": "scope", "value": f"zones/{zone}"}],
                 "message": f"There are no results for scope 'zones/{zone}' on this page.",
             }
+            if zone == self.unreachable:
+                mine, nothing["code"] = [], "UNREACHABLE"
             scopes[f"zones/{zone}"] = {kind: mine} if mine else {"warning": nothing}
         return {
             "kind": f"compute#{kind[:-1]}AggregatedList",

@@ -75,6 +75,7 @@ class GcpCloud:
         self._types: dict[str, dict[str, Offer]] = {}  # by zone
         self._ending: dict[str, str] = {}  # the operations that delete VMs, by id
         self._details: dict[str, str] = {}  # why VMs ended, by id
+        self._architecture = "x86_64"  # of the configuration's image, and so of all
         self._region = region_of(settings.zones[0])
         self.offers: Sequence[Offer] = ()
         self.place = f"gcp {settings.project} {self._region}"
@@ -143,7 +144,8 @@ class GcpCloud:
         for types in self._types.values():
             merged = {**types, **merged}
         self.offers = tuple(merged.values())
-        return "arm64" if image.get("architecture") == "ARM64" else "x86_64"
+        self._architecture = images.architecture_of(image)
+        return self._architecture
 
     # ---- VMs
 
@@ -304,9 +306,9 @@ class GcpCloud:
 
     # ---- Images
 
-    def _thd_find_image(self, driver: Driver, name: str, version: str) -> MachineImage | None:
-        settings = self._settings
-        return images._thd_find(driver, settings.image_projects or (settings.project,), name, version)
+    def _thd_find_image(self, driver: Driver, name: str, version: str) -> MachineImage:
+        projects = self._settings.image_projects or (self._settings.project,)
+        return images._thd_find(driver, projects, name, version, self._architecture)
 
     def _thd_has_image(self, driver: Driver, id: str) -> bool:
         return images._thd_has(driver, self._settings.project, id)

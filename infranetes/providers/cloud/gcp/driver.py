@@ -68,9 +68,10 @@ class Connection(GCEConnection):  # type: ignore[misc]
         try:
             return super().request(*args, **options)
         except GoogleBaseError as error:
-            if error.http_code == 401:
-                self.oauth2_credential._thd_forget(self._sent_token)
-            raise
+            if error.http_code != 401:
+                raise
+            self.oauth2_credential._thd_forget(self._sent_token)
+        return super().request(*args, **options)  # nothing was done: once more, with a new token
 
     def pre_connect_hook(self, params: Any, headers: Any) -> Any:
         params, headers = super().pre_connect_hook(params, headers)

@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
 
 from infranetes.providers.cloud.gcp.driver import Driver
-from infranetes.providers.cloud.gcp.names import IMAGE, filter_of, image_path
-from infranetes.providers.cloud.interface import MachineImage
+from infranetes.providers.cloud.gcp.names import IMAGE, filter_of, image_path, label
+from infranetes.providers.cloud.interface import CloudError, MachineImage, Trouble
 
 OURS, NAME, VERSION = "infranetes", "infranetes-image-name", "infranetes-image-version"
 
 
-def _thd_find(driver: Driver, projects: Iterable[str], name: str, version: str) -> MachineImage | None:
-    """The newest image that can be used."""
-    wanted = filter_of({OURS: "true", NAME: name, VERSION: version})
+def architecture_of(image: dict[str, Any]) -> str:
+    """Of an image as the API describes it, which tells of ARM only for certain."""
+    return "arm64" if image.get("architecture") == "ARM64" else "x86_64"
+
+
+def _thd_find(
+    driver: Driver, projects: Sequence[str], name: str, version: str, architecture: str
+) -> MachineImage:
+    """The newest image that can be used. :raise CloudError: there is none; says what was looked for."""
+    wanted = {OURS: "true", NAME: name, VERSION: version}
     found = [
         (str(one.get("creationTimestamp")), project, one)
         for project in projects
-        for page in driver.pages(f"projects/{project}/global/images", filter=wanted)
+        for page in driver.pages(f"projects/{project}/global/images", filter=filter_of(wanted))
         for one in page.get("items") or []
         if one.get("status") == "READY"
         and (one.get("deprecated") or {}).get("state") not in ("OBSOLETE", "DELETED")
+        and architecture_of(one) == architecture
     ]
     if not found:
-        return None
+        shown = " ".join(f"{key}={label(value)}" for key, value in wanted.items())
+        raise CloudError(
+            Trouble.MISSING,
+            f"none of {architecture} is ready in {' or '.join(projects)} whose labels are {shown}",
+        )
     _, project, one = max(found, key=lambda each: (each[0], each[1]))
     size = int(one.get("archiveSizeBytes") or 0)
     return MachineImage(f"projects/{project}/global/images/{one['name']}", name, version, size)
