@@ -139,7 +139,8 @@ class Gce:
     # ---- Lists
 
     def _list(self, kind: str, found: Any, query: dict[str, str]) -> dict[str, Any]:
-        items, token = self._paged([one for one in found if _fits(one, query.get("filter", ""))], query)
+        terms = _terms(query.get("filter", ""))
+        items, token = self._paged([one for one in found if _fits(one, terms)], query)
         plural = {"image": "images"}.get(kind, f"{kind}s")
         answer: dict[str, Any] = {"kind": f"compute#{kind}List", "id": f"projects/{PROJECT}/{plural}"}
         answer["selfLink"] = f"{HERE}/{plural}"
@@ -147,7 +148,8 @@ class Gce:
 
     def _aggregated(self, kind: str, query: dict[str, str]) -> dict[str, Any]:
         all_of = self.instances if kind == "instances" else self.disks
-        keys = [key for key in sorted(all_of) if _fits(all_of[key], query.get("filter", ""))]
+        terms = _terms(query.get("filter", ""))
+        keys = [key for key in sorted(all_of) if _fits(all_of[key], terms)]
         shown, token = self._paged(keys, query)
         scopes: dict[str, Any] = {}
         for zone in ZONES:
@@ -277,17 +279,16 @@ class Gce:
         self.finish(self._task(zone, why, one))
 
 
-def _fits(resource: dict[str, Any], expression: str) -> bool:
-    """Whether a filter lets a resource through: equalities with AND between."""
-    for term in expression.split(" AND ") if expression else ():
-        found = _TERM.fullmatch(term)
-        if found is None:
-            raise Refusal(400, "invalid", f"Invalid value for field 'filter': '{expression}'")
-        key, wanted = found.groups()
-        if key.startswith("labels."):
-            value = (resource.get("labels") or {}).get(key.removeprefix("labels."))
-        else:
-            value = resource.get(key)
-        if value != wanted:
-            return False
-    return True
+def _terms(expression: str) -> list[tuple[str, str]]:
+    """A filter's equalities, with AND between. :raise Refusal: it is something else."""
+    found = [_TERM.fullmatch(term) for term in expression.split(" AND ")] if expression else []
+    if None in found:
+        raise Refusal(400, "invalid", f"Invalid value for field 'filter': '{expression}'")
+    return [(term[1], term[2]) for term in found if term]
+
+
+def _fits(resource: dict[str, Any], terms: list[tuple[str, str]]) -> bool:
+    """Whether a filter lets a resource through."""
+    labels = resource.get("labels") or {}
+    has = {**resource, **{f"labels.{key}": value for key, value in labels.items()}}
+    return all(has.get(key) == wanted for key, wanted in terms)
