@@ -11,6 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.config import Config as NodeConfig
 from infranetes.config import load as load_node
 from infranetes.providers.cloud.aws.settings import Settings as AwsSettings
+from infranetes.providers.cloud.gcp.settings import Settings as GcpSettings
 from infranetes.providers.qemu.settings import QemuSettings
 from infranetes.providers.simulated.settings import Settings as SimulatedSettings
 from tests.docs.reference import defaults, documented
@@ -28,6 +29,9 @@ OF_THE_MACHINE = {
     ("providers.simulated", "farm_command"),
     ("providers.aws", "region"),  # of the account
     ("providers.aws", "image"),
+    ("providers.gcp", "project"),
+    ("providers.gcp", "zones"),
+    ("providers.gcp", "image"),
 }
 
 
@@ -66,6 +70,10 @@ class ReferenceTests(SynchronousTestCase):
 
     def test_every_key_of_the_aws_provider_and_its_default(self) -> None:
         self.check("providers.aws", AwsSettings(region="eu-west-1", image="ami-12345678"))
+
+    def test_every_key_of_the_gcp_provider_and_its_default(self) -> None:
+        zones = ("europe-west1-b",)
+        self.check("providers.gcp", GcpSettings(project="test-project", zones=zones, image="guest"))
 
 
 class DefaultFileTests(SynchronousTestCase):

@@ -32,6 +32,7 @@ from infranetes.providers.interface import InstanceSpec, InstanceState, Provider
 from infranetes_common.errors import InfranetesError, InvalidArgument, Unavailable
 from infranetes_common.identity import encode
 
+_PATIENCE = 1.5  # from one look at a launch that is not decided yet to the next
 _ATTEMPTS = 4  # with VMs of the same token that turn out to be gone
 
 _log = Logger()
@@ -167,8 +168,10 @@ class Launcher:
         :raise CloudError: it is refused, and is not there."""
         deadline = self._reactor.seconds() + self._settings.settle_seconds
         what = f"see whether VM {found.id} can be had"
+        pause = self._settings.poll_seconds
         while found.task and self._reactor.seconds() < deadline:
-            await deferLater(self._reactor, self._settings.poll_seconds)
+            await deferLater(self._reactor, pause)
+            pause *= _PATIENCE  # each VM is asked for by itself, and boots meanwhile
             try:
                 found = await self._calls.call(what, partial(self._thd_settle, found))
             except CloudError as error:

@@ -226,6 +226,7 @@ class Gce:
             "image": source.rpartition("/")[2] not in {*self.images, "infranetes"},
             "labels": not all(_LABEL.fullmatch(each) for each in body["labels"].values()),
             "subnetwork": not subnetwork.endswith(f"regions/{REGION}/subnetworks/pods"),
+            "disks": int(body["disks"][0]["initializeParams"].get("diskSizeGb", "10")) < 10,
             "tags": not all(_NAME.fullmatch(each) for each in body["tags"].get("items", [])),
         }
         for field, is_wrong in wrong.items():

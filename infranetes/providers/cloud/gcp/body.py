@@ -12,10 +12,11 @@ IDENTITY = "infranetes-identity"  # the attribute in which the agent finds its i
 _PODS_SCOPE = "https://www.googleapis.com/auth/cloud-platform"  # the account's roles say what pods may
 
 
-def instance(settings: Settings, order: Order, address: str, gpus: int) -> dict[str, Any]:
+def instance(settings: Settings, order: Order, address: str, gpus: int, gib: int) -> dict[str, Any]:
     """The body of the request.
 
-    :param address: the reserved address that it is to have, or "". :param gpus: that its type has."""
+    :param address: the reserved address that it is to have, or "". :param gpus: that its type has.
+    :param gib: of its disk; 0: as the image has it."""
     zone, wishes = order.place, order.wishes
     account = wishes.instance_profile or settings.service_account
     tags = list(wishes.security_groups or settings.tags)
@@ -23,7 +24,7 @@ def instance(settings: Settings, order: Order, address: str, gpus: int) -> dict[
         "name": name_of(order.token, order.number),
         "machineType": f"zones/{zone}/machineTypes/{order.size}",
         "labels": labels(order.tags),
-        "disks": [_disk(settings, order)],
+        "disks": [_disk(settings, order, gib)],
         "networkInterfaces": [_interface(settings, order, address)],
         "scheduling": _scheduling(wishes.spot, gpus),
         "serviceAccounts": [{"email": account, "scopes": [_PODS_SCOPE]}] if account else [],
@@ -37,7 +38,7 @@ def instance(settings: Settings, order: Order, address: str, gpus: int) -> dict[
     }
 
 
-def _disk(settings: Settings, order: Order) -> dict[str, Any]:
+def _disk(settings: Settings, order: Order, gib: int) -> dict[str, Any]:
     """The boot disk, which goes with the VM."""
     source = image_path(order.image or settings.image, settings.project)
     made: dict[str, Any] = {
@@ -45,8 +46,8 @@ def _disk(settings: Settings, order: Order) -> dict[str, Any]:
         "diskType": f"zones/{order.place}/diskTypes/{settings.disk_type}",
         "labels": labels(order.tags),
     }
-    if settings.disk_gib and not order.image:
-        made["diskSizeGb"] = str(settings.disk_gib)
+    if gib:
+        made["diskSizeGb"] = str(gib)
     return {
         "boot": True,
         "autoDelete": True,

@@ -76,6 +76,7 @@ class GcpCloud:
         self._ending: dict[str, str] = {}  # the operations that delete VMs, by id
         self._details: dict[str, str] = {}  # why VMs ended, by id
         self._architecture = "x86_64"  # of the configuration's image, and so of all
+        self._disk_gib = 0  # of its VMs, where that is more than it has itself
         self._region = region_of(settings.zones[0])
         self.offers: Sequence[Offer] = ()
         self.place = f"gcp {settings.project} {self._region}"
@@ -144,6 +145,8 @@ class GcpCloud:
         for types in self._types.values():
             merged = {**types, **merged}
         self.offers = tuple(merged.values())
+        is_more = settings.disk_gib > int(image.get("diskSizeGb") or 0)
+        self._disk_gib = settings.disk_gib if is_more else 0
         self._architecture = images.architecture_of(image)
         return self._architecture
 
@@ -155,7 +158,8 @@ class GcpCloud:
             raise CloudError(Trouble.CAPACITY, f"zone {order.place} does not offer {order.size}")
         address = self._thd_reserved(driver, order.wishes.elastic_address)
         id = id_of(order.place, name_of(order.token, order.number))
-        data = body.instance(self._settings, order, address, offer.gpus)
+        gib = 0 if order.image else self._disk_gib
+        data = body.instance(self._settings, order, address, offer.gpus, gib)
         try:
             task = driver.ask("POST", f"/zones/{order.place}/instances", data=data)
         except GoogleBaseError as error:

@@ -65,7 +65,7 @@ class SimulatorTests(SynchronousTestCase):
             project=PROJECT, zones=ZONES, image=IMAGE, subnetwork="pods", service_account="a@b.example"
         )
         order = Order(token, "s", 0, {TOKEN: token}, b"{}", Wishes(**wishes), size="e2-micro", place=ZONES[0])
-        wanted = body.instance(settings, order, "", 0)
+        wanted = body.instance(settings, order, "", 0, 20)
         self.ask("POST", f"zones/{ZONES[0]}/instances", wanted)
         return str(wanted["name"])
 

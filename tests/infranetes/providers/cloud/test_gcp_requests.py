@@ -160,6 +160,14 @@ class LaunchTests(GcpCase, TestCase):
         self.assertEqual(self.world.holdings(), ["address web"])
         self.world.api.addresses.clear()
 
+    async def test_a_disk_is_never_smaller_than_its_image(self) -> None:
+        for wanted, made in ((0, "10"), (5, "10"), (20, "20")):
+            self.settings["disk_gib"] = wanted
+            provider = await self.started()
+            instance = await self.within(provider.launch(self.spec()))
+            zone, _, name = instance.id.partition(".")
+            self.assertEqual(self.world.api.disks[zone, name]["sizeGb"], made)
+
     async def test_gpus_come_with_the_machine_type(self) -> None:
         self.settings["sizes"] = ["e2-*", "g2-*"]
         provider = await self.started()
