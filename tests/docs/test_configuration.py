@@ -11,6 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.config import Config as NodeConfig
 from infranetes.config import load as load_node
 from infranetes.providers.cloud.aws.settings import Settings as AwsSettings
+from infranetes.providers.cloud.gcp.settings import Settings as GcpSettings
 from infranetes.providers.cloud.vsphere.settings import Settings as VsphereSettings
 from infranetes.providers.qemu.settings import QemuSettings
 from infranetes.providers.simulated.settings import Settings as SimulatedSettings
@@ -41,6 +42,9 @@ OF_THE_MACHINE = {
     ("providers.aws", "region"),  # of the account
     ("providers.aws", "image"),
     *(("providers.vsphere", key) for key in VSPHERE),
+    ("providers.gcp", "project"),
+    ("providers.gcp", "zones"),
+    ("providers.gcp", "image"),
 }
 
 
@@ -82,6 +86,10 @@ class ReferenceTests(SynchronousTestCase):
 
     def test_every_key_of_the_vsphere_provider_and_its_default(self) -> None:
         self.check("providers.vsphere", structure(VSPHERE, VsphereSettings, source="test"))
+
+    def test_every_key_of_the_gcp_provider_and_its_default(self) -> None:
+        zones = ("europe-west1-b",)
+        self.check("providers.gcp", GcpSettings(project="test-project", zones=zones, image="guest"))
 
 
 class DefaultFileTests(SynchronousTestCase):

@@ -17,6 +17,7 @@ from infranetes.providers.cloud.judge import judge
 from infranetes.providers.cloud.limits import Circuit, RateLimit, backoff
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes.threads import in_thread
+from infranetes_common.errors import InfranetesError
 
 T = TypeVar("T")
 
@@ -171,6 +172,8 @@ class Calls:
     def _thd_run(self, work: Callable[[Any], T]) -> T:
         try:
             return work(self._thd_driver())
+        except InfranetesError:
+            raise  # already in our own words
         except Exception as error:
             found = (self._cloud.judge(error) if not isinstance(error, CloudError) else error) or judge(error)
             if found.trouble in (Trouble.PASSING, Trouble.CREDENTIALS, Trouble.BROKEN):

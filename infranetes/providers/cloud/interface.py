@@ -96,6 +96,7 @@ class Found:
     size: str = ""
     wanted_address: str = ""  # the address of its own that it is to have, as in `Wishes.elastic_address`
     detail: str = ""  # why it ended, for people
+    task: str = ""  # of a launch: what the cloud still does for it, and may end with a refusal
 
 
 @attrs.frozen
@@ -122,7 +123,7 @@ class ICloud(Interface):
 
     name = Attribute("The provider's name: `aws`, ... (str)")
     place = Attribute("Where it is, for people: `aws eu-west-1` (str)")
-    offers = Attribute("The cloud's own list of sizes, read before the reactor runs (Sequence[Offer])")
+    offers = Attribute("The cloud's own list of sizes, there once `_thd_check` is done (Sequence[Offer])")
 
     def is_id(text: str) -> bool:
         """Whether this could be a VM's id. Nothing else is ever sent to the cloud as one."""
@@ -151,6 +152,10 @@ class ICloud(Interface):
 
     def _thd_launch(driver: Any, order: Order) -> Found:
         """Ask for the VM. The same order again is the same VM."""
+
+    def _thd_settle(driver: Any, found: Found) -> Found:
+        """A launched VM with a `task`: the same again while that goes on, without it once that is done.
+        What the task ends with is raised as if the launch had failed with it."""
 
     def _thd_find(driver: Any, token: str) -> list[Found]:
         """The VMs of ours with this token, ended ones too where the cloud still shows them."""

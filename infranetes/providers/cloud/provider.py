@@ -69,7 +69,7 @@ class CloudProvider:
         self._reactor = reactor
         self._cloud = cloud
         self._settings = settings
-        self._prices = {offer.name: offer.price for offer in cloud.offers}
+        self._prices: dict[str, float | None] = {}
         self._network = ""
         self._started = False
         self._unwanted: set[str] = set()  # ids that are being destroyed by ourselves
@@ -142,7 +142,7 @@ class CloudProvider:
             founds = await self._calls.call("list VMs", self._cloud._thd_list)
             listed = self._view.merge(founds)
             self._watcher.notice()
-            extra = {one.id for one in self._view.twins()}
+            extra = {one.id for one in self._view.twins()} | self._unwanted
             return [self._instance(one) for one in listed if one.id not in extra]
 
         return self._public(list_ours())
@@ -208,6 +208,7 @@ class CloudProvider:
                 raise FailedPrecondition(f"{self._cloud.place}: {error}; see the configuration") from error
             raise
         self._launcher.architecture = architecture
+        self._prices = {offer.name: offer.price for offer in self._cloud.offers}
         founds = await self._calls.call("list VMs", self._cloud._thd_list)
         self._view.merge(founds)
         await in_thread(self._reactor, partial(self._marks._thd_prune, {one.id for one in founds}))

@@ -8,7 +8,7 @@ from typing import Any
 
 from infranetes_common import cri
 from tests.infranetes.daemon.aws import AwsDaemonCase
-from tests.support.clouds.aws import NO_AGENT, NORMAL
+from tests.support.clouds.faults import NO_AGENT, NORMAL
 from txgrpc import Code
 
 NAME = "web:1.0"

@@ -36,7 +36,7 @@ from twisted.web.server import NOT_DONE_YET, Site
 from tests.support import systemd
 from tests.support.clouds import machines, moto
 from tests.support.clouds.ec2errors import error, refusal
-from tests.support.clouds.faults import Faults, Kind
+from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Faults, Kind
 from tests.support.clouds.imds import Imds
 
 IMAGE = "ami-785db401"
@@ -53,7 +53,6 @@ _PENDING = b"<instanceState><code>0</code><name>pending</name></instanceState>"
 EMPTY_LIST = (
     b"<DescribeInstancesResponse " + _EC2 + b"><reservationSet/></DescribeInstancesResponse>"
 )  # what a list had before there was anything
-NORMAL, NEVER, NO_AGENT = "normal", "never", "no-agent"
 
 
 @attrs.define
@@ -148,6 +147,10 @@ class AwsWorld:
         found = [one for each in self.ec2.describe_instances()["Reservations"] for one in each["Instances"]]
         return [one for one in found if one["State"]["Name"] not in ("terminated", "shutting-down")]
 
+    def running(self) -> list[str]:
+        """Ids of the instances that have not ended."""
+        return [one["InstanceId"] for one in self.instances()]
+
     def holdings(self) -> list[str]:
         """All that costs money, in words."""
         found = [f"instance {one['InstanceId']}" for one in self.instances()]
@@ -166,6 +169,18 @@ class AwsWorld:
         """Somebody else ends an instance."""
         self.ec2.terminate_instances(InstanceIds=[id])
         self._machines.kill(id)
+
+    def add_twin(self, id: str) -> None:
+        """Another instance with the same tags."""
+        [described] = [one for one in self.instances() if one["InstanceId"] == id]
+        tags = [tag for tag in described["Tags"] if not tag["Key"].startswith("aws:")]
+        self.ec2.run_instances(
+            ImageId=described["ImageId"],
+            MinCount=1,
+            MaxCount=1,
+            SubnetId=self.subnets[0],
+            TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
+        )
 
     async def machine_image(self, name: str, source: str = IMAGE, **tags: str) -> str:
         """The id of a new image whose instances are whole machines, with `name` (NAME:VERSION) in its tags.

@@ -190,6 +190,9 @@ class AwsCloud:
             )
         return self._found(node)
 
+    def _thd_settle(self, driver: Driver, found: Found) -> Found:
+        return found  # EC2 refuses at once or not at all
+
     def _disks(self, root: RootDisk) -> list[dict[str, Any]] | None:
         """The root disk, which must not outlive the VM, whatever its image says."""
         if not root.name:
