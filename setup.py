@@ -31,8 +31,9 @@ REQUIRES = [
 ]
 
 EXTRAS = {
-    "test": ["hypothesis>=6.67", "grpcio>=1.51", "moto[server,ec2]>=5.2", "boto3>=1.26"],
+    "test": ["hypothesis>=6.67", "grpcio>=1.51", "moto[server,ec2]>=5.2", "boto3>=1.26", "pyvmomi>=6.7.1"],
     "aws": ["botocore>=1.29"],
+    "vsphere": ["pyvmomi>=6.7.1"],
     "bench": ["grpcio>=1.51"],
     # Exact: another release of these finds other faults.
     "lint": ["ruff==0.17.5", "mypy==2.4.1", "mypy-zope==1.0.17", "types-protobuf"],

@@ -95,7 +95,8 @@ class Config:
     cluster: str = "default"
     node: str = attrs.field(factory=_default_node)
     provider: str = "qemu"
-    # Whose images pods are made of: docker: container images out of registries; systemd: executables by URL.
+    # Whose images pods are made of: docker: container images out of registries; systemd: executables by URL;
+    # the provider's name: its own machine images, where it is a cloud.
     imgprovider: str = "docker"
     # A file with the CA that signs the VMs' certificates: PEM, certificate and key. Empty: one of our own.
     ca: str = ""
@@ -182,10 +183,10 @@ def _check(found: Config, origin: str) -> None:
         value = getattr(found, key)
         if not value or len(value) > 63 or not value.isprintable():
             raise ConfigError(f"{origin}: {key}: 1 to 63 characters are needed")
-    if found.imgprovider not in IMAGE_PROVIDERS:
+    if found.imgprovider not in (*IMAGE_PROVIDERS, found.provider):
         raise ConfigError(
-            f"{origin}: imgprovider: {found.imgprovider!r} is not offered; "
-            f"known are {', '.join(IMAGE_PROVIDERS)}"
+            f"{origin}: imgprovider: {found.imgprovider!r} is not offered; known are "
+            f"{', '.join(IMAGE_PROVIDERS)}, and the name of the provider where that is a cloud"
         )
     if found.ca and not os.path.isabs(found.ca):
         raise ConfigError(f"{origin}: ca: {found.ca!r} is not an absolute path")

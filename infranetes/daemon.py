@@ -29,9 +29,8 @@ from infranetes.cri.status import POD_CIDR
 from infranetes.hostports.hostports import HostPorts, table_name
 from infranetes.hostports.table import Table
 from infranetes.images import ImageStore
-from infranetes.images.catalogue import CatalogueStore
-from infranetes.images.executables import Executables
 from infranetes.images.preload import Preload, gather
+from infranetes.imagestores import image_store
 from infranetes.pods.containers import Containers
 from infranetes.pods.inventory import Sandbox
 from infranetes.pods.logs import Logs
@@ -86,9 +85,9 @@ class Daemon:
         )
         table = config.providers.get(config.provider, {})
         self._provider = make_provider(reactor, config.provider, table, context)
+        self._images: Any = image_store(reactor, config, self._provider)
         self._lock: int | None = None
         self._store: Store | None = None
-        self._images: Any = None
         self._node: Node | None = None
         self._logs: Logs | None = None
         self._reconciler: Reconciler | None = None
@@ -128,7 +127,6 @@ class Daemon:
         self._store = Store(self._reactor, config.state_dir)
         contents = await self._store.open()
         authority = Authority(config.state_dir, path=config.ca)
-        self._images = image_store(self._reactor, config)
         await self._images.start()
         self._logs = Logs(self._reactor, self._store)
         node = self._node = Node(
@@ -311,9 +309,10 @@ class Daemon:
             self._provider_starting.cancel()
         if self._node is not None:
             await self._stop_node(self._node)
-        steps: list[tuple[str, Callable[[], Any]]] = [("provider", self._provider.stop)]
-        if self._images is not None:
-            steps.append(("image store", self._images.stop))
+        steps: list[tuple[str, Callable[[], Any]]] = [
+            ("provider", self._provider.stop),
+            ("image store", self._images.stop),
+        ]
         if self._store is not None:
             steps.append(("store", self._store.close))
         for name, step in steps:
@@ -352,13 +351,6 @@ class Daemon:
         for result in await settle(closing):  # one that is silent takes seconds, so all at once
             if isinstance(result, Failure):
                 _log.debug("an agent's connection failed to close: {error}", error=result.value)
-
-
-def image_store(reactor: Any, config: Config) -> Any:
-    """Where the images of the configured `imgprovider` are."""
-    if config.imgprovider == Executables.name:
-        return CatalogueStore(reactor, config.state_dir / "images-systemd", Executables())
-    return ImageStore(reactor, config.state_dir / "images", config.images)
 
 
 def times(config: Config) -> Times:

@@ -35,7 +35,12 @@ class Options(usage.Options):
         ["config", "c", None, "The configuration, a TOML file; without one, every key has its default."],
         ["listen", "l", None, "The CRI socket: a path or unix://PATH (socket)."],
         ["podprovider", "p", None, "Who makes the VMs: qemu, simulated, or a plug-in's name (provider)."],
-        ["imgprovider", None, None, "Whose images pods are made of: docker (imgprovider)."],
+        [
+            "imgprovider",
+            None,
+            None,
+            "Whose images pods are made of: docker, systemd, or a cloud's own, by its name (imgprovider).",
+        ],
         ["ca", None, None, "The CA of the VMs' certificates: PEM, certificate and key (ca)."],
         ["master-ip", None, None, "The address of Kubernetes' API server (kubernetes.master_ip)."],
         ["cluster-cidr", None, None, "The subnet of the cluster's pods (kubernetes.cluster_cidr)."],

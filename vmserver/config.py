@@ -31,6 +31,7 @@ class IdentityConfig:
     key: str = ""  # and its private key
     apply: bool = True  # give it to the machine: clock, entropy, names, network; false: only to the agent
     interface: str = ""  # the network card it is for; empty: the first one
+    vmtoolsd: str = "vmtoolsd"  # the program of open-vm-tools that reads vSphere's guestinfo
     endpoint: str = ""  # of the cloud's metadata service, http://HOST:PORT; empty: the usual one
 
 

@@ -152,9 +152,9 @@ class Metadata:
         return data
 
 
-async def guestinfo(run: Run) -> bytes:
+async def guestinfo(run: Run, tools: str) -> bytes:
     """The document in vSphere's guestinfo. :raise InfranetesError: it can't be had now."""
-    output = await run(["vmtoolsd", "--cmd", f"info-get {_GUESTINFO}"], b"")
+    output = await run([tools, "--cmd", f"info-get {_GUESTINFO}"], b"")
     try:
         return base64.b64decode(output.strip(), validate=True)
     except binascii.Error:
@@ -164,7 +164,7 @@ async def guestinfo(run: Run) -> bytes:
 class CloudIdentity:
     """Asks the cloud for the identity until there is one.
 
-    :param waiting: whether there is none yet."""
+    :param waiting: whether there is none yet. :param tools: open-vm-tools' program."""
 
     def __init__(
         self,
@@ -174,8 +174,10 @@ class CloudIdentity:
         offer: Offer,
         waiting: Callable[[], bool],
         run: Run | None = None,
+        tools: str = "vmtoolsd",
     ) -> None:
         self._source = source
+        self._tools = tools
         self._metadata = Metadata(reactor, endpoint)
         self._offer = offer
         self._waiting = waiting
@@ -206,7 +208,7 @@ class CloudIdentity:
             line = await answer(document.strip(), self._offer)
             _log.info("identity from {source}: {answer}", source=source, answer=line.decode().strip())
             if not self._waiting() and source == VSPHERE:
-                await self._run(["vmtoolsd", "--cmd", f"info-set {_GUESTINFO} -"], b"")
+                await self._run([self._tools, "--cmd", f"info-set {_GUESTINFO} -"], b"")
         except (InfranetesError, TimeoutError) as error:
             words = str(error) or "the metadata service does not answer in time"
             if words != self._said:
@@ -216,7 +218,7 @@ class CloudIdentity:
     async def _document(self, source: str) -> bytes:
         if source == AWS:
             return await self._metadata.aws()
-        return await (self._metadata.gcp() if source == GCP else guestinfo(self._run))
+        return await (self._metadata.gcp() if source == GCP else guestinfo(self._run, self._tools))
 
 
 class MetadataGate:

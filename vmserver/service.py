@@ -384,5 +384,7 @@ class Vmserver(Service):
             return CertificateFiles(self._reactor, Path(config.cert), Path(config.key), self.accept)
         waiting = lambda: self._identity is None  # noqa: E731
         if config.source in configuration.CLOUDS:
-            return CloudIdentity(self._reactor, config.source, config.endpoint, self.accept, waiting)
+            return CloudIdentity(
+                self._reactor, config.source, config.endpoint, self.accept, waiting, tools=config.vmtoolsd
+            )
         return VirtioSerial(self._reactor, config.path, self.accept, waiting)

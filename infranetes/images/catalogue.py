@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import cattrs
+from twisted.internet.defer import Deferred, DeferredLock
+from twisted.logger import Logger
 
 from infranetes.images.index import MIN_PREFIX, Image
 from infranetes.images.interface import Found
@@ -22,10 +24,15 @@ from infranetes.threads import in_thread
 from infranetes_common.errors import (
     ConfigError,
     FailedPrecondition,
+    InfranetesError,
     InvalidArgument,
     NotFound,
     ResourceExhausted,
 )
+
+T = TypeVar("T")
+
+_log = Logger()
 
 
 class CatalogueStore:
@@ -37,6 +44,7 @@ class CatalogueStore:
         self._file = self._directory / "catalogue.json"
         self._catalogue = catalogue
         self._found: dict[str, Found] = {}
+        self._lock = DeferredLock()  # one change at a time
 
     @property
     def boots(self) -> bool:
@@ -72,10 +80,12 @@ class CatalogueStore:
 
         :raise NotFound: not pulled on this node. :raise InvalidArgument: ambiguous."""
         digits = name_or_id.removeprefix("sha256:")
+        name = self._catalogue.canonical(name_or_id)
         found = [
             one
             for one in self._found.values()
-            if name_or_id in (one.id, *one.names, *one.digests)
+            if name_or_id in (one.id, *one.digests)
+            or name in one.names
             or f"{name_or_id}:latest" in one.names
             or (len(digits) >= MIN_PREFIX and one.id.removeprefix("sha256:").startswith(digits))
             or name_or_id.endswith("@" + one.id)
@@ -102,6 +112,9 @@ class CatalogueStore:
 
         :raise InfranetesError: as `IImageCatalogue.find`."""
         found: Found = await self._catalogue.find(name, annotations)
+        return await self._changing(lambda: self._add(found))
+
+    async def _add(self, found: Found) -> Image:
         known = self._found.get(found.id)
         if known is not None:  # the same under another name
             found = attrs.evolve(
@@ -119,11 +132,35 @@ class CatalogueStore:
 
     async def remove(self, name_or_id: str) -> None:
         """Forget the image under all of its names; the catalogue's own is left alone. Not here: nothing."""
+
+        async def remove() -> None:
+            try:
+                meant = self.resolve(name_or_id).id
+            except NotFound:
+                return
+            await self._forget(meant)
+
+        await self._changing(remove)
+
+    async def check(self, image_id: str) -> None:
+        """Forget the image if the catalogue has it no more, so that who wants it has it found again."""
+        found = self._found.get(image_id)
         try:
-            meant = self.resolve(name_or_id).id
-        except NotFound:
+            if found is None or await self._catalogue.present(found):
+                return
+        except InfranetesError as error:
+            _log.debug("image {image} is kept: {error}", image=image_id, error=error)
             return
-        await self._save({id: one for id, one in self._found.items() if id != meant})
+        _log.warn("image {image} ({machine}) is no longer there", image=image_id, machine=found.machine)
+        await self._changing(lambda: self._forget(image_id))
+
+    async def _forget(self, image_id: str) -> None:
+        await self._save({id: one for id, one in self._found.items() if id != image_id})
+
+    async def _changing(self, change: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """`change` when no other is under way."""
+        changed: T = await self._lock.run(lambda: Deferred.fromCoroutine(change()))
+        return changed
 
     async def archive(self, image_id: str, present: int = 0) -> AsyncIterator[bytes]:
         """:raise FailedPrecondition: there is none."""

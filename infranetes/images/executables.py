@@ -46,6 +46,9 @@ class Executables:
         except InfranetesError as error:
             return fail(error)
 
+    def canonical(self, reference: str) -> str:
+        return reference
+
     def present(self, found: Found) -> Deferred[bool]:
         return succeed(True)
 

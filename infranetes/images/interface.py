@@ -35,5 +35,10 @@ class IImageCatalogue(Interface):
         :raise InvalidArgument: not a reference of this catalogue's; says how one is written.
         :raise NotFound: no such image. :raise Unavailable: the catalogue can't be asked now."""
 
+    def canonical(reference: str) -> str:
+        """The reference as `Found.names` has it; itself, where it is none of this catalogue's."""
+
     def present(found: Found) -> Deferred[bool]:
-        """Whether an image that was found before is still there."""
+        """Whether an image that was found before is still there.
+
+        :raise InfranetesError: it can't be told now."""

@@ -43,10 +43,10 @@ class Boots:
         self._node.check_ready()
         sandbox.aborted = ""
         await self._node.save(sandbox, sandbox.record.to(SandboxState.BOOTING, image=image.machine))
-        sandbox.launching = Flight(go(self._launch(sandbox)))
+        sandbox.launching = Flight(go(self._launch(sandbox, image.id)))
         await sandbox.launching.join()
 
-    async def _launch(self, sandbox: Sandbox) -> None:
+    async def _launch(self, sandbox: Sandbox, image_id: str) -> None:
         try:
             await launch(self._node, sandbox)
         except BaseException as error:
@@ -59,6 +59,8 @@ class Boots:
             await uncut(go(self._undo(sandbox)))
             if isinstance(error, CancelledError):
                 raise Unavailable(f"sandbox {sandbox.id}: {reason}") from None
+            # It may be that the image was removed from the catalogue: then it has to be pulled anew.
+            self._node.note(go(self._node.images.check(image_id)), f"whether image {image_id} is still there")
             raise
 
     async def _undo(self, sandbox: Sandbox) -> None:

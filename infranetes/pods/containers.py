@@ -14,7 +14,7 @@ from infranetes.pods import apparmor, carried
 from infranetes.pods.boots import Boots
 from infranetes.pods.follow import GONE_REASON, end, take
 from infranetes.pods.inventory import Container, Sandbox, container_name
-from infranetes.pods.node import Node
+from infranetes.pods.node import MACHINE_DRAIN_SECONDS, Node
 from infranetes.pods.records import ContainerRecord, new_id
 from infranetes.pods.sandboxes import Sandboxes
 from infranetes.pods.states import ContainerState, SandboxState
@@ -278,7 +278,9 @@ class Containers:
 
     async def _remove(self, container: Container) -> None:
         sandbox = container.sandbox
-        if sandbox.state is SandboxState.READY:
+        if sandbox.state is SandboxState.READY and sandbox.record.image:
+            await self._end_machine(container)
+        elif sandbox.state is SandboxState.READY:
             client = _client(sandbox)
             if container.state is ContainerState.RUNNING:
                 await self._stop(container, 0)
@@ -296,6 +298,20 @@ class Containers:
         self._node.logs.abort(container)
         await self._node.store.delete_container(container.id)
         self._node.inventory.discard_container(container)
+
+    async def _end_machine(self, container: Container) -> None:
+        """The container is the VM: nothing of it remains but the sandbox, which may boot another."""
+        try:
+            if container.state is ContainerState.RUNNING:
+                await self._stop(container, 0)
+        except InfranetesError as error:
+            _log.info("the machine {container} is ended unasked: {error}",
+                      container=container.id, error=error)  # fmt: skip
+        if container.state is ContainerState.EXITED:
+            await self._drained(container, MACHINE_DRAIN_SECONDS)
+        if container.state not in (ContainerState.REMOVING, ContainerState.CREATING):
+            await self._node.save_container(container, container.record.to(ContainerState.REMOVING))
+        await self.boots.vacate(container.sandbox).join()
 
     # ---- while it runs
 

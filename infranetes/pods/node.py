@@ -19,6 +19,8 @@ from infranetes.pods.waits import Signal, within
 from infranetes_common.errors import Unavailable, Unimplemented
 
 DAY = 86400.0
+# The rest of a log of a container that is the VM: its agent ends with it, and says nothing later.
+MACHINE_DRAIN_SECONDS = 3.0
 
 
 @attrs.frozen

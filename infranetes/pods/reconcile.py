@@ -167,10 +167,11 @@ class Reconciler:
                       sandbox=sandbox.id, error=error)  # fmt: skip
 
     async def _finish_removals(self, sandbox: Sandbox) -> None:
-        """Removals that an earlier daemon began, as soon as the agent can be asked."""
+        """Removals that an earlier daemon began, as soon as the agent can be asked, or, of a container that
+        is the VM, the provider."""
         removing = [one for one in sandbox.containers.values() if one.state is ContainerState.REMOVING]
         if removing and sandbox.view is not None:
-            await sandbox.view.when_live()
+            await (self._node.ready.wait() if sandbox.record.image else sandbox.view.when_live())
             for container in removing:
                 await self._containers.removal(container).join()
 

@@ -19,7 +19,7 @@ from infranetes.pods.boots import answered
 from infranetes.pods.follow import disconnect, take, vm_ended
 from infranetes.pods.inventory import Container, Sandbox, sandbox_name
 from infranetes.pods.launch import launch
-from infranetes.pods.node import Node
+from infranetes.pods.node import MACHINE_DRAIN_SECONDS, Node
 from infranetes.pods.records import SandboxRecord, new_id
 from infranetes.pods.states import SHOWN_READY, ContainerState, SandboxState
 from infranetes.pods.waits import Flight, go, settle, uncut, within
@@ -333,7 +333,8 @@ class Sandboxes:
         works = [go(self._kill(sandbox, one)) for one in running]
         await self._bounded(works, self._node.times.stopping, sandbox, "ending its containers")
         drains = [self._node.logs.drain(one) for one in list(sandbox.containers.values())]
-        await self._bounded(drains, self._node.times.drain, sandbox, "writing the rest of its logs")
+        patience = MACHINE_DRAIN_SECONDS if sandbox.record.image else self._node.times.drain
+        await self._bounded(drains, patience, sandbox, "writing the rest of its logs")
 
     async def _kill(self, sandbox: Sandbox, container: Container) -> None:
         assert sandbox.client is not None

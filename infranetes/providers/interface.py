@@ -76,6 +76,12 @@ class ProviderContext:
     preload: Callable[[Progress], Awaitable[Preload | None]] | None = None
 
 
+class IHasCatalogue(Interface):
+    """A provider whose IaaS has images of whole machines; `imgprovider` of the same name means them."""
+
+    catalogue = Attribute("Finds them, once the provider has started (IImageCatalogue)")
+
+
 class IPodProvider(Interface):
     """Makes VMs that become pods.
 

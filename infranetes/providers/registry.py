@@ -31,8 +31,10 @@ of the configuration file, unchecked; the factory structures it (`infranetes_com
 # module:attribute of each built-in ProviderFactory
 _BUILT_IN: dict[str, str] = {
     "aws": "infranetes.providers.cloud.aws:create",
+    "gcp": "infranetes.providers.cloud.gcp:create",
     "qemu": "infranetes.providers.qemu:create",
     "simulated": "infranetes.providers.simulated:create",
+    "vsphere": "infranetes.providers.cloud.vsphere:create",
 }
 
 _log = Logger()

@@ -11,8 +11,11 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.config import Config as NodeConfig
 from infranetes.config import load as load_node
 from infranetes.providers.cloud.aws.settings import Settings as AwsSettings
+from infranetes.providers.cloud.gcp.settings import Settings as GcpSettings
+from infranetes.providers.cloud.vsphere.settings import Settings as VsphereSettings
 from infranetes.providers.qemu.settings import QemuSettings
 from infranetes.providers.simulated.settings import Settings as SimulatedSettings
+from infranetes_common.config import structure
 from tests.docs.reference import defaults, documented
 from vmserver.config import Config as AgentConfig
 from vmserver.config import load as load_agent
@@ -20,6 +23,16 @@ from vmserver.containers.machine.provider import MachineConfig
 from vmserver.containers.systemd.config import SystemdConfig
 
 TREE = Path(__file__).resolve().parents[2]
+VSPHERE: dict[str, Any] = {  # what has to be given
+    "host": "vcenter.example.org",
+    "username": "infranetes",
+    "password_file": "/etc/infranetes/vsphere-password",
+    "datacenter": "DC",
+    "folder": "pods",
+    "image": "templates/infranetes-pod",
+    "resource_pools": ["cluster/Resources"],
+    "networks": ["pods"],
+}
 # The machine's or the owner's own names: they have no default that could be written down.
 OF_THE_MACHINE = {
     ("infranetes.toml", "node"),
@@ -28,6 +41,10 @@ OF_THE_MACHINE = {
     ("providers.simulated", "farm_command"),
     ("providers.aws", "region"),  # of the account
     ("providers.aws", "image"),
+    *(("providers.vsphere", key) for key in VSPHERE),
+    ("providers.gcp", "project"),
+    ("providers.gcp", "zones"),
+    ("providers.gcp", "image"),
 }
 
 
@@ -66,6 +83,13 @@ class ReferenceTests(SynchronousTestCase):
 
     def test_every_key_of_the_aws_provider_and_its_default(self) -> None:
         self.check("providers.aws", AwsSettings(region="eu-west-1", image="ami-12345678"))
+
+    def test_every_key_of_the_vsphere_provider_and_its_default(self) -> None:
+        self.check("providers.vsphere", structure(VSPHERE, VsphereSettings, source="test"))
+
+    def test_every_key_of_the_gcp_provider_and_its_default(self) -> None:
+        zones = ("europe-west1-b",)
+        self.check("providers.gcp", GcpSettings(project="test-project", zones=zones, image="guest"))
 
 
 class DefaultFileTests(SynchronousTestCase):

@@ -38,6 +38,9 @@ class OptionsTests(SynchronousTestCase):
         self.assertEqual(kubernetes.kubeconfig, "/var/lib/kube-proxy/kubeconfig")
         self.assertEqual(found.providers["simulated"], {"pod_cidr": "10.88.3.0/24"})
 
+    def test_images_may_be_the_providers_own(self) -> None:
+        self.assertEqual(self.parsed("--podprovider", "aws", "--imgprovider", "aws").imgprovider, "aws")
+
     def test_they_win_over_the_file(self) -> None:
         text = """
             [kubernetes]
@@ -54,6 +57,10 @@ class OptionsTests(SynchronousTestCase):
     def test_what_can_not_be_is_named(self) -> None:
         for flags, words in (
             (("--imgprovider", "floppy"), ("imgprovider", "floppy", "docker")),
+            (
+                ("--imgprovider", "aws", "--podprovider", "qemu"),
+                ("imgprovider", "aws", "the name of the provider"),
+            ),
             (("--ca", "ca.pem"), ("ca", "absolute")),
             (("--master-ip", "master"), ("kubernetes.master_ip",)),
             (("--cluster-cidr", "10.0.0.0/99"), ("kubernetes.cluster_cidr",)),

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore, TimeoutError
+from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore, TimeoutError, gatherResults
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
@@ -17,6 +17,7 @@ from infranetes.providers.cloud.judge import judge
 from infranetes.providers.cloud.limits import Circuit, RateLimit, backoff
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes.threads import in_thread
+from infranetes_common.errors import InfranetesError
 
 T = TypeVar("T")
 
@@ -71,8 +72,16 @@ class Calls:
             await ended.addTimeout(STOP_SECONDS, self._reactor)
         except TimeoutError:
             _log.warn("{cloud}: calls were under way when the provider stopped", cloud=self._cloud.name)
-        while self._drivers:
-            _disconnect(self._drivers.pop())
+        threads = self._reactor.getThreadPool()
+        closing = gatherResults(
+            [deferToThreadPool(self._reactor, threads, _thd_disconnect, each) for each in self._drivers],
+            consumeErrors=True,
+        )
+        self._drivers.clear()
+        try:
+            await closing.addTimeout(STOP_SECONDS, self._reactor)
+        except Exception as error:
+            _log.debug("{cloud}: a connection did not close: {error}", cloud=self._cloud.name, error=error)
 
     @property
     def is_open(self) -> bool:
@@ -163,6 +172,8 @@ class Calls:
     def _thd_run(self, work: Callable[[Any], T]) -> T:
         try:
             return work(self._thd_driver())
+        except InfranetesError:
+            raise  # already in our own words
         except Exception as error:
             found = (self._cloud.judge(error) if not isinstance(error, CloudError) else error) or judge(error)
             if found.trouble in (Trouble.PASSING, Trouble.CREDENTIALS, Trouble.BROKEN):
@@ -185,7 +196,7 @@ class Calls:
         driver, self._mine.driver = getattr(self._mine, "driver", None), None
         if driver is not None:
             self._drivers.discard(driver)
-            _disconnect(driver)
+            _thd_disconnect(driver)
 
     def _heard(self, what: str, error: CloudError, circuit: Circuit) -> None:
         self.failed += 1
@@ -205,8 +216,12 @@ class Calls:
             )
 
 
-def _disconnect(driver: Any) -> None:
-    """Close the sockets that a libcloud driver keeps; it has no call for that."""
+def _thd_disconnect(driver: Any) -> None:
+    """Close the sockets that a libcloud driver keeps; it has no call for that. Ours may have one."""
+    close = getattr(driver, "_thd_close", None)
+    if close is not None:
+        close()
+        return
     session = getattr(getattr(driver.connection, "connection", None), "session", None)
     if session is not None:
         session.close()

@@ -96,6 +96,7 @@ class Found:
     size: str = ""
     wanted_address: str = ""  # the address of its own that it is to have, as in `Wishes.elastic_address`
     detail: str = ""  # why it ended, for people
+    task: str = ""  # of a launch: what the cloud still does for it, and may end with a refusal
 
 
 @attrs.frozen
@@ -107,12 +108,22 @@ class Leftover:
     token: str
 
 
+@attrs.frozen
+class MachineImage:
+    """An image of a whole machine in the cloud's catalogue."""
+
+    id: str  # as `Order.image`
+    name: str
+    version: str
+    size: int = 0  # bytes, 0: not known
+
+
 class ICloud(Interface):
     """One cloud, for one cluster and node. Methods are called in threads and raise what libcloud does."""
 
     name = Attribute("The provider's name: `aws`, ... (str)")
     place = Attribute("Where it is, for people: `aws eu-west-1` (str)")
-    offers = Attribute("The cloud's own list of sizes, read before the reactor runs (Sequence[Offer])")
+    offers = Attribute("The cloud's own list of sizes, there once `_thd_check` is done (Sequence[Offer])")
 
     def is_id(text: str) -> bool:
         """Whether this could be a VM's id. Nothing else is ever sent to the cloud as one."""
@@ -142,6 +153,10 @@ class ICloud(Interface):
     def _thd_launch(driver: Any, order: Order) -> Found:
         """Ask for the VM. The same order again is the same VM."""
 
+    def _thd_settle(driver: Any, found: Found) -> Found:
+        """A launched VM with a `task`: the same again while that goes on, without it once that is done.
+        What the task ends with is raised as if the launch had failed with it."""
+
     def _thd_find(driver: Any, token: str) -> list[Found]:
         """The VMs of ours with this token, ended ones too where the cloud still shows them."""
 
@@ -170,3 +185,11 @@ class ICloud(Interface):
 
     def _thd_console(driver: Any, id: str) -> str:
         """The end of the VM's console, or "" where there is none."""
+
+    def _thd_find_image(driver: Any, name: str, version: str) -> MachineImage | None:
+        """The newest image of ours (owners from the settings) with that name and version.
+
+        :raise CloudError: `Trouble.MISSING`, in place of None: there is none, with what was looked for."""
+
+    def _thd_has_image(driver: Any, id: str) -> bool:
+        """Whether an image that was found before is still there."""

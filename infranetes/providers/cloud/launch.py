@@ -10,7 +10,7 @@ import attrs
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
-from infranetes.providers.cloud.annotations import read
+from infranetes.providers.cloud.annotations import PREFIX, read
 from infranetes.providers.cloud.calls import Calls
 from infranetes.providers.cloud.interface import (
     ADDRESS,
@@ -32,6 +32,7 @@ from infranetes.providers.interface import InstanceSpec, InstanceState, Provider
 from infranetes_common.errors import InfranetesError, InvalidArgument, Unavailable
 from infranetes_common.identity import encode
 
+_PATIENCE = 1.5  # from one look at a launch that is not decided yet to the next
 _ATTEMPTS = 4  # with VMs of the same token that turn out to be gone
 
 _log = Logger()
@@ -108,6 +109,10 @@ class Launcher:
             listen=f"0.0.0.0:{self._settings.agent_port}",
             hostname=spec.identity.hostname if wishes.set_hostname else "",
         )
+        if spec.image and wishes.image:
+            raise InvalidArgument(
+                f"annotation {PREFIX}image: the image of the pod's container is the VM; leave it out"
+            )
         number = self._view.count_destroyed(spec.token)
         image = wishes.image or spec.image
         order = Order(spec.token, spec.sandbox_id, number, tags, encode(identity), wishes, image)
@@ -129,9 +134,14 @@ class Launcher:
             for place in self._cloud.places(order.wishes):
                 attempt = attrs.evolve(order, size=size, place=place)
                 try:
-                    return await self._calls.call(
+                    found = await self._calls.call(
                         f"launch a {size}", partial(self._thd_launch, attempt), kind="launch"
                     )
+                    if not found.task:
+                        return found
+                    # what is refused now has had an id: the next attempt is another VM's
+                    order = attrs.evolve(order, number=order.number + 1)
+                    return await self._settled(found)
                 except CloudError as error:
                     if error.trouble is Trouble.CONFLICT:
                         return await self._appears(order.token, error)
@@ -150,6 +160,28 @@ class Launcher:
 
     def _thd_launch(self, order: Order, driver: Any) -> Found:
         return self._cloud._thd_launch(driver, order)
+
+    async def _settled(self, found: Found) -> Found:
+        """The VM once the cloud has made up its mind, or has thought for long: what becomes of it is
+        seen in lists then.
+
+        :raise CloudError: it is refused, and is not there."""
+        deadline = self._reactor.seconds() + self._settings.settle_seconds
+        what = f"see whether VM {found.id} can be had"
+        pause = self._settings.poll_seconds
+        while found.task and self._reactor.seconds() < deadline:
+            await deferLater(self._reactor, pause)
+            pause *= _PATIENCE  # each VM is asked for by itself, and boots meanwhile
+            try:
+                found = await self._calls.call(what, partial(self._thd_settle, found))
+            except CloudError as error:
+                if error.trouble in (Trouble.CAPACITY, Trouble.QUOTA):
+                    self._view.gone(found.id, found.token)
+                raise
+        return attrs.evolve(found, task="")
+
+    def _thd_settle(self, found: Found, driver: Any) -> Found:
+        return self._cloud._thd_settle(driver, found)
 
     async def _appears(self, token: str, error: CloudError) -> Found:
         """An earlier daemon has asked for the VM with another identity: it is there, if not shown yet."""

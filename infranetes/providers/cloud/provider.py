@@ -23,6 +23,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from infranetes.providers.cloud.calls import Calls
+from infranetes.providers.cloud.catalogue import MachineImages
 from infranetes.providers.cloud.interface import CloudError, Found, ICloud, Trouble
 from infranetes.providers.cloud.launch import Launcher
 from infranetes.providers.cloud.marks import Marks
@@ -33,6 +34,7 @@ from infranetes.providers.cloud.view import View
 from infranetes.providers.cloud.watch import Watcher
 from infranetes.providers.cloud.works import Works
 from infranetes.providers.interface import (
+    IHasCatalogue,
     Instance,
     InstanceSpec,
     InstanceState,
@@ -56,7 +58,7 @@ CONSOLE_CHARACTERS = 1000
 _log = Logger()
 
 
-@implementer(IPodProvider)
+@implementer(IPodProvider, IHasCatalogue)
 class CloudProvider:
     """See `IPodProvider`."""
 
@@ -67,12 +69,13 @@ class CloudProvider:
         self._reactor = reactor
         self._cloud = cloud
         self._settings = settings
-        self._prices = {offer.name: offer.price for offer in cloud.offers}
+        self._prices: dict[str, float | None] = {}
         self._network = ""
         self._started = False
         self._unwanted: set[str] = set()  # ids that are being destroyed by ourselves
         self._works = Works()
         self._calls = Calls(reactor, cloud, settings)
+        self.catalogue = MachineImages(cloud, self._asked)
         self._view = View(reactor.seconds, settings.settle_seconds)
         self._marks = Marks(context.state_dir / cloud.name / "destroyed")
         self._watcher = Watcher(
@@ -139,7 +142,7 @@ class CloudProvider:
             founds = await self._calls.call("list VMs", self._cloud._thd_list)
             listed = self._view.merge(founds)
             self._watcher.notice()
-            extra = {one.id for one in self._view.twins()}
+            extra = {one.id for one in self._view.twins()} | self._unwanted
             return [self._instance(one) for one in listed if one.id not in extra]
 
         return self._public(list_ours())
@@ -180,6 +183,15 @@ class CloudProvider:
 
         return self._works.begin(translated(), key)
 
+    def _asked(self, what: str, work: Callable[[Any], Any]) -> Deferred[Any]:
+        """What the cloud answers to the catalogue."""
+
+        async def ask() -> Any:
+            self._check_started()
+            return await self._calls.call(what, work)
+
+        return self._public(ask())
+
     def _check_started(self) -> None:
         if not self._started:
             raise Unavailable(f"provider {self.name} has not started")
@@ -196,6 +208,7 @@ class CloudProvider:
                 raise FailedPrecondition(f"{self._cloud.place}: {error}; see the configuration") from error
             raise
         self._launcher.architecture = architecture
+        self._prices = {offer.name: offer.price for offer in self._cloud.offers}
         founds = await self._calls.call("list VMs", self._cloud._thd_list)
         self._view.merge(founds)
         await in_thread(self._reactor, partial(self._marks._thd_prune, {one.id for one in founds}))

@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-import secrets
-
 from infranetes_common import cri
-from tests.infranetes.daemon.case import DaemonCase, reactor
-from tests.support.clouds.aws import AwsWorld
+from tests.infranetes.daemon.aws import AwsDaemonCase
 from tests.support.clouds.faults import Kind
 from txgrpc import Code, GrpcError
 
 
-class AwsDaemonTests(DaemonCase):
-    timeout = 300
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.world = AwsWorld(reactor, self.root / "machines")
-        self.world.start()
-        self.config.update(provider="aws", providers={"aws": self.world.table()})
-        self.config["cluster"] = f"test-{secrets.token_hex(4)}"
-        self.config["times"] = {"sweep": 1.0}
-
-    async def end_everything(self) -> None:
-        await super().end_everything()
-        try:
-            self.assertEqual(self.world.holdings(), [])
-        finally:
-            await self.world.stop()
-
-    async def nothing_is_left(self) -> None:
-        await self.until(lambda: not self.world.holdings(), "nothing is left", 30.0)
+class AwsDaemonTests(AwsDaemonCase):
+    """Pods on EC2."""
 
     async def test_a_pods_life_over_a_killed_daemon_and_throttling(self) -> None:
         self.world.faults.add(Kind.THROTTLE, share=0.2)

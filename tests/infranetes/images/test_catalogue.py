@@ -19,7 +19,7 @@ from infranetes.images.catalogue import CatalogueStore
 from infranetes.images.executables import SUM_ANNOTATION, URL_ANNOTATION, Executables, parse
 from infranetes.images.interface import Found, IImageCatalogue
 from infranetes_common import cri
-from infranetes_common.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound
+from infranetes_common.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound, Unavailable
 
 A, B = "a" * 64, "b" * 64
 
@@ -78,12 +78,18 @@ class Shelf:
 
     def __init__(self) -> None:
         self.images: dict[str, Found] = {}
+        self.down = False
 
     def find(self, reference: str, annotations: Mapping[str, str]) -> Deferred[Found]:
         found = self.images.get(reference)
         return fail(NotFound(reference)) if found is None else succeed(found)
 
+    def canonical(self, reference: str) -> str:
+        return reference.removeprefix("shelf.infranetes.io/")
+
     def present(self, found: Found) -> Deferred[bool]:
+        if self.down:
+            return fail(Unavailable("the shelf is away"))
         return succeed(found in self.images.values())
 
 
@@ -150,6 +156,30 @@ class CatalogueStoreTests(TestCase):
         self.assertEqual(await self.listed(), [])
         self.assertEqual((await self.opened()).list(), [])
         self.assertIn("app:1", self.shelf.images)
+
+    async def test_names_are_known_in_all_their_spellings(self) -> None:
+        await self.pull("app:1")
+        self.assertEqual(self.store.resolve("shelf.infranetes.io/app:1").machine, "m-1")
+
+    async def test_pulls_at_the_same_time_are_all_recorded(self) -> None:
+        pulls = [Deferred.fromCoroutine(self.pull(name)) for name in ("app:1", "app:2", "app:1")]
+        for pulling in pulls:
+            await pulling
+        self.assertEqual([image.machine for image in (await self.opened()).list()], ["m-1", "m-2"])
+
+    async def test_an_image_that_is_no_longer_there_is_forgotten_when_it_is_looked_for(self) -> None:
+        await self.pull("app:1")
+        await self.store.check(f"sha256:{A}")
+        self.assertEqual(len(await self.listed()), 1)
+        self.shelf.down = True
+        del self.shelf.images["app:1"]
+        await self.store.check(f"sha256:{A}")
+        self.assertEqual(len(await self.listed()), 1, "it can't be told")
+        self.shelf.down = False
+        for _ in range(2):
+            await self.store.check(f"sha256:{A}")
+        self.assertEqual(await self.listed(), [])
+        self.assertEqual((await self.opened()).list(), [])
 
     async def test_nothing_of_it_can_be_loaded(self) -> None:
         await self.pull("app:1")

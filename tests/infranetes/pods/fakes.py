@@ -364,6 +364,12 @@ class FakeImages:
     image = FakeImage()
     boots = False
 
+    def __init__(self) -> None:
+        self.checked: list[str] = []
+
+    async def check(self, image_id: str) -> None:
+        self.checked.append(image_id)
+
     def resolve(self, name: str) -> FakeImage:
         if name not in ("busybox", IMAGE):
             raise NotFound(f"image {name} is not on this node: pull it first")

@@ -122,6 +122,32 @@ class BootTests(BootBase):
                 self.do(self.world.sandboxes.remove(sandbox))
         self.assertNothingLeft()
 
+    def test_removing_the_container_ends_the_vm_and_another_may_boot(self) -> None:
+        for reachable in (True, False):
+            sandbox, container = self.booted()
+            self.do(self.world.containers.start(container))
+            if not reachable:
+                self.world.agents[sandbox].go_away()
+            removing = go(self.world.containers.remove(container))
+            self.world.wait(30.0)
+            self.successResultOf(removing)
+            self.do(self.world.containers.remove(container))
+            self.assertVacant(sandbox)
+            self.successResultOf(self.create(sandbox))
+            self.assertEqual(len(self.provider.instances), 1)
+            self.do(self.world.sandboxes.remove(sandbox))
+            self.assertNothingLeft()
+
+    def test_the_log_of_a_machine_that_is_gone_is_not_waited_for_long(self) -> None:
+        sandbox, container = self.booted()
+        self.do(self.world.containers.start(container))
+        self.world.logs.slow = Deferred()
+        stopping = go(self.world.sandboxes.stop(sandbox))
+        self.assertNoResult(stopping)
+        self.world.wait(3.0)
+        self.successResultOf(stopping)
+        self.assertEqual(self.provider.instances, {})
+
     def test_a_vm_that_ends_by_itself_is_the_end_of_the_pod(self) -> None:
         sandbox, container = self.booted()
         (instance,) = self.provider.instances.values()
@@ -148,6 +174,7 @@ class FailureTests(BootBase):
         self.successResultOf(self.create(id))
         tokens = [spec.token for spec in self.provider.specs]
         self.assertEqual(len(set(tokens)), 2)
+        self.assertEqual(self.world.node.images.checked, [Machines.image.id], "whether it is still there")
 
     def test_a_vm_that_ends_while_it_boots(self) -> None:
         id = self.run_pod()
@@ -247,6 +274,18 @@ class KilledTests(BootBase):
         self.fails(self.create(id), Unavailable)
         self.world.provider_ready()
         self.assertVacant(id)
+
+    def test_a_removal_is_finished(self) -> None:
+        sandbox, container = self.booted()
+        self.provider.destroy_error = Unavailable("the IaaS is down")
+        self.fails(go(self.world.containers.remove(container)), Unavailable)
+        self.assertEqual(self.record(sandbox).state, SandboxState.READY)
+        self.world.kill()
+        self.provider.destroy_error = None
+        self.world.begin()
+        self.assertEqual(len(self.provider.instances), 1)
+        self.world.provider_ready()
+        self.assertVacant(sandbox)
 
     def test_one_that_runs_goes_on(self) -> None:
         sandbox, container = self.booted()

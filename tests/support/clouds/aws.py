@@ -6,7 +6,10 @@ What is done here because moto does not, or does otherwise than EC2:
 - a client token makes RunInstances idempotent, and refuses other parameters (source: EC2 API reference,
   "Ensuring idempotency in Amazon EC2 API requests");
 - an instance is pending until its machine is started, and its agent listens at its own address:
-  the VPC is a part of 127.0.0.0/8, where every address is the loopback interface's.
+  the VPC is a part of 127.0.0.0/8, where every address is the loopback interface's;
+- an image that was deregistered boots nothing;
+- an instance of an image that was made with `AwsWorld.machine_image` is the one container of its pod: it has
+  the journal of a real systemd, and switching it off ends the instance.
 """
 
 from __future__ import annotations
@@ -23,20 +26,24 @@ from urllib.parse import parse_qsl, urlencode
 import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThread
 from twisted.protocols.policies import WrappingFactory
 from twisted.web.client import Agent, FileBodyProducer, HTTPConnectionPool, readBody
 from twisted.web.http_headers import Headers
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Site
 
+from tests.support import systemd
 from tests.support.clouds import machines, moto
-from tests.support.clouds.faults import Fault, Faults, Kind
+from tests.support.clouds.ec2errors import error, refusal
+from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Faults, Kind
 from tests.support.clouds.imds import Imds
 
 IMAGE = "ami-785db401"
 NETWORK = "127.77.0.0/16"
 SUBNETS = (("127.77.0.0/20", "a"), ("127.77.16.0/20", "b"))
 BOOT_SECONDS = 0.1
+OFF_SECONDS = 0.3
 _NAMESPACE = re.compile(rb'xmlns="http://ec2\.amazonaws\.com/doc/[0-9-]+/?"')
 _EC2 = b'xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"'
 _ITEM = re.compile(rb"<instanceId>(i-[0-9a-f]+)</instanceId>")
@@ -46,7 +53,6 @@ _PENDING = b"<instanceState><code>0</code><name>pending</name></instanceState>"
 EMPTY_LIST = (
     b"<DescribeInstancesResponse " + _EC2 + b"><reservationSet/></DescribeInstancesResponse>"
 )  # what a list had before there was anything
-NORMAL, NEVER, NO_AGENT = "normal", "never", "no-agent"
 
 
 @attrs.define
@@ -54,6 +60,7 @@ class _Vm:
     id: str
     address: str
     behaviour: str
+    image: str
     booted: bool = False
 
 
@@ -79,7 +86,11 @@ class AwsWorld:
         self.behaviour = NORMAL
         self.user_data: dict[str, bytes] = {}
         self.requests: list[dict[str, str]] = []
+        self.machine_images: list[str] = []
+        self._deregistered: set[str] = set()
+        self.journal: systemd.Systemd | None = None  # of instances of machine images
         self._imds_site, self._proxy_site = CutSite(Imds(self.user_data)), CutSite(_Proxy(self))
+        self._switch_site = CutSite(_Switch(self))
         self.urls: list[bytes] = []
 
     def start(self) -> None:
@@ -89,6 +100,7 @@ class AwsWorld:
         self.subnets, self.group = _network(self.ec2)
         self._imds = self._reactor.listenTCP(0, self._imds_site, interface="0.0.0.0")
         self._proxy = self._reactor.listenTCP(0, self._proxy_site, interface="127.0.0.1")
+        self._switch = self._reactor.listenTCP(0, self._switch_site, interface="127.0.0.1")
         self.endpoint = f"http://127.0.0.1:{self._proxy.getHost().port}"
 
     async def stop(self) -> None:
@@ -98,10 +110,11 @@ class AwsWorld:
                 timer.cancel()
         for id in self._vms:
             self._machines.kill(id)
-        await self._imds.stopListening()
-        await self._proxy.stopListening()
+        await deferToThread(self._thd_end_all)
+        for port in (self._imds, self._proxy, self._switch):
+            await port.stopListening()
         await self._pool.closeCachedConnections()
-        for site in (self._imds_site, self._proxy_site):
+        for site in (self._imds_site, self._proxy_site, self._switch_site):
             await site.cut()
         shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -134,16 +147,61 @@ class AwsWorld:
         found = [one for each in self.ec2.describe_instances()["Reservations"] for one in each["Instances"]]
         return [one for one in found if one["State"]["Name"] not in ("terminated", "shutting-down")]
 
+    def running(self) -> list[str]:
+        """Ids of the instances that have not ended."""
+        return [one["InstanceId"] for one in self.instances()]
+
     def holdings(self) -> list[str]:
         """All that costs money, in words."""
         found = [f"instance {one['InstanceId']}" for one in self.instances()]
         found += [f"address {one['AllocationId']}" for one in self.ec2.describe_addresses()["Addresses"]]
         return found + [f"disk {one['VolumeId']}" for one in self.ec2.describe_volumes()["Volumes"]]
 
+    def _thd_end_all(self) -> None:
+        """Leave nothing in moto, which tests share, also where one has failed."""
+        left = [one["InstanceId"] for one in self.instances() if one["InstanceId"] in self._vms]
+        if left:
+            self.ec2.terminate_instances(InstanceIds=left)
+        for image in self.machine_images:
+            self.ec2.deregister_image(ImageId=image)
+
     def end(self, id: str) -> None:
         """Somebody else ends an instance."""
         self.ec2.terminate_instances(InstanceIds=[id])
         self._machines.kill(id)
+
+    def add_twin(self, id: str) -> None:
+        """Another instance with the same tags."""
+        [described] = [one for one in self.instances() if one["InstanceId"] == id]
+        tags = [tag for tag in described["Tags"] if not tag["Key"].startswith("aws:")]
+        self.ec2.run_instances(
+            ImageId=described["ImageId"],
+            MinCount=1,
+            MaxCount=1,
+            SubnetId=self.subnets[0],
+            TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
+        )
+
+    async def machine_image(self, name: str, source: str = IMAGE, **tags: str) -> str:
+        """The id of a new image whose instances are whole machines, with `name` (NAME:VERSION) in its tags.
+
+        :param tags: others than those that the catalogue goes by, or in place of them."""
+        if self.journal is None:
+            self.journal = await deferToThread(systemd.shared)
+        made = {"infranetes": "true", "infranetes.image_name": name, **tags}
+        id: str = self.ec2.copy_image(SourceImageId=source, SourceRegion=moto.REGION, Name="machine")[
+            "ImageId"
+        ]
+        self.machine_images.append(id)
+        tagged = [{"Key": key, "Value": value} for key, value in made.items()]
+        self.ec2.create_tags(Resources=[id], Tags=tagged)
+        return id
+
+    def deregister(self, image: str) -> None:
+        """Somebody removes an image."""
+        self.machine_images.remove(image)
+        self._deregistered.add(image)
+        self.ec2.deregister_image(ImageId=image)
 
     # ---- The way of a call
 
@@ -151,7 +209,7 @@ class AwsWorld:
         """What EC2 answers. :raise ConnectionError: nothing, the connection breaks."""
         self.requests.append(parameters)
         fault = self.faults.befalling(parameters)
-        early: Any = _refusal(fault) if fault is not None else None
+        early: Any = refusal(fault) if fault is not None else None
         if early is not None:
             return early  # type: ignore[no-any-return]
         status, body = await self._served(parameters)
@@ -160,7 +218,7 @@ class AwsWorld:
         elif status == 200:
             self._stale[_key(parameters)] = body
         if fault is not None and fault.kind is Kind.ACTED:
-            return 500, _error("InternalError", "An internal error has occurred")
+            return 500, error("InternalError", "An internal error has occurred")
         if fault is not None and fault.kind is Kind.LOST:
             raise ConnectionError
         return status, body
@@ -170,8 +228,11 @@ class AwsWorld:
         if action == "RunInstances" and token in self._tokens:
             asked, answered = self._tokens[token]
             if asked != parameters:
-                return 400, _error("IdempotentParameterMismatch", "The client token was used before")
+                return 400, error("IdempotentParameterMismatch", "The client token was used before")
             return 200, answered
+        image = parameters.get("ImageId", "")
+        if image in self._deregistered:
+            return 400, error("InvalidAMIID.NotFound", f"The image id '[{image}]' does not exist")
         status, body = await self._forward(parameters)
         if status != 200:
             return status, _NAMESPACE.sub(b"", body)
@@ -218,7 +279,7 @@ class AwsWorld:
         found = _ITEM.search(body)
         address = re.search(rb"<privateIpAddress>([0-9.]+)</privateIpAddress>", body)
         assert found is not None and address is not None
-        vm = _Vm(found[1].decode(), address[1].decode(), self.behaviour)
+        vm = _Vm(found[1].decode(), address[1].decode(), self.behaviour, parameters["ImageId"])
         self._vms[vm.id] = vm
         self.user_data[vm.address] = base64.b64decode(parameters.get("UserData", ""))
         if vm.behaviour != NEVER:
@@ -232,7 +293,7 @@ class AwsWorld:
         self._machines.run(
             vm.id,
             {
-                "provider": "fake",
+                **self._containers(vm, directory),
                 "listen": f"{vm.address}:2475",
                 "run_dir": str(directory),
                 "volumes_dir": str(directory / "volumes"),
@@ -244,6 +305,31 @@ class AwsWorld:
                 },
             },
         )
+
+    def _containers(self, vm: _Vm, directory: Path) -> dict[str, Any]:
+        """What the configuration of the instance's agent says of containers."""
+        if vm.image not in self.machine_images:
+            return {"provider": "fake"}
+        assert self.journal is not None
+        off = f"POST /{vm.id} HTTP/1.0\\r\\n\\r\\n"
+        command = f"exec 3<>/dev/tcp/127.0.0.1/{self._switch.getHost().port}; printf '{off}' >&3; cat <&3"
+        machine = {
+            "state_dir": str(directory / "machine"),
+            "journal_dir": str(self.journal.run / "log/journal"),
+            "stop_command": ["bash", "-c", command],
+            "kill_command": ["bash", "-c", command],
+        }
+        return {"provider": "machine", "providers": {"machine": machine}}
+
+    def switched_off(self, id: str) -> None:
+        """An instance switches itself off: it ends, a moment later."""
+
+        def off() -> None:
+            ending = {"Action": "TerminateInstances", "InstanceId.1": id, "Version": "2016-11-15"}
+            Deferred.fromCoroutine(self._forward(ending)).addErrback(lambda _: None)
+            self._machines.kill(id)
+
+        self._timers.append(self._reactor.callLater(OFF_SECONDS, off))
 
 
 class CutSite(WrappingFactory):
@@ -272,6 +358,20 @@ def _network(ec2: Any) -> tuple[tuple[str, ...], str]:
     ]
     group = ec2.create_security_group(GroupName="pods", Description="pods", VpcId=vpc)["GroupId"]
     return tuple(each["SubnetId"] for each in subnets), group
+
+
+class _Switch(Resource):
+    """Where the machine of an instance says that it switches itself off."""
+
+    isLeaf = True
+
+    def __init__(self, world: AwsWorld) -> None:
+        super().__init__()
+        self._world = world
+
+    def render(self, request: Any) -> bytes:
+        self._world.switched_off(request.path.decode().strip("/"))
+        return b""
 
 
 class _Proxy(Resource):
@@ -303,28 +403,6 @@ class _Proxy(Resource):
 
         Deferred.fromCoroutine(self._world.call(parameters)).addBoth(answer)
         return NOT_DONE_YET
-
-
-def _refusal(fault: Fault) -> Any:
-    """The answer of a cloud that did nothing."""
-    if fault.kind is Kind.THROTTLE:
-        body = _error("RequestLimitExceeded", "Request limit exceeded.")
-        header = [("Retry-After", f"{fault.retry_after:g}")] if fault.retry_after else []
-        return (503, body, *header)
-    return {
-        Kind.ERROR: (503, _error("Unavailable", "The server is overloaded")),
-        Kind.QUOTA: (400, _error("VcpuLimitExceeded", "You have requested more vCPU capacity")),
-        Kind.CAPACITY: (500, _error("InsufficientInstanceCapacity", "There is no capacity")),
-        Kind.UNKNOWN: (400, _error("InvalidInstanceID.NotFound", "The instance does not exist")),
-        Kind.REVOKED: (401, _error("AuthFailure", "AWS was not able to validate the credentials")),
-    }.get(fault.kind)
-
-
-def _error(code: str, words: str) -> bytes:
-    return (
-        f'<?xml version="1.0" encoding="UTF-8"?>\n<Response><Errors><Error><Code>{code}</Code>'
-        f"<Message>{words}</Message></Error></Errors><RequestID>r</RequestID></Response>"
-    ).encode()
 
 
 def _key(parameters: dict[str, str]) -> str:

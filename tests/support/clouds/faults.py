@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import attrs
 
+NORMAL, NEVER, NO_AGENT = "normal", "never", "no-agent"  # how machines behave once they are launched
+
 
 class Kind(enum.Enum):
     """What happens to a call."""

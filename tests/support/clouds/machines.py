@@ -119,6 +119,7 @@ def _kill(pid: int) -> None:
 
 def _serve(commands: BinaryIO) -> None:
     import vmserver.containers.fake
+    import vmserver.containers.machine
     import vmserver.service  # noqa: F401  loaded before it is forked
 
     pids: dict[str, int] = {}

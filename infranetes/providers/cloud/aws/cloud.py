@@ -18,6 +18,7 @@ from infranetes.providers.cloud.annotations import PREFIX, Wishes
 from infranetes.providers.cloud.aws import addresses, errors
 from infranetes.providers.cloud.aws.credentials import Credentials, Keys
 from infranetes.providers.cloud.aws.driver import Driver
+from infranetes.providers.cloud.aws.images import Images, RootDisk
 from infranetes.providers.cloud.aws.settings import Settings
 from infranetes.providers.cloud.interface import (
     ADDRESS,
@@ -29,6 +30,7 @@ from infranetes.providers.cloud.interface import (
     Found,
     ICloud,
     Leftover,
+    MachineImage,
     Offer,
     Order,
     Trouble,
@@ -77,7 +79,8 @@ class AwsCloud:
         self._settings = settings
         self._cluster, self._node = context.cluster, context.node
         self._credentials = Credentials(settings.access_key, settings.secret_key, settings.profile)
-        self._root_disk = ("", 0)  # of the configuration's image: its name, and GiB
+        self._images = Images(settings.image_owners)
+        self._architecture = "x86_64"  # of the configuration's image, and so of all
         self.offers = offers
         self.place = f"aws {settings.region}"
 
@@ -134,14 +137,21 @@ class AwsCloud:
 
     def _thd_check(self, driver: Driver) -> str:
         wanted = self._settings.image
-        images = driver.list_images(ex_image_ids=[wanted])
-        if not images:
+        image = self._images._thd_get(driver, wanted)
+        if image is None:
             raise FailedPrecondition(f"{self.place} has no image {wanted}; see image in providers.aws")
-        extra = images[0].extra
-        self._root_disk = (extra["root_device_name"], extra["root_disk_gib"])
         if self._settings.subnets:
             driver.ex_list_subnets(subnet_ids=list(self._settings.subnets))
-        return str(extra.get("architecture") or "x86_64")
+        self._architecture = str(image.extra.get("architecture") or "x86_64")
+        return self._architecture
+
+    # ---- The catalogue
+
+    def _thd_find_image(self, driver: Driver, name: str, version: str) -> MachineImage:
+        return self._images._thd_find(driver, name, version, self._architecture)
+
+    def _thd_has_image(self, driver: Driver, id: str) -> bool:
+        return self._images._thd_has(driver, id)
 
     # ---- VMs
 
@@ -160,31 +170,35 @@ class AwsCloud:
             additions["InstanceMarketOptions.MarketType"] = "spot"
             if wishes.spot_max_price is not None:
                 additions["InstanceMarketOptions.SpotOptions.MaxPrice"] = str(wishes.spot_max_price)
+        image = order.image or settings.image
+        root_disk = self._images._thd_root_disk(driver, image)
         groups = list(wishes.security_groups or settings.security_groups) if order.place else []
         with driver.connection.adding(additions):
             node = driver.create_node(
                 name=f"infranetes-{order.sandbox_id[:12]}",
                 size=NodeSize(order.size, order.size, 0, 0, 0, 0.0, driver),
-                image=NodeImage(order.image or settings.image, "", driver),
+                image=NodeImage(image, "", driver),
                 ex_userdata=order.identity.decode(),
                 ex_keyname=settings.key_name or None,
                 ex_subnet=EC2NetworkSubnet(order.place, "", "") if order.place else None,
                 ex_security_group_ids=groups or None,
                 ex_metadata=dict(order.tags),
                 ex_clienttoken=_client_token(order),
-                ex_blockdevicemappings=self._disks(order),
+                ex_blockdevicemappings=self._disks(root_disk),
                 ex_iamprofile=wishes.instance_profile or settings.instance_profile or None,
                 ex_assign_public_ip=public,
             )
         return self._found(node)
 
-    def _disks(self, order: Order) -> list[dict[str, Any]] | None:
-        """The root disk, which must not outlive the VM; of an image that the configuration names."""
-        name, gib = self._root_disk
-        if not name or order.image:
+    def _thd_settle(self, driver: Driver, found: Found) -> Found:
+        return found  # EC2 refuses at once or not at all
+
+    def _disks(self, root: RootDisk) -> list[dict[str, Any]] | None:
+        """The root disk, which must not outlive the VM, whatever its image says."""
+        if not root.name:
             return None
-        disk = {"DeleteOnTermination": "true", "VolumeSize": str(max(gib, self._settings.disk_gib, 1))}
-        return [{"DeviceName": name, "Ebs": disk}]
+        disk = {"DeleteOnTermination": "true", "VolumeSize": str(max(root.gib, self._settings.disk_gib, 1))}
+        return [{"DeviceName": root.name, "Ebs": disk}]
 
     def _thd_find(self, driver: Driver, token: str) -> list[Found]:
         return self._thd_listed(driver, {f"tag:{TOKEN}": token})

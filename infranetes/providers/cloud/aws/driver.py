@@ -7,7 +7,8 @@
 - It ignores `nextToken`, so long lists end early: all pages are asked for.
 - `list_nodes` also asks for addresses, naming each instance in a filter, which EC2 allows for 200 of
   them: the instances' own answer has the addresses already.
-- A node lacks the reason of its state, an image its root disk's name and size.
+- A node lacks the reason of its state, an image its root disk's name and its disks' sizes; when it was made
+  is text or a date, by libcloud's release.
 """
 
 from __future__ import annotations
@@ -84,12 +85,13 @@ class Driver(EC2NodeDriver):  # type: ignore[misc]
     def _to_image(self, element: Any) -> Any:
         image = super()._to_image(element)
         name = image.extra["root_device_name"] = _text(element, "rootDeviceName")
-        sizes = [
-            _text(disk, "ebs/volumeSize")
+        disks = {
+            _text(disk, "deviceName"): int(_text(disk, "ebs/volumeSize") or 0)
             for disk in items(element, "blockDeviceMapping/item")
-            if _text(disk, "deviceName") == name
-        ]
-        image.extra["root_disk_gib"] = int(sizes[0] or 0) if sizes else 0
+        }
+        image.extra["root_disk_gib"] = disks.get(name, 0)
+        image.extra["disks_gib"] = sum(disks.values())
+        image.extra["created"] = _text(element, "creationDate")  # ISO 8601, so it sorts
         return image
 
     def ask(self, action: str, **parameters: str) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 from libcloud.compute.drivers.ec2 import EC2NodeDriver
 
+from infranetes.providers.cloud.aws.images import are_owners
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes_common.config import secret
 
@@ -38,6 +39,8 @@ class Settings(CloudSettings):
 
     region: str = attrs.field(validator=_is_region)
     image: str = attrs.field(validator=_is_image)  # of a guest with our agent
+    # Whose images the catalogue has: self, account ids, amazon, aws-marketplace.
+    image_owners: tuple[str, ...] = attrs.field(default=("self",), validator=are_owners)
     subnets: tuple[str, ...] = ()  # tried in this order; empty: the default VPC's choice
     security_groups: tuple[str, ...] = ()  # ids; they need subnets
     key_name: str = ""  # an SSH key pair's, for looking into a VM

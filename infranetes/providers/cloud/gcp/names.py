@@ -1,0 +1,92 @@
+"""Names that Compute Engine takes (source: Compute Engine, "Naming resources" and "Labeling resources")."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+
+LABEL = r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?"  # RFC 1035: names of resources, network tags
+PROJECT = r"(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]"
+IMAGE = rf"(?:(?:projects/{PROJECT}/)?global/images/)?(?:family/)?{LABEL}"
+NETWORK = rf"(?:projects/{PROJECT}/global/networks/)?{LABEL}"
+SUBNETWORK = rf"(?:projects/{PROJECT}/regions/[a-z0-9-]+/subnetworks/)?{LABEL}"
+
+_ID = re.compile(rf"([a-z][a-z0-9-]{{1,30}})\.({LABEL})")
+_PLAIN = re.compile(r"[a-z0-9-]{1,63}")
+_MOST = 63  # characters of a label's value
+_ESCAPE = re.compile(r"_([0-9a-f]{2})")
+
+
+def region_of(zone: str) -> str:
+    """`europe-west1` of `europe-west1-b`."""
+    return zone.rpartition("-")[0]
+
+
+def name_of(token: str, number: int) -> str:
+    """A VM's name. There can't be two of a name in a zone, so it is the idempotency key, too."""
+    return f"infranetes-{token}-{number}"
+
+
+def id_of(zone: str, name: str) -> str:
+    """What we call a VM: its name is its zone's only."""
+    return f"{zone}.{name}"
+
+
+def is_id(text: str) -> bool:
+    """Whether `id_of` could have made this."""
+    return _ID.fullmatch(text) is not None
+
+
+def split_id(id: str) -> tuple[str, str]:
+    """Zone and name."""
+    zone, _, name = id.partition(".")
+    return zone, name
+
+
+def label(value: str) -> str:
+    """What stands for `value` in a label, which holds lower-case letters, digits, `-` and `_` only. Different
+    values have different labels: what is not allowed is escaped as `_` and two hex digits, and what is too
+    long then ends, behind two `_`, with its hash."""
+    if _PLAIN.fullmatch(value):
+        return value
+    escaped = "".join(
+        chr(byte) if chr(byte) in "abcdefghijklmnopqrstuvwxyz0123456789-" else f"_{byte:02x}"
+        for byte in value.encode()
+    )
+    if len(escaped) <= _MOST:
+        return escaped
+    return f"{escaped[:41].rstrip('_')}__{hashlib.sha256(value.encode()).hexdigest()[:20]}"
+
+
+def value(text: str) -> str:
+    """What a label stands for, unless it ends with a hash: then it stands for itself."""
+    if "__" in text:
+        return text
+    whole = _ESCAPE.sub(lambda found: chr(int(found[1], 16)), text)
+    try:
+        return whole.encode("latin-1").decode()
+    except UnicodeError:
+        return text
+
+
+def labels(tags: Mapping[str, str]) -> dict[str, str]:
+    """Tags as labels. The names of ours are fit for both."""
+    return {key: label(each) for key, each in tags.items()}
+
+
+def filter_of(wanted: Mapping[str, str]) -> str:
+    """The expression that restricts a list to resources with these labels."""
+    return " AND ".join(f'(labels.{key} = "{label(each)}")' for key, each in wanted.items())
+
+
+def image_path(image: str, project: str) -> str:
+    """An image's or family's path from the API's version on. Of a family the newest image is meant."""
+    if image.startswith("projects/"):
+        return image
+    return f"projects/{project}/global/images/{image.removeprefix('global/images/')}"
+
+
+def last(link: str) -> str:
+    """The name in a link to a resource."""
+    return link.rpartition("/")[2]

@@ -1,0 +1,69 @@
+"""What the configuration may say of GCP."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from infranetes.providers.cloud.gcp.names import IMAGE, LABEL, NETWORK, PROJECT, SUBNETWORK, region_of
+from infranetes.providers.cloud.settings import CloudSettings
+
+_ENDPOINT = r"https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?/?"
+_ACCOUNT = r"[a-z0-9][a-z0-9.-]*@[a-z0-9.-]+"
+
+
+def _matching(pattern: str, expected: str) -> Callable[[Any, Any, str], None]:
+    def check(instance: Any, attribute: Any, value: str) -> None:
+        if value and not re.fullmatch(pattern, value):
+            raise ValueError(f"{expected} is expected")
+
+    return check
+
+
+def _given(instance: Any, attribute: Any, value: str) -> None:
+    if not value:
+        raise ValueError("it has to be given")
+
+
+def _are_zones(instance: Any, attribute: Any, value: tuple[str, ...]) -> None:
+    if not value or not all(re.fullmatch(r"[a-z]+-[a-z]+[0-9]+-[a-z]", zone) for zone in value):
+        raise ValueError("zones are expected, such as europe-west1-b")
+    if len({region_of(zone) for zone in value}) > 1:
+        raise ValueError("zones of one region are expected: subnetworks do not go further")
+
+
+def _all(pattern: str, expected: str) -> Callable[[Any, Any, tuple[str, ...]], None]:
+    def check(instance: Any, attribute: Any, value: tuple[str, ...]) -> None:
+        if not all(re.fullmatch(pattern, each) for each in value):
+            raise ValueError(f"{expected} are expected")
+
+    return check
+
+
+@attrs.frozen(kw_only=True)
+class Settings(CloudSettings):
+    """The table `providers.gcp`."""
+
+    project: str = attrs.field(validator=[_given, _matching(PROJECT, "a project's id")])
+    zones: tuple[str, ...] = attrs.field(validator=_are_zones)  # of one region, tried in this order
+    image: str = attrs.field(
+        validator=[
+            _given,
+            _matching(IMAGE, "an image's name, family/NAME, or projects/PROJECT/global/images/[family/]NAME"),
+        ]
+    )  # of a guest with our agent
+    network: str = attrs.field(default="", validator=_matching(NETWORK, "a network's name"))
+    subnetwork: str = attrs.field(default="", validator=_matching(SUBNETWORK, "a subnetwork's name"))
+    tags: tuple[str, ...] = attrs.field(default=(), validator=_all(LABEL, "network tags"))
+    service_account: str = attrs.field(default="", validator=_matching(_ACCOUNT, "an account's address"))
+    public_address: bool = False  # for pods without an annotation
+    disk_gib: int = attrs.field(default=0, validator=attrs.validators.ge(0))  # 0: as the image has it
+    disk_type: str = attrs.field(default="pd-balanced", validator=_matching(LABEL, "a disk type's name"))
+    image_projects: tuple[str, ...] = attrs.field(default=(), validator=_all(PROJECT, "projects' ids"))
+    sizes: tuple[str, ...] = ("e2-*", "n2-*", "n2d-*", "c2-*", "g2-*", "a2-*")
+    key_file: str = ""  # of a service account; empty: the account of the instance that the node is
+    endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))
+    token_endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))

@@ -1,0 +1,112 @@
+"""One thread's connection to a vCenter, and its session there, which is renewed when it has expired.
+
+libcloud's driver logs in by itself, and can't be used for that: when the server's certificate does not
+verify, 3.4.1 says nothing and sends the password all the same, over a connection that is not verified. It has
+no deadline for an answer, and no word for a session that has expired.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import stat
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from pyVim.connect import VimSessionOrientedStub
+from pyVmomi import SoapStubAdapter, vim
+
+from infranetes.providers.cloud.interface import CloudError, Trouble
+
+API = "vim.version.version11"  # vSphere 6.5, which all later ones speak too
+_PORT = 443
+_GOODBYE_SECONDS = 2.0
+
+
+class Session(VimSessionOrientedStub):  # type: ignore[misc]
+    """How requests are sent. Logs in with the first one, and again when the session has expired.
+
+    :param timeout: seconds that one answer may take."""
+
+    def __init__(
+        self, host: str, username: str, password_file: Path, ca_file: Path | None, timeout: float
+    ) -> None:
+        name, _, port = host.partition(":")
+        stub = SoapStubAdapter(
+            host=name, port=int(port or _PORT), path="/sdk", version=API, sslContext=_context(ca_file)
+        )
+        stub.schemeArgs["timeout"] = timeout  # 6.7.1 has no argument for it
+        super().__init__(stub, self._log_in)
+        self._username = username
+        self._password_file = password_file
+
+    def InvokeMethod(self, mo: Any, info: Any, args: Any) -> Any:
+        """pyVmomi's own also sends again what may have been done, several times, each with its deadline. Here
+        only what changes nothing is asked for once more: vCenter closes connections that were idle."""
+        may_repeat, is_renewed = not info.wsdlName.endswith("_Task"), False
+        while True:
+            try:
+                if self.state == self.STATE_UNAUTHENTICATED:
+                    self._CallLoginMethod()
+                status, answer = self.soapStub.InvokeMethod(mo, info, args, self)
+            except (HTTPException, ConnectionError) as error:
+                if not may_repeat or str(error).startswith("429"):
+                    raise
+                may_repeat = False
+                continue
+            if status == 200:
+                return answer
+            if is_renewed or not isinstance(answer, vim.fault.NotAuthenticated):
+                raise answer
+            is_renewed = True
+            self.expired()
+
+    def expired(self) -> None:
+        """The next request logs in."""
+        self._SetStateUnauthenticated()
+
+    def close(self) -> None:
+        """End the session, which would count among the vCenter's for half an hour, and the connections."""
+        self.soapStub.DropConnections()
+        if self.state == self.STATE_AUTHENTICATED:
+            self.soapStub.schemeArgs["timeout"] = _GOODBYE_SECONDS
+            with contextlib.suppress(Exception):
+                _manager(self.soapStub).Logout()
+        self.expired()
+        self.soapStub.DropConnections()
+
+    def _log_in(self, stub: Any) -> None:
+        password = _thd_password(self._password_file)
+        _manager(stub).Login(self._username, password, None)
+
+
+def _manager(stub: Any) -> Any:
+    return vim.ServiceInstance("ServiceInstance", stub).RetrieveContent().sessionManager
+
+
+def _context(ca_file: Path | None) -> ssl.SSLContext:
+    """Certificates and host names are verified, always."""
+    try:
+        return ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
+    except (OSError, ssl.SSLError) as error:
+        raise CloudError(Trouble.INVALID, f"ca_file {ca_file} can't be used: {error}") from None
+
+
+def _thd_password(file: Path) -> str:
+    """Read anew for each session: it may have been changed meanwhile.
+
+    :raise CloudError: there is none, or others may read it."""
+    try:
+        with file.open(encoding="utf-8") as opened:
+            mode = stat.S_IMODE(file.stat().st_mode)
+            password = opened.readline(1024).rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CloudError(Trouble.CREDENTIALS, f"password_file {file} can't be read: {error}") from None
+    if mode & 0o077:
+        raise CloudError(
+            Trouble.CREDENTIALS, f"password_file {file} may be read by others (mode {mode:o}): chmod 600 it"
+        )
+    if not password:
+        raise CloudError(Trouble.CREDENTIALS, f"password_file {file} is empty")
+    return password

@@ -1,0 +1,287 @@
+"""What goes wrong between a provider and its cloud, any one, and that nothing is left or lost by it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred, gatherResults
+
+from infranetes.providers.interface import Instance, InstanceSpec, InstanceState, Size
+from infranetes_common import vmserver
+from infranetes_common.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InfranetesError,
+    ResourceExhausted,
+    Unavailable,
+)
+from tests.infranetes.providers.cloud.case import Call, CloudCase
+from tests.support.clouds.faults import NEVER, NO_AGENT, Kind
+from txgrpc import GrpcError
+
+
+class FaultCase(CloudCase):
+    """Whole lives of VMs."""
+
+    async def life(self, provider: Any, spec: InstanceSpec | None = None) -> None:
+        """A VM from its launch to its end, as the node makes its calls: again when that is worth it."""
+        spec = spec or self.spec()
+        launched = await self.again(lambda: provider.launch(spec))
+        instance = await self.again(lambda: provider.wait_running(launched.id, self.boot_timeout))
+        self.assertEqual((instance.state, instance.token), (InstanceState.RUNNING, spec.token))
+        self.assertEqual((await self.agent_info(instance)).sandbox_id, spec.sandbox_id)
+        await self.again(lambda: provider.destroy(instance.id))
+
+    async def again(self, call: Any) -> Any:
+        """Until it does not fail with `Unavailable`, as long as a circuit that opened may stay so."""
+        until = time.monotonic() + 60.0
+        while True:
+            try:
+                return await self.within(call())
+            except Unavailable:
+                if time.monotonic() > until:
+                    raise
+                await self.sleep(0.1)
+
+    async def lives(self, count: int) -> None:
+        """Some VMs, side by side, after which there is nothing."""
+        provider = await self.started()
+        await gatherResults(
+            [Deferred.fromCoroutine(self.life(provider)) for _ in range(count)], consumeErrors=True
+        )
+        self.assertEqual(await self.again(provider.list), [])
+        self.world.faults.clear()
+        self.assertEqual(self.world.holdings(), [])
+
+    def launches(self) -> list[Call]:
+        """The launches that were asked for."""
+        return [one for one in self.world.requests if one["Action"] == self.launch_action]
+
+
+class PassingFaults(FaultCase):
+    """Faults that are got over."""
+
+    async def test_throttling_of_a_third_of_the_calls(self) -> None:
+        fault = self.world.faults.add(Kind.THROTTLE, share=0.3)
+        await self.lives(4)
+        self.assertGreater(fault.happened, 0)
+
+    async def test_a_retry_after_is_honoured(self) -> None:
+        provider = await self.started()
+        self.world.faults.add(Kind.THROTTLE, self.list_action, times=1, retry_after=2.0)
+        begun = time.monotonic()
+        await self.within(provider.list())
+        self.assertGreaterEqual(time.monotonic() - begun, 1.9)
+
+    async def test_errors_of_the_server(self) -> None:
+        self.world.faults.add(Kind.ERROR, share=0.3)
+        await self.lives(4)
+
+    async def test_errors_after_the_cloud_acted(self) -> None:
+        self.world.faults.add(Kind.ACTED, share=0.3)
+        await self.lives(4)
+
+    async def test_answers_that_are_lost_after_the_cloud_acted(self) -> None:
+        fault = self.world.faults.add(Kind.LOST, self.launch_action, times=2)
+        self.world.faults.add(Kind.LOST, self.destroy_action, times=1)
+        await self.lives(1)
+        self.assertEqual(fault.happened, 2)
+        self.assertEqual(len(self.launches()), 3)
+        self.assertEqual(len({self.key(one) for one in self.launches()}), 1)
+
+    async def test_lists_that_do_not_have_a_new_vm_yet(self) -> None:
+        provider = await self.started()
+        await self.within(provider.list())
+        stale = self.world.faults.add(Kind.STALE, only=self.is_list)
+        spec = self.spec()
+        launched = await self.within(provider.launch(spec))
+        self.assertEqual([one.id for one in await self.within(provider.list())], [launched.id])
+        await self.refused(DeadlineExceeded, provider.wait_running(launched.id, 0.5))
+        self.assertEqual((await self.within(provider.launch(spec))).id, launched.id)
+        self.world.faults.rules.remove(stale)
+        instance = await self.within(provider.wait_running(launched.id, self.boot_timeout))
+        await self.within(provider.destroy(instance.id))
+
+    async def test_lists_that_still_have_an_ended_vm(self) -> None:
+        provider = await self.started()
+        ended: list[Instance] = []
+        provider.watch(ended.append)
+        instance = await self.running(provider, self.spec())
+        await self.within(provider.list())
+        self.world.faults.add(Kind.STALE, only=self.is_list)
+        await self.within(provider.destroy(instance.id))
+        self.assertEqual(await self.within(provider.list()), [])
+        await self.sleep(0.7)
+        self.assertEqual(ended, [])
+        self.world.faults.clear()
+
+    async def test_a_daemon_that_was_killed_before_its_launch_was_listed(self) -> None:
+        """The next daemon sees no VM, asks with another identity, and has the first one's VM."""
+        provider = await self.started()
+        await self.within(provider.list())
+        spec = self.spec()
+        launched = await self.within(provider.launch(spec))
+        await self.within(provider.stop())
+        self.world.faults.add(Kind.STALE, self.list_action, times=2)
+        provider = await self.started()
+        certificate, key = self.authority.issue_vm(spec.sandbox_id, 3600)
+        renewed = attrs.evolve(spec.identity, certificate_pem=certificate, key_pem=key)
+        adopted = await self.running(provider, attrs.evolve(spec, identity=renewed))
+        self.assertEqual(adopted.id, launched.id)
+        self.assertEqual((await self.agent_info(adopted)).sandbox_id, spec.sandbox_id)
+        self.assertEqual(len(self.world.running()), 1)
+
+    async def test_a_new_vm_that_not_all_of_the_cloud_knows_is_destroyed_all_the_same(self) -> None:
+        self.settings["settle_seconds"] = 20.0
+        provider = await self.started()
+        launched = await self.within(provider.launch(self.spec()))
+        fault = self.world.faults.add(Kind.UNKNOWN, self.destroy_action, times=3)
+        await self.within(provider.destroy(launched.id))
+        self.assertEqual(fault.happened, 3)
+        self.assertEqual(self.world.holdings(), [])
+
+    async def test_a_second_vm_of_a_token_is_ended(self) -> None:
+        provider = await self.started()
+        instance = await self.running(provider, self.spec())
+        self.world.add_twin(instance.id)
+        self.assertEqual(len(self.world.running()), 2)
+        await self.until(lambda: len(self.world.running()) == 1, "the second VM is ended")
+        self.assertEqual(self.world.running(), [instance.id])
+        self.assertEqual([one.id for one in await self.within(provider.list())], [instance.id])
+
+
+class LastingFaults(FaultCase):
+    """Faults that a call fails with."""
+
+    async def test_a_cloud_that_acts_and_never_answers(self) -> None:
+        """What the launch left is found and ended, at the latest when it is shown."""
+        self.settings["retry_seconds"] = 0.5
+        provider = await self.started()
+        self.world.faults.add(Kind.LOST, self.launch_action)
+        await self.refused(Unavailable, provider.launch(self.spec()))
+        self.assertEqual(self.world.holdings(), [])
+
+    async def test_a_vm_that_shows_up_after_its_launch_was_given_up(self) -> None:
+        self.settings["retry_seconds"] = 0.5
+        self.settings["settle_seconds"] = 5.0
+        provider = await self.started()
+        await self.within(provider.list())
+        self.world.faults.add(Kind.LOST, self.launch_action)
+        token: list[str] = []
+        stale = self.world.faults.add(Kind.STALE, self.list_action, only=lambda each: _of_token(each, token))
+        spec = self.spec()
+        token.append(spec.token)
+        await self.refused(Unavailable, provider.launch(spec))
+        self.world.faults.rules.remove(stale)
+        await self.until(lambda: not self.world.holdings(), "what shows up is ended")
+
+    async def test_a_vm_that_never_boots(self) -> None:
+        self.world.behaviour = NEVER
+        provider = await self.started()
+        launched = await self.within(provider.launch(self.spec()))
+        await self.refused(DeadlineExceeded, provider.wait_running(launched.id, 0.5))
+        self.assertIs((await self.within(provider.get(launched.id))).state, InstanceState.PENDING)
+        await self.within(provider.destroy(launched.id))
+        self.assertEqual(self.world.holdings(), [])
+
+    async def test_a_vm_without_an_agent(self) -> None:
+        self.world.behaviour = NO_AGENT
+        provider = await self.started()
+        instance = await self.running(provider, self.spec())
+        await self.assertFailure(self.agent(instance).Info(vmserver.InfoRequest(), timeout=5.0), GrpcError)
+        await self.within(provider.destroy(instance.id))
+        self.assertEqual(self.world.holdings(), [])
+
+    async def test_a_quota_that_is_full(self) -> None:
+        provider = await self.started()
+        self.world.faults.add(Kind.QUOTA, self.launch_action)
+        error = await self.refused(ResourceExhausted, provider.launch(self.spec()))
+        self.assertIn(self.quota, str(error))
+        self.assertEqual(len(self.launches()), 1)
+        self.world.faults.clear()
+        await self.life(provider)
+
+    async def test_a_type_without_capacity_gives_way_to_the_next_in_each_place(self) -> None:
+        provider = await self.started()
+        first, second = self.cheapest
+        self.world.faults.add(
+            Kind.CAPACITY, self.launch_action, only=lambda each: self.asked(each)[0] == first
+        )
+        instance = await self.running(provider, self.spec())
+        self.assertEqual(instance.size, second)
+        here, there = self.places()
+        self.assertEqual(
+            [self.asked(one) for one in self.launches()], [(first, here), (first, there), (second, here)]
+        )
+        await self.within(provider.destroy(instance.id))
+        self.assertEqual(self.world.holdings(), [])
+
+    async def test_no_capacity_at_all(self) -> None:
+        provider = await self.started()
+        self.world.faults.add(Kind.CAPACITY, self.launch_action)
+        error = await self.refused(ResourceExhausted, provider.launch(self.spec(size=Size(cpu_millis=4000))))
+        self.assertIn(self.large, str(error))
+        self.assertEqual(self.world.holdings(), [])
+
+    async def test_credentials_that_are_revoked_and_given_back(self) -> None:
+        provider = await self.started()
+        instance = await self.running(provider, self.spec())
+        ended: list[Instance] = []
+        provider.watch(ended.append)
+        self.world.faults.add(Kind.REVOKED)
+        for call in (
+            lambda: provider.list(),
+            lambda: provider.launch(self.spec()),
+            lambda: provider.get(instance.id),
+            lambda: provider.destroy(instance.id),
+        ):
+            self.assertIn("credentials", str(await self.refused(FailedPrecondition, call())))
+        await self.sleep(0.7)
+        self.assertEqual(ended, [])
+        self.world.faults.clear()
+        self.assertEqual(await self.within(provider.list()), [instance])
+        self.assertEqual((await self.agent_info(instance)).sandbox_id, instance.sandbox_id)
+
+    async def test_a_cloud_that_is_down_is_left_alone(self) -> None:
+        self.settings["retry_seconds"] = 1.0
+        provider = await self.started()
+        self.world.faults.add(Kind.ERROR)
+        await self.refused(Unavailable, provider.list())
+        before = len(self.world.requests)
+        for _ in range(5):
+            error = await self.refused(Unavailable, provider.list())
+            self.assertIn("does not answer", str(error))
+        self.assertEqual(len(self.world.requests), before)
+        self.assertIn("not answering", provider.status()["cloud"])
+        self.world.faults.clear()
+
+    async def test_a_launch_that_is_cancelled_while_the_cloud_is_slow_to_take_it(self) -> None:
+        provider = await self.started()
+        self.world.faults.add(Kind.THROTTLE, self.launch_action, times=4)
+        spec = self.spec()
+        launching = provider.launch(spec)
+        await self.sleep(0.05)
+        launching.cancel()
+        launching.addErrback(lambda failure: None)
+        instance = await self.running(provider, spec)
+        self.assertEqual(self.world.running(), [instance.id])
+
+    async def test_a_provider_that_stops_in_a_launch_leaves_it_to_the_next(self) -> None:
+        provider = await self.started()
+        spec = self.spec()
+        lost = self.world.faults.add(Kind.LOST, self.launch_action, times=100)
+        launching = self.assertFailure(provider.launch(spec), InfranetesError)
+        while not lost.happened:
+            await self.sleep(0.01)
+        await self.within(provider.stop())
+        await self.within(launching)
+        self.world.faults.clear()
+        provider = await self.started()
+        instance = await self.running(provider, spec)
+        self.assertEqual(self.world.running(), [instance.id])
+
+
+def _of_token(call: Call, token: list[str]) -> bool:
+    return bool(token) and any(token[0] in value for value in call.values())

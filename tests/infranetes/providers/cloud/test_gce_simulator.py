@@ -1,0 +1,146 @@
+"""The simulated Compute Engine speaks as the real one was recorded to."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes.providers.cloud.annotations import Wishes
+from infranetes.providers.cloud.gcp import body
+from infranetes.providers.cloud.gcp.settings import Settings
+from infranetes.providers.cloud.interface import TOKEN, Order
+from tests.support.clouds import gce_resources, recorded
+from tests.support.clouds.gce_api import IMAGE, Gce, Refusal, Task
+from tests.support.clouds.gce_resources import PROJECT, ZONES
+
+# What the recordings are too old for, or happen not to have (source: Compute Engine API reference, v1).
+NEWER = {
+    "compute#instance": {
+        "disks[].autoDelete",
+        "labelFingerprint",
+        "labels",
+        "networkInterfaces[].subnetwork",
+        "scheduling.instanceTerminationAction",
+        "scheduling.provisioningModel",
+        "serviceAccounts",
+        "serviceAccounts[]",
+        "serviceAccounts[].email",
+        "serviceAccounts[].scopes",
+        "serviceAccounts[].scopes[]",
+    },
+    "compute#disk": {"labels", "type", "users", "users[]"},
+    "compute#image": {"architecture", "family", "labels"},
+    "compute#machineType": {
+        "accelerators",
+        "accelerators[]",
+        "accelerators[].guestAcceleratorCount",
+        "accelerators[].guestAcceleratorType",
+    },
+    "compute#operation": {"error.errors[].message"},
+    "compute#diskAggregatedList": {"nextPageToken"},
+    "compute#imageList": {"nextPageToken"},
+    "compute#instanceAggregatedList": {"nextPageToken"},
+    "compute#machineTypeList": {"nextPageToken"},
+}
+ALIKE = {"compute#operationList": "compute#imageList"}  # never recorded, and of the form of all lists
+
+
+class SimulatorTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.recorded = recorded.answers()
+        self.tasks: list[Task] = []
+        self.gce = Gce(lambda one, task: self.tasks.append(task), lambda name: None)
+        self.gce.add_address("web")
+        self.emitted: list[Any] = []
+
+    def ask(self, method: str, path: str, data: Any = None, **query: str) -> Any:
+        answer = json.loads(json.dumps(self.gce.answer(method, f"{PROJECT}/{path}", query, data)))
+        self.emitted.append(answer)
+        return answer
+
+    def launch(self, token: str, **wishes: Any) -> str:
+        settings = Settings(
+            project=PROJECT, zones=ZONES, image=IMAGE, subnetwork="pods", service_account="a@b.example"
+        )
+        order = Order(token, "s", 0, {TOKEN: token}, b"{}", Wishes(**wishes), size="e2-micro", place=ZONES[0])
+        wanted = body.instance(settings, order, "", 0, 20)
+        self.ask("POST", f"zones/{ZONES[0]}/instances", wanted)
+        return str(wanted["name"])
+
+    def everything(self) -> None:
+        """Each request that the provider makes, with more than one state of what there is."""
+        zone = f"zones/{ZONES[0]}"
+        names = [self.launch("1" * 32, spot=True, public_address=True), self.launch("2" * 32)]
+        self.launch("3" * 32)
+        for number, code in enumerate(("", "ZONE_RESOURCE_POOL_EXHAUSTED")):
+            self.gce.finish(self.tasks[number], code, "words")
+            self.ask("GET", f"{zone}/operations/{self.tasks[number].answer['name']}")
+        self.gce.stop(ZONES[0], names[0], "compute.instances.preempted")
+        self.gce.page = 2
+        for path in ("aggregated/instances", "aggregated/disks", f"{zone}/machineTypes", "global/images"):
+            self.ask("GET", path)
+        for path in (
+            f"{zone}/operations",
+            f"{zone}/instances/{names[0]}",
+            f"{zone}/instances/{names[0]}/serialPort",
+            f"global/images/{IMAGE}",
+            "global/images/family/infranetes",
+            "regions/europe-west1/addresses/web",
+            "regions/europe-west1/subnetworks/pods",
+        ):
+            self.ask("GET", path)
+        self.gce.page = 500
+        self.ask("GET", f"{zone}/machineTypes")
+        self.ask("DELETE", f"{zone}/instances/{names[0]}")
+
+    def test_nothing_has_a_name_or_a_type_that_was_not_recorded(self) -> None:
+        known: dict[str, recorded.Shape] = {}
+        for kind, resource in recorded.resources(self.recorded):
+            recorded.merge(known.setdefault(kind, {}), recorded.shape(resource))
+        self.everything()
+        wrong = []
+        for emitted, resource in recorded.resources(self.emitted):
+            kind = ALIKE.get(emitted, emitted)
+            for path, types in recorded.shape(resource).items():
+                if kind not in known:
+                    wrong.append(f"{kind} was never recorded")
+                elif path not in known[kind]:
+                    if path not in NEWER.get(kind, ()):
+                        wrong.append(f"{kind} {path}: no recording has it")
+                elif not types <= known[kind][path]:
+                    wrong.append(f"{kind} {path}: {types}, and {known[kind][path]} recorded")
+        self.assertEqual(sorted(set(wrong)), [])
+
+    def test_nothing_lacks_what_every_recording_has(self) -> None:
+        always: dict[str, set[str]] = {}
+        for kind, resource in recorded.resources(self.recorded):
+            keys = set(resource)
+            always[kind] = always.get(kind, keys) & keys
+        self.everything()
+        wrong = [
+            f"{kind} lacks {sorted(always[ALIKE.get(kind, kind)] - set(resource))}"
+            for kind, resource in recorded.resources(self.emitted)
+            if not always[ALIKE.get(kind, kind)] <= set(resource)
+        ]
+        self.assertEqual(sorted(set(wrong)), [])
+
+    def test_errors_look_as_recorded(self) -> None:
+        [known] = [
+            one
+            for one in self.recorded
+            if isinstance(one, dict) and "errors" in str(one.get("error")) and one["error"].get("code") == 404
+        ][:1]
+        refusal = self.assertRaises(Refusal, self.ask, "GET", f"zones/{ZONES[0]}/instances/none")
+        shown = gce_resources.error(refusal.status, refusal.reason, refusal.message)
+        self.assertEqual(recorded.shape(shown), recorded.shape(known))
+        self.assertEqual(shown["error"]["errors"][0]["reason"], known["error"]["errors"][0]["reason"])
+
+    def test_what_it_does_not_know_is_refused(self) -> None:
+        for path, query in (
+            ("aggregated/networks", {}),
+            ("aggregated/instances", {"filter": "labels.x:*"}),
+            ("zones/nowhere-1-a/machineTypes", {}),
+        ):
+            self.assertRaises(Refusal, self.ask, "GET", path, **query)

@@ -1,0 +1,350 @@
+"""What the GCP provider asks Compute Engine for: labels, secrets, addresses, annotations, tokens."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from twisted.trial.unittest import TestCase
+
+from infranetes.providers.cloud.gcp.cloud import GcpCloud
+from infranetes.providers.cloud.gcp.settings import Settings
+from infranetes.providers.cloud.interface import CloudError, MachineImage, Trouble
+from infranetes.providers.interface import Instance, InstanceState, Size
+from infranetes.threads import in_thread
+from infranetes_common import config
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
+from tests.contract.pod_provider import reactor
+from tests.infranetes.providers.cloud.case import GcpCase
+from tests.support.clouds.faults import Kind
+from tests.support.clouds.gce_resources import ZONES
+
+
+class LaunchTests(GcpCase, TestCase):
+    """One launch, looked at closely."""
+
+    def actions(self, begun: int = 0) -> list[str]:
+        return [one["Action"] for one in self.world.requests[begun:]]
+
+    def identity(self, body: dict[str, Any]) -> Any:
+        items = {each["key"]: each["value"] for each in body["metadata"]["items"]}
+        self.assertEqual(items["block-project-ssh-keys"], "TRUE")
+        return json.loads(items["infranetes-identity"])
+
+    async def test_everything_is_labelled_when_it_is_made(self) -> None:
+        provider = await self.started()
+        spec = self.spec()
+        await self.within(provider.launch(spec))
+        expected = {
+            "infranetes-cluster": self.cluster,
+            "infranetes-node": self.node,
+            "infranetes-sandbox": spec.sandbox_id,
+            "infranetes-token": spec.token,
+        }
+        [body] = self.world.bodies
+        [disk] = body["disks"]
+        self.assertEqual(body["labels"], expected)
+        self.assertEqual(disk["initializeParams"]["labels"], expected)
+        self.assertIs(disk["autoDelete"], True)
+        self.assertEqual(body["tags"], {"items": ["infranetes"]})
+        self.assertEqual(body["serviceAccounts"], [])
+        self.assertEqual(body["scheduling"], {"automaticRestart": False, "onHostMaintenance": "MIGRATE"})
+        self.assertNotIn("accessConfigs", body["networkInterfaces"][0])
+
+    async def test_names_that_no_label_can_hold(self) -> None:
+        provider = await self.started(cluster="Prod.Größe", node="node-1.example.org")
+        spec = self.spec(cluster="Prod.Größe", node="node-1.example.org")
+        instance = await self.within(provider.launch(spec))
+        self.assertEqual([one.id for one in await self.within(provider.list())], [instance.id])
+        stranger = await self.started(cluster="Prod.Größe", node="node-1-example-org")
+        self.assertEqual(await self.within(stranger.list()), [])
+        await self.within(provider.destroy(instance.id))
+        self.assertEqual(self.world.holdings(), [])
+
+    async def test_the_identity_is_metadata_and_in_no_url(self) -> None:
+        provider = await self.started()
+        spec = self.spec()
+        await self.within(provider.launch(spec))
+        self.assertEqual(self.identity(self.world.bodies[0])["key_pem"], spec.identity.key_pem)
+        for url in self.world.urls:
+            self.assertNotIn(b"PRIVATE", url)
+            self.assertNotIn(b"token=", url)
+
+    async def test_one_pod_costs_few_calls(self) -> None:
+        self.settings.update(watch_seconds=60.0, poll_seconds=0.5)
+        provider = await self.started()
+        begun = len(self.world.requests)
+        launched = await self.within(provider.launch(self.spec()))
+        self.assertEqual(self.actions(begun), ["launch", "operation"])
+        begun = len(self.world.requests)
+        await self.within(provider.wait_running(launched.id, self.boot_timeout))
+        self.assertEqual(self.actions(begun), ["list instances"])
+        begun = len(self.world.requests)
+        await self.within(provider.destroy(launched.id))
+        self.assertEqual(self.actions(begun), ["get instances", "destroy", "get instances"])
+
+    async def test_all_threads_share_a_token_and_none_asks_for_zones(self) -> None:
+        provider = await self.started()
+        calls = [self.within(provider.list()) for _ in range(12)]
+        for call in calls:
+            await call
+        self.assertEqual(self.actions().count("token"), 1)
+        self.assertLessEqual(
+            set(self.actions()),
+            {"token", "get images", "get subnetworks", "get machineTypes", "list instances"},
+        )
+
+    async def test_lists_of_several_pages_are_read_to_the_end(self) -> None:
+        self.world.api.page = 2
+        provider = await self.started()
+        launched = [await self.within(provider.launch(self.spec())) for _ in range(5)]
+        provider = await self.restarted(provider)
+        listed = await self.within(provider.list())
+        self.assertEqual({one.id for one in listed}, {one.id for one in launched})
+
+    async def test_the_cheapest_type_that_fits(self) -> None:
+        provider = await self.started()
+        for size, name in (
+            (Size(), "e2-micro"),
+            (Size(cpu_millis=400), "e2-small"),  # of a shared CPU only a part is one's own
+            (Size(memory_bytes=3 << 30), "e2-medium"),
+            (Size(cpu_millis=3000), "e2-standard-4"),
+        ):
+            instance = await self.within(provider.launch(self.spec(size=size)))
+            self.assertEqual(instance.size, name)
+        costs = [one.cost_per_hour for one in await self.within(provider.list())]
+        self.assertTrue(all(cost and 0.005 < cost < 0.5 for cost in costs), costs)
+
+    async def test_a_type_that_only_one_zone_has(self) -> None:
+        self.settings["zones"] = [ZONES[1], ZONES[0]]
+        provider = await self.started()
+        instance = await self.within(provider.launch(self.spec(size=Size(cpu_millis=8000))))
+        self.assertEqual(instance.size, "e2-standard-8")
+        self.assertTrue(instance.id.startswith(f"{ZONES[0]}."), instance.id)
+        self.assertEqual(len(self.world.bodies), 1)
+
+    async def test_what_the_annotations_ask_for(self) -> None:
+        self.world.api.add_image("other")
+        self.world.api.add_address("web")
+        provider = await self.started()
+        wanted = {
+            "infranetes.aws.instancetype": "e2-standard-2",
+            "infranetes.io/subnet": "pods",
+            "infranetes.io/security-groups": "web,internal",
+            "infranetes.io/spot": "true",
+            "infranetes.io/image": "other",
+            "infranetes.io/elastic-address": "web",
+            "infranetes.io/instance-profile": "web@test-project.iam.gserviceaccount.com",
+            "infranetes.sethostname": "false",
+        }
+        instance = await self.running(provider, self.spec(annotations=wanted))
+        [body] = self.world.bodies
+        [disk], [interface] = body["disks"], body["networkInterfaces"]
+        self.assertEqual(body["machineType"], f"zones/{ZONES[0]}/machineTypes/e2-standard-2")
+        self.assertEqual(interface["subnetwork"], "regions/europe-west1/subnetworks/pods")
+        self.assertEqual(interface["accessConfigs"][0]["natIP"], "203.0.113.77")
+        self.assertEqual(body["tags"], {"items": ["web", "internal"]})
+        self.assertEqual(
+            body["scheduling"],
+            {
+                "provisioningModel": "SPOT",
+                "instanceTerminationAction": "STOP",
+                "automaticRestart": False,
+                "onHostMaintenance": "TERMINATE",
+            },
+        )
+        self.assertEqual(disk["initializeParams"]["sourceImage"], "projects/test-project/global/images/other")
+        self.assertEqual(body["serviceAccounts"][0]["email"], "web@test-project.iam.gserviceaccount.com")
+        self.assertEqual(self.identity(body)["hostname"], "")
+        await self.within(provider.destroy(instance.id))
+        self.assertEqual(self.world.holdings(), ["address web"])
+        self.world.api.addresses.clear()
+
+    async def test_a_disk_is_never_smaller_than_its_image(self) -> None:
+        for wanted, made in ((0, "10"), (5, "10"), (20, "20")):
+            self.settings["disk_gib"] = wanted
+            provider = await self.started()
+            instance = await self.within(provider.launch(self.spec()))
+            zone, _, name = instance.id.partition(".")
+            self.assertEqual(self.world.api.disks[zone, name]["sizeGb"], made)
+
+    async def test_gpus_come_with_the_machine_type(self) -> None:
+        self.settings["sizes"] = ["e2-*", "g2-*"]
+        provider = await self.started()
+        instance = await self.within(provider.launch(self.spec(annotations={"infranetes.io/gpus": "1"})))
+        self.assertEqual(instance.size, "g2-standard-4")
+        self.assertEqual(self.world.bodies[0]["scheduling"]["onHostMaintenance"], "TERMINATE")
+
+    async def test_a_public_address_comes_and_goes_with_the_vm(self) -> None:
+        provider = await self.started()
+        for name, value in (("public-address", "true"), ("elastic-address", "new")):
+            instance = await self.running(provider, self.spec(annotations={f"infranetes.io/{name}": value}))
+            access = self.world.bodies[-1]["networkInterfaces"][0]["accessConfigs"]
+            self.assertEqual(access, [{"type": "ONE_TO_ONE_NAT", "name": "External NAT"}])
+            await self.within(provider.destroy(instance.id))
+            self.assertEqual(self.world.holdings(), [])
+
+    async def test_annotations_that_can_not_be_served_are_named(self) -> None:
+        provider = await self.started()
+        for name, value in (
+            ("infranetes.io/region", "us-central1"),
+            ("infranetes.io/image", "ami-1/../../x"),
+            ("infranetes.io/subnet", "Subnet_1"),
+            ("infranetes.io/security-groups", "SG_1"),
+            ("infranetes.io/elastic-address", "nowhere"),
+            ("infranetes.io/instance-profile", "web"),
+            ("infranetes.io/spot-max-price", "0.05"),
+            ("infranetes.io/instance-type", "n2-standard-2"),  # not among the sizes that are allowed
+        ):
+            error = await self.refused(InvalidArgument, provider.launch(self.spec(annotations={name: value})))
+            self.assertIn(name, str(error))
+        self.assertEqual(self.world.bodies, [])
+
+    async def test_what_the_configuration_names_and_is_not_there_is_told_at_the_start(self) -> None:
+        for key, value in (("image", "nothing"), ("subnetwork", "nowhere")):
+            good = self.settings[key]
+            self.settings[key] = value
+            provider = self.make_provider()
+            error = await self.refused(FailedPrecondition, provider.start(lambda words: None))
+            self.assertIn(value, str(error))
+            self.settings[key] = good
+
+
+class EndTests(GcpCase, TestCase):
+    """How VMs end, and what could outlive them."""
+
+    async def test_a_spot_vm_that_is_taken_away_says_so(self) -> None:
+        provider = await self.started()
+        ended: list[Instance] = []
+        provider.watch(ended.append)
+        instance = await self.running(provider, self.spec(annotations={"infranetes.io/spot": "true"}))
+        self.world.preempt(instance.id)
+        await self.until(lambda: ended, "the preemption is told")
+        self.assertIs(ended[0].state, InstanceState.ENDED)
+        self.assertIn("preempted", ended[0].detail)
+        error = await self.refused(Unavailable, provider.wait_running(instance.id, 1.0))
+        self.assertIn("preempted", str(error))
+        self.assertIn("Welcome to the guest", str(error))
+        await self.within(provider.destroy(instance.id))
+        self.assertEqual(self.world.holdings(), [])
+
+    async def test_a_stopped_vm_is_not_called_preempted(self) -> None:
+        provider = await self.started()
+        instance = await self.running(provider, self.spec(annotations={"infranetes.io/spot": "true"}))
+        self.world.end(instance.id)
+        [listed] = await self.within(provider.list())
+        self.assertEqual((listed.state, listed.detail), (InstanceState.ENDED, "its status is TERMINATED"))
+
+    async def test_a_zone_that_google_can_not_reach_loses_no_vm(self) -> None:
+        self.settings.update(retry_first=0.5, retry_most=0.5)
+        provider = await self.started()
+        ended: list[Instance] = []
+        provider.watch(ended.append)
+        instance = await self.running(provider, self.spec())
+        self.world.api.unreachable = ZONES[0]
+        begun = len(self.world.requests)
+        await self.until(lambda: len(self.world.requests) > begun + 3, "it is asked again")
+        self.assertEqual(ended, [])
+        self.world.api.unreachable = ""
+        self.assertEqual([one.id for one in await self.within(provider.list())], [instance.id])
+
+    async def test_disks_that_no_vm_uses_are_swept_and_what_is_not_ours_stays(self) -> None:
+        self.settings["sweep_seconds"] = 0.2
+        mine = {
+            "infranetes-cluster": self.cluster,
+            "infranetes-node": self.node,
+            "infranetes-token": "f" * 32,
+        }
+        self.world.api.add_disk(ZONES[1], "mine", mine)
+        self.world.api.add_disk(ZONES[1], "others", {**mine, "infranetes-node": "other"})
+        provider = await self.started()
+        instance = await self.running(provider, self.spec())
+        await self.until(lambda: (ZONES[1], "mine") not in self.world.api.disks, "ours is released")
+        kept = {f"disk {ZONES[1]}.others", f"disk {instance.id}", f"instance {instance.id}"}
+        self.assertEqual(set(self.world.holdings()), kept)
+        self.world.api.disks.pop((ZONES[1], "others"))
+
+    async def test_a_quota_that_only_the_operation_tells_of(self) -> None:
+        provider = await self.started()
+        self.world.refusal = ("QUOTA_EXCEEDED", "Quota 'CPUS_ALL_REGIONS' exceeded.")
+        self.world.faults.add(Kind.CAPACITY, self.launch_action)
+        error = await self.refused(ResourceExhausted, provider.launch(self.spec()))
+        self.assertIn("CPUS_ALL_REGIONS", str(error))
+        self.assertEqual(len(self.world.bodies), 1)
+        self.assertEqual(self.world.holdings(), [])
+
+
+class CredentialTests(GcpCase, TestCase):
+    """Whose calls they are."""
+
+    async def test_the_nodes_own_account_by_the_metadata_server(self) -> None:
+        self.settings["key_file"] = ""
+        provider = await self.started()
+        self.assertEqual(await self.within(provider.list()), [])
+
+    async def test_a_token_that_is_refused_is_replaced(self) -> None:
+        provider = await self.started()
+        self.world.revoke_tokens()
+        self.assertEqual(await self.within(provider.list()), [])
+        tokens = [one for one in self.world.requests if one["Action"] == "token"]
+        self.assertEqual(len(tokens), 2)
+
+    async def test_a_key_that_others_may_read_is_refused(self) -> None:
+        self.world.key_file.chmod(0o644)
+        error = await self.refused(FailedPrecondition, self.make_provider().start(lambda words: None))
+        self.assertIn("chmod 600", str(error))
+        self.assertEqual(self.world.requests, [])
+        self.world.key_file.chmod(0o600)
+
+    async def test_a_key_that_is_none_is_refused_without_its_content(self) -> None:
+        good = self.world.key_file.read_text()
+        for content in ("hush", '{"type": "authorized_user", "secret": "hush"}', "[]"):
+            self.world.key_file.write_text(content)
+            error = await self.refused(FailedPrecondition, self.make_provider().start(lambda words: None))
+            self.assertIn("no service account's key", str(error))
+            self.assertNotIn("hush", str(error))
+        self.world.key_file.write_text(good.replace("node@", "somebody@"))
+        await self.refused(FailedPrecondition, self.make_provider().start(lambda words: None))
+        self.world.key_file.write_text(good)
+
+
+class ImageTests(GcpCase, TestCase):
+    """The catalogue."""
+
+    async def found(self, work: Any) -> Any:
+        """What a cloud of its own answers."""
+        settings = config.structure(self.settings, Settings, source="test")
+        cloud = GcpCloud(settings, self.context())
+        return await in_thread(reactor, lambda: work(cloud, cloud._thd_connect(5.0)))
+
+    def add(self, name: str, version: str, **fields: Any) -> None:
+        labels = {"infranetes": "true", "infranetes-image-name": "web"}
+        labels["infranetes-image-version"] = version
+        self.world.api.add_image(name, labels=labels, **fields)
+
+    async def test_the_newest_that_can_be_used(self) -> None:
+        self.add("web-old", "1_2e0", creationTimestamp="2024-01-01T00:00:00.000-08:00")
+        self.add("web-new", "1_2e0", creationTimestamp="2025-01-01T00:00:00.000-08:00")
+        self.add("web-arm", "1_2e0", architecture="ARM64")
+        self.add("web-broken", "1_2e0", status="FAILED")
+        self.add("web-obsolete", "1_2e0", deprecated={"state": "OBSOLETE"})
+        self.add("web-next", "1_2e1")
+        found = await self.found(lambda cloud, driver: cloud._thd_find_image(driver, "web", "1.0"))
+        id = "projects/test-project/global/images/web-new"
+        self.assertEqual(found, MachineImage(id, "web", "1.0", 700 << 20))
+        self.assertTrue(await self.found(lambda cloud, driver: cloud._thd_has_image(driver, id)))
+        del self.world.api.images["web-new"]
+        for gone in (id, "x/../y"):
+            there = await self.found(lambda cloud, driver, gone=gone: cloud._thd_has_image(driver, gone))
+            self.assertFalse(there)
+
+    async def test_none_says_what_was_looked_for(self) -> None:
+        def look(cloud: Any, driver: Any) -> Any:
+            try:
+                return cloud._thd_find_image(driver, "a/b", "1.0")
+            except CloudError as error:
+                return error
+
+        error = await self.found(look)
+        self.assertIs(error.trouble, Trouble.MISSING)
+        self.assertIn("infranetes-image-name=a_2fb", str(error))

@@ -1,0 +1,12 @@
+"""The vSphere provider on govmomi's simulated vCenter over HTTPS, whose VMs have real agents."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import TestCase
+
+from tests.contract.pod_provider import PodProviderContract
+from tests.infranetes.providers.cloud.vsphere_case import VsphereCase
+
+
+class VsphereContractTests(VsphereCase, PodProviderContract, TestCase):
+    """What every provider does."""

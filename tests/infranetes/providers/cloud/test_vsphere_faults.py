@@ -1,0 +1,279 @@
+"""What goes wrong between the vSphere provider and vCenter, and that nothing is left of it or is lost."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.trial.unittest import TestCase
+
+from infranetes.providers.interface import Instance, InstanceSpec, InstanceState
+from infranetes_common import vmserver
+from infranetes_common.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InfranetesError,
+    ResourceExhausted,
+    Unavailable,
+)
+from tests.infranetes.providers.cloud.vsphere_case import VsphereCase
+from tests.support.clouds import vcsim
+from tests.support.clouds.faults import NEVER, NO_AGENT, Kind
+from tests.support.clouds.vsphere import LIST
+from txgrpc import GrpcError
+
+
+class FaultCase(VsphereCase):
+    async def life(self, provider: Any, spec: InstanceSpec | None = None) -> None:
+        """A VM from its launch to its end, as the node makes its calls: again when that is worth it."""
+        spec = spec or self.spec()
+        launched = await self.again(lambda: provider.launch(spec))
+        instance = await self.again(lambda: provider.wait_running(launched.id, self.boot_timeout))
+        self.assertEqual((instance.state, instance.token), (InstanceState.RUNNING, spec.token))
+        self.assertEqual((await self.agent_info(instance)).sandbox_id, spec.sandbox_id)
+        await self.again(lambda: provider.destroy(instance.id))
+
+    async def again(self, call: Any) -> Any:
+        """Until it does not fail with `Unavailable`, as long as a circuit that opened may stay so."""
+        until = time.monotonic() + 60.0
+        while True:
+            try:
+                return await self.within(call())
+            except Unavailable:
+                if time.monotonic() > until:
+                    raise
+                await self.sleep(0.1)
+
+    async def lives(self, count: int) -> None:
+        """Some VMs, side by side, after which there is nothing."""
+        provider = await self.started()
+        await gatherResults(
+            [Deferred.fromCoroutine(self.life(provider)) for _ in range(count)], consumeErrors=True
+        )
+        self.assertEqual(await self.again(provider.list), [])
+        self.world.faults.clear()
+        self.assertEqual(self.world.holdings(), [])
+
+    def forget_sessions(self) -> None:
+        """vCenter ends all sessions but the test's own."""
+        manager = self.world.vcsim.content.sessionManager
+        mine = manager.currentSession.key
+        manager.TerminateSession([one.key for one in manager.sessionList if one.key != mine])
+
+
+class PassingFaultTests(FaultCase, TestCase):
+    """Faults that are got over."""
+
+    async def test_throttling_of_a_third_of_the_calls(self) -> None:
+        fault = self.world.faults.add(Kind.THROTTLE, share=0.3)
+        await self.lives(3)
+        self.assertGreater(fault.happened, 0)
+
+    async def test_errors_of_the_server(self) -> None:
+        fault = self.world.faults.add(Kind.ERROR, share=0.2)
+        await self.lives(3)
+        self.assertGreater(fault.happened, 0)
+
+    async def test_errors_after_vcenter_acted(self) -> None:
+        fault = self.world.faults.add(Kind.ACTED, share=0.2)
+        await self.lives(3)
+        self.assertGreater(fault.happened, 0)
+
+    async def test_answers_that_are_lost_after_vcenter_acted(self) -> None:
+        """A second clone of the same name is refused, and so the first one is the VM."""
+        faults = [
+            self.world.faults.add(Kind.LOST, action, times=1)
+            for action in ("CloneVM_Task", "PowerOnVM_Task", "PowerOffVM_Task", "Destroy_Task")
+        ]
+        await self.lives(1)
+        self.assertEqual([fault.happened for fault in faults], [1, 1, 1, 1])
+        clones = self.world.asked("CloneVM_Task")
+        self.assertGreater(len(clones), 1)
+        self.assertEqual(len({re.findall("<name[^>]*>([^<]*)<", one["body"])[0] for one in clones}), 1)
+
+    async def test_a_session_that_has_expired_is_renewed(self) -> None:
+        provider = await self.started()
+        instance = await self.running(provider, self.spec())
+        self.forget_sessions()
+        self.assertEqual(await self.within(provider.list()), [instance])
+        self.forget_sessions()
+        await self.life(provider)
+
+    async def test_a_list_that_does_not_have_a_new_vm_yet(self) -> None:
+        provider = await self.started()
+        await self.within(provider.list())
+        stale = self.world.faults.add(Kind.STALE, LIST)
+        launched = await self.within(provider.launch(self.spec()))
+        self.assertEqual([one.id for one in await self.within(provider.list())], [launched.id])
+        self.world.faults.rules.remove(stale)
+        await self.within(provider.wait_running(launched.id, self.boot_timeout))
+
+    async def test_a_vm_whose_power_on_never_came_is_finished_by_the_next_daemon(self) -> None:
+        provider = await self.started()
+        refused = self.world.faults.add(Kind.ERROR, "PowerOnVM_Task")
+        spec = self.spec()
+        launching = self.assertFailure(provider.launch(spec), InfranetesError)
+        while not refused.happened:
+            await self.sleep(0.01)
+        await self.within(provider.stop())
+        await self.within(launching)
+        [vm] = self.world.vms()
+        self.assertEqual(vm.runtime.powerState, "poweredOff")
+        self.world.faults.clear()
+        provider = await self.started()
+        [found] = await self.within(provider.list())
+        self.assertIs(found.state, InstanceState.PENDING)
+        instance = await self.within(provider.wait_running(found.id, self.boot_timeout))
+        self.assertEqual((instance.token, instance.sandbox_id), (spec.token, spec.sandbox_id))
+
+    async def test_a_daemon_that_was_killed_before_its_answer_has_the_vm_with_the_first_identity(
+        self,
+    ) -> None:
+        provider = await self.started()
+        spec = self.spec()
+        launched = await self.within(provider.launch(spec))
+        await self.within(provider.stop())
+        certificate, key = self.authority.issue_vm(spec.sandbox_id, 3600)
+        renewed = attrs.evolve(spec.identity, certificate_pem=certificate, key_pem=key)
+        provider = await self.started()
+        adopted = await self.running(provider, attrs.evolve(spec, identity=renewed))
+        self.assertEqual(adopted.id, launched.id)
+        self.assertEqual((await self.agent_info(adopted)).sandbox_id, spec.sandbox_id)
+        self.assertEqual(self.world.names(), [launched.id])
+
+    async def test_a_vm_that_somebody_deleted_is_destroyed(self) -> None:
+        provider = await self.started()
+        instance = await self.running(provider, self.spec())
+        self.world.end(instance.id)
+        vcsim.done(self.world.vm(instance.id).Destroy_Task())
+        await self.within(provider.destroy(instance.id))
+        self.assertEqual(await self.within(provider.list()), [])
+
+    async def test_a_vm_that_somebody_deleted_has_ended(self) -> None:
+        provider = await self.started()
+        ended: list[Instance] = []
+        provider.watch(ended.append)
+        instance = await self.running(provider, self.spec())
+        self.world.end(instance.id)
+        vcsim.done(self.world.vm(instance.id).Destroy_Task())
+        await self.until(lambda: ended, "its end is told")
+        self.assertEqual([one.id for one in ended], [instance.id])
+
+    async def test_a_vm_that_somebody_renamed_is_still_known_and_ended(self) -> None:
+        provider = await self.started()
+        instance = await self.running(provider, self.spec())
+        vcsim.done(self.world.vm(instance.id).Rename_Task("something"))
+        self.assertEqual(await self.within(provider.list()), [instance])
+        self.assertEqual(await self.within(provider.get(instance.id)), instance)
+        await self.within(provider.destroy(instance.id))
+        self.assertEqual(self.world.holdings(), [])
+
+
+class LastingFaultTests(FaultCase, TestCase):
+    """Faults that a call fails with."""
+
+    async def test_a_vcenter_that_acts_and_never_answers(self) -> None:
+        self.settings["retry_seconds"] = 0.5
+        provider = await self.started()
+        self.world.faults.add(Kind.LOST, "CloneVM_Task")
+        await self.refused(Unavailable, provider.launch(self.spec()))
+        await self.until(lambda: not self.world.holdings(), "what the launch left is ended")
+
+    async def test_a_vm_that_never_boots(self) -> None:
+        self.world.behaviour = NEVER
+        provider = await self.started()
+        launched = await self.within(provider.launch(self.spec()))
+        await self.refused(DeadlineExceeded, provider.wait_running(launched.id, 0.5))
+        self.assertIs((await self.within(provider.get(launched.id))).state, InstanceState.PENDING)
+        await self.within(provider.destroy(launched.id))
+        self.assertEqual(self.world.holdings(), [])
+
+    async def test_a_vm_without_an_agent(self) -> None:
+        self.world.behaviour = NO_AGENT
+        provider = await self.started()
+        instance = await self.running(provider, self.spec())
+        await self.assertFailure(self.agent(instance).Info(vmserver.InfoRequest(), timeout=5.0), GrpcError)
+        await self.within(provider.destroy(instance.id))
+        self.assertEqual(self.world.holdings(), [])
+
+    async def test_licenses_that_are_used_up(self) -> None:
+        provider = await self.started()
+        self.world.faults.add(Kind.QUOTA, "CloneVM_Task")
+        error = await self.refused(ResourceExhausted, provider.launch(self.spec()))
+        self.assertIn("NotEnoughLicenses", str(error))
+        self.assertEqual(len(self.world.asked("CloneVM_Task")), 1)
+        self.world.faults.clear()
+        await self.life(provider)
+
+    async def test_a_resource_pool_without_capacity_gives_way_to_the_next(self) -> None:
+        provider = await self.started()
+        fault = self.world.faults.add(Kind.CAPACITY, "PowerOnVM_Task", times=1)
+        instance = await self.running(provider, self.spec())
+        self.assertEqual(fault.happened, 1)
+        [vm] = self.world.vms()
+        self.assertEqual((vm.name, vm.resourcePool.name), (instance.id, "second"))
+
+    async def test_no_capacity_at_all(self) -> None:
+        provider = await self.started()
+        self.world.faults.add(Kind.CAPACITY, "PowerOnVM_Task")
+        error = await self.refused(ResourceExhausted, provider.launch(self.spec()))
+        self.assertIn("InsufficientResourcesFault", str(error))
+        self.assertEqual(len(self.world.asked("CloneVM_Task")), 2)
+        self.assertEqual(self.world.holdings(), [])
+
+    async def test_credentials_that_are_revoked_and_given_back(self) -> None:
+        provider = await self.started()
+        instance = await self.running(provider, self.spec())
+        ended: list[Instance] = []
+        provider.watch(ended.append)
+        self.world.faults.add(Kind.REVOKED)
+        for call in (
+            lambda: provider.list(),
+            lambda: provider.launch(self.spec()),
+            lambda: provider.get(instance.id),
+            lambda: provider.destroy(instance.id),
+        ):
+            self.assertIn("credentials", str(await self.refused(FailedPrecondition, call())))
+        looked = len(self.world.requests)
+        await self.until(lambda: len(self.world.requests) > looked, "it is looked at again")
+        self.assertEqual(ended, [])
+        self.world.faults.clear()
+        self.assertEqual(await self.within(provider.list()), [instance])
+
+    async def test_a_password_that_has_changed_is_read_anew(self) -> None:
+        self.world.password.write_text("another\n")
+        provider = self.make_provider()
+        error = await self.refused(FailedPrecondition, provider.start(lambda words: None))
+        self.assertIn("InvalidLogin", str(error))
+        self.world.password.write_text(f"{vcsim.PASSWORD}\n")
+        await self.within(provider.start(lambda words: None))
+        self.assertEqual(await self.within(provider.list()), [])
+
+    async def test_a_folder_that_is_not_found_is_no_end_of_its_vms(self) -> None:
+        self.settings["retry_seconds"] = 0.5
+        provider = await self.started()
+        ended: list[Instance] = []
+        provider.watch(ended.append)
+        instance = await self.running(provider, self.spec())
+        for action in (LIST, "FindChild"):
+            self.world.faults.add(Kind.UNKNOWN, action)
+        for call in (provider.list, lambda: provider.get(instance.id), lambda: provider.destroy(instance.id)):
+            await self.refused(Unavailable, call())
+        self.world.faults.clear()
+        self.assertEqual([one.id for one in await self.again(provider.list)], [instance.id])
+        self.assertEqual(ended, [])
+
+    async def test_a_vcenter_that_is_down_is_left_alone(self) -> None:
+        self.settings["retry_seconds"] = 1.0
+        provider = await self.started()
+        self.world.faults.add(Kind.ERROR)
+        await self.refused(Unavailable, provider.list())
+        before = len(self.world.requests)
+        for _ in range(5):
+            error = await self.refused(Unavailable, provider.list())
+            self.assertIn("does not answer", str(error))
+        self.assertEqual(len(self.world.requests), before)
+        self.world.faults.clear()

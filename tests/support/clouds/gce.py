@@ -1,0 +1,336 @@
+"""Compute Engine over HTTP, with faults between it and the provider; its instances have agents.
+
+One server is the API, the token service and the metadata server of the node; another one is the metadata
+server of all instances, which are known by the address at which they ask: the network is a part of
+127.0.0.0/8, where every address is the loopback interface's.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import shutil
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, parse_qsl, urlsplit
+
+import attrs
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+
+from tests.support.clouds import gce_resources, machines
+from tests.support.clouds.aws import CutSite
+from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Fault, Faults, Kind
+from tests.support.clouds.gce_api import Gce, Refusal, Task
+from tests.support.clouds.gce_resources import PROJECT, ZONES
+from tests.support.clouds.sites import Answer, Answering
+
+BOOT_SECONDS = 0.1
+ACCOUNT = f"node@{PROJECT}.iam.gserviceaccount.com"
+_API = "/compute/v1/projects/"
+_TOKEN = "/computeMetadata/v1/instance/service-accounts/default/token"
+_ATTRIBUTE = "/computeMetadata/v1/instance/attributes/infranetes-identity"
+
+
+@lru_cache
+def _key() -> rsa.RSAPrivateKey:
+    """The service account's, made once."""
+    return rsa.generate_private_key(65537, 2048)
+
+
+@attrs.define
+class _Vm:
+    name: str
+    address: str
+    behaviour: str
+    identity: bytes
+
+
+class GceWorld:
+    """One test's cloud.
+
+    :ivar faults: what goes wrong. :ivar behaviour: how instances behave that are launched from now on.
+    :ivar requests: what was asked, each with its `Action`. :ivar urls: all of them.
+    """
+
+    def __init__(self, reactor: Any, directory: Path) -> None:
+        self._reactor = reactor
+        self._directory = directory
+        self._machines = machines.shared()
+        self._vms: dict[str, _Vm] = {}
+        self._tokens: set[str] = set()
+        self._stale: dict[str, dict[str, Any]] = {}
+        self._timers: list[Any] = []
+        self.api = Gce(self._launched, self._machines.kill)
+        self.api.later = lambda work: self._timers.append(reactor.callLater(BOOT_SECONDS, work))
+        self.faults = Faults()
+        self.behaviour = NORMAL
+        self.refusal = (
+            "ZONE_RESOURCE_POOL_EXHAUSTED",
+            "The zone does not have enough resources available to fulfill the request.",
+        )
+        self.refused: Fault | None = None  # how the launch that is under way is to end
+        self.requests: list[dict[str, str]] = []
+        self.bodies: list[dict[str, Any]] = []  # of launches
+        self.urls: list[bytes] = []
+        self._sites = [
+            CutSite(Answering(self._answer, "application/json; charset=UTF-8")),
+            CutSite(Answering(self._metadata, "application/text")),
+        ]
+
+    def start(self) -> None:
+        """Have a cloud with a subnetwork in two zones, an image and a service account."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._imds = self._reactor.listenTCP(0, self._sites[1], interface="0.0.0.0")
+        self._port = self._reactor.listenTCP(0, self._sites[0], interface="127.0.0.1")
+        self.endpoint = f"http://127.0.0.1:{self._port.getHost().port}"
+        self.key_file = self._directory / "key.json"
+        private = _key().private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        key = {"type": "service_account", "client_email": ACCOUNT, "private_key": private.decode()}
+        self.key_file.touch(mode=0o600)
+        self.key_file.write_text(json.dumps(key))
+
+    async def stop(self) -> None:
+        """Take it all away."""
+        for timer in self._timers:
+            if timer.active():
+                timer.cancel()
+        for name in self._vms:
+            self._machines.kill(name)
+        await self._imds.stopListening()
+        await self._port.stopListening()
+        for site in self._sites:
+            await site.cut()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def table(self) -> dict[str, Any]:
+        """What a provider's configuration says of this cloud."""
+        return {
+            "project": PROJECT,
+            "zones": list(ZONES),
+            "image": "family/infranetes",
+            "subnetwork": "pods",
+            "tags": ["infranetes"],
+            "key_file": str(self.key_file),
+            "endpoint": self.endpoint,
+            "token_endpoint": self.endpoint,
+            "sizes": ["e2-*"],
+            "retry_first": 0.02,
+            "retry_most": 0.2,
+            "retry_seconds": 5.0,
+            "call_seconds": 5.0,
+            "calls_per_second": 200.0,
+            "poll_seconds": 0.1,
+            "watch_seconds": 0.3,
+            "settle_seconds": 1.0,
+            "destroy_seconds": 20.0,
+        }
+
+    # ---- Looking and acting from outside
+
+    def running(self) -> list[str]:
+        """Ids of the instances that have not ended."""
+        return [
+            f"{zone}.{name}"
+            for (zone, name), one in self.api.instances.items()
+            if one["status"] not in ("TERMINATED", "STOPPING")
+        ]
+
+    def holdings(self) -> list[str]:
+        """All that costs money, in words."""
+        found = [f"instance {zone}.{name}" for zone, name in self.api.instances]
+        found += [f"disk {zone}.{name}" for zone, name in self.api.disks]
+        return found + [f"address {name}" for name in self.api.addresses]
+
+    def end(self, id: str) -> None:
+        """Somebody else stops an instance."""
+        zone, _, name = id.partition(".")
+        self.api.stop(zone, name)
+
+    def preempt(self, id: str) -> None:
+        """Google takes a spot instance away."""
+        zone, _, name = id.partition(".")
+        self.api.stop(zone, name, "compute.instances.preempted")
+
+    def add_twin(self, id: str) -> None:
+        """Another instance with the same labels."""
+        zone, _, name = id.partition(".")
+        one = self.api.instances[zone, name]
+        twin = {**one, "name": f"{name}9", "id": "9", "creationTimestamp": gce_resources.now()}
+        twin["networkInterfaces"] = [{"networkIP": "127.78.0.9"}]
+        self.api.instances[zone, f"{name}9"] = twin
+
+    # ---- The way of a call
+
+    async def _answer(self, request: Any) -> Answer:
+        self.urls.append(request.uri)
+        parts, content = urlsplit(request.uri.decode()), request.content.read()
+        query = dict(parse_qsl(parts.query, keep_blank_values=True))
+        if not parts.path.startswith(_API):
+            return self._token(request, parts.path, content)
+        path = parts.path.removeprefix(_API)
+        body = json.loads(content) if content else {}
+        parameters = _parameters(request.method.decode(), path, query, body)
+        self.requests.append(parameters)
+        fault = self.faults.befalling(parameters)
+        early = _refusal(fault) if fault is not None else None
+        if early is not None:
+            return early
+        bearer = (request.getHeader("Authorization") or "").removeprefix("Bearer ")
+        if bearer not in self._tokens:
+            return _error(401, "authError", "Invalid Credentials")
+        self.refused = fault if fault is not None and fault.kind is Kind.CAPACITY else None
+        if parameters["Action"] == "launch":
+            self.bodies.append(body)
+        try:
+            answer = self.api.answer(request.method.decode(), path, query, body)
+        except Refusal as refusal:
+            if fault is not None and fault.kind in (Kind.LOST, Kind.ACTED):
+                return self._sent(parameters, {}, fault)
+            return _error(refusal.status, refusal.reason, refusal.message)
+        return self._sent(parameters, json.loads(json.dumps(answer)), fault)
+
+    def _sent(self, parameters: dict[str, str], answer: dict[str, Any], fault: Fault | None) -> Answer:
+        """What of an answer arrives."""
+        key = json.dumps(parameters)
+        kind = fault.kind if fault is not None else None
+        if kind is Kind.STALE:
+            answer = self._stale.get(key, {"kind": "compute#instanceAggregatedList", "items": {}})
+        else:
+            self._stale[key] = answer
+        if kind is Kind.ACTED:
+            return _error(500, "internalError", "Internal error. Please try again")
+        if kind is Kind.LOST:
+            raise ConnectionError
+        return 200, json.dumps(answer).encode()
+
+    def _token(self, request: Any, path: str, content: bytes) -> Answer:
+        """The token service's, or the metadata server's."""
+        revoked = self.faults.befalling({"Action": "token"})
+        if revoked is not None and revoked.kind is Kind.REVOKED:
+            return 400, json.dumps({"error": "invalid_grant", "error_description": "revoked"}).encode()
+        if path == _TOKEN:
+            if request.getHeader("Metadata-Flavor") != "Google":
+                return 403, b"{}"
+        elif path != "/o/oauth2/token" or not _is_signed(parse_qs(content.decode())):
+            return 400, json.dumps({"error": "invalid_grant", "error_description": "bad"}).encode()
+        self.requests.append({"Action": "token"})
+        token = secrets.token_hex(16)
+        self._tokens.add(token)
+        answer = {"access_token": token, "expires_in": 3599, "token_type": "Bearer"}
+        return 200, json.dumps(answer).encode()
+
+    def revoke_tokens(self) -> None:
+        """The tokens that are out are no longer taken."""
+        self._tokens.clear()
+
+    async def _metadata(self, request: Any) -> Answer:
+        address = request.transport.getHost().host
+        if request.getHeader("Metadata-Flavor") != "Google":
+            return 403, b"Missing Metadata-Flavor:Google header."
+        mine = [vm for vm in self._vms.values() if vm.address == address]
+        if request.path.decode() != _ATTRIBUTE or not mine:
+            return 404, b"Not Found"
+        return 200, mine[-1].identity
+
+    # ---- Machines
+
+    def _launched(self, one: dict[str, Any], task: Task) -> None:
+        items = {each["key"]: each["value"] for each in one["metadata"]["items"]}
+        address = one["networkInterfaces"][0]["networkIP"]
+        identity = items["infranetes-identity"].encode()
+        vm = self._vms[one["name"]] = _Vm(one["name"], address, self.behaviour, identity)
+        if self.refused is not None:
+            self.api.later(partial(self._refuse, one, task))
+        elif vm.behaviour != NEVER:
+            self.api.later(partial(self._boot, one, task, vm))
+
+    def _refuse(self, one: dict[str, Any], task: Task) -> None:
+        """As Google tells that it has nothing free: the operation was taken, and fails."""
+        self.api.remove(task.zone, one["name"])
+        self.api.finish(task, *self.refusal)
+
+    def _boot(self, one: dict[str, Any], task: Task, vm: _Vm) -> None:
+        if one["status"] != "PROVISIONING":
+            return
+        one["status"] = "RUNNING"
+        self.api.finish(task)
+        if vm.behaviour == NO_AGENT:
+            return
+        directory = self._directory / vm.name
+        self._machines.run(
+            vm.name,
+            {
+                "provider": "fake",
+                "listen": f"{vm.address}:2475",
+                "run_dir": str(directory),
+                "volumes_dir": str(directory / "volumes"),
+                "etc_dir": str(directory),
+                "identity": {
+                    "source": "gcp",
+                    "apply": False,
+                    "endpoint": f"http://{vm.address}:{self._imds.getHost().port}",
+                },
+            },
+        )
+
+
+def _parameters(method: str, path: str, query: dict[str, str], body: dict[str, Any]) -> dict[str, str]:
+    """A request in the words that faults are given in."""
+    found = {"Action": "", "path": path, **query}
+    match (method, *path.split("/")[1:]):
+        case ("GET", "aggregated", kind):
+            found["Action"] = f"list {kind}"
+        case ("POST", "zones", zone, "instances"):
+            size = body["machineType"].rpartition("/")[2]
+            found.update(Action="launch", name=body["name"], size=size, zone=zone)
+        case ("DELETE", "zones", _, "instances", _):
+            found["Action"] = "destroy"
+        case ("GET", "global", "images", *_):
+            found["Action"] = "get images"
+        case ("GET", "zones", _, "operations", *_):
+            found["Action"] = "operation"
+        case (_, *parts):
+            found["Action"] = f"{method.lower()} {parts[2] if len(parts) > 2 else parts[-1]}"
+    return found
+
+
+def _is_signed(form: dict[str, list[str]]) -> bool:
+    """Whether this is a grant that our service account's key has signed (source: RFC 7523)."""
+    try:
+        head, claims, signature = form["assertion"][0].split(".")
+        document = json.loads(_decoded(claims))
+        _key().public_key().verify(
+            _decoded(signature), f"{head}.{claims}".encode(), padding.PKCS1v15(), hashes.SHA256()
+        )
+    except Exception:
+        return False
+    grant = form["grant_type"] == ["urn:ietf:params:oauth:grant-type:jwt-bearer"]
+    scope = "https://www.googleapis.com/auth/compute"
+    return bool(grant and document["iss"] == ACCOUNT and document["scope"] == scope)
+
+
+def _decoded(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+
+
+def _refusal(fault: Fault) -> Answer | None:
+    """The answer of a cloud that did nothing."""
+    if fault.kind is Kind.THROTTLE:
+        header = [("Retry-After", f"{fault.retry_after:g}")] if fault.retry_after else []
+        return (*_error(403, "rateLimitExceeded", "Rate Limit Exceeded"), *header)
+    answers = {
+        Kind.ERROR: (503, "backendError", "Backend Error"),
+        Kind.QUOTA: (403, "quotaExceeded", "Quota 'CPUS' exceeded. Limit: 8.0 in region europe-west1."),
+        Kind.UNKNOWN: (404, "notFound", "The resource was not found"),
+        Kind.REVOKED: (401, "authError", "Invalid Credentials"),
+    }
+    return _error(*answers[fault.kind]) if fault.kind in answers else None
+
+
+def _error(status: int, reason: str, message: str) -> Answer:
+    return status, json.dumps(gce_resources.error(status, reason, message)).encode()

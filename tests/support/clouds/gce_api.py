@@ -1,0 +1,295 @@
+"""Compute Engine's resources, as much as the provider asks for: no HTTP, no time of its own.
+
+Source: Compute Engine API reference, v1. What is emitted is held against the answers that libcloud's tests
+have recorded (tests/infranetes/providers/cloud/test_gce_simulator.py). Deletions and launches take the time
+that `later` gives them; meanwhile there is an operation.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import unquote
+
+import attrs
+
+from tests.support.clouds import gce_resources as resources
+from tests.support.clouds.gce_resources import HERE, NETWORK, PROJECT, REGION, ZONES
+
+IMAGE = "infranetes-guest"
+# name, CPUs, MiB, GPUs; what only the first zone has ends with !
+TYPES = (
+    ("e2-micro", 2, 1024, 0),
+    ("e2-small", 2, 2048, 0),
+    ("e2-medium", 2, 4096, 0),
+    ("e2-standard-2", 2, 8192, 0),
+    ("e2-standard-4", 4, 16384, 0),
+    ("e2-standard-8!", 8, 32768, 0),
+    ("n2-standard-2", 2, 8192, 0),
+    ("g2-standard-4", 4, 16384, 1),
+    ("t2a-standard-1", 1, 4096, 0),
+)
+_NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_LABEL = re.compile(r"[a-z0-9_-]{0,63}")
+_TERM = re.compile(r'\(?([A-Za-z.0-9_-]+) = "([^"]*)"\)?')
+
+
+class Refusal(Exception):
+    """An answer that is an error."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.reason, self.message = status, reason, message
+
+
+@attrs.define
+class Task:
+    """What an operation does, and what it is to end with."""
+
+    zone: str
+    answer: dict[str, Any]
+
+
+class Gce:
+    """One project, and images of it.
+
+    :param launched: told of instances that are asked for; starts their machines and says when they run.
+    :param ended: told of instances that stop to execute.
+    """
+
+    def __init__(
+        self, launched: Callable[[dict[str, Any], Task], None], ended: Callable[[str], None]
+    ) -> None:
+        self._launched = launched
+        self._ended = ended
+        self.instances: dict[tuple[str, str], dict[str, Any]] = {}
+        self.disks: dict[tuple[str, str], dict[str, Any]] = {}
+        self.addresses: dict[str, dict[str, Any]] = {}
+        self.images: dict[str, dict[str, Any]] = {}
+        self.tasks: dict[str, Task] = {}
+        self.unreachable = ""  # a zone that does not answer
+        self.page = 500  # results at the most
+        self.later: Callable[[Callable[[], None]], None] = lambda work: work()
+        self.add_image(IMAGE, family="infranetes")
+
+    # ---- What a request is answered with
+
+    def answer(self, method: str, path: str, query: dict[str, str], body: Any) -> dict[str, Any]:
+        """:param path: behind `/compute/v1/projects/`. :raise Refusal: an error."""
+        parts = [unquote(part) for part in path.strip("/").split("/")]
+        if parts.pop(0) != PROJECT:
+            raise Refusal(404, "notFound", "The resource 'projects/…' was not found")
+        match (method, *parts):
+            case ("GET", "aggregated", ("instances" | "disks") as kind):
+                return self._aggregated(kind, query)
+            case ("GET", "global", "images"):
+                return self._list("image", self.images.values(), query)
+            case ("GET", "global", "images", "family", name):
+                found = [one for one in self.images.values() if one.get("family") == name]
+                return self._there(max(found, key=lambda one: one["creationTimestamp"], default=None), path)
+            case ("GET", "global", "images", name):
+                return self._there(self.images.get(name), path)
+            case ("GET", "regions", region, "addresses", name) if region == REGION:
+                return self._there(self.addresses.get(name), path)
+            case ("GET", "regions", region, "subnetworks", "pods") if region == REGION:
+                return resources.subnetwork()
+            case (_, "zones", zone, *rest) if zone in ZONES:
+                return self._in_zone(method, zone, rest, query, body)
+        raise Refusal(404, "notFound", f"The resource 'projects/{path}' was not found")
+
+    def _in_zone(self, method: str, zone: str, rest: list[str], query: Any, body: Any) -> dict[str, Any]:
+        match (method, *rest):
+            case ("GET", "machineTypes"):
+                return self._list("machineType", self._types(zone), query)
+            case ("POST", "instances"):
+                return self._insert(zone, body)
+            case ("GET", "instances", name):
+                return self._there(self.instances.get((zone, name)), name)
+            case ("GET", "instances", name, "serialPort"):
+                one = self._there(self.instances.get((zone, name)), name)
+                return {
+                    "kind": "compute#serialPortOutput",
+                    "selfLink": f"{one['selfLink']}/serialPort",
+                    "contents": "Welcome to the guest\r\n",
+                }
+            case ("DELETE", "instances", name):
+                return self._delete(self._there(self.instances.get((zone, name)), name), zone)
+            case ("DELETE", "disks", name):
+                disk = self._there(self.disks.get((zone, name)), name)
+                if disk.get("users"):
+                    raise Refusal(400, "resourceInUseByAnotherResource", "The disk is in use")
+                del self.disks[zone, name]
+                return self._task(zone, "delete", disk).answer
+            case ("GET", "operations"):
+                mine = [task.answer for task in self.tasks.values() if task.zone == zone]
+                return self._list("operation", mine, query)
+            case ("GET", "operations", name):
+                found = self.tasks.get(name)
+                return self._there(found.answer if found else None, name)
+        raise Refusal(404, "notFound", f"The resource '{'/'.join(rest)}' was not found")
+
+    @staticmethod
+    def _there(found: dict[str, Any] | None, name: str) -> dict[str, Any]:
+        if found is None:
+            raise Refusal(404, "notFound", f"The resource '{name}' was not found")
+        return found
+
+    # ---- Lists
+
+    def _list(self, kind: str, found: Any, query: dict[str, str]) -> dict[str, Any]:
+        terms = _terms(query.get("filter", ""))
+        items, token = self._paged([one for one in found if _fits(one, terms)], query)
+        plural = {"image": "images"}.get(kind, f"{kind}s")
+        answer: dict[str, Any] = {"kind": f"compute#{kind}List", "id": f"projects/{PROJECT}/{plural}"}
+        answer["selfLink"] = f"{HERE}/{plural}"
+        return {**answer, **({"items": items} if items else {}), **token}
+
+    def _aggregated(self, kind: str, query: dict[str, str]) -> dict[str, Any]:
+        all_of = self.instances if kind == "instances" else self.disks
+        terms = _terms(query.get("filter", ""))
+        keys = [key for key in sorted(all_of) if _fits(all_of[key], terms)]
+        shown, token = self._paged(keys, query)
+        scopes: dict[str, Any] = {}
+        for zone in ZONES:
+            mine = [all_of[key] for key in shown if key[0] == zone]
+            nothing: dict[str, Any] = {
+                "code": "NO_RESULTS_ON_PAGE",
+                "data": [{"key": "scope", "value": f"zones/{zone}"}],
+                "message": f"There are no results for scope 'zones/{zone}' on this page.",
+            }
+            if zone == self.unreachable:
+                mine, nothing["code"] = [], "UNREACHABLE"
+            scopes[f"zones/{zone}"] = {kind: mine} if mine else {"warning": nothing}
+        return {
+            "kind": f"compute#{kind[:-1]}AggregatedList",
+            "id": f"projects/{PROJECT}/aggregated/{kind}",
+            "selfLink": f"{HERE}/aggregated/{kind}",
+            "items": scopes,
+            **token,
+        }
+
+    def _paged(self, found: list[Any], query: dict[str, str]) -> tuple[list[Any], dict[str, str]]:
+        start, most = int(query.get("pageToken", "0")), min(int(query.get("maxResults", "500")), self.page)
+        more = {"nextPageToken": str(start + most)} if len(found) > start + most else {}
+        return found[start : start + most], more
+
+    # ---- Resources that are there from the start
+
+    def add_image(self, name: str, **fields: Any) -> None:
+        """An image; fields in place of the usual ones."""
+        self.images[name] = resources.image(name, **fields)
+
+    def add_address(self, name: str) -> None:
+        """A reserved address."""
+        self.addresses[name] = resources.address(name)
+
+    def add_disk(self, zone: str, name: str, labels: dict[str, str], gib: str = "10") -> dict[str, Any]:
+        """A disk that nobody uses."""
+        self.disks[zone, name] = found = resources.disk(zone, name, labels, gib)
+        return found
+
+    def _types(self, zone: str) -> list[dict[str, Any]]:
+        return [
+            resources.machine_type(zone, name.removesuffix("!"), *figures)
+            for name, *figures in TYPES
+            if not name.endswith("!") or zone == ZONES[0]
+        ]
+
+    # ---- Instances
+
+    def _insert(self, zone: str, body: dict[str, Any]) -> dict[str, Any]:
+        self._check(zone, body)
+        name = body["name"]
+        if (zone, name) in self.instances:
+            link = f"projects/{PROJECT}/zones/{zone}/instances/{name}"
+            raise Refusal(409, "alreadyExists", f"The resource '{link}' already exists")
+        one = self._instance(zone, body)
+        task = self._task(zone, "insert", one)
+        asked = dict(task.answer)
+        self.instances[zone, name] = one
+        initial = body["disks"][0]["initializeParams"]
+        disk = self.add_disk(zone, name, initial.get("labels", {}), initial.get("diskSizeGb", "10"))
+        disk["users"] = [one["selfLink"]]
+        self._launched(one, task)
+        return asked
+
+    def _check(self, zone: str, body: dict[str, Any]) -> None:
+        """What Google refuses at once."""
+        kind = body["machineType"].rpartition("/")[2]
+        source = body["disks"][0]["initializeParams"]["sourceImage"]
+        subnetwork = body["networkInterfaces"][0].get("subnetwork", "")
+        wrong = {
+            "name": not _NAME.fullmatch(body["name"]),
+            "machineType": kind not in [one["name"] for one in self._types(zone)],
+            "image": source.rpartition("/")[2] not in {*self.images, "infranetes"},
+            "labels": not all(_LABEL.fullmatch(each) for each in body["labels"].values()),
+            "subnetwork": not subnetwork.endswith(f"regions/{REGION}/subnetworks/pods"),
+            "disks": int(body["disks"][0]["initializeParams"].get("diskSizeGb", "10")) < 10,
+            "tags": not all(_NAME.fullmatch(each) for each in body["tags"].get("items", [])),
+        }
+        for field, is_wrong in wrong.items():
+            if is_wrong:
+                raise Refusal(400, "invalid", f"Invalid value for field 'resource.{field}'")
+
+    def _instance(self, zone: str, body: dict[str, Any]) -> dict[str, Any]:
+        taken = {one["networkInterfaces"][0].get("networkIP") for one in self.instances.values()}
+        address = ""
+        while not address or address in taken:
+            address = str(NETWORK[256 + secrets.randbelow(60000)])
+        return resources.instance(zone, body, address)
+
+    def _delete(self, one: dict[str, Any], zone: str) -> dict[str, Any]:
+        task = self._task(zone, "delete", one)
+        asked = dict(task.answer)
+        one["status"] = "STOPPING"
+        self._ended(one["name"])
+
+        def gone() -> None:
+            self.remove(zone, one["name"])
+            self.finish(task)
+
+        self.later(gone)
+        return asked
+
+    def remove(self, zone: str, name: str) -> None:
+        """An instance is gone, and its disk with it."""
+        one = self.instances.pop((zone, name), None)
+        if one is not None and one["disks"][0]["autoDelete"]:
+            self.disks.pop((zone, name), None)
+
+    # ---- Operations
+
+    def _task(self, zone: str, kind: str, target: dict[str, Any]) -> Task:
+        task = Task(zone, resources.operation(zone, kind, target))
+        self.tasks[task.answer["name"]] = task
+        return task
+
+    def finish(self, task: Task, code: str = "", message: str = "") -> None:
+        """An operation ends; with an error if it has a code."""
+        task.answer.update(status="DONE", progress=100, endTime=resources.now())
+        if code:
+            task.answer["error"] = {"errors": [{"code": code, "message": message}]}
+
+    def stop(self, zone: str, name: str, why: str = "stop") -> None:
+        """An instance stops to execute, by somebody's or Google's will."""
+        one = self.instances[zone, name]
+        one["status"] = "TERMINATED"
+        self._ended(name)
+        self.finish(self._task(zone, why, one))
+
+
+def _terms(expression: str) -> list[tuple[str, str]]:
+    """A filter's equalities, with AND between. :raise Refusal: it is something else."""
+    found = [_TERM.fullmatch(term) for term in expression.split(" AND ")] if expression else []
+    if None in found:
+        raise Refusal(400, "invalid", f"Invalid value for field 'filter': '{expression}'")
+    return [(term[1], term[2]) for term in found if term]
+
+
+def _fits(resource: dict[str, Any], terms: list[tuple[str, str]]) -> bool:
+    """Whether a filter lets a resource through."""
+    labels = resource.get("labels") or {}
+    has = {**resource, **{f"labels.{key}": value for key, value in labels.items()}}
+    return all(has.get(key) == wanted for key, wanted in terms)

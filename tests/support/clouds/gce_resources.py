@@ -1,0 +1,180 @@
+"""What Compute Engine's resources look like: held against the answers that libcloud's tests have recorded."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+from datetime import UTC, datetime
+from typing import Any
+
+PROJECT = "test-project"
+REGION = "europe-west1"
+ZONES = (f"{REGION}-b", f"{REGION}-c")
+HERE = f"https://www.googleapis.com/compute/v1/projects/{PROJECT}"
+NETWORK = ipaddress.ip_network("127.78.0.0/16")  # every address of which is the loopback interface's
+
+
+def error(status: int, reason: str, message: str) -> dict[str, Any]:
+    """The body of an error."""
+    one = {"domain": "global", "message": message, "reason": reason}
+    return {"error": {"code": status, "errors": [one], "message": message}}
+
+
+def now() -> str:
+    """The time as Google writes it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def number() -> str:
+    """An id."""
+    return str(secrets.randbelow(9 * 10**18) + 10**18)
+
+
+def image(name: str, **fields: Any) -> dict[str, Any]:
+    """An image; fields in place of the usual ones."""
+    return {
+        "kind": "compute#image",
+        "id": number(),
+        "name": name,
+        "selfLink": f"{HERE}/global/images/{name}",
+        "creationTimestamp": now(),
+        "status": "READY",
+        "sourceType": "RAW",
+        "rawDisk": {"containerType": "TAR", "source": ""},
+        "archiveSizeBytes": str(700 << 20),
+        "diskSizeGb": "10",
+        "architecture": "X86_64",
+        "labels": {},
+        **fields,
+    }
+
+
+def address(name: str) -> dict[str, Any]:
+    """A reserved address."""
+    return {
+        "kind": "compute#address",
+        "id": number(),
+        "creationTimestamp": now(),
+        "name": name,
+        "description": "",
+        "address": "203.0.113.77",
+        "status": "RESERVED",
+        "region": f"{HERE}/regions/{REGION}",
+        "selfLink": f"{HERE}/regions/{REGION}/addresses/{name}",
+    }
+
+
+def disk(zone: str, name: str, labels: dict[str, str], gib: str) -> dict[str, Any]:
+    """A disk that nobody uses."""
+    return {
+        "kind": "compute#disk",
+        "id": number(),
+        "creationTimestamp": now(),
+        "name": name,
+        "sizeGb": gib,
+        "zone": f"{HERE}/zones/{zone}",
+        "status": "READY",
+        "selfLink": f"{HERE}/zones/{zone}/disks/{name}",
+        "type": f"{HERE}/zones/{zone}/diskTypes/pd-balanced",
+        "labels": labels,
+    }
+
+
+def subnetwork() -> dict[str, Any]:
+    """The pods'."""
+    return {
+        "kind": "compute#subnetwork",
+        "id": "4297043163355844284",
+        "creationTimestamp": now(),
+        "name": "pods",
+        "network": f"{HERE}/global/networks/default",
+        "ipCidrRange": str(NETWORK),
+        "gatewayAddress": str(NETWORK[1]),
+        "region": f"{HERE}/regions/{REGION}",
+        "selfLink": f"{HERE}/regions/{REGION}/subnetworks/pods",
+    }
+
+
+def machine_type(zone: str, name: str, cpus: int, mib: int, gpus: int) -> dict[str, Any]:
+    """A type, with GPUs of its own or without."""
+    accelerators = [{"guestAcceleratorType": "nvidia-l4", "guestAcceleratorCount": gpus}]
+    return {
+        "kind": "compute#machineType",
+        "id": str(sum(name.encode())),
+        "creationTimestamp": "1969-12-31T16:00:00.000-08:00",
+        "name": name,
+        "description": f"{cpus} vCPU, {mib >> 10} GB RAM",
+        "guestCpus": cpus,
+        "memoryMb": mib,
+        "imageSpaceGb": 0,
+        "maximumPersistentDisks": 128,
+        "maximumPersistentDisksSizeGb": "263168",
+        "zone": zone,
+        "selfLink": f"{HERE}/zones/{zone}/machineTypes/{name}",
+        **({"accelerators": accelerators} if gpus else {}),
+    }
+
+
+def instance(zone: str, body: dict[str, Any], address: str) -> dict[str, Any]:
+    """A new one, as it was asked for."""
+    name, asked = body["name"], body["networkInterfaces"][0]
+    access = [
+        {"kind": "compute#accessConfig", "natIP": f"198.51.100.{secrets.randbelow(250) + 1}", **each}
+        for each in asked.get("accessConfigs", [])
+    ]
+    interface = {
+        "name": "nic0",
+        "network": f"{HERE}/global/networks/default",
+        "subnetwork": f"{HERE}/regions/{REGION}/subnetworks/pods",
+        "networkIP": address,
+        **({"accessConfigs": access} if access else {}),
+    }
+    boot_disk = {
+        "kind": "compute#attachedDisk",
+        "index": 0,
+        "type": "PERSISTENT",
+        "mode": "READ_WRITE",
+        "source": f"{HERE}/zones/{zone}/disks/{name}",
+        "deviceName": "persistent-disk-0",
+        "boot": True,
+        "autoDelete": body["disks"][0].get("autoDelete", False),
+    }
+    return {
+        "kind": "compute#instance",
+        "id": number(),
+        "creationTimestamp": now(),
+        "name": name,
+        "tags": {**body["tags"], "fingerprint": "42WmSpB8rSM="},
+        "machineType": f"{HERE}/{body['machineType']}",
+        "status": "PROVISIONING",
+        "zone": f"{HERE}/zones/{zone}",
+        "canIpForward": False,
+        "networkInterfaces": [interface],
+        "disks": [boot_disk],
+        "metadata": {"kind": "compute#metadata", "fingerprint": "0g5L6fMbFbQ=", **body["metadata"]},
+        "serviceAccounts": body["serviceAccounts"],
+        "selfLink": f"{HERE}/zones/{zone}/instances/{name}",
+        "scheduling": body["scheduling"],
+        "labels": body["labels"],
+        "labelFingerprint": "42WmSpB8rSM=",
+    }
+
+
+def operation(zone: str, kind: str, target: dict[str, Any]) -> dict[str, Any]:
+    """One that has begun."""
+    name = f"operation-{secrets.token_hex(12)}"
+    return {
+        "kind": "compute#operation",
+        "id": number(),
+        "name": name,
+        "zone": f"{HERE}/zones/{zone}",
+        "operationType": kind,
+        "targetLink": target["selfLink"],
+        "targetId": target["id"],
+        "status": "RUNNING",
+        "user": f"node@{PROJECT}.iam.gserviceaccount.com",
+        "progress": 0,
+        "insertTime": now(),
+        "startTime": now(),
+        "selfLink": f"{HERE}/zones/{zone}/operations/{name}",
+    }

@@ -1,0 +1,85 @@
+"""The answers of Compute Engine that libcloud's own tests have recorded.
+
+They are fetched with pip, pinned, into build/. The wheel has the same recordings as the source distribution
+of its release and needs nothing built.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tests.support.clouds.machines import ROOT
+
+WHEEL = "apache_libcloud-3.9.1-py3-none-any.whl"
+PINNED = (
+    "apache-libcloud==3.9.1 --hash=sha256:362806efe3602a781afa0b0c8ad2e8963a708c8d5957fb999735c1cc1e0762d2\n"
+)
+_DIRECTORY = "libcloud/test/compute/fixtures/gce/"
+Shape = dict[str, set[str]]
+"""Types by path: `networkInterfaces[].networkIP` is a `str`."""
+
+
+def answers() -> list[Any]:
+    """All of them."""
+    with zipfile.ZipFile(_wheel()) as wheel:
+        names = [name for name in wheel.namelist() if name.startswith(_DIRECTORY) and name.endswith(".json")]
+        return [json.loads(wheel.read(name)) for name in names]
+
+
+def _wheel() -> Path:
+    directory = ROOT / "build" / "recorded"
+    if not (directory / WHEEL).exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        python = sys.executable if find_spec("pip") else str(ROOT / ".venv" / "bin" / "python")
+        options = ["--quiet", "--no-deps", "--only-binary=:all:", "--require-hashes"]
+        with tempfile.TemporaryDirectory(dir=directory) as fetched:
+            pinned = Path(fetched) / "pinned.txt"
+            pinned.write_text(PINNED)
+            command = [python, "-m", "pip", "download", *options, "--dest", fetched, "-r", str(pinned)]
+            subprocess.run(command, check=True, cwd=ROOT)
+            (Path(fetched) / WHEEL).rename(directory / WHEEL)
+    return directory / WHEEL
+
+
+def resources(answer: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What of an answer says what kind it is, and its kind."""
+    if isinstance(answer, dict):
+        if isinstance(answer.get("kind"), str):
+            yield answer["kind"], answer
+        for value in answer.values():
+            yield from resources(value)
+    elif isinstance(answer, list):
+        for value in answer:
+            yield from resources(value)
+
+
+def shape(resource: Any) -> Shape:
+    """Of one resource, without those in it that are of a kind of their own. Labels are anything."""
+    found: Shape = {}
+    for key, value in resource.items():
+        _add(found, "*" if "/" in key else key, value)
+    return found
+
+
+def _add(found: Shape, path: str, value: Any) -> None:
+    found.setdefault(path, set()).add(type(value).__name__)
+    if isinstance(value, list):
+        for each in value:
+            _add(found, f"{path}[]", each)
+    elif isinstance(value, dict) and "kind" not in value and not path.endswith("labels"):
+        for key, each in value.items():
+            _add(found, f"{path}.{'*' if '/' in key else key}", each)
+
+
+def merge(into: Shape, more: Shape) -> None:
+    """Put two shapes together."""
+    for path, types in more.items():
+        into.setdefault(path, set()).update(types)

@@ -1,0 +1,76 @@
+"""Clones that take as long as a test wants: vcsim's take milliseconds.
+
+While they are slow, a clone is answered with a task of our own, which runs until it is released or cancelled;
+from its release on it is another name of vcsim's own task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+Answer = tuple[int, bytes, list[tuple[str, str]]]
+
+
+def _response(method: str, inner: str = "") -> str:
+    return f'<{method}Response xmlns="urn:vim25">{inner}</{method}Response>'
+
+
+class SlowClones:
+    """:ivar on: whether clones that are asked for from now on are slow.
+
+    :param envelope: makes an answer of its body."""
+
+    def __init__(self, envelope: Callable[[str], bytes]) -> None:
+        self.on = False
+        self._envelope = envelope
+        self._held: dict[str, bytes] = {}
+        self._cancelled: set[str] = set()
+        self._aliases: dict[str, str] = {}
+
+    def early(self, action: str, body: bytes) -> Answer | None:
+        """The answer, if it is about a clone that vcsim knows nothing of."""
+        if action == "CloneVM_Task" and self.on:
+            id = f"slow-{len(self._held)}-"
+            self._held[id] = body
+            return self._ok(_response(action, f'<returnval type="Task">{id}</returnval>'))
+        for id in [*self._held, *self._cancelled]:
+            if id.encode() not in body:
+                continue
+            if action == "CancelTask":
+                self._held.pop(id, None)
+                self._cancelled.add(id)
+                return self._ok(_response(action))
+            return self._ok(self._task(id))
+        return None
+
+    def _ok(self, body: str) -> Answer:
+        return 200, self._envelope(body), []
+
+    def _task(self, id: str) -> str:
+        state = "error" if id in self._cancelled else "running"
+        values = f'<propSet><name>info.state</name><val xsi:type="TaskInfoState">{state}</val></propSet>'
+        if id in self._cancelled:
+            fault = '<fault xsi:type="RequestCanceled"/><localizedMessage>cancelled</localizedMessage>'
+            value = f'<val xsi:type="LocalizedMethodFault">{fault}</val>'
+            values += f"<propSet><name>info.error</name>{value}</propSet>"
+        objects = f'<objects><obj type="Task">{id}</obj>{values}</objects>'
+        return _response("RetrievePropertiesEx", f"<returnval>{objects}</returnval>")
+
+    async def release(self, clone: Callable[[bytes], Awaitable[str]]) -> None:
+        """Clones are made now. :param clone: has vcsim do one and returns its task."""
+        self.on = False
+        while self._held:
+            id, body = self._held.popitem()
+            self._aliases[id] = await clone(body)
+
+    def known(self, body: bytes) -> bytes:
+        """A request in vcsim's names."""
+        for alias, real in self._aliases.items():
+            body = body.replace(alias.encode(), real.encode())
+        return body
+
+    def told(self, body: bytes) -> bytes:
+        """An answer in ours."""
+        for alias, real in self._aliases.items():
+            body = body.replace(f">{real}<".encode(), f">{alias}<".encode())
+        return body

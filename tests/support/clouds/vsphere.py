@@ -1,0 +1,390 @@
+"""vSphere as vcsim simulates it, behind TLS and the faults; its VMs have agents.
+
+What is done here because vcsim does not, or does otherwise than vCenter:
+
+- a clone has the extraConfig, the CPUs, the memory and the annotation that it was asked for with (vcsim sets
+  them in a copy, which it drops): before the clone's task is answered with, they are set;
+- a VM that is powered on has an address, of loopback's network 127.78.0.0/16, once its machine is started.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import secrets
+import shutil
+from html import unescape
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import attrs
+from pyVmomi import vim, vmodl
+from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThread
+from twisted.web.client import Agent, FileBodyProducer, HTTPConnectionPool, readBody
+from twisted.web.http_headers import Headers
+from twisted.web.resource import Resource
+from twisted.web.server import NOT_DONE_YET
+
+from infranetes.providers.cloud.vsphere.specs import IDENTITY
+from tests.support.clouds import machines, vcsim
+from tests.support.clouds.aws import CutSite
+from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Fault, Faults, Kind
+from tests.support.clouds.slow_clones import SlowClones
+from tests.support.clouds.tls import certificate
+
+BOOT_SECONDS = 0.1
+LIST = "List"  # what is called so in faults: the one call that asks for the VMs of a folder
+_ACTION = re.compile(r"<(?:\w+:)?Body[^>]*>\s*<(\w+)")
+_THIS = re.compile(r"<_this[^>]*>([^<]+)</_this>")
+_TASK = re.compile(r'<returnval[^>]*type="Task"[^>]*>([^<]+)</returnval>')
+_CONFIG = re.compile(r"<config[ >].*?</config>", re.DOTALL)
+_CHANGE = re.compile(r"<deviceChange[ >].*?</deviceChange>", re.DOTALL)
+_NAMESPACES = (
+    'xmlns:soapenv="http://schemas.xmlsoap.org/soap/envelope/" '
+    'xmlns:xsd="http://www.w3.org/2001/XMLSchema" xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance"'
+)
+
+
+def _envelope(body: str) -> bytes:
+    head = f'<?xml version="1.0" encoding="UTF-8"?>\n<soapenv:Envelope {_NAMESPACES}>'
+    return f"{head}<soapenv:Body>{body}</soapenv:Body></soapenv:Envelope>".encode()
+
+
+_EMPTY_LIST = _envelope('<RetrievePropertiesExResponse xmlns="urn:vim25"/>')
+_addresses = count(10)
+
+
+@attrs.define
+class _Vm:
+    id: str
+    behaviour: str
+    address: str
+
+
+class VsphereWorld:
+    """One test's cloud.
+
+    :ivar faults: what goes wrong. :ivar behaviour: how VMs behave that are powered on from now on.
+    :ivar requests: what was asked for: the method as Action, the object as this, the whole as body.
+    """
+
+    def __init__(self, reactor: Any, directory: Path) -> None:
+        self._reactor = reactor
+        self._directory = directory
+        self._machines = machines.shared()
+        self._pool = HTTPConnectionPool(reactor)
+        self._agent = Agent(reactor, pool=self._pool)
+        self._vms: dict[str, _Vm] = {}
+        self._stale: dict[str, bytes] = {}
+        self._booting: list[Deferred[None]] = []
+        self._stopped = False
+        self.slow_clones = SlowClones(_envelope)
+        self._site = CutSite(_Proxy(self))
+        self.vcsim = vcsim.shared()
+        self.folder = f"test-{secrets.token_hex(4)}"
+        self.faults = Faults()
+        self.behaviour = NORMAL
+        self.requests: list[dict[str, str]] = []
+
+    def start(self) -> None:
+        """Have a folder for VMs, with one for images in it."""
+        self._directory.mkdir(mode=0o700, parents=True)
+        self.inventory = self.vcsim.find("vm").CreateFolder(self.folder)
+        self.images = self.inventory.CreateFolder("images")
+        self.password = self._directory / "password"
+        self.password.touch(mode=0o600)
+        self.password.write_text(f"{vcsim.PASSWORD}\n")
+        self.ca = self._directory / "ca.pem"
+        self.ca.write_bytes(certificate().pem)
+        self._port = self._reactor.listenSSL(0, self._site, certificate().options, interface="127.0.0.1")
+
+    async def stop(self) -> None:
+        """Take it all away."""
+        self._stopped = True
+        for booting in self._booting:
+            await booting
+        for id in self._vms:
+            self._machines.kill(id)
+        await self._port.stopListening()
+        await self._pool.closeCachedConnections()
+        await self._site.cut()
+        vcsim.done(self.inventory.Destroy_Task())
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def table(self) -> dict[str, Any]:
+        """What a provider's configuration says of this cloud."""
+        return {
+            "host": f"127.0.0.1:{self._port.getHost().port}",
+            "username": vcsim.USER,
+            "password_file": str(self.password),
+            "ca_file": str(self.ca),
+            "datacenter": "DC0",
+            "folder": self.folder,
+            "image": vcsim.TEMPLATE,
+            "image_folder": f"{self.folder}/images",
+            "resource_pools": list(vcsim.POOLS),
+            "networks": list(vcsim.NETWORKS),
+            "addresses": "127.78.0.0/16",
+            "retry_first": 0.02,
+            "retry_most": 0.2,
+            "retry_seconds": 5.0,
+            "call_seconds": 5.0,
+            "threads": 4,
+            "calls_per_second": 200.0,
+            "poll_seconds": 0.1,
+            "watch_seconds": 0.3,
+            "settle_seconds": 1.0,
+            "destroy_seconds": 20.0,
+        }
+
+    # ---- Looking and acting from outside
+
+    def vms(self) -> list[Any]:
+        """The VMs that there are."""
+        return [each for each in self.inventory.childEntity if each._wsdlName == "VirtualMachine"]
+
+    def names(self) -> list[str]:
+        """Their names."""
+        return sorted(vm.name for vm in self.vms())
+
+    def holdings(self) -> list[str]:
+        """All that costs money, in words."""
+        return [f"VM {name}" for name in self.names()]
+
+    def vm(self, name: str) -> Any:
+        """A VM by its name."""
+        return self.vcsim.find(f"vm/{self.folder}/{name}")
+
+    def end(self, name: str) -> None:
+        """Somebody else cuts a VM's power."""
+        vm = self.vm(name)
+        vcsim.done(vm.PowerOffVM_Task())
+        self._machines.kill(self._machine(vm._moId))
+
+    def is_erased(self, name: str) -> bool:
+        """Whether the agent has erased the identity in guestinfo."""
+        file = self._directory / self.vm(name)._moId / "guestinfo"
+        return bool(file.exists() and file.read_text() == "-")
+
+    def asked(self, action: str) -> list[dict[str, str]]:
+        """The requests for a method."""
+        return [one for one in self.requests if one["Action"] == action]
+
+    # ---- The way of a call
+
+    async def call(self, body: bytes, headers: Headers) -> tuple[int, bytes, list[tuple[str, str]]]:
+        """What vcsim answers. :raise ConnectionError: nothing, the connection breaks."""
+        parameters = _parameters(body.decode())
+        self.requests.append(parameters)
+        fault = self.faults.befalling(parameters)
+        early = _refusal(fault) if fault is not None else None
+        if early is not None:
+            return (*early, [])
+        slow = self.slow_clones.early(parameters["Action"], body)
+        if slow is not None:
+            return slow
+        status, answer, more = await self._forward(self.slow_clones.known(body), headers)
+        if status == 200:
+            await self._acted(parameters, answer.decode(), headers)
+        answer = self.slow_clones.told(answer)
+        key = parameters["Action"]
+        if fault is not None and fault.kind is Kind.STALE:
+            answer = self._stale.get(key, _EMPTY_LIST)
+        elif key == LIST:
+            self._stale[key] = answer
+        if fault is not None and fault.kind is Kind.ACTED:
+            return 503, b"Service Unavailable", []
+        if fault is not None and fault.kind is Kind.LOST:
+            raise ConnectionError
+        return status, answer, more
+
+    async def release_clones(self) -> None:
+        """Clones that were slow are made, whoever still waits for them."""
+        cookie = self.inventory._stub.cookie
+        headers = Headers({"Cookie": [cookie], "SOAPAction": ["urn:vim25/6.5"]})
+
+        async def clone(body: bytes) -> str:
+            status, answer, _ = await self._forward(body, headers)
+            await self._acted(_parameters(body.decode()), answer.decode(), headers)
+            task = _TASK.search(answer.decode())
+            assert task is not None, (status, answer)
+            return task[1]
+
+        await self.slow_clones.release(clone)
+
+    async def _forward(self, body: bytes, headers: Headers) -> tuple[int, bytes, list[tuple[str, str]]]:
+        kept = Headers({"Content-Type": ["text/xml; charset=UTF-8"]})
+        for name in ("SOAPAction", "Cookie"):
+            for value in headers.getRawHeaders(name, []):
+                kept.addRawHeader(name, value)
+        response: Any = await self._agent.request(
+            b"POST",
+            f"http://127.0.0.1:{self.vcsim.port}/sdk".encode(),
+            kept,
+            FileBodyProducer(io.BytesIO(body)),
+        )
+        answer: bytes = await readBody(response)
+        cookies = response.headers.getRawHeaders("Set-Cookie", [])
+        return int(response.code), answer, [("Set-Cookie", each) for each in cookies]
+
+    async def _acted(self, parameters: dict[str, str], answer: str, headers: Headers) -> None:
+        """Something was begun at vcsim."""
+        action, this = parameters["Action"], parameters["this"]
+        task = _TASK.search(answer)
+        if action == "CloneVM_Task" and task is not None:
+            config = _CONFIG.search(parameters["body"])
+            made = await deferToThread(self._thd_made, task[1])
+            if config is not None and made:
+                spec = (
+                    _CHANGE.sub("", config[0]).replace("<config", "<spec", 1)[: -len("</config>")] + "</spec>"
+                )
+                await self._forward(_reconfigure(made, spec), headers)
+        elif action == "PowerOnVM_Task" and this not in self._vms and self.behaviour != NEVER:
+            number = next(_addresses)
+            self._vms[this] = vm = _Vm(this, self.behaviour, f"127.78.{number >> 8 & 255}.{number & 255}")
+            self._booting.append(Deferred.fromCoroutine(self._boot(vm)))
+        elif action in ("PowerOffVM_Task", "Destroy_Task"):
+            self._machines.kill(self._machine(this))
+
+    def _thd_made(self, task_id: str) -> str:
+        """What a clone's task has made; "": nothing."""
+        task: Any = vim.Task(task_id, self.inventory._stub)
+        try:
+            vcsim.done(task)
+        except AssertionError:
+            return ""
+        return str(task.info.result._moId)
+
+    # ---- Machines
+
+    def _machine(self, id: str) -> str:
+        return f"{self.folder}-{id}"
+
+    async def _boot(self, vm: _Vm) -> None:
+        await deferLater(self._reactor, BOOT_SECONDS, lambda: None)
+        identity = await deferToThread(self._thd_boot, vm)
+        if not identity or vm.behaviour == NO_AGENT or self._stopped:
+            return
+        directory = self._directory / vm.id
+        directory.mkdir(mode=0o700)
+        tools = _tools(directory, identity)
+        self._machines.run(
+            self._machine(vm.id),
+            {
+                "provider": "fake",
+                "listen": f"{vm.address}:2475",
+                "run_dir": str(directory / "run"),
+                "volumes_dir": str(directory / "volumes"),
+                "etc_dir": str(directory),
+                "identity": {"source": "vsphere", "apply": False, "vmtoolsd": str(tools)},
+            },
+        )
+
+    def _thd_boot(self, vm: _Vm) -> str:
+        """VMware Tools come up and tell the address; what is in guestinfo. "": it is gone meanwhile."""
+        there = vim.VirtualMachine(vm.id, self.inventory._stub)
+        try:
+            if there.runtime.powerState != "poweredOn":
+                return ""
+            identity = vcsim.extra_config(there).get(IDENTITY, "")
+            self.vcsim.reconfigure(there, {"SET.guest.ipAddress": vm.address})
+        except (vmodl.fault.ManagedObjectNotFound, AssertionError):
+            return ""
+        return identity
+
+
+def _tools(directory: Path, identity: str) -> Path:
+    """open-vm-tools' vmtoolsd, as far as the agent asks it."""
+    file = directory / "guestinfo"
+    file.touch(mode=0o600)
+    file.write_text(identity)
+    tools = directory / "vmtoolsd"
+    tools.touch(mode=0o700)
+    tools.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in\n'
+        f'"--cmd info-get {IDENTITY}") cat "{file}" ;;\n'
+        f'"--cmd info-set {IDENTITY} "*) printf %s "${{2##* }}" > "{file}" ;;\n'
+        "*) exit 1 ;;\n"
+        "esac\n"
+    )
+    return tools
+
+
+def identity_of(vm: Any) -> bytes:
+    """The document in a VM's guestinfo."""
+    return base64.b64decode(vcsim.extra_config(vm)[IDENTITY])
+
+
+def _parameters(body: str) -> dict[str, str]:
+    action, this = _ACTION.search(body), _THIS.search(body)
+    name = action[1] if action is not None else ""
+    if name == "RetrievePropertiesEx" and "childEntity" in body:
+        name = LIST
+    return {"Action": name, "this": unescape(this[1]) if this is not None else "", "body": body}
+
+
+def _reconfigure(vm: str, spec: str) -> bytes:
+    this = f'<_this type="VirtualMachine">{vm}</_this>'
+    return _envelope(f'<ReconfigVM_Task xmlns="urn:vim25">{this}{spec}</ReconfigVM_Task>')
+
+
+class _Proxy(Resource):
+    isLeaf = True
+
+    def __init__(self, world: VsphereWorld) -> None:
+        super().__init__()
+        self._world = world
+
+    def render(self, request: Any) -> Any:
+        gone: list[bool] = []
+        request.notifyFinish().addErrback(lambda _: gone.append(True))
+
+        def answer(outcome: Any) -> None:
+            if gone:
+                return
+            if not isinstance(outcome, tuple):
+                request.transport.abortConnection()
+                return
+            status, body, headers = outcome
+            request.setResponseCode(status)
+            request.setHeader("Content-Type", "text/xml; charset=utf-8")
+            for name, value in headers:
+                request.responseHeaders.addRawHeader(name, value)
+            request.write(body)
+            request.finish()
+
+        called = self._world.call(request.content.read(), request.requestHeaders)
+        Deferred.fromCoroutine(called).addBoth(answer)
+        return NOT_DONE_YET
+
+
+def _refusal(fault: Fault) -> tuple[int, bytes] | None:
+    """The answer of a cloud that did nothing."""
+    if fault.kind is Kind.THROTTLE:
+        return 429, b"Too Many Requests"
+    if fault.kind is Kind.ERROR:
+        return 503, b"Service Unavailable"
+    name = {
+        Kind.QUOTA: "NotEnoughLicenses",
+        Kind.CAPACITY: "InsufficientResourcesFault",
+        Kind.UNKNOWN: "ManagedObjectNotFound",
+        Kind.REVOKED: "NotAuthenticated",
+    }.get(fault.kind)
+    return (500, _fault(name)) if name is not None else None
+
+
+def _fault(name: str) -> bytes:
+    inner = {
+        "ManagedObjectNotFound": '<obj type="VirtualMachine">vm-0</obj>',
+        "NotAuthenticated": '<object type="Folder">f-0</object><privilegeId>System.View</privilegeId>',
+    }.get(name, "")
+    detail = f'<{name}Fault xmlns="urn:vim25" xsi:type="{name}">{inner}</{name}Fault>'
+    return _envelope(
+        f"<soapenv:Fault><faultcode>ServerFaultCode</faultcode><faultstring>the test's {name}</faultstring>"
+        f"<detail>{detail}</detail></soapenv:Fault>"
+    )
