@@ -55,6 +55,7 @@ def take(node: Node, container: Container, seen: Any, *, at_once: bool = False) 
         return
     if state is ContainerState.EXITED and container.state in _RUN and not at_once:
         # Who is told of the end reads the termination message and the log then.
+        container.outcome = seen
         _left(node, container).addBoth(lambda _: take(node, container, seen, at_once=True))
         return
     container.seen = seen
@@ -105,6 +106,9 @@ async def _leave(node: Node, container: Container) -> None:
 def end(node: Node, container: Container, reason: str, message: str) -> None:
     """Record that a container has ended whose agent can't tell how. Ended before: nothing changes."""
     if container.state not in (ContainerState.CREATED, ContainerState.RUNNING):
+        return
+    if container.outcome is not None:  # its agent did tell, a moment ago
+        take(node, container, container.outcome, at_once=True)
         return
     record = container.record.to(
         ContainerState.EXITED, finished_at=node.now(), exit_code=KILLED, reason=reason, message=message

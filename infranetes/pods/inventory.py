@@ -40,6 +40,7 @@ class Container:
     :ivar making: its creation is under way in this process, and settles its record.
     :ivar pump: what writes its log, None where it has none or before it is started.
     :ivar leaving: it has ended, and what it leaves behind is being brought to the node.
+    :ivar outcome: the vmserver.ContainerState that tells so, until it is taken in.
     """
 
     def __init__(self, sandbox: Sandbox, record: ContainerRecord, log: LogPosition | None = None) -> None:
@@ -56,6 +57,7 @@ class Container:
         self.creating: Flight[None] | None = None
         self.removing: Flight[None] | None = None
         self.leaving: Flight[None] | None = None
+        self.outcome: Any = None
 
     @property
     def id(self) -> str:

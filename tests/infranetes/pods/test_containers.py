@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 from twisted.internet.defer import Deferred
 
 from infranetes.pods.follow import LOG_SECONDS
 from infranetes.pods.states import ContainerState, SandboxState
 from infranetes.pods.waits import go
+from infranetes.providers.interface import InstanceState
 from infranetes_common import cri
 from infranetes_common.errors import (
     AlreadyExists,
@@ -178,6 +180,15 @@ class LifeTests(ContainerBase):
         self.assertEqual(self.kept(made).state, ContainerState.RUNNING)
         self.world.logs.slow.callback(None)
         self.assertEqual((self.kept(made).state, self.kept(made).finished_at), (ContainerState.EXITED, 9))
+
+    def test_its_own_end_is_what_its_agent_said_though_the_vm_ends_before_it_is_told(self) -> None:
+        made = self.run_container()
+        self.world.logs.slow = Deferred()
+        self.agent.become(made, cri.CONTAINER_EXITED, finished_at=9, exit_code=3, reason="Error")
+        (instance,) = self.world.provider.instances.values()
+        self.world.provider.ended(attrs.evolve(instance, state=InstanceState.ENDED, detail="gone"))
+        kept = self.kept(made)
+        self.assertEqual((kept.state, kept.exit_code, kept.finished_at), (ContainerState.EXITED, 3, 9))
 
     def test_its_own_end_does_not_wait_for_ever_for_its_log(self) -> None:
         made = self.run_container()
