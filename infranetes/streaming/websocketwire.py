@@ -57,7 +57,8 @@ class WebSocketWire:
         self._socket = Connection(ConnectionType.SERVER)
         self._closing = False
         self._current: int | None = None  # the channel of a binary message whose rest is to come
-        self._text: list[str] = []
+        self._text: list[str] = []  # the pieces of a text message whose rest is to come
+        self._text_size = 0
         self.channels = [Channel(flow, self, name, number) for number, name in enumerate(names)]
 
     def data_received(self, data: bytes) -> None:
@@ -107,12 +108,13 @@ class WebSocketWire:
 
     def _text_received(self, event: TextMessage) -> None:
         self._text.append(event.data)
-        if sum(map(len, self._text)) > MAX_TEXT:
+        self._text_size += len(event.data)
+        if self._text_size > MAX_TEXT:
             raise InvalidArgument(f"a message of over {MAX_TEXT} bytes")
         if not event.message_finished:
             return
         text = "".join(self._text)
-        self._text.clear()
+        self._text, self._text_size = [], 0
         if not text:
             return
         if not self._base64:
