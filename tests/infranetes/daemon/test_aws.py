@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from infranetes_common import cri
-from tests.infranetes.daemon.aws import AwsDaemonCase
+from tests.infranetes.daemon.cloud import CloudDaemonCase
+from tests.support.clouds.aws import AwsWorld
 from tests.support.clouds.faults import Kind
 from txgrpc import Code, GrpcError
 
 
-class AwsDaemonTests(AwsDaemonCase):
+class AwsDaemonTests(CloudDaemonCase):
     """Pods on EC2."""
+
+    provider = "aws"
+    make_world = AwsWorld
 
     async def test_a_pods_life_over_a_killed_daemon_and_throttling(self) -> None:
         self.world.faults.add(Kind.THROTTLE, share=0.2)

@@ -7,15 +7,19 @@ import socket
 from typing import Any
 
 from infranetes_common import cri
-from tests.infranetes.daemon.aws import AwsDaemonCase
+from tests.infranetes.daemon.cloud import CloudDaemonCase
+from tests.support.clouds.aws import AwsWorld
 from tests.support.clouds.faults import NO_AGENT, NORMAL
 from txgrpc import Code
 
 NAME = "web:1.0"
 
 
-class AwsMachineTests(AwsDaemonCase):
+class AwsMachineTests(CloudDaemonCase):
     """One image in the catalogue, pulled."""
+
+    provider = "aws"
+    make_world = AwsWorld
 
     def setUp(self) -> None:
         super().setUp()

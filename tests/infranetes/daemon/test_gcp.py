@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
-
 from infranetes_common import cri
-from tests.infranetes.daemon.case import DaemonCase, reactor
+from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.support.clouds.faults import Kind
 from tests.support.clouds.gce import GceWorld
 
 
-class GcpDaemonTests(DaemonCase):
-    timeout = 300
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.world = GceWorld(reactor, self.root / "machines")
-        self.world.start()
-        self.config.update(provider="gcp", providers={"gcp": self.world.table()})
-        self.config["cluster"] = f"test-{secrets.token_hex(4)}"
-        self.config["times"] = {"sweep": 1.0}
-
-    async def end_everything(self) -> None:
-        await super().end_everything()
-        try:
-            self.assertEqual(self.world.holdings(), [])
-        finally:
-            await self.world.stop()
+class GcpDaemonTests(CloudDaemonCase):
+    provider = "gcp"
+    make_world = GceWorld
 
     async def test_a_pods_life_over_a_killed_daemon_throttling_and_its_preemption(self) -> None:
         self.world.faults.add(Kind.THROTTLE, share=0.2)
@@ -47,4 +31,4 @@ class GcpDaemonTests(DaemonCase):
             await self.sleep(0.1)
         await self.stop_pod(sandbox)
         await self.remove_pod(sandbox)
-        await self.until(lambda: not self.world.holdings(), "nothing is left", 30.0)
+        await self.nothing_is_left()

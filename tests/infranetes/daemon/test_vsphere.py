@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-import secrets
-
 from infranetes_common import cri
-from tests.infranetes.daemon.case import DaemonCase, reactor
+from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.support.clouds import tls, vcsim
 from tests.support.clouds.faults import Kind
 from tests.support.clouds.vsphere import VsphereWorld
 
 
-class VsphereDaemonTests(DaemonCase):
+class VsphereDaemonTests(CloudDaemonCase):
     """Pods on vSphere."""
 
-    timeout = 300
+    provider = "vsphere"
+    make_world = VsphereWorld
 
     @classmethod
     def setUpClass(cls) -> None:
         vcsim.shared()  # both take a moment, once
         tls.certificate()
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.world = VsphereWorld(reactor, self.root / "machines")
-        self.world.start()
-        self.config.update(provider="vsphere", providers={"vsphere": self.world.table()})
-        self.config["cluster"] = f"test-{secrets.token_hex(4)}"
-        self.config["times"] = {"sweep": 1.0}
-
-    async def end_everything(self) -> None:
-        await super().end_everything()
-        try:
-            self.assertEqual(self.world.holdings(), [])
-        finally:
-            await self.world.stop()
-
-    async def nothing_is_left(self) -> None:
-        await self.until(lambda: not self.world.holdings(), "nothing is left", 30.0)
 
     async def test_a_pods_life_over_a_killed_daemon_and_throttling(self) -> None:
         self.world.faults.add(Kind.THROTTLE, share=0.1)

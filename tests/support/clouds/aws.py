@@ -25,19 +25,17 @@ from urllib.parse import parse_qsl, urlencode
 
 import attrs
 from twisted.internet.defer import Deferred
-from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
-from twisted.protocols.policies import WrappingFactory
 from twisted.web.client import Agent, FileBodyProducer, HTTPConnectionPool, readBody
 from twisted.web.http_headers import Headers
 from twisted.web.resource import Resource
-from twisted.web.server import NOT_DONE_YET, Site
 
 from tests.support import systemd
 from tests.support.clouds import machines, moto
 from tests.support.clouds.ec2errors import error, refusal
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Faults, Kind
 from tests.support.clouds.imds import Imds
+from tests.support.clouds.sites import Answer, Answering, CutSite
 
 IMAGE = "ami-785db401"
 NETWORK = "127.77.0.0/16"
@@ -89,7 +87,10 @@ class AwsWorld:
         self.machine_images: list[str] = []
         self._deregistered: set[str] = set()
         self.journal: systemd.Systemd | None = None  # of instances of machine images
-        self._imds_site, self._proxy_site = CutSite(Imds(self.user_data)), CutSite(_Proxy(self))
+        self._imds_site, self._proxy_site = (
+            CutSite(Imds(self.user_data)),
+            CutSite(Answering(self._answer, "text/xml;charset=UTF-8")),
+        )
         self._switch_site = CutSite(_Switch(self))
         self.urls: list[bytes] = []
 
@@ -204,6 +205,10 @@ class AwsWorld:
         self.ec2.deregister_image(ImageId=image)
 
     # ---- The way of a call
+
+    async def _answer(self, request: Any) -> Answer:
+        self.urls.append(request.uri)
+        return await self.call(dict(parse_qsl(request.content.read().decode(), keep_blank_values=True)))
 
     async def call(self, parameters: dict[str, str]) -> tuple[int, bytes]:
         """What EC2 answers. :raise ConnectionError: nothing, the connection breaks."""
@@ -332,22 +337,6 @@ class AwsWorld:
         self._timers.append(self._reactor.callLater(OFF_SECONDS, off))
 
 
-class CutSite(WrappingFactory):
-    """A site whose connections can be cut."""
-
-    def __init__(self, resource: Resource) -> None:
-        super().__init__(Site(resource, timeout=None))
-
-    async def cut(self) -> None:
-        """End every connection."""
-        from twisted.internet import reactor
-
-        while self.protocols:
-            for protocol in list(self.protocols):
-                protocol.transport.abortConnection()
-            await deferLater(reactor, 0.01)
-
-
 @lru_cache
 def _network(ec2: Any) -> tuple[tuple[str, ...], str]:
     """Subnets and a security group, made once."""
@@ -372,37 +361,6 @@ class _Switch(Resource):
     def render(self, request: Any) -> bytes:
         self._world.switched_off(request.path.decode().strip("/"))
         return b""
-
-
-class _Proxy(Resource):
-    isLeaf = True
-
-    def __init__(self, world: AwsWorld) -> None:
-        super().__init__()
-        self._world = world
-
-    def render(self, request: Any) -> Any:
-        self._world.urls.append(request.uri)
-        parameters = dict(parse_qsl(request.content.read().decode(), keep_blank_values=True))
-        gone: list[bool] = []
-        request.notifyFinish().addErrback(lambda _: gone.append(True))
-
-        def answer(outcome: Any) -> None:
-            if gone:
-                return
-            if not isinstance(outcome, tuple):
-                request.transport.abortConnection()
-                return
-            status, body, *headers = outcome
-            request.setResponseCode(status)
-            request.setHeader("Content-Type", "text/xml;charset=UTF-8")
-            for name, value in headers:
-                request.setHeader(name, value)
-            request.write(body)
-            request.finish()
-
-        Deferred.fromCoroutine(self._world.call(parameters)).addBoth(answer)
-        return NOT_DONE_YET
 
 
 def _key(parameters: dict[str, str]) -> str:

@@ -21,11 +21,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from tests.support.clouds import gce_resources, machines
-from tests.support.clouds.aws import CutSite
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Fault, Faults, Kind
 from tests.support.clouds.gce_api import Gce, Refusal, Task
 from tests.support.clouds.gce_resources import PROJECT, ZONES
-from tests.support.clouds.sites import Answer, Answering
+from tests.support.clouds.sites import Answer, Answering, CutSite
 
 BOOT_SECONDS = 0.1
 ACCOUNT = f"node@{PROJECT}.iam.gserviceaccount.com"

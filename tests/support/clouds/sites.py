@@ -6,8 +6,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
+from twisted.protocols.policies import WrappingFactory
 from twisted.web.resource import Resource
-from twisted.web.server import NOT_DONE_YET
+from twisted.web.server import NOT_DONE_YET, Site
 
 Answer = tuple[Any, ...]
 """Status, body, and headers as pairs."""
@@ -37,7 +39,7 @@ class Answering(Resource):
             request.setResponseCode(status)
             request.setHeader("Content-Type", self._content_type)
             for name, value in headers:
-                request.setHeader(name, value)
+                request.responseHeaders.addRawHeader(name, value)
             request.write(body)
             request.finish()
 
@@ -46,3 +48,19 @@ class Answering(Resource):
 
         Deferred.fromCoroutine(answer()).addBoth(done)
         return NOT_DONE_YET
+
+
+class CutSite(WrappingFactory):
+    """A site whose connections can be cut."""
+
+    def __init__(self, resource: Resource) -> None:
+        super().__init__(Site(resource, timeout=None))
+
+    async def cut(self) -> None:
+        """End every connection."""
+        from twisted.internet import reactor
+
+        while self.protocols:
+            for protocol in list(self.protocols):
+                protocol.transport.abortConnection()
+            await deferLater(reactor, 0.01)

@@ -26,13 +26,11 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 from twisted.web.client import Agent, FileBodyProducer, HTTPConnectionPool, readBody
 from twisted.web.http_headers import Headers
-from twisted.web.resource import Resource
-from twisted.web.server import NOT_DONE_YET
 
 from infranetes.providers.cloud.vsphere.specs import IDENTITY
 from tests.support.clouds import machines, vcsim
-from tests.support.clouds.aws import CutSite
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Fault, Faults, Kind
+from tests.support.clouds.sites import Answer, Answering, CutSite
 from tests.support.clouds.slow_clones import SlowClones
 from tests.support.clouds.tls import certificate
 
@@ -83,7 +81,7 @@ class VsphereWorld:
         self._booting: list[Deferred[None]] = []
         self._stopped = False
         self.slow_clones = SlowClones(_envelope)
-        self._site = CutSite(_Proxy(self))
+        self._site = CutSite(Answering(self._answer, "text/xml; charset=utf-8"))
         self.vcsim = vcsim.shared()
         self.folder = f"test-{secrets.token_hex(4)}"
         self.faults = Faults()
@@ -175,6 +173,10 @@ class VsphereWorld:
         return [one for one in self.requests if one["Action"] == action]
 
     # ---- The way of a call
+
+    async def _answer(self, request: Any) -> Answer:
+        status, body, headers = await self.call(request.content.read(), request.requestHeaders)
+        return (status, body, *headers)
 
     async def call(self, body: bytes, headers: Headers) -> tuple[int, bytes, list[tuple[str, str]]]:
         """What vcsim answers. :raise ConnectionError: nothing, the connection breaks."""
@@ -331,36 +333,6 @@ def _parameters(body: str) -> dict[str, str]:
 def _reconfigure(vm: str, spec: str) -> bytes:
     this = f'<_this type="VirtualMachine">{vm}</_this>'
     return _envelope(f'<ReconfigVM_Task xmlns="urn:vim25">{this}{spec}</ReconfigVM_Task>')
-
-
-class _Proxy(Resource):
-    isLeaf = True
-
-    def __init__(self, world: VsphereWorld) -> None:
-        super().__init__()
-        self._world = world
-
-    def render(self, request: Any) -> Any:
-        gone: list[bool] = []
-        request.notifyFinish().addErrback(lambda _: gone.append(True))
-
-        def answer(outcome: Any) -> None:
-            if gone:
-                return
-            if not isinstance(outcome, tuple):
-                request.transport.abortConnection()
-                return
-            status, body, headers = outcome
-            request.setResponseCode(status)
-            request.setHeader("Content-Type", "text/xml; charset=utf-8")
-            for name, value in headers:
-                request.responseHeaders.addRawHeader(name, value)
-            request.write(body)
-            request.finish()
-
-        called = self._world.call(request.content.read(), request.requestHeaders)
-        Deferred.fromCoroutine(called).addBoth(answer)
-        return NOT_DONE_YET
 
 
 def _refusal(fault: Fault) -> tuple[int, bytes] | None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-import time
-from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, gatherResults
 from twisted.trial.unittest import TestCase
 
-from infranetes.providers.interface import Instance, InstanceSpec, InstanceState
+from infranetes.providers.interface import Instance, InstanceState
 from infranetes_common import vmserver
 from infranetes_common.errors import (
     DeadlineExceeded,
@@ -19,6 +16,7 @@ from infranetes_common.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from tests.infranetes.providers.cloud.lives import Lives
 from tests.infranetes.providers.cloud.vsphere_case import VsphereCase
 from tests.support.clouds import vcsim
 from tests.support.clouds.faults import NEVER, NO_AGENT, Kind
@@ -26,37 +24,7 @@ from tests.support.clouds.vsphere import LIST
 from txgrpc import GrpcError
 
 
-class FaultCase(VsphereCase):
-    async def life(self, provider: Any, spec: InstanceSpec | None = None) -> None:
-        """A VM from its launch to its end, as the node makes its calls: again when that is worth it."""
-        spec = spec or self.spec()
-        launched = await self.again(lambda: provider.launch(spec))
-        instance = await self.again(lambda: provider.wait_running(launched.id, self.boot_timeout))
-        self.assertEqual((instance.state, instance.token), (InstanceState.RUNNING, spec.token))
-        self.assertEqual((await self.agent_info(instance)).sandbox_id, spec.sandbox_id)
-        await self.again(lambda: provider.destroy(instance.id))
-
-    async def again(self, call: Any) -> Any:
-        """Until it does not fail with `Unavailable`, as long as a circuit that opened may stay so."""
-        until = time.monotonic() + 60.0
-        while True:
-            try:
-                return await self.within(call())
-            except Unavailable:
-                if time.monotonic() > until:
-                    raise
-                await self.sleep(0.1)
-
-    async def lives(self, count: int) -> None:
-        """Some VMs, side by side, after which there is nothing."""
-        provider = await self.started()
-        await gatherResults(
-            [Deferred.fromCoroutine(self.life(provider)) for _ in range(count)], consumeErrors=True
-        )
-        self.assertEqual(await self.again(provider.list), [])
-        self.world.faults.clear()
-        self.assertEqual(self.world.holdings(), [])
-
+class FaultCase(Lives, VsphereCase):
     def forget_sessions(self) -> None:
         """vCenter ends all sessions but the test's own."""
         manager = self.world.vcsim.content.sessionManager

@@ -1,23 +1,28 @@
-"""The ground of tests of the daemon with pods on a simulated EC2."""
+"""The ground of tests of the daemon with pods on a simulated cloud."""
 
 from __future__ import annotations
 
 import secrets
+from typing import Any, ClassVar
 
 from tests.infranetes.daemon.case import DaemonCase, reactor
-from tests.support.clouds.aws import AwsWorld
 
 
-class AwsDaemonCase(DaemonCase):
-    """A world for each test, in which nothing is left when it is over."""
+class CloudDaemonCase(DaemonCase):
+    """A world for each test, in which nothing is left when it is over.
+
+    :cvar provider: the provider's name. :cvar make_world: its simulated cloud's class.
+    """
 
     timeout = 300
+    provider: ClassVar[str]
+    make_world: ClassVar[Any]
 
     def setUp(self) -> None:
         super().setUp()
-        self.world = AwsWorld(reactor, self.root / "machines")
+        self.world = self.make_world(reactor, self.root / "machines")
         self.world.start()
-        self.config.update(provider="aws", providers={"aws": self.world.table()})
+        self.config.update(provider=self.provider, providers={self.provider: self.world.table()})
         self.config["cluster"] = f"test-{secrets.token_hex(4)}"
         self.config["times"] = {"sweep": 1.0}
 
