@@ -25,6 +25,7 @@ BENCHES = {
     "lives": ("bench.lives", "200 pods' lives under a daemon that is killed again and again"),
     "density": ("bench.density", "lists, memory and recovery with 1,000 simulated pods"),
     "conformance": ("bench.conformance", "critest's benchmarks beside containerd (QEMU)"),
+    "streams": ("bench.streams", "exec and port-forward beside containerd, and the daemon's memory (QEMU)"),
     "rpc": ("bench.rpc", "txgrpc against grpcio"),
 }
 DEFAULT_JSON = Path("build/bench.json")

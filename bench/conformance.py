@@ -29,20 +29,8 @@ _NEEDS = {
 
 
 async def run(reactor: Any, report: Report, samples: int = SAMPLES) -> None:
-    for program, how in _NEEDS.items():
-        if shutil.which(program) is None:
-            raise Missing(f"{program} is missing: {how}")
-    with tempfile.TemporaryDirectory() as directory:
-        figures = Path(directory, "figures.json")
-        command = [sys.executable, "-m", "tests.interop.critest", "--benchmark", str(samples)]
-        command += ["--beside", "containerd", "--json", str(figures), "--template-dir", str(TEMPLATES)]
-        say(f"  critest -benchmark, {samples} samples of each call and runtime")
-        out, err, code = await getProcessOutputAndValue(
-            command[0], command[1:], env=os.environ, path=str(ROOT), reactor=reactor
-        )
-        if code:
-            raise RuntimeError(f"critest -benchmark: {(out + err).decode(errors='replace')[-1500:]}")
-        taken = json.loads(figures.read_text())
+    say(f"  critest -benchmark, {samples} samples of each call and runtime")
+    taken = await beside_containerd(reactor, "--benchmark", str(samples))
     ours, theirs = taken["infranetes"], taken["containerd"]
     for name, seconds in ours.items():
         median, other = statistics.median(seconds), statistics.median(theirs[name])
@@ -50,3 +38,22 @@ async def run(reactor: Any, report: Report, samples: int = SAMPLES) -> None:
         report.add("conformance", f"{name} median", median * 1000, "ms", note=note)
         report.add("conformance", f"{name} of containerd median", other * 1000, "ms", note=note)
         report.add("conformance", f"{name} beside containerd", median / other, "x")
+
+
+async def beside_containerd(reactor: Any, *words: str) -> Any:
+    """The JSON of `tests.interop.critest` with those flags, of Infranetes and of containerd.
+
+    :raise Missing: what it takes is not installed."""
+    for program, how in _NEEDS.items():
+        if shutil.which(program) is None:
+            raise Missing(f"{program} is missing: {how}")
+    with tempfile.TemporaryDirectory() as directory:
+        figures = Path(directory, "figures.json")
+        command = [sys.executable, "-m", "tests.interop.critest", *words]
+        command += ["--beside", "containerd", "--json", str(figures), "--template-dir", str(TEMPLATES)]
+        out, err, code = await getProcessOutputAndValue(
+            command[0], command[1:], env=os.environ, path=str(ROOT), reactor=reactor
+        )
+        if code:
+            raise RuntimeError(f"critest {words[0]}: {(out + err).decode(errors='replace')[-1500:]}")
+        return json.loads(figures.read_text())

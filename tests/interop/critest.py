@@ -20,12 +20,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+import attrs
+
 from tests.infranetes.daemon.case import ROOT
 from tests.interop.critest_benchmark import NoFigures, measure
 from tests.interop.critest_images import fetch, images
 from tests.interop.critest_report import document, expectations, judge, line, strangers, summary
 from tests.interop.critest_runtimes import Containerd, Infranetes, NotReady, Runtime, removed
 from tests.interop.critest_specs import PASSED, SKIPPED, Outcome, Runner, listed
+from tests.interop.critest_streams import SECONDS as STREAM_SECONDS
+from tests.interop.critest_streams import Figures
+from tests.interop.critest_streams import measure as measure_streams
 from tests.support.registry import Registry
 
 CACHE = ROOT / "build" / "conformance"
@@ -42,6 +47,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--beside", choices=["containerd"], help="run them against this one too")
     parser.add_argument("--only", action="store_true", help="run them against that one alone; judge nothing")
     parser.add_argument("--benchmark", type=int, default=0, metavar="N", help="N samples of each benchmark")
+    parser.add_argument("--streams", type=int, default=0, metavar="MIB", help="measure streams of that size")
     parser.add_argument("--parallel", type=int, default=2, metavar="N", help="specs at a time (%(default)s)")
     parser.add_argument("--json", default="", metavar="FILE", help="write all outcomes there")
     parser.add_argument("--once", action="store_true", help="don't run again what fails unexpectedly")
@@ -120,6 +126,8 @@ class Judge:
                 registry.push(name, tag, image)
             if self.given.benchmark:
                 return self.measured(registry)
+            if self.given.streams:
+                return self.streamed(registry)
             return self.told({each.name: self.against(each, registry) for each in self.runtimes()})
 
     def runtimes(self) -> list[Runtime]:
@@ -145,6 +153,28 @@ class Judge:
                 say(f"{runtime.name} {name}: median {statistics.median(taken) * 1000:.1f} ms of {len(taken)}")
         if self.given.json:
             Path(self.given.json).write_text(json.dumps(figures))
+        return 0
+
+    def streamed(self, registry: Registry) -> int:
+        """Streams in place of specs; the exit code."""
+        figures: dict[str, Figures] = {}
+        left = STREAM_SECONDS
+        for runtime in self.runtimes():
+            with contextlib.ExitStack() as stack:
+                stack.callback(runtime.end)
+                runtime.start(registry)
+                begun = time.monotonic()
+                directory = self.root / f"{runtime.name}-streams"
+                taken = measure_streams(runtime, directory, self.given.streams, begun + left)
+                left -= time.monotonic() - begun
+            figures[runtime.name] = taken
+            for name, rate in taken.rates.items():
+                say(f"{runtime.name} {name}: {rate:.1f} MB/s")
+            before, peak = taken.before_mib, taken.peak_mib
+            say(f"{runtime.name} resident: {before:.0f} MiB before, {peak:.0f} MiB at most")
+        if self.given.json:
+            found = {name: attrs.asdict(taken) for name, taken in figures.items()}
+            Path(self.given.json).write_text(json.dumps(found))
         return 0
 
     def against(self, runtime: Runtime, registry: Registry) -> list[Outcome]:

@@ -18,7 +18,7 @@ _OTHER = "Image|from scratch"  # benchmarks that have other things in them
 
 
 class NoFigures(Exception):
-    """critest did not measure; the message has the end of what it said."""
+    """Something could not be measured; the message has the end of what was said."""
 
 
 def measure(runtime: Runtime, directory: Path, samples: int) -> dict[str, list[float]]:

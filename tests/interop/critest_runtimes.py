@@ -62,6 +62,12 @@ class Runtime:
     def endpoint(self) -> str:
         return f"unix://{self.socket}"
 
+    @property
+    def pid(self) -> int:
+        """Of its process, which has been started."""
+        assert self._process is not None
+        return self._process.pid
+
     def command(self, registry: Registry) -> tuple[list[str], Mapping[str, str]]:
         """Writes the configuration; what to run, and what is added to its environment."""
         raise NotImplementedError
@@ -99,11 +105,13 @@ class Runtime:
         conditions = json.loads(done.stdout)["status"]["conditions"]
         return bool(conditions) and all(each["status"] for each in conditions)
 
+    def crictl_command(self, *words: str) -> list[str]:
+        endpoints = ("--runtime-endpoint", self.endpoint, "--image-endpoint", self.endpoint)
+        return [str(TOOLS / "crictl"), "--config", os.devnull, *endpoints, "--timeout", "60s", *words]
+
     def crictl(self, *words: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         """`timeout`: seconds."""
-        endpoints = ("--runtime-endpoint", self.endpoint, "--image-endpoint", self.endpoint)
-        command = [str(TOOLS / "crictl"), "--config", os.devnull, *endpoints, "--timeout", "60s", *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+        return subprocess.run(self.crictl_command(*words), capture_output=True, text=True, timeout=timeout)
 
     def end(self) -> None:
         """End every pod, then the process. Twice is once."""

@@ -1,0 +1,24 @@
+"""Streams by crictl: exec and port-forward beside Debian's containerd, and the daemon's memory meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.conformance import beside_containerd
+from bench.figures import Report, say
+
+MIB = 100
+
+
+async def run(reactor: Any, report: Report, mib: int = MIB) -> None:
+    say(f"  {mib} MiB through each stream and runtime")
+    taken = await beside_containerd(reactor, "--streams", str(mib))
+    ours, theirs = taken["infranetes"], taken["containerd"]
+    note = f"{mib} MiB, once, by crictl; without the start of the command or connection"
+    for name, rate in ours["rates"].items():
+        other = theirs["rates"][name]
+        report.add("streams", name, rate, "MB/s", note=note)
+        report.add("streams", f"{name}, of containerd", other, "MB/s", note=note)
+        report.add("streams", f"{name}, beside containerd", rate / other, "x", note="more is faster")
+    report.add("streams", "daemon before the streams", ours["before_mib"], "MiB", note="resident")
+    report.add("streams", "daemon during the streams, peak", ours["peak_mib"], "MiB", note="resident")
