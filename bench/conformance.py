@@ -23,6 +23,7 @@ _NEEDS = {
     "containerd": "apt-get install containerd",
     "runc": "apt-get install runc",
     "/usr/lib/cni/bridge": "apt-get install containernetworking-plugins",
+    "iptables": "apt-get install iptables",
     "gcc": "apt-get install gcc libc6-dev",
     "docker-registry": "apt-get install docker-registry",
 }
