@@ -19,6 +19,6 @@ async def run(reactor: Any, report: Report, mib: int = MIB) -> None:
         other = theirs["rates"][name]
         report.add("streams", name, rate, "MB/s", note=note)
         report.add("streams", f"{name}, of containerd", other, "MB/s", note=note)
-        report.add("streams", f"{name}, beside containerd", rate / other, "x", note="more is faster")
+        report.add("streams", f"{name}, as a part of containerd's", 100 * rate / other, "%")
     report.add("streams", "daemon before the streams", ours["before_mib"], "MiB", note="resident")
     report.add("streams", "daemon during the streams, peak", ours["peak_mib"], "MiB", note="resident")
