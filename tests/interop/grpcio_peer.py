@@ -84,8 +84,19 @@ async def stream_status(channel: Any) -> Any:
         await failure(method(channel, "Count")(Note(number=3, text="after three"))),
         await failure(method(channel, "Missing")(Note())),
         await failure(channel.unary_unary("/no.Such/Service")(b"")),
-        await failure(method(channel, "Sum")([Note(number=1), Note(text="enough")] * 100)),
+        await early_end(channel),
     ]
+
+
+async def early_end(channel: Any) -> dict[str, Any]:
+    """The status of a call that ends while there is more to be said. grpcio's client makes one up when it
+    writes before it has heard of the end, with its own server too: then the same again."""
+    seen: dict[str, Any] = {}
+    for _ in range(20):
+        seen = await failure(method(channel, "Sum")([Note(number=1), Note(text="enough")] * 100))
+        if seen["message"] != "Internal error from Core":
+            break
+    return seen
 
 
 async def large(channel: Any) -> Any:

@@ -60,7 +60,8 @@ class GrpcioClientTests(unittest.TestCase):
     async def test_status_of_streams_and_missing_methods(self) -> None:
         """A stream ends with its status; what is not offered is UNIMPLEMENTED."""
         seen = await self.run_scenario("stream_status")
-        self.assertEqual([s["code"] for s in seen], ["ABORTED", "UNIMPLEMENTED", "UNIMPLEMENTED", "ABORTED"])
+        codes = [each["code"] for each in seen]
+        self.assertEqual(codes, ["ABORTED", "UNIMPLEMENTED", "UNIMPLEMENTED", "ABORTED"], str(seen))
         self.assertIn("does not offer Missing", seen[1]["message"])
 
     @coroutine

@@ -254,6 +254,9 @@ class BlockedTests(TestCase):
             self.assertIn("service docker", str(caught.exception))
         await engine.close()
         self.assertEqual(engine._under_way, set())
+        with self.assertRaises(Unavailable) as late:
+            await engine.call("GET", "/info")
+        self.assertIn("about to end", str(late.exception))
 
     async def test_a_cancelled_call_is_cancelled(self) -> None:
         from twisted.internet.defer import CancelledError

@@ -239,13 +239,15 @@ class Engine:
         self._pool = HTTPConnectionPool(reactor, persistent=True)
         self._pool.maxPersistentPerHost = 4
         self._under_way: set[Deferred[Any]] = set()
+        self._closed = False
         self._agent = Agent.usingEndpointFactory(reactor, _OneSocket(reactor, socket), self._pool)
 
     def close(self) -> Deferred[None]:
-        """End calls that are under way and close every connection. Twice is once."""
+        """End calls that are under way and close every connection; later calls are refused. Twice is once."""
         return Deferred.fromCoroutine(self._close())
 
     async def _close(self) -> None:
+        self._closed = True
         for call in list(self._under_way):
             call.cancel()
         await deferLater(self._reactor, 0, lambda: None)  # connections end in the next turn
@@ -312,6 +314,9 @@ class Engine:
         return await self._agent.request(method.encode(), uri.encode(), headers, body)
 
     async def _within(self, seconds: float, work: Any, what: str) -> Any:
+        if self._closed:
+            work.close()
+            raise Unavailable(f"the agent is about to end: Docker's engine is not asked to {what}")
         deferred: Deferred[Any] = Deferred.fromCoroutine(_cancellable(work))
         if seconds:
             deferred.addTimeout(seconds, self._reactor)
