@@ -100,6 +100,20 @@ class BlockingByChance(TestCase):
         return deferLater(reactor, 0, time.sleep, seconds)
 
 
+class Unsteady(SynchronousTestCase):
+    """Fails as often as `FAILURES` says, one byte of that file for each; beside a hundred that pass."""
+
+    def test_it(self) -> None:
+        left = Path(os.environ["FAILURES"])
+        failures = left.read_bytes()
+        left.write_bytes(failures[1:])
+        self.assertEqual(failures, b"", "not steady")
+
+
+for number in range(100):
+    setattr(Unsteady, f"test_{number}_of_many", lambda self: None)
+
+
 class Innocent(TestCase):
     """None of them fails."""
 
