@@ -21,7 +21,9 @@ from tests.support.oci import busybox
 from tests.vmserver.containers.test_docker import DockerCase
 from vmserver.containers.docker.engine import Engine
 from vmserver.containers.docker.execs import Demultiplexer
+from vmserver.containers.docker.kernel import KernelLog
 from vmserver.containers.docker.provider import DockerConfig, DockerProvider
+from vmserver.containers.docker.security import NAME_PREFIX
 
 reactor: Any = _reactor
 
@@ -107,6 +109,13 @@ class IsolationTests(DockerCase, TestCase):
         )
         state = await self.ended(id)
         self.assertEqual((state.exit_code, state.reason), (137, "OOMKilled"))
+        engine = Engine(reactor, self._engine.socket)
+        self.addCleanup(engine.close)
+        found = await engine.call("GET", f"/containers/{NAME_PREFIX}{id}/json")
+        found["State"]["OOMKilled"] = False  # as Docker has it where it hears of the end first
+        kernel = KernelLog(reactor)
+        self.addCleanup(kernel.close)
+        self.assertTrue((await kernel.corrected(found))["State"]["OOMKilled"])
 
     async def test_limits_are_the_kernels(self) -> None:
         limits = cri.LinuxContainerResources(memory_limit_in_bytes=32 << 20)

@@ -35,6 +35,7 @@ from vmserver.containers.docker.engine import CALL_SECONDS, ByteStream, Engine, 
 from vmserver.containers.docker.execs import exec_sync
 from vmserver.containers.docker.image_volumes import ImageVolumes
 from vmserver.containers.docker.images import Images
+from vmserver.containers.docker.kernel import KernelLog
 from vmserver.containers.docker.limits import Limits, overlay
 from vmserver.containers.docker.security import NAME_PREFIX, apparmor_profile
 from vmserver.containers.docker.sessions import attach_session, exec_session
@@ -91,6 +92,7 @@ class DockerProvider:
         self._image_volumes = ImageVolumes(reactor, self._engine, run_dir / self.name / "images")
         self._profiles = Profiles(reactor)
         self._usages = Usages(reactor)
+        self._kernel = KernelLog(reactor)
         self._view: dict[str, _Known] = {}
         self._limits = Limits(run_dir / self.name / "limits")
         self._locks: dict[str, DeferredLock] = {}  # one look at a container at a time
@@ -124,6 +126,7 @@ class DockerProvider:
         following, self._following = self._following, None
         if following is not None:
             following.cancel()
+        self._kernel.close()
         return self._engine.close()
 
     def watch(self, changed: Callable[[Any], None], removed: Callable[[str], None]) -> None:
@@ -193,7 +196,7 @@ class DockerProvider:
                     raise error.translated(f"looking at container {id}") from error
                 self._gone(id)
                 return None
-            return self._seen(id, found, asked)
+            return self._seen(id, await self._kernel.corrected(found), asked)
         finally:
             lock.release()
             if id not in self._view and not lock.locked and not lock.waiting:
