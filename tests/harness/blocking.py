@@ -5,7 +5,8 @@ callback. It stands still while the thread
 
 - waits for a processor that others have (`run_delay` in Linux' Documentation/scheduler/sched-stats:
   the second field of schedstat, nanoseconds),
-- collects garbage: a test process has a heap of its own making,
+- waits for garbage to be collected, by whichever thread: all wait then, and a test process has a heap of its
+  own making,
 - runs the test's own methods and clean-ups.
 
 Sleeping, waiting for a lock or a disk, and computing all count. When that is over the limit, what the
@@ -141,8 +142,6 @@ class Guard:
             self._elsewhere += self.clock() - started
 
     def _on_gc(self, phase: str, _info: dict[str, int]) -> None:
-        if threading.get_ident() != self._reactor_thread:
-            return
         if phase == "start":
             self._gc_started = self.clock()
         else:

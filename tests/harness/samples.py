@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import subprocess
@@ -147,6 +148,13 @@ class Innocent(TestCase):
 
     async def test_thread_sleeps(self) -> None:
         await threads.deferToThread(time.sleep, 0.2)
+
+    async def test_another_thread_collects_garbage(self) -> None:
+        heap: list[list[int]] = [[] for _ in range(3_000_000)]
+        collecting = threads.deferToThread(gc.collect)
+        times = [await deferLater(reactor, 0, product["compute"], 0.03) for _ in range(10)]
+        await collecting
+        self.assertGreater(max(times), 0.06, f"{len(heap)} objects were collected too soon to prove anything")
 
     async def test_other_processes_have_the_processor(self) -> None:
         own = os.sched_getaffinity(0)
