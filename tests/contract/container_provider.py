@@ -370,11 +370,12 @@ class LifecycleContract(ContainerProviderCase):
     async def test_another_agent_finds_every_container_as_it_was(self) -> None:
         made = await self.create("sleep", "600")
         running = await self.run_container("sleep", "600")
-        over = await self.run_container("sh", "-c", "exit 4")
+        over = await self.run_container("sh", "-c", "sleep 0.3; exit 4")
         await self.ended(over)
         before = {state.id: state for state in await self.provider.containers()}
         self.assertEqual(before.keys(), {made, running, over})
         provider = await self.restarted()
+        self.maxDiff = None
         self.assertEqual({state.id: state for state in await provider.containers()}, before)
         again = await provider.create(
             made, self.image_id, cri.ContainerConfig(command=["sleep", "600"]), cri.PodSandboxConfig()

@@ -10,6 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes_common import cri
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from vmserver.containers.docker import cgroups
+from vmserver.containers.docker.kept import Kept
 from vmserver.containers.docker.limits import Limits
 
 PID = 42
@@ -110,3 +111,14 @@ class KeptTests(SynchronousTestCase):
         (directory / "c2").mkdir()
         self.assertRaises(FailedPrecondition, again.put, "c2", limits(cpu_shares=1))
         self.assertIsNone(again.of("c2"))
+
+    def test_what_is_only_remembered_goes_with_the_agent(self) -> None:
+        directory = Path(self.mktemp()) / "users"
+        kept = Kept(directory, cri.ContainerUser)
+        user = cri.ContainerUser(linux=cri.LinuxContainerUser(uid=7))
+        kept.put("c1", user)
+        kept.remember("c2", user)
+        self.assertEqual((kept.of("c2"), kept.ids()), (user, {"c1", "c2"}))
+        again = Kept(directory, cri.ContainerUser)
+        again.load()
+        self.assertEqual((again.of("c1"), again.ids()), (user, {"c1"}))

@@ -8,48 +8,29 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
 from infranetes_common import cri
 from infranetes_common.errors import FailedPrecondition
+from vmserver.containers.docker.kept import Kept
 
 
-class Limits:
-    """:param directory: one small file for each container; made when first needed."""
+class Limits(Kept):
+    """LinuxContainerResources by container; None where nothing was changed.
+
+    :param directory: one small file for each container; made when first needed."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._known: dict[str, Any] = {}
-
-    def load(self) -> None:
-        """Take up what an earlier agent kept."""
-        for path in self._directory.glob("*"):
-            try:
-                self._known[path.name] = cri.LinuxContainerResources.FromString(path.read_bytes())
-            except (OSError, DecodeError):
-                continue
-
-    def of(self, id: str) -> Any:
-        """LinuxContainerResources, or None: nothing was changed."""
-        return self._known.get(id)
+        super().__init__(directory, cri.LinuxContainerResources)
 
     def put(self, id: str, later: Any) -> None:
         """Put `later` over what is kept. :raise FailedPrecondition: it can't be kept."""
         limits = cri.LinuxContainerResources()
-        if id in self._known:
-            limits.CopyFrom(self._known[id])
+        if (before := self.of(id)) is not None:
+            limits.CopyFrom(before)
         overlay(limits, later)
         try:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (self._directory / id).write_bytes(limits.SerializeToString())
+            super().put(id, limits)
         except OSError as error:
             raise FailedPrecondition(f"the limits of container {id} can't be kept: {error}") from error
-        self._known[id] = limits
-
-    def drop(self, id: str) -> None:
-        """Its container is gone. Unknown: nothing to do."""
-        if self._known.pop(id, None) is not None:
-            (self._directory / id).unlink(missing_ok=True)
 
 
 _FIELDS = ("cpu_period", "cpu_quota", "cpu_shares", "memory_limit_in_bytes", "memory_swap_limit_in_bytes",

@@ -35,6 +35,7 @@ from vmserver.containers.docker.engine import CALL_SECONDS, ByteStream, Engine, 
 from vmserver.containers.docker.execs import exec_sync
 from vmserver.containers.docker.image_volumes import ImageVolumes
 from vmserver.containers.docker.images import Images
+from vmserver.containers.docker.kept import Kept
 from vmserver.containers.docker.kernel import KernelLog
 from vmserver.containers.docker.limits import Limits, overlay
 from vmserver.containers.docker.security import NAME_PREFIX, apparmor_profile
@@ -95,6 +96,8 @@ class DockerProvider:
         self._kernel = KernelLog(reactor)
         self._view: dict[str, _Known] = {}
         self._limits = Limits(run_dir / self.name / "limits")
+        # Of first processes, also of those that have ended.
+        self._users = Kept(run_dir / self.name / "users", cri.ContainerUser)
         self._locks: dict[str, DeferredLock] = {}  # one look at a container at a time
         self._making: dict[str, DeferredLock] = {}  # one creation of an id at a time
         self._watchers: list[tuple[Callable[[Any], None], Callable[[str], None]]] = []
@@ -110,6 +113,7 @@ class DockerProvider:
         if self._following is not None:
             return
         self._limits.load()
+        self._users.load()
         first: Deferred[None] = Deferred()
         self._following = Deferred.fromCoroutine(self._follow(first))
         try:
@@ -180,7 +184,8 @@ class DockerProvider:
             "GET", "/containers/json", {"all": "1", "filters": {"label": [LABEL_ID]}}
         )
         ids = {container["Labels"][LABEL_ID] for container in found}
-        for id in [*self._view.keys() - ids, *sorted(ids)]:
+        known = self._view.keys() | self._limits.ids() | self._users.ids()
+        for id in [*known - ids, *sorted(ids)]:
             await self._refresh(id)
 
     async def _refresh(self, id: str) -> _Known | None:
@@ -208,19 +213,26 @@ class DockerProvider:
         if (changed := self._limits.of(id)) is not None:
             overlay(state.resources, changed)
         if state.pid and (before is None or before.state.pid != state.pid):
-            user = process_user(state.pid)
-            if user is not None:
-                state.user.CopyFrom(user)
-        elif before is not None and before.state.HasField("user"):
-            state.user.CopyFrom(before.state.user)
+            self._keep_user(id, process_user(state.pid))
+        if state.started_at and (user := self._users.of(id)) is not None:
+            state.user.CopyFrom(user)
         known = self._view[id] = _Known(state, found.get("LogPath") or "", Traces.of(found), asked)
         if before is None or before.state != state:
             for tell, _ in self._watchers:
                 tell(state)
         return known
 
+    def _keep_user(self, id: str, user: Any) -> None:
+        if user is not None and user != self._users.of(id):
+            try:
+                self._users.put(id, user)
+            except OSError as error:
+                self._users.remember(id, user)
+                _log.warn("the user of container {container} is not kept: {error}", container=id, error=error)
+
     def _gone(self, id: str) -> None:
         self._limits.drop(id)
+        self._users.drop(id)
         if self._view.pop(id, None) is not None:
             for _, removed in self._watchers:
                 removed(id)
