@@ -12,7 +12,7 @@ from twisted.trial import unittest
 
 from tests.txgrpc.certificates import Authority
 from tests.txgrpc.demo import DEMO, Demo
-from tests.txgrpc.support import Child, coroutine, socket_path
+from tests.txgrpc.support import Child, socket_path
 from txgrpc import Code, Server, Service
 
 PEER = "tests.interop.grpcio_peer"
@@ -23,7 +23,6 @@ class GrpcioClientTests(unittest.TestCase):
 
     timeout = 120
 
-    @coroutine
     async def setUp(self) -> None:
         self.path = socket_path(self)
         self.demo = Demo(reactor)
@@ -35,7 +34,6 @@ class GrpcioClientTests(unittest.TestCase):
     async def run_scenario(self, name: str) -> Any:
         return json.loads(await Child.start(self, reactor, PEER, name, self.path).line())
 
-    @coroutine
     async def test_every_kind_of_call(self) -> None:
         """Unary, both ways of streaming, and a conversation."""
         seen = await self.run_scenario("kinds")
@@ -49,14 +47,12 @@ class GrpcioClientTests(unittest.TestCase):
         }
         self.assertEqual(seen, expected)
 
-    @coroutine
     async def test_every_status(self) -> None:
         """Code, message and trailing metadata of every status arrive as they were raised."""
         for code, seen in zip(list(Code)[1:], await self.run_scenario("statuses"), strict=True):
             self.assertEqual((seen["code"], seen["message"]), (code.name, "grün 100% \n\x7f"))
             self.assertEqual(seen["trailing"]["x-why-bin"], "00ff")
 
-    @coroutine
     async def test_status_of_streams_and_missing_methods(self) -> None:
         """A stream ends with its status; what is not offered is UNIMPLEMENTED."""
         seen = await self.run_scenario("stream_status")
@@ -64,7 +60,6 @@ class GrpcioClientTests(unittest.TestCase):
         self.assertEqual(codes, ["ABORTED", "UNIMPLEMENTED", "UNIMPLEMENTED", "ABORTED"], str(seen))
         self.assertIn("does not offer Missing", seen[1]["message"])
 
-    @coroutine
     async def test_large_messages(self) -> None:
         """Megabytes arrive whole; a message over the limit fails its call and no other."""
         seen = await self.run_scenario("large")
@@ -73,7 +68,6 @@ class GrpcioClientTests(unittest.TestCase):
         self.assertIn("16777216", seen["over"]["message"])
         self.assertEqual(seen["after"], "still here")
 
-    @coroutine
     async def test_metadata(self) -> None:
         """Text and binary metadata come and go unchanged, repeated names in order."""
         expected = [
@@ -84,37 +78,31 @@ class GrpcioClientTests(unittest.TestCase):
         ]
         self.assertEqual(await self.run_scenario("metadata"), expected)
 
-    @coroutine
     async def test_deadlines(self) -> None:
         """Calls whose time is over end on both sides."""
         self.assertEqual(await self.run_scenario("deadlines"), ["DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED", 10])
         self.assertEqual(sorted(self.demo.ended), ["Chat cancelled", "Wait", "Wait cancelled"])
 
-    @coroutine
     async def test_cancellation(self) -> None:
         """A cancelled call cancels its method."""
         seen = await self.run_scenario("cancellation")
         self.assertEqual(seen, {"codes": ["CANCELLED"] * 3, "after": "on"})
         self.assertEqual(sorted(self.demo.ended), ["Chat cancelled", "Count cancelled", "Wait cancelled"])
 
-    @coroutine
     async def test_many_at_once(self) -> None:
         """200 calls at once on one connection."""
         self.assertEqual(await self.run_scenario("many"), {"unary": True, "streams": True})
 
-    @coroutine
     async def test_compression_is_declined(self) -> None:
         """A compressed call is told what is accepted; the client goes on uncompressed."""
         refused, plain = await self.run_scenario("compressed")
         self.assertEqual(refused["code"], "UNIMPLEMENTED")
         self.assertEqual(plain, "plain")
 
-    @coroutine
     async def test_large_headers(self) -> None:
         """Headers over the limit fail their call alone."""
         self.assertEqual(await self.run_scenario("headers"), ["RESOURCE_EXHAUSTED", "on"])
 
-    @coroutine
     async def test_drain(self) -> None:
         """Draining lets the running call end and takes no other."""
         child = Child.start(self, reactor, PEER, "drain", self.path)
@@ -133,7 +121,6 @@ class GrpcioTLSClientTests(unittest.TestCase):
 
     timeout = 120
 
-    @coroutine
     async def test_every_kind_of_call(self) -> None:
         """h2 is negotiated as grpcio demands it, and the client is known by its certificate."""
         authority, demo = Authority("the CA"), Demo(reactor)

@@ -12,7 +12,7 @@ from twisted.internet.task import deferLater
 from twisted.trial import unittest
 
 from tests.txgrpc.demo import DEMO, Note
-from tests.txgrpc.support import Child, coroutine, drain_iterator, socket_path, status_of
+from tests.txgrpc.support import Child, drain_iterator, socket_path, status_of
 from txgrpc import Channel, Code, Limits
 
 PEER = "tests.interop.grpcio_peer"
@@ -23,7 +23,6 @@ class GrpcioServerTests(unittest.TestCase):
 
     timeout = 120
 
-    @coroutine
     async def setUp(self) -> None:
         path = socket_path(self)
         self.peer = Child.start(self, reactor, PEER, "server", path)
@@ -34,7 +33,6 @@ class GrpcioServerTests(unittest.TestCase):
         self.addCleanup(self.channel.close)
         self.stub = self.channel.stub(DEMO)
 
-    @coroutine
     async def test_every_kind_of_call(self) -> None:
         """Unary, both ways of streaming, and a conversation."""
         self.assertEqual((await self.stub.Echo(Note(text="hello"))).text, "hello")
@@ -48,7 +46,6 @@ class GrpcioServerTests(unittest.TestCase):
         await chat.done_sending()
         self.assertEqual(await drain_iterator(chat), [])
 
-    @coroutine
     async def test_every_status(self) -> None:
         """Code, message and trailing metadata arrive as they were raised."""
         for code in list(Code)[1:]:
@@ -56,7 +53,6 @@ class GrpcioServerTests(unittest.TestCase):
             self.assertEqual((error.code, error.message), (code, "grün 100% \n\x7f"))
             self.assertIn(("x-why-bin", b"\0\xff"), error.metadata)
 
-    @coroutine
     async def test_status_of_streams_and_missing_methods(self) -> None:
         """The responses before the status are had before it."""
         call = self.stub.Count(Note(number=3, text="after three"))
@@ -68,7 +64,6 @@ class GrpcioServerTests(unittest.TestCase):
         self.assertEqual(numbers, [0, 1, 2])
         self.assertEqual((await status_of(self.stub.Missing(Note()))).code, Code.UNIMPLEMENTED)
 
-    @coroutine
     async def test_server_ends_an_upload_early(self) -> None:
         """The status of a call whose requests were not all taken; its iterable is closed."""
         closed = []
@@ -84,7 +79,6 @@ class GrpcioServerTests(unittest.TestCase):
         error = await status_of(self.stub.Sum(endless(), timeout=30))
         self.assertEqual((error.code, closed), (Code.ABORTED, [True]))
 
-    @coroutine
     async def test_large_messages(self) -> None:
         """Megabytes arrive whole; a message over our limit fails its call and no other."""
         blob = os.urandom(4_000_000)
@@ -97,7 +91,6 @@ class GrpcioServerTests(unittest.TestCase):
         self.assertEqual(error.code, Code.RESOURCE_EXHAUSTED)
         self.assertEqual((await self.stub.Echo(Note(text="still here"))).text, "still here")
 
-    @coroutine
     async def test_metadata(self) -> None:
         """Text and binary metadata come and go unchanged, repeated names in order."""
         sent = [("x-text", "a b, c"), ("x-text", "two"), ("x-raw-bin", bytes(range(256))), ("x-raw-bin", b"")]
@@ -108,7 +101,6 @@ class GrpcioServerTests(unittest.TestCase):
         await drain_iterator(call)
         self.assertEqual(call.trailing_metadata, ())
 
-    @coroutine
     async def test_deadlines(self) -> None:
         """The server learns the deadline, and a call whose time is over ends."""
         remaining = await self.stub.Wait(Note(number=1), timeout=30)
@@ -118,7 +110,6 @@ class GrpcioServerTests(unittest.TestCase):
         await chat.send(Note(text="x"))
         self.assertEqual((await status_of(drain_iterator(chat))).code, Code.DEADLINE_EXCEEDED)
 
-    @coroutine
     async def test_cancellation(self) -> None:
         """Cancelling a Deferred or a stream ends the call on the server; the channel serves on."""
         wait = self.stub.Wait(Note())
@@ -137,7 +128,6 @@ class GrpcioServerTests(unittest.TestCase):
             await deferLater(reactor, 0.02, lambda: None)
         self.assertEqual(cancelled, "Count")
 
-    @coroutine
     async def test_many_at_once(self) -> None:
         """200 calls at once on one connection."""
         notes = await gatherResults(
@@ -145,7 +135,6 @@ class GrpcioServerTests(unittest.TestCase):
         )
         self.assertEqual([note.text for note in notes], [str(n) for n in range(200)])
 
-    @coroutine
     async def test_server_stops(self) -> None:
         """A server that drains lets the running call end; later calls can't connect."""
         running = self.stub.Wait(Note(number=500, text="finished"), timeout=30)

@@ -1,13 +1,11 @@
-"""What the tests of txgrpc share: coroutine tests, short socket paths, child processes."""
+"""What the tests of txgrpc share: short socket paths, child processes."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +17,6 @@ from twisted.python.failure import Failure
 from txgrpc import GrpcError
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def coroutine(method: Callable[[Any], Any]) -> Callable[[Any], Deferred[None]]:
-    """A trial method that is a coroutine, on every Twisted."""
-
-    @functools.wraps(method)
-    def run(self: Any) -> Deferred[None]:
-        return Deferred.fromCoroutine(method(self))
-
-    return run
 
 
 def socket_path(case: Any) -> str:

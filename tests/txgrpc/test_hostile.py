@@ -29,7 +29,7 @@ from twisted.internet.task import deferLater
 from twisted.trial import unittest
 
 from tests.txgrpc.demo import DEMO, Demo, Note
-from tests.txgrpc.support import coroutine, drain_iterator, socket_path, status_of
+from tests.txgrpc.support import drain_iterator, socket_path, status_of
 from txgrpc import Channel, Code, Limits, Server, Service
 from txgrpc.framing import frame
 
@@ -107,7 +107,6 @@ class HostileClientTests(unittest.TestCase):
 
     timeout = 60
 
-    @coroutine
     async def setUp(self) -> None:
         self.path = socket_path(self)
         self.demo = Demo(reactor)
@@ -153,7 +152,6 @@ class HostileClientTests(unittest.TestCase):
                 return found
             await deferLater(reactor, 0.01, lambda: None)
 
-    @coroutine
     async def test_not_http2(self) -> None:
         """Other protocols are cut off at once."""
         for data in (
@@ -166,7 +164,6 @@ class HostileClientTests(unittest.TestCase):
             peer.send(data)
             await self.cut_off(peer)
 
-    @coroutine
     async def test_silence(self) -> None:
         """Who connects and says nothing, or only half of the beginning, is cut off in time."""
         peers = [await self.raw(begin=False) for _ in range(3)]
@@ -175,7 +172,6 @@ class HostileClientTests(unittest.TestCase):
         for peer in peers:
             await self.cut_off(peer)
 
-    @coroutine
     async def test_rapid_reset(self) -> None:
         """Calls begun and reset over and over are stopped (CVE-2023-44487)."""
         peer = await self.raw()
@@ -184,7 +180,6 @@ class HostileClientTests(unittest.TestCase):
         await self.cut_off(peer, 11)
         self.assertLess(len(self.demo.calls), 2000)
 
-    @coroutine
     async def test_provoked_resets(self) -> None:
         """Calls spoilt so that we reset them are counted too (CVE-2025-8671)."""
         peer = await self.raw()
@@ -193,7 +188,6 @@ class HostileClientTests(unittest.TestCase):
             peer.send(*[WindowUpdateFrame(n, window_increment=2**31 - 1)] * 2)
         await self.cut_off(peer, 11)
 
-    @coroutine
     async def test_broken_messages(self) -> None:
         """Calls with a broken message over and over are stopped."""
         peer = await self.raw()
@@ -206,7 +200,6 @@ class HostileClientTests(unittest.TestCase):
         self.assertTrue(peer.lost.called)
         await self.cut_off(peer, 11)
 
-    @coroutine
     async def test_floods(self) -> None:
         """Frames that cost the sender nothing are counted, whatever their kind."""
         unknown = b"\0\0\0\x55\0\0\0\0\0"
@@ -225,7 +218,6 @@ class HostileClientTests(unittest.TestCase):
             await self.cut_off(peer, 11)
             self.assertIn(name.replace("unknown", "needless").encode(), peer.goaway()[1])
 
-    @coroutine
     async def test_unread_answers(self) -> None:
         """Who floods and does not read holds no more memory than the bound."""
         peer = await self.raw()
@@ -237,7 +229,6 @@ class HostileClientTests(unittest.TestCase):
         peer.send(b"\xff" * 100)
         await peer.lost
 
-    @coroutine
     async def test_header_bomb(self) -> None:
         """A small block that unpacks to megabytes of headers is refused while it unpacks."""
         peer = await self.raw()
@@ -247,7 +238,6 @@ class HostileClientTests(unittest.TestCase):
         peer.send(HeadersFrame(1, fields + block + indexed * 12000, flags=["END_HEADERS"]))
         await self.cut_off(peer, 11)
 
-    @coroutine
     async def test_continuation_flood(self) -> None:
         """A header block without an end is not collected for ever."""
         peer = await self.raw()
@@ -256,14 +246,12 @@ class HostileClientTests(unittest.TestCase):
             peer.send(ContinuationFrame(1, b"x" * 1000))
         await self.cut_off(peer, 1)
 
-    @coroutine
     async def test_oversized_frame(self) -> None:
         """A frame larger than allowed is refused by its header; its body is not waited for."""
         peer = await self.raw()
         peer.send((2**24 - 1).to_bytes(3, "big") + b"\0\0\0\0\0\1")
         await self.cut_off(peer, 6)
 
-    @coroutine
     async def test_broken_frames(self) -> None:
         """What HTTP/2 does not allow ends the connection."""
         for frames in (
@@ -279,7 +267,6 @@ class HostileClientTests(unittest.TestCase):
             peer.send(*frames)
             await self.cut_off(peer)
 
-    @coroutine
     async def test_window_is_enforced(self) -> None:
         """Who sends more than its window is cut off."""
         peer = await self.raw()
@@ -288,7 +275,6 @@ class HostileClientTests(unittest.TestCase):
             peer.send(DataFrame(1, frame(b"x" * 16000)))
         await self.cut_off(peer, 3)
 
-    @coroutine
     async def test_http_errors(self) -> None:
         """Requests that are not gRPC get an HTTP status; the connection stays."""
         peer = await self.raw()
@@ -301,7 +287,6 @@ class HostileClientTests(unittest.TestCase):
         statuses = {f.stream_id: dict(decoder.decode(f.data))[":status"] for f in found}
         self.assertEqual(statuses, {1: "415", 3: "405", 5: "415", 7: "415"})
 
-    @coroutine
     async def test_broken_calls(self) -> None:
         """Calls that break gRPC's rules get a status; the connection stays."""
         calls: dict[int, tuple[Code, list[Any]]] = {}
@@ -346,7 +331,6 @@ class HostileClientTests(unittest.TestCase):
             await deferLater(reactor, 0.01, lambda: None)
         self.assertEqual(found, expected)
 
-    @coroutine
     async def test_garbage(self) -> None:
         """Noise after a proper beginning."""
         for _ in range(50):
@@ -354,7 +338,6 @@ class HostileClientTests(unittest.TestCase):
             peer.send(peer.headers(1), os.urandom(2000), b"\xff" * 20_000)
             await self.cut_off(peer)
 
-    @coroutine
     async def test_connection_lost_in_the_middle(self) -> None:
         """Who leaves in the middle of anything leaves nothing behind."""
         for cut in range(0, 300, 7):
@@ -394,7 +377,6 @@ class HostileServerTests(unittest.TestCase):
         flags = ["END_HEADERS", "END_STREAM"] if end else ["END_HEADERS"]
         return bytes(HeadersFrame(1, Encoder().encode(list(fields)), flags=flags).serialize())
 
-    @coroutine
     async def test_answers(self) -> None:
         """What is not a gRPC response, by what it is."""
         ok, grpc = (":status", "200"), ("content-type", "application/grpc")

@@ -15,23 +15,11 @@ from tests.txgrpc.demo import DEMO, Demo, Note
 from txgrpc import Channel, Code, GrpcError, Server, Service
 
 
-def coroutine_test(method: Any) -> Any:
-    """A trial test that is a coroutine, on every Twisted."""
-
-    def run(self: Any) -> Deferred[None]:
-        return Deferred.fromCoroutine(method(self))
-
-    run.__name__ = method.__name__
-    run.__doc__ = method.__doc__
-    return run
-
-
 class UnixSocketTests(unittest.TestCase):
     """All four kinds of call over a unix socket."""
 
     timeout = 60
 
-    @coroutine_test
     async def setUp(self) -> None:
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
@@ -55,24 +43,20 @@ class UnixSocketTests(unittest.TestCase):
             return error
         self.fail("the call succeeded")
 
-    @coroutine_test
     async def test_unary(self) -> None:
         """One request, one response."""
         self.assertEqual(await self.stub.Echo(Note(text="hello"), timeout=5), Note(text="hello"))
 
-    @coroutine_test
     async def test_large(self) -> None:
         """Messages far larger than a window arrive whole in both directions."""
         blob = os.urandom(5_000_000)
         self.assertEqual((await self.stub.Echo(Note(blob=blob), timeout=50)).blob, blob)
 
-    @coroutine_test
     async def test_server_streaming(self) -> None:
         """Responses come in order and end with the status."""
         numbers = [note.number async for note in self.stub.Count(Note(number=100))]
         self.assertEqual(numbers, list(range(100)))
 
-    @coroutine_test
     async def test_large_stream(self) -> None:
         """A stream larger than any buffer arrives whole."""
         size = 0
@@ -80,7 +64,6 @@ class UnixSocketTests(unittest.TestCase):
             size += len(note.blob)
         self.assertEqual(size, 10_000_000)
 
-    @coroutine_test
     async def test_client_streaming(self) -> None:
         """Requests come from a plain iterable or an async generator."""
         self.assertEqual((await self.stub.Sum(Note(number=n) for n in range(5))).number, 10)
@@ -91,7 +74,6 @@ class UnixSocketTests(unittest.TestCase):
 
         self.assertEqual((await self.stub.Sum(numbers())).number, 1999000)
 
-    @coroutine_test
     async def test_bidirectional(self) -> None:
         """Both sides talk in turn."""
         chat = self.stub.Chat(timeout=5)
@@ -101,7 +83,6 @@ class UnixSocketTests(unittest.TestCase):
         await chat.done_sending()
         self.assertEqual([note async for note in chat], [])
 
-    @coroutine_test
     async def test_statuses(self) -> None:
         """Every status arrives with its message and metadata."""
         for code in list(Code)[1:]:
@@ -115,7 +96,6 @@ class UnixSocketTests(unittest.TestCase):
         self.assertNotIn("secret", error.message)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
-    @coroutine_test
     async def test_deadline(self) -> None:
         """A call whose time is over ends on both sides."""
         error = await self.status_of(self.stub.Wait(Note(), timeout=0.05))

@@ -13,7 +13,7 @@ from twisted.trial import unittest
 
 from tests.txgrpc.certificates import Authority
 from tests.txgrpc.demo import DEMO, Demo, Note
-from tests.txgrpc.support import coroutine, status_of
+from tests.txgrpc.support import status_of
 from tests.txgrpc.test_hostile import PREFACE, Raw
 from txgrpc import Channel, Code, Limits, Server, Service
 
@@ -23,7 +23,6 @@ class TLSTests(unittest.TestCase):
 
     timeout = 60
 
-    @coroutine
     async def setUp(self) -> None:
         self.authority = Authority("the CA")
         self.demo = Demo(reactor)
@@ -43,7 +42,6 @@ class TLSTests(unittest.TestCase):
         self.addCleanup(channel.close)
         return channel
 
-    @coroutine
     async def test_both_sides_know_each_other(self) -> None:
         """Calls work, h2 is negotiated, and the method sees the client's certificate."""
         channel = self.channel(self.authority.private("client.test"))
@@ -58,7 +56,6 @@ class TLSTests(unittest.TestCase):
         self.assertEqual(total.number, 50)
         self.assertEqual(len([n async for n in stub.Count(Note(number=50, blob=b"x" * 50_000))]), 50)
 
-    @coroutine
     async def test_refusals(self) -> None:
         """A client's certificate by another CA, or none; a server's other name or CA: UNAVAILABLE, and no
         method is called."""
@@ -76,7 +73,6 @@ class TLSTests(unittest.TestCase):
         self.assertEqual(self.demo.calls, [])
         self.assertEqual((await self.channel(mine).stub(DEMO).Echo(Note(text="on"))).text, "on")
 
-    @coroutine
     async def test_not_tls(self) -> None:
         """Plain text, noise and silence are cut off and harm nobody."""
         stub = self.channel(self.authority.private("client.test")).stub(DEMO)
@@ -87,7 +83,6 @@ class TLSTests(unittest.TestCase):
             await peer.lost
         self.assertEqual((await stub.Echo(Note(text="on"))).text, "on")
 
-    @coroutine
     async def test_many_channels(self) -> None:
         """A hundred channels in one process, each with calls of its own."""
         certificate = self.authority.private("client.test")
