@@ -8,8 +8,8 @@ What is done here because moto does not, or does otherwise than EC2:
 - an instance is pending until its machine is started, and its agent listens at its own address:
   the VPC is a part of 127.0.0.0/8, where every address is the loopback interface's;
 - an image that was deregistered boots nothing;
-- an instance of an image that was made with `AwsWorld.machine_image` is the one container of its pod: it has
-  the journal of a real systemd, and switching it off ends the instance.
+- an instance of an image that was made with `AwsWorld.machine_image` is a whole machine, and switching it off
+  ends the instance.
 """
 
 from __future__ import annotations
@@ -28,20 +28,19 @@ from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThread
 from twisted.web.client import Agent, FileBodyProducer, HTTPConnectionPool, readBody
 from twisted.web.http_headers import Headers
-from twisted.web.resource import Resource
 
-from tests.support import systemd
+from infranetes.providers.cloud.interface import SANDBOX
 from tests.support.clouds import machines, moto
 from tests.support.clouds.ec2errors import error, refusal
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Faults, Kind
 from tests.support.clouds.imds import Imds
 from tests.support.clouds.sites import Answer, Answering, CutSite
+from tests.support.clouds.whole import Seen, Whole
 
 IMAGE = "ami-785db401"
 NETWORK = "127.77.0.0/16"
 SUBNETS = (("127.77.0.0/20", "a"), ("127.77.16.0/20", "b"))
 BOOT_SECONDS = 0.1
-OFF_SECONDS = 0.3
 _NAMESPACE = re.compile(rb'xmlns="http://ec2\.amazonaws\.com/doc/[0-9-]+/?"')
 _EC2 = b'xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"'
 _ITEM = re.compile(rb"<instanceId>(i-[0-9a-f]+)</instanceId>")
@@ -66,7 +65,7 @@ class AwsWorld:
     """One test's cloud.
 
     :ivar faults: what goes wrong. :ivar behaviour: how instances behave that are launched from now on.
-    :ivar user_data: what the metadata service has, by address.
+    :ivar user_data: what the metadata service has, by address. :ivar whole: its whole machines.
     """
 
     def __init__(self, reactor: Any, directory: Path) -> None:
@@ -84,14 +83,12 @@ class AwsWorld:
         self.behaviour = NORMAL
         self.user_data: dict[str, bytes] = {}
         self.requests: list[dict[str, str]] = []
-        self.machine_images: list[str] = []
+        self.whole = Whole(reactor, self._switched_off)
         self._deregistered: set[str] = set()
-        self.journal: systemd.Systemd | None = None  # of instances of machine images
         self._imds_site, self._proxy_site = (
             CutSite(Imds(self.user_data)),
             CutSite(Answering(self._answer, "text/xml;charset=UTF-8")),
         )
-        self._switch_site = CutSite(_Switch(self))
         self.urls: list[bytes] = []
 
     def start(self) -> None:
@@ -101,7 +98,7 @@ class AwsWorld:
         self.subnets, self.group = _network(self.ec2)
         self._imds = self._reactor.listenTCP(0, self._imds_site, interface="0.0.0.0")
         self._proxy = self._reactor.listenTCP(0, self._proxy_site, interface="127.0.0.1")
-        self._switch = self._reactor.listenTCP(0, self._switch_site, interface="127.0.0.1")
+        self.whole.start()
         self.endpoint = f"http://127.0.0.1:{self._proxy.getHost().port}"
 
     async def stop(self) -> None:
@@ -112,10 +109,11 @@ class AwsWorld:
         for id in self._vms:
             self._machines.kill(id)
         await deferToThread(self._thd_end_all)
-        for port in (self._imds, self._proxy, self._switch):
+        await self.whole.stop()
+        for port in (self._imds, self._proxy):
             await port.stopListening()
         await self._pool.closeCachedConnections()
-        for site in (self._imds_site, self._proxy_site, self._switch_site):
+        for site in (self._imds_site, self._proxy_site):
             await site.cut()
         shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -152,6 +150,19 @@ class AwsWorld:
         """Ids of the instances that have not ended."""
         return [one["InstanceId"] for one in self.instances()]
 
+    def seen(self) -> list[Seen]:
+        """The same, and what is known of each."""
+        return [
+            Seen(
+                one["InstanceId"],
+                one["ImageId"],
+                one["InstanceType"],
+                next(tag["Value"] for tag in one["Tags"] if tag["Key"] == SANDBOX),
+                one["PrivateIpAddress"],
+            )
+            for one in self.instances()
+        ]
+
     def holdings(self) -> list[str]:
         """All that costs money, in words."""
         found = [f"instance {one['InstanceId']}" for one in self.instances()]
@@ -163,7 +174,7 @@ class AwsWorld:
         left = [one["InstanceId"] for one in self.instances() if one["InstanceId"] in self._vms]
         if left:
             self.ec2.terminate_instances(InstanceIds=left)
-        for image in self.machine_images:
+        for image in self.whole.images:
             self.ec2.deregister_image(ImageId=image)
 
     def end(self, id: str) -> None:
@@ -187,20 +198,17 @@ class AwsWorld:
         """The id of a new image whose instances are whole machines, with `name` (NAME:VERSION) in its tags.
 
         :param tags: others than those that the catalogue goes by, or in place of them."""
-        if self.journal is None:
-            self.journal = await deferToThread(systemd.shared)
         made = {"infranetes": "true", "infranetes.image_name": name, **tags}
         id: str = self.ec2.copy_image(SourceImageId=source, SourceRegion=moto.REGION, Name="machine")[
             "ImageId"
         ]
-        self.machine_images.append(id)
         tagged = [{"Key": key, "Value": value} for key, value in made.items()]
         self.ec2.create_tags(Resources=[id], Tags=tagged)
-        return id
+        return await self.whole.add(id)
 
     def deregister(self, image: str) -> None:
         """Somebody removes an image."""
-        self.machine_images.remove(image)
+        self.whole.images.remove(image)
         self._deregistered.add(image)
         self.ec2.deregister_image(ImageId=image)
 
@@ -298,7 +306,7 @@ class AwsWorld:
         self._machines.run(
             vm.id,
             {
-                **self._containers(vm, directory),
+                **self.whole.containers(vm.image, vm.id, directory),
                 "listen": f"{vm.address}:2475",
                 "run_dir": str(directory),
                 "volumes_dir": str(directory / "volumes"),
@@ -311,30 +319,11 @@ class AwsWorld:
             },
         )
 
-    def _containers(self, vm: _Vm, directory: Path) -> dict[str, Any]:
-        """What the configuration of the instance's agent says of containers."""
-        if vm.image not in self.machine_images:
-            return {"provider": "fake"}
-        assert self.journal is not None
-        off = f"POST /{vm.id} HTTP/1.0\\r\\n\\r\\n"
-        command = f"exec 3<>/dev/tcp/127.0.0.1/{self._switch.getHost().port}; printf '{off}' >&3; cat <&3"
-        machine = {
-            "state_dir": str(directory / "machine"),
-            "journal_dir": str(self.journal.run / "log/journal"),
-            "stop_command": ["bash", "-c", command],
-            "kill_command": ["bash", "-c", command],
-        }
-        return {"provider": "machine", "providers": {"machine": machine}}
-
-    def switched_off(self, id: str) -> None:
-        """An instance switches itself off: it ends, a moment later."""
-
-        def off() -> None:
-            ending = {"Action": "TerminateInstances", "InstanceId.1": id, "Version": "2016-11-15"}
-            Deferred.fromCoroutine(self._forward(ending)).addErrback(lambda _: None)
-            self._machines.kill(id)
-
-        self._timers.append(self._reactor.callLater(OFF_SECONDS, off))
+    def _switched_off(self, id: str) -> None:
+        """An instance that switches itself off ends."""
+        ending = {"Action": "TerminateInstances", "InstanceId.1": id, "Version": "2016-11-15"}
+        Deferred.fromCoroutine(self._forward(ending)).addErrback(lambda _: None)
+        self._machines.kill(id)
 
 
 @lru_cache
@@ -347,20 +336,6 @@ def _network(ec2: Any) -> tuple[tuple[str, ...], str]:
     ]
     group = ec2.create_security_group(GroupName="pods", Description="pods", VpcId=vpc)["GroupId"]
     return tuple(each["SubnetId"] for each in subnets), group
-
-
-class _Switch(Resource):
-    """Where the machine of an instance says that it switches itself off."""
-
-    isLeaf = True
-
-    def __init__(self, world: AwsWorld) -> None:
-        super().__init__()
-        self._world = world
-
-    def render(self, request: Any) -> bytes:
-        self._world.switched_off(request.path.decode().strip("/"))
-        return b""
 
 
 def _key(parameters: dict[str, str]) -> str:

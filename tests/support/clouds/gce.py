@@ -20,11 +20,14 @@ import attrs
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
+from infranetes.providers.cloud.gcp.names import label, value
+from infranetes.providers.cloud.interface import SANDBOX
 from tests.support.clouds import gce_resources, machines
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Fault, Faults, Kind
 from tests.support.clouds.gce_api import Gce, Refusal, Task
 from tests.support.clouds.gce_resources import PROJECT, ZONES
 from tests.support.clouds.sites import Answer, Answering, CutSite
+from tests.support.clouds.whole import Seen, Whole
 
 BOOT_SECONDS = 0.1
 ACCOUNT = f"node@{PROJECT}.iam.gserviceaccount.com"
@@ -45,6 +48,7 @@ class _Vm:
     address: str
     behaviour: str
     identity: bytes
+    image: str
 
 
 class GceWorld:
@@ -52,6 +56,7 @@ class GceWorld:
 
     :ivar faults: what goes wrong. :ivar behaviour: how instances behave that are launched from now on.
     :ivar requests: what was asked, each with its `Action`. :ivar urls: all of them.
+    :ivar whole: its whole machines.
     """
 
     def __init__(self, reactor: Any, directory: Path) -> None:
@@ -66,6 +71,7 @@ class GceWorld:
         self.api.later = lambda work: self._timers.append(reactor.callLater(BOOT_SECONDS, work))
         self.faults = Faults()
         self.behaviour = NORMAL
+        self.whole = Whole(reactor, self._switched_off)
         self.refusal = (
             "ZONE_RESOURCE_POOL_EXHAUSTED",
             "The zone does not have enough resources available to fulfill the request.",
@@ -84,6 +90,7 @@ class GceWorld:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._imds = self._reactor.listenTCP(0, self._sites[1], interface="0.0.0.0")
         self._port = self._reactor.listenTCP(0, self._sites[0], interface="127.0.0.1")
+        self.whole.start()
         self.endpoint = f"http://127.0.0.1:{self._port.getHost().port}"
         self.key_file = self._directory / "key.json"
         private = _key().private_bytes(
@@ -100,6 +107,7 @@ class GceWorld:
                 timer.cancel()
         for name in self._vms:
             self._machines.kill(name)
+        await self.whole.stop()
         await self._imds.stopListening()
         await self._port.stopListening()
         for site in self._sites:
@@ -139,6 +147,23 @@ class GceWorld:
             if one["status"] not in ("TERMINATED", "STOPPING")
         ]
 
+    def seen(self) -> list[Seen]:
+        """The same, and what is known of each."""
+        found = []
+        for id in self.running():
+            zone, _, name = id.partition(".")
+            one = self.api.instances[zone, name]
+            found.append(
+                Seen(
+                    id,
+                    self._vms[name].image,
+                    one["machineType"].rpartition("/")[2],
+                    value(one["labels"][SANDBOX]),
+                    one["networkInterfaces"][0]["networkIP"],
+                )
+            )
+        return found
+
     def holdings(self) -> list[str]:
         """All that costs money, in words."""
         found = [f"instance {zone}.{name}" for zone, name in self.api.instances]
@@ -162,6 +187,19 @@ class GceWorld:
         twin = {**one, "name": f"{name}9", "id": "9", "creationTimestamp": gce_resources.now()}
         twin["networkInterfaces"] = [{"networkIP": "127.78.0.9"}]
         self.api.instances[zone, f"{name}9"] = twin
+
+    async def machine_image(self, name: str) -> str:
+        """The path of a new image of whole machines, with `name` (NAME:VERSION) in its labels."""
+        called, _, version = name.partition(":")
+        labels = {"infranetes-image-name": label(called), "infranetes-image-version": label(version)}
+        image = f"machine-{secrets.token_hex(4)}"
+        self.api.add_image(image, labels={"infranetes": "true", **labels})
+        return await self.whole.add(f"projects/{PROJECT}/global/images/{image}")
+
+    def deregister(self, image: str) -> None:
+        """Somebody removes an image."""
+        self.whole.images.remove(image)
+        del self.api.images[image.rpartition("/")[2]]
 
     # ---- The way of a call
 
@@ -242,7 +280,8 @@ class GceWorld:
         items = {each["key"]: each["value"] for each in one["metadata"]["items"]}
         address = one["networkInterfaces"][0]["networkIP"]
         identity = items["infranetes-identity"].encode()
-        vm = self._vms[one["name"]] = _Vm(one["name"], address, self.behaviour, identity)
+        image = self.bodies[-1]["disks"][0]["initializeParams"]["sourceImage"]
+        vm = self._vms[one["name"]] = _Vm(one["name"], address, self.behaviour, identity, image)
         if self.refused is not None:
             self.api.later(partial(self._refuse, one, task))
         elif vm.behaviour != NEVER:
@@ -264,7 +303,7 @@ class GceWorld:
         self._machines.run(
             vm.name,
             {
-                "provider": "fake",
+                **self.whole.containers(vm.image, f"{task.zone}.{vm.name}", directory),
                 "listen": f"{vm.address}:2475",
                 "run_dir": str(directory),
                 "volumes_dir": str(directory / "volumes"),
@@ -276,6 +315,11 @@ class GceWorld:
                 },
             },
         )
+
+    def _switched_off(self, id: str) -> None:
+        """An instance that switches itself off is stopped, and there until it is deleted."""
+        if id in self.running():
+            self.end(id)
 
 
 def _parameters(method: str, path: str, query: dict[str, str], body: dict[str, Any]) -> dict[str, str]:

@@ -229,6 +229,10 @@ class Gce:
             "disks": int(body["disks"][0]["initializeParams"].get("diskSizeGb", "10")) < 10,
             "tags": not all(_NAME.fullmatch(each) for each in body["tags"].get("items", [])),
         }
+        if wrong.pop("image"):
+            field = "resource.disks[0].initializeParams.sourceImage"
+            words = "The referenced image resource cannot be found."
+            raise Refusal(400, "invalid", f"Invalid value for field '{field}': '{source}'. {words}")
         for field, is_wrong in wrong.items():
             if is_wrong:
                 raise Refusal(400, "invalid", f"Invalid value for field 'resource.{field}'")

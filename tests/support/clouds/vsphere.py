@@ -10,6 +10,7 @@ What is done here because vcsim does not, or does otherwise than vCenter:
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import re
 import secrets
@@ -27,12 +28,16 @@ from twisted.internet.threads import deferToThread
 from twisted.web.client import Agent, FileBodyProducer, HTTPConnectionPool, readBody
 from twisted.web.http_headers import Headers
 
+from infranetes.providers.cloud.interface import SANDBOX
+from infranetes.providers.cloud.vsphere.inventory import IMAGE_NAME
 from infranetes.providers.cloud.vsphere.specs import IDENTITY
 from tests.support.clouds import machines, vcsim
-from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Fault, Faults, Kind
+from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Faults, Kind
 from tests.support.clouds.sites import Answer, Answering, CutSite
 from tests.support.clouds.slow_clones import SlowClones
+from tests.support.clouds.soap import envelope, reconfigure, refusal
 from tests.support.clouds.tls import certificate
+from tests.support.clouds.whole import Seen, Whole
 
 BOOT_SECONDS = 0.1
 LIST = "List"  # what is called so in faults: the one call that asks for the VMs of a folder
@@ -41,18 +46,7 @@ _THIS = re.compile(r"<_this[^>]*>([^<]+)</_this>")
 _TASK = re.compile(r'<returnval[^>]*type="Task"[^>]*>([^<]+)</returnval>')
 _CONFIG = re.compile(r"<config[ >].*?</config>", re.DOTALL)
 _CHANGE = re.compile(r"<deviceChange[ >].*?</deviceChange>", re.DOTALL)
-_NAMESPACES = (
-    'xmlns:soapenv="http://schemas.xmlsoap.org/soap/envelope/" '
-    'xmlns:xsd="http://www.w3.org/2001/XMLSchema" xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance"'
-)
-
-
-def _envelope(body: str) -> bytes:
-    head = f'<?xml version="1.0" encoding="UTF-8"?>\n<soapenv:Envelope {_NAMESPACES}>'
-    return f"{head}<soapenv:Body>{body}</soapenv:Body></soapenv:Envelope>".encode()
-
-
-_EMPTY_LIST = _envelope('<RetrievePropertiesExResponse xmlns="urn:vim25"/>')
+_EMPTY_LIST = envelope('<RetrievePropertiesExResponse xmlns="urn:vim25"/>')
 _addresses = count(10)
 
 
@@ -68,6 +62,7 @@ class VsphereWorld:
 
     :ivar faults: what goes wrong. :ivar behaviour: how VMs behave that are powered on from now on.
     :ivar requests: what was asked for: the method as Action, the object as this, the whole as body.
+    :ivar whole: its whole machines.
     """
 
     def __init__(self, reactor: Any, directory: Path) -> None:
@@ -77,20 +72,23 @@ class VsphereWorld:
         self._pool = HTTPConnectionPool(reactor)
         self._agent = Agent(reactor, pool=self._pool)
         self._vms: dict[str, _Vm] = {}
+        self._images: dict[str, str] = {}  # what VMs were cloned of
         self._stale: dict[str, bytes] = {}
         self._booting: list[Deferred[None]] = []
         self._stopped = False
-        self.slow_clones = SlowClones(_envelope)
+        self.slow_clones = SlowClones(envelope)
         self._site = CutSite(Answering(self._answer, "text/xml; charset=utf-8"))
         self.vcsim = vcsim.shared()
         self.folder = f"test-{secrets.token_hex(4)}"
         self.faults = Faults()
         self.behaviour = NORMAL
+        self.whole = Whole(reactor, self._switched_off)
         self.requests: list[dict[str, str]] = []
 
     def start(self) -> None:
         """Have a folder for VMs, with one for images in it."""
         self._directory.mkdir(mode=0o700, parents=True)
+        self.whole.start()
         self.inventory = self.vcsim.find("vm").CreateFolder(self.folder)
         self.images = self.inventory.CreateFolder("images")
         self.password = self._directory / "password"
@@ -107,6 +105,7 @@ class VsphereWorld:
             await booting
         for id in self._vms:
             self._machines.kill(id)
+        await self.whole.stop()
         await self._port.stopListening()
         await self._pool.closeCachedConnections()
         await self._site.cut()
@@ -149,6 +148,19 @@ class VsphereWorld:
         """Their names."""
         return sorted(vm.name for vm in self.vms())
 
+    def seen(self) -> list[Seen]:
+        """Those that are not switched off for good, and what is known of each."""
+        found = []
+        for vm in self.vms():
+            if vm.runtime.powerState == "poweredOn" or vm._moId not in self._vms:
+                hardware = vm.config.hardware
+                size = f"{hardware.numCPU}cpu-{hardware.memoryMB}mib"
+                sandbox = vcsim.extra_config(vm).get(SANDBOX, "")
+                found.append(
+                    Seen(vm.name, self._images.get(vm._moId, ""), size, sandbox, vm.guest.ipAddress or "")
+                )
+        return found
+
     def holdings(self) -> list[str]:
         """All that costs money, in words."""
         return [f"VM {name}" for name in self.names()]
@@ -162,6 +174,27 @@ class VsphereWorld:
         vm = self.vm(name)
         vcsim.done(vm.PowerOffVM_Task())
         self._machines.kill(self._machine(vm._moId))
+
+    async def machine_image(self, name: str) -> str:
+        """The instance UUID of a new template whose VMs are whole machines, called `name` (NAME:VERSION)."""
+        return await self.whole.add(await deferToThread(self._thd_template, name))
+
+    def _thd_template(self, name: str) -> str:
+        where = vim.vm.RelocateSpec(pool=self.vcsim.find(f"host/{vcsim.POOLS[0]}"))
+        task = self.vcsim.find(f"vm/{vcsim.BARE}").CloneVM_Task(
+            self.images, f"machine-{secrets.token_hex(4)}", vim.vm.CloneSpec(location=where)
+        )
+        vcsim.done(task)
+        made = task.info.result
+        self.vcsim.reconfigure(made, {IMAGE_NAME: name})
+        made.MarkAsTemplate()
+        return str(made.config.instanceUuid)
+
+    def deregister(self, image: str) -> None:
+        """Somebody removes a template."""
+        self.whole.images.remove(image)
+        [template] = [vm for vm in self.images.childEntity if vm.config.instanceUuid == image]
+        vcsim.done(template.Destroy_Task())
 
     def is_erased(self, name: str) -> bool:
         """Whether the agent has erased the identity in guestinfo."""
@@ -183,7 +216,7 @@ class VsphereWorld:
         parameters = _parameters(body.decode())
         self.requests.append(parameters)
         fault = self.faults.befalling(parameters)
-        early = _refusal(fault) if fault is not None else None
+        early = refusal(fault) if fault is not None else None
         if early is not None:
             return (*early, [])
         slow = self.slow_clones.early(parameters["Action"], body)
@@ -239,12 +272,15 @@ class VsphereWorld:
         task = _TASK.search(answer)
         if action == "CloneVM_Task" and task is not None:
             config = _CONFIG.search(parameters["body"])
+            source = await deferToThread(self._thd_uuid, parameters["this"])
             made = await deferToThread(self._thd_made, task[1])
+            if made:
+                self._images[made] = source
             if config is not None and made:
                 spec = (
                     _CHANGE.sub("", config[0]).replace("<config", "<spec", 1)[: -len("</config>")] + "</spec>"
                 )
-                await self._forward(_reconfigure(made, spec), headers)
+                await self._forward(reconfigure(made, spec), headers)
         elif action == "PowerOnVM_Task" and this not in self._vms and self.behaviour != NEVER:
             number = next(_addresses)
             self._vms[this] = vm = _Vm(this, self.behaviour, f"127.78.{number >> 8 & 255}.{number & 255}")
@@ -260,6 +296,13 @@ class VsphereWorld:
         except AssertionError:
             return ""
         return str(task.info.result._moId)
+
+    def _thd_uuid(self, id: str) -> str:
+        """A template's instance UUID; "": it is not there."""
+        try:
+            return str(vim.VirtualMachine(id, self.inventory._stub).config.instanceUuid)
+        except vmodl.fault.ManagedObjectNotFound:
+            return ""
 
     # ---- Machines
 
@@ -277,7 +320,7 @@ class VsphereWorld:
         self._machines.run(
             self._machine(vm.id),
             {
-                "provider": "fake",
+                **self.whole.containers(self._images.get(vm.id, ""), vm.id, directory),
                 "listen": f"{vm.address}:2475",
                 "run_dir": str(directory / "run"),
                 "volumes_dir": str(directory / "volumes"),
@@ -285,6 +328,15 @@ class VsphereWorld:
                 "identity": {"source": "vsphere", "apply": False, "vmtoolsd": str(tools)},
             },
         )
+
+    def _switched_off(self, id: str) -> None:
+        """A VM that switches itself off is there until it is destroyed."""
+        self._machines.kill(self._machine(id))
+        self._booting.append(deferToThread(self._thd_off, id))
+
+    def _thd_off(self, id: str) -> None:
+        with contextlib.suppress(vmodl.fault.ManagedObjectNotFound, AssertionError):  # somebody was first
+            vcsim.done(vim.VirtualMachine(id, self.inventory._stub).PowerOffVM_Task())
 
     def _thd_boot(self, vm: _Vm) -> str:
         """VMware Tools come up and tell the address; what is in guestinfo. "": it is gone meanwhile."""
@@ -328,35 +380,3 @@ def _parameters(body: str) -> dict[str, str]:
     if name == "RetrievePropertiesEx" and "childEntity" in body:
         name = LIST
     return {"Action": name, "this": unescape(this[1]) if this is not None else "", "body": body}
-
-
-def _reconfigure(vm: str, spec: str) -> bytes:
-    this = f'<_this type="VirtualMachine">{vm}</_this>'
-    return _envelope(f'<ReconfigVM_Task xmlns="urn:vim25">{this}{spec}</ReconfigVM_Task>')
-
-
-def _refusal(fault: Fault) -> tuple[int, bytes] | None:
-    """The answer of a cloud that did nothing."""
-    if fault.kind is Kind.THROTTLE:
-        return 429, b"Too Many Requests"
-    if fault.kind is Kind.ERROR:
-        return 503, b"Service Unavailable"
-    name = {
-        Kind.QUOTA: "NotEnoughLicenses",
-        Kind.CAPACITY: "InsufficientResourcesFault",
-        Kind.UNKNOWN: "ManagedObjectNotFound",
-        Kind.REVOKED: "NotAuthenticated",
-    }.get(fault.kind)
-    return (500, _fault(name)) if name is not None else None
-
-
-def _fault(name: str) -> bytes:
-    inner = {
-        "ManagedObjectNotFound": '<obj type="VirtualMachine">vm-0</obj>',
-        "NotAuthenticated": '<object type="Folder">f-0</object><privilegeId>System.View</privilegeId>',
-    }.get(name, "")
-    detail = f'<{name}Fault xmlns="urn:vim25" xsi:type="{name}">{inner}</{name}Fault>'
-    return _envelope(
-        f"<soapenv:Fault><faultcode>ServerFaultCode</faultcode><faultstring>the test's {name}</faultstring>"
-        f"<detail>{detail}</detail></soapenv:Fault>"
-    )

@@ -1,0 +1,22 @@
+"""Pods whose image is the VM on a simulated Compute Engine, through the CRI of a daemon that is a process."""
+
+from __future__ import annotations
+
+from tests.infranetes.daemon.cloud import CloudDaemonCase
+from tests.infranetes.daemon.machine_pods import MachinePods
+from tests.support.clouds.gce import GceWorld
+
+
+class GcpMachineTests(MachinePods, CloudDaemonCase):
+    """Images by their labels; an instance that switches itself off is there, stopped, until it is deleted."""
+
+    provider = "gcp"
+    make_world = GceWorld
+    size = "e2-small"
+    looked_for = (
+        "infranetes=true",
+        "infranetes-image-name=web",
+        "infranetes-image-version=9",
+        "test-project",
+        "europe-west1",
+    )

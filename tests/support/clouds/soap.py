@@ -1,0 +1,49 @@
+"""The words of SOAP that a simulated vCenter adds to vcsim's."""
+
+from __future__ import annotations
+
+from tests.support.clouds.faults import Fault, Kind
+
+_NAMESPACES = (
+    'xmlns:soapenv="http://schemas.xmlsoap.org/soap/envelope/" '
+    'xmlns:xsd="http://www.w3.org/2001/XMLSchema" xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance"'
+)
+
+
+def envelope(body: str) -> bytes:
+    """A whole answer or request."""
+    head = f'<?xml version="1.0" encoding="UTF-8"?>\n<soapenv:Envelope {_NAMESPACES}>'
+    return f"{head}<soapenv:Body>{body}</soapenv:Body></soapenv:Envelope>".encode()
+
+
+def reconfigure(vm: str, spec: str) -> bytes:
+    """A request that changes a VM."""
+    this = f'<_this type="VirtualMachine">{vm}</_this>'
+    return envelope(f'<ReconfigVM_Task xmlns="urn:vim25">{this}{spec}</ReconfigVM_Task>')
+
+
+def refusal(fault: Fault) -> tuple[int, bytes] | None:
+    """The answer of a cloud that did nothing."""
+    if fault.kind is Kind.THROTTLE:
+        return 429, b"Too Many Requests"
+    if fault.kind is Kind.ERROR:
+        return 503, b"Service Unavailable"
+    name = {
+        Kind.QUOTA: "NotEnoughLicenses",
+        Kind.CAPACITY: "InsufficientResourcesFault",
+        Kind.UNKNOWN: "ManagedObjectNotFound",
+        Kind.REVOKED: "NotAuthenticated",
+    }.get(fault.kind)
+    return (500, _fault(name)) if name is not None else None
+
+
+def _fault(name: str) -> bytes:
+    inner = {
+        "ManagedObjectNotFound": '<obj type="VirtualMachine">vm-0</obj>',
+        "NotAuthenticated": '<object type="Folder">f-0</object><privilegeId>System.View</privilegeId>',
+    }.get(name, "")
+    detail = f'<{name}Fault xmlns="urn:vim25" xsi:type="{name}">{inner}</{name}Fault>'
+    return envelope(
+        f"<soapenv:Fault><faultcode>ServerFaultCode</faultcode><faultstring>the test's {name}</faultstring>"
+        f"<detail>{detail}</detail></soapenv:Fault>"
+    )
