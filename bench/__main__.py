@@ -1,4 +1,4 @@
-"""Takes the figures: ``python -m bench [NAME...] [--json FILE]``; without a NAME, all benches.
+"""Takes the figures: ``python -m bench [NAME[:CHOICE]...] [--json FILE]``; without a NAME, all benches.
 
 The table goes to standard output, progress to standard error. Missed targets do not change the exit
 code: figures are looked at, not asserted. A bench whose parts are missing is named under the table; one
@@ -28,6 +28,7 @@ BENCHES = {
     "streams": ("bench.streams", "exec and port-forward beside containerd, and the daemon's memory (QEMU)"),
     "rpc": ("bench.rpc", "txgrpc against grpcio"),
 }
+CHOICES = {"lives": ("aws", "gcp", "vsphere", "clouds")}  # of a bench, in place of what it always does
 DEFAULT_JSON = Path("build/bench.json")
 
 
@@ -35,10 +36,12 @@ async def _run(reactor: Any, names: list[str], json: Path) -> None:
     report = Report()
     failed = False
     for name in names:
-        module, words = BENCHES[name]
+        bench, _, choice = name.partition(":")
+        module, words = BENCHES[bench]
         say(f"{name}: {words}")
         try:
-            await importlib.import_module(module).run(reactor, report)
+            chosen = [choice] if choice else []
+            await importlib.import_module(module).run(reactor, report, *chosen)
         except Missing as missing:
             report.missing[name] = f"not run: {missing}"
         except Exception as error:
@@ -52,14 +55,19 @@ async def _run(reactor: Any, names: list[str], json: Path) -> None:
         raise SystemExit(1)
 
 
+def _all_names() -> list[str]:
+    """Benches, and with `:` behind what of each may be chosen."""
+    return [*BENCHES, *(f"{bench}:{each}" for bench, choices in CHOICES.items() for each in choices)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHES), default=[])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(_all_names()), default=[])
     parser.add_argument("--json", type=Path, default=DEFAULT_JSON, metavar="FILE")
     given = parser.parse_args()
-    unknown = sorted({*given.names} - {*BENCHES})
+    unknown = sorted({*given.names} - {*_all_names()})
     if unknown:
-        parser.error(f"no bench is called {', '.join(unknown)}; there are {', '.join(BENCHES)}")
+        parser.error(f"no bench is called {', '.join(unknown)}; there are {', '.join(_all_names())}")
     names = given.names or [*BENCHES]
     react(lambda reactor: Deferred.fromCoroutine(_run(reactor, names, given.json)))
 

@@ -2,26 +2,24 @@
 
 Each pod's life is what a kubelet asks: run, a container created, started, stopped and removed, the pod
 stopped and removed; a step whose daemon dies is asked of the next one. The daemon ends itself around a
-write to its store, another one each time. While it is down every VM has to have a record, and in the
-end nothing may be left; the sweep is put off for so long that it hides nothing.
+write to its store, another one each time. While it is down every VM, address and disk has to have a
+record, and in the end nothing may be left; the sweep is put off for so long that it hides nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import random
+import secrets
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +33,12 @@ from infranetes.control import SOCKET as CONTROL_SOCKET
 from infranetes.pods.store import FILE
 from infranetes_common import control, cri
 from tests.infranetes.daemon.case import ROOT, images, toml
+from tests.support.grounds import Make, simulated
 from txgrpc import Channel, Code, GrpcError
 
 READY_SECONDS = 60.0
 STEP_SECONDS = 60.0
+END_SECONDS = 20.0  # of what a cloud still has to end when the last pod is gone
 PASSING = (Code.UNAVAILABLE, Code.CANCELLED, Code.DEADLINE_EXCEEDED)
 
 
@@ -49,7 +49,7 @@ class Outcome:
     pods: int = 0  # whose whole life was lived
     kills: int = 0
     killed_at: Counter[str] = attrs.field(factory=Counter)  # by the write at which it was
-    leaked: list[str] = attrs.field(factory=list)  # VMs without a record, records without an end
+    leaked: list[str] = attrs.field(factory=list)  # what costs money without a record, records without an end
     lost: list[str] = attrs.field(factory=list)  # pods, and what went wrong with them
     seconds: float = 0.0
 
@@ -59,6 +59,7 @@ class Lifecycles:
 
     :param pods: lives, `width` at a time. :param every: writes between two kills, at the most.
     :param pool: VMs that wait for pods. :param seconds: no life begins after that, and no daemon is killed.
+    :param ground: what they are lived on.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Lifecycles:
         pool: int = 0,
         seconds: float = 1e9,
         seed: int = 1,
+        ground: Make = simulated,
     ) -> None:
         self._reactor = reactor
         self._names = iter(range(pods))
@@ -79,6 +81,7 @@ class Lifecycles:
         self._seconds = seconds
         self._random = random.Random(seed)  # noqa: S311
         self.root = Path(tempfile.mkdtemp(prefix="inf-"))
+        self._ground = ground(reactor, self.root)
         self.outcome = Outcome()
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
@@ -93,14 +96,11 @@ class Lifecycles:
 
     async def run(self) -> Outcome:
         """Live all lives; nothing is left running."""
-        begun = self._begun = time.monotonic()
-        made = await images()
-        self._reference = made.reference
-        (self.root / "state").mkdir()
-        shutil.copytree(made.path, self.root / "state" / "images")
-        (self.root / "infranetes.toml").write_text(self._configuration())
-        supervisor = Deferred.fromCoroutine(self._supervise())
+        self._ground.start()
+        self._begun = time.monotonic()
         try:
+            await self._prepare()
+            supervisor = Deferred.fromCoroutine(self._supervise())
             workers = [Deferred.fromCoroutine(self._live()) for _ in range(self._width)]
             await gatherResults(workers, consumeErrors=True)
             self._done = True
@@ -110,9 +110,18 @@ class Lifecycles:
             self._done = True
             self._end_process()
             await self._disconnect()
-            self._end_farm()
-            self.outcome.seconds = time.monotonic() - begun
+            await self._ground.stop()
+            self.outcome.seconds = time.monotonic() - self._begun
         return self.outcome
+
+    async def _prepare(self) -> None:
+        """What the first daemon starts with."""
+        made = await images()
+        self._reference = made.reference
+        (self.root / "state").mkdir()
+        shutil.copytree(made.path, self.root / "state" / "images")
+        (self.root / "infranetes.toml").write_text(self._configuration())
+        self._begun = time.monotonic()
 
     def clean(self) -> None:
         """Remove the files."""
@@ -124,10 +133,11 @@ class Lifecycles:
                 "socket": str(self._socket),
                 "state_dir": str(self.root / "state"),
                 "run_dir": str(self.root / "run"),
+                "cluster": f"lives-{secrets.token_hex(4)}",
                 "node": "lives",
-                "provider": "simulated",
+                "provider": self._ground.provider,
                 "times": {"sweep": 86400.0},
-                "providers": {"simulated": {"boot_seconds": 0.05, "jitter_seconds": 0.05}},
+                "providers": {self._ground.provider: self._ground.table()},
                 "pool": {"per_minute": 10_000, "parallel": 4},
             }
         )
@@ -152,7 +162,7 @@ class Lifecycles:
                 await deferToThread(self._end_process)
             elif self._process is not None and self._process.returncode == -signal.SIGKILL:
                 self.outcome.kills += 1
-                self.outcome.leaked += await deferToThread(self._strays)
+                self.outcome.leaked += await self._strays()
             else:
                 self.outcome.lost.append(f"a daemon ended by itself:\n{self.log}")
                 self._done = True
@@ -210,15 +220,19 @@ class Lifecycles:
             if self._done or self._late():
                 return
             try:
-                await self._life(f"pod-{number}")
+                await self._life(f"pod-{number}", self._ground.wishes[number % len(self._ground.wishes)])
                 self.outcome.pods += 1
             except Exception as error:
                 self.outcome.lost.append(f"pod-{number}: {type(error).__name__}: {error}")
 
-    async def _life(self, name: str) -> None:
+    async def _life(self, name: str, annotations: Mapping[str, str]) -> None:
         metadata = cri.PodSandboxMetadata(name=name, uid=name, namespace="lives")
         config = cri.PodSandboxConfig(
-            metadata=metadata, hostname=name, labels={"name": name}, log_directory=str(self.root / "logs")
+            metadata=metadata,
+            hostname=name,
+            labels={"name": name},
+            annotations=annotations,
+            log_directory=str(self.root / "logs"),
         )
         selector = cri.PodSandboxFilter(label_selector={"name": name})
         box = cri.ContainerConfig(
@@ -301,14 +315,13 @@ class Lifecycles:
             self.outcome.leaked.append("a VM has two records")
         return set(tokens)
 
-    def _strays(self) -> list[str]:
-        """VMs without a record, while no daemon runs."""
+    async def _strays(self) -> list[str]:
+        """VMs, addresses and disks without a record, while no daemon runs."""
         if not (self.root / "state" / FILE).exists():
             return []
-        known = self._tokens()
-        return [
-            f"VM {vm['id']} has no record" for vm in self._farm("list") if vm["tags"]["token"] not in known
-        ]
+        known = await deferToThread(self._tokens)
+        held = await self._ground.held()
+        return [f"{words} has no record" for words, token in held.items() if token not in known]
 
     async def _nothing_left(self) -> None:
         await deferToThread(self._spawn, "after", 0)
@@ -318,29 +331,17 @@ class Lifecycles:
             channel = Channel(self._reactor, UNIXClientEndpoint(self._reactor, path, timeout=5))
             await channel.stub(control.Control).DrainPool(control.DrainPoolRequest(), timeout=STEP_SECONDS)
             await channel.close()
+        until = time.monotonic() + END_SECONDS
+        while await self._ground.held() and time.monotonic() < until:
+            await self._sleep(0.2)
         await deferToThread(self._end_process)
-        self.outcome.leaked += [f"VM {vm['id']} ({vm['state']}) is left" for vm in self._farm("list")]
+        self.outcome.leaked += [f"{words} is left" for words in await self._ground.held()]
         for table in ("sandboxes", "containers", "logs", "pool"):
             self.outcome.leaked += [f"{table}: {row[:4]} is left" for row in self._rows(table)]
         for line in (self.root / "journal").read_text().splitlines():
             label, _, killed = line.partition(" ")[2].partition(": killed ")
             if killed:
                 self.outcome.killed_at[f"{killed} {label}"] += 1
-
-    def _farm(self, op: str) -> list[Any]:
-        path = self.root / "run" / "simulated" / "farm.sock"
-        if not path.exists():
-            return []
-        with socket.socket(socket.AF_UNIX) as asking:
-            asking.settimeout(30)
-            asking.connect(str(path))
-            asking.sendall(json.dumps({"seq": 1, "op": op}).encode() + b"\n")
-            with asking.makefile("rb") as answers:
-                return list(json.loads(answers.readline()).get("vms", []))
-
-    def _end_farm(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self._farm("stop")
 
     async def _sleep(self, seconds: float) -> None:
         await deferLater(self._reactor, seconds, lambda: None)

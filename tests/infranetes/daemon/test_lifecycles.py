@@ -12,23 +12,46 @@ from infranetes.authority import Authority
 from infranetes_common import cri
 from infranetes_common.identity import Identity
 from tests.infranetes.daemon.case import DaemonCase
+from tests.support.clouds import moto, tls, vcsim
+from tests.support.grounds import GROUNDS
 from tests.support.lifecycles import Lifecycles
 
-SECONDS = 15.0  # plus what is under way then; `python -m bench lives` lives 200
+SECONDS = 15.0  # plus what is under way then; `python -m bench lives` lives 200 on each
 
 
 class LifecycleTests(TestCase):
+    """With a pool that is often empty, so that pods both claim VMs and have their own launched."""
+
     timeout = 600
 
-    async def test_no_vm_leaks_and_no_pod_is_lost(self) -> None:
-        """With a pool that is often empty, so that pods both claim VMs and have their own launched."""
-        lives = Lifecycles(reactor, pods=60, width=4, pool=2, seconds=SECONDS, seed=1)
+    @classmethod
+    def setUpClass(cls) -> None:
+        moto.shared()  # each takes a moment, once
+        vcsim.shared()
+        tls.certificate()
+
+    async def lives(self, ground: str, width: int, pool: int) -> None:
+        """As many as there is time for."""
+        make = GROUNDS[ground]
+        lives = Lifecycles(reactor, pods=60, width=width, pool=pool, seconds=SECONDS, seed=1, ground=make)
         self.addCleanup(lives.clean)
         outcome = await lives.run()
         self.assertEqual(outcome.lost, [], lives.log)
         self.assertEqual(outcome.leaked, [], lives.log)
         self.assertGreater(outcome.pods, 0)
         self.assertGreater(outcome.kills, 0)
+
+    async def test_no_vm_leaks_and_no_pod_is_lost(self) -> None:
+        await self.lives("simulated", width=4, pool=2)
+
+    async def test_no_vm_address_or_disk_leaks_on_aws(self) -> None:
+        await self.lives("aws", width=6, pool=1)
+
+    async def test_no_vm_or_disk_leaks_on_gcp(self) -> None:
+        await self.lives("gcp", width=6, pool=1)
+
+    async def test_no_vm_leaks_on_vsphere(self) -> None:
+        await self.lives("vsphere", width=6, pool=1)
 
 
 class SweepTests(DaemonCase):

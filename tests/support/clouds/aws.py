@@ -29,7 +29,7 @@ from twisted.internet.threads import deferToThread
 from twisted.web.client import Agent, FileBodyProducer, HTTPConnectionPool, readBody
 from twisted.web.http_headers import Headers
 
-from infranetes.providers.cloud.interface import SANDBOX
+from infranetes.providers.cloud.interface import SANDBOX, TOKEN
 from tests.support.clouds import machines, moto
 from tests.support.clouds.ec2errors import error, refusal
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Faults, Kind
@@ -157,17 +157,23 @@ class AwsWorld:
                 one["InstanceId"],
                 one["ImageId"],
                 one["InstanceType"],
-                next(tag["Value"] for tag in one["Tags"] if tag["Key"] == SANDBOX),
+                _tag(one, SANDBOX),
                 one["PrivateIpAddress"],
             )
             for one in self.instances()
         ]
 
+    def held(self) -> dict[str, str]:
+        """All that costs money, in words, and the token that it is tagged with."""
+        found = {f"instance {one['InstanceId']}": one for one in self.instances()}
+        addresses = self.ec2.describe_addresses()["Addresses"]
+        found |= {f"address {one['AllocationId']}": one for one in addresses}
+        found |= {f"disk {one['VolumeId']}": one for one in self.ec2.describe_volumes()["Volumes"]}
+        return {words: _tag(one, TOKEN) for words, one in found.items()}
+
     def holdings(self) -> list[str]:
         """All that costs money, in words."""
-        found = [f"instance {one['InstanceId']}" for one in self.instances()]
-        found += [f"address {one['AllocationId']}" for one in self.ec2.describe_addresses()["Addresses"]]
-        return found + [f"disk {one['VolumeId']}" for one in self.ec2.describe_volumes()["Volumes"]]
+        return list(self.held())
 
     def _thd_end_all(self) -> None:
         """Leave nothing in moto, which tests share, also where one has failed."""
@@ -336,6 +342,11 @@ def _network(ec2: Any) -> tuple[tuple[str, ...], str]:
     ]
     group = ec2.create_security_group(GroupName="pods", Description="pods", VpcId=vpc)["GroupId"]
     return tuple(each["SubnetId"] for each in subnets), group
+
+
+def _tag(resource: dict[str, Any], key: str) -> str:
+    """A tag's value; "": it has none."""
+    return next((str(tag["Value"]) for tag in resource.get("Tags", []) if tag["Key"] == key), "")
 
 
 def _key(parameters: dict[str, str]) -> str:

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from infranetes.providers.cloud.gcp.names import label, value
-from infranetes.providers.cloud.interface import SANDBOX
+from infranetes.providers.cloud.interface import SANDBOX, TOKEN
 from tests.support.clouds import gce_resources, machines
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Fault, Faults, Kind
 from tests.support.clouds.gce_api import Gce, Refusal, Task
@@ -164,11 +164,16 @@ class GceWorld:
             )
         return found
 
+    def held(self) -> dict[str, str]:
+        """All that costs money, in words, and the token that it is tagged with. May be called in a thread."""
+        found = {f"instance {zone}.{name}": one for (zone, name), one in list(self.api.instances.items())}
+        found |= {f"disk {zone}.{name}": one for (zone, name), one in list(self.api.disks.items())}
+        found |= {f"address {name}": one for name, one in list(self.api.addresses.items())}
+        return {words: value(one.get("labels", {}).get(TOKEN, "")) for words, one in found.items()}
+
     def holdings(self) -> list[str]:
         """All that costs money, in words."""
-        found = [f"instance {zone}.{name}" for zone, name in self.api.instances]
-        found += [f"disk {zone}.{name}" for zone, name in self.api.disks]
-        return found + [f"address {name}" for name in self.api.addresses]
+        return list(self.held())
 
     def end(self, id: str) -> None:
         """Somebody else stops an instance."""

@@ -45,6 +45,7 @@ _ACTION = re.compile(r"<(?:\w+:)?Body[^>]*>\s*<(\w+)")
 _THIS = re.compile(r"<_this[^>]*>([^<]+)</_this>")
 _TASK = re.compile(r'<returnval[^>]*type="Task"[^>]*>([^<]+)</returnval>')
 _CONFIG = re.compile(r"<config[ >].*?</config>", re.DOTALL)
+_TOKEN = re.compile(r"-([0-9a-f]{32})-")
 _CHANGE = re.compile(r"<deviceChange[ >].*?</deviceChange>", re.DOTALL)
 _EMPTY_LIST = envelope('<RetrievePropertiesExResponse xmlns="urn:vim25"/>')
 _addresses = count(10)
@@ -161,9 +162,13 @@ class VsphereWorld:
                 )
         return found
 
+    def held(self) -> dict[str, str]:
+        """All that costs money, in words, and the token that it is tagged with, as it is in its name."""
+        return {f"VM {name}": "".join(_TOKEN.findall(name)) for name in self.names()}
+
     def holdings(self) -> list[str]:
         """All that costs money, in words."""
-        return [f"VM {name}" for name in self.names()]
+        return list(self.held())
 
     def vm(self, name: str) -> Any:
         """A VM by its name."""
