@@ -10,6 +10,7 @@ with it, and so do all machines. It has loaded the agent, so a machine is there 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import select
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 ROOT = Path(__file__).resolve().parents[3]
+PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
 class Machines:
@@ -99,6 +101,7 @@ def _start(config: dict[str, Any]) -> int:
     status = 1
     try:
         os.setsid()
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # its containers stay its own, see _kill
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -111,10 +114,27 @@ def _start(config: dict[str, Any]) -> int:
 
 
 def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+    """The machine, and the containers in it."""
+    _signal(pid, signal.SIGSTOP)
+    for each in [pid, *_descendants(pid)]:
+        _signal(each, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, 0)
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _descendants(pid: int) -> list[int]:
+    """Source: proc(5), /proc/PID/task/TID/children."""
+    found = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children") as children:
+                found += [int(child) for child in children.read().split()]
+    return [*found, *(below for child in found for below in _descendants(child))]
 
 
 def _serve(commands: BinaryIO) -> None:
