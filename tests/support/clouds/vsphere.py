@@ -33,6 +33,7 @@ from infranetes.providers.cloud.vsphere.inventory import IMAGE_NAME
 from infranetes.providers.cloud.vsphere.specs import IDENTITY
 from tests.support.clouds import machines, vcsim
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Faults, Kind
+from tests.support.clouds.library import RestWay
 from tests.support.clouds.sites import Answer, Answering, CutSite
 from tests.support.clouds.slow_clones import SlowClones
 from tests.support.clouds.soap import envelope, reconfigure, refusal
@@ -64,6 +65,7 @@ class VsphereWorld:
     :ivar faults: what goes wrong. :ivar behaviour: how VMs behave that are powered on from now on.
     :ivar requests: what was asked for: the method as Action, the object as this, the whole as body.
     :ivar whole: its whole machines.
+    :ivar rest: the way of requests to the REST interface.
     """
 
     def __init__(self, reactor: Any, directory: Path) -> None:
@@ -78,6 +80,7 @@ class VsphereWorld:
         self._booting: list[Deferred[None]] = []
         self._stopped = False
         self.slow_clones = SlowClones(envelope)
+        self.rest = RestWay(self, self._agent)
         self._site = CutSite(Answering(self._answer, "text/xml; charset=utf-8"))
         self.vcsim = vcsim.shared()
         self.folder = f"test-{secrets.token_hex(4)}"
@@ -213,6 +216,8 @@ class VsphereWorld:
     # ---- The way of a call
 
     async def _answer(self, request: Any) -> Answer:
+        if request.uri.startswith(b"/rest/"):
+            return await self.rest.answer(request)
         status, body, headers = await self.call(request.content.read(), request.requestHeaders)
         return (status, body, *headers)
 

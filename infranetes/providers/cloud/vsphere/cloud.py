@@ -22,9 +22,12 @@ from infranetes.providers.cloud.interface import (
     Trouble,
 )
 from infranetes.providers.cloud.vsphere import errors, sizes
+from infranetes.providers.cloud.vsphere.deploys import Deploys
 from infranetes.providers.cloud.vsphere.driver import Driver
 from infranetes.providers.cloud.vsphere.inventory import Inventory
 from infranetes.providers.cloud.vsphere.launches import Launch, Launches, _thd_glance
+from infranetes.providers.cloud.vsphere.library import Library
+from infranetes.providers.cloud.vsphere.rest import Rest
 from infranetes.providers.cloud.vsphere.session import Session
 from infranetes.providers.cloud.vsphere.settings import Settings
 from infranetes.providers.cloud.vsphere.vms import Vms, under_way
@@ -52,6 +55,7 @@ class VsphereCloud:
     def __init__(self, settings: Settings, context: ProviderContext) -> None:
         self._settings = settings
         self._inventory = Inventory(settings)
+        self._deploys = Deploys(settings, self._inventory, self._rest)
         self._launches = Launches()
         self._vms = Vms(context, self._launches, settings.addresses)
         self.offers = sizes.offers()
@@ -84,19 +88,37 @@ class VsphereCloud:
     def _thd_connect(self, timeout: float) -> Driver:
         settings = self._settings
         return Driver(
-            Session(settings.host, settings.username, settings.password_file, settings.ca_file, timeout)
+            Session(settings.host, settings.username, settings.password_file, settings.ca_file, timeout),
+            self._rest(timeout),
         )
+
+    def _rest(self, timeout: float) -> Rest:
+        settings = self._settings
+        return Rest(settings.host, settings.username, settings.password_file, settings.ca_file, timeout)
 
     def _thd_is_current(self, driver: Driver) -> bool:
         return True  # a session goes on with its own password; the next one reads the file anew
 
     def _thd_check(self, driver: Driver) -> str:
         self._inventory._thd_check(driver)
+        if self._settings.content_library:
+            Library(driver.rest)._thd_find(self._settings.content_library)
         return "x86_64"
 
     # ---- The catalogue
 
     def _thd_find_image(self, driver: Driver, name: str, version: str) -> MachineImage:
+        try:
+            return self._inventory._thd_find_image(driver, name, version)
+        except CloudError as lacks:
+            if lacks.trouble is not Trouble.MISSING or not self._settings.content_library:
+                raise
+            try:
+                self._deploys._thd_bring(driver, name, version)
+            except CloudError as error:
+                if error.trouble is not Trouble.MISSING:
+                    raise
+                raise CloudError(Trouble.MISSING, f"{lacks}; {error}") from None
         return self._inventory._thd_find_image(driver, name, version)
 
     def _thd_has_image(self, driver: Driver, id: str) -> bool:

@@ -27,6 +27,7 @@ from pyVmomi import vim, vmodl
 
 from infranetes.providers.cloud.interface import CloudError, Trouble
 from infranetes.providers.cloud.vsphere.errors import said
+from infranetes.providers.cloud.vsphere.rest import Rest
 from infranetes.providers.cloud.vsphere.session import Session
 
 _Collector = vmodl.query.PropertyCollector
@@ -44,10 +45,11 @@ _ENDED = (vim.TaskInfo.State.success, vim.TaskInfo.State.error)
 
 
 class Driver(VSphereNodeDriver):  # type: ignore[misc]
-    """One thread's."""
+    """One thread's. :ivar rest: for what only vCenter's other interface has."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, rest: Rest) -> None:
         self.session = session
+        self.rest = rest
         self.connection = vim.ServiceInstance("ServiceInstance", session)
         self._content: Any = None
 
@@ -201,6 +203,7 @@ class Driver(VSphereNodeDriver):  # type: ignore[misc]
 
     def _thd_close(self) -> None:
         self.session.close()
+        self.rest.close()
 
 
 def _lacking(objects: Iterable[Any]) -> Any:

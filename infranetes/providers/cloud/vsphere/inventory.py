@@ -160,7 +160,7 @@ class Inventory:
         """The newest template of a name and version. :raise CloudError: there is none."""
         if not self._settings.image_folder:
             raise CloudError(Trouble.MISSING, "image_folder in providers.vsphere says where images are")
-        wanted = (f"{name}:{version}", f"{name}-{version}".replace("/", "%2f"))  # as vCenter writes names
+        wanted = image_names(name, version)
         fit = []
         for _, properties in driver.children(self._thd_image_folder(driver), *_IMAGE):
             extra = {each.key: each.value for each in properties.get("config.extraConfig") or []}
@@ -183,6 +183,11 @@ class Inventory:
             return False
         found = driver.children(self._thd_image_folder(driver), "config.instanceUuid", "config.template")
         return any(each.get("config.instanceUuid") == id and each.get("config.template") for _, each in found)
+
+
+def image_names(name: str, version: str) -> tuple[str, str]:
+    """What a template with that name and version may be called: in `IMAGE_NAME`, and as a VM."""
+    return f"{name}:{version}", f"{name}-{version}".replace("/", "%2f")  # as vCenter writes names
 
 
 def _kind(thing: Any) -> str:

@@ -20,8 +20,8 @@ from pyVmomi import SoapStubAdapter, vim
 from infranetes.providers.cloud.interface import CloudError, Trouble
 
 API = "vim.version.version11"  # vSphere 6.5, which all later ones speak too
-_PORT = 443
-_GOODBYE_SECONDS = 2.0
+PORT = 443
+GOODBYE_SECONDS = 2.0
 
 
 class Session(VimSessionOrientedStub):  # type: ignore[misc]
@@ -34,7 +34,7 @@ class Session(VimSessionOrientedStub):  # type: ignore[misc]
     ) -> None:
         name, _, port = host.partition(":")
         stub = SoapStubAdapter(
-            host=name, port=int(port or _PORT), path="/sdk", version=API, sslContext=_context(ca_file)
+            host=name, port=int(port or PORT), path="/sdk", version=API, sslContext=tls_context(ca_file)
         )
         stub.schemeArgs["timeout"] = timeout  # 6.7.1 has no argument for it
         super().__init__(stub, self._log_in)
@@ -70,7 +70,7 @@ class Session(VimSessionOrientedStub):  # type: ignore[misc]
         """End the session, which would count among the vCenter's for half an hour, and the connections."""
         self.soapStub.DropConnections()
         if self.state == self.STATE_AUTHENTICATED:
-            self.soapStub.schemeArgs["timeout"] = _GOODBYE_SECONDS
+            self.soapStub.schemeArgs["timeout"] = GOODBYE_SECONDS
             with contextlib.suppress(Exception):
                 _manager(self.soapStub).Logout()
         self.expired()
@@ -85,7 +85,7 @@ def _manager(stub: Any) -> Any:
     return vim.ServiceInstance("ServiceInstance", stub).RetrieveContent().sessionManager
 
 
-def _context(ca_file: Path | None) -> ssl.SSLContext:
+def tls_context(ca_file: Path | None) -> ssl.SSLContext:
     """Certificates and host names are verified, always."""
     try:
         return ssl.create_default_context(cafile=str(ca_file) if ca_file else None)

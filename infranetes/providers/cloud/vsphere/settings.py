@@ -47,6 +47,11 @@ def _is_network(instance: Any, attribute: Any, value: str) -> None:
         ip_network(value)
 
 
+def _has_image_folder(instance: Any, attribute: Any, value: str) -> None:
+    if value and not instance.image_folder:
+        raise ValueError("it needs image_folder, where its items are deployed")
+
+
 @attrs.frozen(kw_only=True)
 class Settings(CloudSettings):
     """The table `providers.vsphere`. Paths are below the datacenter's folders, as govc shows them."""
@@ -61,6 +66,7 @@ class Settings(CloudSettings):
     image_folder: str = attrs.field(
         default="", validator=_is_path_or_empty
     )  # of templates that pods may name
+    content_library: str = attrs.field(default="", validator=_has_image_folder)  # whose items pods may name
     resource_pools: tuple[str, ...] = attrs.field(validator=_are_paths)  # tried in this order, below host/
     # below network/: the first one is what pods get, the others they may ask for
     networks: tuple[str, ...] = attrs.field(validator=_are_paths)

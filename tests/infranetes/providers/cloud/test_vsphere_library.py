@@ -1,0 +1,351 @@
+"""Items of a content library as images of VM-image pods."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from infranetes.providers.cloud.interface import CloudError, Trouble
+from infranetes.providers.cloud.vsphere.deploys import LIBRARY_ITEM, deploying_name
+from infranetes.providers.cloud.vsphere.library import Item, Library, Target
+from infranetes.providers.cloud.vsphere.rest import Rest
+from infranetes.providers.cloud.vsphere.settings import Settings
+from infranetes_common.config import structure
+from infranetes_common.errors import (
+    ConfigError,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+)
+from tests.infranetes.providers.cloud.vsphere_case import VsphereCase
+from tests.support.clouds import vcsim
+from tests.support.clouds.faults import Kind
+from tests.support.clouds.library import DEPLOY, FIND, ITEM, LOGIN, ContentLibrary
+
+
+class LibraryCase(VsphereCase):
+    """A library for each test."""
+
+    def setUp(self) -> Any:
+        result = super().setUp()
+        self.library = ContentLibrary(self.world.vcsim, f"library {self.world.folder}")
+        self.settings["content_library"] = self.library.name
+        return result
+
+    async def finish(self) -> None:
+        self.library.remove()
+        await super().finish()
+
+    def put_template(self, name: str) -> str:
+        """An item that is a VM template."""
+        source = self.world.vcsim.find(f"vm/{vcsim.BARE}")
+        return self.library.put_template(name, source, self.world.inventory.CreateFolder("library"))
+
+    def made(self) -> list[str]:
+        """What there is in the folder of images."""
+        return sorted(vm.name for vm in self.world.images.childEntity)
+
+    def template(self, name: str) -> Any:
+        found = self.world.vcsim.find(f"vm/{self.world.folder}/images/{name}")
+        self.assertTrue(found.config.template, f"{name} is a template")
+        return found
+
+    def asked(self, action: str) -> int:
+        return len(self.world.asked(action))
+
+    async def pulled(self, provider: Any, name: str) -> Any:
+        return await self.within(provider.catalogue.find(name, {}))
+
+
+class PullTests(LibraryCase, TestCase):
+    """Pulls of what image_folder has not."""
+
+    async def test_an_ovf_becomes_a_template_that_pods_are_made_of(self) -> None:
+        item = self.library.put_ovf("web-1.0")
+        provider: Any = await self.started()
+        found = await self.pulled(provider, "vsphere.infranetes.io/web:1.0")
+        template = self.template("web-1.0")
+        self.assertEqual(found.machine, template.config.instanceUuid)
+        self.assertEqual(found.names, ("web:1.0",))
+        tags = vcsim.extra_config(template)
+        self.assertEqual((tags["infranetes.image_name"], tags[LIBRARY_ITEM]), ("web:1.0", item))
+        self.assertEqual(template.runtime.powerState, "poweredOff")
+        self.assertTrue(await self.within(provider.catalogue.present(found)))
+        instance = await self.running(provider, self.spec(image=found.machine))
+        await self.agent_info(instance)
+        clone = self.world.asked("CloneVM_Task")[-1]
+        self.assertEqual(clone["this"], template._moId)
+        self.assertIn("createNewChildDiskBacking", clone["body"])
+
+    async def test_a_vm_template_becomes_one_likewise(self) -> None:
+        self.put_template("web-1.0")
+        provider = await self.started()
+        found = await self.pulled(provider, "web:1.0")
+        template = self.template("web-1.0")
+        self.assertEqual(found.machine, template.config.instanceUuid)
+        self.assertIsNotNone(template.snapshot)
+        await self.running(provider, self.spec(image=found.machine))
+        self.assertEqual(self.world.asked("CloneVM_Task")[-1]["this"], template._moId)
+
+    async def test_a_second_pull_makes_nothing_and_does_not_ask_the_library(self) -> None:
+        self.library.put_ovf("web-1.0")
+        provider = await self.started()
+        first = await self.pulled(provider, "web:1.0")
+        looked = self.asked(FIND)
+        self.assertEqual(await self.pulled(provider, "web:1.0"), first)
+        self.assertEqual((self.asked(DEPLOY), self.asked(FIND)), (1, looked))
+        self.assertEqual(self.made(), ["web-1.0"])
+
+    async def test_pulls_at_once_deploy_once(self) -> None:
+        self.library.put_ovf("web-1.0")
+        self.world.rest.held = Deferred()
+        provider = await self.started()
+        pulls = [self.pulled(provider, "web:1.0") for _ in range(3)]
+        waiting = gatherResults([Deferred.fromCoroutine(pull) for pull in pulls])
+        await self.until(lambda: self.asked(DEPLOY), "a deploy is asked for")
+        self.world.rest.held.callback(None)
+        found = await self.within(waiting)
+        self.assertEqual(found, [found[0]] * 3)
+        self.assertEqual(self.asked(DEPLOY), 1)
+        self.assertEqual(self.made(), ["web-1.0"])
+
+    async def test_a_name_with_slashes(self) -> None:
+        self.library.put_ovf("team/web-1.0")
+        provider = await self.started()
+        found = await self.pulled(provider, "team/web:1.0")
+        [made] = self.world.images.childEntity
+        self.assertEqual(found.machine, made.config.instanceUuid)
+        self.assertEqual(vcsim.extra_config(made)["infranetes.image_name"], "team/web:1.0")
+        self.assertEqual(await self.pulled(provider, "team/web:1.0"), found)
+
+    async def test_the_datastore_of_the_configuration(self) -> None:
+        [datastore] = self.world.vcsim.find("datastore").childEntity
+        self.settings["datastore"] = datastore.name
+        self.library.put_ovf("web-1.0")
+        self.put_template("app-1.0")
+        provider = await self.started()
+        for name in ("web:1.0", "app:1.0"):
+            await self.pulled(provider, name)
+        for one in self.world.asked(DEPLOY):
+            self.assertIn(datastore._moId, one["body"])
+
+    async def test_what_the_library_has_not(self) -> None:
+        self.library.put_ovf("web-1.0")
+        provider = await self.started()
+        error = str(await self.refused(NotFound, provider.catalogue.find("web:2.0", {})))  # type: ignore[attr-defined]
+        self.assertIn(self.library.name, error)
+        self.assertIn("web-2.0", error)
+
+    async def test_an_item_that_is_no_machine(self) -> None:
+        self.library.put("web-1.0", "iso")
+        provider: Any = await self.started()
+        error = str(await self.refused(InvalidArgument, provider.catalogue.find("web:1.0", {})))
+        self.assertIn("web-1.0", error)
+        self.assertIn("'iso'", error)
+        self.assertEqual(self.asked(DEPLOY), 0)
+
+    async def test_a_vm_of_somebody_by_the_templates_name_is_left_alone(self) -> None:
+        self.library.put_ovf("web-1.0")
+        provider: Any = await self.started()
+        await self.pulled(provider, "web:1.0")
+        theirs = self.template("web-1.0")
+        theirs.MarkAsVirtualMachine(self.world.vcsim.find(f"host/{vcsim.POOLS[0]}"), None)
+        self.world.vcsim.reconfigure(theirs, {"infranetes.image_name": "", LIBRARY_ITEM: ""})
+        error = str(await self.refused(InvalidArgument, provider.catalogue.find("web:1.0", {})))
+        self.assertIn("images", error)
+        self.assertFalse(theirs.config.template)
+        self.assertEqual(self.asked(DEPLOY), 1)
+
+
+class BrokenOffTests(LibraryCase, TestCase):
+    """Deploys that take long, fail, or are not heard of again."""
+
+    async def test_a_deploy_that_takes_longer_than_a_call_is_had_by_a_later_pull(self) -> None:
+        self.settings["call_seconds"] = 1.0
+        self.library.put_ovf("web-1.0")
+        self.world.rest.held = Deferred()
+        provider: Any = await self.started()
+        for _ in range(2):
+            error = str(await self.refused(Unavailable, provider.catalogue.find("web:1.0", {})))
+            self.assertIn("being deployed", error)
+        self.assertEqual(await self.within(provider.list()), [])
+        self.world.rest.held.callback(None)
+        await self.until(self.made, "it is deployed")
+        self.settings["call_seconds"] = 5.0
+        await self.pulled(provider, "web:1.0")
+        self.assertEqual(self.asked(DEPLOY), 1)
+        self.assertEqual(self.made(), ["web-1.0"])
+
+    async def test_a_daemon_that_is_killed_before_it_has_marked_the_template(self) -> None:
+        """Whatever step is the first that does not come, the next daemon's pull goes on with it."""
+        self.settings["retry_seconds"] = 0.1
+        for number, step in enumerate(
+            ("ReconfigVM_Task", "CreateSnapshot_Task", "Rename_Task", "MarkAsTemplate")
+        ):
+            item = self.library.put_ovf(f"web-{number}")
+            provider: Any = await self.started()
+            self.world.faults.add(Kind.ERROR, step)
+            await self.refused(Unavailable, provider.catalogue.find(f"web:{number}", {}))
+            left = f"web-{number}" if step == "MarkAsTemplate" else deploying_name(item)
+            self.assertIn(left, self.made())
+            self.assertFalse(self.world.vcsim.find(f"vm/{self.world.folder}/images/{left}").config.template)
+            self.world.faults.clear()
+            await self.pulled(await self.restarted(provider), f"web:{number}")
+            self.template(f"web-{number}")
+            self.assertEqual(self.asked(DEPLOY), number + 1)
+        self.assertEqual(self.made(), [f"web-{number}" for number in range(4)])
+
+    async def test_answers_of_a_deploy_that_are_lost(self) -> None:
+        for kind, name in ((Kind.LOST, "web"), (Kind.ACTED, "app"), (Kind.STALE, "db")):
+            self.library.put_ovf(f"{name}-1.0")
+            fault = self.world.faults.add(kind, DEPLOY, times=1)
+            provider = await self.started()
+            await self.pulled(provider, f"{name}:1.0")
+            self.template(f"{name}-1.0")
+            self.assertEqual(fault.happened, 1)
+        self.assertEqual(self.asked(DEPLOY), 3)
+
+    async def test_a_deploy_that_vcenter_refuses_leaves_nothing(self) -> None:
+        self.library.put_ovf("web-1.0", fit=False)
+        provider: Any = await self.started()
+        error = str(await self.refused(InvalidArgument, provider.catalogue.find("web:1.0", {})))
+        self.assertIn("'web-1.0'", error)
+        self.assertIn("unsupported resource type", error)
+        self.assertEqual(self.made(), [])
+
+    async def test_what_a_failed_deploy_leaves_is_taken_away(self) -> None:
+        self.library.put_ovf("web-1.0")
+        fault = self.world.faults.add(Kind.QUOTA, DEPLOY, times=1)
+        provider: Any = await self.started()
+        error = str(await self.refused(InvalidArgument, provider.catalogue.find("web:1.0", {})))
+        self.assertIn("The disk could not be filled.", error)
+        self.assertEqual((fault.happened, self.asked("Destroy_Task")), (1, 1))
+        self.assertEqual(self.made(), [])
+        await self.pulled(provider, "web:1.0")
+        self.assertEqual(self.made(), ["web-1.0"])
+
+    async def test_a_failure_that_nobody_waited_for_is_told_to_the_next(self) -> None:
+        self.settings["call_seconds"] = 0.5
+        self.library.put_ovf("web-1.0", fit=False)
+        self.world.rest.held = held = Deferred()
+        provider: Any = await self.started()
+        await self.refused(Unavailable, provider.catalogue.find("web:1.0", {}))
+        held.callback(None)
+        for _ in range(100):
+            error = await self.assertFailure(
+                provider.catalogue.find("web:1.0", {}), Unavailable, InvalidArgument
+            )
+            if isinstance(error, InvalidArgument):
+                break
+        self.assertIn("unsupported resource type", str(error))
+        self.assertEqual(self.asked(DEPLOY), 1)
+
+
+class RequestTests(LibraryCase, TestCase):
+    """The REST interface: faults, sessions, secrets."""
+
+    async def test_throttling_and_errors_are_got_over(self) -> None:
+        self.library.put_ovf("web-1.0")
+        faults = [
+            self.world.faults.add(kind, action, times=1)
+            for kind, action in (
+                (Kind.THROTTLE, FIND),
+                (Kind.ERROR, ITEM),
+                (Kind.LOST, LOGIN),
+                (Kind.THROTTLE, DEPLOY),
+            )
+        ]
+        await self.pulled(await self.started(), "web:1.0")
+        self.assertEqual([fault.happened for fault in faults], [1, 1, 1, 1])
+        self.assertEqual(self.made(), ["web-1.0"])
+
+    async def test_a_session_that_has_expired_is_renewed_once(self) -> None:
+        self.settings["threads"] = 1
+        self.library.put_ovf("web-1.0")
+        provider: Any = await self.started()
+        expired = self.world.faults.add(Kind.UNKNOWN, ITEM, times=1)
+        await self.pulled(provider, "web:1.0")
+        self.assertEqual(expired.happened, 1)
+        self.world.faults.add(Kind.UNKNOWN, FIND)
+        logins = self.asked(LOGIN)
+        error = await self.refused(FailedPrecondition, provider.catalogue.find("web:2.0", {}))
+        self.assertIn("credentials", str(error))
+        self.assertEqual(self.asked(LOGIN), logins + 1)
+
+    async def test_a_privilege_that_lacks_is_told_as_it_is(self) -> None:
+        self.library.put_ovf("web-1.0")
+        self.world.faults.add(Kind.REVOKED, DEPLOY)
+        provider: Any = await self.started()
+        error = str(await self.refused(FailedPrecondition, provider.catalogue.find("web:1.0", {})))
+        self.assertIn("unauthorized", error)
+        self.assertIn("web-1.0", error)
+        self.assertEqual(self.asked(DEPLOY), 1)
+
+    async def test_sessions_are_ended(self) -> None:
+        self.library.put_ovf("web-1.0")
+        provider = await self.started()
+        await self.pulled(provider, "web:1.0")
+        self.assertGreaterEqual(len(self.world.asked(LOGIN)), 2)
+        self.assertTrue(self.world.rest.tokens)
+        await self.within(provider.stop())
+        self.assertEqual(self.world.rest.tokens, [])
+
+    async def test_no_secret_is_in_an_address_or_in_what_is_said(self) -> None:
+        self.library.put_ovf("web-1.0")
+        provider = await self.started()
+        await self.pulled(provider, "web:1.0")
+        for one in self.world.requests:
+            for secret in (vcsim.PASSWORD, *self.world.rest.tokens):
+                self.assertNotIn(secret, one["this"])
+        said = repr(provider.status()) + repr(vars(provider))
+        for secret in (vcsim.PASSWORD, *self.world.rest.tokens):
+            self.assertNotIn(secret, said)
+
+    async def test_a_library_that_is_not_there(self) -> None:
+        self.settings["content_library"] = "nowhere"
+        provider = self.make_provider()
+        error = str(await self.refused(FailedPrecondition, provider.start(lambda words: None)))
+        self.assertIn("content_library", error)
+        self.assertIn("nowhere", error)
+        self.settings["content_library"] = self.library.name
+
+    async def test_a_certificate_that_nobody_vouches_for_gets_no_password(self) -> None:
+        table = self.world.table()
+        for ca_file in (None, self.world.password):  # the second is no file of CAs
+            rest = Rest(table["host"], vcsim.USER, self.world.password, ca_file, 5.0)
+            error = await self.assertFailure(_in_thread(lambda rest=rest: Library(rest)._thd_find("x")), Exception)
+            self.assertNotIsInstance(error, AssertionError)
+        self.assertEqual(self.world.requests, [])
+
+
+def _in_thread(work: Any) -> Any:
+    from twisted.internet.threads import deferToThread
+
+    return deferToThread(work)
+
+
+class _Answers(Rest):
+    """Answers from a list, in the place of a vCenter's."""
+
+
+class SettingsTests(SynchronousTestCase):
+    def test_a_library_needs_a_folder(self) -> None:
+        table = {
+            "host": "vcenter.example.org",
+            "username": "infranetes@vsphere.local",
+            "password_file": "/etc/infranetes/vsphere",
+            "datacenter": "dc",
+            "folder": "pods",
+            "image": "templates/guest",
+            "resource_pools": ["cluster/Resources"],
+            "networks": ["pods"],
+            "content_library": "images",
+        }
+        error = self.assertRaises(ConfigError, structure, table, Settings, source="test")
+        self.assertIn("content_library", str(error))
+        self.assertIn("image_folder", str(error))
+        structure({**table, "image_folder": "templates"}, Settings, source="test")

@@ -1,0 +1,205 @@
+"""A content library at vcsim, and the way of REST requests to it through the faults.
+
+What is done here because vcsim does otherwise than vCenter: what is deployed from a VM template is a VM, and
+no template (vcsim's is one).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from base64 import b64encode
+from http.client import HTTPConnection
+from typing import Any
+
+from pyVmomi import vim
+from twisted.internet.defer import Deferred
+from twisted.internet.threads import deferToThread
+from twisted.web.client import FileBodyProducer, readBody
+from twisted.web.http_headers import Headers
+
+from tests.support.clouds import vcsim
+from tests.support.clouds.faults import Fault, Kind
+from tests.support.clouds.sites import Answer
+
+LOGIN, LOGOUT, DEPLOY, FIND, ITEM = "RestLogin", "RestLogout", "RestDeploy", "RestFind", "RestItem"
+
+_ITEMS = "/rest/com/vmware/content/library/item"
+_OVF = """<?xml version="1.0" encoding="UTF-8"?>
+<Envelope xmlns="http://schemas.dmtf.org/ovf/envelope/1" xmlns:ovf="http://schemas.dmtf.org/ovf/envelope/1"
+ xmlns:rasd="http://schemas.dmtf.org/wbem/wscim/1/cim-schema/2/CIM_ResourceAllocationSettingData"
+ xmlns:vssd="http://schemas.dmtf.org/wbem/wscim/1/cim-schema/2/CIM_VirtualSystemSettingData">
+ <References/>
+ <VirtualSystem ovf:id="vm"><Info>A machine</Info><Name>vm</Name>
+  <VirtualHardwareSection><Info>Hardware</Info>
+   <System><vssd:ElementName>Hardware</vssd:ElementName><vssd:InstanceID>0</vssd:InstanceID>
+    <vssd:VirtualSystemType>vmx-13</vssd:VirtualSystemType></System>
+   <Item><rasd:ElementName>it</rasd:ElementName><rasd:InstanceID>1</rasd:InstanceID>
+    <rasd:ResourceType>%d</rasd:ResourceType><rasd:VirtualQuantity>2</rasd:VirtualQuantity></Item>
+  </VirtualHardwareSection>
+ </VirtualSystem>
+</Envelope>
+"""
+_CPUS, _UNKNOWN = 3, 99  # types of resources
+
+
+class ContentLibrary:
+    """A library of the test's own, which asks vcsim itself, past the faults."""
+
+    def __init__(self, world: vcsim.Vcsim, name: str) -> None:
+        self._vcsim = world
+        self.name = name
+        self._token = ""
+        who = b64encode(f"{vcsim.USER}:{vcsim.PASSWORD}".encode()).decode()
+        self._token = self._ask(
+            "POST", "/rest/com/vmware/cis/session", None, {"Authorization": f"Basic {who}"}
+        )
+        [datastore] = world.find("datastore").childEntity
+        storage = [{"type": "DATASTORE", "datastore_id": datastore._moId}]
+        spec = {"name": name, "type": "LOCAL", "storage_backings": storage}
+        self.id = self._ask("POST", "/rest/com/vmware/content/local-library", {"create_spec": spec})
+        self._items: list[str] = []
+
+    def put(self, name: str, kind: str) -> str:
+        """An item without content."""
+        spec = {"library_id": self.id, "name": name, "type": kind}
+        id = str(self._ask("POST", _ITEMS, {"create_spec": spec}))
+        self._items.append(id)
+        return id
+
+    def put_ovf(self, name: str, fit: bool = True) -> str:
+        """An OVF package. :param fit: whether it can be deployed."""
+        id = self.put(name, "ovf")
+        session = self._ask("POST", f"{_ITEMS}/update-session", {"create_spec": {"library_item_id": id}})
+        file = self._ask(
+            "POST",
+            f"{_ITEMS}/updatesession/file/id:{session}?~action=add",
+            {"file_spec": {"name": "vm.ovf", "source_type": "PUSH"}},
+        )
+        path = "/rest/" + file["upload_endpoint"]["uri"].partition("/rest/")[2]
+        self._send("PUT", path, (_OVF % (_CPUS if fit else _UNKNOWN)).encode(), {})
+        self._ask("POST", f"{_ITEMS}/update-session/id:{session}?~action=complete", {})
+        return id
+
+    def put_template(self, name: str, source: Any, folder: Any) -> str:
+        """A copy of a VM. :param folder: where vcsim has it."""
+        placement = {
+            "folder": folder._moId,
+            "resource_pool": self._vcsim.find(f"host/{vcsim.POOLS[0]}")._moId,
+        }
+        spec = {"source_vm": source._moId, "name": name, "library": self.id, "placement": placement}
+        id = str(self._ask("POST", "/rest/vcenter/vm-template/library-items", {"spec": spec}))
+        self._items.append(id)
+        return id
+
+    def remove(self) -> None:
+        """Take it away, with all that is in it."""
+        for id in self._items:
+            self._ask("DELETE", f"{_ITEMS}/id:{id}")
+        self._ask("DELETE", f"/rest/com/vmware/content/local-library/id:{self.id}")
+        self._ask("DELETE", "/rest/com/vmware/cis/session")
+
+    def _ask(self, method: str, path: str, body: Any = None, headers: Any = None) -> Any:
+        answer = self._send(
+            method, path, json.dumps(body).encode() if body is not None else b"", headers or {}
+        )
+        return json.loads(answer).get("value") if answer else None
+
+    def _send(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> bytes:
+        connection = HTTPConnection("127.0.0.1", self._vcsim.port, timeout=10)
+        try:
+            connection.request(method, path, body, {"vmware-api-session-id": self._token, **headers})
+            response = connection.getresponse()
+            answer = response.read()
+            assert response.status == 200, (method, path, response.status, answer)
+            return answer
+        finally:
+            connection.close()
+
+
+class RestWay:
+    """The way of REST requests of a `VsphereWorld`.
+
+    :ivar held: deploys wait for it, when it is set. :ivar tokens: of the sessions that are open."""
+
+    def __init__(self, world: Any, agent: Any) -> None:
+        self._world = world
+        self._agent = agent
+        self.held: Deferred[None] | None = None
+        self.tokens: list[str] = []
+
+    async def answer(self, request: Any) -> Answer:
+        """What vcsim answers. :raise ConnectionError: nothing, the connection breaks."""
+        body = request.content.read()
+        action = _action(request.method.decode(), request.uri.decode())
+        parameters = {"Action": action, "this": request.uri.decode(), "body": body.decode()}
+        self._world.requests.append(parameters)
+        fault = self._world.faults.befalling(parameters)
+        early = _refusal(fault)
+        if early is not None:
+            return early
+        if action == DEPLOY and self.held is not None:
+            await self.held
+        status, answer = await self._forward(request, body)
+        if action == LOGIN and status == 200:
+            self.tokens.append(json.loads(answer)["value"])
+        if action == LOGOUT:
+            self.tokens.remove(request.getHeader("vmware-api-session-id"))
+        if action == DEPLOY and status == 200 and "vm-template" in request.uri.decode():
+            await deferToThread(self._thd_as_vm, json.loads(answer)["value"])
+        return _late(fault) or (status, answer)
+
+    async def _forward(self, request: Any, body: bytes) -> tuple[int, bytes]:
+        kept = Headers({"Content-Type": ["application/json"]})
+        for name in ("Authorization", "vmware-api-session-id"):
+            for value in request.requestHeaders.getRawHeaders(name, []):
+                kept.addRawHeader(name, value)
+        url = f"http://127.0.0.1:{self._world.vcsim.port}".encode() + request.uri
+        response = await self._agent.request(request.method, url, kept, FileBodyProducer(io.BytesIO(body)))
+        return int(response.code), await readBody(response)
+
+    def _thd_as_vm(self, id: str) -> None:
+        pool = self._world.vcsim.find(f"host/{vcsim.POOLS[0]}")
+        vim.VirtualMachine(id, self._world.inventory._stub).MarkAsVirtualMachine(pool, None)
+
+
+def _action(method: str, uri: str) -> str:
+    path, _, query = uri.partition("?")
+    if path.endswith("/cis/session"):
+        return LOGIN if method == "POST" else LOGOUT
+    if "action=deploy" in query:
+        return DEPLOY
+    return FIND if "action=find" in query else ITEM
+
+
+def _refusal(fault: Fault | None) -> Answer | None:
+    """The answer of a vCenter that did nothing."""
+    kind = fault.kind if fault is not None else None
+    if kind is Kind.THROTTLE:
+        return 429, b"Too Many Requests", ("Retry-After", "0")
+    if kind is Kind.ERROR:
+        return 503, b"Service Unavailable"
+    if kind is Kind.REVOKED:
+        return 403, json.dumps({"type": "com.vmware.vapi.std.errors.unauthorized", "value": {}}).encode()
+    if kind is Kind.UNKNOWN:  # the session
+        return 401, b""
+    return None
+
+
+def _late(fault: Fault | None) -> Answer | None:
+    """The answer of a vCenter that did it."""
+    kind = fault.kind if fault is not None else None
+    if kind is Kind.ACTED:
+        return 503, b"Service Unavailable"
+    if kind is Kind.LOST:
+        raise ConnectionError
+    if kind is Kind.STALE:
+        return 200, b'{"value": ["' + b"x" * (1 << 21)
+    if kind is Kind.QUOTA:
+        messages = [{"default_message": "The disk could not be filled."}]
+        error = {
+            "category": "SERVER",
+            "error": {"@class": "com.vmware.vapi.std.errors.error", "messages": messages},
+        }
+        return 200, json.dumps({"value": {"succeeded": False, "error": {"errors": [error]}}}).encode()
+    return None
