@@ -22,6 +22,7 @@ class Kind(enum.Enum):
     QUOTA = "quota"
     CAPACITY = "capacity"
     REVOKED = "revoked"
+    BUSY = "busy"  # refused: something else is being done to the VM
     UNKNOWN = "unknown"  # the instance is not known (yet)
 
 

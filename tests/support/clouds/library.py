@@ -1,7 +1,8 @@
 """A content library at vcsim, and the way of REST requests to it through the faults.
 
 What is done here because vcsim does otherwise than vCenter: what is deployed from a VM template is a VM, and
-no template (vcsim's is one).
+no template (vcsim's is one); a second VM of a name in a folder is refused in vCenter's words (vcsim makes it,
+or has other words).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from http.client import HTTPConnection
 from typing import Any
 
 from pyVmomi import vim
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.threads import deferToThread
 from twisted.web.client import FileBodyProducer, readBody
 from twisted.web.http_headers import Headers
@@ -120,13 +121,16 @@ class ContentLibrary:
 class RestWay:
     """The way of REST requests of a `VsphereWorld`.
 
-    :ivar held: deploys wait for it, when it is set. :ivar tokens: of the sessions that are open."""
+    :ivar held: deploys wait for it, when it is set. :ivar tokens: of the sessions that are open.
+    :ivar vapps: items are of vApps, which vcsim can't deploy."""
 
     def __init__(self, world: Any, agent: Any) -> None:
         self._world = world
         self._agent = agent
         self.held: Deferred[None] | None = None
         self.tokens: list[str] = []
+        self.vapps = False
+        self._deploys = DeferredLock()
 
     async def answer(self, request: Any) -> Answer:
         """What vcsim answers. :raise ConnectionError: nothing, the connection breaks."""
@@ -140,14 +144,35 @@ class RestWay:
             return early
         if action == DEPLOY and self.held is not None:
             await self.held
-        status, answer = await self._forward(request, body)
+        if action == DEPLOY and self.vapps:
+            return await deferToThread(self._thd_vapp, json.loads(body))
+        if action == DEPLOY:
+            status, answer = await self._deploys.run(self._deploy, request, body)
+        else:
+            status, answer = await self._forward(request, body)
         if action == LOGIN and status == 200:
             self.tokens.append(json.loads(answer)["value"])
         if action == LOGOUT:
             self.tokens.remove(request.getHeader("vmware-api-session-id"))
-        if action == DEPLOY and status == 200 and "vm-template" in request.uri.decode():
-            await deferToThread(self._thd_as_vm, json.loads(answer)["value"])
         return _late(fault) or (status, answer)
+
+    def _deploy(self, request: Any, body: bytes) -> Deferred[tuple[int, bytes]]:
+        return Deferred.fromCoroutine(self._deployed(request, body))
+
+    async def _deployed(self, request: Any, body: bytes) -> tuple[int, bytes]:
+        is_ovf = b"/ovf/" in request.uri
+        spec = json.loads(body)["deployment_spec" if is_ovf else "spec"]
+        names = await deferToThread(lambda: [vm.name for vm in self._world.images.childEntity])
+        if spec["name"] in names:
+            kind = "com.vmware.vapi.std.errors.already_exists"
+            if not is_ovf:
+                return 400, json.dumps({"type": kind, "value": {}}).encode()
+            error = {"category": "SERVER", "error": {"@class": kind, "messages": []}}
+            return 200, json.dumps({"value": {"succeeded": False, "error": {"errors": [error]}}}).encode()
+        status, answer = await self._forward(request, body)
+        if not is_ovf and status == 200:
+            await deferToThread(self._thd_as_vm, json.loads(answer)["value"])
+        return status, answer
 
     async def _forward(self, request: Any, body: bytes) -> tuple[int, bytes]:
         kept = Headers({"Content-Type": ["application/json"]})
@@ -161,6 +186,17 @@ class RestWay:
     def _thd_as_vm(self, id: str) -> None:
         pool = self._world.vcsim.find(f"host/{vcsim.POOLS[0]}")
         vim.VirtualMachine(id, self._world.inventory._stub).MarkAsVirtualMachine(pool, None)
+
+    def _thd_vapp(self, body: Any) -> Answer:
+        none = vim.ResourceAllocationInfo(
+            reservation=0, limit=-1, expandableReservation=True, shares=vim.SharesInfo(level="normal")
+        )
+        resources = vim.ResourceConfigSpec(cpuAllocation=none, memoryAllocation=none)
+        pool = vim.ResourcePool(body["target"]["resource_pool_id"], self._world.inventory._stub)
+        name = body["deployment_spec"]["name"]
+        made = pool.CreateVApp(name, resources, vim.vApp.VAppConfigSpec(), self._world.images)
+        value = {"succeeded": True, "resource_id": {"type": "VirtualApp", "id": made._moId}}
+        return 200, json.dumps({"value": value}).encode()
 
 
 def _action(method: str, uri: str) -> str:

@@ -33,6 +33,7 @@ def refusal(fault: Fault) -> tuple[int, bytes] | None:
         Kind.CAPACITY: "InsufficientResourcesFault",
         Kind.UNKNOWN: "ManagedObjectNotFound",
         Kind.REVOKED: "NotAuthenticated",
+        Kind.BUSY: "TaskInProgress",
     }.get(fault.kind)
     return (500, _fault(name)) if name is not None else None
 
@@ -40,6 +41,7 @@ def refusal(fault: Fault) -> tuple[int, bytes] | None:
 def _fault(name: str) -> bytes:
     inner = {
         "ManagedObjectNotFound": '<obj type="VirtualMachine">vm-0</obj>',
+        "TaskInProgress": '<task type="Task">task-0</task>',
         "NotAuthenticated": '<object type="Folder">f-0</object><privilegeId>System.View</privilegeId>',
     }.get(name, "")
     detail = f'<{name}Fault xmlns="urn:vim25" xsi:type="{name}">{inner}</{name}Fault>'

@@ -40,6 +40,7 @@ SNAPSHOT = "infranetes"  # with one, clones share the template's disks
 
 _DEPLOY_SECONDS = 2 * 3600.0
 _RETRIED = (Trouble.PASSING, Trouble.THROTTLED)
+_A_VM = "VirtualMachine"
 _VM = ("name", "config.template", "config.extraConfig", "snapshot", "recentTask", "disabledMethod")
 
 _log = Logger()
@@ -52,6 +53,34 @@ class _Deploy:
     done: threading.Event = attrs.field(factory=threading.Event)
     made: tuple[str, str] | None = None
     fault: CloudError | None = None
+
+
+@attrs.frozen
+class _There:
+    """A VM in image_folder."""
+
+    vm: Any
+    properties: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.properties.get("name") or "")
+
+    @property
+    def is_template(self) -> bool:
+        return bool(self.properties.get("config.template"))
+
+    @property
+    def extra(self) -> dict[str, str]:
+        return {each.key: str(each.value) for each in self.properties.get("config.extraConfig") or []}
+
+    def is_busy(self, driver: Driver) -> bool:
+        """Whether it is being made, as far as that shows."""
+        disabled = self.properties.get("disabledMethod") or []
+        if "config.extraConfig" not in self.properties or "Destroy_Task" in disabled:
+            return True
+        tasks = [task._moId for task in self.properties.get("recentTask") or []]
+        return any(not ended for ended, _ in driver.ex_tasks(tasks).values()) if tasks else False
 
 
 @attrs.frozen
@@ -99,19 +128,18 @@ class Deploys:
         image = self._thd_find(driver, name, version)
         with self._thd_in_turn(image):
             deploy = self._running.get(image.item.id)
-            if deploy is None:
-                vm, properties = self._thd_look(driver, image)
-                if vm is None and not properties:
-                    deploy = self._thd_begin(driver, image)
+            if deploy is None and self._thd_look(driver, image) is None:
+                deploy = self._thd_begin(driver, image)
         if deploy is not None:
             self._thd_wait(driver, image, deploy)
         with self._thd_in_turn(image):
-            vm, properties = self._thd_look(driver, image)
-            if vm is not None:
-                self._thd_finish(driver, image, vm, properties)
-                _log.info("{image} is a template now: {name}", image=str(image), name=image.final)
-            elif not properties:
+            there = self._thd_look(driver, image)
+            if there is None:
                 raise CloudError(Trouble.PASSING, f"{image} was deployed, and is not shown yet")
+            if deploy is not None and deploy.made != (_A_VM, there.vm._moId):
+                self._thd_clear(driver, image, deploy)  # another node's was there first
+            if not there.is_template:
+                self._thd_finish(driver, image, there)
 
     def _thd_find(self, driver: Driver, name: str, version: str) -> _Image:
         library = Library(driver.rest)
@@ -140,21 +168,20 @@ class Deploys:
 
     # ---- Looking
 
-    def _thd_look(self, driver: Driver, image: _Image) -> tuple[Any, Mapping[str, Any]]:
-        """The VM that is to be the template, with its properties. Without properties there is none; without
-        a VM there is a template already."""
-        ours: tuple[Any, Mapping[str, Any]] = None, {}
+    def _thd_look(self, driver: Driver, image: _Image) -> _There | None:
+        """The template, or else the VM that is to be it."""
+        made: _There | None = None
         is_taken = False
         for vm, properties in driver.children(self._inventory._thd_image_folder(driver), *_VM):
-            extra = _extra(properties)
-            is_template = bool(properties.get("config.template"))
-            name = properties.get("name")
-            if is_template and (extra.get(IMAGE_NAME) or name) in image.wanted:
-                return None, properties
-            keys = (extra.get(LIBRARY_ITEM), extra.get(IMAGE_NAME))
-            if name == image.before or keys == (image.item.id, image.name):
-                ours = vm, properties
-            elif name == image.final:
+            there = _There(vm, properties)
+            extra = there.extra
+            if there.is_template and (extra.get(IMAGE_NAME) or there.name) in image.wanted:
+                return there
+            if (extra.get(LIBRARY_ITEM), extra.get(IMAGE_NAME)) == (image.item.id, image.name):
+                made = there
+            elif there.name == image.before:
+                made = made or there
+            elif there.name == image.final:
                 is_taken = True
         if is_taken:
             folder = self._settings.image_folder
@@ -162,7 +189,7 @@ class Deploys:
                 Trouble.INVALID,
                 f"{image} can't be deployed: {folder} has something else that is called {image.final}",
             )
-        return ours
+        return made
 
     # ---- Deploying
 
@@ -202,11 +229,11 @@ class Deploys:
             is_first = self._running.get(image.item.id) is deploy
             if is_first:
                 del self._running[image.item.id]
-            if deploy.fault is None and deploy.made is not None and deploy.made[0] == "VirtualMachine":
+            if deploy.fault is None and deploy.made is not None and deploy.made[0] == _A_VM:
                 return
             fault = deploy.fault or CloudError(Trouble.INVALID, "it is a vApp, not a VM")
             if fault.trouble is Trouble.CONFLICT or "already exists" in str(fault):
-                raise Unavailable(f"{image} is being deployed, by another node maybe; ask again")
+                raise Unavailable(f"{image} is being deployed by another node ({fault}); ask again")
             if is_first and fault.trouble not in _RETRIED:
                 self._thd_clear(driver, image, deploy)
         raise CloudError(fault.trouble, f"{image} can't be deployed: {fault}", fault.retry_after)
@@ -214,33 +241,46 @@ class Deploys:
     def _thd_clear(self, driver: Driver, image: _Image, deploy: _Deploy) -> None:
         """Take away what a deploy has left."""
         if deploy.made is not None:
-            left = driver.object(vim.VirtualApp, deploy.made[1])
+            kind, id = deploy.made
+            left = driver.object(vim.VirtualMachine if kind == _A_VM else vim.VirtualApp, id)
         else:
-            left = driver.content.searchIndex.FindChild(
-                self._inventory._thd_image_folder(driver), image.before
-            )
+            folder = self._inventory._thd_image_folder(driver)
+            left = driver.content.searchIndex.FindChild(folder, image.before)
         if left is not None:
-            _thd_done(driver, f"{image}: what its deploy has left is not gone", left.Destroy_Task)
+            with contextlib.suppress(vmodl.fault.ManagedObjectNotFound):
+                _thd_done(driver, f"{image}: what its deploy has left is not gone", left.Destroy_Task)
 
     # ---- Finishing
 
-    def _thd_finish(self, driver: Driver, image: _Image, vm: Any, properties: Mapping[str, Any]) -> None:
-        """Make a template of a VM that was deployed. Each step may have been done before."""
-        if _is_busy(driver, properties):
-            raise Unavailable(f"{image} is being deployed; ask again")
-        lacks = f"{image} was deployed and is no template yet"
-        keys = {LIBRARY_ITEM: image.item.id, IMAGE_NAME: image.name}
-        if not keys.items() <= _extra(properties).items():
-            options = [vim.option.OptionValue(key=key, value=value) for key, value in keys.items()]
-            spec = vim.vm.ConfigSpec(extraConfig=options)
-            _thd_done(driver, lacks, lambda: vm.ReconfigVM_Task(spec))
-        is_template = properties.get("config.template")
-        if not is_template and properties.get("snapshot") is None:
-            _thd_done(driver, lacks, lambda: vm.CreateSnapshot_Task(SNAPSHOT, "", False, False))
-        if properties.get("name") != image.final:
-            _thd_done(driver, lacks, lambda: vm.Rename_Task(image.final))
-        if not is_template:
-            _thd_done(driver, lacks, vm.MarkAsTemplate)
+    def _thd_finish(self, driver: Driver, image: _Image, there: _There) -> None:
+        """Make a template of a VM that was deployed. Another node may be doing the same."""
+        try:
+            _thd_mark(driver, image, there)
+        except CloudError:
+            now = self._thd_look(driver, image)
+            if now is not None and now.is_template:
+                return
+            if now is None or now.name != there.name:
+                raise Unavailable(f"{image} is being made a template by another node; ask again") from None
+            raise
+        _log.info("{image} is a template now: {name}", image=str(image), name=image.final)
+
+
+def _thd_mark(driver: Driver, image: _Image, there: _There) -> None:
+    """Each step may have been done before."""
+    if there.is_busy(driver):
+        raise Unavailable(f"{image} is being deployed; ask again")
+    vm, lacks = there.vm, f"{image} was deployed and is no template yet"
+    keys = {LIBRARY_ITEM: image.item.id, IMAGE_NAME: image.name}
+    if not keys.items() <= there.extra.items():
+        options = [vim.option.OptionValue(key=key, value=value) for key, value in keys.items()]
+        spec = vim.vm.ConfigSpec(extraConfig=options)
+        _thd_done(driver, lacks, lambda: vm.ReconfigVM_Task(spec))
+    if there.properties.get("snapshot") is None:
+        _thd_done(driver, lacks, lambda: vm.CreateSnapshot_Task(SNAPSHOT, "", False, False))
+    if there.name != image.final:
+        _thd_done(driver, lacks, lambda: vm.Rename_Task(image.final))
+    _thd_done(driver, lacks, vm.MarkAsTemplate)
 
 
 def _thd_done(driver: Driver, lacks: str, begin: Callable[[], Any]) -> None:
@@ -248,21 +288,11 @@ def _thd_done(driver: Driver, lacks: str, begin: Callable[[], Any]) -> None:
     try:
         task = begin()
         ended, fault = _thd_glance(driver, task._moId, patient=True) if task is not None else (True, None)
+    except vmodl.fault.ManagedObjectNotFound:
+        raise
     except vmodl.MethodFault as refusal:
         ended, fault = True, judge(refusal)
     if not ended or (fault is not None and fault.trouble is Trouble.PASSING):
         raise Unavailable(f"{lacks} ({fault or 'vCenter is at it'}); ask again")
     if fault is not None:
         raise CloudError(fault.trouble, f"{lacks}: {fault}")
-
-
-def _extra(properties: Mapping[str, Any]) -> dict[str, str]:
-    return {each.key: str(each.value) for each in properties.get("config.extraConfig") or []}
-
-
-def _is_busy(driver: Driver, properties: Mapping[str, Any]) -> bool:
-    """Whether a VM is being made, as far as it shows."""
-    if "config.extraConfig" not in properties or "Destroy_Task" in (properties.get("disabledMethod") or []):
-        return True
-    tasks = [task._moId for task in properties.get("recentTask") or []]
-    return any(not ended for ended, _ in driver.ex_tasks(tasks).values()) if tasks else False

@@ -86,7 +86,7 @@ class Rest:
 
     def _thd_send(
         self, method: str, path: str, headers: Mapping[str, str], body: object, timeout: float
-    ) -> _Answer:
+    ) -> Answer:
         if self._tls is None:
             self._tls = tls_context(self._ca_file)
         content = json.dumps(body).encode() if body is not None else b""
@@ -100,7 +100,7 @@ class Rest:
             )
             response = connection.getresponse()
             read = response.read(_MAX_ANSWER + 1)
-            return _Answer(response.status, response.getheader("Retry-After") or "", read)
+            return Answer(response.status, response.getheader("Retry-After") or "", read)
 
     def close(self) -> None:
         """End the session, which would count among the vCenter's."""
@@ -111,7 +111,9 @@ class Rest:
 
 
 @attrs.frozen
-class _Answer:
+class Answer:
+    """What came back, whatever it is."""
+
     status: int
     retry_after: str
     body: bytes = attrs.field(repr=False)  # it may be a session's token

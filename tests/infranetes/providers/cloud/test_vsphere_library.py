@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import ssl
 from typing import Any
 
 from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes.providers.cloud.interface import CloudError, Trouble
 from infranetes.providers.cloud.vsphere.deploys import LIBRARY_ITEM, deploying_name
-from infranetes.providers.cloud.vsphere.library import Item, Library, Target
-from infranetes.providers.cloud.vsphere.rest import Rest
+from infranetes.providers.cloud.vsphere.rest import Answer, Rest
 from infranetes.providers.cloud.vsphere.settings import Settings
 from infranetes_common.config import structure
 from infranetes_common.errors import (
@@ -135,8 +136,8 @@ class PullTests(LibraryCase, TestCase):
 
     async def test_what_the_library_has_not(self) -> None:
         self.library.put_ovf("web-1.0")
-        provider = await self.started()
-        error = str(await self.refused(NotFound, provider.catalogue.find("web:2.0", {})))  # type: ignore[attr-defined]
+        provider: Any = await self.started()
+        error = str(await self.refused(NotFound, provider.catalogue.find("web:2.0", {})))
         self.assertIn(self.library.name, error)
         self.assertIn("web-2.0", error)
 
@@ -159,6 +160,38 @@ class PullTests(LibraryCase, TestCase):
         self.assertIn("images", error)
         self.assertFalse(theirs.config.template)
         self.assertEqual(self.asked(DEPLOY), 1)
+
+    async def test_an_item_that_is_a_vapp_is_refused_and_not_left(self) -> None:
+        item = self.library.put_ovf("web-1.0")
+        self.world.rest.vapps = True
+        provider: Any = await self.started()
+        error = str(await self.refused(InvalidArgument, provider.catalogue.find("web:1.0", {})))
+        self.assertIn("vApp", error)
+        self.assertEqual(self.asked("Destroy_Task"), 1)
+        self.assertEqual(self.made(), [])
+        self.assertIsNone(self.world.vcsim.find(f"host/{vcsim.POOLS[0]}/{deploying_name(item)}"))
+
+    async def test_two_nodes_at_once_have_one_template(self) -> None:
+        self.library.put_ovf("web-1.0")
+        self.put_template("app-1.0")
+        nodes = [await self.started(), await self.started(node="node-2")]
+
+        async def pull(provider: Any, name: str) -> Any:
+            while True:
+                try:
+                    return await self.pulled(provider, name)
+                except Unavailable:
+                    await self.sleep(0.05)
+
+        for number, name in enumerate(("web:1.0", "app:1.0"), 1):
+            self.world.rest.held = held = Deferred()
+            pulls = gatherResults([Deferred.fromCoroutine(pull(node, name)) for node in nodes])
+            await self.until(lambda number=number: self.asked(DEPLOY) == 2 * number, "both want to deploy it")
+            held.callback(None)
+            self.world.rest.held = None
+            found = await self.within(pulls)
+            self.assertEqual(found[0], found[1])
+        self.assertEqual(self.made(), ["app-1.0", "web-1.0"])
 
 
 class BrokenOffTests(LibraryCase, TestCase):
@@ -198,6 +231,19 @@ class BrokenOffTests(LibraryCase, TestCase):
             self.template(f"web-{number}")
             self.assertEqual(self.asked(DEPLOY), number + 1)
         self.assertEqual(self.made(), [f"web-{number}" for number in range(4)])
+
+    async def test_a_vm_whose_disks_are_being_filled_is_waited_for(self) -> None:
+        """As vCenter says it of a deploy that a daemon before this one has asked for."""
+        self.library.put_ovf("web-1.0")
+        self.world.faults.add(Kind.BUSY, "ReconfigVM_Task")
+        provider: Any = await self.started()
+        for _ in range(2):
+            error = str(await self.refused(Unavailable, provider.catalogue.find("web:1.0", {})))
+            self.assertIn("ask again", error)
+        self.world.faults.clear()
+        await self.pulled(provider, "web:1.0")
+        self.assertEqual(self.asked(DEPLOY), 1)
+        self.assertEqual(self.made(), ["web-1.0"])
 
     async def test_answers_of_a_deploy_that_are_lost(self) -> None:
         for kind, name in ((Kind.LOST, "web"), (Kind.ACTED, "app"), (Kind.STALE, "db")):
@@ -275,6 +321,7 @@ class RequestTests(LibraryCase, TestCase):
         error = await self.refused(FailedPrecondition, provider.catalogue.find("web:2.0", {}))
         self.assertIn("credentials", str(error))
         self.assertEqual(self.asked(LOGIN), logins + 1)
+        self.world.faults.clear()
 
     async def test_a_privilege_that_lacks_is_told_as_it_is(self) -> None:
         self.library.put_ovf("web-1.0")
@@ -314,22 +361,55 @@ class RequestTests(LibraryCase, TestCase):
         self.settings["content_library"] = self.library.name
 
     async def test_a_certificate_that_nobody_vouches_for_gets_no_password(self) -> None:
-        table = self.world.table()
-        for ca_file in (None, self.world.password):  # the second is no file of CAs
-            rest = Rest(table["host"], vcsim.USER, self.world.password, ca_file, 5.0)
-            error = await self.assertFailure(_in_thread(lambda rest=rest: Library(rest)._thd_find("x")), Exception)
-            self.assertNotIsInstance(error, AssertionError)
+        host = self.world.table()["host"]
+        for ca_file, kind in ((None, ssl.SSLCertVerificationError), (self.world.password, CloudError)):
+            rest = Rest(host, vcsim.USER, self.world.password, ca_file, 5.0)
+            await self.assertFailure(deferToThread(rest._thd_value, "GET", "/rest/x"), kind)
         self.assertEqual(self.world.requests, [])
 
 
-def _in_thread(work: Any) -> Any:
-    from twisted.internet.threads import deferToThread
+class AnswerTests(SynchronousTestCase):
+    """What answers of the REST interface mean."""
 
-    return deferToThread(work)
+    def test_refusals(self) -> None:
+        def kind(name: str) -> bytes:
+            return json.dumps({"type": f"com.vmware.vapi.std.errors.{name}", "value": {}}).encode()
 
+        for status, body, trouble in (
+            (401, b"", Trouble.CREDENTIALS),
+            (403, kind("unauthorized"), Trouble.CREDENTIALS),
+            (404, kind("not_found"), Trouble.MISSING),
+            (429, b"slow down", Trouble.THROTTLED),
+            (400, kind("already_exists"), Trouble.CONFLICT),
+            (400, kind("resource_busy"), Trouble.PASSING),
+            (400, kind("unable_to_allocate_resource"), Trouble.CAPACITY),
+            (400, kind("invalid_argument"), Trouble.INVALID),
+            (503, b"<html>", Trouble.PASSING),
+            (500, kind("error"), Trouble.PASSING),
+            (302, b"", Trouble.INVALID),
+        ):
+            error = self.assertRaises(CloudError, Answer(status, "7", body).value)
+            self.assertIs(error.trouble, trouble, f"{status} {body!r}")
+            self.assertEqual(error.retry_after, 7.0)
 
-class _Answers(Rest):
-    """Answers from a list, in the place of a vCenter's."""
+    def test_the_words_of_a_refusal_are_one_short_line(self) -> None:
+        messages = [{"default_message": "first\nline", "id": "x"}, {"default_message": "z" * 5000}]
+        body = json.dumps({"type": "com.vmware.vapi.std.errors.error", "value": {"messages": messages}})
+        said = str(self.assertRaises(CloudError, Answer(400, "soon", body.encode()).value))
+        self.assertTrue(said.startswith("400 error: first line; zzz"), said)
+        self.assertLess(len(said), 500)
+
+    def test_what_makes_no_sense(self) -> None:
+        for body in (
+            b"<html>",
+            b"[]",
+            b'{"value": 1',
+            b"[" * 100_000,
+            b'{"value": "' + b"x" * (1 << 20) + b'"}',
+        ):
+            error = self.assertRaises(CloudError, Answer(200, "", body).value)
+            self.assertIs(error.trouble, Trouble.PASSING)
+        self.assertIsNone(Answer(200, "", b"").value())
 
 
 class SettingsTests(SynchronousTestCase):
