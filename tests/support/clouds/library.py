@@ -132,6 +132,12 @@ class RestWay:
         self.vapps = False
         self._deploys = DeferredLock()
 
+    def release(self) -> None:
+        """Deploys that wait go on."""
+        held, self.held = self.held, None
+        assert held is not None
+        held.callback(None)
+
     async def answer(self, request: Any) -> Answer:
         """What vcsim answers. :raise ConnectionError: nothing, the connection breaks."""
         body = request.content.read()
