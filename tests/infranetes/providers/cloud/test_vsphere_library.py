@@ -236,6 +236,20 @@ class BrokenOffTests(LibraryCase, TestCase):
             self.assertEqual(self.asked(DEPLOY), number + 1)
         self.assertEqual(self.made(), [f"web-{number}" for number in range(4)])
 
+    async def test_nodes_that_finish_at_once_what_another_has_left(self) -> None:
+        self.settings["retry_seconds"] = 0.5
+        self.library.put_ovf("web-1.0")
+        provider: Any = await self.started()
+        self.world.faults.add(Kind.ERROR, "ReconfigVM_Task")
+        await self.refused(Unavailable, provider.catalogue.find("web:1.0", {}))
+        self.world.faults.clear()
+        nodes = [await self.started(node=f"node-{number}") for number in range(3)]
+        pulls = [Deferred.fromCoroutine(self.had(node, "web:1.0")) for node in nodes]
+        found = await self.within(gatherResults(pulls))
+        self.assertEqual(found, [found[0]] * 3)
+        self.template("web-1.0")
+        self.assertEqual((self.made(), self.asked(DEPLOY)), (["web-1.0"], 1))
+
     async def test_a_vm_whose_disks_are_being_filled_is_waited_for(self) -> None:
         """As vCenter says it of a deploy that a daemon before this one has asked for."""
         self.library.put_ovf("web-1.0")
