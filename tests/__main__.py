@@ -24,10 +24,8 @@ from tests.harness.reporter import GuardedReporter, Outcomes
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = 4  # more that a test gets by itself when it blocked the reactor
-MOST_UNSTEADY = 3  # tests that may fail once in the midst of all others
-STEADY = 3  # times that each of those has to pass by itself then, one after the other
 MOST_WORDS = 3000  # characters of a failed test, at the end
-CONFIRMING = 900.0  # seconds that all runs by themselves may take
+CONFIRMING = 900.0  # seconds that all of those may take
 
 
 def options(arguments: list[str]) -> argparse.Namespace:
@@ -51,7 +49,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--once",
         action="store_true",
-        help="a test that failed has failed; it does not get another run by itself",
+        help="a test that blocked the reactor has failed; it does not get another run by itself",
     )
     parser.add_argument(
         "--slowest", type=int, default=10, metavar="N", help="list the N slowest (default: 10)"
@@ -90,44 +88,23 @@ def select(suite: Any, without: list[str]) -> unittest.TestSuite:
     return chosen
 
 
-class Alone:
-    """Runs tests again, each in a process of its own, for a bounded time in all."""
-
-    def __init__(self, given: argparse.Namespace) -> None:
-        self._command = [sys.executable, "-m", "tests", "--once", "--slowest=0", f"--blocked={given.blocked}"]
-        self._until = time.monotonic() + CONFIRMING
-
-    def passes(self, test: str, why: str) -> bool:
-        """Whether it passes by itself. Out of time: it does not."""
-        if time.monotonic() > self._until:
-            return False
-        print(f"\n{test} {why}; it runs again by itself:", flush=True)
-        with tempfile.TemporaryDirectory() as place:
-            again = [*self._command, f"--temp-directory={place}/trial", test]
-            return subprocess.run(again, cwd=ROOT, stdin=subprocess.DEVNULL, check=False).returncode == 0
-
-
 def confirm(outcomes: Outcomes, given: argparse.Namespace) -> None:
-    """Run those that failed again, each in a process of its own.
+    """Run those that only blocked the reactor once more, each in a process of its own.
 
-    What is slow by its nature is slow again; what another load on the machine did is not. So one that only
-    blocked the reactor has to pass once. Where very few of many failed, each of these has to pass several
-    times in a row; its failure is told all the same.
+    What is slow by its nature is slow again; what another load on the machine did is not.
     """
-    alone = Alone(given)
+    command = [sys.executable, "-m", "tests", "--once", "--slowest=0", f"--blocked={given.blocked}"]
+    until = time.monotonic() + CONFIRMING
     for test in list(outcomes.blocked):
-        if any(alone.passes(test, "blocked the reactor") for _ in range(RUNS)):
-            outcomes.forgive(test)
-    unsteady = [test for test in outcomes.failed if test not in outcomes.blocked]
-    if not 0 < len(unsteady) <= min(MOST_UNSTEADY, len(outcomes.passed) // 100):
-        return
-    for test in unsteady:
-        if all(alone.passes(test, "failed") for _ in range(STEADY)):
-            words = outcomes.failed[test][-MOST_WORDS:].strip()
-            print(
-                f"\nUnsteady: {test} passed {STEADY} times by itself, and failed before:\n{words}", flush=True
-            )
-            outcomes.forgive(test)
+        for _ in range(RUNS):
+            if time.monotonic() > until:
+                return
+            print(f"\n{test} blocked the reactor; it runs again by itself:", flush=True)
+            with tempfile.TemporaryDirectory() as place:
+                again = [*command, f"--temp-directory={place}/trial", test]
+                if subprocess.run(again, cwd=ROOT, stdin=subprocess.DEVNULL, check=False).returncode == 0:
+                    outcomes.forgive(test)
+                    break
 
 
 def show_failed(outcomes: Outcomes) -> None:

@@ -35,7 +35,7 @@ class Outcomes:
         self.blocked: dict[str, None] = {}  # failed for having blocked the reactor, and for nothing else
 
     def forgive(self, test: str) -> None:
-        """`test` passed when it ran again by itself."""
+        """`test` did not block the reactor when it ran again by itself."""
         del self.failed[test]
         self.passed[test] = None
 

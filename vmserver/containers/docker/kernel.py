@@ -33,12 +33,13 @@ class KernelLog:
         self._path = path
         self._file: int | None = None
         self._killed: set[str] = set()
-        self._lock = threading.Lock()  # one thread reads at a time
+        self._lock = threading.Lock()  # one thread reads at a time; the reactor's never waits for it
+        self._closed = False
 
     def close(self) -> None:
-        """Let go of the log; asked again, it is read anew."""
-        with self._lock:
-            self._close()
+        """Let go of the log, at once or when who reads it is done; asked again, it is read anew."""
+        self._closed = True
+        self._let_go()
 
     async def corrected(self, found: Any) -> Any:
         """ContainerInspect's JSON `found`, where the kernel knows better of `OOMKilled`."""
@@ -56,7 +57,17 @@ class KernelLog:
                     self._read()
                 except OSError:  # no such log, or none that we may read
                     self._close()
-            return id in self._killed
+            known = id in self._killed
+        if self._closed:
+            self._let_go()
+        return known
+
+    def _let_go(self) -> None:
+        if self._lock.acquire(blocking=False):  # else the one who has it lets go, after this
+            try:
+                self._close()
+            finally:
+                self._lock.release()
 
     def _read(self) -> None:
         """Take in what was logged since the last time."""

@@ -23,7 +23,7 @@ from infranetes_common.errors import (
     Unavailable,
 )
 from tests.contract.pod_provider import reactor
-from tests.infranetes.providers.cloud.vsphere_case import VsphereCase
+from tests.infranetes.providers.cloud.vsphere_case import SETTINGS, VsphereCase
 from tests.support.clouds import vcsim
 from tests.support.clouds.faults import Kind
 from tests.support.clouds.library import DEPLOY, FIND, ITEM, LOGIN, ContentLibrary
@@ -432,17 +432,7 @@ class AnswerTests(SynchronousTestCase):
 
 class SettingsTests(SynchronousTestCase):
     def test_a_library_needs_a_folder(self) -> None:
-        table = {
-            "host": "vcenter.example.org",
-            "username": "infranetes@vsphere.local",
-            "password_file": "/etc/infranetes/vsphere",
-            "datacenter": "dc",
-            "folder": "pods",
-            "image": "templates/guest",
-            "resource_pools": ["cluster/Resources"],
-            "networks": ["pods"],
-            "content_library": "images",
-        }
+        table = {**SETTINGS, "content_library": "images"}
         error = self.assertRaises(ConfigError, structure, table, Settings, source="test")
         self.assertIn("content_library", str(error))
         self.assertIn("image_folder", str(error))

@@ -12,7 +12,7 @@ from infranetes.providers.cloud.vsphere.settings import Settings
 from infranetes.providers.interface import Size
 from infranetes_common.config import structure
 from infranetes_common.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound
-from tests.infranetes.providers.cloud.vsphere_case import VsphereCase
+from tests.infranetes.providers.cloud.vsphere_case import SETTINGS, VsphereCase
 from tests.support.clouds import vcsim
 from tests.support.clouds.faults import NEVER
 from tests.support.clouds.vsphere import LIST, identity_of
@@ -206,17 +206,7 @@ class ConfigurationTests(VsphereCase, TestCase):
 
 class SettingsTests(SynchronousTestCase):
     def test_values_that_can_not_be_are_named(self) -> None:
-        good = {
-            "host": "vcenter.example.org",
-            "username": "infranetes@vsphere.local",
-            "password_file": "/etc/infranetes/vsphere",
-            "datacenter": "dc",
-            "folder": "pods",
-            "image": "templates/guest",
-            "resource_pools": ["cluster/Resources"],
-            "networks": ["pods"],
-        }
-        structure(good, Settings, source="test")
+        structure(SETTINGS, Settings, source="test")
         for key, value in (
             ("host", "https://vcenter"),
             ("host", "vcenter/sdk"),
@@ -228,7 +218,9 @@ class SettingsTests(SynchronousTestCase):
             ("networks", [""]),
             ("addresses", "10.0.0.0/33"),
         ):
-            error = self.assertRaises(ConfigError, structure, {**good, key: value}, Settings, source="test")
+            error = self.assertRaises(
+                ConfigError, structure, {**SETTINGS, key: value}, Settings, source="test"
+            )
             self.assertIn(key, str(error))
 
 

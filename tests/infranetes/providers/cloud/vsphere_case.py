@@ -12,6 +12,18 @@ from tests.support.clouds import tls, vcsim
 from tests.support.clouds.faults import Kind
 from tests.support.clouds.vsphere import VsphereWorld
 
+# The least that a configuration says.
+SETTINGS = {
+    "host": "vcenter.example.org",
+    "username": "infranetes@vsphere.local",
+    "password_file": "/etc/infranetes/vsphere",
+    "datacenter": "dc",
+    "folder": "pods",
+    "image": "templates/guest",
+    "resource_pools": ["cluster/Resources"],
+    "networks": ["pods"],
+}
+
 
 class VsphereCase(ProviderCase):
     """A world for each test."""
