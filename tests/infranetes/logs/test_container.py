@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
@@ -345,6 +345,12 @@ class KilledAnywhereTests(SynchronousTestCase):
 
     @settings(max_examples=800, deadline=None, suppress_health_check=list(HealthCheck))
     @given(lines, steps, st.sampled_from([50, 300, 1 << 20]), st.sampled_from([0.0, 0.03]))
+    @example(
+        [(b"", False, False)] * 2,
+        [("reopen",), ("emit", 2), ("reopen",), ("rename",), ("restart",), ("reopen",), ("tick", 10.0)],
+        50,
+        0.03,
+    )
     def test_rotated_and_current_files_together_are_the_output(
         self, texts: list[tuple[bytes, bool, bool]], todo: list[tuple[Any, ...]], every: int, lag: float
     ) -> None:

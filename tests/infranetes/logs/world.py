@@ -139,7 +139,7 @@ class World:
 
     def begin(self) -> None:
         """A daemon starts."""
-        self.fuse = fuse = Fuse()
+        self.fuse = fuse = Fuse()  # this daemon's
         self.files = MortalFiles(self.fuse)
 
         async def save(checkpoint: Checkpoint) -> None:
@@ -147,7 +147,7 @@ class World:
                 if share >= 0.5:
                     self.checkpoint = checkpoint
 
-            self.fuse.effect(keep, keep)
+            fuse.effect(keep, keep)  # of this daemon: one that was killed saves nothing more
 
         async def direct(reactor: Any, work: Callable[..., Any], *args: Any) -> Any:
             async def take_time() -> None:
