@@ -122,6 +122,19 @@ def plan(base: Mapping[bytes, Entry], node: Manifest, vm: Manifest, *, writable:
     )
 
 
+def agreed(node: Manifest, done: Plan) -> Manifest:
+    """What both sides have once that is done."""
+    both = {**node, **{entry.path: entry for entry in done.pull}}
+    for path in done.pull_removed:
+        both.pop(path, None)
+    return both
+
+
+def keys(manifest: Manifest | None) -> dict[bytes, Any] | None:
+    """What is equal for two that need no carrying, None: not known."""
+    return None if manifest is None else {path: entry.key for path, entry in manifest.items()}
+
+
 def _directions(
     base: Mapping[bytes, Entry], node: Manifest, vm: Manifest, writable: bool
 ) -> dict[bytes, bool]:

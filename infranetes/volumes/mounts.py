@@ -6,11 +6,11 @@ import hashlib
 import os
 import re
 import stat
-from pathlib import Path
 from typing import Any
 
 import attrs
 
+from infranetes.volumes.places import MountTable
 from infranetes_common import cri
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.volumes import PREFIX
@@ -88,7 +88,7 @@ def _check_path(named: str, mount: Any) -> None:
         raise InvalidArgument(f"{named}: recursive_read_only needs propagation PRIVATE")
 
 
-def find(mount: Any) -> Source:
+def find(mount: Any, table: MountTable) -> Source:
     """What a mount is of; made, a directory, where there is nothing. Blocks.
 
     :raise InvalidArgument: a socket, device or pipe. :raise FailedPrecondition: can't be looked at."""
@@ -103,17 +103,7 @@ def find(mount: Any) -> Source:
         raise FailedPrecondition(f"{path} can't be looked at: {error.strerror}") from None
     if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
         raise InvalidArgument(f"{path} is a socket, device or pipe, which can't be carried into a VM")
-    return Source(path, stat.S_ISREG(found.st_mode), _kind(found.st_dev) in _IN_MEMORY)
-
-
-def _kind(device: int) -> str:
-    """The file system's type, after proc_pid_mountinfo(5)."""
-    number = f"{os.major(device)}:{os.minor(device)}"
-    for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
-        fields = line.split(" ")
-        if fields[2] == number:
-            return fields[fields.index("-") + 1]
-    return ""
+    return Source(path, stat.S_ISREG(found.st_mode), table.kind(found.st_dev) in _IN_MEMORY)
 
 
 def carried(config: cri.ContainerConfig, sources: dict[int, Source]) -> cri.ContainerConfig:

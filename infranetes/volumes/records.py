@@ -13,6 +13,7 @@ import attrs
 from twisted.logger import Logger
 
 from infranetes.volumes.mounts import Source
+from infranetes.volumes.places import Place, Places
 from infranetes_common.tree import Entry, Manifest
 
 _log = Logger()
@@ -20,12 +21,13 @@ _log = Logger()
 
 @attrs.frozen
 class Record:
-    """One volume. `base`: what node and VM both had when they last were the same, None where that counts
-    for nothing."""
+    """One volume. `places`: which file systems it is made of, None: whatever is there. `base`: what node and
+    VM both had when they last were the same, None where that counts for nothing."""
 
     source: Source
     writable: bool
     containers: tuple[str, ...]
+    places: Places | None
     base: Manifest | None
 
 
@@ -85,6 +87,11 @@ def _document(record: Record) -> dict[str, Any]:
         **attrs.asdict(record.source),
         "writable": record.writable,
         "containers": record.containers,
+        "places": record.places
+        and [
+            [os.fsdecode(path), place.device, os.fsdecode(place.path)]
+            for path, place in record.places.items()
+        ],
         "base": base,
     }
 
@@ -96,5 +103,10 @@ def _record(document: Any) -> Record:
         for path, kind, mode, uid, gid, size, mtime, target in document["base"]:
             entry = Entry(os.fsencode(path), kind, mode, uid, gid, size, mtime, os.fsencode(target))
             base[entry.path] = entry
+    places: Places | None = None
+    if document["places"] is not None:
+        places = {
+            os.fsencode(at): Place(device, os.fsencode(path)) for at, device, path in document["places"]
+        }
     source = Source(str(document["path"]), bool(document["file"]), bool(document["in_memory"]))
-    return Record(source, bool(document["writable"]), tuple(document["containers"]), base)
+    return Record(source, bool(document["writable"]), tuple(document["containers"]), places, base)

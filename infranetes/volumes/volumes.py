@@ -24,11 +24,12 @@ from infranetes.threads import in_thread
 from infranetes.volumes import mounts
 from infranetes.volumes.config import VolumesConfig
 from infranetes.volumes.mounts import Source
+from infranetes.volumes.places import MountTable, Places, as_before, moved
 from infranetes.volumes.records import Record, Records
 from infranetes_common import cri
 from infranetes_common.errors import FailedPrecondition, InfranetesError, NotFound, Unavailable
-from infranetes_common.tree import Applier, Change, Entry, Manifest, Removed, Tree
-from infranetes_common.volumes import batch, plan
+from infranetes_common.tree import Applier, Change, Changed, Entry, Manifest, Removed, Tree
+from infranetes_common.volumes import agreed, batch, keys, plan
 
 FLUSH_SECONDS = 10.0  # what an exit is held back for what the container wrote, at the most
 RETRY_SECONDS = 1.0
@@ -41,16 +42,20 @@ _log = Logger()
 class Volume:
     """One volume.
 
+    :ivar places: which file systems it was made of when a container last began, None: whatever is there.
     :ivar base: what both sides had when they last were the same, None: not known.
-    :ivar seen: the node's side when it was last compared. :ivar due: it has to be compared.
+    :ivar seen: the node's side when it was last compared. :ivar later: where it counted for nothing then,
+        something having been mounted or unmounted there since. :ivar due: it has to be compared.
     """
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.writable = False
         self.containers: set[str] = set()
+        self.places: Places | None = None
         self.base: Manifest | None = None
         self.seen: Manifest | None = None
+        self.later: frozenset[bytes] = frozenset()
         self.due = True
         self.trouble = ""
         self.lock = DeferredLock()
@@ -59,7 +64,7 @@ class Volume:
     @property
     def record(self) -> Record:
         base = self.base if self.writable else None
-        return Record(self.source, self.writable, tuple(sorted(self.containers)), base)
+        return Record(self.source, self.writable, tuple(sorted(self.containers)), self.places, base)
 
 
 class Volumes:
@@ -69,6 +74,7 @@ class Volumes:
         self._reactor = reactor
         self._config = config
         self._records = Records(directory)
+        self._mounts = MountTable()
         self._volumes: dict[str, dict[str, Volume]] = {}  # by sandbox and id
         self._flushes: dict[str, Flight[None]] = {}  # by container
         self._runners: dict[str, list[Deferred[None]]] = {}  # by sandbox
@@ -82,7 +88,7 @@ class Volumes:
         for sandbox_id, records in (await self._thread(self._records.load)).items():
             for record in records:
                 volume = Volume(record.source)
-                volume.writable, volume.base = record.writable, record.base
+                volume.writable, volume.places, volume.base = record.writable, record.places, record.base
                 volume.containers = set(record.containers)
                 self._volumes.setdefault(sandbox_id, {})[record.source.id] = volume
 
@@ -104,6 +110,7 @@ class Volumes:
         self._stopped = True
         for sandbox_id in list(self._runners):
             self._halt(sandbox_id)
+        self._mounts.close()
 
     def forget(self, sandbox: Sandbox) -> None:
         """Its VM is no more."""
@@ -124,21 +131,23 @@ class Volumes:
             if mount.HasField("image"):
                 continue
             try:
-                source = sources[index] = await self._thread(mounts.find, mount)
-                await self._bring_one(container, source, not mount.readonly)
+                source = sources[index] = await self._thread(mounts.find, mount, self._mounts)
+                await self._bring_one(container, source, mount)
             except InfranetesError as error:
                 raise type(error)(f"{mounts.words(index, mount)}: {error}") from None
         self._run(container.sandbox)
         return mounts.carried(config, sources)
 
-    async def _bring_one(self, container: Container, source: Source, writable: bool) -> None:
+    async def _bring_one(self, container: Container, source: Source, mount: Any) -> None:
         known = self._volumes.setdefault(container.sandbox.id, {})
         volume = known.setdefault(source.id, Volume(source))
         volume.containers.add(container.id)
-        volume.writable = volume.writable or writable
-        await self._thread(self._records.save, container.sandbox.id, volume.record)
+        volume.writable = volume.writable or not mount.readonly
         for left in reversed(range(TRIES)):
             try:
+                private = mount.propagation == cri.PROPAGATION_PRIVATE
+                volume.places = await self._thread(self._mounts.places, source.path) if private else None
+                await self._thread(self._records.save, container.sandbox.id, volume.record)
                 await self._sync(container.sandbox, volume, first=True)
                 return
             except Unavailable:
@@ -219,7 +228,7 @@ class Volumes:
             raise Unavailable(f"sandbox {sandbox.id} has no agent")
         bounds, id = self._config.bounds, volume.source.id
         volume.due = True
-        ours = await self._thread(volume.tree.stable, bounds)
+        ours, later = await self._thread(self._ours, volume)
         theirs: Manifest = {}
         if volume.writable or volume.base is None:
             try:
@@ -231,6 +240,8 @@ class Volumes:
                 theirs = {}
         else:
             theirs = volume.base
+        before = theirs if volume.base is None else volume.base
+        ours, theirs = as_before(ours, before, later), as_before(theirs, before, later)
         todo = plan(volume.base or {}, ours, theirs, writable=volume.writable)
         if todo.pulls:
             await self._pull(client, volume, todo.pull, todo.pull_removed)
@@ -242,14 +253,28 @@ class Volumes:
                 bounds=bounds,
                 changes=self._changes(volume, todo.push, todo.push_removed),
             )
-        before, volume.base = volume.base, _agreed(ours, todo.pull, todo.pull_removed)
-        volume.seen = volume.base
+        kept, volume.base = volume.base, agreed(ours, todo)
+        volume.seen, volume.later = volume.base, later
         volume.due = False
-        if volume.writable and _keys(before) != _keys(volume.base):
+        if volume.writable and keys(kept) != keys(volume.base):
             await self._thread(self._records.save, sandbox.id, volume.record)
         if volume.trouble:
             volume.trouble = ""
             _log.info("{path} is carried again", path=volume.source.path)
+
+    def _later(self, volume: Volume) -> frozenset[bytes]:
+        """Where in it something was mounted or unmounted after its container began."""
+        if volume.places is None:
+            return frozenset()
+        return moved(volume.places, self._mounts.places(volume.source.path))
+
+    def _ours(self, volume: Volume) -> tuple[Manifest, frozenset[bytes]]:
+        """What the node has, and where that counts for nothing."""
+        later = self._later(volume)
+        found = {} if b"" in later else volume.tree.stable(self._config.bounds)
+        if self._later(volume) != later:
+            raise Changed(f"{volume.source.path}: something is being mounted there")
+        return found, later
 
     async def _changes(
         self, volume: Volume, entries: list[Entry], gone: list[bytes]
@@ -315,11 +340,18 @@ class Volumes:
         found = []
         for volume in volumes:
             try:
-                changed = volume.due or _keys(volume.seen) != _keys(volume.tree.scan(self._config.bounds))
+                changed = volume.due or self._changed(volume)
             except (InfranetesError, OSError):
                 changed = True  # the comparison says what is the matter
             found.append((volume, changed))
         return found
+
+    def _changed(self, volume: Volume) -> bool:
+        later = self._later(volume)
+        if volume.seen is None or later != volume.later:
+            return True
+        found = {} if b"" in later else volume.tree.scan(self._config.bounds)
+        return keys(as_before(found, volume.seen, later)) != keys(volume.seen)
 
     async def _watch_vm(self, sandbox: Sandbox) -> None:
         while True:
@@ -359,17 +391,6 @@ class Volumes:
 
     async def _thread(self, work: Callable[..., T], *args: Any) -> T:
         return await in_thread(self._reactor, work, *args)
-
-
-def _agreed(ours: Manifest, pulled: list[Entry], gone: list[bytes]) -> Manifest:
-    both = {**ours, **{entry.path: entry for entry in pulled}}
-    for path in gone:
-        both.pop(path, None)
-    return both
-
-
-def _keys(manifest: Manifest | None) -> dict[bytes, Any] | None:
-    return None if manifest is None else {path: entry.key for path, entry in manifest.items()}
 
 
 def _running(work: Any) -> Deferred[None]:

@@ -17,7 +17,6 @@ KINDS = {
     "vm": "can't mean anything where a pod is a virtual machine",
     "offline": "asks a registry of Kubernetes' own",
     "missing": "what it would take",
-    "timing": "passes only where it looks early enough",
 }
 
 
@@ -32,11 +31,6 @@ class Expectation:
     spec: str
     kind: str
     reason: str
-
-    @property
-    def may_pass(self) -> bool:
-        """Whether it passes at times."""
-        return self.kind == "timing"
 
 
 def expectations(path: Path = EXPECTED) -> dict[str, Expectation]:
@@ -76,11 +70,7 @@ def judge(outcomes: Sequence[Outcome], expected: Mapping[str, Expectation]) -> V
     return Verdict(
         tuple(last.values()),
         tuple(each for each in last.values() if each.state != PASSED and each.spec not in expected),
-        tuple(
-            each
-            for each in last.values()
-            if each.state == PASSED and each.spec in expected and not expected[each.spec].may_pass
-        ),
+        tuple(each for each in last.values() if each.state == PASSED and each.spec in expected),
     )
 
 

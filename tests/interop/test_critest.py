@@ -56,11 +56,6 @@ class VerdictTests(SynchronousTestCase):
         self.assertFalse(verdict.good)
         self.assertEqual(verdict.passing, (GOOD,))
 
-    def test_what_is_listed_for_its_timing_may_pass_and_may_not(self) -> None:
-        for one in (GOOD, BAD):
-            listed = {one.spec: Expectation(one.spec, "timing", "looks before the files are there")}
-            self.assertTrue(judge([GOOD, one], listed).good)
-
     def test_the_second_run_of_a_spec_counts(self) -> None:
         better = Outcome(BAD.spec, PASSED, 2.0)
         self.assertTrue(judge([BAD, better], {}).good)

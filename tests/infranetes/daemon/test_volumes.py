@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -158,6 +159,50 @@ class VolumeTests(DaemonCase):
         await self.within(4.0, lambda: not (shared_there / "gone").exists())
         self.assertEqual(os.listdir(shared), ["new"])
         self.assertEqual(os.listdir(shared_there), ["new"])
+
+    def bind(self, source: Path, target: Path) -> None:
+        subprocess.run(["mount", "--bind", source, target], check=True)
+        self.addCleanup(self.unmount, target)
+
+    def unmount(self, target: Path) -> None:
+        subprocess.run(["umount", "-l", target], stderr=subprocess.DEVNULL)
+
+    async def test_what_is_mounted_once_a_container_runs_is_none_of_its_business(self) -> None:
+        """Propagation PRIVATE; for the next container it is there from the beginning."""
+        await self.start()
+        shared, disk, other = (self.files / name for name in ("shared", "disk", "other"))
+        for directory in (shared / "early", shared / "late", disk, other):
+            directory.mkdir(parents=True)
+        (disk / "on-disk").write_text("disk")
+        (other / "on-other").write_text("other")
+        (shared / "late" / "below").write_text("below")
+        self.bind(disk, shared / "early")
+        sandbox = await self.run_pod()
+        await self.run_container(sandbox, self.box(script="sleep 1000", mounts=[self.mount(shared)]))
+        there = self.in_vm(shared)
+        self.assertEqual((there / "early" / "on-disk").read_text(), "disk")
+        for start_again in (False, True):
+            self.unmount(shared / "late")
+            self.bind(other, shared / "late")
+            self.unmount(shared / "early")
+            if start_again:
+                await self.kill()
+                await self.start()
+            (shared / f"mark-{start_again}").write_text("")
+            (there / "late" / f"by-container-{start_again}").write_text("")
+            await self.within(4.0, (there / f"mark-{start_again}").exists)
+            self.assertIn("below", os.listdir(there / "late"))
+            self.assertNotIn("on-other", os.listdir(there / "late"))
+            self.assertEqual((there / "early" / "on-disk").read_text(), "disk")
+            self.assertEqual(os.listdir(other), ["on-other"])
+        self.unmount(shared / "late")  # and what it wrote below is on the node where it can be
+        await self.within(2.0, (shared / "late" / "by-container-True").exists)
+        self.bind(other, shared / "late")
+        await self.run_container(
+            sandbox, self.box("second", script="sleep 1000", mounts=[self.mount(shared, readonly=True)])
+        )
+        self.assertTrue((there / "late" / "on-other").exists())
+        self.assertFalse((there / "early" / "on-disk").exists())
 
     async def test_a_volume_that_is_too_large_leaves_nothing(self) -> None:
         self.config["volumes"] = {"max_bytes": "1KiB", "max_entries": 10}

@@ -10,6 +10,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.volumes.mounts import Source, carried, find
+from infranetes.volumes.places import MountTable, Place
 from infranetes.volumes.records import Record, Records
 from infranetes_common import cri
 from infranetes_common.errors import InvalidArgument
@@ -23,12 +24,17 @@ class MountCase(SynchronousTestCase):
 
 
 class FindTests(MountCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.table = MountTable()
+        self.addCleanup(self.table.close)
+
     def test_links_in_the_path_are_followed_and_what_is_missing_is_made(self) -> None:
         (self.top / "file").write_text("")
         (self.top / "link").symlink_to("file")
-        found = find(cri.Mount(host_path=str(self.top / "link")))
+        found = find(cri.Mount(host_path=str(self.top / "link")), self.table)
         self.assertEqual((found.path, found.file), (str(self.top / "file"), True))
-        made = find(cri.Mount(host_path=str(self.top / "a" / "b")))
+        made = find(cri.Mount(host_path=str(self.top / "a" / "b")), self.table)
         self.assertFalse(made.file)
         self.assertEqual((self.top / "a" / "b").stat().st_mode & 0o777, 0o755)
 
@@ -40,16 +46,16 @@ class FindTests(MountCase):
             self.addCleanup(os.chdir, here)
             listening.bind("socket")
             for path in ("/dev/null", str(self.top / "pipe"), str(self.top / "socket")):
-                error = self.assertRaises(InvalidArgument, find, cri.Mount(host_path=path))
+                error = self.assertRaises(InvalidArgument, find, cri.Mount(host_path=path), self.table)
                 self.assertIn(path, str(error))
 
     def test_what_is_on_a_tmpfs_stays_in_memory(self) -> None:
         secret = self.top / "secret"
         secret.mkdir()
-        self.assertFalse(find(cri.Mount(host_path=str(secret))).in_memory)
+        self.assertFalse(find(cri.Mount(host_path=str(secret)), self.table).in_memory)
         subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(secret)], check=True)
         self.addCleanup(subprocess.run, ["umount", "-l", str(secret)])
-        self.assertTrue(find(cri.Mount(host_path=str(secret))).in_memory)
+        self.assertTrue(find(cri.Mount(host_path=str(secret)), self.table).in_memory)
 
     def test_the_agent_is_told_volumes_in_place_of_paths(self) -> None:
         source = Source("/srv/x", False, False)
@@ -70,8 +76,9 @@ class RecordTests(MountCase):
             b"\xff": Entry(b"\xff", FILE, 0o600, 1, 2, 3, 2**62),
             b"l": Entry(b"l", SYMLINK, 0o777, 0, 0, target=b"\xfe"),
         }
-        one = Record(Source("/srv/one", True, False), True, ("c1", "c2"), base)
-        two = Record(Source("/srv/two", False, True), False, (), None)
+        places = {b"": Place("8:1", b"/srv/one"), b"a/\xff": Place("0:40", b"/\xfe")}
+        one = Record(Source("/srv/one", True, False), True, ("c1", "c2"), places, base)
+        two = Record(Source("/srv/two", False, True), False, (), None, None)
         for record in (one, two, one):
             records.save("s1", record)
         records.save("s2", two)
@@ -85,7 +92,7 @@ class RecordTests(MountCase):
 
     def test_an_unreadable_one_does_not_hold_up_the_others(self) -> None:
         records = Records(self.top)
-        good = Record(Source("/srv/one", True, False), False, (), None)
+        good = Record(Source("/srv/one", True, False), False, (), None, None)
         records.save("s1", good)
         for name, text in (("a", "{"), ("b", "[]"), ("c", '{"path": 1}')):
             (self.top / "s1" / f"{name}.json").write_text(text)
