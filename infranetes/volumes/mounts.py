@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from infranetes.volumes.places import MountTable
+from infranetes.volumes.places import MountTable, Places, outermost_writable
 from infranetes_common import cri
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.volumes import PREFIX
@@ -104,6 +104,20 @@ def find(mount: Any, table: MountTable) -> Source:
     if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
         raise InvalidArgument(f"{path} is a socket, device or pipe, which can't be carried into a VM")
     return Source(path, stat.S_ISREG(found.st_mode), table.kind(found.st_dev) in _IN_MEMORY)
+
+
+def below(mount: Any, source: Source, places: Places) -> list[Any]:
+    """What a mount that is read-only, and not all the way down, has to have beside it: mounts of the file
+    systems that were mounted below on the node, which stay writable. Blocks."""
+    if not mount.readonly or mount.recursive_read_only:
+        return []
+    found = []
+    for path in map(os.fsdecode, outermost_writable(places)):
+        host_path = os.path.join(source.path, path)
+        if os.path.isdir(host_path) or os.path.isfile(host_path):
+            container_path = os.path.join(mount.container_path, path)
+            found.append(cri.Mount(container_path=container_path, host_path=host_path))
+    return found
 
 
 def carried(config: cri.ContainerConfig, sources: dict[int, Source]) -> cri.ContainerConfig:

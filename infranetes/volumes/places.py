@@ -27,10 +27,11 @@ _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 @attrs.frozen
 class Place:
-    """`device`: major:minor of the file system. `path`: in it."""
+    """`device`: major:minor of the file system. `path`: in it. `writable`: by this mount of it."""
 
     device: str
     path: bytes
+    writable: bool = attrs.field(default=True, eq=False)
 
 
 Places = Mapping[bytes, Place]  # by path in the directory, b"": the directory itself
@@ -47,12 +48,13 @@ class Mount:
     device: str
     root: bytes
     kind: str
+    writable: bool = True
 
     def place(self, path: bytes) -> Place:
         """Of `path`, which is at the mount point or below."""
         below = path[len(self.at) :].strip(b"/")
         whole = self.root.rstrip(b"/") + b"/" + below if below else self.root
-        return Place(self.device, whole)
+        return Place(self.device, whole, self.writable)
 
 
 # Above all of the table: what a process whose root is no mount point stands on.
@@ -64,9 +66,12 @@ def parse(table: bytes) -> list[Mount]:
     found = []
     for line in table.splitlines():
         fields = line.split(b" ")
-        number, parent, device, root, at = fields[:5]
+        number, parent, device, root, at, options = fields[:6]
         kind = fields[fields.index(b"-") + 1].decode(errors="replace")
-        found.append(Mount(int(number), int(parent), _unescape(at), device.decode(), _unescape(root), kind))
+        writable = b"ro" not in options.split(b",")
+        found.append(
+            Mount(int(number), int(parent), _unescape(at), device.decode(), _unescape(root), kind, writable)
+        )
     return found
 
 
@@ -144,6 +149,15 @@ class MountTable:
 def moved(before: Places, now: Places) -> frozenset[bytes]:
     """Where in a directory something else is than was before."""
     return frozenset(path for path in {*before, *now} if before.get(path) != now.get(path))
+
+
+def outermost_writable(places: Places) -> list[bytes]:
+    """The mount points below a directory that can be written to, but those in one another."""
+    found: list[bytes] = []
+    for path in sorted(places):
+        if path and places[path].writable and not any(_inside(path, one) for one in found):
+            found.append(path)
+    return found
 
 
 def as_before(found: Manifest, before: Manifest, moved: frozenset[bytes]) -> Manifest:

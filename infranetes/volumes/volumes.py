@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from twisted.internet.defer import CancelledError, Deferred, DeferredLock
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
 from infranetes.pods.inventory import Container, Sandbox
@@ -24,11 +24,12 @@ from infranetes.threads import in_thread
 from infranetes.volumes import mounts
 from infranetes.volumes.config import VolumesConfig
 from infranetes.volumes.mounts import Source
-from infranetes.volumes.places import MountTable, Places, as_before, moved
-from infranetes.volumes.records import Record, Records
+from infranetes.volumes.places import MountTable, Places, as_before
+from infranetes.volumes.records import Records
+from infranetes.volumes.volume import Volume
 from infranetes_common import cri
 from infranetes_common.errors import FailedPrecondition, InfranetesError, NotFound, Unavailable
-from infranetes_common.tree import Applier, Change, Changed, Entry, Manifest, Removed, Tree
+from infranetes_common.tree import Applier, Change, Entry, Manifest, Removed
 from infranetes_common.volumes import agreed, batch, keys, plan
 
 FLUSH_SECONDS = 10.0  # what an exit is held back for what the container wrote, at the most
@@ -37,34 +38,6 @@ TRIES = 5  # for a tree that is being written while it is carried
 
 T = TypeVar("T")
 _log = Logger()
-
-
-class Volume:
-    """One volume.
-
-    :ivar places: which file systems it was made of when a container last began, None: whatever is there.
-    :ivar base: what both sides had when they last were the same, None: not known.
-    :ivar seen: the node's side when it was last compared. :ivar later: where it counted for nothing then,
-        something having been mounted or unmounted there since. :ivar due: it has to be compared.
-    """
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.writable = False
-        self.containers: set[str] = set()
-        self.places: Places | None = None
-        self.base: Manifest | None = None
-        self.seen: Manifest | None = None
-        self.later: frozenset[bytes] = frozenset()
-        self.due = True
-        self.trouble = ""
-        self.lock = DeferredLock()
-        self.tree = Tree(source.path, file=source.file, setid=False)
-
-    @property
-    def record(self) -> Record:
-        base = self.base if self.writable else None
-        return Record(self.source, self.writable, tuple(sorted(self.containers)), self.places, base)
 
 
 class Volumes:
@@ -87,7 +60,7 @@ class Volumes:
         """Take up what an earlier daemon kept; before the sandboxes are taken up."""
         for sandbox_id, records in (await self._thread(self._records.load)).items():
             for record in records:
-                volume = Volume(record.source)
+                volume = Volume(record.source, self._mounts)
                 volume.writable, volume.places, volume.base = record.writable, record.places, record.base
                 volume.containers = set(record.containers)
                 self._volumes.setdefault(sandbox_id, {})[record.source.id] = volume
@@ -126,21 +99,28 @@ class Volumes:
         left as they are.
 
         :raise InfranetesError: a mount can't be had; names it. `release` undoes what was done."""
+        wanted = list(config.mounts)
+        taken = {mount.container_path for mount in wanted}
         sources: dict[int, Source] = {}
-        for index, mount in enumerate(config.mounts):
+        for index, mount in enumerate(wanted):  # and those that are found to belong to them
             if mount.HasField("image"):
                 continue
             try:
                 source = sources[index] = await self._thread(mounts.find, mount, self._mounts)
-                await self._bring_one(container, source, mount)
+                places = await self._bring_one(container, source, mount)
             except InfranetesError as error:
                 raise type(error)(f"{mounts.words(index, mount)}: {error}") from None
+            below = await self._thread(mounts.below, mount, source, places)
+            wanted.extend(one for one in below if one.container_path not in taken)
         self._run(container.sandbox)
-        return mounts.carried(config, sources)
+        whole = cri.ContainerConfig()
+        whole.CopyFrom(config)
+        whole.mounts.extend(wanted[len(config.mounts) :])
+        return mounts.carried(whole, sources)
 
-    async def _bring_one(self, container: Container, source: Source, mount: Any) -> None:
+    async def _bring_one(self, container: Container, source: Source, mount: Any) -> Places:
         known = self._volumes.setdefault(container.sandbox.id, {})
-        volume = known.setdefault(source.id, Volume(source))
+        volume = known.setdefault(source.id, Volume(source, self._mounts))
         volume.containers.add(container.id)
         volume.writable = volume.writable or not mount.readonly
         for left in reversed(range(TRIES)):
@@ -149,11 +129,12 @@ class Volumes:
                 volume.places = await self._thread(self._mounts.places, source.path) if private else None
                 await self._thread(self._records.save, container.sandbox.id, volume.record)
                 await self._sync(container.sandbox, volume, first=True)
-                return
+                break
             except Unavailable:
                 if not left:
                     raise
                 await sleep(self._reactor, 0.1)
+        return volume.places or {}
 
     async def release(self, container: Container) -> None:
         """It mounts nothing any more. What no other one mounts leaves the VM."""
@@ -228,7 +209,7 @@ class Volumes:
             raise Unavailable(f"sandbox {sandbox.id} has no agent")
         bounds, id = self._config.bounds, volume.source.id
         volume.due = True
-        ours, later = await self._thread(self._ours, volume)
+        ours, later = await self._thread(volume.look, bounds)
         theirs: Manifest = {}
         if volume.writable or volume.base is None:
             try:
@@ -261,20 +242,6 @@ class Volumes:
         if volume.trouble:
             volume.trouble = ""
             _log.info("{path} is carried again", path=volume.source.path)
-
-    def _later(self, volume: Volume) -> frozenset[bytes]:
-        """Where in it something was mounted or unmounted after its container began."""
-        if volume.places is None:
-            return frozenset()
-        return moved(volume.places, self._mounts.places(volume.source.path))
-
-    def _ours(self, volume: Volume) -> tuple[Manifest, frozenset[bytes]]:
-        """What the node has, and where that counts for nothing."""
-        later = self._later(volume)
-        found = {} if b"" in later else volume.tree.stable(self._config.bounds)
-        if self._later(volume) != later:
-            raise Changed(f"{volume.source.path}: something is being mounted there")
-        return found, later
 
     async def _changes(
         self, volume: Volume, entries: list[Entry], gone: list[bytes]
@@ -340,18 +307,11 @@ class Volumes:
         found = []
         for volume in volumes:
             try:
-                changed = volume.due or self._changed(volume)
+                changed = volume.due or volume.changed(self._config.bounds)
             except (InfranetesError, OSError):
                 changed = True  # the comparison says what is the matter
             found.append((volume, changed))
         return found
-
-    def _changed(self, volume: Volume) -> bool:
-        later = self._later(volume)
-        if volume.seen is None or later != volume.later:
-            return True
-        found = {} if b"" in later else volume.tree.scan(self._config.bounds)
-        return keys(as_before(found, volume.seen, later)) != keys(volume.seen)
 
     async def _watch_vm(self, sandbox: Sandbox) -> None:
         while True:

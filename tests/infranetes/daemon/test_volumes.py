@@ -204,6 +204,36 @@ class VolumeTests(DaemonCase):
         self.assertTrue((there / "late" / "on-other").exists())
         self.assertFalse((there / "early" / "on-disk").exists())
 
+    async def test_below_a_read_only_mount_what_is_mounted_stays_writable_unless_it_is_recursive(
+        self,
+    ) -> None:
+        await self.start()
+        locked, disk = self.files / "locked", self.files / "disk"
+        (locked / "below").mkdir(parents=True)
+        disk.mkdir()
+        (disk / "here").write_text("before")
+        self.bind(disk, locked / "below")
+        sandbox = await self.run_pod()
+        mount = self.mount(locked, readonly=True)
+        container = await self.run_container(sandbox, self.box(script="sleep 1000", mounts=[mount]))
+        there = self.in_vm(locked / "below")
+        self.assertEqual((there / "here").read_text(), "before")
+        (there / "new").write_text("from the container")
+        await self.within(2.0, (disk / "new").exists)
+        (self.in_vm(locked) / "no").write_text("")
+        status = await self.container_status(container)
+        self.assertEqual([one.host_path for one in status.mounts], [str(locked)])
+        await self.stop_pod(sandbox)
+        self.assertFalse((locked / "no").exists())
+        await self.remove_pod(sandbox)
+        self.assertEqual(self.anywhere(locked / "below"), [])
+
+        mount.recursive_read_only = True
+        config = self.box(script="sleep 1000", mounts=[mount])
+        await self.run_container(await self.run_pod("second"), config)
+        self.assertEqual((self.in_vm(locked) / "below" / "here").read_text(), "before")
+        self.assertEqual([*self.root.rglob(f"{self.volume_id(locked / 'below')}/*")], [])
+
     async def test_a_volume_that_is_too_large_leaves_nothing(self) -> None:
         self.config["volumes"] = {"max_bytes": "1KiB", "max_entries": 10}
         await self.start()

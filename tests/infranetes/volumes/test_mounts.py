@@ -9,7 +9,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.volumes.mounts import Source, carried, find
+from infranetes.volumes.mounts import Source, below, carried, find
 from infranetes.volumes.places import MountTable, Place
 from infranetes.volumes.records import Record, Records
 from infranetes_common import cri
@@ -56,6 +56,33 @@ class FindTests(MountCase):
         subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(secret)], check=True)
         self.addCleanup(subprocess.run, ["umount", "-l", str(secret)])
         self.assertTrue(find(cri.Mount(host_path=str(secret)), self.table).in_memory)
+
+    def test_what_is_mounted_below_a_read_only_mount_is_writable_unless_it_is_recursive(self) -> None:
+        for name in ("disk", "locked", "one", "pipe"):
+            (self.top / name).mkdir() if name in ("disk", "locked") else (self.top / name).write_text("")
+        (self.top / "pipe").unlink()
+        os.mkfifo(self.top / "pipe")
+        here = {
+            b"": Place("8:1", b"/"),
+            b"disk": Place("8:2", b"/"),
+            b"disk/in": Place("8:3", b"/"),
+            b"gone": Place("8:4", b"/"),
+            b"locked": Place("8:5", b"/", writable=False),
+            b"one": Place("8:6", b"/one"),
+            b"pipe": Place("8:7", b"/pipe"),
+        }
+        source = Source(str(self.top), False, False)
+        mount = cri.Mount(container_path="/mnt", host_path="/link/to/it", readonly=True)
+        self.assertEqual(
+            below(mount, source, here),
+            [
+                cri.Mount(container_path=f"/mnt/{name}", host_path=str(self.top / name))
+                for name in ("disk", "one")
+            ],
+        )
+        mount.recursive_read_only = True
+        self.assertEqual(below(mount, source, here), [])
+        self.assertEqual(below(cri.Mount(container_path="/mnt"), source, here), [])
 
     def test_the_agent_is_told_volumes_in_place_of_paths(self) -> None:
         source = Source("/srv/x", False, False)

@@ -25,13 +25,13 @@ class TableTests(SynchronousTestCase):
     def test_lines_as_the_manual_has_them(self) -> None:
         table = (
             b"36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue\n"
-            b"37 36 0:5 / /with\\040space\\134 rw - tmpfs none rw\n"
+            b"37 36 0:5 / /with\\040space\\134 nosuid,ro - tmpfs none rw\n"
         )
         self.assertEqual(
             parse(table),
             [
                 Mount(36, 35, b"/mnt2", "98:0", b"/mnt1", "ext3"),
-                Mount(37, 36, b"/with space\\", "0:5", b"/", "tmpfs"),
+                Mount(37, 36, b"/with space\\", "0:5", b"/", "tmpfs", writable=False),
             ],
         )
 
