@@ -15,127 +15,33 @@ import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-import attrs
+from infranetes_common.entries import (
+    DIRECTORY,
+    FILE,
+    MAX_DEPTH,
+    MAX_PATH,
+    SETID,
+    TEMPORARY,
+    Bounds,
+    Change,
+    Changed,
+    Count,
+    Entry,
+    Manifest,
+    check_path,
+    entry_of,
+)
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 
-from infranetes_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
-
-FILE, DIRECTORY, SYMLINK = "file", "directory", "symlink"
-KINDS = (FILE, DIRECTORY, SYMLINK)
 PIECE_BYTES = 256 * 1024
-MAX_PATH = 4096
-MAX_NAME = 255
-MAX_DEPTH = 128
 LOOKS = 5  # at a tree that is being written, for two that agree
 SPOOL_BYTES = 1024 * 1024
-TEMPORARY = b".infranetes-"  # what is half written; never carried
-_SETID = stat.S_ISUID | stat.S_ISGID
 # A link that was turned, or a mount below whose server is gone.
 _PASSING = (errno.EINVAL, errno.ELOOP, errno.ENOTCONN)
 _LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = _LOOK | os.O_DIRECTORY
-
-
-class Changed(Unavailable):
-    """It is being written at this moment: look again."""
-
-
-@attrs.frozen
-class Bounds:
-    """What is carried at most."""
-
-    entries: int
-    bytes: int
-
-
-@attrs.frozen
-class Entry:
-    """A file, directory or link. Its `path` is relative, b"" the top itself; `mtime` in ns since 1970."""
-
-    path: bytes
-    kind: str
-    mode: int
-    uid: int
-    gid: int
-    size: int = 0
-    mtime: int = 0
-    target: bytes = b""
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """What is equal for two that need no carrying. Bits that no VM may set count for nothing."""
-        if self.kind == FILE:
-            return (FILE, self.mode & ~_SETID, self.uid, self.gid, self.size, self.mtime)
-        if self.kind == DIRECTORY:
-            return (DIRECTORY, self.mode, self.uid, self.gid)
-        return (SYMLINK, self.uid, self.gid, self.target)
-
-
-Manifest = dict[bytes, Entry]
-
-
-@attrs.frozen
-class Removed:
-    """What was at `path` is no more."""
-
-    path: bytes
-
-
-Change = Entry | Removed | bytes  # bytes: the next piece of the file that was named last
-
-
-def check_path(path: bytes) -> bytes:
-    """`path`, if it can't lead out of a directory. :raise InvalidArgument: it can, or is too long."""
-    if path:
-        parts = path.split(b"/")
-        if (
-            len(path) > MAX_PATH
-            or len(parts) > MAX_DEPTH
-            or b"\0" in path
-            or any(part in (b"", b".", b"..") or len(part) > MAX_NAME for part in parts)
-        ):
-            raise InvalidArgument(f"{path[:200]!r} is no path within a volume")
-        if any(part.startswith(TEMPORARY) for part in parts):
-            raise InvalidArgument(f"{path[:200]!r}: such names are kept for files half written")
-    return path
-
-
-def check_entry(entry: Entry) -> Entry:
-    """`entry`, if it is one. :raise InvalidArgument: out of bounds; says how."""
-    check_path(entry.path)
-    words = f"{entry.path[:200]!r} in a volume"
-    if entry.kind not in KINDS:
-        raise InvalidArgument(f"{words}: neither file nor directory nor link")
-    if not 0 <= entry.mode <= 0o7777:
-        raise InvalidArgument(f"{words}: mode {entry.mode:o}")
-    if not (0 <= entry.uid < 2**32 - 1 and 0 <= entry.gid < 2**32 - 1 and 0 <= entry.size < 2**63):
-        raise InvalidArgument(f"{words}: owner or size out of bounds")
-    if not 0 <= entry.mtime < 2**63:
-        raise InvalidArgument(f"{words}: a time out of bounds")
-    if entry.kind == SYMLINK:
-        if not 0 < len(entry.target) < MAX_PATH or b"\0" in entry.target:
-            raise InvalidArgument(f"{words}: a link to nowhere")
-    elif entry.target:
-        raise InvalidArgument(f"{words}: no link, but a target")
-    return entry
-
-
-def ordered(entries: Iterable[Entry]) -> list[Entry]:
-    """As they are to be applied: directories and files by path, then links, those being what makes a new
-    state of them the one that is seen."""
-    return sorted(entries, key=lambda one: (one.kind == SYMLINK, one.path))
-
-
-def _entry(path: bytes, found: os.stat_result, target: bytes = b"") -> Entry | None:
-    mode, uid, gid = stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid
-    if stat.S_ISREG(found.st_mode):
-        return Entry(path, FILE, mode, uid, gid, found.st_size, max(found.st_mtime_ns, 0))
-    if stat.S_ISDIR(found.st_mode):
-        return Entry(path, DIRECTORY, mode, uid, gid)
-    if stat.S_ISLNK(found.st_mode):
-        return Entry(path, SYMLINK, mode, uid, gid, target=target)
-    return None
 
 
 class Tree:
@@ -161,18 +67,18 @@ class Tree:
         :raise FailedPrecondition: it is not there. :raise ResourceExhausted: over `bounds`."""
         if self.file:
             with self._opened(_LOOK | os.O_NONBLOCK) as descriptor:
-                only = _entry(b"", os.fstat(descriptor))
+                only = entry_of(b"", os.fstat(descriptor))
             if only is None or only.kind != FILE:
                 raise FailedPrecondition(f"{os.fsdecode(self.path)} is no file any more")
-            _Count(bounds, self.path).add(only)
+            Count(bounds, self.path).add(only)
             return {b"": only}
         found: Manifest = {}
         with self._opened(_DIRECTORY) as top:
-            own = _entry(b"", os.fstat(top))
+            own = entry_of(b"", os.fstat(top))
             assert own is not None
             found[b""] = own
             device = None if self._crossing else os.fstat(top).st_dev
-            self._walk(top, b"", found, _Count(bounds, self.path), device)
+            self._walk(top, b"", found, Count(bounds, self.path), device)
         return found
 
     def stable(self, bounds: Bounds) -> Manifest:
@@ -188,9 +94,7 @@ class Tree:
             before = found
         raise Changed(f"{os.fsdecode(self.path)} is being written all the time")
 
-    def _walk(
-        self, directory: int, prefix: bytes, found: Manifest, count: _Count, device: int | None
-    ) -> None:
+    def _walk(self, directory: int, prefix: bytes, found: Manifest, count: Count, device: int | None) -> None:
         if prefix.count(b"/") >= MAX_DEPTH:
             raise ResourceExhausted(f"{os.fsdecode(self.path)} is over {MAX_DEPTH} directories deep")
         for name in sorted(os.listdir(directory)):
@@ -204,7 +108,7 @@ class Tree:
                 status = os.stat(name, dir_fd=directory, follow_symlinks=False)
                 link = stat.S_ISLNK(status.st_mode)
                 target = os.fsencode(os.readlink(name, dir_fd=directory)) if link else b""
-                entry = _entry(path, status, target)
+                entry = entry_of(path, status, target)
                 if entry is None:
                     continue
                 count.add(entry)
@@ -285,7 +189,7 @@ class Tree:
                 yield piece
 
     def _check_same(self, descriptor: int, entry: Entry) -> None:
-        found = _entry(entry.path, os.fstat(descriptor))
+        found = entry_of(entry.path, os.fstat(descriptor))
         if found is None or found.key != entry.key:
             raise Changed(f"{os.fsdecode(entry.path)!r} in {os.fsdecode(self.path)} is being written")
 
@@ -346,7 +250,7 @@ class Tree:
         """Owner first: changing it takes set-id bits away."""
         mode = entry.mode
         if entry.kind == FILE and not self._setid:
-            mode &= ~_SETID
+            mode &= ~SETID
         os.fchown(descriptor, entry.uid, entry.gid)
         os.fchmod(descriptor, mode)
         if entry.kind == FILE:
@@ -439,92 +343,6 @@ class _InPlace(Writing):
 
     def abort(self) -> None:
         self._spool.close()
-
-
-class Applier:
-    """Applies changes in their order. A file's pieces follow its entry.
-
-    :raise InvalidArgument: a change that is none. :raise ResourceExhausted: over `bounds`, or disk full.
-    """
-
-    def __init__(self, tree: Tree, bounds: Bounds) -> None:
-        self._tree = tree
-        self._count = _Count(bounds, tree.path)
-        self._writing: Writing | None = None
-        self._left = 0
-
-    def feed(self, changes: Iterable[Change]) -> None:
-        """Some more."""
-        try:
-            for change in changes:
-                self._apply(change)
-        except OSError as error:
-            self.abort()
-            kind = ResourceExhausted if error.errno in (28, 122) else FailedPrecondition  # ENOSPC EDQUOT
-            raise kind(f"{os.fsdecode(self._tree.path)} can't be written: {error.strerror}") from None
-        except BaseException:
-            self.abort()
-            raise
-
-    def _apply(self, change: Change) -> None:
-        if isinstance(change, bytes):
-            if self._writing is None or len(change) > self._left:
-                raise InvalidArgument("more bytes than the file in a volume was said to have")
-            self._writing.write(change)
-            self._left -= len(change)
-            self._done_if_whole()
-            return
-        if self._writing is not None:
-            raise InvalidArgument("fewer bytes than the file in a volume was said to have")
-        if isinstance(change, Removed):
-            self._tree.remove(check_path(change.path))
-            return
-        entry = check_entry(change)
-        if (entry.path == b"") != (self._tree.file or (entry.kind == DIRECTORY and not entry.path)):
-            raise InvalidArgument(f"{entry.path[:200]!r} has no place in this volume")
-        if self._tree.file and entry.kind != FILE:
-            raise InvalidArgument("this volume is a file")
-        self._count.add(entry)
-        if entry.kind == DIRECTORY:
-            self._tree.make_directory(entry)
-        elif entry.kind == SYMLINK:
-            self._tree.make_link(entry)
-        else:
-            self._writing, self._left = self._tree.begin_file(entry), entry.size
-            self._done_if_whole()
-
-    def _done_if_whole(self) -> None:
-        if self._writing is not None and not self._left:
-            writing, self._writing = self._writing, None
-            writing.done()
-
-    def finish(self) -> None:
-        """That was all. :raise InvalidArgument: the last file is not whole; nothing of it stays."""
-        if self._writing is not None:
-            self.abort()
-            raise InvalidArgument("fewer bytes than the file in a volume was said to have")
-
-    def abort(self) -> None:
-        """No more will come."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.abort()
-
-
-class _Count:
-    def __init__(self, bounds: Bounds, path: bytes) -> None:
-        self._bounds = bounds
-        self._path = os.fsdecode(path)
-        self._entries = 0
-        self._bytes = 0
-
-    def add(self, entry: Entry) -> None:
-        self._entries += 1
-        self._bytes += entry.size
-        if self._entries > self._bounds.entries:
-            raise ResourceExhausted(f"{self._path} has over {self._bounds.entries} files and directories")
-        if self._bytes > self._bounds.bytes:
-            raise ResourceExhausted(f"{self._path} has over {self._bounds.bytes} bytes")
 
 
 def _temporary() -> bytes:

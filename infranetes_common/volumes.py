@@ -8,8 +8,7 @@ from typing import Any
 import attrs
 
 from infranetes_common import vmserver
-from infranetes_common.errors import InvalidArgument
-from infranetes_common.tree import (
+from infranetes_common.entries import (
     DIRECTORY,
     FILE,
     SYMLINK,
@@ -20,6 +19,7 @@ from infranetes_common.tree import (
     check_entry,
     ordered,
 )
+from infranetes_common.errors import InvalidArgument
 
 PREFIX = "infranetes-volume:"  # before a volume's id, in the host_path of a mount that is sent to an agent
 PAGE = 256  # entries of a manifest in one message

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 from infranetes_common import vmserver
+from infranetes_common.entries import Bounds, Change, Entry, Manifest
 from infranetes_common.errors import InfranetesError, InvalidArgument, ResourceExhausted
-from infranetes_common.tree import Bounds, Change, Entry, Manifest
 from infranetes_common.volumes import change_from_wire, change_to_wire, from_wire, to_wire
 from txgrpc import GrpcError
 

@@ -6,7 +6,7 @@ import attrs
 from attrs.validators import ge, gt
 
 from infranetes_common.config import Bytes
-from infranetes_common.tree import Bounds
+from infranetes_common.entries import Bounds
 
 
 @attrs.frozen

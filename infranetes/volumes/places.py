@@ -18,7 +18,7 @@ from threading import Lock
 
 import attrs
 
-from infranetes_common.tree import Manifest
+from infranetes_common.entries import Manifest
 
 TABLE = "/proc/self/mountinfo"
 _CHANGED = select.POLLPRI | select.POLLERR

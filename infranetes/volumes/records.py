@@ -14,7 +14,7 @@ from twisted.logger import Logger
 
 from infranetes.volumes.mounts import Source
 from infranetes.volumes.places import Place, Places
-from infranetes_common.tree import Entry, Manifest
+from infranetes_common.entries import Entry, Manifest
 
 _log = Logger()
 

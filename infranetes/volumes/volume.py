@@ -7,7 +7,8 @@ from twisted.internet.defer import DeferredLock
 from infranetes.volumes.mounts import Source
 from infranetes.volumes.places import MountTable, Places, as_before, moved
 from infranetes.volumes.records import Record
-from infranetes_common.tree import Bounds, Changed, Manifest, Tree
+from infranetes_common.entries import Bounds, Changed, Manifest
+from infranetes_common.tree import Tree
 from infranetes_common.volumes import keys
 
 

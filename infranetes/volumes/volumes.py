@@ -28,8 +28,9 @@ from infranetes.volumes.places import MountTable, Places, as_before
 from infranetes.volumes.records import Records
 from infranetes.volumes.volume import Volume
 from infranetes_common import cri
+from infranetes_common.applier import Applier
+from infranetes_common.entries import Change, Entry, Manifest, Removed
 from infranetes_common.errors import FailedPrecondition, InfranetesError, NotFound, Unavailable
-from infranetes_common.tree import Applier, Change, Entry, Manifest, Removed
 from infranetes_common.volumes import agreed, batch, keys, plan
 
 FLUSH_SECONDS = 10.0  # what an exit is held back for what the container wrote, at the most

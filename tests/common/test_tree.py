@@ -13,19 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
+from infranetes_common.applier import Applier
+from infranetes_common.entries import DIRECTORY, FILE, SYMLINK, Bounds, Changed, Entry, Manifest, Removed
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, ResourceExhausted
-from infranetes_common.tree import (
-    DIRECTORY,
-    FILE,
-    SYMLINK,
-    Applier,
-    Bounds,
-    Changed,
-    Entry,
-    Manifest,
-    Removed,
-    Tree,
-)
+from infranetes_common.tree import Tree
 from infranetes_common.volumes import change_from_wire, change_to_wire, plan
 
 BOUNDS = Bounds(1000, 1_000_000)

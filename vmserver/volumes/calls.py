@@ -10,8 +10,10 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 
 from infranetes_common import vmserver as messages
+from infranetes_common.applier import Applier
+from infranetes_common.entries import Bounds, Change, Manifest
 from infranetes_common.errors import InfranetesError, InvalidArgument
-from infranetes_common.tree import PIECE_BYTES, Applier, Bounds, Change, Manifest
+from infranetes_common.tree import PIECE_BYTES
 from infranetes_common.volumes import (
     BATCH_BYTES,
     PAGE,

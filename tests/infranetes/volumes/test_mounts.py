@@ -13,8 +13,8 @@ from infranetes.volumes.mounts import Source, below, carried, find
 from infranetes.volumes.places import MountTable, Place
 from infranetes.volumes.records import Record, Records
 from infranetes_common import cri
+from infranetes_common.entries import FILE, SYMLINK, Entry
 from infranetes_common.errors import InvalidArgument
-from infranetes_common.tree import FILE, SYMLINK, Entry
 
 
 class MountCase(SynchronousTestCase):

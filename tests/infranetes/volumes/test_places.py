@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.volumes.places import Mount, MountTable, Place, as_before, moved, parse, places
-from infranetes_common.tree import DIRECTORY, FILE, Entry, Manifest
+from infranetes_common.entries import DIRECTORY, FILE, Entry, Manifest
 
 POINTS = (b"/", b"/v", b"/v/a", b"/v/a/b")
 DISK = Mount(98, 1, b"/", "253:0", b"/", "ext4")

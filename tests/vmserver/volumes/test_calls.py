@@ -11,8 +11,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common import cri
 from infranetes_common import vmserver as messages
+from infranetes_common.entries import DIRECTORY, FILE, SYMLINK, Bounds, Change, Entry, Removed
 from infranetes_common.errors import FailedPrecondition
-from infranetes_common.tree import DIRECTORY, FILE, SYMLINK, Bounds, Change, Entry, Removed
 from infranetes_common.volumes import PREFIX, change_to_wire
 from tests.vmserver.test_agent import ID, AgentCase
 from txgrpc import Code

@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 
 from infranetes_common import cri
 from infranetes_common import vmserver as messages
-from infranetes_common.tree import DIRECTORY, FILE, SYMLINK, Change, Entry, Removed
+from infranetes_common.entries import DIRECTORY, FILE, SYMLINK, Change, Entry, Removed
 from infranetes_common.volumes import PREFIX, change_to_wire
 from tests.contract.container_provider import busybox_image
 from tests.support.dockerd import shared
