@@ -20,35 +20,26 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 import signal
 import stat
 import sys
-import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import attrs
-from twisted.internet import reactor as _reactor
 from twisted.internet.defer import CancelledError, Deferred, gatherResults
 from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
-from twisted.internet.protocol import Factory, ProcessProtocol, Protocol
-from twisted.internet.task import deferLater
-from twisted.trial.unittest import TestCase
+from twisted.internet.protocol import Factory, Protocol
 from zope.interface.verify import verifyObject
 
-from infranetes.authority import Authority, key_id
-from infranetes.providers import registry
+from infranetes.authority import key_id
 from infranetes.providers.interface import (
     Instance,
     InstanceSpec,
     InstanceState,
     IPodProvider,
-    ProviderContext,
-    Size,
 )
 from infranetes_common import cri, vmserver
 from infranetes_common.errors import (
@@ -60,182 +51,11 @@ from infranetes_common.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from infranetes_common.identity import Identity
-from txgrpc import Channel, GrpcError
+from tests.contract.pod_provider_case import DyingDaemon, ProviderCase, reactor
+from txgrpc import GrpcError
 
-reactor: Any = _reactor
 _ROOT = Path(__file__).parents[2]
 _DIE_IN_LAUNCH = "tests.contract.die_in_launch"
-
-if TYPE_CHECKING:
-    _Base = TestCase
-else:
-    _Base = object
-
-
-class ProviderCase(_Base):
-    """The ground that the suites stand on: hooks for a provider, helpers for its tests."""
-
-    provider_name: ClassVar[str]
-    pod_cidr: ClassVar[str] = "10.213.0.0/24"
-    other_cidr: ClassVar[str] = "10.214.0.0/24"
-    start_timeout: ClassVar[float] = 30.0  # seconds for `start`, with whatever it builds
-    boot_timeout: ClassVar[float] = 30.0  # from launch to RUNNING
-    agent_timeout: ClassVar[float] = 30.0  # from RUNNING to the agent's first answer
-    call_timeout: ClassVar[float] = 30.0  # for each other call
-    notice_timeout: ClassVar[float] = 30.0  # until the end of a VM is noticed
-    interrupt_after: ClassVar[tuple[float, ...]] = (0.0, 0.05, 0.5)  # seconds into a launch
-    too_big: ClassVar[Size] = Size(cpu_millis=10**9, memory_bytes=2**60)
-    timeout = 600.0  # of one test
-
-    # Hooks.
-
-    def table(self) -> Mapping[str, Any]:
-        """The provider's configuration for this test."""
-        raise NotImplementedError
-
-    def end_from_outside(self, instance: Instance) -> Awaitable[None]:
-        """Make the VM stop executing as a crash would, behind the provider's back."""
-        raise NotImplementedError
-
-    def break_launches(self) -> Callable[[], None]:
-        """Change the world so that each launch of a provider made from now on fails late, after all
-        that a VM holds has been taken; what is returned mends it. `start` still works."""
-        raise NotImplementedError
-
-    def leftovers(self) -> Awaitable[list[str]] | list[str]:
-        """All that VMs hold outside of this process, in words: processes, interfaces, leases, disks.
-        Asked when every VM is destroyed and every provider stopped."""
-        raise NotImplementedError
-
-    def finish(self) -> Awaitable[None] | None:
-        """Take away what the test itself has set up, as the last thing."""
-        return None
-
-    # Helpers.
-
-    def setUp(self) -> Any:
-        self.state_dir = Path(self.mktemp()).absolute()
-        self.state_dir.mkdir(mode=0o700, parents=True)
-        self.run_dir = Path(tempfile.mkdtemp(prefix="infranetes-"))  # short: sockets go into it
-        self.authority = Authority(self.mktemp())
-        self.providers: list[IPodProvider] = []
-        self.channels: list[Any] = []
-
-    def tearDown(self) -> Any:
-        return Deferred.fromCoroutine(self.clean_up())
-
-    async def clean_up(self) -> None:
-        """Destroy what is left of VMs, then prove that nothing is."""
-        try:
-            for channel in self.channels:
-                await channel.close()
-            for provider in self.providers:
-                await provider.stop()
-            provider = self.make_provider()  # with whatever subnet the VMs have
-            await self.within(provider.start(lambda words: None), self.start_timeout)
-            for instance in await self.within(provider.list()):
-                await self.within(provider.destroy(instance.id))
-            self.assertEqual(await self.within(provider.list()), [])
-            await provider.stop()
-            left = self.leftovers()
-            self.assertEqual(left if isinstance(left, list) else await left, [])
-        finally:
-            finished = self.finish()
-            if finished is not None:
-                await finished
-            shutil.rmtree(self.run_dir)  # not an addCleanup: trial runs those before tearDown
-
-    cluster: ClassVar[str] = "contract"
-    node: ClassVar[str] = "node-1"
-
-    def context(self, cluster: str | None = None, node: str | None = None) -> ProviderContext:
-        return ProviderContext(self.state_dir, self.run_dir, cluster or self.cluster, node or self.node)
-
-    def make_provider(self, cluster: str | None = None, node: str | None = None) -> IPodProvider:
-        """A provider over the state of this test, not started."""
-        provider = registry.create(reactor, self.provider_name, self.table(), self.context(cluster, node))
-        self.providers.append(provider)
-        return provider
-
-    async def started(
-        self, cluster: str | None = None, node: str | None = None, pod_cidr: str | None = None
-    ) -> IPodProvider:
-        provider = self.make_provider(cluster, node)
-        await self.within(provider.configure_network(pod_cidr or self.pod_cidr))
-        await self.within(provider.start(lambda words: None), self.start_timeout)
-        return provider
-
-    async def restarted(self, provider: IPodProvider) -> IPodProvider:
-        """What a new daemon has after `provider`'s one has ended."""
-        await self.within(provider.stop())
-        return await self.started()
-
-    def spec(self, **changes: Any) -> InstanceSpec:
-        sandbox_id = secrets.token_hex(16)
-        certificate, key = self.authority.issue_vm(sandbox_id, 3600)
-        identity = Identity(
-            sandbox_id=sandbox_id,
-            certificate_pem=certificate,
-            key_pem=key,
-            ca_pem=self.authority.ca_pem,
-            hostname="pod",
-            machine_id=secrets.token_hex(16),
-            entropy=secrets.token_hex(32),
-            now_nanos=time.time_ns(),
-        )
-        spec = InstanceSpec(secrets.token_hex(16), sandbox_id, self.cluster, self.node, identity)
-        return attrs.evolve(spec, **changes)
-
-    async def running(self, provider: IPodProvider, spec: InstanceSpec) -> Instance:
-        launched = await self.within(provider.launch(spec))
-        waiting = provider.wait_running(launched.id, self.boot_timeout)
-        instance: Instance = await self.within(waiting, self.boot_timeout + 5)
-        self.assertIs(instance.state, InstanceState.RUNNING)
-        return instance
-
-    def within(self, waiting: Deferred[Any], seconds: float | None = None) -> Deferred[Any]:
-        """`waiting`, which has to fire within `seconds` (`call_timeout` when not given)."""
-        return waiting.addTimeout(seconds or self.call_timeout, reactor)
-
-    def sleep(self, seconds: float) -> Deferred[None]:
-        return deferLater(reactor, seconds, lambda: None)
-
-    async def until(self, holds: Callable[[], Any], what: str, seconds: float | None = None) -> None:
-        deadline = reactor.seconds() + (seconds or self.notice_timeout)
-        while not holds():
-            if reactor.seconds() > deadline:
-                self.fail(f"not in time: {what}")
-            await self.sleep(0.05)
-
-    def agent(self, instance: Instance, sandbox_id: str | None = None) -> Any:
-        """A stub of the VM's agent, which has to prove that it is `sandbox_id`'s."""
-        endpoint = wrapClientTLS(
-            self.authority.client_options(sandbox_id or instance.sandbox_id),
-            HostnameEndpoint(reactor, instance.agent_host, instance.agent_port),
-        )
-        channel = Channel(reactor, endpoint)
-        self.channels.append(channel)
-        return channel.stub(vmserver.Agent)
-
-    async def agent_info(self, instance: Instance) -> Any:
-        """What the agent answers to Info, asked again until it does."""
-        stub = self.agent(instance)
-        deadline = reactor.seconds() + self.agent_timeout
-        while True:
-            try:
-                return await stub.Info(vmserver.InfoRequest(), timeout=5.0)
-            except GrpcError:
-                if reactor.seconds() > deadline:
-                    raise
-                await self.sleep(0.1)
-
-    async def refused(self, error: type[Exception], waiting: Deferred[Any]) -> Exception:
-        """The error that `waiting` has to fail with, and whose words have to say something."""
-        raised = await self.assertFailure(self.within(waiting), error)
-        self.assertGreater(len(str(raised)), 10, f"{error.__name__} says too little: {raised}")
-        assert isinstance(raised, Exception)
-        return raised
 
 
 class PodProviderContract(ProviderCase):
@@ -552,7 +372,7 @@ class PodProviderContract(ProviderCase):
             "seconds": seconds,
         }
         job.write_text(json.dumps(document))
-        daemon = _Daemon()
+        daemon = DyingDaemon()
         reactor.spawnProcess(
             daemon,
             sys.executable,
@@ -692,29 +512,6 @@ class LeasedAddressContract(ProviderCase):
         await self.within(provider.destroy(instances[0].id))
         again = await self.running(provider, spec)
         self.assertEqual(again.address, instances[0].address)
-
-
-class _Daemon(ProcessProtocol):
-    """A child process, its words and how it ended."""
-
-    def __init__(self) -> None:
-        self.ended: Deferred[None] = Deferred()
-        self.said = b""
-        self.signal: int | None = None
-
-    def outReceived(self, data: bytes) -> None:
-        self.said += data
-
-    def errReceived(self, data: bytes) -> None:
-        self.said += data
-
-    def processEnded(self, reason: Any) -> None:
-        self.signal = reason.value.signal
-        self.ended.callback(None)
-
-    def kill(self) -> None:
-        if not self.ended.called:
-            self.transport.signalProcess("KILL")  # type: ignore[union-attr]
 
 
 def _others_reach(path: Path, root: Path) -> bool:

@@ -33,7 +33,8 @@ from infranetes_common.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from tests.contract.pod_provider import LeasedAddressContract, PodProviderContract, ProviderCase, reactor
+from tests.contract.pod_provider import LeasedAddressContract, PodProviderContract
+from tests.contract.pod_provider_case import ProviderCase, reactor
 from txgrpc import GrpcError
 
 IMAGES = Path(os.environ.get("INFRANETES_TEST_IMAGES", DEFAULT_DIR))

@@ -25,7 +25,8 @@ from infranetes_common.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from tests.contract.pod_provider import LeasedAddressContract, PodProviderContract, ProviderCase, reactor
+from tests.contract.pod_provider import LeasedAddressContract, PodProviderContract
+from tests.contract.pod_provider_case import ProviderCase, reactor
 from txgrpc import GrpcError
 
 

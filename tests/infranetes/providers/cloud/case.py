@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from infranetes.providers.cloud.aws.cloud import offers
 from infranetes.providers.cloud.gcp.sizes import prices
 from infranetes.providers.interface import Instance
-from tests.contract.pod_provider import ProviderCase, reactor
+from tests.contract.pod_provider_case import ProviderCase, reactor
 from tests.support.clouds.aws import AwsWorld
 from tests.support.clouds.faults import Kind
 from tests.support.clouds.gce import GceWorld

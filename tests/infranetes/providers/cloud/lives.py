@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred, gatherResults
 
 from infranetes.providers.interface import InstanceSpec, InstanceState
 from infranetes_common.errors import Unavailable
-from tests.contract.pod_provider import ProviderCase
+from tests.contract.pod_provider_case import ProviderCase
 
 
 class Lives(ProviderCase):

@@ -14,7 +14,7 @@ from infranetes.providers.interface import Instance, InstanceState, Size
 from infranetes.threads import in_thread
 from infranetes_common import config
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
-from tests.contract.pod_provider import reactor
+from tests.contract.pod_provider_case import reactor
 from tests.infranetes.providers.cloud.case import GcpCase
 from tests.support.clouds.faults import Kind
 from tests.support.clouds.gce_resources import ZONES

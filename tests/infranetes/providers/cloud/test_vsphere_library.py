@@ -22,7 +22,7 @@ from infranetes_common.errors import (
     NotFound,
     Unavailable,
 )
-from tests.contract.pod_provider import reactor
+from tests.contract.pod_provider_case import reactor
 from tests.infranetes.providers.cloud.vsphere_case import SETTINGS, VsphereCase
 from tests.support.clouds import vcsim
 from tests.support.clouds.faults import Kind

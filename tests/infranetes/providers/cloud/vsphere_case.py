@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from infranetes.providers.interface import Instance
-from tests.contract.pod_provider import ProviderCase, reactor
+from tests.contract.pod_provider_case import ProviderCase, reactor
 from tests.support.clouds import tls, vcsim
 from tests.support.clouds.faults import Kind
 from tests.support.clouds.vsphere import VsphereWorld

@@ -1,0 +1,182 @@
+"""Keepalive and drain, server and client in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from h2.errors import ErrorCodes
+
+from tests.txgrpc.demo import Note
+from tests.txgrpc.memory_case import MemoryCase, start
+from tests.txgrpc.support import drain_iterator
+from txgrpc import Code, GrpcError, Limits
+from txgrpc.http2 import goaway
+
+
+class KeepaliveTests(MemoryCase):
+    """PING."""
+
+    def test_client_notices_a_dead_server(self) -> None:
+        """Silence during a call is followed by a PING, and silence after that by the loss of the call."""
+        world = self.world(channel={"keepalive": 10, "limits": Limits(keepalive_timeout=3)})
+        call = world.stub.Wait(Note())
+        world.wait(60)
+        self.assertNoResult(call)
+        world.wire.stalled.add(world.wire.server)
+        world.wait(9)
+        self.assertNoResult(call)
+        world.wait(6)
+        failure = self.failureResultOf(call, GrpcError)
+        self.assertEqual(failure.value.code, Code.UNAVAILABLE)
+        self.assertIn("PING", failure.value.message)
+        self.assertTrue(world.wire.client.aborted)
+
+    def test_server_notices_a_dead_client(self) -> None:
+        """The methods of a client that is gone are cancelled."""
+        world = self.world(server={"keepalive": 10})
+        world.stub.Wait(Note()).addErrback(lambda _: None)
+        world.wait(100)
+        self.assertEqual(world.demo.ended, [])
+        world.wire.stalled.add(world.wire.client)
+        world.wait(35)
+        self.assertEqual(world.demo.ended, ["Wait cancelled"])
+        self.assertEqual(world.server.connections, set())
+
+    def test_idle_client_is_quiet(self) -> None:
+        """Without a call in progress the client sends nothing."""
+        world = self.world(channel={"keepalive": 1}, server={"keepalive": None})
+        world.stub.Echo(Note())
+        world.settle()
+        world.wire.stalled.add(world.wire.client)
+        world.wait(30)
+        self.assertEqual(bytes(world.wire.client.unsent), b"")
+
+    def test_peer_that_never_begins(self) -> None:
+        """A connection without HTTP/2's first bytes is closed."""
+        world = self.world()
+        world.stub.Echo(Note()).addErrback(lambda _: None)
+        world.clock.advance(0)
+        world.wire.stalled.update((world.wire.client, world.wire.server))
+        world.wait(21)
+        self.assertTrue(world.wire.server.aborted)
+        self.assertEqual(world.server.connections, set())
+
+
+class DrainTests(MemoryCase):
+    """GOAWAY."""
+
+    def test_running_calls_end(self) -> None:
+        """Draining waits for the calls that run, and closes then; nothing is lost."""
+        world = self.world()
+        call = world.stub.Wait(Note(number=5000))
+        world.settle()
+        drained = world.server.drain(60)
+        world.wait(4)
+        self.assertNoResult(call)
+        self.assertNoResult(drained)
+        world.wait(2)
+        self.assertEqual(self.successResultOf(call).number, 5000)
+        self.successResultOf(drained)
+        self.assertFalse(world.wire.up)
+
+    def test_calls_under_way_are_answered(self) -> None:
+        """Calls that the client began before it knew are answered too."""
+        world = self.world()
+        self.successResultOf(self.settled(world, world.stub.Echo(Note())))
+        late = [world.stub.Echo(Note(number=n)) for n in range(5)]
+        drained = world.server.drain(60)
+        world.settle()
+        self.assertEqual([self.successResultOf(call).number for call in late], list(range(5)))
+        self.successResultOf(drained)
+
+    def test_time_is_limited(self) -> None:
+        """What still runs when the time is over is cancelled; its caller sees UNAVAILABLE."""
+        world = self.world()
+        call = world.stub.Wait(Note())
+        world.settle()
+        drained = world.server.drain(10)
+        world.wait(9)
+        self.assertNoResult(drained)
+        world.wait(2)
+        self.assertEqual(self.code_of(call), Code.UNAVAILABLE)
+        self.assertEqual(world.demo.ended, ["Wait cancelled"])
+        self.successResultOf(drained)
+
+    def test_silent_client(self) -> None:
+        """A client that answers nothing does not hold up the end."""
+        world = self.world()
+        world.stub.Wait(Note()).addErrback(lambda _: None)
+        world.settle()
+        drained = world.server.drain(10)
+        world.wire.stalled.update((world.wire.client, world.wire.server))
+        world.wait(16)
+        self.successResultOf(drained)
+
+    def test_idle_connections_close(self) -> None:
+        """Without calls, draining is done at once; nothing left: at once, too."""
+        world = self.world()
+        world.stub.Echo(Note())
+        world.settle()
+        drained = world.server.drain(10)
+        world.settle()
+        self.successResultOf(drained)
+        self.successResultOf(world.server.drain(10))
+        self.assertEqual([call for call in world.clock.getDelayedCalls() if call.active()], [])
+
+    def test_new_connection_for_new_calls(self) -> None:
+        """After a GOAWAY the channel's next call has a new connection; the old one closes with its last."""
+        world = self.world()
+        old_call = world.stub.Wait(Note(number=5000))
+        world.settle()
+        first = world.wire
+        for connection in world.server.connections:
+            connection.drain()
+        world.settle()
+        new = world.stub.Echo(Note(text="new"))
+        world.settle()
+        self.assertEqual(self.successResultOf(new).text, "new")
+        self.assertIsNot(world.wire, first)
+        world.wait(6)
+        self.assertEqual(self.successResultOf(old_call).number, 5000)
+        self.assertFalse(first.up)
+        self.assertTrue(world.wire.up)
+
+    def test_unseen_calls_go_elsewhere(self) -> None:
+        """A unary call that GOAWAY says was never looked at is made again on a new connection."""
+        world = self.world()
+        self.successResultOf(self.settled(world, world.stub.Echo(Note())))
+        first = world.wire
+        first.stalled.add(first.client)
+        call = world.stub.Echo(Note(text="again"))
+        stream = world.stub.Chat()
+        heard = start(drain_iterator(stream))
+        first.client.protocol.dataReceived(goaway(1, ErrorCodes.NO_ERROR, b"moving house"))
+        world.settle()
+        self.assertEqual(self.successResultOf(call).text, "again")
+        failure = self.failureResultOf(heard, GrpcError)
+        self.assertEqual(failure.value.code, Code.UNAVAILABLE)
+        self.assertIn("moving house", failure.value.message)
+
+    def test_refused_streams_go_again(self) -> None:
+        """A unary call whose stream was refused is made once more; refused again, it is UNAVAILABLE."""
+        world = self.world()
+        self.successResultOf(self.settled(world, world.stub.Echo(Note())))
+        server = next(iter(world.server.connections))
+        accept = server.request_received
+        refused: list[int] = []
+
+        def refuse(stream_id: int, headers: Any) -> None:
+            if len(refused) in (0, 1, 2):
+                refused.append(stream_id)
+                server.send_reset(stream_id, ErrorCodes.REFUSED_STREAM)
+            else:
+                accept(stream_id, headers)
+
+        server.request_received = refuse  # type: ignore[method-assign]
+        first = world.stub.Echo(Note())
+        world.settle()
+        self.assertEqual(self.code_of(first), Code.UNAVAILABLE)
+        second = world.stub.Echo(Note(text="again"))
+        world.settle()
+        self.assertEqual(self.successResultOf(second).text, "again")
+        self.assertEqual(len(refused), 3)

@@ -1,0 +1,216 @@
+"""Flow control, and that no peer has the reactor for itself; server and client in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from h2.errors import ErrorCodes
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionLost
+
+from tests.txgrpc.demo import Note
+from tests.txgrpc.memory import HIGH_WATER, SMALL, World
+from tests.txgrpc.memory_case import MemoryCase, start
+from tests.txgrpc.support import drain_iterator
+from txgrpc import Code, GrpcError, Limits
+
+
+class FlowControlTests(MemoryCase):
+    """Who is fast waits for who is slow."""
+
+    def test_server_waits_for_a_slow_reader(self) -> None:
+        """A generator gets no further ahead than the window, and goes on as the messages are taken."""
+        world = self.world(channel={"limits": SMALL})
+        call = world.stub.Count(Note(number=1000, blob=b"x" * 10_000))
+        world.settle()
+        ahead = world.demo.sent
+        self.assertTrue(6 <= ahead <= 8, ahead)
+        for _ in range(20):
+            self.successResultOf(start(call.__anext__()))
+            world.settle()
+        self.assertTrue(ahead + 10 <= world.demo.sent <= ahead + 21, world.demo.sent)
+        call.cancel()
+
+    def test_client_waits_for_a_slow_server(self) -> None:
+        """An upload's iterable is asked no further than the window while the method does not read."""
+        world = self.world(server={"limits": SMALL})
+        asked = 0
+        gate: Deferred[None] = Deferred()
+
+        async def slow_sum(requests: Any, call: Any) -> Any:
+            await gate
+            return Note(number=len([request async for request in requests]))
+
+        method, _ = world.server._methods[b"/txgrpc.demo.Demo/Sum"]
+        world.server._methods[b"/txgrpc.demo.Demo/Sum"] = method, slow_sum
+
+        def requests() -> Any:
+            nonlocal asked
+            for _ in range(1000):
+                asked += 1
+                yield Note(blob=b"x" * 10_000)
+
+        call = world.stub.Sum(requests())
+        world.settle()
+        self.assertTrue(6 <= asked <= 8, asked)
+        gate.callback(None)
+        world.settle()
+        self.assertEqual(self.successResultOf(call).number, 1000)
+
+    def test_transport_pushes_back(self) -> None:
+        """A transport that takes nothing stops the writers, however large the windows are."""
+        wide = Limits(stream_window=2**24, connection_window=2**24)
+        world = self.world(channel={"limits": wide})
+        world.settle()
+        call = world.stub.Count(Note(number=10_000, blob=b"x" * 1000))
+        world.clock.advance(0)
+        world.wire.step()
+        world.settle()
+        heard = start(drain_iterator(call))
+        world.settle()
+        self.assertEqual(len(self.successResultOf(heard)), 10_000)
+        self.assertLess(world.wire.server.most, HIGH_WATER + 40_000)
+
+    def test_unread_calls_do_not_stop_others(self) -> None:
+        """Streams that nobody reads hold up only themselves."""
+        world = self.world(channel={"limits": SMALL})
+        idle = [world.stub.Count(Note(number=1000, blob=b"x" * 10_000)) for _ in range(10)]
+        world.settle()
+        echo = world.stub.Echo(Note(blob=b"y" * 300_000))
+        world.settle()
+        self.assertEqual(len(self.successResultOf(echo).blob), 300_000)
+        for call in idle:
+            call.cancel()
+
+    def test_writers_take_turns(self) -> None:
+        """A small answer does not wait behind a large one."""
+        world = self.world()
+        world.stub.Echo(Note(blob=b"y" * 10_000_000)).addErrback(lambda _: None)
+        small = world.stub.Echo(Note(text="small"))
+        for _ in range(20):
+            world.clock.advance(0)
+            for wire in world.wires:
+                wire.step()
+        self.assertEqual(self.successResultOf(small).text, "small")
+
+    def test_peer_that_reads_nothing(self) -> None:
+        """Who asks on and on without reading the answers is cut off."""
+        limits = Limits(max_unread_output=4096)
+        world = self.world(server={"limits": limits})
+        self.successResultOf(self.settled(world, world.stub.Echo(Note())))
+        world.wire.stalled.add(world.wire.server)
+        world.stub.Echo(Note(blob=b"x" * 100_000)).addErrback(lambda _: None)
+        for _ in range(1000):
+            for _ in range(10):
+                # Answers to unknown methods are headers, which no window holds back.
+                world.stub.Missing(Note(text="x" * 100)).addErrback(lambda _: None)
+            world.settle()
+            if not world.wire.up:
+                break
+        self.assertTrue(world.wire.server.aborted)
+        self.assertLess(world.wire.server.most, 150_000)
+
+
+class TurnTests(MemoryCase):
+    """No peer has the reactor for itself: what arrived is handled in more turns than one."""
+
+    def hurried(self) -> World:
+        """Both ends connected, and from now on time is always up when they look at the clock."""
+        world = self.world()
+        self.successResultOf(self.settled(world, world.stub.Echo(Note())))
+        clock = world.clock
+        seconds = clock.seconds
+
+        def later() -> float:
+            clock.rightNow += 0.011
+            return seconds()
+
+        self.patch(clock, "seconds", later)
+        return world
+
+    def test_in_order(self) -> None:
+        """Every call is answered, the messages of a stream come in order, and reading goes on."""
+        world = self.hurried()
+        calls = [world.stub.Echo(Note(number=n)) for n in range(50)]
+        stream = start(drain_iterator(world.stub.Count(Note(number=50))))
+        chat = world.stub.Chat()
+        for n in range(50):
+            start(chat.send(Note(text=str(n))))
+        world.wire.step()
+        self.assertFalse(world.wire.server.reading)
+        self.assertLess(len(world.demo.calls), 1 + 50)
+        world.settle()
+        self.assertTrue(world.wire.server.reading and world.wire.client.reading)
+        self.assertEqual([self.successResultOf(call).number for call in calls], list(range(50)))
+        self.assertEqual(len(self.successResultOf(stream)), 50)
+        texts = [self.successResultOf(start(chat.__anext__())).text for _ in range(50)]
+        self.assertEqual(texts, [str(n) for n in range(50)])
+
+    def test_much_to_send(self) -> None:
+        """A method that never waits does not keep the reactor until all its messages are sent."""
+        world = self.world()
+        stream = start(drain_iterator(world.stub.Count(Note(number=1000))))
+        others = [start(drain_iterator(world.stub.Count(Note(number=10)))) for _ in range(100)]
+        world.clock.advance(0)
+        while not world.demo.calls:
+            world.wire.step()
+        self.assertLess(world.demo.sent, 64 + 101)
+        world.settle()
+        self.assertEqual(len(self.successResultOf(stream)), 1000)
+        self.assertEqual([len(self.successResultOf(other)) for other in others], [10] * 100)
+
+    def answered_and_lost(self) -> tuple[World, list[Deferred[Any]]]:
+        """A client that has all answers, but not looked at most of them, when its connection is lost."""
+        world = self.hurried()
+        calls = [world.stub.Echo(Note(number=n)) for n in range(50)]
+        while not world.wire.client.protocol._backlog:
+            world.wire.step()
+            if world.wire.client.reading:
+                world.clock.advance(0)
+        while world.wire.server.protocol._backlog:
+            world.clock.advance(0)
+        world.wire.client.protocol.dataReceived(world.wire.server.take())
+        world.wire.cut(ConnectionLost())
+        self.assertTrue([call for call in calls if not call.called])
+        return world, calls
+
+    def test_answers_before_a_loss(self) -> None:
+        """What came before the connection was lost counts; the next call connects anew."""
+        world, calls = self.answered_and_lost()
+        world.settle()
+        self.assertEqual([self.successResultOf(call).number for call in calls], list(range(50)))
+        again = world.stub.Echo(Note(text="again"))
+        world.settle()
+        self.assertEqual(self.successResultOf(again).text, "again")
+        self.assertEqual(len(world.wires), 2)
+
+    def test_closed_meanwhile(self) -> None:
+        """Closing the channel ends what was not looked at yet, and leaves nothing to do."""
+        world, calls = self.answered_and_lost()
+        closed = world.channel.close()
+        world.settle()
+        self.successResultOf(closed)
+        self.assertTrue(all(call.called for call in calls))
+        self.assertEqual(self.code_of(calls[-1]), Code.CANCELLED)
+        for call in calls:
+            call.addErrback(lambda failure: failure.trap(GrpcError))
+
+    def test_cut_off_meanwhile(self) -> None:
+        """A connection that is ended in the middle of what arrived has no turn left."""
+        for end in ("close", "abort"):
+            world = self.hurried()
+            calls = [world.stub.Wait(Note()) for _ in range(50)]
+            world.wire.step()
+            server = world.wire.server.protocol
+            self.assertTrue(server._backlog)
+            server.close(ErrorCodes.NO_ERROR, "over") if end == "close" else server.abort("over")
+            self.assertFalse(server._backlog)
+            self.assertIsNone(server._turn)
+            self.assertEqual(world.wire.server.reading, end == "close")
+            seen = len(world.demo.calls) - 1
+            self.assertLess(seen, 50)
+            world.settle()
+            self.assertEqual(world.demo.ended[:seen], ["Wait cancelled"] * seen)
+            self.assertEqual(self.code_of(calls[0]), Code.UNAVAILABLE)
+            for call in calls[1:]:  # those that the server has not looked at may be sent again
+                call.addErrback(lambda failure: failure.trap(GrpcError))
