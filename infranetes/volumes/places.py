@@ -166,7 +166,11 @@ def as_before(found: Manifest, before: Manifest, moved: frozenset[bytes]) -> Man
         return found
 
     def hidden(path: bytes) -> bool:
-        return any(not point or _inside(path, point) for point in moved)
+        while path not in moved:
+            if not path:
+                return False
+            path = path.rpartition(b"/")[0]
+        return True
 
     same = {path: entry for path, entry in found.items() if not hidden(path)}
     return {**same, **{path: entry for path, entry in before.items() if hidden(path)}}

@@ -222,8 +222,10 @@ class Volumes:
                 theirs = {}
         else:
             theirs = volume.base
-        before = theirs if volume.base is None else volume.base
-        ours, theirs = as_before(ours, before, later), as_before(theirs, before, later)
+        if later:
+            before = theirs if volume.base is None else volume.base
+            ours = await self._thread(as_before, ours, before, later)
+            theirs = await self._thread(as_before, theirs, before, later)
         todo = plan(volume.base or {}, ours, theirs, writable=volume.writable)
         if todo.pulls:
             await self._pull(client, volume, todo.pull, todo.pull_removed)
