@@ -32,8 +32,9 @@ def links() -> set[str]:
 
 
 def demo(*arguments: str) -> subprocess.Popen[str]:
+    """As in a terminal: who runs the tests in the background has Ctrl-C ignored, and so have all children."""
     return subprocess.Popen(
-        [sys.executable, "-m", "demo", *arguments],
+        ["env", "--default-signal=INT", sys.executable, "-m", "demo", *arguments],
         cwd=TREE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
