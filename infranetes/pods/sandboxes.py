@@ -324,6 +324,8 @@ class Sandboxes:
         if view is None or view.reach is Reach.UNREACHABLE:
             return
         if not view.live:
+            if await self._vm_is_gone(sandbox):
+                return
             view.start()
             try:
                 await within(self._node.clock, AGENT_SECONDS, view.when_live(), "the agent")
@@ -335,6 +337,17 @@ class Sandboxes:
         drains = [self._node.logs.drain(one) for one in list(sandbox.containers.values())]
         patience = MACHINE_DRAIN_SECONDS if sandbox.record.image else self._node.times.drain
         await self._bounded(drains, patience, sandbox, "writing the rest of its logs")
+
+    async def _vm_is_gone(self, sandbox: Sandbox) -> bool:
+        """No agent will answer. Where the provider can't say, one may."""
+        work = self._node.provider.get(sandbox.record.instance_id)
+        try:
+            instance = await within(self._node.clock, AGENT_SECONDS, work, "looking for its VM")
+        except NotFound:
+            return True
+        except InfranetesError:
+            return False
+        return bool(instance.state is InstanceState.ENDED)
 
     async def _kill(self, sandbox: Sandbox, container: Container) -> None:
         assert sandbox.client is not None

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail
 
 from infranetes.agent.view import Reach
 from infranetes.pods import listing
+from infranetes.pods.sandboxes import AGENT_SECONDS
 from infranetes.pods.states import ContainerState, SandboxState
 from infranetes.pods.waits import go
 from infranetes.providers.interface import Instance, InstanceState
@@ -105,6 +106,31 @@ class RestartTests(ContainerBase):
         self.assertEqual(self.record(self.sandbox).state, SandboxState.STOPPED)
         self.assertEqual(self.world.provider.instances, {})
         self.assertEqual(self.kept(made).exit_code, 143)
+
+    def test_a_stop_waits_for_no_agent_whose_vm_is_gone_or_has_ended(self) -> None:
+        (instance,) = self.world.provider.instances.values()
+        for left in ({}, {instance.id: attrs.evolve(instance, state=InstanceState.ENDED)}):
+            stopping = attrs.evolve(self.record(self.sandbox), state=SandboxState.STOPPING)
+            self.world.kill()
+            self.world.store.put_sandbox(stopping)
+            self.world.provider.instances = dict(left)
+            self.agent.silent = True
+            began = self.world.clock.seconds()
+            self.world.restart()
+            self.assertEqual(self.world.clock.seconds(), began)
+            self.assertEqual(self.record(self.sandbox).state, SandboxState.STOPPED)
+            self.assertEqual(self.world.provider.instances, {})
+
+    def test_a_stop_gives_an_agent_time_whose_vm_may_be_there(self) -> None:
+        stopping = self.record(self.sandbox).to(SandboxState.STOPPING)
+        self.world.kill()
+        self.world.store.put_sandbox(stopping)
+        self.agent.silent = True
+        self.patch(self.world.provider, "get", lambda _: fail(Unavailable("the cloud is away")))
+        self.world.restart()
+        self.assertEqual(self.record(self.sandbox).state, SandboxState.STOPPING)
+        self.world.clock.advance(AGENT_SECONDS)
+        self.assertEqual(self.record(self.sandbox).state, SandboxState.STOPPED)
 
     def test_an_end_of_a_failed_launch_is_finished(self) -> None:
         launching = attrs.evolve(self.record(self.sandbox), state=SandboxState.ABANDONED)
