@@ -21,6 +21,7 @@ import attrs
 from infranetes_common.entries import Manifest
 
 TABLE = "/proc/self/mountinfo"
+ANSWERS = 10_000  # kept at most, until the table changes
 _CHANGED = select.POLLPRI | select.POLLERR
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
@@ -117,15 +118,24 @@ class MountTable:
         self._lock = Lock()
         self._watched = -1
         self._mounts: list[Mount] = []
+        self._answers: dict[str, Places] = {}  # since the mounts were read
 
     def kind(self, device: int) -> str:
         """A mounted file system's type by its number, "" if there is none. :raise OSError: as `places`."""
         number = f"{os.major(device)}:{os.minor(device)}"
-        return next((one.kind for one in self._read() if one.device == number), "")
+        with self._lock:
+            self._read()
+            return next((one.kind for one in self._mounts if one.device == number), "")
 
     def places(self, path: str) -> Places:
         """As the function of that name, at this moment. :raise OSError: the table can't be read."""
-        return places(self._read(), os.fsencode(path))
+        with self._lock:
+            self._read()
+            if path not in self._answers:
+                if len(self._answers) >= ANSWERS:
+                    self._answers.clear()
+                self._answers[path] = places(self._mounts, os.fsencode(path))
+            return self._answers[path]
 
     def close(self) -> None:
         """Let go of what tells changes. A later look opens it again."""
@@ -134,16 +144,15 @@ class MountTable:
                 os.close(self._watched)
                 self._watched = -1
 
-    def _read(self) -> list[Mount]:
-        with self._lock:
-            fresh = self._watched < 0
-            if fresh:
-                self._watched = os.open(TABLE, os.O_RDONLY | os.O_CLOEXEC)
-            changes = select.poll()
-            changes.register(self._watched, _CHANGED)
-            if changes.poll(0) or fresh:
-                self._mounts = parse(Path(TABLE).read_bytes())
-            return self._mounts
+    def _read(self) -> None:
+        fresh = self._watched < 0
+        if fresh:
+            self._watched = os.open(TABLE, os.O_RDONLY | os.O_CLOEXEC)
+        changes = select.poll()
+        changes.register(self._watched, _CHANGED)
+        if changes.poll(0) or fresh:
+            self._mounts = parse(Path(TABLE).read_bytes())
+            self._answers.clear()
 
 
 def moved(before: Places, now: Places) -> frozenset[bytes]:
