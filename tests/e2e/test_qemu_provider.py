@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -81,6 +84,8 @@ class QemuCase(ProviderCase):
             "template_dir": str(TEMPLATES),
             "pod_cidr": self.pod_cidr,
         }
+        # A home, which this tree may be in, is closed to QEMU's user.
+        self.open_dir = Path(tempfile.mkdtemp(prefix="infranetes-"))
         return super().setUp()
 
     def table(self) -> Mapping[str, Any]:
@@ -99,12 +104,10 @@ class QemuCase(ProviderCase):
 
     def wrapper(self, body: str) -> str:
         """A QEMU of which `body`, a piece of shell, has the arguments first."""
-        path = Path(self.mktemp()).absolute()
+        self.open_dir.chmod(0o755)
+        path = self.open_dir / f"qemu-{secrets.token_hex(4)}"
         path.write_text(f'#!/bin/bash\n{body}\nexec {QEMU} "$@"\n')
         path.chmod(0o755)
-        for parent in path.parents:
-            if parent.is_relative_to(Path.cwd()) and parent.stat().st_mode & 0o005 != 0o005:
-                parent.chmod(0o755)
         return str(path)
 
     def break_launches(self) -> Callable[[], None]:
@@ -141,6 +144,7 @@ class QemuCase(ProviderCase):
             return False
 
     async def finish(self) -> None:
+        shutil.rmtree(self.open_dir)
         await Network(reactor, BRIDGE, 0).remove()
 
 
