@@ -10,6 +10,7 @@ PACKAGES = {
     "docker": "docker.io",
     "go": "golang-go",
     "ip": "iproute2",
+    "journalctl": "systemd",
     "nft": "nftables",
     "protoc": "protobuf-compiler",
     "qemu-img": "qemu-utils",
