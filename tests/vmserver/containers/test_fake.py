@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import shutil
 import signal
@@ -109,6 +111,26 @@ class FakeOwnTests(FakeCase, TestCase):
         ended = await self.ended(id)
         self.assertEqual((ended.exit_code, ended.reason), (137, "Error"))
         await self.until(lambda: not _lives(state.pid), "its process is gone")
+
+    async def test_a_start_waits_for_the_one_that_an_earlier_agent_began(self) -> None:
+        id = await self.create("sleep", "600")
+        with open(os.path.join(self._directory, id + ".begun"), "w") as begun:
+            fcntl.flock(begun, fcntl.LOCK_EX)
+            begun.write("begun\n")
+            begun.flush()
+            starting = self.provider.start_container(id)
+            inode = str(os.fstat(begun.fileno()).st_ino)
+
+            def waits() -> bool:
+                locks = Path("/proc/locks").read_text().splitlines()
+                return any("->" in line and f":{inode} " in line for line in locks)
+
+            await self.until(waits, "the second supervisor waits")
+            self.assertFalse(starting.called)
+            ended = {"exit_code": 7, "started_at": 1, "finished_at": 2, "error": ""}
+            Path(self._directory, id + ".exit").write_text(json.dumps(ended))
+        state = await starting
+        self.assertEqual((state.state, state.exit_code), (cri.CONTAINER_EXITED, 7))
 
     async def test_an_agent_killed_while_starting_one_does_not_start_it_twice(self) -> None:
         marker = os.path.join(self._directory, "started")

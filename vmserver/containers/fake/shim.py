@@ -11,6 +11,7 @@ when it is known whether the command runs.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import selectors
@@ -33,11 +34,13 @@ def main(directory: str, id: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Only one may ever run it, however often the agent was killed while starting one.
-    try:
-        os.close(os.open(id + ".begun", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    except FileExistsError:
+    # Only one may ever run it, however often the agent was killed while starting one; another one is
+    # through when it is known how the first one's start went.
+    begun = os.open(id + ".begun", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(begun, fcntl.LOCK_EX)
+    if os.fstat(begun).st_size:
         return
+    os.write(begun, b"begun\n")
     stdin = _stdin(id, record.get("stdin", ""))
     try:
         child = subprocess.Popen(  # noqa: S603  running it is what this is for
@@ -59,6 +62,7 @@ def main(directory: str, id: str) -> None:
         os.close(stdin)  # so that who writes learns when nobody reads
     started = {"pid": child.pid, "shim": os.getpid(), "ticks": _ticks(), "started_at": time.time_ns()}
     _write(id + ".run", started)
+    os.close(begun)
     os.close(READY_FD)
     _copy(child, _Log(id + ".log"))
     code = child.wait()
