@@ -166,8 +166,15 @@ class UnitTests(SystemdCase, TestCase):
         marker = str(900000 + os.getpid() % 100000)
         running = self.provider.exec_sync(id, ["sleep", marker], 0.0, 1000)
         running.addErrback(lambda failure: None)
-        await self.until(lambda: living("sleep", marker), "the command runs")
-        for other in living("sleep", marker):
+
+        def itself() -> list[int]:  # not what starts it
+            whole = f"sleep\0{marker}\0"
+            return [
+                one for one in living("sleep", marker) if Path(f"/proc/{one}/cmdline").read_text() == whole
+            ]
+
+        await self.until(itself, "the command runs")
+        for other in itself():
             self.assertEqual(
                 Path(f"/proc/{other}/cgroup").read_text(), Path(f"/proc/{pid}/cgroup").read_text()
             )
