@@ -17,7 +17,7 @@ from twisted.trial.unittest import TestCase
 from infranetes_common import cri
 from tests.contract.container_output import ImageContract, LogContract
 from tests.contract.container_provider import ContainerProviderCase, ExecContract, LifecycleContract
-from tests.contract.container_sessions import SessionContract
+from tests.contract.container_sessions import TERMINAL, SessionContract
 from tests.contract.container_usage import UsageContract
 from vmserver.containers.fake.provider import FakeProvider
 
@@ -57,6 +57,10 @@ class FakeExecTests(FakeCase, ExecContract, TestCase):
 
 class FakeSessionTests(FakeCase, SessionContract, TestCase):
     """Live sessions."""
+
+    async def test_a_command_that_lets_go_of_its_terminal_is_not_hung_up(self) -> None:
+        heard = await self.heard(TERMINAL, "sh", "-c", "exec <&- >&- 2>&-; sleep 0.2; exit 5")
+        self.assertEqual(await heard.over, 5)
 
 
 class FakeUsageTests(FakeCase, UsageContract, TestCase):

@@ -31,6 +31,7 @@ from vmserver.processes import kill_family
 
 _SHELL = "/bin/sh"
 _SCRIPT = 'cd "$0" && exec "$@"'
+_TIOCGPTPEER = 0x5441  # ioctl_tty(2); termios has no name for it
 _END_OF_FILE = b"\x04"
 _STREAM_OF = {1: "stdout", 2: "stderr"}
 
@@ -50,6 +51,7 @@ class ExecSession(ProcessProtocol):
         self._stdin_open = streams.stdin
         self._ended: Deferred[int] = Deferred()
         self._timer: Any = None
+        self._held = -1  # the command's end of its terminal
         self.output = Output(self._pause, self._resume)
 
     @classmethod
@@ -79,6 +81,10 @@ class ExecSession(ProcessProtocol):
 
     def connectionMade(self) -> None:
         self._pid = self.transport.pid
+        if self._streams.tty:
+            # A command that closes its own as the last thing would be hung up before it has its exit code.
+            flags = os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC
+            self._held = fcntl.ioctl(self.transport.fileno(), _TIOCGPTPEER, flags)
         writer = self._writer()
         if writer is not None:
             writer.registerProducer(self._room, True)
@@ -96,6 +102,9 @@ class ExecSession(ProcessProtocol):
             self._room.stopProducing()
 
     def processExited(self, reason: Any) -> None:
+        if self._held >= 0:
+            os.close(self._held)
+            self._held = -1
         self._timer = self._reactor.callLater(DRAIN_SECONDS, self._let_go)
 
     def _let_go(self) -> None:
