@@ -131,3 +131,6 @@ class TerminalTests(DockerCase, TestCase):
         other.over.addErrback(lambda failure: None)
         await again.write(b"two\n")
         await self.until(lambda: b"err two" in other.out, "who attaches later is heard too")
+        again.close()
+        for each in (heard, other):
+            await each.over
