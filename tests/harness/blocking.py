@@ -93,8 +93,10 @@ class Guard:
         self.limit = limit or math.inf
         self.found: list[Blocked] = []
         self._schedstat = _open_schedstat()
-        self._elsewhere = 0  # nanoseconds that do not count, see the module's words
-        self._gc_started = 0
+        # Nanoseconds that do not count, see the module's words; each has one thread that writes it.
+        self._own_code = 0  # the reactor's
+        self._collected = 0  # the one that collects garbage
+        self._collecting: int | None = None  # what the clock read when the collection began
         self._reactor_thread = threading.get_ident()
         self._running: int | None = None  # when the callback began
         self._looks: deque[tuple[int, Seen]] = deque(maxlen=1000)  # that time, and what was above our frame
@@ -127,10 +129,18 @@ class Guard:
     def _waited(self) -> int:
         return 0 if self._schedstat is None else int(os.pread(self._schedstat, 64, 0).split()[1])
 
+    def _going(self) -> int:
+        waited = self._waited()
+        return time.perf_counter_ns() - waited - self._own_code - self._collected
+
     def clock(self) -> int:
         """Nanoseconds that the thread has been to blame for."""
-        waited = self._waited()
-        return time.perf_counter_ns() - waited - self._elsewhere
+        while True:
+            collected = self._collected
+            going, collecting = self._going(), self._collecting
+            if collected == self._collected:  # otherwise another thread wrote between the two
+                # another thread's collection may be over before that thread gets to say so
+                return going if collecting is None else min(going, collecting)
 
     @contextlib.contextmanager
     def not_counted(self) -> Iterator[None]:
@@ -139,13 +149,14 @@ class Guard:
         try:
             yield
         finally:
-            self._elsewhere += self.clock() - started
+            self._own_code += self.clock() - started
 
     def _on_gc(self, phase: str, _info: dict[str, int]) -> None:
         if phase == "start":
-            self._gc_started = self.clock()
-        else:
-            self._elsewhere += self.clock() - self._gc_started
+            self._collecting = self.clock()
+        elif self._collecting is not None:  # otherwise it began before we were told of any
+            self._collected += self._going() - self._collecting
+            self._collecting = None
 
     # -- what is measured
 
