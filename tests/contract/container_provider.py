@@ -89,8 +89,12 @@ class ContainerProviderCase(_Base):
         for image in await last.images():
             await last.remove_image(image)
         self.assertEqual(await last.containers(), [])
+        await self.all_heard()
         for provider in self.providers:
             await provider.stop()
+
+    async def all_heard(self) -> None:
+        """Whoever listened to a container knows that it is gone."""
 
     async def started(self) -> Any:
         """A provider over this test's state, as an agent that starts again has it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,23 @@ class Heard:
 class SessionContract(ContainerProviderCase):
     """exec_session and attach_session."""
 
+    async def setUp(self) -> None:
+        self.listening: list[Heard] = []
+        await super().setUp()
+
+    async def all_heard(self) -> None:
+        for heard in self.listening:
+            heard.session.close()
+            with contextlib.suppress(Exception):
+                await heard.over
+
+    def listen(self, session: Any) -> Heard:
+        """Hear what it says; no longer than a call may take."""
+        heard = Heard(session)
+        heard.over.addTimeout(self.call_seconds, reactor)
+        self.listening.append(heard)
+        return heard
+
     async def opened(self, streams: Streams, *command: str, id: str = "") -> Any:
         id = id or await self.run_container("sleep", "600")
         session = await self.provider.exec_session(id, command, streams)
@@ -79,16 +97,12 @@ class SessionContract(ContainerProviderCase):
             await ended.addTimeout(self.call_seconds, reactor)
 
     async def heard(self, streams: Streams, *command: str, id: str = "") -> Heard:
-        heard = Heard(await self.opened(streams, *command, id=id))
-        heard.over.addTimeout(self.call_seconds, reactor)
-        return heard
+        return self.listen(await self.opened(streams, *command, id=id))
 
     async def attached(self, id: str, streams: Streams = ALL) -> Heard:
         session = await self.provider.attach_session(id, streams)
         self.addCleanup(session.close)
-        heard = Heard(session)
-        heard.over.addTimeout(self.call_seconds, reactor)
-        return heard
+        return self.listen(session)
 
     async def test_a_session_provides_the_whole_interface(self) -> None:
         id = await self.run_container("sleep", "600")
@@ -252,7 +266,6 @@ class SessionContract(ContainerProviderCase):
             await self.said(heard, b"got %d\n" % number)
             heard.session.close_stdin()
             heard.session.close()
-            heard.over.addErrback(lambda failure: None)
 
     async def test_the_first_who_attached_ends_stdin_where_that_was_asked_for(self) -> None:
         id = await self.run_container("sh", "-c", "cat; exit 5", stdin=True, stdin_once=True)
