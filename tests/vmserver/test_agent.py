@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from twisted.internet import process
 from twisted.internet import reactor as _reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
@@ -24,6 +25,17 @@ reactor: Any = _reactor
 ID = "c0" * 16
 
 
+def children() -> set[Any]:
+    """The reactor's processes that have not ended, or whose pipes have not."""
+    found = set(process.reapProcessHandlers.values())
+    for each in (*reactor.getReaders(), *reactor.getWriters()):
+        if isinstance(each, process.ProcessReader | process.ProcessWriter):
+            found.add(each.proc)
+        elif isinstance(each, process.PTYProcess):
+            found.add(each)
+    return found
+
+
 class AgentCase(TestCase):
     """An agent and a node's stub of it."""
 
@@ -33,6 +45,7 @@ class AgentCase(TestCase):
         directory = run_directory(self)
         self.agent = Agent(reactor, directory, limits=LimitsConfig(execs=2))
         self.addCleanup(lambda: Deferred.fromCoroutine(self._clean_up()))
+        self._others = children()
         await self.agent.start()
         self.stub = self.agent.stub()
         self.image = busybox_image()
@@ -42,6 +55,11 @@ class AgentCase(TestCase):
             for state in await self.agent.provider.containers():
                 await self.agent.provider.remove(state.id)
             await self.agent.stop()
+        deadline = reactor.seconds() + 20
+        while left := children() - self._others:  # a command that was killed is not reaped at once
+            if reactor.seconds() > deadline:
+                self.fail(f"the agent's commands go on: {left}")
+            await deferLater(reactor, 0.02, lambda: None)
 
     async def load(self) -> None:
         data = archive(self.image)
