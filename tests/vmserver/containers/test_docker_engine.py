@@ -176,7 +176,7 @@ class DownTests(DockerCase, TestCase):
         id = await self.run_container("sh", "-c", "echo here; sleep 600")
         await self.until(lambda: self.lines(id), "it has written")
         self._engine.stop_engine(9)
-        await self.until(lambda: not self.provider._live, "the loss is seen")
+        await self.until(lambda: not self.provider._view.live, "the loss is seen")
         for work in (
             self.provider.containers(),
             self.provider.start_container(id),
@@ -191,7 +191,7 @@ class DownTests(DockerCase, TestCase):
         # What it wrote can be read all the same.
         self.assertEqual([record.line for record in await self.lines(id)], [b"here"])
         self._engine.start()
-        await self.until(lambda: self.provider._live, "the provider is back", 60)
+        await self.until(lambda: self.provider._view.live, "the provider is back", 60)
         self.assertEqual([state.id for state in await self.provider.containers()], [id])
         state = await self.ended(id)  # without live-restore it died with the engine
         self.assertNotEqual(state.exit_code, 0)
@@ -208,7 +208,7 @@ class DownTests(DockerCase, TestCase):
         for each in (running, stopping):
             self.assertIsInstance(await each, Unavailable)
         self._engine.start()
-        await self.until(lambda: self.provider._live, "the provider is back", 60)
+        await self.until(lambda: self.provider._view.live, "the provider is back", 60)
 
 
 class FullTests(TestCase):

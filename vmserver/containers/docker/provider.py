@@ -1,57 +1,41 @@
-"""The ContainerProvider whose state is Docker's own.
-
-The provider's view of its containers follows the engine's events; every entry comes from a whole
-inspection, one at a time for each container, so that none overtakes a later one. A view that has
-lost the events is not answered from.
-"""
+"""The ContainerProvider whose state is Docker's own: `view` knows it, this changes it."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
-from twisted.internet.defer import CancelledError, Deferred, DeferredLock
+from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.task import deferLater
-from twisted.logger import Logger
 from zope.interface import implementer
 
 from infranetes_common import cri
 from infranetes_common.errors import (
     AlreadyExists,
     FailedPrecondition,
-    InfranetesError,
     InvalidArgument,
     NotFound,
     Unavailable,
 )
 from vmserver.containers.docker import accounts, cgroups
 from vmserver.containers.docker.apparmor import Profiles
-from vmserver.containers.docker.engine import CALL_SECONDS, ByteStream, Engine, EngineError
+from vmserver.containers.docker.engine import CALL_SECONDS, Engine, EngineError
 from vmserver.containers.docker.execs import exec_sync
 from vmserver.containers.docker.image_volumes import ImageVolumes
 from vmserver.containers.docker.images import Images
-from vmserver.containers.docker.kept import Kept
-from vmserver.containers.docker.kernel import KernelLog
-from vmserver.containers.docker.limits import Limits, overlay
+from vmserver.containers.docker.limits import Limits
 from vmserver.containers.docker.security import NAME_PREFIX, apparmor_profile
 from vmserver.containers.docker.sessions import attach_session, exec_session
-from vmserver.containers.docker.state import container_state, process_user
-from vmserver.containers.docker.translate import LABEL_ID, create_body, resources
-from vmserver.containers.docker.usage import Traces, Usages
+from vmserver.containers.docker.translate import create_body, resources
+from vmserver.containers.docker.usage import Usages
+from vmserver.containers.docker.view import RETRY_SECONDS, View
 from vmserver.containers.interface import ExecResult, IContainerProvider, ISession, Streams
 from vmserver.containers.jsonlog import JsonLog, records
 from vmserver.sandbox import ipc_sysctls
 
-EVENTS = ["create", "start", "die", "oom", "update", "destroy"]
-RETRY_SECONDS = (0.1, 2.0)
 REMOVE_SECONDS = 60.0
-
-_log = Logger()
 
 
 @attrs.frozen
@@ -61,16 +45,6 @@ class DockerConfig:
     socket: Path = Path("/run/docker.sock")
     log_max_size: str = "16m"  # of one log file, as Docker's json-file driver reads it
     log_max_files: int = 4  # the newest among them
-
-
-@attrs.define
-class _Known:
-    """One container in the view."""
-
-    state: Any
-    log_path: str
-    traces: Traces
-    seen_at: int  # when the engine was asked, by the clock that stamps its events
 
 
 @implementer(IContainerProvider)
@@ -93,155 +67,25 @@ class DockerProvider:
         self._image_volumes = ImageVolumes(reactor, self._engine, run_dir / self.name / "images")
         self._profiles = Profiles(reactor)
         self._usages = Usages(reactor)
-        self._kernel = KernelLog(reactor)
-        self._view: dict[str, _Known] = {}
         self._limits = Limits(run_dir / self.name / "limits")
-        # Of first processes, also of those that have ended.
-        self._users = Kept(run_dir / self.name / "users", cri.ContainerUser)
-        self._locks: dict[str, DeferredLock] = {}  # one look at a container at a time
+        self._view = View(reactor, self._engine, self._limits, run_dir / self.name / "users")
         self._making: dict[str, DeferredLock] = {}  # one creation of an id at a time
-        self._watchers: list[tuple[Callable[[Any], None], Callable[[str], None]]] = []
-        self._live = False  # whether the view follows the events
-        self._following: Deferred[None] | None = None
 
     # Life
 
     def start(self) -> Deferred[None]:
-        return Deferred.fromCoroutine(self._start())
-
-    async def _start(self) -> None:
-        if self._following is not None:
-            return
-        self._limits.load()
-        self._users.load()
-        first: Deferred[None] = Deferred()
-        self._following = Deferred.fromCoroutine(self._follow(first))
-        try:
-            await first
-        except BaseException:
-            following, self._following = self._following, None
-            if following is not None:
-                following.cancel()
-            raise
+        return Deferred.fromCoroutine(self._view.start())
 
     def stop(self) -> Deferred[None]:
-        self._live = False
+        self._view.stop()
         self._usages.stop()
-        following, self._following = self._following, None
-        if following is not None:
-            following.cancel()
-        self._kernel.close()
         return self._engine.close()
 
     def watch(self, changed: Callable[[Any], None], removed: Callable[[str], None]) -> None:
-        self._watchers.append((changed, removed))
+        self._view.watch(changed, removed)
 
     def configure(self, sandbox_config: Any) -> Deferred[None]:
         return Deferred.fromCoroutine(_nothing())
-
-    # The view
-
-    async def _follow(self, first: Deferred[None]) -> None:
-        """Follow the engine's events for as long as this provider runs; `first`: how that began."""
-        pause, longest = RETRY_SECONDS
-        with contextlib.suppress(CancelledError):
-            while True:
-                try:
-                    await self._follow_once(first)
-                    error: Exception = Unavailable("Docker's engine ended its events")
-                except (InfranetesError, EngineError) as raised:
-                    error = raised
-                if not first.called:
-                    first.errback(error)
-                    return
-                if self._live:
-                    self._live = False
-                    pause = RETRY_SECONDS[0]
-                    _log.error("lost Docker's events: {error}", error=error)
-                await deferLater(self._reactor, pause, lambda: None)
-                pause = min(2 * pause, longest)
-
-    async def _follow_once(self, first: Deferred[None]) -> None:
-        filters = {"type": ["container"], "label": [LABEL_ID], "event": EVENTS}
-        stream: ByteStream = await self._engine.stream("GET", "/events", {"filters": filters})
-        try:
-            await self._resync()
-            self._live = True
-            if not first.called:
-                first.callback(None)
-            async for line in stream.lines():
-                event = json.loads(line)
-                id = event["Actor"]["Attributes"].get(LABEL_ID, "")
-                known = self._view.get(id)
-                # What a call of ours has led to has mostly been looked at by then.
-                if id and (known is None or known.seen_at <= event["timeNano"]):
-                    await self._refresh(id)
-        finally:
-            stream.close()
-
-    async def _resync(self) -> None:
-        found = await self._engine.call(
-            "GET", "/containers/json", {"all": "1", "filters": {"label": [LABEL_ID]}}
-        )
-        ids = {container["Labels"][LABEL_ID] for container in found}
-        known = self._view.keys() | self._limits.ids() | self._users.ids()
-        for id in [*known - ids, *sorted(ids)]:
-            await self._refresh(id)
-
-    async def _refresh(self, id: str) -> _Known | None:
-        """Look at a container, tell what has changed, and answer with it; None: there is none."""
-        lock = self._locks.setdefault(id, DeferredLock())
-        await lock.acquire()
-        try:
-            asked = time.time_ns()
-            try:
-                found = await self._engine.call("GET", f"/containers/{NAME_PREFIX}{id}/json")
-            except EngineError as error:
-                if error.status != 404:
-                    raise error.translated(f"looking at container {id}") from error
-                self._gone(id)
-                return None
-            return self._seen(id, await self._kernel.corrected(found), asked)
-        finally:
-            lock.release()
-            if id not in self._view and not lock.locked and not lock.waiting:
-                self._locks.pop(id, None)
-
-    def _seen(self, id: str, found: Any, asked: int) -> _Known:
-        before = self._view.get(id)
-        state = container_state(found)
-        if (changed := self._limits.of(id)) is not None:
-            overlay(state.resources, changed)
-        if state.pid and (before is None or before.state.pid != state.pid):
-            self._keep_user(id, process_user(state.pid))
-        if state.started_at and (user := self._users.of(id)) is not None:
-            state.user.CopyFrom(user)
-        known = self._view[id] = _Known(state, found.get("LogPath") or "", Traces.of(found), asked)
-        if before is None or before.state != state:
-            for tell, _ in self._watchers:
-                tell(state)
-        return known
-
-    def _keep_user(self, id: str, user: Any) -> None:
-        if user is not None and user != self._users.of(id):
-            try:
-                self._users.put(id, user)
-            except OSError as error:
-                self._users.remember(id, user)
-                _log.warn("the user of container {container} is not kept: {error}", container=id, error=error)
-
-    def _gone(self, id: str) -> None:
-        self._limits.drop(id)
-        self._users.drop(id)
-        if self._view.pop(id, None) is not None:
-            for _, removed in self._watchers:
-                removed(id)
-
-    async def _existing(self, id: str) -> _Known:
-        known = await self._refresh(id)
-        if known is None:
-            raise NotFound(f"there is no container {id} in this sandbox's VM")
-        return known
 
     # Containers
 
@@ -289,7 +133,7 @@ class DockerProvider:
                 raise translated from error
         # An agent that is gone may have asked for it too, and the engine still be at work.
         deadline = self._reactor.seconds() + CALL_SECONDS
-        while (known := await self._refresh(id)) is None:
+        while (known := await self._view.refresh(id)) is None:
             if self._reactor.seconds() > deadline:
                 raise Unavailable(f"Docker is creating container {id} and does not come to an end")
             await deferLater(self._reactor, RETRY_SECONDS[0], lambda: None)
@@ -311,22 +155,22 @@ class DockerProvider:
         return Deferred.fromCoroutine(self._start_container(id))
 
     async def _start_container(self, id: str) -> Any:
-        known = self._view.get(id) if self._live else None
+        known = self._view.get(id) if self._view.live else None
         if known is None or known.state.state != cri.CONTAINER_CREATED:
-            known = await self._existing(id)
-        if known.state.state == cri.CONTAINER_EXITED:
+            known = await self._view.existing(id)
+        if known.has_ended:
             raise FailedPrecondition(f"container {id} has ended ({known.state.reason}); make another one")
         if known.state.state == cri.CONTAINER_RUNNING:
             return known.state
         try:
             await self._engine.call("POST", f"/containers/{NAME_PREFIX}{id}/start", within=2 * CALL_SECONDS)
         except EngineError as error:
-            state = (await self._existing(id)).state
+            state = (await self._view.existing(id)).state
             if state.state != cri.CONTAINER_EXITED:
                 raise error.translated(f"starting container {id}") from error
             kind = InvalidArgument if state.exit_code in (126, 127) else FailedPrecondition
             raise kind(f"container {id} can't be started: Docker says: {error.message}") from error
-        known = await self._existing(id)
+        known = await self._view.existing(id)
         if known.state.pid:
             await self._limit(id, known.state)
         return known.state
@@ -346,7 +190,7 @@ class DockerProvider:
         return Deferred.fromCoroutine(self._stop_container(id, grace_seconds))
 
     async def _stop_container(self, id: str, grace: int) -> Any:
-        known = await self._existing(id)
+        known = await self._view.existing(id)
         if known.state.state != cri.CONTAINER_RUNNING:
             return known.state
         path = f"/containers/{NAME_PREFIX}{id}"
@@ -360,7 +204,7 @@ class DockerProvider:
         except EngineError as error:
             if error.status not in (304, 404, 409):
                 raise error.translated(f"stopping container {id}") from error
-        return (await self._existing(id)).state
+        return (await self._view.existing(id)).state
 
     async def _kill(self, path: str) -> None:
         await self._engine.call("POST", path + "/kill", {"signal": "SIGKILL"})
@@ -379,7 +223,7 @@ class DockerProvider:
                 under_way = error.status == 409 and self._reactor.seconds() < deadline
                 if error.status != 404 and not under_way:
                     raise error.translated(f"removing container {id}") from error
-            if await self._refresh(id) is None:
+            if await self._view.refresh(id) is None:
                 return
             await deferLater(self._reactor, RETRY_SECONDS[0], lambda: None)
 
@@ -387,7 +231,7 @@ class DockerProvider:
         return Deferred.fromCoroutine(self._update(id, resources))
 
     async def _update(self, id: str, limits: Any) -> Any:
-        known = await self._existing(id)
+        known = await self._view.existing(id)
         cgroups.check(limits)
         body = resources(limits)
         score = body.pop("OomScoreAdj", 0)
@@ -404,18 +248,18 @@ class DockerProvider:
             if score and score != known.state.resources.oom_score_adj:
                 _adjust_oom_score(known.state.pid, score)
         self._limits.put(id, limits)
-        return (await self._existing(id)).state
+        return (await self._view.existing(id)).state
 
     def containers(self) -> Deferred[list[Any]]:
         return Deferred.fromCoroutine(self._containers())
 
     async def _containers(self) -> list[Any]:
-        if not self._live:
-            await self._resync()
-        return [known.state for known in self._view.values()]
+        if not self._view.live:
+            await self._view.resync()
+        return [known.state for known in self._view.all().values()]
 
     def usage(self) -> Deferred[list[Any]]:
-        known = {id: (one.state, one.traces) for id, one in self._view.items()}
+        known = {id: (one.state, one.traces) for id, one in self._view.all().items()}
         return Deferred.fromCoroutine(self._usages.of(known))
 
     def exec_sync(
@@ -450,17 +294,17 @@ class DockerProvider:
             raise error.translated(f"running a command in container {id}") from error
 
     async def read_log(self, id: str, cursor: str, follow: bool) -> AsyncIterator[Any]:
-        known = self._view.get(id) or await self._existing(id)
+        known = self._view.get(id) or await self._view.existing(id)
         if not known.log_path:
-            known = await self._existing(id)
+            known = await self._view.existing(id)
         log = JsonLog(Path(known.log_path), cursor) if known.log_path else None
         while log is None:
             # Docker names the log when the container is first started.
             if not follow or self._has_ended(id):
                 return
             await deferLater(self._reactor, RETRY_SECONDS[0], lambda: None)
-            path = self._view[id].log_path if id in self._view else ""
-            log = JsonLog(Path(path), cursor) if path else None
+            seen = self._view.get(id)
+            log = JsonLog(Path(seen.log_path), cursor) if seen is not None and seen.log_path else None
         reading = records(self._reactor, log, follow, lambda: self._has_ended(id))
         try:
             async for record in reading:
@@ -470,7 +314,7 @@ class DockerProvider:
 
     def _has_ended(self, id: str) -> bool:
         known = self._view.get(id)
-        return known is None or bool(known.state.state == cri.CONTAINER_EXITED)
+        return known is None or known.has_ended
 
     # Images
 

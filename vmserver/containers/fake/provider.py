@@ -1,21 +1,10 @@
-"""See the package's docstring.
-
-Every container has one file of its own, ID.json, which this process alone writes, and the files of
-its shim. What is true of it follows from them, whatever process looks:
-
-    ID.exit there       EXITED, as it says
-    ID.run there        RUNNING while the shim lives; without it EXITED, the shim having been killed
-    else                as ID.json's state says; without a command that is all there is
-"""
+"""See the package's docstring; what is true of a container follows from its `files`."""
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
 import os
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -23,24 +12,17 @@ from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
-from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.threads import deferToThreadPool
-from twisted.logger import Logger
 from zope.interface import implementer
 
 from infranetes_common import cri
 from infranetes_common import vmserver as messages
-from infranetes_common.errors import (
-    FailedPrecondition,
-    InfranetesError,
-    InvalidArgument,
-    NotFound,
-    ResourceExhausted,
-)
+from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, NotFound
 from vmserver.containers.fake import archive as archives
-from vmserver.containers.fake import shim
 from vmserver.containers.fake.execs import exec_sync
+from vmserver.containers.fake.files import Container, Files
 from vmserver.containers.fake.sessions import AttachSession, ExecSession
+from vmserver.containers.fake.supervisor import Supervisor
 from vmserver.containers.interface import ExecResult, IContainerProvider, ISession, Streams
 from vmserver.containers.jsonlog import JsonLog, records
 from vmserver.containers.signals import signal_number
@@ -49,31 +31,12 @@ from vmserver.stats import family
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-_log = Logger()
-_SUFFIXES = (".json", ".begun", ".run", ".exit", ".log", ".stdin")
-
 
 @attrs.frozen
 class FakeConfig:
     """`[providers.fake]`"""
 
     state_dir: Path | None = None  # run_dir/fake
-
-
-@attrs.define
-class _Container:
-    """One container of this process's view."""
-
-    state: Any
-    has_command: bool
-    signal: int
-    env: dict[str, str] = attrs.field(factory=dict)
-    cwd: str = ""
-    stdin: str = ""  # none; open: until its end; once: until the first who attached ends it
-    shim: int = 0
-    end: ProcessEnd | None = None
-    stopped: list[Deferred[None]] = attrs.field(factory=list)  # who waits for its end
-    starting: Deferred[Any] | None = None
 
 
 @implementer(IContainerProvider)
@@ -87,8 +50,8 @@ class FakeProvider:
 
     def __init__(self, reactor: Any, directory: Path) -> None:
         self._reactor = reactor
-        self._directory = directory
-        self._view: dict[str, _Container] = {}
+        self._files = Files(directory)
+        self._view: dict[str, Container] = {}
         self._images: set[str] = set()
         self._watchers: list[tuple[Callable[[Any], None], Callable[[str], None]]] = []
 
@@ -96,10 +59,10 @@ class FakeProvider:
 
     def start(self) -> Deferred[None]:
         try:
-            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._files.make()
             self._load()
         except OSError as error:
-            words = f"the state directory {self._directory} can't be used: {error.strerror}"
+            words = f"the state directory {self._files.directory} can't be used: {error.strerror}"
             return fail(FailedPrecondition(words))
         return succeed(None)
 
@@ -113,9 +76,8 @@ class FakeProvider:
     def cut_power(self) -> None:
         """End every process of every container at once, as if the machine were switched off; also of
         containers that only an earlier process knew."""
-        for file in self._directory.glob("*.run"):
-            running = self._read(file.stem, ".run") or {}
-            if running and start_ticks(running["shim"]) == running["ticks"]:
+        for running in self._files.running():
+            if start_ticks(running["shim"]) == running["ticks"]:
                 kill_family(running["shim"])
                 kill_family(running["pid"])
 
@@ -126,45 +88,33 @@ class FakeProvider:
         return succeed(None)
 
     def _load(self) -> None:
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            self._images.update(json.loads((self._directory / "images").read_text()))
-        for file in sorted(self._directory.glob("*.json")):
-            if file.stem in self._view:
-                continue
-            try:
-                record = json.loads(file.read_text())
-                state = messages.ContainerState.FromString(base64.b64decode(record["state"]))
-                container = _Container(
-                    state, bool(record["argv"]), record["signal"], record["env"], record["cwd"],
-                    record.get("stdin", ""),
-                )  # fmt: skip
-            except (ValueError, KeyError, TypeError) as error:
-                _log.error("{file} is unreadable and left alone: {error}", file=str(file), error=error)
-                continue
-            self._view[state.id] = container
-            if container.has_command:
-                self._look(container)
+        self._images |= self._files.load_images()
+        for container in self._files.load():
+            if container.state.id not in self._view:
+                self._view[container.state.id] = container
+                if container.has_command:
+                    self._look(container)
 
     # One container's truth
 
-    def _look(self, container: _Container) -> None:
+    def _look(self, container: Container) -> None:
         """Bring the view up to what the files say."""
         id = container.state.id
-        ended = self._read(id, ".exit")
-        running = self._read(id, ".run")
+        ended = self._files.read(id, ".exit")
+        running = self._files.read(id, ".run")
         if ended is None and running is not None:
             if start_ticks(running["shim"]) == running["ticks"] and self._follow(container, running):
                 return
-            ended = self._read(id, ".exit")  # it may have ended between the two
+            ended = self._files.read(id, ".exit")  # it may have ended between the two
             if ended is None:
                 kill_family(running["pid"])
                 words = "the process that watched over it was killed"
                 ended = {**running, "exit_code": 137, "finished_at": time.time_ns(), "error": words}
-                self._write(id, ".exit", ended)
+                self._files.write(id, ".exit", ended)
         if ended is not None:
             self._has_ended(container, ended)
 
-    def _follow(self, container: _Container, running: Any) -> bool:
+    def _follow(self, container: Container, running: Any) -> bool:
         try:
             if container.end is None:
                 container.end = ProcessEnd(
@@ -181,11 +131,11 @@ class FakeProvider:
             self._changed(container)
         return True
 
-    def _shim_ended(self, container: _Container) -> None:
+    def _shim_ended(self, container: Container) -> None:
         container.end = None
         self._look(container)
 
-    def _has_ended(self, container: _Container, ended: Any) -> None:
+    def _has_ended(self, container: Container, ended: Any) -> None:
         state = container.state
         if state.state == cri.CONTAINER_EXITED:
             return
@@ -201,8 +151,8 @@ class FakeProvider:
             state.reason = "Error" if state.exit_code else "Completed"
         self._changed(container)
 
-    def _changed(self, container: _Container) -> None:
-        self._save(container)
+    def _changed(self, container: Container) -> None:
+        self._files.save(container)
         state = messages.ContainerState()
         state.CopyFrom(container.state)
         for changed, _ in self._watchers:
@@ -211,40 +161,6 @@ class FakeProvider:
             waiting, container.stopped = container.stopped, []
             for each in waiting:
                 each.callback(None)
-
-    # Files
-
-    def _path(self, id: str, suffix: str) -> Path:
-        return self._directory / (id + suffix)
-
-    def _read(self, id: str, suffix: str) -> Any:
-        try:
-            return json.loads(self._path(id, suffix).read_text())
-        except (FileNotFoundError, ValueError):
-            return None
-
-    def _write(self, id: str, suffix: str, value: Any) -> None:
-        file = self._path(id, suffix)
-        beside = file.with_name(file.name + ".new")
-        try:
-            beside.write_text(json.dumps(value))
-            beside.replace(file)
-        except OSError as error:
-            kind = ResourceExhausted if error.errno == 28 else FailedPrecondition
-            raise kind(f"{file} can't be written: {error.strerror}") from error
-
-    def _save(self, container: _Container, argv: Sequence[str] | None = None) -> None:
-        if argv is None and container.has_command:
-            argv = (self._read(container.state.id, ".json") or {}).get("argv", ["?"])
-        record = {
-            "state": base64.b64encode(container.state.SerializeToString()).decode(),
-            "argv": list(argv or ()),
-            "env": container.env,
-            "cwd": container.cwd,
-            "signal": container.signal,
-            "stdin": container.stdin,
-        }
-        self._write(container.state.id, ".json", record)
 
     # Containers
 
@@ -264,7 +180,7 @@ class FakeProvider:
         )
         state.resources.CopyFrom(config.linux.resources)
         argv = [*config.command, *config.args]
-        container = _Container(state, bool(argv), int(number))
+        container = Container(state, bool(argv), int(number))
         if argv:
             container.env = {
                 "PATH": DEFAULT_PATH,
@@ -273,22 +189,22 @@ class FakeProvider:
             container.cwd = config.working_dir
             if config.stdin:
                 container.stdin = "once" if config.stdin_once else "open"
-        self._save(container, argv)
+        self._files.save(container, argv)
         self._view[id] = container
         self._tell(container)
         return self._state(container)
 
-    def _tell(self, container: _Container) -> None:
+    def _tell(self, container: Container) -> None:
         state = self._state(container)
         for changed, _ in self._watchers:
             changed(state)
 
-    def _state(self, container: _Container) -> Any:
+    def _state(self, container: Container) -> Any:
         state = messages.ContainerState()
         state.CopyFrom(container.state)
         return state
 
-    def _existing(self, id: str) -> _Container:
+    def _existing(self, id: str) -> Container:
         container = self._view.get(id)
         if container is None:
             raise NotFound(f"there is no container {id} in this sandbox's VM")
@@ -313,24 +229,24 @@ class FakeProvider:
             raise FailedPrecondition(f"container {id} has ended ({container.state.reason}); make another one")
         return self._state(container)
 
-    async def _begin(self, container: _Container) -> None:
+    async def _begin(self, container: Container) -> None:
         """Start the shim, or wait with who has; answers when the command runs or can't."""
         if container.starting is None:
             container.starting = Deferred()
-            ready = _Shim.spawn(self._reactor, self._directory, container.state.id)
+            ready = Supervisor.spawn(self._reactor, self._files.directory, container.state.id)
             ready.addBoth(lambda _: self._begun(container))
         mine: Deferred[None] = Deferred()
         container.starting.addBoth(lambda result: mine.callback(None) if not mine.called else None)
         await mine
 
-    def _begun(self, container: _Container) -> None:
+    def _begun(self, container: Container) -> None:
         starting, container.starting = container.starting, None
         self._look(container)
         if container.state.state == cri.CONTAINER_CREATED:
             now = time.time_ns()
             words = "its supervisor could not be started"
             ended = {"exit_code": 128, "started_at": now, "finished_at": now, "error": words}
-            self._write(container.state.id, ".exit", ended)
+            self._files.write(container.state.id, ".exit", ended)
             self._has_ended(container, ended)
         if starting is not None:
             starting.callback(None)
@@ -351,7 +267,7 @@ class FakeProvider:
                 self._has_ended(container, ended)
         return self._state(container)
 
-    async def _end(self, container: _Container, grace: int) -> None:
+    async def _end(self, container: Container, grace: int) -> None:
         over: Deferred[None] = Deferred(lambda deferred: container.stopped.remove(deferred))
         container.stopped.append(over)
         pid = container.state.pid
@@ -380,11 +296,7 @@ class FakeProvider:
             await self._stop_container(id, 0)
         if self._view.pop(id, None) is None:
             return
-        for suffix in _SUFFIXES:
-            self._path(id, suffix).unlink(missing_ok=True)
-        if container.has_command:
-            for rotated in self._directory.glob(f"{id}.log.*"):
-                rotated.unlink(missing_ok=True)
+        self._files.forget(id)
         for _, removed in self._watchers:
             removed(id)
 
@@ -424,7 +336,7 @@ class FakeProvider:
         env = {"PATH": DEFAULT_PATH, **container.env}
         return await exec_sync(self._reactor, command, env, container.cwd or "/", within, limit)
 
-    def _running(self, id: str) -> _Container:
+    def _running(self, id: str) -> Container:
         container = self._existing(id)
         if container.state.state != cri.CONTAINER_RUNNING:
             raise FailedPrecondition(f"container {id} is not running")
@@ -449,7 +361,7 @@ class FakeProvider:
             self.read_log(id, "", True),
             time.time_ns(),
             streams,
-            self._path(id, ".stdin") if container.stdin else None,
+            self._files.path(id, ".stdin") if container.stdin else None,
             container.shim if container.stdin == "once" else 0,
             lambda: container.state.exit_code,
         )
@@ -457,7 +369,7 @@ class FakeProvider:
 
     async def read_log(self, id: str, cursor: str, follow: bool) -> AsyncIterator[Any]:
         container = self._existing(id)
-        log = JsonLog(self._path(id, ".log"), cursor)
+        log = JsonLog(self._files.path(id, ".log"), cursor)
         if not container.has_command:
             # It never writes; its end is all there is to wait for.
             if follow and container.state.state != cri.CONTAINER_EXITED and id in self._view:
@@ -491,16 +403,7 @@ class FakeProvider:
             return
         await archives.check(image_id, archive)
         self._images.add(image_id)
-        self._save_images()
-
-    def _save_images(self) -> None:
-        file = self._directory / "images"
-        beside = file.with_name("images.new")
-        try:
-            beside.write_text(json.dumps(sorted(self._images)))
-            beside.replace(file)
-        except OSError as error:
-            raise ResourceExhausted(f"{file} can't be written: {error.strerror}") from error
+        self._files.save_images(self._images)
 
     def images(self) -> Deferred[list[str]]:
         return succeed(sorted(self._images))
@@ -512,7 +415,7 @@ class FakeProvider:
         if image_id in self._images:
             self._images.discard(image_id)
             try:
-                self._save_images()
+                self._files.save_images(self._images)
             except InfranetesError as error:
                 return fail(error)
         return succeed(None)
@@ -530,39 +433,3 @@ def _thd_measure(known: Sequence[Any]) -> list[Any]:
 
 
 _NEVER_NEGATIVE = ("cpu_period", "cpu_shares", "memory_limit_in_bytes")
-
-
-class _Shim(ProcessProtocol):
-    """The shim as this process's child, until it says that it is ready."""
-
-    def __init__(self) -> None:
-        self.ready: Deferred[None] = Deferred()
-
-    @classmethod
-    def spawn(cls, reactor: Any, directory: Path, id: str) -> Deferred[None]:
-        """Fires once descriptor 3 is closed."""
-        protocol = cls()
-        arguments = [sys.executable, "-I", "-S", shim.__file__, str(directory), id]
-        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            reactor.spawnProcess(
-                protocol,
-                sys.executable,
-                arguments,
-                env={},
-                path="/",
-                childFDs={0: null, 1: null, 2: null, 3: "r"},
-            )
-        finally:
-            os.close(null)
-        return protocol.ready
-
-    def childConnectionLost(self, childFD: int) -> None:
-        self._is_ready()
-
-    def processExited(self, reason: Any) -> None:
-        self._is_ready()
-
-    def _is_ready(self) -> None:
-        if not self.ready.called:
-            self.ready.callback(None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from twisted.internet.defer import Deferred, DeferredLock, succeed
 
 from infranetes_common import cri
+from infranetes_common import vmserver as messages
 from vmserver.containers.systemd.records import Record
 
 
@@ -21,6 +22,12 @@ class Known:
     @property
     def over(self) -> bool:
         return self.gone or bool(self.record.state.state == cri.CONTAINER_EXITED)
+
+    def state(self) -> messages.ContainerState:
+        """A copy of its state."""
+        state = messages.ContainerState()
+        state.CopyFrom(self.record.state)
+        return state
 
     def when(self, waiting: list[Deferred[None]]) -> Deferred[None]:
         """Fires with the others in `waiting`."""

@@ -1,8 +1,4 @@
-"""See the package's docstring.
-
-What is true of a container follows from systemd as long as it knows its unit, and else from the container's
-record. A unit that has run stays until this provider has written down how it ended.
-"""
+"""See the package's docstring: `view` knows the containers, this changes them."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from twisted.internet.defer import CancelledError, Deferred, TimeoutError, fail, succeed
+from twisted.internet.defer import Deferred, TimeoutError, fail, succeed
 from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.task import deferLater
@@ -25,30 +21,24 @@ from zope.interface import implementer
 
 from infranetes_common import cri
 from infranetes_common import vmserver as messages
-from infranetes_common.errors import (
-    FailedPrecondition,
-    InfranetesError,
-    InvalidArgument,
-    NotFound,
-    Unavailable,
-)
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from vmserver.containers.fake.execs import exec_sync
 from vmserver.containers.fake.sessions import ExecSession
 from vmserver.containers.interface import ExecResult, IContainerProvider, IImageFetcher, ISession, Streams
 from vmserver.containers.journal import Journal
-from vmserver.containers.systemd import logs, records, units
+from vmserver.containers.systemd import logs, units
 from vmserver.containers.systemd import state as states
-from vmserver.containers.systemd.bus import CONNECT_SECONDS, SERVICE, BusError
+from vmserver.containers.systemd.bus import CONNECT_SECONDS
 from vmserver.containers.systemd.config import SystemdConfig
 from vmserver.containers.systemd.enter import entering
 from vmserver.containers.systemd.images import Executables
 from vmserver.containers.systemd.known import Known
-from vmserver.containers.systemd.manager import RETRY_SECONDS, Manager
-from vmserver.containers.systemd.programs import CannotRun, locate
+from vmserver.containers.systemd.manager import RETRY_SECONDS
+from vmserver.containers.systemd.programs import CannotRun, Located, locate
 from vmserver.containers.systemd.records import Record
 from vmserver.containers.systemd.sessions import Attached
 from vmserver.containers.systemd.starting import begin
-from vmserver.containers.users import process_user
+from vmserver.containers.systemd.view import View
 from vmserver.stats import container as stats
 
 START_SECONDS = 120.0
@@ -79,13 +69,11 @@ class SystemdProvider:
         self._config = config
         self._directory = directory
         reached: Any = endpoint or UNIXClientEndpoint(reactor, str(config.socket), CONNECT_SECONDS)
-        self._systemd = Manager(reactor, reached, self._signalled, self._look_at_all)
         self._outside = outside
         self._journal = Journal(reactor, config.journalctl, config.journal_dir)
         self._images = Executables(reactor, config)
-        self._view: dict[str, Known] = {}
-        self._watchers: list[tuple[Callable[[Any], None], Callable[[str], None]]] = []
-        self._looks: set[Deferred[None]] = set()
+        self._view = View(reactor, reached, directory, self._journal, self._located, outside)
+        self._systemd = self._view.systemd
 
     # Life
 
@@ -93,14 +81,7 @@ class SystemdProvider:
         return Deferred.fromCoroutine(self._start())
 
     async def _start(self) -> None:
-        try:
-            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            for record in records.load(self._directory):
-                self._view.setdefault(record.state.id, Known(record))
-        except (OSError, ValueError) as error:
-            raise FailedPrecondition(
-                f"the state directory {self._directory} can't be used: {error}"
-            ) from None
+        self._view.load()
         self._images.start()
         await self._systemd.start()
 
@@ -108,113 +89,15 @@ class SystemdProvider:
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:
-        for look in list(self._looks):
-            look.cancel()
-        self._systemd.stop()
+        self._view.stop()
 
     def watch(self, changed: Callable[[Any], None], removed: Callable[[str], None]) -> None:
-        self._watchers.append((changed, removed))
+        self._view.watch(changed, removed)
 
     def configure(self, sandbox_config: Any) -> Deferred[None]:
         return succeed(None)
 
-    # What systemd tells
-
-    async def _look_at_all(self) -> None:
-        for known in list(self._view.values()):
-            await self._refresh(known)
-
-    def _signalled(self, path: str, member: str, body: tuple[Any, ...]) -> None:
-        if member != "PropertiesChanged" or not body or not str(body[0]).startswith(SERVICE):
-            return
-        known = self._view.get(units.container_of(path))
-        if known is not None and not known.over:
-            look = Deferred.fromCoroutine(self._refresh(known))
-            self._looks.add(look)
-            look.addErrback(self._look_failed).addBoth(lambda _: self._looks.discard(look))
-
-    def _look_failed(self, failure: Any) -> None:
-        if failure.check(InfranetesError, CancelledError, BusError) is None:
-            _log.failure("looking at a unit failed", failure)
-
-    async def _refresh(self, known: Known) -> None:
-        """Look at a container, and tell what has changed."""
-        await known.lock.acquire()
-        try:
-            await self._look(known)
-        finally:
-            known.lock.release()
-
-    async def _look(self, known: Known) -> None:
-        """`_refresh`, by who has the lock."""
-        if known.over:
-            return
-        state = messages.ContainerState()
-        state.CopyFrom(known.record.state)
-        unit = units.unit_name(state.id)
-        found = await self._systemd.properties(unit)
-        if found is None:
-            if state.state == cri.CONTAINER_CREATED:
-                return
-            states.lost(state, time.time_ns())
-        else:
-            never_ran = ""
-            if states.may_never_have_run(*found):
-                never_ran = await logs.spawn_failure(
-                    self._reactor, self._journal, unit, found[0]["InvocationID"]
-                )
-            states.apply(state, *found, never_ran)
-            if never_ran and found[1]["ExecMainStatus"] == states.EXIT_EXEC:
-                cannot = self._located(known).reason(never_ran)
-                states.cannot_run(state, cannot.code, str(cannot), time.time_ns())
-            self._identify(known, state)
-        if state == known.record.state:
-            return
-        known.record.state = state
-        records.save(self._directory, known.record)
-        self._tell(known)
-        if known.over and found is not None:
-            await self._systemd.clean(unit)
-
-    def _identify(self, known: Known, state: Any) -> None:
-        """Whom it runs as: as it was asked for, or else as it does."""
-        if not state.pid or state.HasField("user"):
-            return
-        who = units.identity(known.record.config.linux.security_context)
-        if who is not None:
-            user = cri.LinuxContainerUser(uid=who.uid, gid=who.gid)
-            user.supplemental_groups.extend(sorted({who.gid, *who.groups}))
-            state.user.linux.CopyFrom(user)
-            return
-        pid = self._outside(state.pid)
-        found = process_user(pid) if pid else None
-        if found is not None:
-            state.user.CopyFrom(found)
-
-    def _tell(self, known: Known) -> None:
-        state = self._state(known)
-        for changed, _ in self._watchers:
-            changed(state)
-        known.tell()
-
     # Containers
-
-    def _state(self, known: Known) -> Any:
-        state = messages.ContainerState()
-        state.CopyFrom(known.record.state)
-        return state
-
-    def _existing(self, id: str) -> Known:
-        known = self._view.get(id)
-        if known is None:
-            raise NotFound(f"there is no container {id} in this sandbox's VM")
-        return known
-
-    def _running(self, id: str) -> Known:
-        known = self._existing(id)
-        if known.record.state.state != cri.CONTAINER_RUNNING:
-            raise FailedPrecondition(f"container {id} is not running")
-        return known
 
     def create(self, id: str, image_id: str, config: Any, sandbox_config: Any) -> Deferred[Any]:
         return Deferred.fromCoroutine(self._create(id, image_id, config))
@@ -229,17 +112,14 @@ class SystemdProvider:
                 id=id, state=cri.CONTAINER_CREATED, created_at=time.time_ns(), image_id=image_id
             )
             state.resources.CopyFrom(config.linux.resources)
-            known = Known(Record(state, config, log=f"{id}.{secrets.token_hex(8)}"))
-            records.save(self._directory, known.record)
-            self._view[id] = known
-            self._tell(known)
-        return self._state(known)
+            known = self._view.add(Record(state, config, log=f"{id}.{secrets.token_hex(8)}"))
+        return known.state()
 
     def start_container(self, id: str) -> Deferred[Any]:
         return Deferred.fromCoroutine(self._start_container(id))
 
     async def _start_container(self, id: str) -> Any:
-        known = self._existing(id)
+        known = self._view.existing(id)
         await known.lock.acquire()
         try:
             if known.record.state.state == cri.CONTAINER_CREATED:
@@ -248,7 +128,7 @@ class SystemdProvider:
                 if state.state == cri.CONTAINER_EXITED and state.reason in (states.CANNOT_RUN, "StartError"):
                     kind = InvalidArgument if state.reason == states.CANNOT_RUN else FailedPrecondition
                     raise kind(f"container {id} can't be started: {state.message}")
-                return self._state(known)
+                return known.state()
         finally:
             known.lock.release()
         if known.gone:
@@ -256,24 +136,23 @@ class SystemdProvider:
         if known.record.state.state == cri.CONTAINER_EXITED:
             reason = known.record.state.reason
             raise FailedPrecondition(f"container {id} has ended ({reason}); make another one")
-        return self._state(known)
+        return known.state()
 
-    def _located(self, known: Known) -> Any:
-        config = known.record.config
-        words = units.argv(config, self._images.path(known.record.state.image_id))
+    def _located(self, record: Record) -> Located | CannotRun:
+        config = record.config
+        words = units.argv(config, self._images.path(record.state.image_id))
         return locate(words, units.environment(config), config.working_dir, config.mounts)
 
     async def _begin(self, known: Known) -> None:
         """Start its unit unless an earlier agent has; answers when it runs, has ended, or can't run."""
-        await self._look(known)
+        await self._view.look(known)
         if known.record.state.state != cri.CONTAINER_CREATED:
             return
-        located = self._located(known)
+        located = self._located(known.record)
         if isinstance(located, CannotRun):
             states.cannot_run(known.record.state, located.code, str(located), time.time_ns())
             known.record.state.finished_at = known.record.state.started_at
-            records.save(self._directory, known.record)
-            self._tell(known)
+            self._view.changed(known)
             return
         await begin(self._systemd, self._directory, known.record, located, self._config.tasks_max)
         deadline = self._reactor.seconds() + START_SECONDS
@@ -283,13 +162,13 @@ class SystemdProvider:
                     f"systemd does not come to an end of starting container {known.record.state.id}"
                 )
             await deferLater(self._reactor, 0.01, lambda: None)
-            await self._look(known)
+            await self._view.look(known)
 
     def stop_container(self, id: str, grace_seconds: int) -> Deferred[Any]:
         return Deferred.fromCoroutine(self._stop_container(id, grace_seconds))
 
     async def _stop_container(self, id: str, grace: int) -> Any:
-        known = self._existing(id)
+        known = self._view.existing(id)
         if known.record.state.state == cri.CONTAINER_RUNNING:
             unit = units.unit_name(id)
             over = known.when_over()
@@ -304,12 +183,12 @@ class SystemdProvider:
                 await self._kill(unit)
                 ending = known.when_over()
                 ending.addTimeout(START_SECONDS, self._reactor)
-                await self._refresh(known)
+                await self._view.refresh(known)
                 try:
                     await ending
                 except TimeoutError:
                     raise Unavailable(f"container {id} does not end, though it was killed") from None
-        return self._state(known)
+        return known.state()
 
     async def _kill(self, unit: str) -> None:
         """The main process first; systemd may fail at one that is just coming or going beside it."""
@@ -326,7 +205,7 @@ class SystemdProvider:
         known = self._view.get(id)
         if known is None:
             return
-        await self._refresh(known)
+        await self._view.refresh(known)
         if known.record.state.state == cri.CONTAINER_RUNNING:
             await self._stop_container(id, 0)
         await known.lock.acquire()
@@ -334,20 +213,16 @@ class SystemdProvider:
             if known.gone:
                 return
             await self._systemd.clean(units.unit_name(id))
-            records.forget(self._directory, id)
-            self._view.pop(id, None)
-            known.gone = True
+            self._view.forget(known)
         finally:
             known.lock.release()
-        for _, removed in self._watchers:
-            removed(id)
-        known.tell()
+        self._view.removed(known)
 
     def update(self, id: str, resources: Any) -> Deferred[Any]:
         return Deferred.fromCoroutine(self._update(id, resources))
 
     async def _update(self, id: str, resources: Any) -> Any:
-        known = self._existing(id)
+        known = self._view.existing(id)
         merged = cri.LinuxContainerResources()
         merged.CopyFrom(known.record.state.resources)
         for field in ("hugepage_limits", "unified"):
@@ -362,21 +237,20 @@ class SystemdProvider:
             if known.record.state.resources != merged:
                 known.record.state.resources.CopyFrom(merged)
                 known.record.config.linux.resources.CopyFrom(merged)
-                records.save(self._directory, known.record)
-                self._tell(known)
+                self._view.changed(known)
         finally:
             known.lock.release()
-        return self._state(known)
+        return known.state()
 
     def containers(self) -> Deferred[list[Any]]:
         return Deferred.fromCoroutine(self._containers())
 
     async def _containers(self) -> list[Any]:
         self._systemd.check()  # a view that does not follow systemd is not answered from
-        return [self._state(known) for known in self._view.values()]
+        return [known.state() for known in self._view.all()]
 
     def usage(self) -> Deferred[list[Any]]:
-        known = [(self._state(each), self._outside(each.record.state.pid)) for each in self._view.values()]
+        known = [(each.state(), self._outside(each.record.state.pid)) for each in self._view.all()]
         pool = self._reactor.getThreadPool()
         measured: Deferred[list[Any]] = deferToThreadPool(self._reactor, pool, _thd_measure, known)
         return measured
@@ -393,7 +267,7 @@ class SystemdProvider:
         return await exec_sync(self._reactor, words, env, "/", within, limit)
 
     def _entering(self, id: str, command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-        known = self._running(id)
+        known = self._view.running(id)
         config = known.record.config
         try:
             pid = self._outside(known.record.state.pid)
@@ -413,7 +287,7 @@ class SystemdProvider:
         return Deferred.fromCoroutine(self._attach_session(id, streams))
 
     async def _attach_session(self, id: str, streams: Streams) -> ISession:
-        known = self._running(id)
+        known = self._view.running(id)
         config = known.record.config
         now = time.time_ns()
         session: ISession = Attached(
@@ -442,7 +316,7 @@ class SystemdProvider:
             await deferLater(self._reactor, RETRY_SECONDS[0], lambda: None)
 
     async def read_log(self, id: str, cursor: str, follow: bool) -> AsyncIterator[Any]:
-        known = self._existing(id)
+        known = self._view.existing(id)
         finished = known.when_over()
         reading = logs.records(self._reactor, self._journal, known.record.log, cursor, follow, finished)
         try:
@@ -473,7 +347,7 @@ class SystemdProvider:
         return succeed(self._images.list())
 
     def remove_image(self, image_id: str) -> Deferred[None]:
-        if any(known.record.state.image_id == image_id for known in self._view.values()):
+        if any(known.record.state.image_id == image_id for known in self._view.all()):
             return fail(FailedPrecondition(f"image {image_id} is in use; remove its containers first"))
         self._images.remove(image_id)
         return succeed(None)
