@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 
+from infranetes.guest import shims
+
 # Debian's packages beside the agent's own, which brings what it depends on.
 PACKAGES = (
     "apparmor",  # Docker's own profile, and those of the node
@@ -182,9 +184,10 @@ FILES: dict[str, tuple[int, str]] = {
     ),
     "usr/lib/infranetes/warm": (0o755, _WARM),
     "etc/systemd/system/infranetes-warm.service": (0o644, _WARM_UNIT),
+    **shims.FILES,
 }
 
-ENABLED = ("docker.service", "infranetes-warm.service", "vmserver.service")
+ENABLED = ("docker.service", "infranetes-warm.service", shims.UNIT_NAME, "vmserver.service")
 
 # Our own packages, from the directory that the builder is given.
 OUR_PACKAGES = ("infranetes-common", "vmserver")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.threads import deferToThread
 from twisted.web.client import Agent, readBody
 
+from infranetes.guest import shims
 from infranetes.guest.image import DEFAULT_DIR
 from infranetes.providers.qemu.network import Network
 from infranetes_common import cri
@@ -243,6 +245,7 @@ class PodTests(DaemonCase):
         await self.runtime.UpdateContainerResources(
             cri.UpdateContainerResourcesRequest(container_id=main, linux=more), timeout=60.0
         )
+        await self.shims(sandbox, main)
         limits = await self.execute(
             main, "sh", "-c", "cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory.high"
         )
@@ -287,6 +290,23 @@ class PodTests(DaemonCase):
         self.assertEqual((status.exit_code, status.reason), (137, "OOMKilled"))
         await self.stop_pod(sandbox)
         self.assertEqual(in_kernel(self.root), "")
+
+    async def shims(self, sandbox: str, first: str) -> None:
+        """The first container's shim waited for it, and gives it the limits that a later one's does."""
+        linux = self.secured(privileged=True, namespace_options=cri.NamespaceOption(pid=cri.NODE))
+        later = await self.run_container(sandbox, self.box("later", "exec sleep 1000", linux=linux))
+        limits = [
+            (await self.execute(each, "cat", "/proc/self/limits", "/proc/self/oom_score_adj")).stdout
+            for each in (first, later)
+        ]
+        self.assertIn(b"Max open files", limits[0])
+        self.assertEqual(limits[0], limits[1])
+        ready = f"/proc/1/root{shims.DIRECTORY}/ready"
+        seen = await self.execute(later, "sh", "-c", f"ps -o args; ls -d {ready}; ls {ready} | wc -l")
+        words = seen.stdout.decode()
+        self.assertEqual(len(re.findall(r"containerd-shim\S* .*-id spare-", words)), 1, words)
+        self.assertEqual(len(re.findall(r"containerd-shim\S* .*-id [0-9a-f]{64}", words)), 1, words)
+        self.assertTrue(words.endswith(f"{ready}\n0\n"), words)
 
     async def figures(self, sandbox: str, container: str) -> None:
         """What crictl shows of them, from the machine's own kernel."""

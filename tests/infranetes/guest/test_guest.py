@@ -6,13 +6,14 @@ import json
 import os
 import shutil
 import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.guest import build as builder
-from infranetes.guest import cli, image, recipe, sources
+from infranetes.guest import cli, image, recipe, shims, sources
 from infranetes_common.errors import FailedPrecondition, InfranetesError, ResourceExhausted
 
 
@@ -36,6 +37,47 @@ class RecipeTests(SynchronousTestCase):
             self.assertEqual(text.startswith("#!"), bool(mode & stat.S_IXUSR), path)
             self.assertTrue(text.endswith("\n"), path)
         check_syntax(recipe.FILES["usr/lib/infranetes/warm"][1])
+
+
+class ShimTests(SynchronousTestCase):
+    """The script that containerd finds in the place of a shim, with a directory and a shim of the test's."""
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp()).absolute()
+        self.ready = self.root / "ready"
+        self.bundle = self.root / "bundle"
+        for folder in (self.ready, self.bundle):
+            folder.mkdir(parents=True)
+        real = self.root / "shim"
+        real.write_text('#!/bin/sh\nprintf "really %s" "$*"\n')
+        real.chmod(0o755)
+        _, text = shims.FILES["usr/local/bin/containerd-shim-runc-v2"]
+        self.script = self.root / "script"
+        self.script.write_text(text.replace(shims.DIRECTORY, str(self.root)).replace(shims.SHIM, str(real)))
+        self.script.chmod(0o755)
+
+    def answer(self, action: str) -> str:
+        command = [str(self.script), "-namespace", "moby", "-id", "x", action]
+        return subprocess.run(command, cwd=self.bundle, capture_output=True, text=True, check=True).stdout
+
+    def test_a_shim_that_waits_is_handed_out_once(self) -> None:
+        (self.ready / str(os.getpid())).write_text("unix:///run/one")
+        self.assertEqual(self.answer("start"), "unix:///run/one")
+        self.assertEqual((self.bundle / "address").read_text(), "unix:///run/one")
+        self.assertEqual(list(self.ready.iterdir()), [])
+        self.assertEqual(self.answer("start"), "really -namespace moby -id x start")
+
+    def test_one_that_has_ended_is_not(self) -> None:
+        ended = subprocess.Popen(["true"])
+        ended.wait()
+        (self.ready / str(ended.pid)).write_text("unix:///run/one")
+        self.assertEqual(self.answer("start"), "really -namespace moby -id x start")
+        self.assertFalse((self.bundle / "address").exists())
+
+    def test_all_but_start_is_the_shims_own(self) -> None:
+        (self.ready / str(os.getpid())).write_text("unix:///run/one")
+        self.assertEqual(self.answer("delete"), "really -namespace moby -id x delete")
+        self.assertTrue((self.ready / str(os.getpid())).exists())
 
 
 class SourcesTests(SynchronousTestCase):
