@@ -46,6 +46,7 @@ class Known:
 
     @property
     def has_ended(self) -> bool:
+        """Whether it ran and does no longer."""
         return bool(self.state.state == cri.CONTAINER_EXITED)
 
 

@@ -105,7 +105,7 @@ class View:
         return list(self._known.values())
 
     def add(self, record: Record) -> Known:
-        """A container that was just made."""
+        """A container that was just made. :raise ResourceExhausted: the disk is full."""
         known = Known(record)
         records.save(self._directory, record)
         self._known[record.state.id] = known
@@ -113,7 +113,7 @@ class View:
         return known
 
     def changed(self, known: Known) -> None:
-        """Its record is another one: write it down, and tell."""
+        """Its record is another one: write it down, and tell. Raises as `add`."""
         records.save(self._directory, known.record)
         self.tell(known)
 
