@@ -42,12 +42,15 @@ class AgentCase(TestCase):
     timeout = 60
 
     async def setUp(self) -> None:
-        directory = run_directory(self)
-        self.agent = Agent(reactor, directory, limits=LimitsConfig(execs=2))
-        self.addCleanup(lambda: Deferred.fromCoroutine(self._clean_up()))
+        await self.begin(Agent(reactor, run_directory(self), limits=LimitsConfig(execs=2)))
+
+    async def begin(self, agent: Agent) -> None:
+        """Starts the agent of this test, which ends with everything that it began."""
+        self.agent = agent
         self._others = children()
-        await self.agent.start()
-        self.stub = self.agent.stub()
+        self.addCleanup(lambda: Deferred.fromCoroutine(self._clean_up()))
+        await agent.start()
+        self.stub = agent.stub()
         self.image = busybox_image()
 
     async def _clean_up(self) -> None:

@@ -27,8 +27,8 @@ class SessionCase(AgentCase):
     """Calls with a first message."""
 
     async def setUp(self) -> None:
-        await super().setUp()
         self.calls: list[Any] = []
+        await super().setUp()
 
     async def _clean_up(self) -> None:
         for call in self.calls:

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from twisted.internet import reactor as _reactor
-from twisted.internet.defer import Deferred
 
 from infranetes_common import cri
 from infranetes_common import vmserver as messages
 from infranetes_common.entries import DIRECTORY, FILE, SYMLINK, Change, Entry, Removed
 from infranetes_common.volumes import PREFIX, change_to_wire
-from tests.contract.container_provider import busybox_image
 from tests.support.dockerd import shared
 from tests.vmserver.harness import Agent
 from tests.vmserver.test_agent import ID, AgentCase
@@ -29,15 +27,12 @@ class DockerVolumeTests(AgentCase):
         directory = Path(self.mktemp()).absolute()
         directory.mkdir()
         config = DockerConfig(socket=shared().socket)
-        self.agent = Agent(
+        agent = Agent(
             reactor,
             directory,
             provider=lambda: DockerProvider(reactor, config, directory / "etc", directory / "run"),
         )
-        self.addCleanup(lambda: Deferred.fromCoroutine(self._clean_up()))
-        await self.agent.start()
-        self.stub = self.agent.stub()
-        self.image = busybox_image()
+        await self.begin(agent)
         await self.load()
 
     async def put(self, id: str, *changes: Change, file: bool = False) -> None:
