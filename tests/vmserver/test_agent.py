@@ -16,6 +16,7 @@ from infranetes_common import vmserver as messages
 from infranetes_common.errors import Unavailable
 from tests.contract.container_provider import busybox_image
 from tests.support.dockerd import archive
+from tests.support.waiting import until
 from tests.vmserver.harness import Agent, run_directory
 from txgrpc import Code, GrpcError
 from vmserver.agent import Watcher
@@ -58,11 +59,8 @@ class AgentCase(TestCase):
             for state in await self.agent.provider.containers():
                 await self.agent.provider.remove(state.id)
             await self.agent.stop()
-        deadline = reactor.seconds() + 20
-        while left := children() - self._others:  # a command that was killed is not reaped at once
-            if reactor.seconds() > deadline:
-                self.fail(f"the agent's commands go on: {left}")
-            await deferLater(reactor, 0.02, lambda: None)
+        # A command that was killed is not reaped at once.
+        await until(lambda: children() <= self._others, "the agent's commands are over")
 
     async def load(self) -> None:
         data = archive(self.image)
@@ -162,11 +160,7 @@ class AgentTests(AgentCase):
         watch.cancel()
         assert self.agent.service is not None
         watchers = self.agent.service._agent._watchers
-        for _ in range(100):
-            if not watchers:
-                break
-            await deferLater(reactor, 0.02, lambda: None)
-        self.assertEqual(len(watchers), 0)
+        await until(lambda: not watchers, "its watcher is gone")
 
     async def test_configuring_the_sandbox_checks_it(self) -> None:
         good = messages.ConfigureSandboxRequest(config=cri.PodSandboxConfig(hostname="pod"))

@@ -16,6 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.identity import MAX_DOCUMENT_BYTES
+from tests.support.waiting import until
 from vmserver.intake import IdentityFile, LineBuffer, VirtioSerial, answer, save
 
 reactor: Any = _reactor
@@ -218,7 +219,7 @@ class HangUpTests(TestCase):
         self.assertLess(len(reads), 20)
         writer = original(path, os.O_WRONLY | os.O_NONBLOCK)
         os.write(writer, b"whole\n")
-        await deferLater(reactor, 0.2, lambda: None)
+        await until(lambda: offered, "the document is offered")
         os.close(writer)
         self.assertEqual(offered, [b"whole"])
 

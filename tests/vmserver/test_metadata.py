@@ -11,17 +11,25 @@ from typing import Any
 
 from twisted.internet import reactor as _reactor
 from twisted.internet.task import deferLater
+from twisted.internet.tcp import Server
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable
 from tests.support.clouds.imds import Imds
+from tests.support.waiting import until
 from vmserver import metadata
 from vmserver.metadata import CloudIdentity, MetadataGate, detect
 
 reactor: Any = _reactor
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def connections() -> list[Server]:
+    """What this process has accepted and not closed."""
+    every = (*reactor.getReaders(), *reactor.getWriters())
+    return [each for each in every if isinstance(each, Server)]
 
 
 class Gcp(Resource):
@@ -114,7 +122,7 @@ class CloudIdentityTests(TestCase):
             self.assertIn("bytes", str(error))
         else:
             self.fail("it was taken")
-        await deferLater(reactor, 0.1)
+        await until(lambda: not connections(), "the server has lost its client")
 
 
 class DetectTests(SynchronousTestCase):

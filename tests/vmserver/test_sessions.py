@@ -13,6 +13,7 @@ from twisted.internet.task import deferLater
 
 from infranetes_common import vmserver as messages
 from tests.contract.container_sessions import living
+from tests.support.waiting import until
 from tests.vmserver.test_agent import ID, AgentCase
 from txgrpc import Code
 
@@ -59,13 +60,6 @@ class SessionCase(AgentCase):
         await self.load()
         await self.run_container("sleep", "600")
 
-    async def until(self, holds: Any, what: str) -> None:
-        deadline = reactor.seconds() + 20
-        while not holds():
-            if reactor.seconds() > deadline:
-                self.fail(f"not in time: {what}")
-            await deferLater(reactor, 0.02, lambda: None)
-
 
 class ExecTests(SessionCase):
     """A command and its streams."""
@@ -96,9 +90,9 @@ class ExecTests(SessionCase):
         await self.running()
         marker = str(800000 + os.getpid() % 100000)
         call = await self.exec("sleep", marker)
-        await self.until(lambda: living("sleep", marker), "it runs")
+        await until(lambda: living("sleep", marker), "it runs")
         call.cancel()
-        await self.until(lambda: not living("sleep", marker), "it is killed")
+        await until(lambda: not living("sleep", marker), "it is killed")
 
     async def test_no_more_than_the_limit_at_once(self) -> None:
         await self.running()
@@ -133,7 +127,7 @@ class ExecTests(SessionCase):
             call = await self.exec("sleep", marker, stdin=True)
             await call.send(wrong)
             await self.failed(Code.INVALID_ARGUMENT, call)
-            await self.until(lambda: not living("sleep", marker), "it is killed")
+            await until(lambda: not living("sleep", marker), "it is killed")
 
 
 class AttachTests(SessionCase):
@@ -141,7 +135,7 @@ class AttachTests(SessionCase):
 
     async def test_output_from_now_on_until_the_container_ends(self) -> None:
         await self.load()
-        await self.run_container("sh", "-c", "sleep 0.7; echo later; exit 2")
+        await self.run_container("sh", "-c", "sleep 2; echo later; exit 2")
         start = messages.SessionStart(id=ID, stdout=True)
         call = await self.begun(self.stub.Attach(timeout=30.0), messages.SessionInput(start=start))
         self.assertEqual(await self.all(call), (b"later\n", b"", 2))

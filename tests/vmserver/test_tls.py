@@ -10,12 +10,12 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import HostnameEndpoint
 from twisted.internet.protocol import Factory, Protocol
-from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes_common import vmserver
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.identity import encode
+from tests.support.waiting import until
 from tests.vmserver.harness import SANDBOX, Agent, run_directory
 from tests.vmserver.pki import CLIENT, SERVER, Authority, Pair
 from txgrpc import Code, GrpcError
@@ -156,9 +156,9 @@ class DoorTests(TestCase):
     async def test_nothing_is_left_when_the_peer_is_gone(self) -> None:
         await self._call(None)
         await self.agent.channels.pop().close()
-        await deferLater(reactor, 0.1, lambda: None)  # type: ignore[arg-type]
-        assert self.service._door is not None
-        self.assertEqual(self.service._door.counts, (0, 0))
+        door = self.service._door
+        assert door is not None
+        await until(lambda: door.counts == (0, 0), "the door counts nobody")
 
 
 class ContextTests(SynchronousTestCase):

@@ -90,11 +90,3 @@ def sleep(seconds: float) -> Deferred[None]:
     done: Deferred[None] = Deferred()
     reactor.callLater(seconds, done.callback, None)
     return done
-
-
-async def until(condition: Any, seconds: float = 30) -> None:
-    end = reactor.seconds() + seconds
-    while not condition():
-        if reactor.seconds() > end:
-            raise AssertionError("it did not come about")
-        await sleep(0.02)

@@ -24,9 +24,10 @@ from infranetes_common.errors import (
     Unavailable,
 )
 from tests.infranetes.images.hostile import HostileRegistry, begin_then_hang, endless, hang, send
-from tests.infranetes.images.support import StoreCase, reactor, sleep, small, until
+from tests.infranetes.images.support import StoreCase, reactor, sleep, small
 from tests.support import oci
 from tests.support.oci import Blob
+from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -262,7 +263,7 @@ class WaitingTests(HostileCase):
         async def body() -> None:
             reference = self.slow(small())
             first, second = (self.run_(self.store.pull(reference)) for _ in range(2))
-            await until(lambda: any("blobs" in r for r in self.hostile.requests))
+            await until(lambda: any("blobs" in r for r in self.hostile.requests), "a layer is asked for")
             first.cancel()
             await self.fails(CancelledError, first)
             self.assertNotEqual(skopeos(self.directory), [])
@@ -278,7 +279,7 @@ class WaitingTests(HostileCase):
     def test_stopping_ends_pulls(self) -> Any:
         async def body() -> None:
             pull = self.run_(self.store.pull(self.slow(small())))
-            await until(lambda: any("blobs" in r for r in self.hostile.requests))
+            await until(lambda: any("blobs" in r for r in self.hostile.requests), "a layer is asked for")
             await self.store.stop()
             await self.fails(Unavailable, pull)
             self.assertEqual(skopeos(self.directory), [])
@@ -301,7 +302,7 @@ class WaitingTests(HostileCase):
 
             self.hostile.put(other.layers[1], "come", wait)
             pull = self.run_(self.store.pull(reference))
-            await until(lambda: gate)
+            await until(lambda: gate, "the gate is reached")
             await self.store.remove(image.id)
             self.assertIn(image.layers[0].digest, self.blobs())  # both have it
             gate[0].write(other.layers[1].data)
@@ -334,14 +335,16 @@ class KilledTests(HostileCase):
             arguments = [sys.executable, "-c", script, str(directory), reference, self.hostile.host]
             daemon = subprocess.Popen(arguments, cwd=ROOT)
             try:
-                await until(lambda: any(image.layers[1].digest in r for r in self.hostile.requests))
-                await until(lambda: list(directory.glob("blobs/sha256/*")))
+                await until(
+                    lambda: any(image.layers[1].digest in r for r in self.hostile.requests), "it is asked for"
+                )
+                await until(lambda: list(directory.glob("blobs/sha256/*")), "a blob is stored")
                 self.assertTrue(list(directory.glob("pulls/*/layout/oci-put-blob*")))
                 self.assertNotEqual(skopeos(directory), [])
             finally:
                 daemon.send_signal(signal.SIGKILL)
                 daemon.wait()
-            await until(lambda: not skopeos(directory), 5)
+            await until(lambda: not skopeos(directory), "skopeo is killed", 5)
             store = await self.new_store(directory)
             self.assertEqual(store.list(), [])
             self.assertEqual(list(directory.glob("pulls/*")), [])

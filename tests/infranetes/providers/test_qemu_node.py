@@ -21,6 +21,7 @@ from infranetes.providers.qemu import accelerator, process
 from infranetes.providers.qemu.network import Network, Port, open_tap
 from infranetes.providers.qemu.process import Watched, named
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, InfranetesError, InvalidArgument
+from tests.support.waiting import until
 
 reactor: Any = _reactor
 BRIDGE = "inftest1"
@@ -55,8 +56,7 @@ class RunTests(TestCase):
             Deferred.fromCoroutine(process.run(reactor, ["sleep", "61.25"], 0.2)), DeadlineExceeded
         )
         self.assertLess(time.monotonic() - began, 5.0)
-        await deferLater(reactor, 0.2, lambda: None)
-        self.assertEqual(named(["61.25"]), {})
+        await until(lambda: not named(["61.25"]), "it is killed")
 
     def test_a_program_that_is_not_there_is_named(self) -> None:
         with self.assertRaises(FailedPrecondition) as caught:
@@ -112,7 +112,7 @@ class WatchedTests(TestCase):
     async def test_one_that_is_gone_is_no_process(self) -> None:
         pid = await self.start("65.5")
         await Watched(reactor, pid, lambda: None).kill()
-        await deferLater(reactor, 0.1, lambda: None)
+        await until(lambda: not os.path.exists(f"/proc/{pid}"), "it is reaped")
         self.assertRaises(ProcessLookupError, Watched, reactor, pid, lambda: None)
 
 
@@ -218,8 +218,7 @@ class AcceleratorTests(TestCase):
         hanging = self.script("exec sleep 66.5")
         fault = await accelerator.works(reactor, hanging, "kvm", *ME, 0.5)
         self.assertIn("hung for 0.5 s", fault)
-        await deferLater(reactor, 0.2, lambda: None)
-        self.assertEqual(named(["66.5"]), {})
+        await until(lambda: not named(["66.5"]), "it is killed")
 
     async def test_a_qemu_that_refuses_is_quoted(self) -> None:
         fault = await accelerator.works(
