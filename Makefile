@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Infranetes: build, test and run. Works on Debian 12 with only make and git there: what else a
 # target needs is installed by apt (as root or through sudo; it says what) and into .venv.
 
@@ -10,16 +11,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 VENV_DONE := $(VENV)/.installed
 # What ruff and mypy look at; packages that do not exist yet are left out.
-CODE := $(wildcard txgrpc infranetes infranetes_common vmserver tests bench demo proto setup.py twisted/plugins)
-MYPY_CODE := $(wildcard txgrpc infranetes infranetes_common vmserver tests bench demo)
+CODE := $(wildcard txgrpc infranetes infranetes_common infranetes_simulation vmserver tests bench demo proto setup.py twisted/plugins)
+MYPY_CODE := $(wildcard txgrpc infranetes infranetes_common infranetes_simulation vmserver tests bench demo)
 
 # Debian packages, by what they are for. Add to the list of the thing that needs it.
 APT_BASE := python3 python3-venv ca-certificates protobuf-compiler
-APT_TEST := openssl procps iproute2 docker-registry busybox-static zstd docker.io gcc libc6-dev systemd
+APT_TEST := openssl procps iproute2 docker-registry busybox-static zstd docker.io crun gcc libc6-dev systemd
 APT_RUN := skopeo qemu-system-x86 qemu-utils iproute2 nftables util-linux passwd
 APT_DEMO := docker-registry busybox-static
 # What critest's images are made from, and the containerd that the daemon is compared with.
 APT_CONFORMANCE := docker-registry gcc libc6-dev containerd runc containernetworking-plugins iptables
+# What kubelet mounts volumes and reads disks with, and the cluster's images are made with.
+APT_CLUSTER := docker-registry busybox-static mmdebstrap debian-archive-keyring mount util-linux procps nftables
 APT_IMAGE := mmdebstrap e2fsprogs debian-archive-keyring
 # What the packages need to be built is in debian/control; debian/make-deb asks for it.
 APT_DEB := dpkg-dev fakeroot lintian
@@ -68,9 +71,9 @@ $(VENV_DONE): setup.py | apt-base
 	@touch $@
 
 .PHONY: proto
-proto: infranetes_common/cri.pyi ## Compile proto/ to descriptors and stubs
+proto: infranetes_common/wire/cri.pyi ## Compile proto/ to descriptors and stubs
 
-infranetes_common/cri.pyi: $(wildcard proto/*.proto) proto/compile.py | apt-base
+infranetes_common/wire/cri.pyi: $(wildcard proto/*.proto) proto/compile.py | apt-base
 	@$(PYTHON) proto/compile.py --stubs
 
 # ---- Checks --------------------------------------------------------------------------------------
@@ -90,18 +93,28 @@ format: venv ## Rewrite the code in the project's style
 tools: | apt-base ## Build crictl, critest and vcsim, which tests need, into build/tools
 	@PYTHON=$(PYTHON) tests/interop/tools
 
+.PHONY: cluster-tools
+cluster-tools: | apt-base ## Build Kubernetes, etcd and CoreDNS into build/tools/kubernetes (once, ten minutes)
+	@PYTHON=$(PYTHON) tests/cluster/tools
+
 .PHONY: test
-test: venv proto apt-test tools image ## Run every test, the ones with real VMs too; TESTS= picks some
-	@$(BIN)/python -m tests $(TESTS)
+test: venv proto apt-test tools image ## Run every test but the cluster's, the ones with real VMs too; TESTS= picks some
+	@$(BIN)/python -m tests --without tests.cluster $(TESTS)
 
 .PHONY: test-fast
-test-fast: venv proto apt-test tools ## Run all tests but those with real VMs
-	@$(BIN)/python -m tests --without tests.e2e $(TESTS)
+test-fast: venv proto apt-test tools ## Run all tests but those with real VMs; some of them: .venv/bin/trial tests.PACKAGE
+	@$(BIN)/python -m tests --without tests.e2e --without tests.cluster $(TESTS)
 
 .PHONY: test-debian
 test-debian: proto apt-test tools ## Run the fast tests on Debian's own releases of the libraries
 	$(call need,$(APT_DEBIAN_LIBS))
-	@/usr/bin/python3 -m tests --without tests.e2e $(TESTS)
+	@/usr/bin/python3 setup.py --quiet egg_info # plug-ins are found by what this writes
+	@/usr/bin/python3 -m tests --without tests.e2e --without tests.cluster $(TESTS)
+
+.PHONY: test-cluster
+test-cluster: venv proto apt-run tools cluster-tools image ## Run the tests in a Kubernetes of one node; TESTS= picks some
+	$(call need,$(APT_CLUSTER))
+	@$(AS_ROOT) env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests --jobs 1 $(or $(TESTS),tests.cluster)
 
 CONFORMANCE ?= --beside containerd
 CONFORMANCE_JSON ?= build/conformance.json
@@ -143,6 +156,13 @@ run: venv proto apt-run image ## Keep the daemon in the foreground; SOCKET=PATH,
 	@exec $(AS_ROOT) $(BIN)/twistd --nodaemon --pidfile= infranetes --listen "$(SOCKET)" \
 		$(if $(CONFIG),--config "$(CONFIG)")
 
+PROXY ?= 0
+
+.PHONY: cluster
+cluster: venv proto apt-run tools cluster-tools image ## Keep a Kubernetes of one node up until Ctrl-C; PROXY=1: with kube-proxy
+	$(call need,$(APT_CLUSTER))
+	@exec $(AS_ROOT) $(BIN)/python -m tests.cluster --image-dir "$(IMAGE_DIR)" $(if $(filter-out 0,$(PROXY)),--proxy)
+
 # ---- Packages: deb -------------------------------------------------------------------------------
 
 .PHONY: deb
@@ -164,5 +184,5 @@ bench: venv proto apt-test image ## Take the figures: a table, and JSON in BENCH
 .PHONY: clean
 clean: ## Remove everything that was made here, .venv too
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .hypothesis _trial_temp*
-	rm -f infranetes_common/descriptors.binpb infranetes_common/*.pyi twisted/plugins/dropin.cache
-	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -f infranetes_common/wire/descriptors.binpb infranetes_common/wire/*.pyi twisted/plugins/dropin.cache
+	find . '(' -name __pycache__ -o -name '*.pyc' ')' -prune -exec rm -rf {} +

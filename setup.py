@@ -1,7 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the `infranetes` distribution: node daemon, agent and what they share."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +45,14 @@ EXTRAS = {
 PLUGINS = sorted(f"twisted.plugins.{file.stem}" for file in (HERE / "twisted" / "plugins").glob("*.py"))
 
 
+def version() -> str:
+    """The version that infranetes_common says; importing it would need what is yet to be installed."""
+    text = (HERE / "infranetes_common" / "__init__.py").read_text()
+    found = re.search(r'^__version__ = "([^"]+)"', text, flags=re.M)
+    assert found is not None
+    return found[1]
+
+
 class BuildWithProtobuf(build_py):
     """build_py that first compiles proto/ to the descriptor set which the packages load."""
 
@@ -54,16 +64,26 @@ class BuildWithProtobuf(build_py):
 
 setup(
     name="infranetes",
-    version="0.1.0",
+    version=version(),
     description="A Kubernetes container runtime whose pods are virtual machines",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
     python_requires=">=3.11",
     package_dir={"": "."},
     packages=find_packages(
-        include=["txgrpc*", "infranetes", "infranetes.*", "infranetes_common*", "vmserver*"]
+        include=[
+            "txgrpc*",
+            "infranetes",
+            "infranetes.*",
+            "infranetes_common*",
+            "infranetes_simulation*",
+            "vmserver*",
+        ]
     ),
     py_modules=PLUGINS,
     package_data={
-        "infranetes_common": ["descriptors.binpb", "py.typed"],
+        "infranetes_common": ["py.typed"],
+        "infranetes_common.wire": ["descriptors.binpb"],
         "infranetes": ["**/*.json", "**/*.sql", "**/*.toml", "**/*.sh", "**/*.in", "py.typed"],
         "vmserver": ["**/*.toml", "**/*.in", "py.typed"],
         "txgrpc": ["py.typed"],
@@ -75,7 +95,10 @@ setup(
         "console_scripts": [
             "infranetes-ctl=infranetes.control.cli:main",
             "infranetes-guest=infranetes.guest.cli:main",
-        ]
+        ],
+        # Found like any plug-in's, which shows that these doors are open.
+        "infranetes.providers": ["simulated=infranetes_simulation:create"],
+        "vmserver.containers": ["fake=infranetes_simulation.containers:create"],
     },
     cmdclass={"build_py": BuildWithProtobuf},
     zip_safe=False,

@@ -1,8 +1,9 @@
-"""Takes the figures: ``python -m bench [NAME[:CHOICE]...] [--json FILE]``; without a NAME, all benches.
+# SPDX-License-Identifier: Apache-2.0
+"""Take the figures: ``python -m bench [NAME[:CHOICE]...] [--json FILE]``; without a NAME, all benches.
 
-The table goes to standard output, progress to standard error. Missed targets do not change the exit
-code: figures are looked at, not asserted. A bench whose parts are missing is named under the table; one
-that breaks off as well, and the exit code is 1.
+The table goes to standard output, progress to standard error. A missed target does not change the exit code.
+Under the table are benches that could not run for want of something, and those that failed, which makes the
+exit code 1.
 """
 
 from __future__ import annotations
@@ -11,34 +12,36 @@ import argparse
 import importlib
 import traceback
 from pathlib import Path
-from typing import Any
 
-from twisted.internet.defer import Deferred
 from twisted.internet.task import react
 
 from bench.figures import Missing, Report, say
+from infranetes_common.concurrency import start
+from infranetes_common.reactors import IReactor
 
-# name: (module with `async def run(reactor, report)`, what it tells)
+# name: (module with `async def run(reactor, report)`, what it measures)
 BENCHES = {
     "pods": ("bench.pods", "a pod on a cloned template until its container runs, and ExecSync (QEMU)"),
+    "mounts": ("bench.mounts", "a configmap's change until a running container has read it (QEMU)"),
     "pool": ("bench.pool", "pods on a simulated cloud that boots for 45 s, with and without a warm pool"),
-    "lives": ("bench.lives", "200 pods' lives under a daemon that is killed again and again"),
+    "lives": ("bench.lives", "a soak test: 200 pods while the daemon is killed again and again"),
     "density": ("bench.density", "lists, memory and recovery with 1,000 simulated pods"),
     "conformance": ("bench.conformance", "critest's benchmarks beside containerd (QEMU)"),
     "streams": ("bench.streams", "exec and port-forward beside containerd, and the daemon's memory (QEMU)"),
     "rpc": ("bench.rpc", "txgrpc against grpcio"),
 }
-CHOICES = {"lives": ("aws", "gcp", "vsphere", "clouds")}  # of a bench, in place of what it always does
+# Variants of a bench, chosen in place of what it does by default.
+CHOICES = {"lives": ("aws", "gcp", "vsphere", "clouds", "troubles")}
 DEFAULT_JSON = Path("build/bench.json")
 
 
-async def _run(reactor: Any, names: list[str], json: Path) -> None:
+async def _run(reactor: IReactor, names: list[str], json: Path) -> None:
     report = Report()
     failed = False
     for name in names:
         bench, _, choice = name.partition(":")
-        module, words = BENCHES[bench]
-        say(f"{name}: {words}")
+        module, description = BENCHES[bench]
+        say(f"{name}: {description}")
         try:
             chosen = [choice] if choice else []
             await importlib.import_module(module).run(reactor, report, *chosen)
@@ -56,7 +59,7 @@ async def _run(reactor: Any, names: list[str], json: Path) -> None:
 
 
 def _all_names() -> list[str]:
-    """Benches, and with `:` behind what of each may be chosen."""
+    """The names of all benches and their variants."""
     return [*BENCHES, *(f"{bench}:{each}" for bench, choices in CHOICES.items() for each in choices)]
 
 
@@ -69,7 +72,7 @@ def main() -> None:
     if unknown:
         parser.error(f"no bench is called {', '.join(unknown)}; there are {', '.join(_all_names())}")
     names = given.names or [*BENCHES]
-    react(lambda reactor: Deferred.fromCoroutine(_run(reactor, names, given.json)))
+    react(lambda reactor: start(_run(reactor, names, given.json)))
 
 
 if __name__ == "__main__":

@@ -1,36 +1,41 @@
-"""A CRI client for the benches: kubelet's words, nothing of kubelet's mind."""
+# SPDX-License-Identifier: Apache-2.0
+"""A CRI client for the benches, which makes the calls that kubelet makes."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.defer import gatherResults
 from twisted.internet.endpoints import UNIXClientEndpoint
 
-from infranetes_common import cri
+from infranetes_common.concurrency import start
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import cri
 from txgrpc import Channel
 
 _T = TypeVar("_T")
-CALL_SECONDS = 240.0  # what kubelet gives RunPodSandbox
+CALL_SECONDS = 240.0  # kubelet's timeout of RunPodSandbox
+Pod: TypeAlias = tuple[cri.PodSandboxConfig, str]
+"""A pod's configuration, and its sandbox's id."""
 
 
 class Client:
-    """The two services at one socket."""
+    """The CRI's two services at one socket."""
 
-    def __init__(self, reactor: Any, socket: Path) -> None:
+    def __init__(self, reactor: IReactor, socket: Path) -> None:
         self._reactor = reactor
         self._channel = Channel(reactor, UNIXClientEndpoint(reactor, str(socket)))
-        self.runtime: Any = self._channel.stub(cri.RuntimeService)
-        self.images: Any = self._channel.stub(cri.ImageService)
+        self.runtime: Any = self._channel.stub(cri.RuntimeService)  # Any: methods made from the descriptor
+        self.images: Any = self._channel.stub(cri.ImageService)  # Any: likewise
 
     async def close(self) -> None:
         await self._channel.close()
 
-    async def run_pod(self, name: str, logs: Path, annotations: Mapping[str, str] | None = None) -> Any:
-        """RunPodSandbox; the PodSandboxConfig and the sandbox's id."""
+    async def run_pod(self, name: str, logs: Path, annotations: Mapping[str, str] | None = None) -> Pod:
+        """Call RunPodSandbox."""
         config = cri.PodSandboxConfig(
             metadata=cri.PodSandboxMetadata(name=name, uid=secrets.token_hex(8), namespace="bench"),
             hostname=name,
@@ -43,9 +48,9 @@ class Client:
         return config, response.pod_sandbox_id
 
     async def create_container(
-        self, pod: Any, name: str, image: str, command: Iterable[str], **config: Any
-    ) -> str:
-        """CreateContainer; the container's id."""
+        self, pod: Pod, name: str, image: str, command: Iterable[str], **config: Any
+    ) -> str:  # Any: fields of ContainerConfig
+        """Call CreateContainer. Returns the container's id."""
         sandbox_config, sandbox_id = pod
         request = cri.CreateContainerRequest(
             pod_sandbox_id=sandbox_id,
@@ -63,32 +68,34 @@ class Client:
         return str(created.container_id)
 
     async def start_container(self, container_id: str) -> None:
-        """StartContainer: answers when it runs."""
+        """Call StartContainer, which answers once the container runs."""
         request = cri.StartContainerRequest(container_id=container_id)
         await self.runtime.StartContainer(request, timeout=CALL_SECONDS)
 
-    async def run_container(self, *arguments: Any, **config: Any) -> str:
-        """`create_container` and `start_container`; the container's id."""
-        container_id = await self.create_container(*arguments, **config)
+    async def run_container(
+        self, pod: Pod, name: str, image: str, command: Iterable[str], **config: Any
+    ) -> str:  # Any: fields of ContainerConfig
+        """Create and start a container. Returns its id."""
+        container_id = await self.create_container(pod, name, image, command, **config)
         await self.start_container(container_id)
         return container_id
 
     async def remove_pod(self, sandbox_id: str) -> None:
-        """StopPodSandbox and RemovePodSandbox."""
+        """Call StopPodSandbox and RemovePodSandbox."""
         stop = cri.StopPodSandboxRequest(pod_sandbox_id=sandbox_id)
         await self.runtime.StopPodSandbox(stop, timeout=CALL_SECONDS)
         remove = cri.RemovePodSandboxRequest(pod_sandbox_id=sandbox_id)
         await self.runtime.RemovePodSandbox(remove, timeout=CALL_SECONDS)
 
     async def timed(self, call: Callable[[], Awaitable[_T]]) -> tuple[float, _T]:
-        """Seconds that it took, and what came of it."""
-        start = self._reactor.seconds()
+        """Make a call. Returns the seconds it took, and its result."""
+        began = self._reactor.seconds()
         result = await call()
-        return self._reactor.seconds() - start, result
+        return self._reactor.seconds() - began, result
 
 
 async def side_by_side(count: int, width: int, job: Callable[[int], Awaitable[_T]]) -> list[_T]:
-    """`job(0)` to `job(count - 1)`, at most `width` at once; their results in order."""
+    """Run `job(0)` to `job(count - 1)`, at most `width` at once. Returns their results in order."""
     results: dict[int, _T] = {}
     rest = iter(range(count))
 
@@ -96,6 +103,6 @@ async def side_by_side(count: int, width: int, job: Callable[[int], Awaitable[_T
         for number in rest:
             results[number] = await job(number)
 
-    workers = [Deferred.fromCoroutine(worker()) for _ in range(width)]
+    workers = [start(worker()) for _ in range(width)]
     await gatherResults(workers, consumeErrors=True)
     return [results[number] for number in range(count)]

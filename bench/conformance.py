@@ -1,4 +1,5 @@
-"""critest's benchmarks: each call of a pod's and a container's life, beside Debian's containerd as ratios."""
+# SPDX-License-Identifier: Apache-2.0
+"""critest's benchmarks of the calls for pods and containers, compared with Debian's containerd."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from twisted.internet.utils import getProcessOutputAndValue
 from bench.daemon import ROOT
 from bench.figures import Missing, Report, say
 from bench.pods import TEMPLATES
+from infranetes_common.reactors import IReactor
 
 SAMPLES = 10
 _NEEDS = {
@@ -29,7 +31,7 @@ _NEEDS = {
 }
 
 
-async def run(reactor: Any, report: Report, samples: int = SAMPLES) -> None:
+async def run(reactor: IReactor, report: Report, samples: int = SAMPLES) -> None:
     say(f"  critest -benchmark, {samples} samples of each call and runtime")
     taken = await beside_containerd(reactor, "--benchmark", str(samples))
     ours, theirs = taken["infranetes"], taken["containerd"]
@@ -41,20 +43,21 @@ async def run(reactor: Any, report: Report, samples: int = SAMPLES) -> None:
         report.add("conformance", f"{name} beside containerd", median / other, "x")
 
 
-async def beside_containerd(reactor: Any, *words: str) -> Any:
-    """The JSON of `tests.interop.critest` with those flags, of Infranetes and of containerd.
+async def beside_containerd(reactor: IReactor, *flags: str) -> Any:  # Any: JSON
+    """Run `tests.interop.critest` with these flags over Infranetes and containerd. Returns its JSON.
 
-    :raise Missing: what it takes is not installed."""
+    :raise Missing: a program is not installed.
+    """
     for program, how in _NEEDS.items():
         if shutil.which(program) is None:
             raise Missing(f"{program} is missing: {how}")
     with tempfile.TemporaryDirectory() as directory:
         figures = Path(directory, "figures.json")
-        command = [sys.executable, "-m", "tests.interop.critest", *words]
+        command = [sys.executable, "-m", "tests.interop.critest", *flags]
         command += ["--beside", "containerd", "--json", str(figures), "--template-dir", str(TEMPLATES)]
         out, err, code = await getProcessOutputAndValue(
             command[0], command[1:], env=os.environ, path=str(ROOT), reactor=reactor
         )
         if code:
-            raise RuntimeError(f"critest {words[0]}: {(out + err).decode(errors='replace')[-1500:]}")
+            raise RuntimeError(f"critest {flags[0]}: {(out + err).decode(errors='replace')[-1500:]}")
         return json.loads(figures.read_text())

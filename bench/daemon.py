@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The node daemon as a child process, with a directory, a socket and a registry of its own."""
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from twisted.internet.task import deferLater
 
 from bench.client import Client
 from bench.figures import Missing
-from infranetes_common import cri
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import cri
 from txgrpc import GrpcError
 
 START_SECONDS = 600.0  # a provider may have to build a template first
@@ -26,17 +27,19 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class Daemon:
-    """`twistd infranetes` over one directory; may be killed and started again.
+    """`twistd infranetes` over one directory. It may be killed and started again.
 
-    :param provider: the provider's name. :param table: its part of the configuration.
-    :param preload: images that its VMs have from the start. :param more: TOML behind all that.
+    :param provider: the provider's name.
+    :param table: its table of the configuration.
+    :param preload: images that its VMs have from the start.
+    :param more: TOML that is appended.
     """
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: IReactor,
         provider: str,
-        table: Mapping[str, Any],
+        table: Mapping[str, object],
         registry: str = "",
         preload: Sequence[str] = (),
         more: str = "",
@@ -62,7 +65,7 @@ class Daemon:
         return (self.root / "daemon.log").read_text(errors="replace")
 
     async def start(self) -> float:
-        """Seconds from the start of the process until it says that it is ready."""
+        """Start it and wait until it is ready. Returns the seconds from the start of the process."""
         begun = time.monotonic()
         with (self.root / "daemon.log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -88,18 +91,18 @@ class Daemon:
             await deferLater(self._reactor, 0.01)
 
     def resident_mib(self) -> float:
-        """Resident memory of the daemon (proc(5), VmRSS)."""
+        """The daemon's resident memory (proc(5), VmRSS)."""
         return resident_mib(Path(f"/proc/{self.pid}/status").read_text())
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would."""
+        """Kill it with SIGKILL."""
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
             self._process = None
 
     async def close(self) -> None:
-        """End it, and forget its directory. What its provider holds is the bench's to end, before."""
+        """End it and remove its directory. The bench has to end its VMs before."""
         await self.client.close()
         if self._process is not None:
             self._process.terminate()
@@ -112,7 +115,7 @@ class Daemon:
 
 
 def resident_mib(status: str) -> float:
-    """VmRSS of a /proc/PID/status."""
+    """VmRSS in the text of a /proc/PID/status."""
     line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
     return int(line.split()[1]) / 1024
 
@@ -121,10 +124,10 @@ def configuration(
     root: Path,
     socket: Path,
     provider: str,
-    table: Mapping[str, Any],
+    table: Mapping[str, object],
     registry: str,
     preload: Sequence[str],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The daemon's configuration for one bench."""
     return {
         "socket": str(socket),
@@ -137,8 +140,8 @@ def configuration(
     }
 
 
-def _toml(table: Mapping[str, Any], prefix: str = "") -> str:
-    """`table` as TOML: strings, numbers, booleans, lists of those, and tables."""
+def _toml(table: Mapping[str, object], prefix: str = "") -> str:
+    """Format as TOML: strings, numbers, booleans, lists of those, and tables."""
     plain = [f"{key} = {_value(value)}" for key, value in table.items() if not isinstance(value, Mapping)]
     parts = ["\n".join(plain)] if plain else []
     for key, value in table.items():
@@ -147,7 +150,7 @@ def _toml(table: Mapping[str, Any], prefix: str = "") -> str:
     return "\n".join(parts)
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     import json
 
     return json.dumps(value)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One daemon with 1,000 simulated pods of 3 containers: lists, memory, start-up and recovery."""
 
 from __future__ import annotations
@@ -7,8 +8,8 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, cast
 
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
@@ -16,7 +17,8 @@ from twisted.internet.threads import deferToThread
 from bench.client import side_by_side
 from bench.daemon import ROOT, Daemon
 from bench.figures import Report, say
-from infranetes_common import cri
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import cri
 from tests.support import oci
 from tests.support.registry import Registry
 
@@ -25,7 +27,7 @@ CONTAINERS = 3
 UNREACHABLE = 10
 LISTS = 500
 AT_ONCE = 32
-SETTLE_SECONDS = 5.0  # so that a loss of agents is known, and what came before is done
+SETTLE_SECONDS = 5.0  # until lost agents are noticed and earlier work is done
 RECOVERY_SECONDS = 180.0
 LIST_TARGET = {99: 50.0}
 START_TARGET = 10.0  # seconds until it serves
@@ -33,7 +35,7 @@ COMMAND: tuple[str, ...] = ()  # the fake ContainerProvider then keeps a state a
 TABLE = {"boot_seconds": 0.1, "jitter_seconds": 0.1}
 
 
-async def run(reactor: Any, report: Report, pods: int = PODS) -> None:
+async def run(reactor: IReactor, report: Report, pods: int = PODS) -> None:
     with Registry() as registry:
         image = registry.push("busybox", "1", oci.busybox())
         daemon = Daemon(reactor, "simulated", TABLE, registry.host)
@@ -54,7 +56,7 @@ async def run(reactor: Any, report: Report, pods: int = PODS) -> None:
             await daemon.close()
 
 
-async def _populate(reactor: Any, daemon: Daemon, image: str, pods: int, report: Report) -> None:
+async def _populate(reactor: IReactor, daemon: Daemon, image: str, pods: int, report: Report) -> None:
     client = daemon.client
     spec = cri.ImageSpec(image=image)
     await client.images.PullImage(cri.PullImageRequest(image=spec), timeout=60.0)
@@ -72,7 +74,7 @@ async def _populate(reactor: Any, daemon: Daemon, image: str, pods: int, report:
     report.add("density", f"making {pods:,} pods of {CONTAINERS} containers, {AT_ONCE} at once", took, "s")
 
 
-async def _lists(reactor: Any, daemon: Daemon, report: Report, pods: int, suffix: str) -> None:
+async def _lists(reactor: IReactor, daemon: Daemon, report: Report, pods: int, suffix: str) -> None:
     await deferLater(reactor, SETTLE_SECONDS)
     for method, expected in (("ListContainers", pods * CONTAINERS), ("ListPodSandbox", pods)):
         arguments = ["-m", "bench.lists", str(daemon.socket), str(daemon.pid), str(LISTS), method]
@@ -91,9 +93,9 @@ def _output(command: list[str]) -> bytes:
     return bytes(done.stdout)
 
 
-async def _recover(reactor: Any, daemon: Daemon, report: Report, pods: int) -> None:
-    """SIGKILL; then how long until it answers, and until it hears from every agent again."""
-    before = _machines(daemon)
+async def _recover(reactor: IReactor, daemon: Daemon, report: Report, pods: int) -> None:
+    """Kill the daemon; time how long the next one takes to answer, and to hear from every agent."""
+    before = _vms(daemon)
     daemon.kill()
     start = reactor.seconds()
     label = f"start-up with {pods:,} pods, after SIGKILL"
@@ -104,7 +106,7 @@ async def _recover(reactor: Any, daemon: Daemon, report: Report, pods: int) -> N
         await deferLater(reactor, 0.1)
     took = reactor.seconds() - start
     report.add("density", f"recovery of {pods:,} pods, every agent heard from", took, "s")
-    touched = len(before.items() ^ _machines(daemon).items())
+    touched = len(before.items() ^ _vms(daemon).items())
     report.add("density", f"VMs of {pods:,} that the restart touched", touched, "VMs", target=0)
     running = cri.ContainerFilter(state=cri.ContainerStateValue(state=cri.CONTAINER_RUNNING))
     request = cri.ListContainersRequest(filter=running)
@@ -118,29 +120,29 @@ async def _live_agents(daemon: Daemon) -> int:
     return int(json.loads(answer.info["node"])["agents"].get("live", 0))
 
 
-# ---- The farm behind the provider's back
+# ---- The farm, asked without the daemon
 
 
 @contextlib.contextmanager
-def _farm(daemon: Daemon) -> Iterator[Any]:
+def _farm(daemon: Daemon) -> Iterator[Callable[..., dict[str, Any]]]:  # Any: JSON
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as control:
         control.settimeout(30)
         control.connect(str(daemon.root / "run" / "simulated" / "farm.sock"))
         with control.makefile("rwb") as stream:
-            yield lambda **request: _ask(stream, request)
+            yield lambda **request: _ask(cast(BinaryIO, stream), request)
 
 
-def _ask(stream: Any, request: dict[str, Any]) -> Any:
+def _ask(stream: BinaryIO, request: dict[str, object]) -> dict[str, Any]:  # Any: JSON
     stream.write(json.dumps({"seq": 1, **request}).encode() + b"\n")
     stream.flush()
-    answer = json.loads(stream.readline())
+    answer: dict[str, Any] = json.loads(stream.readline())  # Any: JSON
     if not answer.get("ok"):
         raise AssertionError(f"the farm: {answer}")
     return answer
 
 
-def _machines(daemon: Daemon) -> dict[str, tuple[Any, ...]]:
-    """What would change if a VM were ended, started or made anew."""
+def _vms(daemon: Daemon) -> dict[str, tuple[object, ...]]:
+    """The VMs, with what changes if one is ended, started or made again."""
     with _farm(daemon) as ask:
         return {vm["id"]: (vm["state"], vm["port"], vm["created_at"]) for vm in ask(op="list")["vms"]}
 

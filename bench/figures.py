@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a bench reports: figures with units and targets, as a table and as JSON."""
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 
@@ -59,7 +59,7 @@ class Report:
         unit: str = "ms",
         note: str = "",
     ) -> None:
-        """Percentiles of `seconds`; `targets` are in `unit`, by percent."""
+        """Add percentiles of `seconds`. :param targets: in `unit`, by percent."""
         scale = {"ms": 1000.0, "s": 1.0}[unit]
         for percent in percents:
             label = "median" if percent == 50 else f"p{percent}"
@@ -67,7 +67,7 @@ class Report:
             self.add(bench, f"{name} {label}", value, unit, (targets or {}).get(percent), note)
 
     def table(self) -> str:
-        """Every figure on one line, with its target."""
+        """Format the figures: one line each, with its target."""
         head = ("bench", "figure", "value", "unit", "target", "")
         rows = [
             (
@@ -89,8 +89,8 @@ class Report:
         return "\n".join(lines)
 
     def write(self, path: Path) -> None:
-        """Everything as JSON, with what it was measured on."""
-        document: dict[str, Any] = {
+        """Write everything as JSON, with a description of the machine."""
+        document = {
             "taken_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "machine": machine(),
             "figures": [{**attrs.asdict(figure), "met": figure.met} for figure in self.figures],
@@ -101,13 +101,13 @@ class Report:
 
 
 def percentile(values: Iterable[float], percent: float) -> float:
-    """The smallest value that `percent` of all are not above (nearest rank)."""
+    """The smallest value that is not exceeded by `percent` of all (nearest rank)."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
-def machine() -> dict[str, Any]:
-    """What the figures depend on."""
+def machine() -> dict[str, object]:
+    """Describe what the figures depend on."""
     from importlib.metadata import version
 
     return {
@@ -120,9 +120,9 @@ def machine() -> dict[str, Any]:
     }
 
 
-def say(words: str) -> None:
-    """Progress, for people; never part of the table."""
-    print(words, file=sys.stderr, flush=True)
+def say(text: str) -> None:
+    """Print progress, which is no part of the table."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def _number(value: float) -> str:

@@ -1,9 +1,10 @@
-"""How long list calls take, seen by a client in a process of its own: grpcio, as near to kubelet's
-client as Python comes, so that what a client costs stays out of the figures.
+# SPDX-License-Identifier: Apache-2.0
+"""Time list calls from a client in a process of its own, so that its cost is not the daemon's.
 
     python -m bench.lists SOCKET DAEMON_PID COUNT METHOD
 
-Writes JSON: the number of items, the seconds of each call, the daemon's processor seconds per call.
+The client is grpcio. Writes JSON: the number of items, the seconds of each call, and the daemon's processor
+seconds per call.
 """
 
 from __future__ import annotations
@@ -14,16 +15,15 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
-from infranetes_common import cri
+from infranetes_common.wire import cri
 
 _ITEMS = {"ListContainers": "containers", "ListPodSandbox": "items"}
 _WARM_UP = 5
 
 
-def measure(socket: str, pid: int, count: int, method: str) -> dict[str, Any]:
-    """`count` calls, one after the other."""
+def measure(socket: str, pid: int, count: int, method: str) -> dict[str, object]:
+    """Make `count` calls, one after the other."""
     import grpc
 
     options = [("grpc.max_receive_message_length", 64 * 2**20)]
@@ -53,7 +53,7 @@ def measure(socket: str, pid: int, count: int, method: str) -> dict[str, Any]:
 
 
 def processor_seconds(pid: int) -> float:
-    """What a process has used so far (proc(5): utime and stime)."""
+    """Processor time that a process has used (proc(5): utime and stime)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

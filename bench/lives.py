@@ -1,17 +1,19 @@
-"""Whole lives of pods under a daemon that is killed at one write to its store after the other.
+# SPDX-License-Identifier: Apache-2.0
+"""Soak tests: pods run and end while their daemon is killed at one write to its store after the other.
 
-On simulated VMs; with `lives:aws`, `lives:gcp` or `lives:vsphere` on a simulated cloud over HTTP, whose VMs
-have real agents, with `lives:clouds` on all three. Each takes half an hour: without a name they are left out.
+`lives` runs on simulated VMs; `lives:aws`, `lives:gcp` and `lives:vsphere` on a simulated cloud over HTTP,
+whose VMs have real agents; `lives:clouds` on all three; and `lives:troubles` on all three with faults
+(`tests.support.fault_rotation`). Those on clouds take up to half an hour and run only when named.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from bench.figures import Report, say
+from infranetes_common.reactors import IReactor
 from tests.support.clouds.vcsim import PROGRAM
-from tests.support.grounds import GROUNDS
-from tests.support.lifecycles import Lifecycles, Outcome
+from tests.support.crash_soak import LASTING, CrashSoak, Outcome
+from tests.support.fault_rotation import ALL
+from tests.support.infrastructure import FAULTY, SOUND
 
 CLOUDS = ("aws", "gcp", "vsphere")
 PODS = 200
@@ -19,18 +21,43 @@ WIDTH = 10
 POOL = 5
 
 
-async def run(reactor: Any, report: Report, choice: str = "simulated") -> None:
-    for ground in CLOUDS if choice == "clouds" else (choice,):
-        if ground == "vsphere" and not PROGRAM.exists():
-            report.missing["lives:vsphere"] = f"not run: {PROGRAM} is missing: make tools"
+async def run(reactor: IReactor, report: Report, choice: str = "simulated") -> None:
+    if choice == "troubles":
+        await _faulty(reactor, report)
+        return
+    for provider in CLOUDS if choice == "clouds" else (choice,):
+        if _missing(report, provider):
             continue
-        where = "" if ground == "simulated" else f", {ground}"
+        where = "" if provider == "simulated" else f", {provider}"
         for pool, label in ((0, where), (POOL, f"{where}, pool of {POOL}")):
-            lives = Lifecycles(reactor, PODS // 2, WIDTH, pool=pool, seed=pool + 1, ground=GROUNDS[ground])
+            soak = CrashSoak(
+                reactor, PODS // 2, WIDTH, pool=pool, seed=pool + 1, infrastructure=SOUND[provider]
+            )
             try:
-                _tell(report, label, await lives.run())
+                _tell(report, label, await soak.run())
             finally:
-                lives.clean()
+                soak.clean()
+
+
+async def _faulty(reactor: IReactor, report: Report) -> None:
+    for provider in CLOUDS:
+        if _missing(report, provider):
+            continue
+        soak = CrashSoak(reactor, PODS // 2, WIDTH, infrastructure=FAULTY[provider])
+        try:
+            outcome = await soak.run()
+        finally:
+            soak.clean()
+        _tell(report, f", {provider} with troubles", outcome)
+        for fault in ALL:
+            report.add("lives", f"{provider}: {fault}", outcome.faults[fault], "times")
+
+
+def _missing(report: Report, provider: str) -> bool:
+    if provider == "vsphere" and not PROGRAM.exists():
+        report.missing["lives:vsphere"] = f"not run: {PROGRAM} is missing: make tools"
+        return True
+    return False
 
 
 def _tell(report: Report, label: str, outcome: Outcome) -> None:
@@ -39,7 +66,13 @@ def _tell(report: Report, label: str, outcome: Outcome) -> None:
     report.add("lives", f"daemons killed meanwhile{label}", outcome.kills, "kills", note=kinds)
     report.add("lives", f"VMs, addresses, disks and records leaked{label}", len(outcome.leaked), "", target=0)
     report.add("lives", f"pods lost{label}", len(outcome.lost), "", target=0)
-    for words in (*outcome.leaked, *outcome.lost):
-        say(f"  {words}")
+    gone = LASTING - outcome.lasted
+    report.add("lives", f"pods that ran all the time, not found again{label}", gone, "", target=0)
+    missed = ", ".join(outcome.missed)
+    report.add(
+        "lives", f"kinds of writes without a kill{label}", len(outcome.missed), "", target=0, note=missed
+    )
+    for problem in (*outcome.leaked, *outcome.lost):
+        say(f"  {problem}")
     for moment, count in sorted(outcome.killed_at.items()):
         say(f"  {count:4} killed {moment}")

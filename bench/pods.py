@@ -1,16 +1,19 @@
-"""A pod on a clone of QEMU's template: until it is ready, until its container runs, and ExecSync; with an
-image that the template has (`images.preload`), and with one that is sent into each VM."""
+# SPDX-License-Identifier: Apache-2.0
+"""Pods on clones of QEMU's template: until they are ready, until their containers run, and ExecSync.
+
+Once with an image that the template has (`images.preload`), and once with one that is sent into each VM.
+"""
 
 from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from bench.client import Client
+from bench.client import Client, Pod
 from bench.daemon import Daemon, resident_mib
 from bench.figures import Missing, Report, say
-from infranetes_common import cri
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import cri
 from tests.support import oci
 from tests.support.registry import Registry
 
@@ -24,7 +27,7 @@ PRELOADED, SENT = "", ", its image sent into the VM"
 COMMAND = ("sleep", "100000")
 
 
-async def run(reactor: Any, report: Report, pods: int = PODS) -> None:
+async def run(reactor: IReactor, report: Report, pods: int = PODS) -> None:
     with Registry() as registry:
         image = registry.push("busybox", "1", oci.busybox())
         sent = registry.push(
@@ -80,8 +83,8 @@ async def _exec(client: Client, container: str, command: list[str]) -> float:
     return seconds
 
 
-async def _guest_memory(client: Client, pod: Any, image: str) -> float:
-    """Resident memory of vmserver, seen by a container in the machine's own process namespace."""
+async def _guest_memory(client: Client, pod: Pod, image: str) -> float:
+    """Resident memory of vmserver, as a container in the VM's own process namespace sees it."""
     options = cri.NamespaceOption(pid=cri.NODE)
     security = cri.LinuxContainerSecurityContext(namespace_options=options)
     linux = cri.LinuxContainerConfig(security_context=security)
@@ -91,7 +94,7 @@ async def _guest_memory(client: Client, pod: Any, image: str) -> float:
     )
     request = cri.ExecSyncRequest(container_id=container, cmd=["sh", "-c", script], timeout=30)
     response = await client.runtime.ExecSync(request, timeout=60.0)
-    said = response.stdout.decode(errors="replace")
-    if "VmRSS:" not in said:
-        raise Missing(f"no vmserver is to be seen in the guest: {said[-300:]!r}")
-    return resident_mib(said)
+    output = response.stdout.decode(errors="replace")
+    if "VmRSS:" not in output:
+        raise Missing(f"the guest shows no vmserver: {output[-300:]!r}")
+    return resident_mib(output)

@@ -1,9 +1,10 @@
-"""RunPodSandbox on a simulated cloud whose VMs take 45 s to boot: with a warm pool, without, 100 at once."""
+# SPDX-License-Identifier: Apache-2.0
+"""RunPodSandbox on a simulated cloud with a boot time of 45 s: with a warm pool, without, 100 at once."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.internet.task import deferLater
@@ -12,8 +13,9 @@ from bench.client import side_by_side
 from bench.daemon import Daemon
 from bench.density import _end_farm
 from bench.figures import Report, say
-from infranetes.control import SOCKET
-from infranetes_common import control, cri
+from infranetes.config import CONTROL_SOCKET
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import control, cri
 from txgrpc import Channel
 
 BOOT_SECONDS = 45.0
@@ -24,15 +26,16 @@ AT_ONCE = 100
 FILL_SECONDS = 300.0
 POOL_TARGET = {95: 1.0}
 OVER_TARGET = 5.0  # percent of the cloud's own time
+Measure = Callable[[IReactor, Daemon, Report], Awaitable[None]]
 
 
-async def run(reactor: Any, report: Report) -> None:
+async def run(reactor: IReactor, report: Report) -> None:
     pool = f"[pool]\nparallel = {POOL}\nper_minute = {POOL}\n[[pool.sizes]]\ncount = {POOL}\n"
     await _with(reactor, report, pool, _warm)
     await _with(reactor, report, "", _cold)
 
 
-async def _with(reactor: Any, report: Report, more: str, measure: Any) -> None:
+async def _with(reactor: IReactor, report: Report, more: str, measure: Measure) -> None:
     daemon = Daemon(reactor, "simulated", TABLE, more=more)
     try:
         await daemon.start()
@@ -43,14 +46,14 @@ async def _with(reactor: Any, report: Report, more: str, measure: Any) -> None:
         await daemon.close()
 
 
-async def _warm(reactor: Any, daemon: Daemon, report: Report) -> None:
+async def _warm(reactor: IReactor, daemon: Daemon, report: Report) -> None:
     say(f"  booting a pool of {POOL}")
     took = await _filled(reactor, daemon)
     report.add("pool", f"filling a pool of {POOL}, all at a time", took, "s")
 
     async def one(number: int) -> float:
         seconds, _ = await daemon.client.timed(lambda: daemon.client.run_pod(f"warm-{number}", daemon.logs))
-        return float(seconds)
+        return seconds
 
     half = POOL // 2
     seconds = [await one(number) for number in range(half)]
@@ -62,10 +65,10 @@ async def _warm(reactor: Any, daemon: Daemon, report: Report) -> None:
     report.latencies("pool", label, seconds, (50, 95), POOL_TARGET, "s", note)
 
 
-async def _cold(reactor: Any, daemon: Daemon, report: Report) -> None:
+async def _cold(reactor: IReactor, daemon: Daemon, report: Report) -> None:
     async def one(number: int) -> float:
         seconds, _ = await daemon.client.timed(lambda: daemon.client.run_pod(f"cold-{number}", daemon.logs))
-        return float(seconds)
+        return seconds
 
     say(f"  {COLD} pods without a pool, then {AT_ONCE} at once")
     seconds = await side_by_side(COLD, COLD, one)
@@ -81,8 +84,8 @@ async def _cold(reactor: Any, daemon: Daemon, report: Report) -> None:
     report.add("pool", "the cloud's API calls for each of them", calls, "calls")
 
 
-async def _filled(reactor: Any, daemon: Daemon) -> float:
-    path = str(daemon.root / "run" / SOCKET)
+async def _filled(reactor: IReactor, daemon: Daemon) -> float:
+    path = str(daemon.root / "run" / CONTROL_SOCKET)
     channel = Channel(reactor, UNIXClientEndpoint(reactor, path))
     begun = reactor.seconds()
     try:

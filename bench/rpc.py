@@ -1,15 +1,15 @@
-"""txgrpc against grpcio's asyncio server: what bench/txgrpc.py measures, among the other figures."""
+# SPDX-License-Identifier: Apache-2.0
+"""txgrpc compared with grpcio's asyncio server, as `bench.txgrpc` measures them."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from twisted.internet.threads import deferToThread
 
 from bench.figures import Report
+from infranetes_common.reactors import IReactor
 
 
-async def run(reactor: Any, report: Report) -> None:
+async def run(reactor: IReactor, report: Report) -> None:
     from bench import txgrpc
 
     found = await deferToThread(txgrpc.run)

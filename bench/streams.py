@@ -1,16 +1,16 @@
-"""Streams by crictl: exec and port-forward beside Debian's containerd, and the daemon's memory meanwhile."""
+# SPDX-License-Identifier: Apache-2.0
+"""exec and port-forward by crictl, compared with Debian's containerd, and the daemon's memory meanwhile."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from bench.conformance import beside_containerd
 from bench.figures import Report, say
+from infranetes_common.reactors import IReactor
 
 MIB = 100
 
 
-async def run(reactor: Any, report: Report, mib: int = MIB) -> None:
+async def run(reactor: IReactor, report: Report, mib: int = MIB) -> None:
     say(f"  {mib} MiB through each stream and runtime")
     taken = await beside_containerd(reactor, "--streams", str(mib))
     ours, theirs = taken["infranetes"], taken["containerd"]

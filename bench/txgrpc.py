@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """txgrpc against grpcio's asyncio server: unary calls on a unix socket, the same client, one run.
 
     python bench/txgrpc.py [--seconds 4] [--in-flight 32] [--rounds 3] [--json PATH]

@@ -1,1 +1,2 @@
-"""One pod VM from its image to its end, shown step by step: `make demo`."""
+# SPDX-License-Identifier: Apache-2.0
+"""`make demo`: one pod VM from its image to its end, step by step."""

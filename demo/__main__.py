@@ -1,4 +1,5 @@
-"""`python -m demo`: runs a pod VM and shows what happened."""
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m demo`: run a pod VM and show what happens."""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ReactorNotRunning
@@ -18,12 +18,15 @@ from twisted.python import log
 from demo.daemon import TREE, Daemon
 from demo.pod import WEB_PORT, Pod, processes_naming, remove_all
 from demo.report import Report
-from infranetes_common import cri
+from infranetes_common.concurrency import start
+from infranetes_common.reactors import IReactor, installed
+from infranetes_common.wire import cri
 from tests.support import oci
 from tests.support.registry import Registry
+from txgrpc import Channel
 
 DEFAULT_COMMAND = 'echo "Hello from $(hostname), a pod with $(nproc) CPU and the kernel $(uname -r)"'
-BRIDGE = "infrademo0"  # of its own, beside that of a daemon which serves a kubelet here
+BRIDGE = "infrademo0"  # not that of a daemon that serves a kubelet here
 POD_CIDR = "10.87.0.0/24"
 READY_SECONDS = 1800.0  # the first start makes the template
 COMMAND_SECONDS = 60.0
@@ -51,13 +54,16 @@ pod_cidr = "{POD_CIDR}"
 
 
 class Demo:
-    """One run, from the registry to the pod's end; `clean` undoes whatever there is."""
+    """One run, from the registry to the pod's end.
 
-    def __init__(self, reactor: Any, options: argparse.Namespace, report: Report) -> None:
+    :ivar shown: what the JSON report has beside the steps.
+    """
+
+    def __init__(self, reactor: IReactor, options: argparse.Namespace, report: Report) -> None:
         self.reactor = reactor
         self.options = options
         self.report = report
-        self.shown: dict[str, Any] = {}
+        self.shown: dict[str, object] = {}
         self.interrupted = False
         self.registry = Registry()
         state = Path(options.state)
@@ -69,10 +75,10 @@ class Demo:
             state / "daemon.log",
         )
         self.pod: Pod | None = None
-        self.channel: Any = None
+        self.channel: Channel | None = None
 
     async def run(self) -> None:
-        """All steps; `clean` in any case."""
+        """Take all steps, then clean up in any case."""
         try:
             await self.prepare()
             await self.live()
@@ -81,7 +87,7 @@ class Demo:
             await self.clean()
 
     async def prepare(self) -> None:
-        """Registry and daemon; what an earlier demo left is removed."""
+        """Start registry and daemon, and remove what an earlier demo left."""
         state, report = Path(self.options.state), self.report
         with report.step("A registry on loopback, with a busybox image in it") as step:
             await deferToThread(self.registry.start)
@@ -108,15 +114,15 @@ class Demo:
             step.facts.update(shown=self.image)
 
     async def live(self) -> None:
-        """The pod with two containers, seen from all sides."""
+        """Run the pod with two containers and look at it from the node."""
         pod, report = self.pod, self.report
         assert pod is not None
         with report.step("RunPodSandbox: a virtual machine is the pod") as step:
             await pod.run()
             step.facts.update(shown=pod.ip, id=pod.id)
-            self.machine = await pod.machine()
-            self.processes = processes_naming(self.machine)
-            self.shown["pod"] = {"id": pod.id, "ip": pod.ip, "machine": self.machine}
+            self.vm = await pod.vm()
+            self.processes = processes_naming(self.vm)
+            self.shown["pod"] = {"id": pod.id, "ip": pod.ip, "machine": self.vm}
         with report.step("CreateContainer and StartContainer: your command"):
             await pod.start("command", self.image, ["sh", "-c", self.options.command])
         with report.step("It runs to its end") as step:
@@ -136,10 +142,11 @@ class Demo:
             await pod.start("web", self.image, ["sh", "-c", WEB])
         with report.step("ExecSync in it"):
             answer = await pod.execute("web", ["sh", "-c", INSIDE])
-        self.shown["exec"] = answer.stdout.decode(errors="replace")
-        report.quote(self.shown["exec"])
+        output = answer.stdout.decode(errors="replace")
+        report.quote(output)
+        self.shown["exec"] = output
         if self.options.provider == "simulated":
-            report.say("     simulated machines run no containers: no address of theirs answers")
+            report.say("     simulated VMs run no containers: their addresses do not answer")
             return
         with report.step(f"The node fetches http://{pod.ip}:{WEB_PORT}/") as step:
             await pod.fetch(PAGE, 15.0)
@@ -147,7 +154,7 @@ class Demo:
             step.facts.update(shown=PAGE)
 
     async def end(self) -> None:
-        """The pod's end, and the proof of it."""
+        """Remove the pod and prove that its VM is gone."""
         pod, report = self.pod, self.report
         assert pod is not None
         with report.step("StopPodSandbox and RemovePodSandbox"):
@@ -156,7 +163,7 @@ class Demo:
             proofs = {
                 "not listed": not await pod.known(),
                 "no answer at its address": await pod.page() != PAGE,
-                "no process of it": not processes_naming(self.machine),
+                "no process of it": not processes_naming(self.vm),
             }
             step.facts.update(shown=", ".join(proofs), processes_before=self.processes)
             left = [name for name, held in proofs.items() if not held]
@@ -164,7 +171,7 @@ class Demo:
                 raise RuntimeError(f"the virtual machine is not gone: it fails {', '.join(left)}")
 
     async def clean(self) -> None:
-        """End whatever there still is, and say what can't be ended."""
+        """End whatever is left, and say what can't be ended."""
         if self.channel is not None:
             try:
                 if self.daemon.alive:
@@ -178,7 +185,7 @@ class Demo:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="demo", description=__doc__)
     parser.add_argument("--command", default="", help="what the container runs, by sh")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout instead of lines")
@@ -192,7 +199,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def remove_network() -> None:
-    """Take away the bridge and its tables, unless a machine still hangs on it. Not there: no error."""
+    """Remove the bridge and its tables, unless a VM still uses it. Idempotent."""
     ports = Path(f"/sys/class/net/{BRIDGE}/brif")
     if not ports.is_dir() or any(ports.iterdir()):
         return
@@ -204,15 +211,15 @@ def remove_network() -> None:
         subprocess.run(command, check=False, capture_output=True)  # noqa: S603
 
 
-async def told(demo: Demo) -> int:
-    """Run the demo to its end, whatever that is; the exit code: 0, 1 failed, 130 interrupted."""
+async def run(demo: Demo) -> int:
+    """Run the demo and report its outcome. Returns the exit code: 0, 1 if it failed, 130 if interrupted."""
     report = demo.report
     try:
         await demo.run()
     except Exception as error:
-        if demo.interrupted:  # whatever the step under way made of it
+        if demo.interrupted:  # whatever error that became
             report.error = "interrupted"
-            report.say("\nInterrupted; the machine is ended.")
+            report.say("\nInterrupted; the VM is ended.")
             return 130
         report.error = str(error) or type(error).__name__
         report.say(f"\nThe demo failed: {report.error}")
@@ -224,33 +231,30 @@ async def told(demo: Demo) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The whole program. Ctrl-C ends it once it has cleaned up."""
-    from twisted.internet import reactor as running
-
-    reactor: Any = running
+    """The program. Ctrl-C ends it once it has cleaned up."""
+    reactor = installed()
     options = parse(arguments)
     report = Report(sys.stdout, quiet=options.json)
     demo = Demo(reactor, options, report)
     codes: list[int] = []
 
-    def over(code: int) -> None:
+    def ended(code: int) -> None:
         codes.append(code)
         with contextlib.suppress(ReactorNotRunning):  # stopping already
             reactor.stop()
 
-    def start() -> None:
-        done = Deferred.fromCoroutine(told(demo))
-        done.addCallback(over)
+    def begin() -> None:
+        done = start(run(demo)).addCallback(ended)
         done.addErrback(lambda failure: log.err(failure))
 
-        def interrupt() -> Deferred[Any]:
+        def interrupt() -> Deferred[None]:
             demo.interrupted = True
             done.cancel()
             return done
 
         reactor.addSystemEventTrigger("before", "shutdown", interrupt)
 
-    reactor.callWhenRunning(start)
+    reactor.callWhenRunning(begin)
     reactor.run()
     if options.json:
         print(report.json(**demo.shown))

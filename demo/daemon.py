@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The node daemon as a child process, for as long as the demo lasts."""
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import attrs
 from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.internet.task import deferLater
 
-from infranetes_common import cri
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import cri
 from txgrpc import Channel, GrpcError
 
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 _END_SECONDS = 30.0
 _TWISTD = (sys.executable, "-c", "from twisted.scripts.twistd import run; run()")
 TREE = Path(__file__).resolve().parents[1]
@@ -33,14 +35,14 @@ class DaemonFailed(Exception):
 class Daemon:
     """`twistd infranetes` with one configuration file, its output in the file `log`."""
 
-    reactor: Any
+    reactor: IReactor
     config: Path
     socket: Path
     log: Path
     _process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, deaf to the terminal's Ctrl-C since cleaning up needs it. It dies with the demo."""
+        """Start it. It ends with the demo, but not by the terminal's Ctrl-C, for cleaning up needs it."""
         command = [
             *("setpriv", "--pdeathsig", "TERM", "--", *_TWISTD),
             *("--nodaemon", "--pidfile=", "infranetes", "--config", str(self.config)),
@@ -59,40 +61,42 @@ class Daemon:
         """A channel to the CRI socket."""
         return Channel(self.reactor, UNIXClientEndpoint(self.reactor, str(self.socket)))
 
-    def said(self, lines: int = 15) -> str:
-        """The end of what it wrote."""
+    def output(self, lines: int = 15) -> str:
+        """The end of its log."""
         with contextlib.suppress(OSError):
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
         return ""
 
-    async def ready(self, runtime: Any, within: float, progress: Callable[[str], None]) -> Any:
-        """Wait until its runtime and network conditions hold; the last StatusResponse.
+    async def ready(self, runtime: Any, within: float, progress: Callable[[str], None]) -> None:
+        """Wait until its runtime and network conditions hold.
 
-        :param within: seconds. :param progress: told the words of a condition that does not hold yet.
-        :raise DaemonFailed: it ended or is not ready in time."""
+        :param within: seconds.
+        :param progress: called with the messages of conditions that do not hold yet.
+        :raise DaemonFailed: it ended or is not ready in time.
+        """
         until = time.monotonic() + within
-        told = ""
+        shown = ""
         while True:
             waiting = "it does not answer yet"
             with contextlib.suppress(GrpcError):
                 status = await runtime.Status(cri.StatusRequest(verbose=True), timeout=5.0)
                 missing = [each for each in status.status.conditions if not each.status]
                 if status.status.conditions and not missing:
-                    return status
+                    return
                 waiting = "; ".join(dict.fromkeys(each.message or each.type for each in missing))
-                if waiting and waiting != told:
-                    told = waiting
+                if waiting and waiting != shown:
+                    shown = waiting
                     progress(waiting)
             if self._process is None or self._process.poll() is not None:
-                raise DaemonFailed(f"the daemon ended; its log is {self.log}:\n{self.said()}")
+                raise DaemonFailed(f"the daemon ended; its log is {self.log}:\n{self.output()}")
             if time.monotonic() > until:
                 raise DaemonFailed(
-                    f"not ready after {within:.0f} s ({waiting}); see {self.log}:\n{self.said()}"
+                    f"not ready after {within:.0f} s ({waiting}); see {self.log}:\n{self.output()}"
                 )
-            await deferLater(self.reactor, _LOOK_SECONDS)
+            await deferLater(self.reactor, _POLL_SECONDS)
 
     async def end(self) -> None:
-        """Ask it to end, then make it; twice is once."""
+        """End it, by force if it takes too long. Idempotent."""
         process, self._process = self._process, None
         if process is None:
             return

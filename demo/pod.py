@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One pod through the CRI, as a kubelet would ask for it."""
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from twisted.internet.error import ConnectError, ConnectionLost
 from twisted.internet.task import deferLater
 from twisted.web.client import Agent, ResponseFailed, readBody
 
-from infranetes_common import cri
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import cri
 from txgrpc import GrpcError
 
 LABELS = {"app.kubernetes.io/name": "infranetes-demo"}
@@ -27,7 +29,7 @@ NO_ANSWER = (ConnectError, ConnectionLost, ResponseFailed)
 
 @attrs.frozen
 class LogLine:
-    """A line of a CRI log file; `partial`: the next of its stream goes on with it."""
+    """A line of a CRI log file. :ivar partial: it goes on with the stream's next line."""
 
     time: str
     stream: str
@@ -45,19 +47,19 @@ class LogLine:
 
 @attrs.define
 class Pod:
-    """One sandbox and its containers; `runtime` and `images` are the CRI's two stubs."""
+    """One sandbox and its containers. :ivar runtime, images: stubs of the CRI's services."""
 
-    reactor: Any
-    runtime: Any
-    images: Any
+    reactor: IReactor
+    runtime: Any  # Any: a stub's methods are made from the descriptor
+    images: Any  # Any: likewise
     logs: Path
     handler: str = ""
     id: str = ""
     ip: str = ""
     _containers: dict[str, str] = attrs.field(factory=dict)
-    _config: Any = None
+    _config: cri.PodSandboxConfig = attrs.field(factory=cri.PodSandboxConfig)
 
-    def _sandbox(self) -> Any:
+    def _sandbox(self) -> cri.PodSandboxConfig:
         uid = secrets.token_hex(8)
         metadata = cri.PodSandboxMetadata(name="demo", uid=uid, namespace="default", attempt=0)
         return cri.PodSandboxConfig(
@@ -65,19 +67,22 @@ class Pod:
         )
 
     async def run(self) -> None:
-        """The sandbox: `id` and `ip` are known then."""
+        """Run the sandbox, which sets `id` and `ip`."""
         self._config = self._sandbox()
         request = cri.RunPodSandboxRequest(config=self._config, runtime_handler=self.handler)
         self.id = (await self.runtime.RunPodSandbox(request, timeout=POD_SECONDS)).pod_sandbox_id
         self.ip = (await self.status()).status.network.ip
 
-    async def status(self) -> Any:
-        """PodSandboxStatusResponse, verbose."""
+    async def status(self) -> cri.PodSandboxStatusResponse:
+        """Call PodSandboxStatus, verbose."""
         request = cri.PodSandboxStatusRequest(pod_sandbox_id=self.id, verbose=True)
-        return await self.runtime.PodSandboxStatus(request, timeout=CALL_SECONDS)
+        response: cri.PodSandboxStatusResponse = await self.runtime.PodSandboxStatus(
+            request, timeout=CALL_SECONDS
+        )
+        return response
 
-    async def machine(self) -> str:
-        """The token in the virtual machine's name, which its process has in its arguments."""
+    async def vm(self) -> str:
+        """The token in the VM's name, by which its process is found."""
         found = json.loads((await self.status()).info["info"])
         return str(found["vm"]["id"]).rpartition("-")[2]
 
@@ -99,13 +104,16 @@ class Pod:
             cri.StartContainerRequest(container_id=made.container_id), timeout=CALL_SECONDS
         )
 
-    async def container(self, name: str) -> Any:
-        """One container's ContainerStatus."""
+    async def container(self, name: str) -> cri.ContainerStatus:
+        """A container's status."""
         request = cri.ContainerStatusRequest(container_id=self._containers[name])
-        return (await self.runtime.ContainerStatus(request, timeout=CALL_SECONDS)).status
+        response: cri.ContainerStatusResponse = await self.runtime.ContainerStatus(
+            request, timeout=CALL_SECONDS
+        )
+        return response.status
 
-    async def ended(self, name: str, within: float) -> Any:
-        """Its status once it has ended, or as it is after `within` seconds."""
+    async def ended(self, name: str, within: float) -> cri.ContainerStatus:
+        """A container's status once it has ended, or as it is after `within` seconds."""
         until = time.monotonic() + within
         while True:
             status = await self.container(name)
@@ -113,14 +121,17 @@ class Pod:
                 return status
             await deferLater(self.reactor, 0.1)
 
-    async def execute(self, name: str, command: Sequence[str]) -> Any:
-        """ExecSyncResponse of a command in a running container."""
+    async def execute(self, name: str, command: Sequence[str]) -> cri.ExecSyncResponse:
+        """Run a command in a container."""
         request = cri.ExecSyncRequest(container_id=self._containers[name], cmd=command, timeout=20)
-        return await self.runtime.ExecSync(request, timeout=CALL_SECONDS)
+        response: cri.ExecSyncResponse = await self.runtime.ExecSync(request, timeout=CALL_SECONDS)
+        return response
 
     async def log(self, name: str, within: float, complete: bool) -> list[LogLine]:
-        """The container's log on the node, once it has a line. `complete`: it has ended, so that
-        the end of its log is waited for: until the file has been the same for a moment."""
+        """Read a container's log on the node, once it has a line.
+
+        :param complete: whether the container has ended; then the log is read once it no longer grows.
+        """
         path = self.logs / self._config.metadata.uid / name / "0.log"
         until = time.monotonic() + within
         text, before = "", None
@@ -134,7 +145,7 @@ class Pod:
         return [LogLine.parse(line) for line in text.splitlines()]
 
     async def page(self) -> str:
-        """What the web server at the pod's address answers to the node; "": nothing does."""
+        """Fetch the page of the web server in the pod; "": nothing answers."""
         agent = Agent(self.reactor, connectTimeout=2.0)
         try:
             response = await agent.request(b"GET", f"http://{self.ip}:{WEB_PORT}/".encode())
@@ -145,7 +156,8 @@ class Pod:
     async def fetch(self, page: str, within: float) -> None:
         """Wait until the pod's web server answers with this page.
 
-        :raise RuntimeError: nothing or something else does after `within` seconds."""
+        :raise RuntimeError: it does not within that many seconds.
+        """
         until = time.monotonic() + within
         while (found := await self.page()) != page:
             if time.monotonic() > until:
@@ -154,34 +166,35 @@ class Pod:
 
     async def end(self) -> None:
         """Stop and remove the sandbox."""
-        await self.runtime.StopPodSandbox(
-            cri.StopPodSandboxRequest(pod_sandbox_id=self.id), timeout=CALL_SECONDS * 2
-        )
-        await self.runtime.RemovePodSandbox(
-            cri.RemovePodSandboxRequest(pod_sandbox_id=self.id), timeout=CALL_SECONDS * 2
-        )
+        await end(self.runtime, self.id)
 
     async def known(self) -> bool:
-        """Whether the daemon still lists it."""
+        """Whether the daemon lists the sandbox."""
         listed = await self.runtime.ListPodSandbox(cri.ListPodSandboxRequest(), timeout=CALL_SECONDS)
         return any(item.id == self.id for item in listed.items)
 
 
+async def end(runtime: Any, sandbox: str) -> None:  # Any: a stub
+    """Stop and remove a sandbox."""
+    seconds = CALL_SECONDS * 2
+    await runtime.StopPodSandbox(cri.StopPodSandboxRequest(pod_sandbox_id=sandbox), timeout=seconds)
+    await runtime.RemovePodSandbox(cri.RemovePodSandboxRequest(pod_sandbox_id=sandbox), timeout=seconds)
+
+
 async def remove_all(runtime: Any) -> int:
-    """End every pod that an earlier demo left; how many there were. An unready daemon has none."""
+    """End the pods that an earlier demo left, if the daemon is ready. Returns how many."""
     request = cri.ListPodSandboxRequest(filter=cri.PodSandboxFilter(label_selector=LABELS))
     try:
         listed = await runtime.ListPodSandbox(request, timeout=CALL_SECONDS)
     except GrpcError:
         return 0
     for item in listed.items:
-        left = Pod(None, runtime, None, Path(), id=item.id)
-        await left.end()
+        await end(runtime, item.id)
     return len(listed.items)
 
 
 def processes_naming(word: str) -> list[int]:
-    """The machine's processes with `word` in their command line."""
+    """The processes of this machine with `word` in their command line."""
     found = []
     for directory in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

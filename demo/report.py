@@ -1,4 +1,5 @@
-"""What the demo tells: a line per step with its time, or all of it as JSON."""
+# SPDX-License-Identifier: Apache-2.0
+"""The demo's output: a line per step with its time, or one JSON document."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import TextIO
 
 import attrs
 
@@ -15,17 +16,17 @@ _WIDTH = 78
 
 @attrs.define
 class Step:
-    """One step; `facts` is what it showed. Seconds, wall clock."""
+    """One step. :ivar facts: what it found out."""
 
     name: str
     seconds: float = 0.0
     ok: bool = False
-    facts: dict[str, Any] = attrs.field(factory=dict)
+    facts: dict[str, object] = attrs.field(factory=dict)
 
 
 @attrs.define
 class Report:
-    """Steps told as they happen, to `out`; where `quiet`, told only by `json`."""
+    """Writes steps to `out` as they happen; if `quiet`, only `json` has them."""
 
     out: TextIO
     quiet: bool = False
@@ -37,18 +38,18 @@ class Report:
         return not self.quiet and self.out.isatty()
 
     def say(self, text: str = "") -> None:
-        """One line for people."""
+        """Write a line."""
         if not self.quiet:
             print(text, file=self.out, flush=True)
 
     def quote(self, text: str) -> None:
-        """Someone else's words, indented."""
+        """Write the output of a program, indented."""
         for line in text.rstrip("\n").splitlines():
             self.say(f"     | {line}")
 
     @contextmanager
     def step(self, name: str) -> Iterator[Step]:
-        """Time what happens inside and tell its outcome: `facts["shown"]` ends the line."""
+        """Time the block and write its outcome; `facts["shown"]` ends the line."""
         step = Step(name)
         self.steps.append(step)
         started = time.monotonic()
@@ -69,14 +70,14 @@ class Report:
         self.say(f"{clear}{text.ljust(_WIDTH - 9)} {step.seconds:7.2f} s")
 
     def progress(self, text: str) -> None:
-        """What the step under way is doing, gone with its end on a terminal."""
+        """Show what the step is doing; on a terminal, until it ends."""
         if self._live:
             print(f"\r\x1b[K  ·  {text[: _WIDTH - 8]} ...", end="\r", file=self.out, flush=True)
         else:
             self.say(f"     {text}")
 
-    def json(self, **more: Any) -> str:
-        """The whole report as one JSON document."""
+    def json(self, **more: object) -> str:
+        """Format the report as a JSON document, with `more` in it."""
         document = {
             "ok": not self.error,
             "error": self.error,

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # A disk that a cloud's machines boot by BIOS, from the guest image that infranetes-guest built: root, for losetup and
 # chroot; packages fdisk and e2fsprogs, and a source of Debian packages.
 #

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The node's certificate authority: who a VM is, and who the node is to a VM.
 
 One ECDSA P-256 key pair signs everything. `STATE_DIR/ca/authority.pem` (mode 0600 in a directory of
@@ -8,8 +9,6 @@ credentials live in memory and are made anew before they run out.
 from __future__ import annotations
 
 import contextlib
-import datetime
-import hashlib
 import os
 import re
 import time
@@ -17,13 +16,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
-from OpenSSL import SSL
+from OpenSSL import SSL, crypto
 from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
 from twisted.internet.ssl import (
     Certificate,
@@ -32,72 +30,43 @@ from twisted.internet.ssl import (
     TLSVersion,
     trustRootFromCertificates,
 )
+from twisted.protocols.tls import TLSMemoryBIOProtocol
 from zope.interface import implementer
 
+from infranetes.certificates import (
+    NODE_URI,
+    VM_URI_PREFIX,
+    Pair,
+    Signed,
+    builder,
+    key_id,
+    key_usage,
+    moment,
+    not_after,
+    signed,
+    vm_name,
+)
+from infranetes_common.concurrency import sync_directory
 from infranetes_common.errors import ConfigError, FailedPrecondition, InvalidArgument
 
-NODE_URI = "infranetes:node"
-VM_URI_PREFIX = "infranetes:vm:"
-VM_DOMAIN = "vm.infranetes.internal"
-
-BACKDATE_SECONDS = 300  # a guest's clock may be this much behind the node's
 CA_LIFETIME_SECONDS = 20 * 365 * 86400
 NODE_LIFETIME_SECONDS = 7 * 86400
 NODE_RENEWAL_SECONDS = 86400  # credentials are replaced once they have less than this to live
 
 _EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED of <openssl/x509_vfy.h>
 _KEY = re.compile(rb"-----BEGIN (EC )?PRIVATE KEY-----")
-_SANDBOX_ID = re.compile(r"[0-9a-z](?:[0-9a-z-]{0,61}[0-9a-z])?")
-
-
-def vm_name(sandbox_id: str) -> str:
-    """The DNS name in a VM's certificate.
-
-    :raise InvalidArgument: the id can't be a DNS label.
-    """
-    if not _SANDBOX_ID.fullmatch(sandbox_id):
-        raise InvalidArgument(f"sandbox id {sandbox_id!r}: 1 to 63 of 0-9, a-z and - are allowed")
-    return f"{sandbox_id}.{VM_DOMAIN}"
-
-
-@attrs.frozen
-class _Pair:
-    """A private key and its certificate."""
-
-    key: ec.EllipticCurvePrivateKey = attrs.field(repr=False)
-    certificate: x509.Certificate
-
-    @property
-    def key_pem(self) -> bytes:
-        return self.key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-
-    @property
-    def certificate_pem(self) -> bytes:
-        return self.certificate.public_bytes(serialization.Encoding.PEM)
-
-
-@attrs.frozen
-class Signed:
-    """A VM's certificate, and what the node remembers of it."""
-
-    certificate_pem: str
-    key_pem: str = attrs.field(repr=False)  # "": the VM made the key itself
-    key_id: str  # SHA-256 of the public key (its SubjectPublicKeyInfo), hex
-    until: float  # seconds since 1970 UTC at which it expires
 
 
 class Authority:
     """Issues and checks the certificates of one node and its VMs.
 
-    Creates the CA in `state_dir` the first time. Being killed in the middle of that leaves nothing
-    that counts; from then on the same CA is loaded for as long as the state directory lives.
+    The CA is created in `state_dir` the first time, and loaded from there from then on. A daemon that is
+    killed while it creates the CA leaves nothing that is used.
 
     :param clock: seconds since 1970 UTC.
-    :param path: somebody's own CA in place of ours: certificate and key, PEM; it is never written.
-    :raise ConfigError: the state directory can't be written, or that file not be read.
-    :raise FailedPrecondition: a CA is there and unusable; the message says why and what to do.
+    :param path: a CA of the user's own: certificate and key, PEM. It is never written.
+    :raise ConfigError: the state directory can't be written, or `path` not be read.
+    :raise FailedPrecondition: the CA is unusable; the message says why and what to do.
     """
 
     def __init__(
@@ -107,16 +76,16 @@ class Authority:
         self._given = bool(path)
         self._path = Path(path) if path else Path(state_dir) / "ca" / "authority.pem"
         self._ca = self._load_or_create()
-        self._context: Any = None
+        self._context: SSL.Context | None = None
         self._context_until = 0.0
 
     @property
     def ca_pem(self) -> str:
-        """The CA's certificate: what a VM trusts."""
+        """The CA's certificate, which the VMs trust."""
         return self._ca.certificate_pem.decode()
 
     def issue_vm(self, sandbox_id: str, lifetime_seconds: float) -> tuple[str, str]:
-        """A new key and server certificate for one sandbox's VM, as PEM: (certificate, key).
+        """Make a key and a server certificate for a sandbox's VM, both PEM: (certificate, key).
 
         Never valid for longer than the CA itself.
 
@@ -126,15 +95,15 @@ class Authority:
         return signed.certificate_pem, signed.key_pem
 
     def issue(self, sandbox_id: str, lifetime_seconds: float) -> Signed:
-        """As `issue_vm`, with what there is to be remembered."""
+        """Make a key and a server certificate for a sandbox's VM, as `issue_vm` does."""
         key = ec.generate_private_key(ec.SECP256R1())
-        pair = _Pair(key, self._sign_vm(sandbox_id, key.public_key(), lifetime_seconds))
-        return _signed(pair.certificate, pair.key_pem.decode())
+        pair = Pair(key, self._sign_vm(sandbox_id, key.public_key(), lifetime_seconds))
+        return signed(pair.certificate, pair.key_pem.decode())
 
     def sign(self, sandbox_id: str, request: bytes, lifetime_seconds: float) -> Signed:
-        """A server certificate for a key that the sandbox's VM has made itself.
+        """Make a server certificate for a key that the sandbox's VM has made itself.
 
-        Of the request nothing counts but the public key: who the VM is the node knows better.
+        Only the public key of the request is used: the node knows who the VM is.
 
         :param request: PKCS #10, DER.
         :raise InvalidArgument: no such request, not signed by its own key, or not for P-256.
@@ -150,7 +119,7 @@ class Authority:
             raise InvalidArgument(
                 f"the VM of sandbox {sandbox_id} asks for a certificate amiss: {str(error)[:100]}"
             ) from None
-        return _signed(self._sign_vm(sandbox_id, key, lifetime_seconds), "")
+        return signed(self._sign_vm(sandbox_id, key, lifetime_seconds), "")
 
     def _sign_vm(self, sandbox_id: str, key: ec.EllipticCurvePublicKey, lifetime: float) -> x509.Certificate:
         names = [
@@ -164,19 +133,19 @@ class Authority:
     def client_options(
         self, sandbox_id: str, known_key: Callable[[], str] = lambda: ""
     ) -> IOpenSSLClientConnectionCreator:
-        """How to connect to that sandbox's agent and to nobody else.
+        """Return what makes TLS connections to that sandbox's agent and to no other.
 
-        Trusts this CA alone, shows the node's certificate, and ends the handshake unless the other
-        side's certificate names the sandbox. Good for any number of connections at any time.
+        They trust this CA alone, show the node's certificate, and fail unless the agent's certificate names
+        the sandbox. May be used for any number of connections at any time.
 
-        :param known_key: the `key_id` of the last certificate that this VM was given. That one counts
-            also when it has expired: it could not be replaced while no daemon ran.
+        :param known_key: gives the `key_id` of the last certificate that this VM was given. That
+            certificate is accepted also when it has expired: no daemon may have run to replace it.
         :raise InvalidArgument: the id can't be a DNS label.
         """
         return _ClientCreator(self, vm_name(sandbox_id), known_key)
 
-    def client_context(self) -> Any:
-        """The one SSL.Context of all connections to agents, with fresh enough credentials."""
+    def client_context(self) -> SSL.Context:
+        """Return the context of all connections to agents, with credentials that are fresh enough."""
         if self._context is None or self._clock() > self._context_until - NODE_RENEWAL_SECONDS:
             names = [x509.UniformResourceIdentifier(NODE_URI)]
             node = self._issue(
@@ -185,7 +154,7 @@ class Authority:
             options = CertificateOptions(
                 **_key_and_certificate(node),
                 trustRoot=trustRootFromCertificates([Certificate.loadPEM(self._ca.certificate_pem)]),
-                raiseMinimumTo=TLSVersion.TLSv1_2,
+                raiseMinimumTo=TLSVersion.TLSv1_3,  # it has no renegotiation
                 acceptableProtocols=[b"h2"],
             )
             self._context = options.getContext()
@@ -194,9 +163,9 @@ class Authority:
 
     def _issue(
         self, name: str, names: Sequence[x509.GeneralName], usage: ObjectIdentifier, lifetime: float
-    ) -> _Pair:
+    ) -> Pair:
         key = ec.generate_private_key(ec.SECP256R1())
-        return _Pair(key, self._sign(name, names, usage, lifetime, key.public_key()))
+        return Pair(key, self._sign(name, names, usage, lifetime, key.public_key()))
 
     def _sign(
         self,
@@ -207,11 +176,11 @@ class Authority:
         key: ec.EllipticCurvePublicKey,
     ) -> x509.Certificate:
         ca = self._ca.certificate
-        end = min(_moment(self._clock() + lifetime), _not_after(ca))
+        end = min(moment(self._clock() + lifetime), not_after(ca))
         return (
-            _builder(name, ca.subject, key, self._clock(), end)
+            builder(name, ca.subject, key, self._clock(), end)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_key_usage(signs_certificates=False), critical=True)
+            .add_extension(key_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(
@@ -220,7 +189,7 @@ class Authority:
             .sign(self._ca.key, hashes.SHA256())
         )
 
-    def _load_or_create(self) -> _Pair:
+    def _load_or_create(self) -> Pair:
         directory = self._path.parent
         try:
             if not self._given:
@@ -247,16 +216,16 @@ class Authority:
         now = self._clock()
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "infranetes node CA")])
         certificate = (
-            _builder("infranetes node CA", subject, key.public_key(), now, _moment(now + CA_LIFETIME_SECONDS))
+            builder("infranetes node CA", subject, key.public_key(), now, moment(now + CA_LIFETIME_SECONDS))
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_key_usage(signs_certificates=True), critical=True)
+            .add_extension(key_usage(signs_certificates=True), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .sign(key, hashes.SHA256())
         )
-        pair = _Pair(key, certificate)
+        pair = Pair(key, certificate)
         return pair.key_pem + pair.certificate_pem
 
-    def _check(self, document: bytes) -> _Pair:
+    def _check(self, document: bytes) -> Pair:
         try:
             begin = _KEY.search(document)  # whatever else is in the file, in whatever order
             if begin is None:
@@ -271,7 +240,7 @@ class Authority:
             public.verify(certificate.signature, certificate.tbs_certificate_bytes, ec.ECDSA(hashes.SHA256()))
             if not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
                 raise ValueError("the certificate is not a CA's")
-            if _not_after(certificate) <= _moment(self._clock()):
+            if not_after(certificate) <= moment(self._clock()):
                 raise ValueError("the certificate has expired")
         except InvalidSignature:
             raise FailedPrecondition(
@@ -282,7 +251,7 @@ class Authority:
             raise FailedPrecondition(
                 f"the node's CA {self._path} is broken: {why}. {self._remedy()}"
             ) from None
-        return _Pair(key, certificate)
+        return Pair(key, certificate)
 
     def _remedy(self) -> str:
         if self._given:
@@ -298,21 +267,23 @@ class Authority:
 
 @implementer(IOpenSSLClientConnectionCreator)
 class _ClientCreator:
-    """Connections of the authority's shared context, each bound to one name."""
+    """Makes connections to the VM with one name, all of the authority's context."""
 
     def __init__(self, authority: Authority, name: str, known_key: Callable[[], str]) -> None:
         self._authority = authority
         self._name = name
         self._known_key = known_key
 
-    def clientConnectionForTLS(self, tlsProtocol: Any) -> Any:
+    def clientConnectionForTLS(self, tlsProtocol: TLSMemoryBIOProtocol) -> SSL.Connection:
         connection = SSL.Connection(self._authority.client_context(), None)
         connection.set_app_data(tlsProtocol)
         connection.set_tlsext_host_name(self._name.encode())
         connection.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, self._verify)
         return connection
 
-    def _verify(self, connection: Any, certificate: Any, errno: int, depth: int, ok: int) -> bool:
+    def _verify(
+        self, connection: SSL.Connection, certificate: crypto.X509, errno: int, depth: int, ok: int
+    ) -> bool:
         if depth:
             return bool(ok)
         if not ok:  # asked again when this is answered with yes; then the name is compared
@@ -327,7 +298,7 @@ class _ClientCreator:
         except Exception:  # whatever is wrong with the certificate, the handshake ends here
             return False
 
-    def _is_known(self, certificate: Any) -> bool:
+    def _is_known(self, certificate: crypto.X509) -> bool:
         try:
             known = self._known_key()
             return bool(known) and key_id(certificate.to_cryptography().public_key()) == known
@@ -335,68 +306,13 @@ class _ClientCreator:
             return False
 
 
-def key_id(key: Any) -> str:
-    """What a public key is remembered by: SHA-256 of its SubjectPublicKeyInfo, hex."""
-    form = serialization.PublicFormat.SubjectPublicKeyInfo
-    return hashlib.sha256(key.public_bytes(serialization.Encoding.DER, form)).hexdigest()
-
-
-def _signed(certificate: x509.Certificate, key_pem: str) -> Signed:
-    pem = certificate.public_bytes(serialization.Encoding.PEM).decode()
-    until = _not_after(certificate).timestamp()
-    return Signed(pem, key_pem, key_id(certificate.public_key()), until)
-
-
-def _key_and_certificate(pair: _Pair) -> dict[str, Any]:
+def _key_and_certificate(pair: Pair) -> dict[str, Any]:  # Any: Twisted types neither
     loaded = PrivateCertificate.loadPEM(pair.key_pem + pair.certificate_pem)
     return {"privateKey": loaded.privateKey.original, "certificate": loaded.original}
 
 
-def _builder(
-    name: str,
-    issuer: x509.Name,
-    key: ec.EllipticCurvePublicKey,
-    now: float,
-    end: datetime.datetime,
-) -> x509.CertificateBuilder:
-    return (
-        x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(_moment(now - BACKDATE_SECONDS))
-        .not_valid_after(end)
-    )
-
-
-def _key_usage(signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _moment(seconds: float) -> datetime.datetime:
-    return datetime.datetime.fromtimestamp(int(seconds), datetime.UTC)
-
-
-def _not_after(certificate: x509.Certificate) -> datetime.datetime:
-    try:
-        return certificate.not_valid_after_utc
-    except AttributeError:  # cryptography before 42
-        return certificate.not_valid_after.replace(tzinfo=datetime.UTC)
-
-
 def _write_new(path: Path, document: bytes) -> None:
-    """Bring a file into being with all of `document`, mode 0600, unless it is there already."""
+    """Create a file with all of `document`, mode 0600, unless it exists already."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     for stale in path.parent.glob(f".{path.name}.*"):
         stale.unlink(missing_ok=True)
@@ -406,12 +322,8 @@ def _write_new(path: Path, document: bytes) -> None:
             file.write(document)
             file.flush()
             os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):  # another daemon was faster; its CA it is
+        with contextlib.suppress(FileExistsError):  # another daemon was faster: its CA is used
             os.link(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_directory(path.parent)

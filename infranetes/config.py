@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The configuration of the node daemon: one TOML file, which flags override."""
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from attrs import Attribute
 from attrs.validators import ge, gt, in_, instance_of
 
-from infranetes.control import SOCKET as CONTROL_SOCKET
 from infranetes.images.config import ImagesConfig
-from infranetes.pods.poolconfig import PoolConfig
+from infranetes.machines.pool_config import PoolConfig
 from infranetes.volumes.config import VolumesConfig
 from infranetes_common import config
 from infranetes_common.errors import ConfigError
 
-BASE_IP = "base_ip"  # a flag that is a key of the provider's
+CONTROL_SOCKET = "control.sock"  # in the run directory
+BASE_IP = "base_ip"  # a flag for the provider's key pod_cidr
 ADDRESSING = ("qemu", "simulated")  # providers with a pod_cidr
 IMAGE_PROVIDERS = ("docker", "systemd")
 MAX_SOCKET_PATH = 107  # bytes: sun_path of unix(7), with its ending zero
@@ -31,7 +33,7 @@ _HOST = re.compile(r"([0-9A-Za-z.-]{1,253}|\[[0-9A-Fa-f:.]+\])?")
 
 @attrs.frozen
 class LogConfig:
-    """What the daemon says of itself."""
+    """The daemon's log."""
 
     format: str = attrs.field(default="text", validator=in_(FORMATS))
     level: str = attrs.field(default="info", validator=in_(LEVELS))
@@ -42,14 +44,14 @@ class TimesConfig:
     """How long things may take. Seconds."""
 
     launch: float = attrs.field(default=600.0, validator=gt(0))  # until a sandbox is ready
-    desertion: float = attrs.field(default=600.0, validator=gt(0))  # how long an unclaimed launch is kept
-    # When a lost agent's containers are UNKNOWN. kubelet kills what is, so a restart of an agent has to fit.
+    desertion: float = attrs.field(default=600.0, validator=gt(0))  # a launch that nobody waits for
+    # When a lost agent's containers become UNKNOWN. kubelet kills those, so an agent has to restart faster.
     unknown_after: float = attrs.field(default=5.0, validator=ge(0))
-    listing: float = attrs.field(default=0.25, validator=ge(0))  # what a list gives agents just lost
+    listing: float = attrs.field(default=0.25, validator=ge(0))  # how long a list waits for lost agents
     log_drain: float = attrs.field(default=15.0, validator=ge(0))  # for the rest of an ended container's log
     sweep: float = attrs.field(default=60.0, validator=gt(0))  # between passes over the provider's VMs
     certificate: float = attrs.field(default=86400.0, validator=ge(2))  # how long a VM's certificate is good
-    shutdown: float = attrs.field(default=5.0, validator=ge(0))  # for calls that run when the daemon ends
+    shutdown: float = attrs.field(default=5.0, validator=ge(0))  # for calls that run when the daemon stops
 
 
 @attrs.frozen
@@ -61,19 +63,19 @@ class StreamingConfig:
     advertise: str = ""  # the host in the URLs that kubelet is given; empty: host
 
 
-def _is_ip(instance: Any, attribute: Any, value: str) -> None:
+def _is_ip(instance: object, attribute: Attribute[str], value: str) -> None:
     if value:
         ip_address(value)
 
 
-def _is_subnet(instance: Any, attribute: Any, value: str) -> None:
+def _is_subnet(instance: object, attribute: Attribute[str], value: str) -> None:
     if value:
         ip_network(value)
 
 
 @attrs.frozen
 class KubernetesConfig:
-    """The cluster that this node is in. Kept for what watches Kubernetes; empty: not given."""
+    """The cluster that this node is in, for watching Kubernetes. Empty: not given."""
 
     master_ip: str = attrs.field(default="", validator=_is_ip)  # the API server's address
     cluster_cidr: str = attrs.field(default="", validator=_is_subnet)  # of the pods of all nodes
@@ -91,22 +93,22 @@ class Config:
     socket: str = "/run/infranetes/infranetes.sock"  # a path, or unix://PATH
     state_dir: Path = Path("/var/lib/infranetes")  # kept over reboots
     run_dir: Path = Path("/run/infranetes")  # gone after a reboot
-    # Which of the IaaS's machines are this node's. Changing either disowns those that run.
+    # These mark the VMs of this node in the IaaS. If one is changed, VMs that run are no longer this node's.
     cluster: str = "default"
     node: str = attrs.field(factory=_default_node)
     provider: str = "qemu"
-    # Whose images pods are made of: docker: container images out of registries; systemd: executables by URL;
-    # the provider's name: its own machine images, where it is a cloud.
+    # The images of pods. docker: container images from registries; systemd: executables by URL; the name of
+    # the provider, if that is a cloud: its machine images.
     imgprovider: str = "docker"
-    # A file with the CA that signs the VMs' certificates: PEM, certificate and key. Empty: one of our own.
+    # A file with the CA that signs the VMs' certificates: PEM, certificate and key. Empty: the node's own.
     ca: str = ""
-    # Each provider's own table, by its name.
-    providers: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
-    # Names that RunPodSandbox may give beside the empty one; all mean the same.
+    # Each provider's own table, by its name. Any: only the provider knows its keys.
+    providers: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)  # Any: each provider's own table
+    # Names of runtime handlers beside the empty one. All mean the same.
     runtime_handlers: tuple[str, ...] = ("infranetes",)
-    # Files that define the AppArmor profiles which containers may ask for.
+    # The AppArmor profiles that containers may use.
     apparmor_dir: Path = Path("/etc/apparmor.d")
-    # What kubelet is told to use for its own control groups.
+    # The cgroup driver that kubelet is told to use.
     cgroup_driver: str = attrs.field(default="systemd", validator=in_(("systemd", "cgroupfs")))
     parallel_agents: int = attrs.field(default=64, validator=instance_of(int))  # connected to at once
     images: ImagesConfig = attrs.field(factory=ImagesConfig)
@@ -119,19 +121,24 @@ class Config:
 
     @property
     def socket_path(self) -> str:
-        """The socket without its scheme."""
+        """The CRI socket's path."""
         return self.socket.removeprefix("unix://")
 
+    @property
+    def control_socket(self) -> str:
+        """The path of the socket for infranetes-ctl."""
+        return str(self.run_dir / CONTROL_SOCKET)
 
-def load(path: str | None, flags: Mapping[str, Any]) -> Config:
-    """The configuration of the file at `path` (None: all defaults), with `flags` (dotted keys) over it.
+
+def load(path: str | None, flags: Mapping[str, Any]) -> Config:  # Any: values of any key
+    """Return the configuration in the file at `path` (None: all defaults), `flags` (dotted keys) over it.
 
     :raise ConfigError: names the file or flag, and the key."""
     found = config.load(path, Config) if path else Config()
     origin = path or "command line"
     for key, value in flags.items():
         if key == BASE_IP:
-            continue  # once it is known whose subnet it is
+            continue  # below, once the provider is known
         table, _, name = key.rpartition(".")
         try:
             if table:
@@ -148,9 +155,9 @@ def load(path: str | None, flags: Mapping[str, Any]) -> Config:
 
 
 def with_base_ip(found: Config, base: str) -> Config:
-    """`found` with the pods' subnet of its provider given by its first three numbers.
+    """Return `found` with its provider's subnet for pods, given by its first three numbers.
 
-    :raise ConfigError: they are none, or the provider gives no addresses."""
+    :raise ConfigError: they are malformed, or the provider gives no addresses."""
     if found.provider not in ADDRESSING:
         raise ConfigError(
             f"command line: base-ip: provider {found.provider!r} takes pods' addresses from elsewhere; "
@@ -177,7 +184,7 @@ def _check(found: Config, origin: str) -> None:
     for key in ("state_dir", "run_dir"):
         if not getattr(found, key).is_absolute():
             raise ConfigError(f"{origin}: {key}: {str(getattr(found, key))!r} is not an absolute path")
-    if len(os.fsencode(found.run_dir / CONTROL_SOCKET)) > MAX_SOCKET_PATH:
+    if len(os.fsencode(found.control_socket)) > MAX_SOCKET_PATH:
         raise ConfigError(f"{origin}: run_dir: {str(found.run_dir)!r} is too long for a socket in it")
     for key in ("cluster", "node", "provider"):
         value = getattr(found, key)
@@ -187,6 +194,11 @@ def _check(found: Config, origin: str) -> None:
         raise ConfigError(
             f"{origin}: imgprovider: {found.imgprovider!r} is not offered; known are "
             f"{', '.join(IMAGE_PROVIDERS)}, and the name of the provider where that is a cloud"
+        )
+    if found.imgprovider not in IMAGE_PROVIDERS and found.pool.sizes:
+        raise ConfigError(
+            f"{origin}: pool.sizes: with imgprovider = {found.imgprovider!r} each pod's image is its VM, "
+            "so none can wait for it; leave the pool out"
         )
     if found.ca and not os.path.isabs(found.ca):
         raise ConfigError(f"{origin}: ca: {found.ca!r} is not an absolute path")

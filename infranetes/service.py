@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``twistd infranetes --config FILE``: the node daemon as a Twisted service."""
 
 from __future__ import annotations
@@ -5,32 +6,39 @@ from __future__ import annotations
 import atexit
 import gc
 import os
-import socket
 import sys
 from pathlib import Path
-from typing import Any
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
-from twisted.python import usage
 from twisted.python.failure import Failure
 
 from infranetes import config as configuration
-from infranetes.config import FORMATS, LEVELS, Config
-from infranetes.daemon import Daemon
-from infranetes.pods.waits import go
+from infranetes.config import FORMATS, LEVELS
+from infranetes.daemon.assembly import Daemon
+from infranetes.daemon.service_manager import ServiceManager
+from infranetes.reload import Reload
+from infranetes_common.commandline import DaemonOptions
+from infranetes_common.concurrency import start
 from infranetes_common.errors import InfranetesError
-from infranetes_common.logging import LoggedService, observer
+from infranetes_common.hangups import Hangups
+from infranetes_common.logging import LoggedService, Output
+from infranetes_common.reactors import IReactor, installed
 
-GC_THRESHOLDS = (5_000, 10, 20)  # objects until the youngest are collected, then how often the older
+GC_THRESHOLDS = (
+    5_000,
+    10,
+    20,
+)  # allocations until the youngest objects are collected, then how often the older
 
 _log = Logger()
 
 
-class Options(usage.Options):
+class Options(DaemonOptions):
     """The command line. A flag overrides the file's key."""
 
+    name = "infranetes"
     optParameters = [  # noqa: RUF012  usage.Options wants it so
         ["config", "c", None, "The configuration, a TOML file; without one, every key has its default."],
         ["listen", "l", None, "The CRI socket: a path or unix://PATH (socket)."],
@@ -77,8 +85,12 @@ class Options(usage.Options):
     )
 
     def postOptions(self) -> None:
-        """Read the file, so that its faults are told before the daemon starts."""
+        """Read the file, so that its errors are reported before the daemon starts."""
         flags = {key: kind(self[flag]) for flag, key, kind in self._KEYS if self[flag] is not None}
+        # The file may be read again after twistd has changed the directory.
+        path = os.path.abspath(self["config"]) if self["config"] else None
+        self.source = path or "command line"
+        self.read_again = lambda: configuration.load(path, flags)
         try:
             self.infranetes_config = configuration.load(self["config"], flags)
         except InfranetesError as error:
@@ -86,49 +98,53 @@ class Options(usage.Options):
 
 
 def makeService(options: Options) -> Service:
-    """The daemon, with what can fail at once done: before twistd goes into the background, where only
-    the log would say why. Ends the process with one line where something is in the way."""
-    from twisted.internet import reactor
+    """Make the daemon. If that fails, end the process with one line that says why.
 
+    It happens before twistd goes into the background, where only the log could say so."""
+    reactor = installed()
     config = options.infranetes_config
+    hangups = Hangups(reactor)
+    hangups.install()
     try:
-        service = LoggedService(observer(config.log.format, config.log.level))
-        daemon: Any = Infranetes(reactor, config)
-        daemon.setServiceParent(service)
+        output = Output(config.log.format, config.log.level)
+        service = LoggedService(output)
+        process = Infranetes(reactor, options, output, hangups)
+        process.setServiceParent(service)  # type: ignore[no-untyped-call]
     except InfranetesError as error:
         raise SystemExit(f"infranetes: {error}") from None
     return service
 
 
 class Infranetes(Service):
-    """Starts and ends the daemon with the process."""
+    """The daemon as a process: its exit status, SIGHUP, the garbage collector."""
 
-    def __init__(self, reactor: Any, config: Config) -> None:
+    def __init__(self, reactor: IReactor, options: Options, output: Output, hangups: Hangups) -> None:
         self._reactor = reactor
-        self._daemon = Daemon(reactor, config, notify)
-        self._daemon.prepare()
-        self._starting: Deferred[None] | None = None
+        self._hangups = hangups
+        config = options.infranetes_config
+        manager = ServiceManager()
+        self._daemon = Daemon(reactor, config, manager, source=options.source)
+        self._reload = Reload(
+            reactor, self._daemon, manager, output, config, options.read_again, options.source
+        )
 
     def startService(self) -> None:
-        """Begin; nothing is waited for here."""
-        self._daemon.sign_lock()
-        # What was imported stays: the collector need not look at it again, and has shorter pauses.
+        """Begin to start the daemon."""
+        # What is imported stays, so the collector need not look at it, and has shorter pauses.
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
-        super().startService()  # type: ignore[no-untyped-call]
-        self._starting = go(self._start())
-        self._starting.addErrback(self._failed)
+        Service.startService(self)
+        start(self._start()).addErrback(self._failed)
 
     async def _start(self) -> None:
-        await self._daemon.start(self._ready)
-        self._daemon.provider_started.addErrback(self._failed)
-
-    def _ready(self, line: str) -> None:
+        await self._daemon.startService()
+        self._hangups.serve(self._reload)
+        line = await self._daemon.provider_started()
         _log.info("{line}", line=line)
 
     def _failed(self, failure: Failure) -> None:
-        """The daemon can't do its work: say why in one line, and end with a status that is not 0."""
+        """Say in one line why the daemon can't do its work, and end with a status that is not 0."""
         if not self.running:
             return
         if failure.check(InfranetesError):
@@ -143,9 +159,10 @@ class Infranetes(Service):
             self._reactor.callWhenRunning(self._reactor.stop)
 
     def stopService(self) -> Deferred[None]:
-        """VMs go on."""
-        super().stopService()  # type: ignore[no-untyped-call]
-        stopped = go(self._daemon.stop())
+        """Stop the daemon. The VMs go on."""
+        self._hangups.stop()
+        Service.stopService(self)
+        stopped: Deferred[None] = self._daemon.stopService()
         stopped.addErrback(lambda failure: _log.failure("infranetes did not stop cleanly", failure=failure))
         return stopped
 
@@ -154,18 +171,3 @@ def _exit_with_failure() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)
-
-
-def notify(assignments: str) -> None:
-    """Tell systemd (sd_notify(3)); nobody else asks."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address:
-        return
-    if address.startswith("@"):
-        address = "\0" + address[1:]
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as there:
-            there.setblocking(False)
-            there.sendto(assignments.encode(), address)
-    except OSError as error:
-        _log.debug("the service manager was not told: {error}", error=error)

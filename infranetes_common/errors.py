@@ -1,7 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every error that Infranetes raises on purpose, and its gRPC status.
 
-A message says what happened, to what, and what to do about it; it is shown to people as it is and
-so never holds a secret. The status is a property of the class: there is no other mapping.
+A message says what happened, to what, and what to do about it. It is shown to people as it is, so it never
+holds a secret. The status belongs to the class; there is no other mapping.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from txgrpc import Code, GrpcError
 
 
 class InfranetesError(Exception):
-    """Something that Infranetes can name went wrong."""
+    """The base of all errors that Infranetes raises on purpose."""
 
     code: ClassVar[Code] = Code.INTERNAL
 
@@ -36,7 +37,7 @@ class AlreadyExists(InfranetesError):
 
 
 class FailedPrecondition(InfranetesError):
-    """Right words, wrong state: something else has to happen first."""
+    """The request is valid but something else has to happen first."""
 
     code = Code.FAILED_PRECONDITION
 
@@ -48,7 +49,7 @@ class PermissionDenied(InfranetesError):
 
 
 class Unauthenticated(InfranetesError):
-    """The other side did not show who it is."""
+    """The other side did not prove who it is."""
 
     code = Code.UNAUTHENTICATED
 
@@ -66,7 +67,7 @@ class Unavailable(InfranetesError):
 
 
 class DeadlineExceeded(InfranetesError):
-    """It took longer than it was given."""
+    """The work took longer than its deadline."""
 
     code = Code.DEADLINE_EXCEEDED
 
@@ -101,7 +102,7 @@ _BY_CODE: dict[Code, type[InfranetesError]] = {
 
 
 def to_grpc(error: BaseException) -> GrpcError:
-    """The status with which `error` leaves this process."""
+    """Return the status with which an error leaves this process."""
     if isinstance(error, GrpcError):
         return error
     if isinstance(error, InfranetesError):
@@ -110,5 +111,5 @@ def to_grpc(error: BaseException) -> GrpcError:
 
 
 def from_grpc(error: GrpcError) -> InfranetesError:
-    """The error that a status from the other side stands for."""
+    """Return the error for a status from the other side."""
     return _BY_CODE.get(error.code, InfranetesError)(error.message)

@@ -1,8 +1,10 @@
-"""What makes a freshly started machine one sandbox's VM, carried by the hypervisor's own channel.
+# SPDX-License-Identifier: Apache-2.0
+"""The document that makes a freshly started machine one sandbox's VM.
 
-The document is JSON: over virtio-serial as one line, as user-data or guestinfo on clouds, as a file
-of mode 0600 otherwise. It holds a private key, so it is never logged, and no error quotes it. What it
-says is applied to the machine as root, so both ends check every field for type, length and form.
+It is JSON, and reaches the VM over the hypervisor's own channel: as one line over virtio-serial, as
+user-data or guestinfo on clouds, otherwise as a file of mode 0600. It holds a private key, so it is never
+logged, and no error quotes it. Its fields are applied as root, so both ends check each for type, length and
+form.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ MAX_DOCUMENT_BYTES = 64 * 1024
 
 @attrs.frozen
 class Network:
-    """Addresses that the machine gives its first network card; absent where the IaaS gives them."""
+    """Addresses for the VM's first network card; absent where the IaaS assigns them."""
 
     mac: str  # aa:bb:cc:dd:ee:ff
     address: str  # IPv4 with prefix length: 10.88.0.7/16
@@ -32,38 +34,38 @@ class Network:
 
 @attrs.frozen
 class Identity:
-    """One VM's identity. PEM texts; `sandbox_id` is what the certificate names."""
+    """One VM's identity. Certificates and key are PEM; the certificate is for `sandbox_id`."""
 
     sandbox_id: str  # a DNS label
     certificate_pem: str
     key_pem: str = attrs.field(repr=False)
     ca_pem: str
     listen: str = "0.0.0.0:2475"  # IPv4:port or [IPv6]:port of the agent's TLS listener; 0: any port
-    hostname: str = ""  # a DNS name of at most 64; empty: leave the machine's own
-    machine_id: str = ""  # 32 hex digits; empty: leave the machine's own
+    hostname: str = ""  # a DNS name of at most 64; "": the machine keeps its own
+    machine_id: str = ""  # 32 hex digits; "": the machine keeps its own
     entropy: str = attrs.field(default="", repr=False)  # hex, mixed into the kernel's pool
-    now_nanos: int = 0  # nanoseconds since 1970 UTC to set the clock to; 0: leave it
+    now_nanos: int = 0  # to set the clock to, in nanoseconds since 1970 UTC; 0: leave it
     network: Network | None = None
 
 
 def encode(identity: Identity) -> bytes:
-    """One line of JSON, newline included.
+    """Return the document: one line of JSON, newline included.
 
-    :raise InvalidArgument: a field is not fit to be applied; names it.
+    :raise InvalidArgument: a field can't be applied; the message names it.
     """
     _check(identity)
     return json.dumps(attrs.asdict(identity), separators=(",", ":")).encode() + b"\n"
 
 
 def decode(document: bytes) -> Identity:
-    """The identity in `document`.
+    """Return the identity in a document.
 
-    :raise InvalidArgument: not such a document; the message never quotes it.
+    :raise InvalidArgument: it is no such document; the message never quotes it.
     """
     if len(document) > MAX_DOCUMENT_BYTES:
         raise InvalidArgument(f"the identity document is over {MAX_DOCUMENT_BYTES} bytes")
     try:
-        fields: dict[str, Any] = json.loads(document.decode())
+        fields: dict[str, Any] = json.loads(document.decode())  # Any: not checked yet
         network = fields.pop("network", None)
         identity = Identity(**fields, network=None if network is None else Network(**network))
     except (ValueError, TypeError, AttributeError, RecursionError):
@@ -74,7 +76,7 @@ def decode(document: bytes) -> Identity:
     return identity
 
 
-# -- what a field must look like; the words say it to people
+# -- what each field must look like, and the words for that in errors
 
 _LABEL = r"[0-9A-Za-z](?:[0-9A-Za-z-]{0,61}[0-9A-Za-z])?"
 _MAX_PEM = 16 * 1024
@@ -87,7 +89,7 @@ def _matches(pattern: str, most: int) -> Callable[[str], bool]:
 
 
 def _pem(label: str, blocks: int) -> Callable[[str], bool]:
-    """That many PEM blocks at most (RFC 7468), and nothing beside them."""
+    """Match at most so many PEM blocks (RFC 7468), and nothing else."""
     block = rf"-----BEGIN {label}-----\n(?:[0-9A-Za-z+/=]{{1,76}}\n)+-----END {label}-----\n?"
     return _matches(rf"(?:{block}){{1,{blocks}}}", _MAX_PEM)
 
@@ -171,7 +173,9 @@ _CLOCK = b"clock "
 
 
 def encode_clock(now_nanos: int) -> bytes:
-    """One line that sets the clock of a machine which has its identity: by then it takes no time to read.
+    """Return one line that sets the clock of a VM which has its identity already.
+
+    It is short, so that no time passes while it is sent and read.
 
     :param now_nanos: nanoseconds since 1970 UTC.
     """
@@ -179,9 +183,9 @@ def encode_clock(now_nanos: int) -> bytes:
 
 
 def decode_clock(document: bytes) -> int | None:
-    """The time in such a line; None: it is another document.
+    """Return the time in a line made by `encode_clock`; None if the document is another one.
 
-    :raise InvalidArgument: no time.
+    :raise InvalidArgument: the line has no time.
     """
     if not document.startswith(_CLOCK):
         return None

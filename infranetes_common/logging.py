@@ -1,8 +1,9 @@
-"""Logs: one line per event, for people or as JSON, with the fields that say what it is about.
+# SPDX-License-Identifier: Apache-2.0
+"""The daemons' logs: one line per event, as text or JSON.
 
-Code logs with ``twisted.logger.Logger`` and gives `FIELDS` by their names. Only these fields are
-written beside the message, so that what else an event holds stays out of the log; credentials that
-got into a message or a traceback are blotted out.
+Code logs with ``twisted.logger.Logger`` and passes `FIELDS` by name. Only these are written beside the
+message, so nothing else that an event holds gets into the log. Credentials in a message or a traceback are
+replaced by "(hidden)".
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import string
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Literal, TextIO, get_args
+from typing import Literal, TextIO, get_args
 
-from twisted.application.service import MultiService
+from twisted.application.service import IServiceCollection, MultiService
 from twisted.logger import (
     FileLogObserver,
     FilteringLogObserver,
@@ -29,12 +30,13 @@ from twisted.logger import (
 )
 from twisted.python.components import Componentized
 from twisted.python.log import ILogObserver as ILegacyLogObserver
+from zope.interface import implementer
 
 from infranetes_common.errors import ConfigError
 
 Format = Literal["text", "json"]
 
-FIELDS = ("sandbox", "container", "vm", "provider", "image", "seconds")
+FIELDS = ("sandbox", "container", "pod", "vm", "provider", "image", "seconds")
 
 _HIDDEN = "(hidden)"
 _SECRETS = (
@@ -48,14 +50,14 @@ _SECRETS = (
 
 
 def redacted(text: str) -> str:
-    """`text` without private keys, HTTP credentials and passwords in URLs."""
+    """Return `text` without private keys, HTTP credentials and passwords in URLs."""
     for pattern, instead in _SECRETS:
         text = pattern.sub(instead, text)
     return text
 
 
 def observer(format: str = "text", level: str = "info", stream: TextIO | None = None) -> ILogObserver:
-    """Writes events of `level` and above to `stream` (default: standard output as it is now).
+    """Return an observer that writes events of `level` and above to `stream`, by default standard output.
 
     :raise ConfigError: no such format or level.
     """
@@ -68,24 +70,51 @@ def observer(format: str = "text", level: str = "info", stream: TextIO | None = 
         raise ConfigError(f"log level {level!r} is not known; known are {known}") from None
     formats: dict[str, Callable[[LogEvent], str | None]] = {"text": format_text, "json": format_json}
     file = FileLogObserver(sys.stdout if stream is None else stream, formats[format])
-    return FilteringLogObserver(file, [LogLevelFilterPredicate(defaultLogLevel=least)])
+    predicate = LogLevelFilterPredicate(defaultLogLevel=least)
+    if least is LogLevel.info:
+        # Twisted's own transports log each start and stop ("_ServerFactory starting on ..."). Errors that are
+        # logged this way are critical.
+        predicate.setLogLevelForNamespace("log_legacy", LogLevel.warn)
+    return FilteringLogObserver(file, [predicate])
 
 
 def start(format: str = "text", level: str = "info", stream: TextIO | None = None) -> None:
-    """Log from now on, in a process that twistd does not run. Once per process."""
+    """Begin to log, in a process that twistd does not run. Call it once per process."""
     globalLogBeginner.beginLoggingTo([observer(format, level, stream)], redirectStandardIO=False)
 
 
+@implementer(ILogObserver)
+class Output:
+    """An observer whose format and level may be changed while it is in use; see `observer`.
+
+    :raise ConfigError: no such format or level.
+    """
+
+    def __init__(self, format: str = "text", level: str = "info") -> None:
+        self._stream = sys.stdout  # as it is now: once twistd logs, what is written there becomes an event
+        self._observer = observer(format, level, self._stream)
+
+    def change(self, format: str, level: str) -> None:
+        """Write in this format, from this level on.
+
+        :raise ConfigError: no such format or level; nothing is changed.
+        """
+        self._observer = observer(format, level, self._stream)
+
+    def __call__(self, event: LogEvent) -> None:
+        self._observer(event)
+
+
 class LoggedService(MultiService):
-    """The outermost service of a daemon: twistd logs to its observer, unless ``--logger`` names one."""
+    """A daemon's outermost service: twistd logs to its observer, unless ``--logger`` names another."""
 
     def __init__(self, log_observer: ILogObserver) -> None:
         MultiService.__init__(self)
         self.log_observer = log_observer
 
-    def setServiceParent(self, parent: Any) -> None:
+    def setServiceParent(self, parent: IServiceCollection) -> None:
         if isinstance(parent, Componentized):  # the application; twistd asks it for this component
-            parent.setComponent(ILegacyLogObserver, self.log_observer)
+            parent.setComponent(ILegacyLogObserver, self.log_observer)  # type: ignore[no-untyped-call]
         MultiService.setServiceParent(self, parent)
 
 
@@ -93,7 +122,7 @@ class LoggedService(MultiService):
 
 
 def format_text(event: LogEvent) -> str:
-    """``2026-03-01T12:00:00.123Z info namespace: message field=value``, a traceback indented below."""
+    """Format as ``2026-03-01T12:00:00.123Z info namespace: message field=value``; tracebacks are indented."""
     in_message = _names(event)
     extra = "".join(
         f" {name}={_quoted(value)}" for name, value in _fields(event).items() if name not in in_message
@@ -104,8 +133,8 @@ def format_text(event: LogEvent) -> str:
 
 
 def format_json(event: LogEvent) -> str:
-    """One JSON object: time, level, namespace, message, the fields, traceback."""
-    found: dict[str, Any] = {
+    """Format as one JSON object: time, level, namespace, message, the fields, traceback."""
+    found: dict[str, object] = {
         "time": _time(event),
         "level": _level(event),
         "namespace": event.get("log_namespace") or "-",
@@ -129,7 +158,7 @@ def _level(event: LogEvent) -> str:
 
 
 def _message(event: LogEvent) -> str:
-    """In one line, with what else a terminal would obey made visible."""
+    """Return the message in one line, with control characters escaped."""
     return _printable(redacted(formatEvent(event)))
 
 
@@ -140,7 +169,7 @@ def _printable(text: str) -> str:
 
 
 def _names(event: LogEvent) -> set[str]:
-    """The fields that the message shows by itself."""
+    """Return the fields that the message itself shows."""
     try:
         parsed = list(string.Formatter().parse(event.get("log_format") or ""))
     except ValueError:
@@ -148,8 +177,8 @@ def _names(event: LogEvent) -> set[str]:
     return {re.split(r"[.\[(]", name, maxsplit=1)[0] for _text, name, _spec, _conversion in parsed if name}
 
 
-def _fields(event: LogEvent) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _fields(event: LogEvent) -> dict[str, object]:
+    found: dict[str, object] = {}
     for name in FIELDS:
         value = event.get(name)
         if isinstance(value, bool | int):
@@ -161,14 +190,14 @@ def _fields(event: LogEvent) -> dict[str, Any]:
     return found
 
 
-def _safe_str(value: Any) -> str:
+def _safe_str(value: object) -> str:
     try:
         return str(value)
     except Exception as error:
-        return f"(no words: {type(error).__name__})"
+        return f"(no text: {type(error).__name__})"
 
 
-def _quoted(value: Any) -> str:
+def _quoted(value: object) -> str:
     text = _printable(str(value))
     return text if re.fullmatch(r"[^\s\"=]+", text) else json.dumps(text, ensure_ascii=False)
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Compiles the .proto files with protoc, for `setup.py` and `make proto`.
+# SPDX-License-Identifier: Apache-2.0
+"""Compile the .proto files with protoc, for `setup.py` and `make proto`.
 
-Without arguments: infranetes_common/descriptors.binpb, which the daemons load. With --stubs: also
+Without arguments: infranetes_common/wire/descriptors.binpb, which the daemons load. With --stubs: also
 cri.pyi and vmserver.pyi, with which mypy checks how messages are used. Files are replaced whole,
 so that whoever is reading them sees the old or the new one.
 """
@@ -18,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PACKAGE = HERE.parent / "infranetes_common"
+PACKAGE = HERE.parent / "infranetes_common" / "wire"
 SOURCES = sorted(HERE.glob("*.proto"))
 DESCRIPTORS = PACKAGE / "descriptors.binpb"
 
@@ -52,11 +53,13 @@ def compile_descriptors(scratch: Path) -> None:
 def stub(source: Path, generated: str) -> str:
     """protoc's own stub, made fit for `mypy --strict` and for modules made at run time.
 
-    - other files' messages come from their module in infranetes_common
+    - other files' messages come from their module in infranetes_common.wire
     - a message is given as that message, never as an untyped dict
     - the service descriptors, which protoc leaves out, are there
     """
-    text = re.sub(r"^import (\w+)_pb2 as ", r"from infranetes_common import \1 as ", generated, flags=re.M)
+    text = re.sub(
+        r"^import (\w+)_pb2 as ", r"from infranetes_common.wire import \1 as ", generated, flags=re.M
+    )
     text = re.sub(r"^( *)__slots__ = \[.*\]$", r"\1__slots__: list[str]", text, flags=re.M)
     text = re.sub(r"_Union\[([\w.]+), _Mapping\]", r"\1", text)
     services = re.findall(r"^service (\w+)", source.read_text(), flags=re.M)

@@ -1,21 +1,24 @@
-"""Infranetes' tests; ``python -m tests`` runs them.
+# SPDX-License-Identifier: Apache-2.0
+"""Infranetes' tests: ``python -m tests`` runs them all, ``trial tests.PACKAGE.MODULE`` some of them.
 
-Twisted of Debian 12 does not await tests that are coroutines: it would call each of them passed
-without having run it. Whoever imports a test gets a trial that does, on every Twisted.
+Importing a test sets up trial for it: each test is held to the guards of `tests.harness.guards`, and tests
+may be coroutines on every Twisted. (Debian 12's would call each of those passed without having run it.)
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from hypothesis import HealthCheck, settings
 from twisted.internet import defer
+from twisted.internet.defer import Deferred
 
-# A noisy machine makes an example slow; that says nothing about the code. The build of a package and
-# CI try the same examples each time, as newer releases of hypothesis do by themselves; everybody else's
-# runs, and the fuzz target, look for new ones.
+from tests.harness.guards import guard_tests
+
+# A busy machine makes examples slow, which says nothing about the code. The build of a package and CI try the
+# same examples each time, as newer releases of hypothesis do by themselves; other runs look for new ones.
 settings.register_profile(
     "infranetes",
     deadline=None,
@@ -31,13 +34,15 @@ def _await_coroutines() -> None:
     async def probe() -> None:
         pass
 
-    unawaited: list[Any] = []
+    unawaited: list[Any] = []  # Any: whatever this Twisted makes of a coroutine
     original(probe).addCallback(unawaited.append)
     if not isinstance(unawaited[0], Coroutine):
         return
     unawaited[0].close()
 
-    def maybe_deferred(function: Any, *args: Any, **kwargs: Any) -> Any:
+    def maybe_deferred(  # Any: it calls any function
+        function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Deferred[Any]:
         def call() -> Any:
             result = function(*args, **kwargs)
             return defer.Deferred.fromCoroutine(result) if isinstance(result, Coroutine) else result
@@ -48,3 +53,4 @@ def _await_coroutines() -> None:
 
 
 _await_coroutines()
+guard_tests()

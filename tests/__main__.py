@@ -1,35 +1,37 @@
-"""Runs tests: ``python -m tests [NAME...]``, from the repository's root.
+# SPDX-License-Identifier: Apache-2.0
+"""Run tests: ``python -m tests [NAME...]``, from the repository's root.
 
-A NAME is a package, module, class or method with dots, or a path; without one, all tests run. The
-last line is ``N passed, N failed, N skipped``; the exit code is 0 only when nothing failed and
-something passed.
+A NAME is the dotted name or the path of a package, module, class or method; without one, all tests run.
+Classes run side by side (``--jobs``), except for what `tests.harness.schedule` declares. The last line is
+``N passed, N failed, N skipped``; the exit code is 0 only if nothing failed and something passed. No test is
+run twice. ``trial NAME...`` runs tests one after the other, held to the same guards.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import subprocess
+import os
+import signal
 import sys
-import tempfile
-import time
 import unittest
 from pathlib import Path
 from typing import Any
 
 from twisted.trial.runner import TestLoader, TrialRunner
 
-from tests.harness.blocking import Guard
-from tests.harness.reporter import GuardedReporter, Outcomes
+from tests.harness import guards
+from tests.harness.outcomes import Outcomes
+from tests.harness.reporter import LineReporter
+from tests.harness.schedule import Schedule, Unit, tests_of, units, within
+from tests.harness.workers import RemoteSuite, Workers
 
 ROOT = Path(__file__).resolve().parent.parent
-RUNS = 4  # more that a test gets by itself when it blocked the reactor
-MOST_WORDS = 3000  # characters of a failed test, at the end
-CONFIRMING = 900.0  # seconds that all of those may take
+MAX_SUMMARY = 3000  # characters of each failed test at the end
 
 
 def options(arguments: list[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="what to run (default: all)")
     parser.add_argument(
@@ -40,16 +42,18 @@ def options(arguments: list[str]) -> argparse.Namespace:
         help="leave out what is in this package or module",
     )
     parser.add_argument(
+        "--jobs",
+        type=int,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="processes that run tests side by side (default: one for each processor)",
+    )
+    parser.add_argument(
         "--blocked",
         type=float,
         default=50,
         metavar="MS",
-        help="fail a test whose callbacks keep the reactor longer than this; 0: don't look (default: 50)",
-    )
-    parser.add_argument(
-        "--once",
-        action="store_true",
-        help="a test that blocked the reactor has failed; it does not get another run by itself",
+        help="fail a test whose callbacks block the reactor for longer; 0: never (default: 50)",
     )
     parser.add_argument(
         "--slowest", type=int, default=10, metavar="N", help="list the N slowest (default: 10)"
@@ -61,80 +65,71 @@ def options(arguments: list[str]) -> argparse.Namespace:
         metavar="PATH",
         help="where tests have their files (default: %(default)s)",
     )
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
-def within(name: str, container: str) -> bool:
-    """Whether the dotted `name` is `container` or something in it."""
-    return name == container or name.startswith(f"{container}.")
-
-
 def dotted(name: str) -> str:
-    """A path as the dotted name of what it holds; a dotted name as it is."""
+    """Turn a path into the dotted name of what it holds; a dotted name stays as it is."""
     path = Path(name)
     if "/" in name or path.suffix == ".py":
         return ".".join(path.resolve().relative_to(ROOT).with_suffix("").parts)
     return name
 
 
-def select(suite: Any, without: list[str]) -> unittest.TestSuite:
-    """The tests of `suite`, and what can't be loaded, but those in `without`."""
-    chosen = unittest.TestSuite()
-    for test in suite:
-        if isinstance(test, unittest.TestSuite):
-            chosen.addTest(select(test, without))
-        elif not any(within(test.id(), container) for container in without):
-            chosen.addTest(test)
-    return chosen
+def select(given: argparse.Namespace) -> unittest.TestSuite:
+    """Load the tests that are asked for; what can't be loaded is a test that fails."""
+    names = [dotted(name) for name in given.names] or ["tests"]
+    without = [dotted(name) for name in given.without]
+    found = tests_of(TestLoader().loadByNames(names, recurse=True))
+    return unittest.TestSuite(
+        test for test in found if not any(within(test.id(), container) for container in without)
+    )
 
 
-def confirm(outcomes: Outcomes, given: argparse.Namespace) -> None:
-    """Run those that only blocked the reactor once more, each in a process of its own.
-
-    What is slow by its nature is slow again; what another load on the machine did is not.
-    """
-    command = [sys.executable, "-m", "tests", "--once", "--slowest=0", f"--blocked={given.blocked}"]
-    until = time.monotonic() + CONFIRMING
-    for test in list(outcomes.blocked):
-        for _ in range(RUNS):
-            if time.monotonic() > until:
-                return
-            print(f"\n{test} blocked the reactor; it runs again by itself:", flush=True)
-            with tempfile.TemporaryDirectory() as place:
-                again = [*command, f"--temp-directory={place}/trial", test]
-                if subprocess.run(again, cwd=ROOT, stdin=subprocess.DEVNULL, check=False).returncode == 0:
-                    outcomes.forgive(test)
-                    break
+def run_here(suite: unittest.TestSuite, given: argparse.Namespace, outcomes: Outcomes) -> None:
+    """Run a suite in this process, one test after the other."""
+    os.environ[guards.LIMIT_VARIABLE] = str(given.blocked)
+    reporter: Any = functools.partial(LineReporter, outcomes=outcomes)  # Any: trial wants a class
+    TrialRunner(reporter, workingDirectory=given.temp_directory, exitFirst=given.exitfirst).run(suite)
 
 
-def show_failed(outcomes: Outcomes) -> None:
-    """Each failed test with its words once more, where whoever looks at the end finds them."""
-    for test, words in outcomes.failed.items():
-        print(f"\nFailed: {test}\n{words[-MOST_WORDS:].strip()}", flush=True)
+def run_side_by_side(jobs: int, chosen: list[Unit], given: argparse.Namespace, outcomes: Outcomes) -> None:
+    """Run units in `jobs` processes."""
+    command = [sys.executable, "-m", "tests", f"--blocked={given.blocked}"]
+    place = Path(given.temp_directory).absolute()
+    Workers(jobs, command, place, Schedule(chosen), outcomes).run(given.exitfirst)
+
+
+def show_end(outcomes: Outcomes, slowest: int) -> None:
+    """Print the slowest tests, then again each failed one with its traceback, where they are easily found."""
+    if slowest:
+        print(f"\nThe slowest {slowest}:", *outcomes.slowest(slowest), sep="\n", flush=True)
+    for test, text in sorted(outcomes.failed.items()):
+        print(f"\nFailed: {test}\n{text[-MAX_SUMMARY:].strip()}", flush=True)
 
 
 def main(arguments: list[str]) -> int:
-    """Run; the exit code."""
+    """Run, and return the exit code."""
     given = options(arguments)
-    names = [dotted(name) for name in given.names] or ["tests"]
-    from twisted.internet import reactor
-
-    guard = Guard(given.blocked)
-    guard.install(reactor)
     outcomes = Outcomes()
+    if given.worker is not None:
+        run_here(RemoteSuite(given.worker, outcomes), given, outcomes)
+        return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("The run was ended from outside."))
     try:
-        suite = TestLoader().loadByNames(names, recurse=True)
-        reporter = functools.partial(GuardedReporter, outcomes=outcomes, guard=guard, slowest=given.slowest)
-        runner = TrialRunner(reporter, workingDirectory=given.temp_directory, exitFirst=given.exitfirst)
-        runner.run(select(suite, [dotted(name) for name in given.without]))
-        if not given.once:
-            confirm(outcomes, given)
-        show_failed(outcomes)
+        suite = select(given)
+        chosen = units(test.id() for test in suite)
+        jobs = min(given.jobs, len(chosen))
+        if jobs > 1:
+            run_side_by_side(jobs, chosen, given, outcomes)
+        else:
+            run_here(suite, given, outcomes)
+        show_end(outcomes, given.slowest)
     finally:
-        guard.close()
         sys.stdout.flush()
         sys.stderr.flush()
-        print(outcomes.closing_line(), flush=True)
+        print(f"\n{outcomes.closing_line()}", flush=True)
     return 0 if outcomes.good else 1
 
 

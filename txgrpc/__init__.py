@@ -1,9 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
 """gRPC for Twisted: Deferreds in and out, h2 underneath.
 
 A server is a list of services and a factory for any endpoint::
 
     server = Server(reactor, [Service(demo_pb2.DESCRIPTOR.services_by_name["Demo"], Demo())])
     endpoint.listen(server.factory)
+
+A service may be spread over several implementations, ``Service(descriptor, one, another)``.
 
 A client is a channel to an endpoint and a stub of a service on it::
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The client's channel: a connection to one endpoint, made when it is needed and again when it is lost.
 
 A channel has at most one connection for new calls; those that drain keep their calls until they end.
@@ -22,7 +23,14 @@ import attrs
 from google.protobuf.descriptor import ServiceDescriptor
 from h2.errors import ErrorCodes
 from twisted.internet.defer import Deferred, maybeDeferred, succeed
-from twisted.internet.interfaces import IAddress, IProtocolNegotiationFactory
+from twisted.internet.interfaces import (
+    IAddress,
+    IDelayedCall,
+    IProtocol,
+    IProtocolNegotiationFactory,
+    IReactorTime,
+    IStreamClientEndpoint,
+)
 from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -32,13 +40,21 @@ from txgrpc.connection import Connection, Phase
 from txgrpc.exchange import ClientStream, Exchange
 from txgrpc.limits import Limits
 from txgrpc.metadata import Headers
+from txgrpc.screen import Screen
 from txgrpc.status import Code, GrpcError
+from txgrpc.stream import Stream
+from txgrpc.turns import Turns
+
+# Bytes that are read at a time below TLS. All that was read is decrypted in one go, and its records may carry
+# one byte each: of Twisted's 64 KiB a hostile server makes 90 ms.
+_READ_BYTES = 4 * 1024
 
 
 @attrs.frozen
 class Backoff:
-    """Seconds between connection attempts: each `factor` times the one before, up to `most`, give or take
-    the part `jitter` (so that the clients of a server that was away do not all come at once)."""
+    """Seconds between connection attempts: each `factor` times the one before, up to `most`.
+
+    Each varies by the part `jitter`, so that the clients of a server that was away don't all come at once."""
 
     first: float = 0.2
     factor: float = 1.6
@@ -46,7 +62,7 @@ class Backoff:
     jitter: float = 0.2
 
     def delay(self, failures: int) -> float:
-        """Seconds to wait after so many failed attempts in a row, 1 or more."""
+        """Return the seconds to wait after so many failed attempts in a row, 1 or more."""
         plain = min(self.most, self.first * self.factor ** min(failures - 1, 64))
         return plain * random.uniform(1 - self.jitter, 1 + self.jitter)  # noqa: S311
 
@@ -59,21 +75,26 @@ class Channel:
         whether it is there (``Limits.keepalive_timeout``: how long it has to answer); None: never.
     :param authority: the ``:authority`` that the server is told.
     :param connect_timeout: seconds for the endpoint to connect.
+    :param screen: bounds the responses of a server that is not trusted; None: only `limits` bound them.
+    :ivar turns: shares the reactor between the handling of messages and everything else.
     """
 
     def __init__(
         self,
-        reactor: Any,
-        endpoint: Any,
+        reactor: IReactorTime,
+        endpoint: IStreamClientEndpoint,
         *,
         limits: Limits | None = None,
         keepalive: float | None = None,
         authority: str = "localhost",
         connect_timeout: float = 20.0,
         backoff: Backoff | None = None,
+        screen: Screen | None = None,
     ) -> None:
         self.reactor = reactor
         self.limits = limits or Limits()
+        self.screen = screen
+        self.turns = Turns(reactor)
         self.keepalive = keepalive
         self.closed = False
         self._endpoint = endpoint
@@ -82,16 +103,16 @@ class Channel:
         self._authority = authority.encode("ascii")
         self._connection: ClientConnection | None = None
         self._connecting = False  # until the peer's SETTINGS are here
-        self._attempt: Deferred[Any] | None = None  # until the transport is connected
+        self._attempt: Deferred[IProtocol] | None = None  # until the transport is connected
         self._live: set[ClientConnection] = set()
         self._waiting: dict[Exchange, None] = {}
         self._failures = 0
         self._reason = ""
-        self._retry: Any = None  # the timer of the backoff
+        self._retry: IDelayedCall | None = None  # the timer of the backoff
         self._closing: list[Deferred[None]] = []
 
-    def stub(self, descriptor: ServiceDescriptor) -> Any:
-        """The remote service of this descriptor; see :class:`~txgrpc.client.Stub`."""
+    def stub(self, descriptor: ServiceDescriptor) -> Stub:
+        """Return the remote service of this descriptor; see :class:`~txgrpc.client.Stub`."""
         return Stub(self, descriptor)
 
     def close(self) -> Deferred[None]:
@@ -121,7 +142,7 @@ class Channel:
     # Calls
 
     def headers_for(self, path: str) -> Headers:
-        """The request headers that every call has."""
+        """Return the request headers that every call has."""
         return [
             (b":method", b"POST"),
             (b":scheme", b"http"),
@@ -134,7 +155,7 @@ class Channel:
         ]
 
     def submit(self, exchange: Exchange) -> None:
-        """Begin the call now or when it can be."""
+        """Begin the call, now or once there is a connection with room for it."""
         if exchange.done:
             return
         connection = self._connection
@@ -150,7 +171,7 @@ class Channel:
                 self._connect()
 
     def withdraw(self, exchange: Exchange) -> None:
-        """The call has ended before it began."""
+        """Forget a call that has ended before it began."""
         self._waiting.pop(exchange, None)
 
     def begin_waiting(self) -> None:
@@ -176,7 +197,7 @@ class Channel:
         attempt = self._attempt = maybeDeferred(self._endpoint.connect, _ClientFactory(self))
         timer = self.reactor.callLater(self._connect_timeout, attempt.cancel)
 
-        def connected(_: Any) -> None:
+        def connected(_: IProtocol) -> None:
             self._attempt = None
             if timer.active():
                 timer.cancel()
@@ -192,7 +213,7 @@ class Channel:
         attempt.addCallbacks(connected, failed)
 
     def _failed(self, reason: str) -> None:
-        """An attempt has come to nothing."""
+        """Fail the calls that wait, and try again later: an attempt has failed."""
         self._attempt = None
         self._connecting = False
         if self.closed:
@@ -210,26 +231,26 @@ class Channel:
             self._connect()
 
     def made(self, connection: ClientConnection) -> None:
-        """The transport is connected; the peer has still to show that it speaks HTTP/2."""
+        """Take in a connection whose transport is connected; the peer has not spoken HTTP/2 yet."""
         self._live.add(connection)
         if self.closed:
             connection.abort("the channel was closed")
 
     def ready(self, connection: ClientConnection) -> None:
-        """The connection takes calls."""
+        """Begin calls on a connection from now on."""
         self._connecting = False
         self._failures = 0
         self._connection = connection
         self.begin_waiting()
 
     def retire(self, connection: ClientConnection) -> None:
-        """The connection takes no new calls."""
+        """Begin no more calls on a connection."""
         if self._connection is connection:
             self._connection = None
             self.begin_waiting()
 
     def lost(self, connection: ClientConnection, was_ready: bool) -> None:
-        """The connection is gone."""
+        """Forget a connection that is lost."""
         self._live.discard(connection)
         if not was_ready:
             self._failed(connection.reason)
@@ -266,14 +287,18 @@ class ClientConnection(Connection):
 
     @property
     def has_room(self) -> bool:
-        """Whether the server's limit lets one more call begin."""
+        """Whether the server's limit allows one more call."""
         return self.phase is Phase.OPEN and len(self.streams) < self.h2.remote_settings.max_concurrent_streams
 
     def connectionMade(self) -> None:
         # Older Twisted sets a factory's protocols too late for the first connection of a TLS context.
-        handle: Any = getattr(self.transport, "getHandle", lambda: None)()
+        # Any: pyOpenSSL's connection, and the transport below TLS, which no interface has.
+        handle: Any = getattr(self.transport, "getHandle", lambda: None)()  # Any: a socket, or pyOpenSSL's
         if hasattr(handle, "set_alpn_protos"):
             handle.set_alpn_protos([b"h2"])
+        below: Any = getattr(self.transport, "transport", None)  # Any: private to Twisted's TLS
+        if hasattr(below, "bufferSize"):
+            below.bufferSize = _READ_BYTES
         super().connectionMade()
         self.channel.made(self)
 
@@ -297,12 +322,6 @@ class ClientConnection(Connection):
             self._retire()  # that was the last id
         return stream
 
-    def response_received(self, stream: Any, headers: Headers, ended: bool) -> None:
-        stream.response_received(headers, ended)
-
-    def trailers_received(self, stream: Any, headers: Headers) -> None:
-        stream.trailers_received(headers)
-
     def goaway_received(self, error_code: int, last_stream_id: int, reason: bytes) -> None:
         why = reason.decode("utf-8", "replace")[:200] or f"HTTP/2 error {error_code}"
         error = GrpcError(Code.UNAVAILABLE, f"the server takes no more calls on this connection: {why}")
@@ -320,7 +339,7 @@ class ClientConnection(Connection):
             self.phase = Phase.DRAINING
             self.channel.retire(self)
 
-    def stream_ended(self, stream: Any) -> None:
+    def stream_ended(self, stream: Stream) -> None:
         if self.phase is Phase.DRAINING:
             self._close_if_drained()
         elif self.channel._waiting:
@@ -338,5 +357,5 @@ class ClientConnection(Connection):
 
 
 def describe(failure: Failure) -> str:
-    """Why a connection could not be made, for people."""
+    """Return in words why a connection could not be made."""
     return failure.getErrorMessage() or type(failure.value).__name__

@@ -1,16 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a client calls: the stub of a service, and the handle of a streaming call."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message import Message
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from txgrpc.exchange import ClientStream, Exchange
+from txgrpc.exchange import CallOptions, ClientStream, Exchange
 from txgrpc.service import Method
 from txgrpc.states import State
 from txgrpc.status import Code, GrpcError
@@ -18,31 +20,34 @@ from txgrpc.status import Code, GrpcError
 if TYPE_CHECKING:
     from txgrpc.channel import Channel
 
+RequestT = TypeVar("RequestT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
+Requests = Iterable[Message] | AsyncIterable[Message]
+
 log = Logger()
 
 
-def serialize(method: Method, request: Any) -> bytes:
-    """The bytes of `request`.
+def serialize(method: Method, request: Message) -> bytes:
+    """Return the bytes of `request`.
 
     :raise TypeError: it is not the method's request.
     """
     if not isinstance(request, method.request_class):
         raise TypeError(f"{method.path} takes {method.request_class}, not {type(request)}")
-    payload: bytes = request.SerializeToString()
-    return payload
+    return request.SerializeToString()
 
 
 class _Result(Exchange):
     """A call with one response: `result` is its Deferred."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, options: CallOptions) -> None:
+        super().__init__(options)
         #: Forgotten when it fires, and the stream with it, so that ended calls are no cyclic garbage.
-        self.result: Deferred[Any] | None = None
+        self.result: Deferred[Message] | None = None
 
-    def submit(self) -> Deferred[Any]:
-        """Begin the call; its one response."""
-        result: Deferred[Any] = Deferred(lambda _: self.cancel())
+    def submit(self) -> Deferred[Message]:
+        """Begin the call and return its one response."""
+        result: Deferred[Message] = Deferred(lambda _: self.cancel())
         self.result = result
         self.channel.submit(self)
         return result
@@ -73,8 +78,8 @@ class UnaryCall(_Result):
 
     replayable = True
 
-    def __init__(self, payload: bytes, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, payload: bytes, options: CallOptions) -> None:
+        super().__init__(options)
         self._payload = payload
 
     def opened(self, stream: ClientStream) -> None:
@@ -85,8 +90,8 @@ class UnaryCall(_Result):
 class UploadCall(_Result):
     """Requests from an iterable, one response."""
 
-    def __init__(self, requests: Any, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, requests: Requests, options: CallOptions) -> None:
+        super().__init__(options)
         self._requests = requests
         self._feeding: Deferred[None] | None = None
 
@@ -100,7 +105,7 @@ class UploadCall(_Result):
     async def _feed(self, stream: ClientStream) -> None:
         requests = self._requests
         try:
-            if hasattr(requests, "__aiter__"):
+            if isinstance(requests, AsyncIterable):
                 async for request in requests:
                     if not await self._feed_one(stream, request):
                         return
@@ -116,7 +121,7 @@ class UploadCall(_Result):
         if not self.done:
             stream.send_end()
 
-    async def _feed_one(self, stream: ClientStream, request: Any) -> bool:
+    async def _feed_one(self, stream: ClientStream, request: Message) -> bool:
         if self.done:
             return False
         waiting = stream.send(serialize(self.method, request))
@@ -142,8 +147,10 @@ class UploadCall(_Result):
         super().closed(error)
 
 
-class StreamCall(Exchange):
+class StreamCall(Exchange, Generic[RequestT, ResponseT]):
     """A call whose responses are a stream: iterate with ``async for``; its failure is raised there.
+
+    The type parameters are the request's class, for a bidirectional call, and the response's.
 
     A call that is not read to its end goes on until it is cancelled: leave early with :meth:`cancel`,
     or use it as ``async with stub.Watch(request) as call``.
@@ -152,8 +159,8 @@ class StreamCall(Exchange):
         with the status.
     """
 
-    def __init__(self, payload: bytes | None, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, payload: bytes | None, options: CallOptions) -> None:
+        super().__init__(options)
         self._payload = payload
         self.replayable = payload is not None
         self._failure: GrpcError | None = None
@@ -182,7 +189,7 @@ class StreamCall(Exchange):
             await waiter
         return self.stream
 
-    async def send(self, request: Any) -> None:
+    async def send(self, request: RequestT) -> None:
         """Send one request of a bidirectional call; returns when the next may follow.
 
         :raise GrpcError: the call has ended; with OK from the server, the code is CANCELLED.
@@ -212,12 +219,15 @@ class StreamCall(Exchange):
         if self.done:
             raise self._failure or GrpcError(Code.CANCELLED, "the server has ended the call")
 
-    def __aiter__(self) -> AsyncIterator[Any]:
+    def __aiter__(self) -> AsyncIterator[ResponseT]:
         return self
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> ResponseT:
         stream = await self._open()
         while True:
+            resting = self.channel.turns.rest() if stream.inbox else None
+            if resting is not None:
+                await resting
             payload = await stream.receive()
             if stream is self.stream:
                 break
@@ -225,12 +235,12 @@ class StreamCall(Exchange):
         if payload is None:
             raise StopAsyncIteration
         try:
-            return self.parse(payload)
+            return cast(ResponseT, self.parse(payload))
         except GrpcError as error:
             self.finish(error)
             raise
 
-    async def __aenter__(self) -> StreamCall:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -250,33 +260,33 @@ class Stub:
         for described in descriptor.methods:
             setattr(self, described.name, _caller(channel, Method.from_descriptor(described)))
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # Any: the methods and their kinds are the descriptor's
         raise AttributeError(f"the service has no method {name}")
 
 
-def _caller(channel: Channel, method: Method) -> Any:
+def _caller(
+    channel: Channel, method: Method
+) -> Callable[..., Deferred[Message] | StreamCall[Message, Message]]:
     def options(
         timeout: float | None = None,
         metadata: Iterable[tuple[str, str | bytes]] = (),
         wait_for_ready: bool = False,
-    ) -> tuple[Any, ...]:
-        return channel, method, timeout, metadata, wait_for_ready
+    ) -> CallOptions:
+        return CallOptions(channel, method, timeout, metadata, wait_for_ready)
 
-    def unary(request: Any, **keywords: Any) -> Deferred[Any]:
-        call = UnaryCall(serialize(method, request), *options(**keywords))
-        return call.submit()
+    def unary(request: Message, **keywords: Any) -> Deferred[Message]:  # Any: CallOptions' fields
+        return UnaryCall(serialize(method, request), options(**keywords)).submit()
 
-    def upload(requests: Any, **keywords: Any) -> Deferred[Any]:
-        call = UploadCall(requests, *options(**keywords))
-        return call.submit()
+    def upload(requests: Requests, **keywords: Any) -> Deferred[Message]:  # Any: CallOptions' fields
+        return UploadCall(requests, options(**keywords)).submit()
 
-    def download(request: Any, **keywords: Any) -> StreamCall:
-        call = StreamCall(serialize(method, request), *options(**keywords))
+    def download(request: Message, **keywords: Any) -> StreamCall[Message, Message]:  # Any: see unary
+        call: StreamCall[Message, Message] = StreamCall(serialize(method, request), options(**keywords))
         channel.submit(call)
         return call
 
-    def bidirectional(**keywords: Any) -> StreamCall:
-        call = StreamCall(None, *options(**keywords))
+    def bidirectional(**keywords: Any) -> StreamCall[Message, Message]:  # Any: CallOptions' fields
+        call: StreamCall[Message, Message] = StreamCall(None, options(**keywords))
         channel.submit(call)
         return call
 

@@ -1,11 +1,14 @@
-"""One call of a client: from being asked for, over its stream, to its status."""
+# SPDX-License-Identifier: Apache-2.0
+"""One call of a client: from its request, over its stream, to its status."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
+from google.protobuf.message import Message
 from h2.errors import ErrorCodes
+from twisted.internet.interfaces import IDelayedCall
 
 from txgrpc.framing import FramingError
 from txgrpc.metadata import Headers, Metadata, decode_message, decode_metadata, encode_metadata
@@ -19,23 +22,27 @@ if TYPE_CHECKING:
     from txgrpc.channel import Channel, ClientConnection
 
 
+class CallOptions(NamedTuple):
+    """What is called, and how; see :class:`~txgrpc.client.Stub`."""
+
+    channel: Channel
+    method: Method
+    timeout: float | None
+    metadata: Iterable[tuple[str, str | bytes]]
+    wait_for_ready: bool
+
+
 class Exchange:
-    """A call from being asked for to its status, over whichever connection the channel has for it.
+    """A call from its request to its status, on whichever connection the channel has for it.
 
     Subclasses say what is sent once a stream is open (``opened``) and what the end means (``closed``).
     """
 
-    #: Whether all that was sent can be sent again, should the server not have looked at it.
+    #: Whether all that was sent can be sent again if the server has not processed it.
     replayable = False
 
-    def __init__(
-        self,
-        channel: Channel,
-        method: Method,
-        timeout: float | None,
-        metadata: Iterable[tuple[str, str | bytes]],
-        wait_for_ready: bool,
-    ) -> None:
+    def __init__(self, options: CallOptions) -> None:
+        channel, method, timeout, metadata, wait_for_ready = options
         self.channel = channel
         self.method = method
         self.metadata = encode_metadata(metadata)
@@ -46,13 +53,13 @@ class Exchange:
         self.trailing_metadata: Metadata = ()
         self._replays = 1
         self._deadline: float | None = None
-        self._clock: Any = None
+        self._clock: IDelayedCall | None = None
         if timeout is not None:
             self._deadline = channel.reactor.seconds() + timeout
             self._clock = channel.reactor.callLater(max(0.0, timeout), self._too_late)
 
     def begin(self, connection: ClientConnection) -> None:
-        """A connection has room for the call."""
+        """Begin the call on a connection that has room for it."""
         headers = connection.channel.headers_for(self.method.path)
         if self._deadline is not None:
             headers.append((b"grpc-timeout", encode_timeout(self._deadline - self.channel.reactor.seconds())))
@@ -60,15 +67,15 @@ class Exchange:
         self.opened(self.stream)
 
     def opened(self, stream: ClientStream) -> None:
-        """Send what there is to send."""
+        """Send the request, or begin to send the requests."""
         raise NotImplementedError
 
     def closed(self, error: GrpcError | None) -> None:
-        """The call has ended with `error`, or with OK."""
+        """Report the end: `error`, or None for OK."""
         raise NotImplementedError
 
     def finish(self, error: GrpcError | None) -> None:
-        """End the call on our side with what is known now; a second end changes nothing."""
+        """End the call with `error`, or None for OK. Only the first end counts."""
         if self.done:
             return
         self.done = True
@@ -86,7 +93,7 @@ class Exchange:
             stream.over(error)
 
     def unprocessed(self, error: GrpcError) -> None:
-        """The server has certainly not looked at the call."""
+        """End the call, or begin it anew: the server has certainly not processed it."""
         if self.replayable and self._replays and not self.done and not self.channel.closed:
             self._replays -= 1
             self.stream = None
@@ -95,18 +102,20 @@ class Exchange:
             self.finish(error)
 
     def cancel(self) -> None:
-        """Give the call up; the server's method is cancelled. No effect when it has ended."""
+        """Cancel the call, and the server's method with it. No effect after the end."""
         self.finish(GrpcError(Code.CANCELLED, "the call was cancelled by its caller"))
 
     def _too_late(self) -> None:
         self._clock = None
         self.finish(GrpcError(Code.DEADLINE_EXCEEDED, f"no answer to {self.method.path} in the time given"))
 
-    def parse(self, payload: bytes) -> Any:
-        """The response in `payload`.
+    def parse(self, payload: bytes) -> Message:
+        """Return the response in `payload`.
 
-        :raise GrpcError: INTERNAL, it is not one.
+        :raise GrpcError: INTERNAL, it is not one; or what the channel's screen says.
         """
+        if self.channel.screen is not None:
+            self.channel.screen.check(self.method, payload)
         try:
             return self.method.response_class.FromString(payload)
         except Exception:  # DecodeError; its class differs between protobuf's implementations
@@ -120,12 +129,13 @@ class ClientStream(Stream):
     __slots__ = ("_http_status", "exchange")
 
     def __init__(self, connection: ClientConnection, stream_id: int, exchange: Exchange) -> None:
-        super().__init__(connection, stream_id)
+        screen = exchange.channel.screen
+        most = None if screen is None else screen.max_response(exchange.method)
+        super().__init__(connection, stream_id, most)
         self.exchange = exchange
         self._http_status = 0
 
     def response_received(self, headers: Headers, ended: bool) -> None:
-        """The response's headers; with `ended` they are its trailers too."""
         fields = dict(headers)
         if ended:
             self._trailers(headers, fields)
@@ -143,7 +153,6 @@ class ClientStream(Stream):
         self.exchange.finish(problem)
 
     def trailers_received(self, headers: Headers) -> None:
-        """The headers that end the response."""
         self._trailers(headers, dict(headers))
 
     def _trailers(self, headers: Headers, fields: dict[bytes, bytes]) -> None:
@@ -178,7 +187,7 @@ class ClientStream(Stream):
         self.exchange.finish(error)
 
     def never_seen(self, error: GrpcError) -> None:
-        """The server's GOAWAY says that it did not look at the call."""
+        """Report that the server's GOAWAY excludes the call."""
         self.over(error)
         self.exchange.unprocessed(error)
 
@@ -191,12 +200,14 @@ def _metadata(headers: Headers) -> Metadata:
 
 
 def _not_grpc(fields: dict[bytes, bytes]) -> GrpcError | None:
-    """The error of a response that is not gRPC (grpc/grpc doc/http-grpc-status-mapping.md)."""
+    """Return the error of a response that is not gRPC; None if it is.
+
+    Source: grpc/grpc doc/http-grpc-status-mapping.md."""
     status = fields.get(b":status", b"")
     content_type = fields.get(b"content-type", b"")
     if status == b"200" and content_type.startswith(b"application/grpc"):
         return None
-    number = int(status) if status.isdigit() else 0
+    number = int(status) if status.isdigit() and len(status) == 3 else 0
     shown = content_type.decode("latin-1")[:80] or "no content type"
     return GrpcError(
         code_for_http_status(number), f"the server answered HTTP {number} with {shown}, which is not gRPC"
@@ -204,7 +215,7 @@ def _not_grpc(fields: dict[bytes, bytes]) -> GrpcError | None:
 
 
 def _status(fields: dict[bytes, bytes], metadata: Metadata) -> GrpcError | None:
-    """The error that a response's last headers stand for; None: OK."""
+    """Return the error that a response's last headers stand for; None for OK."""
     value = fields.get(b"grpc-status")
     if value is None:
         if b":status" in fields:

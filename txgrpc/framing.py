@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """gRPC messages in a stream of bytes (source: grpc/grpc doc/PROTOCOL-HTTP2.md, Length-Prefixed-Message)."""
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ _PREFIX = struct.Struct(">BI")
 
 
 class FramingError(Exception):
-    """The other side's bytes are not messages that we take; `code` is the status that says so."""
+    """The other side's bytes are no messages, or too large ones.
+
+    :ivar code: the status to end the call with.
+    """
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
@@ -20,12 +24,12 @@ class FramingError(Exception):
 
 
 def frame(payload: bytes) -> bytes:
-    """One uncompressed message with its prefix."""
+    """Return an uncompressed message with its prefix."""
     return _PREFIX.pack(0, len(payload)) + payload
 
 
 class MessageReader:
-    """Cuts received bytes into messages. A message over the limit is refused by its prefix."""
+    """Divides received bytes into messages. A message over the limit is refused by its prefix."""
 
     __slots__ = ("_chunks", "_held", "_limit", "_need")
 
@@ -33,7 +37,7 @@ class MessageReader:
         self._limit = limit
         self._chunks: list[bytes] = []
         self._held = 0
-        self._need = PREFIX_SIZE  # bytes that must be here before there is anything to do
+        self._need = PREFIX_SIZE  # bytes until the next message, or its prefix, is complete
 
     @property
     def partial(self) -> int:
@@ -46,7 +50,7 @@ class MessageReader:
         return self._need
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The payloads which `data` completes.
+        """Return the payloads that `data` completes.
 
         :raise FramingError: RESOURCE_EXHAUSTED for a message over the limit, INTERNAL for a
             compressed one or a prefix that is neither. Nothing may be fed afterwards.

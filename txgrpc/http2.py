@@ -1,8 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """The h2 library as txgrpc needs it.
 
-h2 takes a GOAWAY for the end of the connection, in either direction, and refuses every frame after it.
-HTTP/2 (RFC 9113, 6.8) has open streams run to their end, which is what a graceful drain is made of: so
-a GOAWAY that arrives becomes an event only, and one that leaves is written around h2's state machine.
+h2 treats a GOAWAY, in either direction, as the end of the connection and refuses every frame after it.
+HTTP/2 (RFC 9113, 6.8) lets open streams run to their end, which a graceful drain relies on. So a GOAWAY that
+arrives becomes an event only, and one that leaves is written past h2's state machine.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from h2.errors import ErrorCodes
 from h2.events import ConnectionTerminated, Event
 from h2.settings import SettingCodes, Settings
 from hpack import Encoder
-from hyperframe.frame import GoAwayFrame
+from hyperframe.frame import Frame, GoAwayFrame
 
 from txgrpc.limits import Limits
 
@@ -31,19 +32,20 @@ FRAMES_AT_ONCE = 8
 _DEFAULT_WINDOW = 65535
 
 
-_set_table_size: Any = vars(Encoder)["header_table_size"].fset
+# Any: a property of a class without types.
+_set_table_size: Any = vars(Encoder)["header_table_size"].fset  # Any: a property of hpack's
 
 
 class RepeatingEncoder(Encoder):
-    """HPACK which remembers how it encoded a list of headers, as long as that stays right.
+    """HPACK that caches the block of each list of headers, as long as it is valid.
 
-    A server sends the same few lists over and over. Once all fields of one are in the header table its
-    block is a few indices, and the same ones until the table changes: that is when all is forgotten.
+    A server sends the same few lists over and over. Once all fields of a list are in the header table, its
+    block is a few indices, and stays the same until the table changes, which empties the cache.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._blocks: dict[tuple[Any, ...], bytes] = {}
+        self._blocks: dict[tuple[object, ...], bytes] = {}
 
     @property
     def header_table_size(self) -> int:
@@ -56,7 +58,7 @@ class RepeatingEncoder(Encoder):
         if value != self.header_table.maxsize:
             _set_table_size(self, value)
 
-    def encode(self, headers: Any, huffman: bool = True) -> bytes:
+    def encode(self, headers: Any, huffman: bool = True) -> bytes:  # Any: as hpack's own, whose types differ
         key = tuple(headers)
         block = self._blocks.get(key)
         if block is not None and not self.header_table.resized:
@@ -76,7 +78,7 @@ class _Connection(H2Connection):
     # h2 remembers how streams ended, for frames which were under way then; 65,536 of them are megabytes.
     MAX_CLOSED_STREAMS = 2048
 
-    def _receive_goaway_frame(self, frame: Any) -> tuple[list[Any], list[Event]]:
+    def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
         event = ConnectionTerminated()
         event.error_code = frame.error_code
         event.last_stream_id = frame.last_stream_id
@@ -89,7 +91,7 @@ class OversizedFrame(Exception):
 
 
 class FrameGuard:
-    """Follows the boundaries of the frames that arrive, ahead of h2.
+    """Finds the boundaries of the frames that arrive, ahead of h2.
 
     h2 checks a frame's length when all of it is here, so a peer could have us buffer 16 MiB for each
     connection. Here the frame's header is enough.
@@ -102,8 +104,9 @@ class FrameGuard:
         self._header = b""  # its first bytes
 
     def check(self, data: bytes, start: int = 0) -> int:
-        """What is in `data` from `start` on arrived next. Where the next few frames end in it: `data`'s
-        end or the boundary behind the last of them, from which to go on.
+        """Check what arrived next: `data` from `start` on.
+
+        Returns where the next few frames end: the boundary after the last of them, or the end of `data`.
 
         :raise OversizedFrame: one of these frames is too large.
         """
@@ -137,7 +140,7 @@ class FrameGuard:
 
 
 def make_connection(client_side: bool, limits: Limits) -> H2Connection:
-    """An HTTP/2 connection that announces `limits`; its first bytes wait in ``data_to_send()``."""
+    """Return an HTTP/2 connection that announces `limits`. Its first bytes are in ``data_to_send()``."""
     config = H2Configuration(
         client_side=client_side,
         header_encoding=None,
@@ -164,7 +167,7 @@ def make_connection(client_side: bool, limits: Limits) -> H2Connection:
 
 
 def goaway(last_stream_id: int, error_code: ErrorCodes, reason: bytes) -> bytes:
-    """The bytes of a GOAWAY frame."""
+    """Return the bytes of a GOAWAY frame."""
     frame = GoAwayFrame(0)
     frame.last_stream_id = last_stream_id
     frame.error_code = error_code

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A stream's received messages, and how much more the other side may send."""
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from txgrpc.limits import Budget
 
 
 class Inbox:
-    """Keeps messages until they are taken, and earns the sender its window back only then.
+    """Keeps messages until they are taken; only then the sender gets its window back.
 
-    The sender may always be one window ahead. The one exception is a message larger than that: while
-    somebody waits for it (`wanted`), its bytes are credited as they come, once the connection's
-    budget has room for all of it.
+    So the sender may be one window ahead. The exception is a message larger than the window: while somebody
+    waits for it (`wanted`), its bytes are credited as they arrive, once the connection's budget has room for
+    all of it.
     """
 
     __slots__ = (
@@ -39,7 +40,7 @@ class Inbox:
         self._queued = 0  # bytes of complete messages that are not taken
         self._arrived = 0  # bytes that arrived and were not credited
         self._reserved = 0
-        self._waiting: Callable[[], None] | None = None  # in the budget's line
+        self._waiting: Callable[[], None] | None = None  # in the budget's queue
         self.wanted = False
 
     def __len__(self) -> int:
@@ -51,7 +52,7 @@ class Inbox:
         return self._reader.partial > 0
 
     def receive(self, data: bytes, flow_length: int) -> None:
-        """`data` arrived, which cost the sender `flow_length` bytes of window.
+        """Take in data, which cost the sender `flow_length` bytes of window.
 
         :raise FramingError: see :meth:`MessageReader.feed`.
         """
@@ -61,7 +62,7 @@ class Inbox:
             self._queued += len(message) + PREFIX_SIZE
 
     def take(self) -> bytes | None:
-        """The next message, or None when no complete one is here."""
+        """Return the next message, None if no complete one is here."""
         if not self._messages:
             return None
         message = self._messages.popleft()
@@ -70,7 +71,7 @@ class Inbox:
         return message
 
     def credit(self, resumed: Callable[[], None]) -> int:
-        """Bytes of window to give back to the sender now; 0 when it is not worth a frame yet.
+        """Return the bytes of window to give back to the sender now; 0 while they are not worth a frame.
 
         `resumed` is called when there is more to give because the budget has room again.
         """
@@ -86,13 +87,13 @@ class Inbox:
         return due
 
     def discard(self) -> None:
-        """Nobody will take anything any more."""
+        """Drop all messages: nobody will take them."""
         self._messages.clear()
         self._queued = 0
         self.stop()
 
     def stop(self) -> None:
-        """Nothing more will arrive: what is here can be taken, but no room is kept for more."""
+        """Reserve no more room: nothing more will arrive. The messages that are here can still be taken."""
         self.wanted = False
         if self._waiting is not None:
             self._budget.withdraw(self._waiting)

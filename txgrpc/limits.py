@@ -1,4 +1,5 @@
-"""What one peer may ask of us: every bound that txgrpc keeps, and the meters that keep them."""
+# SPDX-License-Identifier: Apache-2.0
+"""The bounds on what one peer may cost, and the meters that enforce them."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ class Limits:
 
 
 class Allowance:
-    """A token bucket: how often a peer may do what costs it less than it costs us."""
+    """A token bucket for what costs a peer less than it costs us."""
 
     __slots__ = ("_at", "_burst", "_per_second", "_tokens")
 
@@ -53,11 +54,11 @@ class Allowance:
         self._at = now
 
     def earn(self, tokens: float) -> None:
-        """Honest work was done: `tokens` more are allowed."""
+        """Allow `tokens` more, for honest work that was done."""
         self._tokens = min(self._burst, self._tokens + tokens)
 
     def spend(self, now: float) -> bool:
-        """Whether it may be done once more at `now` (seconds)."""
+        """Return whether it may be done once more at `now` (seconds)."""
         self.earn((now - self._at) * self._per_second)
         self._at = now
         self._tokens -= 1
@@ -65,28 +66,28 @@ class Allowance:
 
 
 class Budget:
-    """Bytes shared by a connection's large messages; who finds it spent waits in line.
+    """Bytes shared by a connection's large messages. Those that find it spent wait in a queue.
 
-    A reservation larger than the whole budget is given when nothing else is reserved, so every
-    message within the size limit arrives some day.
+    A reservation larger than the whole budget is granted when nothing else is reserved, so that every message
+    within the size limit arrives in the end.
     """
 
-    __slots__ = ("_line", "_reserved", "_total")
+    __slots__ = ("_queue", "_reserved", "_total")
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._reserved = 0
-        self._line: deque[tuple[int, Callable[[], None]]] | None = None
+        self._queue: deque[tuple[int, Callable[[], None]]] | None = None
 
     def reserve(self, size: int, granted: Callable[[], None]) -> bool:
         """Call `granted` once `size` bytes are reserved: now (True), or after others were released."""
-        if not self._line and self._fits(size):
+        if not self._queue and self._fits(size):
             self._reserved += size
             granted()
             return True
-        if self._line is None:
-            self._line = deque()
-        self._line.append((size, granted))
+        if self._queue is None:
+            self._queue = deque()
+        self._queue.append((size, granted))
         return False
 
     def release(self, size: int) -> None:
@@ -95,14 +96,14 @@ class Budget:
         self._serve()
 
     def withdraw(self, granted: Callable[[], None]) -> None:
-        """Leave the line without having been granted anything."""
-        if self._line:
-            self._line = deque(entry for entry in self._line if entry[1] is not granted)
+        """Leave the queue without a grant."""
+        if self._queue:
+            self._queue = deque(entry for entry in self._queue if entry[1] is not granted)
             self._serve()
 
     def _serve(self) -> None:
-        while self._line and self._fits(self._line[0][0]):
-            size, granted = self._line.popleft()
+        while self._queue and self._fits(self._queue[0][0]):
+            size, granted = self._queue.popleft()
             self._reserved += size
             granted()
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metadata and status text in HTTP/2 headers (source: grpc/grpc doc/PROTOCOL-HTTP2.md)."""
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ _NAME = re.compile(r"[0-9a-z_.-]+")
 _TEXT = re.compile(r"[\x20-\x7e]*")
 _RESERVED = frozenset({b"content-type", b"te"})
 _PLAIN = "".join(chr(c) for c in range(0x20, 0x7F) if c != 0x25)
-#: Of the text of a status; what is over it is cut off, since peers bound their header lists too.
+#: The longest text of a status. Longer ones are cut, since peers bound their header lists too.
 MAX_MESSAGE_BYTES = 6 * 1024
 
 
 def encode_metadata(pairs: Iterable[tuple[str, str | bytes]]) -> Headers:
-    """Header fields for `pairs`.
+    """Return the header fields for `pairs`.
 
     :raise ValueError: a name or value that gRPC does not allow.
     :raise TypeError: the wrong type for its name.
@@ -44,7 +45,7 @@ def _encode_value(name: str, value: str | bytes) -> bytes:
 
 
 def decode_metadata(headers: Iterable[tuple[bytes, bytes]]) -> Metadata:
-    """What the application sent, without the fields that belong to HTTP/2 and gRPC.
+    """Return the application's metadata, without the fields of HTTP/2 and gRPC.
 
     :raise ValueError: a binary value is not base64.
     """
@@ -60,7 +61,7 @@ def decode_metadata(headers: Iterable[tuple[bytes, bytes]]) -> Metadata:
 
 
 def decode_binary(value: bytes) -> bytes:
-    """The bytes of one base64 value, padded or not.
+    """Return the bytes of one base64 value, padded or not.
 
     :raise ValueError: it is not base64.
     """
@@ -76,18 +77,18 @@ def encode_message(text: str) -> bytes:
     encoded = quote(text, safe=_PLAIN, errors="replace").encode("ascii")
     if len(encoded) <= MAX_MESSAGE_BYTES:
         return encoded
-    # A cut inside of %XX or of a character's bytes would leave a stump: those are dropped.
+    # What a cut inside of %XX or of a character's bytes leaves is dropped.
     kept = unquote_to_bytes(re.sub(rb"%[0-9A-F]?$", b"", encoded[: MAX_MESSAGE_BYTES - 3]))
     return quote(kept.decode("utf-8", "ignore") + "...", safe=_PLAIN).encode("ascii")
 
 
 def decode_message(value: bytes) -> str:
-    """The text of a grpc-message; what is not percent-encoding or UTF-8 is kept as well as it can be."""
+    """Return the text of a grpc-message. Wrong percent-encoding and UTF-8 are kept as far as possible."""
     if b"%" not in value:
         return value.decode("latin-1")
     return unquote_to_bytes(value).decode("utf-8", "replace")
 
 
 def header_list_size(headers: Iterable[tuple[bytes, bytes]]) -> int:
-    """RFC 9113, 6.5.2: SETTINGS_MAX_HEADER_LIST_SIZE counts so."""
+    """Return the size as SETTINGS_MAX_HEADER_LIST_SIZE counts it (RFC 9113, 6.5.2)."""
     return sum(len(name) + len(value) + 32 for name, value in headers)

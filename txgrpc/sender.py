@@ -1,11 +1,13 @@
-"""What the streams of one connection have to send, and whose turn it is."""
+# SPDX-License-Identifier: Apache-2.0
+"""What the streams of one connection send, in turns."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from h2.exceptions import StreamClosedError
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall
 
 from txgrpc.stream import Chunk, Stream
 
@@ -17,10 +19,10 @@ _TURN = 64  # DATA frames, after which others have the reactor: with its method 
 
 
 class Sender:
-    """Sends DATA as far as the peer's windows and the transport go; the rest waits in its stream's outbox.
+    """Sends DATA as far as the peer's windows and the transport allow. The rest waits in its stream's outbox.
 
-    Streams that wait take turns, a frame each. While the transport has `paused` us nothing is sent. A
-    peer that takes all we have does not get it in one turn of the reactor.
+    Streams that wait take turns, a frame each. Nothing is sent while the transport has paused us (`paused`).
+    However much a peer takes, one turn of the reactor sends only so many frames.
     """
 
     __slots__ = ("_blocked", "_connection", "_frames", "_h2", "_pumping", "_turn", "paused", "unflushed")
@@ -30,13 +32,13 @@ class Sender:
         self._h2 = connection.h2
         self._blocked: dict[int, Stream] = {}
         self._pumping = False
-        self._frames = 0  # sent since others had a turn, at the most
-        self._turn: Any = None
+        self._frames = 0  # sent in this turn, or in the ones since the last `_next_turn`
+        self._turn: IDelayedCall | None = None
         self.paused = False
-        self.unflushed = 0  # only the transport can tell when it has enough: it must hear of it soon
+        self.unflushed = 0  # bytes that the transport has not been given, which may then pause us
 
     def send(self, stream: Stream, data: bytes, end: bool) -> Deferred[None] | None:
-        """Send `data` now (None), or in turn: the Deferred fires when all of it is handed over."""
+        """Send `data` now (None), or later: the Deferred fires when all of it is handed over."""
         size = len(data)
         if not (stream.outbox or self.paused or self._frames >= _TURN) and size <= min(
             self._window(stream), self._h2.max_outbound_frame_size
@@ -55,20 +57,20 @@ class Sender:
         return chunk.sent
 
     def forget(self, stream: Stream) -> None:
-        """The stream is over."""
+        """Forget a stream that is over."""
         self._blocked.pop(stream.id, None)
 
     def clear(self) -> None:
-        """All streams are over."""
+        """Forget all streams."""
         self._blocked.clear()
         turn, self._turn = self._turn, None
         if turn is not None:
             turn.cancel()
 
     def pump(self) -> None:
-        """Send what can be sent by now."""
+        """Send what can be sent now."""
         if self._pumping or self._turn is not None or not self._blocked:
-            return  # when pumping: further up the stack somebody does, and comes by again
+            return  # if pumping: a caller up the stack does, and will see what is new
         self._pumping = True
         try:
             while self._round():
@@ -86,7 +88,7 @@ class Sender:
         self.pump()
 
     def _round(self) -> bool:
-        """A frame of each stream; whether any was sent."""
+        """Send a frame of each stream. Returns whether any was sent."""
         sent = False
         for stream in list(self._blocked.values()):
             if self.paused or self._frames >= _TURN:
@@ -100,7 +102,7 @@ class Sender:
         return sent
 
     def _send_frame(self, stream: Stream) -> bool:
-        """Send the next frame of `stream`; False when it has to wait or has nothing."""
+        """Send the next frame of `stream`. Returns False if it has to wait or has none."""
         if not stream.outbox:
             self.forget(stream)
             return False

@@ -1,15 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
 """The server: services behind a factory for any of Twisted's endpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from h2.errors import ErrorCodes
 from twisted.internet.defer import Deferred, succeed
-from twisted.internet.interfaces import IAddress, IProtocolNegotiationFactory
+from twisted.internet.interfaces import (
+    IAddress,
+    IDelayedCall,
+    IProtocolNegotiationFactory,
+    IReactorTime,
+)
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from txgrpc.connection import Connection, Phase
@@ -17,8 +24,12 @@ from txgrpc.http2 import LAST_STREAM_ID, goaway
 from txgrpc.limits import Limits
 from txgrpc.metadata import Headers
 from txgrpc.servercall import Call, ServerStream
-from txgrpc.service import Method, Service
+from txgrpc.service import Answer, Method, Service
 from txgrpc.status import Code, GrpcError
+from txgrpc.stream import Stream
+
+if TYPE_CHECKING:
+    from OpenSSL.crypto import X509
 
 __all__ = ["Call", "Server"]
 
@@ -28,7 +39,7 @@ _DRAIN_PING = b"drain\0\0\0"
 
 
 def unexpected(error: BaseException) -> GrpcError:
-    """What a caller learns of an exception that is not a status: its class, not its text."""
+    """Return the status for an exception: its own, or INTERNAL with its class but not its text."""
     if isinstance(error, GrpcError):
         return error
     return GrpcError(Code.INTERNAL, f"unexpected {type(error).__name__} in the server")
@@ -45,7 +56,7 @@ class Server:
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: IReactorTime,
         services: Iterable[Service],
         *,
         limits: Limits | None = None,
@@ -60,23 +71,23 @@ class Server:
         self.factory: Factory = _ServerFactory(self)
         self._translate = translate_error
         self._drained: list[Deferred[None]] = []
-        self._drain_timer: Any = None
+        self._drain_timer: IDelayedCall | None = None
         self._services: set[str] = set()
-        self._methods: dict[bytes, tuple[Method, Callable[..., Any] | None]] = {}
+        self._methods: dict[bytes, tuple[Method, Answer]] = {}
         for service in services:
             if service.name in self._services:
                 raise ValueError(f"the service {service.name} is given twice")
             self._services.add(service.name)
-            self._methods.update((path.encode(), entry) for path, entry in service.methods.items())
+            self._methods.update((entry[0].path.encode(), entry) for entry in service.answers.items())
 
-    def find(self, path: bytes) -> tuple[Method, Callable[..., Any]]:
-        """The method at `path` and what answers it.
+    def find(self, path: bytes) -> tuple[Method, Answer]:
+        """Return the method at `path` and what answers it.
 
         :raise GrpcError: UNIMPLEMENTED, saying whether the service or the method is not offered.
         """
-        method, answer = self._methods.get(path, (None, None))
-        if method is not None and answer is not None:
-            return method, answer
+        entry = self._methods.get(path)
+        if entry is not None:
+            return entry
         shown = path.decode("latin-1")[:200]
         service, _, name = shown.lstrip("/").partition("/")
         if service in self._services:
@@ -84,7 +95,7 @@ class Server:
         raise GrpcError(Code.UNIMPLEMENTED, f"there is no service for {shown} here")
 
     def translate(self, error: BaseException) -> GrpcError:
-        """The status for an exception of a method, logged here when it is one that nobody foresaw."""
+        """Return the status for an exception of a method, and log it if it was unexpected."""
         try:
             status = self._translate(error)
         except Exception:
@@ -118,7 +129,7 @@ class Server:
             connection.shut_down()
 
     def disconnected(self, connection: ServerConnection) -> None:
-        """A connection is no more."""
+        """Forget a connection that is lost."""
         self.connections.discard(connection)
         if self._drained and not self.connections:
             if self._drain_timer is not None:
@@ -129,9 +140,7 @@ class Server:
                 each.callback(None)
 
 
-def _failure(error: BaseException) -> Any:
-    from twisted.python.failure import Failure
-
+def _failure(error: BaseException) -> Failure:
     return Failure(error, type(error), error.__traceback__)
 
 
@@ -152,15 +161,15 @@ class _ServerFactory(Factory):
 
 
 class ServerConnection(Connection):
-    """One client."""
+    """One client's connection."""
 
     client_side = False
 
     def __init__(self, server: Server) -> None:
         super().__init__(server.reactor, server.limits, server.keepalive)
         self.server = server
-        self.peer_certificate: Any = None
-        self.running = 0  # methods at work, those of cancelled calls included
+        self.peer_certificate: X509 | None = None
+        self.running = 0  # methods that run, those of cancelled calls included
         self._last_stream_id = LAST_STREAM_ID
 
     def connectionMade(self) -> None:
@@ -168,7 +177,7 @@ class ServerConnection(Connection):
         super().connectionMade()
 
     def opened(self) -> None:
-        # Kept here, since the transport forgets it when it closes, and methods may outlive that.
+        # The transport forgets it when it closes, and methods may outlive that.
         get = getattr(self.transport, "getPeerCertificate", None)
         self.peer_certificate = None if get is None else get()
 
@@ -184,8 +193,8 @@ class ServerConnection(Connection):
         self.streams[stream_id] = stream
         stream.begin(headers)
 
-    # Drain: GOAWAY for any id, a PING; when it is answered, every stream that the client began before it
-    # knew is here, and a second GOAWAY names the last one (RFC 9113, 6.8).
+    # To drain: a GOAWAY for any id, and a PING. Once that is answered, every stream that the client began
+    # before it knew is here, and a second GOAWAY names the last one (RFC 9113, 6.8).
 
     def drain(self) -> None:
         """Tell the client to begin no more calls, and close after the last."""
@@ -206,7 +215,7 @@ class ServerConnection(Connection):
             )
             self._close_if_drained()
 
-    def stream_ended(self, stream: Any) -> None:
+    def stream_ended(self, stream: Stream) -> None:
         if self.phase is Phase.DRAINING:
             self._close_if_drained()
 
@@ -215,7 +224,7 @@ class ServerConnection(Connection):
             self.reactor.callLater(0, self.close, ErrorCodes.NO_ERROR, "the server is shutting down")
 
     def shut_down(self) -> None:
-        """The time for draining is over."""
+        """Cancel what still runs, and close: the time for draining is over."""
         for stream in list(self.streams.values()):
             if isinstance(stream, ServerStream):
                 stream.stop(GrpcError(Code.UNAVAILABLE, "the server is shutting down"))

@@ -1,12 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
 """One call on the server: its headers are read, its method runs, its status is sent."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterable
+from typing import TYPE_CHECKING
 
+from google.protobuf.message import Message
 from h2.errors import ErrorCodes
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IAddress, IDelayedCall
 from twisted.logger import Logger
 
 from txgrpc.framing import FramingError
@@ -18,13 +21,15 @@ from txgrpc.metadata import (
     encode_metadata,
     header_list_size,
 )
-from txgrpc.service import Method
+from txgrpc.service import Answer, Method
 from txgrpc.states import State, Step, advance
 from txgrpc.status import Code, GrpcError
 from txgrpc.stream import Stream
 from txgrpc.timeout import decode_timeout
 
 if TYPE_CHECKING:
+    from OpenSSL.crypto import X509
+
     from txgrpc.server import ServerConnection
 
 log = Logger()
@@ -37,12 +42,12 @@ _OK = (b"grpc-status", b"0")
 
 
 class Call:
-    """What a method may know about the call that it answers.
+    """The call that a method answers.
 
     :ivar method: the path, ``/package.Service/Method``.
     :ivar deadline: when the caller gives up, in the reactor's seconds; None: never.
-    :ivar cancelled: nobody waits for the answer any more: the caller has cancelled, its time is over or
-        its connection is lost. The method's coroutine is being cancelled too.
+    :ivar cancelled: whether nobody waits for the answer any more: the caller has cancelled, its deadline has
+        passed or its connection is lost. The method's coroutine is cancelled too.
     """
 
     __slots__ = ("_connection", "_headers", "_metadata", "cancelled", "deadline", "method", "trailing")
@@ -58,7 +63,7 @@ class Call:
 
     @property
     def metadata(self) -> Metadata:
-        """What the caller sent with the call: pairs, bytes where the name ends in ``-bin``.
+        """The caller's metadata: pairs of name and value, which is bytes where the name ends in ``-bin``.
 
         :raise GrpcError: INVALID_ARGUMENT, a binary value is not base64.
         """
@@ -70,17 +75,17 @@ class Call:
         return self._metadata
 
     @property
-    def peer_certificate(self) -> Any:
-        """The certificate that the caller proved to hold, an ``OpenSSL.crypto.X509``; None without one."""
+    def peer_certificate(self) -> X509 | None:
+        """The certificate that the caller proved to hold; None without one."""
         return self._connection.peer_certificate
 
     @property
-    def peer(self) -> Any:
-        """The caller's address, as Twisted's transports give it."""
+    def peer(self) -> IAddress:
+        """The caller's address."""
         return self._connection.transport.getPeer()
 
     def time_remaining(self) -> float | None:
-        """Seconds until the deadline, never below 0; None when there is none."""
+        """Return the seconds until the deadline, never below 0; None without a deadline."""
         if self.deadline is None:
             return None
         return max(0.0, self.deadline - float(self._connection.reactor.seconds()))
@@ -101,10 +106,10 @@ class Requests:
     def __init__(self, stream: ServerStream) -> None:
         self._stream = stream
 
-    def __aiter__(self) -> AsyncIterator[Any]:
+    def __aiter__(self) -> AsyncIterator[Message]:
         return self
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> Message:
         payload = await self._stream.receive()
         if payload is None:
             raise StopAsyncIteration
@@ -119,16 +124,16 @@ class ServerStream(Stream):
     connection: ServerConnection
     call: Call
     method: Method
-    _answer: Callable[..., Any]
+    _answer: Answer
 
     def __init__(self, connection: ServerConnection, stream_id: int) -> None:
         super().__init__(connection, stream_id)
         self.receiving = State.OPEN
-        self._deadline: Any = None
+        self._deadline: IDelayedCall | None = None
         self._running: Deferred[None] | None = None
 
     def begin(self, headers: Headers) -> None:
-        """The request's headers are here: refuse it, or run the method as soon as it can."""
+        """Take in the request's headers: refuse it, or run the method as soon as possible."""
         fields = dict(headers)
         if fields.get(b":method") != b"POST":
             self._refuse_http(b"405", (b"allow", b"POST"))
@@ -200,13 +205,13 @@ class ServerStream(Stream):
             self.connection.worked()
             self.finish(status)
 
-    def _only_request(self) -> Any:
+    def _only_request(self) -> Message:
         payload = self.inbox.take()
         if payload is None or len(self.inbox):
             raise GrpcError(Code.UNIMPLEMENTED, f"{self.method.path} takes exactly one request")
         return self.parse(payload)
 
-    async def _send_all(self, responses: Any) -> None:
+    async def _send_all(self, responses: AsyncIterator[Message | bytes]) -> None:
         try:
             async for response in responses:
                 await self._send(response)
@@ -215,10 +220,10 @@ class ServerStream(Stream):
             if close is not None:
                 await close()
 
-    async def _send(self, response: Any) -> None:
+    async def _send(self, response: Message | bytes) -> None:
         if self.call.cancelled:
             raise CancelledError
-        if isinstance(response, bytes):  # serialized by the method itself, from parts that it keeps
+        if isinstance(response, bytes):  # serialized by the method itself
             payload = response
         elif isinstance(response, self.method.response_class):
             payload = response.SerializeToString()
@@ -230,8 +235,8 @@ class ServerStream(Stream):
         if waiting is not None:
             await waiting
 
-    def parse(self, payload: bytes) -> Any:
-        """The request in `payload`.
+    def parse(self, payload: bytes) -> Message:
+        """Return the request in `payload`.
 
         :raise GrpcError: INTERNAL, it is not one.
         """
@@ -245,7 +250,7 @@ class ServerStream(Stream):
     # The end: by the method, the clock, the caller or the connection
 
     def finish(self, status: GrpcError | None) -> None:
-        """Send the status; None: OK."""
+        """Send the status; None for OK."""
         self._stop_clock()
         if self.sending >= State.ENDED:
             return
@@ -272,7 +277,7 @@ class ServerStream(Stream):
     def _end(self, headers: Headers) -> None:
         self.send_trailers(headers)
         if self.receiving is State.OPEN:
-            self.reset(ErrorCodes.NO_ERROR)  # what the caller still sends nobody reads
+            self.reset(ErrorCodes.NO_ERROR)  # nobody reads what the caller still sends
         self.inbox.discard()
 
     def _refuse_http(self, status: bytes, *headers: tuple[bytes, bytes]) -> None:
@@ -321,7 +326,7 @@ class ServerStream(Stream):
     def abandon(self, error: GrpcError) -> None:
         self.sending = advance(self.sending, Step.RESET)
         self.receiving = advance(self.receiving, Step.RESET)
-        self._cancel()  # before waking what waits, so that the method sees one thing: CancelledError
+        self._cancel()  # first, so that the method sees CancelledError rather than what `over` wakes it with
         self.over(error)
 
 

@@ -1,13 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
 """A service's methods, found through its protobuf descriptor."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import Message
+
+if TYPE_CHECKING:
+    from txgrpc.servercall import Call
+
+# Any: the request's class, and whether the answer is awaited or iterated, are the descriptor's to say.
+Answer = Callable[[Any, "Call"], Any]  # Any: a request or their iterator; an answer or theirs
+"""What answers one RPC; see :class:`Service`."""
+
+Interceptor = Callable[["Method", Answer], Answer]
+"""``interceptor(method, answer)`` returns what answers `method` instead of `answer`."""
 
 
 @attrs.frozen
@@ -16,8 +28,8 @@ class Method:
 
     name: str
     path: str
-    request_class: Any
-    response_class: Any
+    request_class: type[Message]
+    response_class: type[Message]
     client_streaming: bool
     server_streaming: bool
 
@@ -33,30 +45,49 @@ class Method:
         )
 
 
-def message_class(described: Descriptor) -> Any:
-    """The Python class of a message, whatever pool it is in and whichever protobuf release this is."""
-    factory: Any = message_factory
+def message_class(described: Descriptor) -> type[Message]:
+    """Return the Python class of a message, of any descriptor pool and with any protobuf release."""
+    factory: Any = message_factory  # Any: its functions differ between releases
     if hasattr(factory, "GetMessageClass"):
-        return factory.GetMessageClass(described)
-    old: Any = described
-    try:  # before 4.22
-        return old._concrete_class
-    except (AttributeError, TypeError):  # nobody has made it yet
-        return factory.MessageFactory(described.file.pool).GetPrototype(described)
+        found: type[Message] = factory.GetMessageClass(described)
+        return found
+    old: Any = described  # Any: before 4.22
+    try:
+        found = old._concrete_class
+    except (AttributeError, TypeError):  # not made yet
+        found = factory.MessageFactory(described.file.pool).GetPrototype(described)
+    return found
 
 
 class Service:
-    """An object whose coroutines answer the methods of a protobuf service.
+    """The methods of a protobuf service, each with the coroutine function that answers it.
 
-    `implementation` has, for each RPC that it offers, an attribute of the RPC's name, taking the request
-    (for a client-streaming RPC: an async iterator of requests) and the :class:`~txgrpc.server.Call`.
-    It is an ``async def`` returning the response (or its bytes), or an async generator of them where the RPC
-    streams them. RPCs that it lacks answer UNIMPLEMENTED.
+    An implementation is any object that has, for each RPC that it offers, an attribute of the RPC's name,
+    which takes the request (for a client-streaming RPC: an async iterator of requests) and the
+    :class:`~txgrpc.server.Call`. It is an ``async def`` returning the response (or its bytes), or an async
+    generator of them where the RPC streams them.
+
+    A large service may be spread over several implementations. An RPC that none of them offers is answered
+    with UNIMPLEMENTED.
+
+    :ivar name: the full name, ``package.Service``.
+    :ivar answers: what answers each method that is offered.
+    :raise ValueError: two implementations offer the same RPC.
     """
 
-    def __init__(self, descriptor: ServiceDescriptor, implementation: object) -> None:
+    def __init__(self, descriptor: ServiceDescriptor, *implementations: object) -> None:
         self.name = descriptor.full_name
-        self.methods: dict[str, tuple[Method, Callable[..., Any] | None]] = {}
+        self.answers: dict[Method, Answer] = {}
         for described in descriptor.methods:
             method = Method.from_descriptor(described)
-            self.methods[method.path] = method, getattr(implementation, method.name, None)
+            offering = [one for one in implementations if getattr(one, method.name, None) is not None]
+            if len(offering) > 1:
+                names = " and ".join(type(one).__name__ for one in offering)
+                raise ValueError(f"{method.path} is offered by {names}: leave it to one of them")
+            if offering:
+                self.answers[method] = getattr(offering[0], method.name)
+
+    def intercept(self, interceptor: Interceptor) -> Service:
+        """Put `interceptor` in front of each method's answer. Returns this service."""
+        self.answers = {method: interceptor(method, answer) for method, answer in self.answers.items()}
+        return self

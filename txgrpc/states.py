@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The states of a call's two halves.
 
 A call on an HTTP/2 stream has a sending half and a receiving half, on the client as on the server, and
@@ -52,7 +53,7 @@ TRANSITIONS: tuple[tuple[State | None, ...], ...] = (
 
 
 def advance(state: State, step: Step) -> State:
-    """The state after `step`.
+    """Return the state after `step`.
 
     :raise WrongStep: the table has no such transition.
     """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """gRPC's status codes and the error that carries one (source: grpc/grpc doc/statuscodes.md)."""
 
 from __future__ import annotations
@@ -68,10 +69,10 @@ _BY_RESET = {
 
 
 def code_for_http_status(status: int) -> Code:
-    """The code of an HTTP reply that carries no gRPC status of its own."""
+    """Return the code for an HTTP response without a gRPC status."""
     return _BY_HTTP_STATUS.get(status, Code.UNKNOWN)
 
 
 def code_for_reset(error_code: int) -> Code:
-    """The code of a call whose stream the other side has reset."""
+    """Return the code for a call whose stream the other side has reset."""
     return _BY_RESET.get(error_code, Code.INTERNAL)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One call on an HTTP/2 stream: what the server's and the client's side have in common."""
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Chunk:
-    """Bytes that wait for window and transport; `sent` fires when all are handed over."""
+    """Bytes that wait to be sent; `sent` fires when all are handed over."""
 
     __slots__ = ("data", "end", "sent")
 
@@ -29,8 +30,8 @@ class Chunk:
         self.sent: Deferred[None] = Deferred()
 
 
-def _heard(_: object) -> None:
-    """Who waited for the Deferred has had its failure; nobody else has to."""
+def _ignore(_: object) -> None:
+    """Drop a failure that those who waited for it have had."""
 
 
 class Stream:
@@ -41,24 +42,25 @@ class Stream:
 
     __slots__ = ("_reader", "connection", "failure", "id", "inbox", "outbox", "receiving", "sending")
 
-    def __init__(self, connection: Connection, stream_id: int) -> None:
+    def __init__(self, connection: Connection, stream_id: int, max_message: int | None = None) -> None:
         self.connection = connection
         self.id = stream_id
         limits = connection.limits
-        self.inbox = Inbox(limits.max_receive_message, limits.stream_window, connection.assembling)
+        most = limits.max_receive_message if max_message is None else max_message
+        self.inbox = Inbox(most, limits.stream_window, connection.assembling)
         self.outbox: deque[Chunk] = deque()
         self.sending = State.IDLE
         self.receiving = State.IDLE
-        #: Why nothing more will be received or sent; messages received before it are still to be had.
+        #: Why nothing more will be received or sent. Messages received before it can still be taken.
         self.failure: GrpcError | None = None
         self._reader: Deferred[None] | None = None
 
     # Receiving
 
     def data_received(self, data: bytes, flow_length: int) -> None:
-        """A DATA frame."""
+        """Take in a DATA frame."""
         if self.receiving is not State.OPEN:
-            return  # ended by us; the frame was under way
+            return  # we have ended it, and the frame was under way
         try:
             self.inbox.receive(data, flow_length)
         except FramingError as error:
@@ -69,27 +71,33 @@ class Stream:
             self.receiving = advance(self.receiving, Step.MESSAGE)
             self._wake()
 
+    def response_received(self, headers: Headers, ended: bool) -> None:
+        """Take in a response's headers; with `ended` they are its trailers too. For clients."""
+
+    def trailers_received(self, headers: Headers) -> None:
+        """Take in the headers that end the other side's half. Servers ignore a client's."""
+
     def end_received(self) -> None:
-        """The other side's END_STREAM."""
+        """Take in the other side's END_STREAM."""
         if self.receiving <= State.OPEN:
             self.receiving = advance(self.receiving, Step.END)
         self._wake()
         self.connection.release(self)
 
     def refused(self, error: FramingError) -> None:
-        """The other side's bytes are no messages that we take."""
+        """End the call: the other side's bytes are no messages, or too large ones."""
         raise NotImplementedError
 
     def was_reset(self, error_code: int) -> None:
-        """The other side sent RST_STREAM."""
+        """Take in the other side's RST_STREAM."""
         raise NotImplementedError
 
     def abandon(self, error: GrpcError) -> None:
-        """The connection is lost, or the stream was never looked at by the other side."""
+        """End the call: the connection is lost."""
         raise NotImplementedError
 
     async def receive(self) -> bytes | None:
-        """The next message; None after the other side's last.
+        """Return the next message; None after the last.
 
         :raise GrpcError: the call failed before.
         """
@@ -121,7 +129,7 @@ class Stream:
             reader.callback(None)
 
     def give_credit(self) -> None:
-        """Let the other side send as much more as was taken."""
+        """Give window back to the other side for what was taken."""
         if self.receiving is State.OPEN:
             credit = self.inbox.credit(self.give_credit)
             if credit:
@@ -130,34 +138,34 @@ class Stream:
     # Sending
 
     def send_headers(self, headers: Headers) -> None:
-        """The first headers of our half."""
+        """Send the first headers of our half."""
         self.sending = advance(self.sending, Step.HEADERS)
         self.connection.send_headers(self.id, headers, end=False)
 
     def send(self, payload: bytes, end: bool = False) -> Deferred[None] | None:
-        """Send one message. The Deferred fires when the next may follow; None: it may at once."""
+        """Send one message. The Deferred fires when the next may follow; None: at once."""
         self.sending = advance(self.sending, Step.MESSAGE)
         if end:
             self.sending = advance(self.sending, Step.END)
         return self.connection.send_data(self, frame(payload), end)
 
     def send_end(self) -> Deferred[None] | None:
-        """Half-close without trailers, behind what waits to be sent."""
+        """Half-close without trailers, after what waits to be sent."""
         self.sending = advance(self.sending, Step.END)
         return self.connection.send_data(self, b"", end=True)
 
     def send_trailers(self, headers: Headers) -> None:
-        """End our half with `headers`; what still waits to be sent is dropped."""
+        """End our half with `headers`, dropping what waits to be sent."""
         self.sending = advance(self.sending, Step.END)
         self.drop_unsent()
         self.connection.send_headers(self.id, headers, end=True)
         self.connection.release(self)
 
     def drop_unsent(self) -> None:
-        """Forget what waits to be sent; who waits for it is cancelled."""
+        """Drop what waits to be sent, and cancel those who wait for that."""
         outbox, self.outbox = self.outbox, deque()
         for chunk in outbox:
-            chunk.sent.addErrback(_heard)
+            chunk.sent.addErrback(_ignore)
             chunk.sent.cancel()
 
     # Ending
@@ -170,7 +178,7 @@ class Stream:
         self.connection.release(self)
 
     def over(self, failure: GrpcError | None = None) -> None:
-        """Both halves are over; who waits for either learns it."""
+        """End both halves, and wake those who wait for either."""
         self.sending = advance(self.sending, Step.RESET)
         self.receiving = advance(self.receiving, Step.RESET)
         if self.failure is None:

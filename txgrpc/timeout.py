@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The grpc-timeout header (source: grpc/grpc doc/PROTOCOL-HTTP2.md, Timeout)."""
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ _LARGEST = 99_999_999
 
 
 def decode_timeout(value: bytes) -> float:
-    """Seconds.
+    """Return the header's value in seconds.
 
     :raise ValueError: not of the form that gRPC prescribes.
     """
@@ -22,7 +23,7 @@ def decode_timeout(value: bytes) -> float:
 
 
 def encode_timeout(seconds: float) -> bytes:
-    """The header's value for `seconds` in the finest unit that holds it, rounded up and never zero."""
+    """Return the header's value for `seconds`, in the finest unit that holds it, rounded up, never zero."""
     for unit, length in reversed(_UNITS.items()):
         amount = max(1, math.ceil(seconds / length))
         if amount <= _LARGEST:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The agent's configuration: one TOML file, every key optional."""
 
 from __future__ import annotations
@@ -15,31 +16,30 @@ from infranetes_common.errors import ConfigError
 VIRTIO_SERIAL = "virtio-serial"
 FILE = "file"
 CERTIFICATE = "certificate"
-CLOUDS = ("aws", "gcp", "vsphere", "cloud")  # see vmserver.metadata
+CLOUDS = ("aws", "gcp", "vsphere", "cloud")  # see vmserver.identity.metadata
 DEFAULT_CHANNEL = Path("/dev/virtio-ports/infranetes.identity")
 
 
 @attrs.frozen
 class IdentityConfig:
-    """Where the machine's identity comes from."""
+    """The table `identity`: where the machine's identity comes from, and what is done with it."""
 
-    source: str = (
-        VIRTIO_SERIAL  # virtio-serial, file, certificate, aws, gcp, vsphere, or cloud: one of the last three
-    )
+    # virtio-serial, file, certificate, aws, gcp, vsphere, or cloud: whichever of the last three it is in
+    source: str = VIRTIO_SERIAL
     path: Path = DEFAULT_CHANNEL  # the channel's device, or the document
     cert: str = ""  # with the source `certificate`: the machine's certificate and its CA's, PEM
     key: str = ""  # and its private key
-    apply: bool = True  # give it to the machine: clock, entropy, names, network; false: only to the agent
-    interface: str = ""  # the network card it is for; empty: the first one
+    apply: bool = True  # to the machine: clock, entropy, names, network; false: only the agent has it
+    interface: str = ""  # the network card that gets its addresses; empty: the first one
     vmtoolsd: str = "vmtoolsd"  # the program of open-vm-tools that reads vSphere's guestinfo
-    endpoint: str = ""  # of the cloud's metadata service, http://HOST:PORT; empty: the usual one
+    endpoint: str = ""  # of the cloud's metadata service, http://HOST:PORT; empty: the cloud's own
 
 
 @attrs.frozen
 class LimitsConfig:
-    """What the agent takes at most, from whoever connects."""
+    """The table `limits`: how much the agent serves at a time."""
 
-    connections: int = 16  # with the node's certificate
+    connections: int = 16  # that are authenticated
     handshakes: int = 32  # not yet authenticated; one more ends the oldest
     handshake_seconds: float = 10.0
     execs: int = 64  # commands of ExecSync at a time
@@ -51,18 +51,19 @@ class LimitsConfig:
 class Config:
     """The agent's whole configuration."""
 
-    provider: str = "docker"  # the ContainerProvider: docker, fake, or a plug-in's name
-    providers: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)  # each provider's own table
+    provider: str = "docker"  # the ContainerProvider: docker, systemd, machine, or a plug-in's name
+    # Any: each provider's own table, which it checks itself
+    providers: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)  # Any: each provider's own table
     listen: str = ""  # HOST:PORT in place of the identity's; port 0: any that is free
-    run_dir: Path = Path("/run/vmserver")  # gone after a reboot: identity, files of the sandbox
-    volumes_dir: Path = Path("/var/lib/vmserver/volumes")  # the node's files, where they may be on a disk
-    etc_dir: Path = Path("/etc")  # hosts, resolv.conf, hostname and machine-id are written here
+    run_dir: Path = Path("/run/vmserver")  # emptied by a reboot: identity, files of the sandbox
+    volumes_dir: Path = Path("/var/lib/vmserver/volumes")  # volumes that may be on a disk
+    etc_dir: Path = Path("/etc")  # where hosts, resolv.conf, hostname and machine-id are written
     identity: IdentityConfig = IdentityConfig()
     limits: LimitsConfig = LimitsConfig()
 
 
-def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> Config:
-    """The configuration in the file `path`, or the defaults; `overrides` are flags by dotted key.
+def load(path: str | Path | None, overrides: Mapping[str, object] | None = None) -> Config:
+    """Read the configuration file `path`; None: take the defaults. `overrides` are flags by dotted key.
 
     :raise ConfigError: unreadable, not TOML, an unknown key or a wrong value; names file and key.
     """
@@ -70,9 +71,9 @@ def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) ->
 
 
 def check(config: Config, origin: str) -> Config:
-    """`config`, if its values make sense together.
+    """Return `config` if its values are valid together.
 
-    :raise ConfigError: they don't; names `origin` and the key.
+    :raise ConfigError: they are not; names `origin` and the key.
     """
     problems = [
         (
@@ -114,7 +115,7 @@ def _is_address(text: str) -> bool:
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT. :raise ValueError: it isn't that."""
+    """Split HOST:PORT. :raise ValueError: it isn't that."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(text)

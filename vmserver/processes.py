@@ -1,22 +1,26 @@
-"""Processes of this machine: their families, and their ends."""
+# SPDX-License-Identifier: Apache-2.0
+"""Processes of this VM: find their descendants, kill them, notice their end."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from twisted.internet.interfaces import IReadDescriptor
+from twisted.internet.interfaces import IReactorFDSet, IReadDescriptor
+from twisted.python.failure import Failure
 from zope.interface import implementer
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""$PATH of processes for which none is configured."""
 
 
 def kill_family(leader: int) -> None:
     """SIGKILL a process, its descendants, and every process of the group that it leads.
 
-    Costs as much as the family is large, whatever else the machine runs (proc(5): task/TID/children).
+    The cost depends on the number of descendants alone, not on what else runs (proc(5): task/TID/children).
     """
     own = os.getpid()
     doomed = family(leader)
@@ -29,8 +33,30 @@ def kill_family(leader: int) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+# The shell reports what can't be executed on stderr, with 126 or 127. Without the right to lower the score it
+# stays as it is.
+_SHELL = '{ echo "$1" >/proc/self/oom_score_adj; } 2>/dev/null; cd "$2" && shift 2 && exec "$@"'
+
+
+def as_command(command: Sequence[str], cwd: str, oom_score_adj: int) -> list[str]:
+    """Return the arguments of a shell that sets its oom_score_adj, goes to `cwd` and executes `command`.
+
+    The agent's own score protects it from the OOM killer: if a command inherited that, the kernel would kill
+    the application in its place.
+    """
+    return ["/bin/sh", "-c", _SHELL, "sh", str(oom_score_adj), cwd, *command]
+
+
+def oom_score_adj(pid: int) -> int:
+    """Return a process's oom_score_adj. :raise ProcessLookupError: there is no such process."""
+    try:
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+    except OSError:
+        raise ProcessLookupError(pid) from None
+
+
 def family(leader: int) -> list[int]:
-    """A process and its descendants, as they are now."""
+    """Return the pids of a process and its present descendants."""
     found = [leader]
     for pid in found:
         found += [child for child in _children(pid) if child not in found]
@@ -47,7 +73,9 @@ def _children(pid: int) -> list[int]:
 
 
 def start_ticks(pid: int) -> int:
-    """When a process began, in clock ticks since boot: with the pid, its name for ever. 0: there is none."""
+    """Return when a process started, in clock ticks since boot; 0 if there is no such process.
+
+    Together with the pid this identifies a process even after the pid is used again."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, IndexError, ValueError):
@@ -56,12 +84,12 @@ def start_ticks(pid: int) -> int:
 
 @implementer(IReadDescriptor)
 class ProcessEnd:
-    """Calls `ended` in the reactor's thread once a process, anybody's child, is no more.
+    """Calls `ended` in the reactor's thread once a process has ended, whoever its parent is.
 
-    :raise ProcessLookupError: it is no more already.
+    :raise ProcessLookupError: it has ended already.
     """
 
-    def __init__(self, reactor: Any, pid: int, ended: Callable[[], None]) -> None:
+    def __init__(self, reactor: IReactorFDSet, pid: int, ended: Callable[[], None]) -> None:
         self._reactor = reactor
         self._ended = ended
         self._fd = os.pidfd_open(pid)
@@ -77,11 +105,11 @@ class ProcessEnd:
         self.close()
         self._ended()
 
-    def connectionLost(self, reason: Any) -> None:
+    def connectionLost(self, reason: Failure) -> None:
         self.close()
 
     def close(self) -> None:
-        """Wait no more. Twice is once."""
+        """Stop watching. Idempotent."""
         if self._fd >= 0:
             self._reactor.removeReader(self)
             os.close(self._fd)

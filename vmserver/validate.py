@@ -1,4 +1,5 @@
-"""Bounds and shapes of what comes over the wire; each raises InvalidArgument and names the field."""
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of what comes over the wire: each returns the value, or raises InvalidArgument naming the field."""
 
 from __future__ import annotations
 
@@ -19,21 +20,21 @@ MAX_URL = 4096
 
 
 def container_id(value: str) -> str:
-    """A container's id."""
+    """Check a container's id."""
     if not CONTAINER_ID.fullmatch(value):
         raise InvalidArgument(f"id {value[:80]!r}: expected 1 to 64 of 0-9, a-z and -")
     return value
 
 
 def image_id(value: str) -> str:
-    """An image's id."""
+    """Check an image's id."""
     if not DIGEST.fullmatch(value):
         raise InvalidArgument(f"image_id {value[:80]!r}: expected sha256: and 64 hex digits")
     return value
 
 
 def diff_ids(values: Sequence[str]) -> list[str]:
-    """Layers, lowest first."""
+    """Check the diff ids of layers, lowest first."""
     if len(values) > MAX_LAYERS:
         raise InvalidArgument(f"diff_ids: more than {MAX_LAYERS} layers")
     for value in values:
@@ -43,7 +44,7 @@ def diff_ids(values: Sequence[str]) -> list[str]:
 
 
 def words(field: str, values: Sequence[str]) -> list[str]:
-    """A command, arguments or the like: bounded, and such that execve takes them."""
+    """Check a list of arguments: bounded in number and size, and without what execve refuses."""
     if len(values) > MAX_WORDS or sum(map(len, values)) > MAX_WORDS_BYTES:
         raise InvalidArgument(f"{field}: more than {MAX_WORDS} words or {MAX_WORDS_BYTES} bytes")
     if any("\0" in value for value in values):
@@ -52,21 +53,21 @@ def words(field: str, values: Sequence[str]) -> list[str]:
 
 
 def command(values: Sequence[str]) -> list[str]:
-    """A command to be run: `words`, and at least one."""
+    """Check a command to be run: as `words`, and at least a program."""
     if not values or not values[0]:
         raise InvalidArgument("command: empty; name a program")
     return words("command", values)
 
 
 def seconds(field: str, value: int) -> int:
-    """A duration."""
+    """Check a duration."""
     if not 0 <= value <= MAX_SECONDS:
         raise InvalidArgument(f"{field} {value}: expected 0 to {MAX_SECONDS} seconds")
     return value
 
 
 def cursor(value: str) -> str:
-    """A place in a log; what it says is the provider's to check."""
+    """Check a log cursor's length; its meaning is the provider's to check."""
     if len(value) > MAX_CURSOR:
         raise InvalidArgument("cursor: not one of ours")
     return value

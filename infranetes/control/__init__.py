@@ -1,3 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """infranetes-ctl and the daemon's side of it."""
-
-SOCKET = "control.sock"  # in run_dir

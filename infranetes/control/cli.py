@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`infranetes-ctl`: pods and their VMs, orphans, the pool."""
 
 from __future__ import annotations
@@ -8,17 +9,21 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from twisted.internet.defer import Deferred
+from google.protobuf.message import Message
 from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.internet.task import react
 
 from infranetes import config as configuration
-from infranetes.control import SOCKET, render
-from infranetes_common import control
+from infranetes.config import CONTROL_SOCKET
+from infranetes.control import render
+from infranetes_common import __version__
+from infranetes_common.concurrency import start
 from infranetes_common.errors import ConfigError
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import control
 from txgrpc import Channel, Code, GrpcError
+from txgrpc.client import Stub
 
 DONE, FAILED, USAGE, DOWN = 0, 1, 2, 3
 DEFAULT_CONFIG = Path("/etc/infranetes/infranetes.toml")
@@ -33,38 +38,45 @@ exit status:
   3  no daemon answers
 """
 
-Ask = Callable[[Any, argparse.Namespace], Awaitable[tuple[Any, int]]]
+Ask = Callable[[Stub, argparse.Namespace], Awaitable[tuple[Message, int]]]
+"""Asks the daemon; gives its answer and the exit status."""
 
 
-async def _pods(stub: Any, options: argparse.Namespace) -> tuple[Any, int]:
+async def _pods(stub: Stub, options: argparse.Namespace) -> tuple[control.ListPodsResponse, int]:
     return await stub.ListPods(control.ListPodsRequest(), timeout=ASK_SECONDS), DONE
 
 
-async def _orphans(stub: Any, options: argparse.Namespace) -> tuple[Any, int]:
+async def _orphans(stub: Stub, options: argparse.Namespace) -> tuple[control.ListOrphansResponse, int]:
     return await stub.ListOrphans(control.ListOrphansRequest(), timeout=ASK_SECONDS), DONE
 
 
-async def _end_orphans(stub: Any, options: argparse.Namespace) -> tuple[Any, int]:
+async def _end_orphans(stub: Stub, options: argparse.Namespace) -> tuple[control.EndOrphansResponse, int]:
     request = control.EndOrphansRequest(ids=options.ids, dry_run=options.dry_run)
     answer = await stub.EndOrphans(request, timeout=END_SECONDS)
     return answer, FAILED if answer.failed else DONE
 
 
-async def _pool(stub: Any, options: argparse.Namespace) -> tuple[Any, int]:
+async def _pool(stub: Stub, options: argparse.Namespace) -> tuple[control.GetPoolResponse, int]:
     return await stub.GetPool(control.GetPoolRequest(), timeout=ASK_SECONDS), DONE
 
 
-async def _drain(stub: Any, options: argparse.Namespace) -> tuple[Any, int]:
+async def _drain(stub: Stub, options: argparse.Namespace) -> tuple[control.DrainPoolResponse, int]:
     answer = await stub.DrainPool(control.DrainPoolRequest(dry_run=options.dry_run), timeout=END_SECONDS)
     return answer, FAILED if answer.left else DONE
 
 
-async def _fill(stub: Any, options: argparse.Namespace) -> tuple[Any, int]:
+async def _fill(stub: Stub, options: argparse.Namespace) -> tuple[control.FillPoolResponse, int]:
     return await stub.FillPool(control.FillPoolRequest(), timeout=ASK_SECONDS), DONE
+
+
+async def _console(stub: Stub, options: argparse.Namespace) -> tuple[control.GetConsoleResponse, int]:
+    request = control.GetConsoleRequest(sandbox=options.sandbox)
+    return await stub.GetConsole(request, timeout=ASK_SECONDS), DONE
 
 
 _COMMANDS: dict[str, tuple[Ask, str]] = {
     "pods": (_pods, "list pods with their VM, its size, age and cost, and their state"),
+    "console": (_console, "show what a pod's VM wrote to its console, also when it is gone"),
     "orphans": (_orphans, "list VMs that are tagged ours and that no record knows"),
     "end-orphans": (_end_orphans, "end those, or the ones named"),
     "pool": (_pool, "list the VMs that wait for pods"),
@@ -74,14 +86,17 @@ _COMMANDS: dict[str, tuple[Ask, str]] = {
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--json", action="store_true", help="answer with one JSON document")
     shared.add_argument(
         "--config", type=Path, metavar="FILE", help=f"the daemon's configuration (default: {DEFAULT_CONFIG})"
     )
     shared.add_argument(
-        "--socket", type=Path, metavar="PATH", help=f"the daemon's socket (default: {SOCKET} in its run_dir)"
+        "--socket",
+        type=Path,
+        metavar="PATH",
+        help=f"the daemon's socket (default: {CONTROL_SOCKET} in its run_dir)",
     )
     dry = argparse.ArgumentParser(add_help=False)
     dry.add_argument("--dry-run", action="store_true", help="say what would be ended, and end nothing")
@@ -91,27 +106,32 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    top.add_argument("--version", action="version", version=f"infranetes-ctl {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (_, words) in _COMMANDS.items():
         parents = [shared, dry] if name in ("end-orphans", "drain") else [shared]
         command = commands.add_parser(name, parents=parents, help=words, description=words)
+        if name == "console":
+            command.add_argument("sandbox", metavar="SANDBOX", help="the pod's id, or the beginning of it")
         if name == "end-orphans":
             command.add_argument("ids", nargs="*", metavar="VM", help="its id, as `orphans` lists it")
     return top
 
 
 def socket_of(options: argparse.Namespace) -> Path:
-    """Where the daemon listens. :raise ConfigError: its configuration can't be read."""
+    """Return the path of the daemon's socket.
+
+    :raise ConfigError: the daemon's configuration can't be read."""
     if options.socket is not None:
         return Path(options.socket)
     path = options.config
     if path is None and DEFAULT_CONFIG.exists():
         path = DEFAULT_CONFIG
-    return configuration.load(None if path is None else str(path), {}).run_dir / SOCKET
+    return Path(configuration.load(None if path is None else str(path), {}).control_socket)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code."""
+    """Run the command and return the exit status."""
     options = parser().parse_args(arguments)
     try:
         socket = socket_of(options)
@@ -119,11 +139,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _say(USAGE, str(error))
     outcome = [FAILED]
 
-    async def run(reactor: Any) -> None:
+    async def run(reactor: IReactor) -> None:
         outcome[0] = await ask(reactor, socket, options)
 
     try:
-        react(lambda reactor: Deferred.fromCoroutine(run(reactor)))
+        react(lambda reactor: start(run(reactor)))
     except SystemExit as end:
         if end.code:
             return FAILED
@@ -132,8 +152,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return outcome[0]
 
 
-async def ask(reactor: Any, socket: Path, options: argparse.Namespace) -> int:
-    """Ask and show; the exit code."""
+async def ask(reactor: IReactor, socket: Path, options: argparse.Namespace) -> int:
+    """Ask the daemon, print its answer and return the exit status."""
     channel = Channel(reactor, UNIXClientEndpoint(reactor, str(socket), timeout=10))
     try:
         answer, code = await _COMMANDS[options.command][0](channel.stub(control.Control), options)

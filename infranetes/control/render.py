@@ -1,30 +1,38 @@
-"""The answers of the daemon as text for people and as JSON for programs."""
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon's answers as text for people and as JSON for programs."""
 
 from __future__ import annotations
 
 import argparse
 import time
 from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Any
+
+from google.protobuf.message import Message
+
+from infranetes_common.wire import control
 
 _NANOS = 1e9
 _SHORT = 13  # characters of an id, as crictl shows it
 
+Json = dict[str, object]
 
-def as_json(command: str, answer: Any, options: argparse.Namespace) -> Any:
-    """One document: times as seconds since 1970 UTC, costs as US dollars an hour or null."""
+
+def as_json(command: str, answer: Message, options: argparse.Namespace) -> Json:
+    """Return one document: times as seconds since 1970 UTC, costs as US dollars an hour or null."""
     return _JSON[command](answer, options)
 
 
-def as_text(command: str, answer: Any, options: argparse.Namespace) -> str:
-    """Tables."""
+def as_text(command: str, answer: Message, options: argparse.Namespace) -> str:
+    """Return tables and sentences."""
     return _TEXT[command](answer, options)
 
 
 # ---- JSON
 
 
-def _vm(vm: Any) -> dict[str, Any]:
+def _vm(vm: control.Vm) -> Json:
     return {
         "id": vm.id,
         "state": vm.state,
@@ -37,7 +45,7 @@ def _vm(vm: Any) -> dict[str, Any]:
     }
 
 
-def _pod(pod: Any) -> dict[str, Any]:
+def _pod(pod: control.Pod) -> Json:
     return {
         "id": pod.id,
         "namespace": pod.namespace,
@@ -53,22 +61,33 @@ def _pod(pod: Any) -> dict[str, Any]:
     }
 
 
-def _pooled(member: Any) -> dict[str, Any]:
+def _pooled(member: control.Pooled) -> Json:
     vm = _vm(member.vm)
     return {"id": member.id, "state": member.state, "message": member.message, "vm": vm}
 
 
-def _pods_json(answer: Any, options: argparse.Namespace) -> Any:
+def _pods_json(answer: control.ListPodsResponse, options: argparse.Namespace) -> Json:
     pods = [_pod(pod) for pod in answer.pods]
     return {"provider": answer.provider, "trouble": answer.trouble, "pods": pods}
 
 
-def _ended_json(answer: Any, options: argparse.Namespace) -> Any:
+def _console_json(answer: control.GetConsoleResponse, options: argparse.Namespace) -> Json:
+    return {
+        "sandbox_id": answer.sandbox_id,
+        "vm_id": answer.vm_id,
+        "ended_at": answer.ended_at / 1e9 if answer.ended_at else None,
+        "detail": answer.detail,
+        "text": answer.text,
+        "output": answer.output,
+    }
+
+
+def _ended_json(answer: control.EndOrphansResponse, options: argparse.Namespace) -> Json:
     failed = [{"vm": _vm(one.vm), "error": one.error} for one in answer.failed]
     return {"dry_run": options.dry_run, "ended": [_vm(vm) for vm in answer.ended], "failed": failed}
 
 
-def _pool_json(answer: Any, options: argparse.Namespace) -> Any:
+def _pool_json(answer: control.GetPoolResponse, options: argparse.Namespace) -> Json:
     return {
         "drained": answer.drained,
         "trouble": answer.trouble,
@@ -77,7 +96,7 @@ def _pool_json(answer: Any, options: argparse.Namespace) -> Any:
     }
 
 
-def _drain_json(answer: Any, options: argparse.Namespace) -> Any:
+def _drain_json(answer: control.DrainPoolResponse, options: argparse.Namespace) -> Json:
     return {
         "dry_run": options.dry_run,
         "ended": [_pooled(member) for member in answer.ended],
@@ -85,7 +104,8 @@ def _drain_json(answer: Any, options: argparse.Namespace) -> Any:
     }
 
 
-_JSON: dict[str, Callable[[Any, argparse.Namespace], Any]] = {
+_JSON: dict[str, Callable[[Any, argparse.Namespace], Json]] = {  # Any: the command's own answer
+    "console": _console_json,
     "pods": _pods_json,
     "orphans": lambda answer, options: {"vms": [_vm(vm) for vm in answer.vms]},
     "end-orphans": _ended_json,
@@ -99,7 +119,7 @@ _JSON: dict[str, Callable[[Any, argparse.Namespace], Any]] = {
 
 
 def age(created_at: int, now: float) -> str:
-    """How long ago, in one unit or two."""
+    """Return how long ago that was, in one unit or two."""
     if not created_at:
         return "-"
     seconds = max(int(now - created_at / _NANOS), 0)
@@ -115,7 +135,7 @@ def age(created_at: int, now: float) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns as wide as what is in them."""
+    """Return a table whose columns are as wide as their widest cell."""
     lines = [[cell or "-" for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in (head, *lines)) for column in range(len(head))]
     shown = [
@@ -125,8 +145,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(line.rstrip() for line in shown)
 
 
-def cost(vms: Iterable[Any]) -> str:
-    """What they cost together, as far as it is known; "": nothing is known."""
+def cost(vms: Iterable[control.Vm]) -> str:
+    """Return what VMs cost together, as far as that is known; "" if it is of none."""
     known = [vm.cost_per_hour for vm in vms if vm.HasField("cost_per_hour")]
     return f"{sum(known):.4f} USD an hour for {_count(len(known), 'VM')}" if known else ""
 
@@ -135,7 +155,7 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}" + ("" if number == 1 else "s")
 
 
-def _price(vm: Any) -> str:
+def _price(vm: control.Vm) -> str:
     return f"{vm.cost_per_hour:.4f}" if vm.HasField("cost_per_hour") else ""
 
 
@@ -143,7 +163,7 @@ def _lines(*lines: str) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def _pods_text(answer: Any, options: argparse.Namespace) -> str:
+def _pods_text(answer: control.ListPodsResponse, options: argparse.Namespace) -> str:
     now = time.time()
     head = ("POD", "NAME", "STATE", "AGENT", "VM", "ADDRESS", "SIZE", "AGE", "USD/H")
     rows = [
@@ -166,7 +186,7 @@ def _pods_text(answer: Any, options: argparse.Namespace) -> str:
     return _lines(table(head, rows), f"{counted}, {total}" if total else counted, trouble)
 
 
-def _vms_text(vms: Sequence[Any]) -> str:
+def _vms_text(vms: Sequence[control.Vm]) -> str:
     now = time.time()
     head = ("VM", "STATE", "ADDRESS", "SANDBOX", "SIZE", "AGE", "USD/H")
     rows = [
@@ -176,13 +196,13 @@ def _vms_text(vms: Sequence[Any]) -> str:
     return table(head, rows)
 
 
-def _orphans_text(answer: Any, options: argparse.Namespace) -> str:
+def _orphans_text(answer: control.ListOrphansResponse, options: argparse.Namespace) -> str:
     if not answer.vms:
         return "no orphans"
     return _lines(_vms_text(answer.vms), _count(len(answer.vms), "orphan"), cost(answer.vms))
 
 
-def _ended_text(answer: Any, options: argparse.Namespace) -> str:
+def _ended_text(answer: control.EndOrphansResponse, options: argparse.Namespace) -> str:
     verb = "would be ended" if options.dry_run else "ended"
     failed = [f"{one.vm.id} is not ended: {one.error}" for one in answer.failed]
     if not answer.ended and not failed:
@@ -191,7 +211,7 @@ def _ended_text(answer: Any, options: argparse.Namespace) -> str:
     return _lines(shown, f"{_count(len(answer.ended), 'orphan')} {verb}", *failed)
 
 
-def _members_text(members: Sequence[Any]) -> str:
+def _members_text(members: Sequence[control.Pooled]) -> str:
     now = time.time()
     head = ("VM", "STATE", "ADDRESS", "SIZE", "AGE", "USD/H", "WHY")
     rows = [
@@ -209,7 +229,7 @@ def _members_text(members: Sequence[Any]) -> str:
     return table(head, rows)
 
 
-def _pool_text(answer: Any, options: argparse.Namespace) -> str:
+def _pool_text(answer: control.GetPoolResponse, options: argparse.Namespace) -> str:
     idle = sum(one.state == "idle" for one in answer.vms)
     return _lines(
         _members_text(answer.vms) if answer.vms else "",
@@ -220,7 +240,7 @@ def _pool_text(answer: Any, options: argparse.Namespace) -> str:
     )
 
 
-def _drain_text(answer: Any, options: argparse.Namespace) -> str:
+def _drain_text(answer: control.DrainPoolResponse, options: argparse.Namespace) -> str:
     verb = "would be ended" if options.dry_run else "ended"
     left = [f"{one.vm.id or one.id} is not ended yet; the daemon goes on trying" for one in answer.left]
     return _lines(
@@ -230,14 +250,29 @@ def _drain_text(answer: Any, options: argparse.Namespace) -> str:
     )
 
 
-def _fill_text(answer: Any, options: argparse.Namespace) -> str:
+def _fill_text(answer: control.FillPoolResponse, options: argparse.Namespace) -> str:
     if not answer.wanted:
         return "the configuration has no pool.sizes: there is nothing to fill"
     return f"filling up to {_count(answer.wanted, 'VM')}"
 
 
-_TEXT: dict[str, Callable[[Any, argparse.Namespace], str]] = {
+def _console_text(answer: control.GetConsoleResponse, options: argparse.Namespace) -> str:
+    state = "it runs, or is not removed yet"
+    if answer.ended_at:
+        ended = datetime.fromtimestamp(answer.ended_at / 1e9, UTC)
+        state = f"removed at {ended:%Y-%m-%d %H:%M:%S} UTC"
+    return _lines(
+        f"sandbox {answer.sandbox_id}, VM {answer.vm_id}: {state}",
+        f"why it ended: {answer.detail}" if answer.detail else "",
+        *(("---- the hypervisor's own messages", answer.output) if answer.output else ()),
+        "---- console",
+        answer.text or "(nothing)",
+    )
+
+
+_TEXT: dict[str, Callable[[Any, argparse.Namespace], str]] = {  # Any: the command's own answer
     "pods": _pods_text,
+    "console": _console_text,
     "orphans": _orphans_text,
     "end-orphans": _ended_text,
     "pool": _pool_text,

@@ -1,30 +1,35 @@
-"""The Control service of ``proto/control.proto``: what a person may ask of the daemon."""
+# SPDX-License-Identifier: Apache-2.0
+"""The Control service of ``proto/control.proto``, which infranetes-ctl calls."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
+from infranetes.machines.pool import Pool
+from infranetes.machines.pool_record import PoolRecord
+from infranetes.machines.pooled import Member
+from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Sandbox
 from infranetes.pods.launch import size_of
-from infranetes.pods.node import Node
-from infranetes.pods.pool import Pool
-from infranetes.pods.pooled import Member
 from infranetes.pods.reconcile import Reconciler
+from infranetes.pods.records import SandboxRecord
 from infranetes.pods.states import WITH_VM
-from infranetes.pods.waits import go, settle, uncut, within
-from infranetes.providers.interface import Instance, Size
-from infranetes_common import control
-from infranetes_common.errors import NotFound
+from infranetes.providers.interface import IHasConsoles, Instance, Size
+from infranetes_common.concurrency import settled, shielded, within
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound
+from infranetes_common.wire import control
+from txgrpc import Call
 
 _NANOS = 10**9
+_MAX_ID = 253
+_MAX_CONSOLE = 256 * 1024  # characters of an answer
 
 _log = Logger()
 
 
 def size_words(size: Size) -> str:
-    """What was asked for, for people; "": nothing."""
+    """Return a requested size in words; "" if none was requested."""
     parts = []
     if size.cpu_millis:
         parts.append(f"{size.cpu_millis / 1000:g} CPU")
@@ -33,8 +38,10 @@ def size_words(size: Size) -> str:
     return ", ".join(parts)
 
 
-def shown_vm(instance: Instance | None, record: Any = None, size: Size | None = None) -> control.Vm:
-    """A VM as the provider showed it last, and where it did not yet, as its record has it."""
+def shown_vm(
+    instance: Instance | None, record: SandboxRecord | PoolRecord | None = None, size: Size | None = None
+) -> control.Vm:
+    """Return a VM as the provider last showed it, or as its record has it if the provider did not yet."""
     vm = control.Vm(size=size_words(size or Size()))
     if record is not None:
         vm.id, vm.address, vm.created_at = record.instance_id, record.address, record.created_at
@@ -53,7 +60,7 @@ def shown_vm(instance: Instance | None, record: Any = None, size: Size | None = 
 class ControlService:
     """One method per RPC."""
 
-    def __init__(self, node: Node, reconciler: Reconciler) -> None:
+    def __init__(self, node: NodeContext, reconciler: Reconciler) -> None:
         self._node = node
         self._reconciler = reconciler
 
@@ -62,18 +69,20 @@ class ControlService:
         pool: Pool = self._node.pool
         return pool
 
-    async def ListPods(self, request: Any, call: Any) -> control.ListPodsResponse:
+    async def ListPods(self, request: control.ListPodsRequest, call: Call) -> control.ListPodsResponse:
         return control.ListPodsResponse(
             provider=self._node.provider.name,
             trouble=self._node.trouble,
             pods=[self._pod(sandbox) for sandbox in self._node.inventory],
         )
 
-    async def ListOrphans(self, request: Any, call: Any) -> control.ListOrphansResponse:
+    async def ListOrphans(
+        self, request: control.ListOrphansRequest, call: Call
+    ) -> control.ListOrphansResponse:
         found = await self._reconciler.orphans()
         return control.ListOrphansResponse(vms=[shown_vm(instance) for instance in found])
 
-    async def EndOrphans(self, request: control.EndOrphansRequest, call: Any) -> control.EndOrphansResponse:
+    async def EndOrphans(self, request: control.EndOrphansRequest, call: Call) -> control.EndOrphansResponse:
         orphans = {instance.id: instance for instance in await self._reconciler.orphans()}
         unknown = [id for id in request.ids if id not in orphans]
         if unknown:
@@ -83,9 +92,9 @@ class ControlService:
         chosen = [orphans[id] for id in dict.fromkeys(request.ids)] or list(orphans.values())
         if request.dry_run:
             return control.EndOrphansResponse(ended=[shown_vm(instance) for instance in chosen])
-        return await uncut(go(self._end(chosen)))
+        return await shielded(self._end(chosen))
 
-    async def GetPool(self, request: Any, call: Any) -> control.GetPoolResponse:
+    async def GetPool(self, request: control.GetPoolRequest, call: Call) -> control.GetPoolResponse:
         return control.GetPoolResponse(
             drained=self._pool.drained,
             trouble=self._pool.trouble,
@@ -93,37 +102,60 @@ class ControlService:
             vms=[_pooled(member) for member in self._pool.members.values()],
         )
 
-    async def DrainPool(self, request: control.DrainPoolRequest, call: Any) -> control.DrainPoolResponse:
+    async def DrainPool(self, request: control.DrainPoolRequest, call: Call) -> control.DrainPoolResponse:
         if request.dry_run:
             members = [member for member in self._pool.members.values() if not member.taken]
             return control.DrainPoolResponse(ended=[_pooled(member) for member in members])
         self._node.check_ready()
-        ended = await uncut(go(self._pool.drain()))
+        ended = await shielded(self._pool.drain())
         left = {member.id for member in ended} & self._pool.members.keys()
         return control.DrainPoolResponse(
             ended=[_pooled(member) for member in ended if member.id not in left],
             left=[_pooled(member) for member in ended if member.id in left],
         )
 
-    async def FillPool(self, request: Any, call: Any) -> control.FillPoolResponse:
-        await uncut(go(self._pool.fill()))
+    async def FillPool(self, request: control.FillPoolRequest, call: Call) -> control.FillPoolResponse:
+        await shielded(self._pool.fill())
         return control.FillPoolResponse(wanted=self._pool.wanted)
+
+    async def GetConsole(self, request: control.GetConsoleRequest, call: Call) -> control.GetConsoleResponse:
+        provider = self._node.provider
+        if not IHasConsoles.providedBy(provider):
+            raise FailedPrecondition(f"the provider {provider.name} keeps no consoles; QEMU does")
+        if not request.sandbox:
+            raise InvalidArgument("sandbox is empty: give its id, or the beginning of it")
+        self._node.check_ready()
+        found = await provider.consoles(request.sandbox[:_MAX_ID])
+        ids = {console.sandbox_id for console in found}
+        if not found:
+            raise NotFound(f"there is no console of a sandbox {request.sandbox[:_MAX_ID]!r}")
+        if len(ids) > 1:
+            raise InvalidArgument(
+                f"several sandboxes' ids begin so: {', '.join(sorted(ids)[:5])}; give more of one"
+            )
+        newest = found[0]
+        return control.GetConsoleResponse(
+            sandbox_id=newest.sandbox_id,
+            vm_id=newest.instance_id,
+            ended_at=int(newest.ended_at * _NANOS),
+            detail=newest.detail,
+            text=newest.text[-_MAX_CONSOLE:],
+            output=newest.output[-_MAX_CONSOLE:],
+        )
 
     async def _end(self, chosen: list[Instance]) -> control.EndOrphansResponse:
         node = self._node
-        results = await settle(
-            [
-                go(within(node.clock, node.times.destroy, node.provider.destroy(one.id), f"ending {one.id}"))
-                for one in chosen
-            ]
+        results = await settled(
+            within(node.clock, node.times.destroy, node.provider.destroy(one.id), f"ending {one.id}")
+            for one in chosen
         )
         response = control.EndOrphansResponse()
-        for instance, failure in zip(chosen, results, strict=True):
-            if failure is None:
+        for instance, result in zip(chosen, results, strict=True):
+            if not isinstance(result, Failure):
                 response.ended.append(shown_vm(instance))
                 _log.warn("vm {vm}, an orphan, is ended as infranetes-ctl asked", vm=instance.id)
             else:
-                response.failed.append(control.Failure(vm=shown_vm(instance), error=str(failure.value)))
+                response.failed.append(control.Failure(vm=shown_vm(instance), error=str(result.value)))
         return response
 
     def _pod(self, sandbox: Sandbox) -> control.Pod:
@@ -138,7 +170,7 @@ class ControlService:
             message=record.message,
             created_at=record.created_at,
             containers=len(sandbox.containers),
-            agent=sandbox.view.reach.value if sandbox.view is not None else "",
+            agent=sandbox.watch.reach.value if sandbox.watch is not None else "",
         )
         if record.state in WITH_VM:
             pod.vm.CopyFrom(shown_vm(sandbox.instance, record, size_of(sandbox.config)))
@@ -150,5 +182,5 @@ def _pooled(member: Member) -> control.Pooled:
         id=member.id,
         state=member.state.value,
         message=member.record.message,
-        vm=shown_vm(member.instance, member.record, member.size),
+        vm=shown_vm(member.machine.instance, member.record, member.size),
     )

@@ -1,34 +1,35 @@
-"""The container calls, ExecSync among them."""
+# SPDX-License-Identifier: Apache-2.0
+"""The calls for containers, ExecSync among them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from typing import Any
 
 from infranetes.cri import translate, validate
-from infranetes.cri.pieces import pieces
-from infranetes.cri.sandboxes import resolved
+from infranetes.cri.paging import pages
+from infranetes.cri.sandboxes import found_or_none
 from infranetes.pods import listing
 from infranetes.pods.containers import Containers
+from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Container
-from infranetes.pods.node import Node
-from infranetes.pods.waits import go, uncut
-from infranetes_common import cri
+from infranetes_common.concurrency import shielded
 from infranetes_common.errors import InvalidArgument
+from infranetes_common.wire import cri
+from txgrpc import Call
 
 MAX_EXEC_SECONDS = 86400
 
 
 class ContainerCalls:
-    """Translates; what is to be done is `pods.Containers`'s."""
+    """The life of containers and their lists. `pods.Containers` decides; this translates."""
 
-    def __init__(self, node: Node, containers: Containers) -> None:
+    def __init__(self, node: NodeContext, containers: Containers) -> None:
         self._node = node
         self._containers = containers
 
     async def CreateContainer(
-        self, request: cri.CreateContainerRequest, call: Any
+        self, request: cri.CreateContainerRequest, call: Call
     ) -> cri.CreateContainerResponse:
         if not request.pod_sandbox_id:
             raise InvalidArgument("pod_sandbox_id is empty")
@@ -39,37 +40,39 @@ class ContainerCalls:
         return cri.CreateContainerResponse(container_id=id)
 
     async def StartContainer(
-        self, request: cri.StartContainerRequest, call: Any
+        self, request: cri.StartContainerRequest, call: Call
     ) -> cri.StartContainerResponse:
         await self._containers.start(request.container_id)
         return cri.StartContainerResponse()
 
-    async def StopContainer(self, request: cri.StopContainerRequest, call: Any) -> cri.StopContainerResponse:
+    async def StopContainer(self, request: cri.StopContainerRequest, call: Call) -> cri.StopContainerResponse:
         grace = validate.seconds(request.timeout, "timeout")
         await self._containers.stop(request.container_id, grace)
         return cri.StopContainerResponse()
 
     async def RemoveContainer(
-        self, request: cri.RemoveContainerRequest, call: Any
+        self, request: cri.RemoveContainerRequest, call: Call
     ) -> cri.RemoveContainerResponse:
-        await uncut(go(self._containers.remove(request.container_id)))
+        await shielded(self._containers.remove(request.container_id))
         return cri.RemoveContainerResponse()
 
-    async def ListContainers(self, request: cri.ListContainersRequest, call: Any) -> bytes:
-        return b"".join(translate.container_items(await self._selected_containers(request.filter)))
+    async def ListContainers(self, request: cri.ListContainersRequest, call: Call) -> bytes:
+        return b"".join(translate.container_items(await self._selected(request.filter)))
 
-    async def StreamContainers(self, request: cri.StreamContainersRequest, call: Any) -> AsyncIterator[bytes]:
-        for piece in pieces(translate.container_items(await self._selected_containers(request.filter))):
-            yield piece
+    async def StreamContainers(
+        self, request: cri.StreamContainersRequest, call: Call
+    ) -> AsyncIterator[bytes]:
+        for page in pages(translate.container_items(await self._selected(request.filter))):
+            yield page
 
-    async def _selected_containers(self, wanted: cri.ContainerFilter) -> list[Container]:
+    async def _selected(self, wanted: cri.ContainerFilter) -> list[Container]:
         await listing.refresh(self._node, self._node.inventory.sandboxes.values())
         found = listing.containers(self._node)
         if wanted.id:
-            only = resolved(self._node.inventory.container, wanted.id)
+            only = found_or_none(self._node.inventory.container, wanted.id)
             found = [one for one in found if one is only]
         if wanted.pod_sandbox_id:
-            sandbox = resolved(self._node.inventory.sandbox, wanted.pod_sandbox_id)
+            sandbox = found_or_none(self._node.inventory.sandbox, wanted.pod_sandbox_id)
             found = [one for one in found if one.sandbox is sandbox]
         if wanted.HasField("state"):
             found = [one for one in found if listing.shown_state(one) == wanted.state.state]
@@ -79,13 +82,13 @@ class ContainerCalls:
         return found
 
     async def ContainerStatus(
-        self, request: cri.ContainerStatusRequest, call: Any
+        self, request: cri.ContainerStatusRequest, call: Call
     ) -> cri.ContainerStatusResponse:
-        container = self._containers.known(request.container_id)
+        container = self._containers.lookup(request.container_id)
         await listing.refresh(self._node, [container.sandbox])
         response = cri.ContainerStatusResponse(status=translate.container_status(container))
         if request.verbose:
-            seen = container.seen
+            seen = container.reported
             info = {
                 "sandboxID": container.record.sandbox_id,
                 "state": container.state.value,
@@ -98,27 +101,27 @@ class ContainerCalls:
         return response
 
     async def UpdateContainerResources(
-        self, request: cri.UpdateContainerResourcesRequest, call: Any
+        self, request: cri.UpdateContainerResourcesRequest, call: Call
     ) -> cri.UpdateContainerResourcesResponse:
         if not request.HasField("linux"):
-            raise InvalidArgument("linux is missing: give the resources to put in force")
+            raise InvalidArgument("linux is missing: give the resources to set")
         await self._containers.update(request.container_id, request.linux)
         return cri.UpdateContainerResourcesResponse()
 
     async def ReopenContainerLog(
-        self, request: cri.ReopenContainerLogRequest, call: Any
+        self, request: cri.ReopenContainerLogRequest, call: Call
     ) -> cri.ReopenContainerLogResponse:
         await self._containers.reopen_log(request.container_id)
         return cri.ReopenContainerLogResponse()
 
 
 class ExecCalls:
-    """Commands in containers."""
+    """ExecSync: a command in a container, run to its end."""
 
     def __init__(self, containers: Containers) -> None:
         self._containers = containers
 
-    async def ExecSync(self, request: cri.ExecSyncRequest, call: Any) -> cri.ExecSyncResponse:
+    async def ExecSync(self, request: cri.ExecSyncRequest, call: Call) -> cri.ExecSyncResponse:
         words = validate.command(request.cmd)
         timeout = validate.seconds(request.timeout, "timeout", MAX_EXEC_SECONDS)
         limit = call.time_remaining() if call.deadline is not None else None

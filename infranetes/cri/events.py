@@ -1,90 +1,89 @@
-"""GetContainerEvents: what happens, to everybody who listens, each with the state after it."""
+# SPDX-License-Identifier: Apache-2.0
+"""GetContainerEvents: each change, with the state after it, to every listener."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable
 
-from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from infranetes.cri import translate
-from infranetes.pods.events import Happening
-from infranetes.pods.inventory import Container, Sandbox
-from infranetes.pods.node import Node
-from infranetes_common import cri
+from infranetes.pods.events import EventType
+from infranetes.pods.inventory import Container, Inventory, Sandbox
+from infranetes_common.concurrency import Notifier
 from infranetes_common.errors import InfranetesError, ResourceExhausted, Unavailable
+from infranetes_common.wire import cri
+from txgrpc import Call
 
 MAX_LISTENERS = 64
-MAX_EVENTS = 1000  # kept for one listener who does not take them
+MAX_EVENTS = 1000  # waiting for one listener
 MAX_BYTES = 8 * 1024 * 1024
+# Bytes of one event; above that the fields that the VM fills at will are cut.
+MAX_EVENT = 256 * 1024
 
 _TYPES = {
-    Happening.CREATED: cri.CONTAINER_CREATED_EVENT,
-    Happening.STARTED: cri.CONTAINER_STARTED_EVENT,
-    Happening.STOPPED: cri.CONTAINER_STOPPED_EVENT,
-    Happening.DELETED: cri.CONTAINER_DELETED_EVENT,
+    EventType.CREATED: cri.CONTAINER_CREATED_EVENT,
+    EventType.STARTED: cri.CONTAINER_STARTED_EVENT,
+    EventType.STOPPED: cri.CONTAINER_STOPPED_EVENT,
+    EventType.DELETED: cri.CONTAINER_DELETED_EVENT,
 }
 _log = Logger()
 
 
 class Listener:
-    """What one listener has not been sent yet. Over its bounds it is dropped, and listening ends."""
+    """The events that wait for one listener. One that is too slow is dropped, which ends its stream."""
 
     def __init__(self) -> None:
         self._events: deque[bytes] = deque()
         self._size = 0
-        self._over: InfranetesError | None = None
-        self._wake: Deferred[None] | None = None
+        self._error: InfranetesError | None = None
+        self._changed = Notifier()
 
     def put(self, event: bytes) -> bool:
-        """Whether there was room for it."""
+        """Append an event, and return whether there was room for it."""
         if len(self._events) >= MAX_EVENTS or self._size + len(event) > MAX_BYTES:
             self._events.clear()
             self.end(
                 ResourceExhausted(
-                    f"events were not taken as they came, and over {MAX_EVENTS} of them wait: list pods and "
+                    f"the listener is too slow: over {MAX_EVENTS} events wait for it; list pods and "
                     "containers, then listen again"
                 )
             )
             return False
         self._events.append(event)
         self._size += len(event)
-        self._notify()
+        self._changed.notify()
         return True
 
     def end(self, error: InfranetesError) -> None:
-        """No more than what waits already, then `error`."""
-        self._over = self._over or error
-        self._notify()
+        """Raise `error` at the listener, after the events that wait already."""
+        self._error = self._error or error
+        self._changed.notify()
 
     async def take(self) -> bytes:
-        """The next event, once there is one."""
+        """Return the next event, waiting for one."""
         while not self._events:
-            if self._over is not None:
-                raise self._over
-            self._wake = Deferred()
-            await self._wake
+            if self._error is not None:
+                raise self._error
+            await self._changed.wait()
         event = self._events.popleft()
         self._size -= len(event)
         return event
 
-    def _notify(self) -> None:
-        wake, self._wake = self._wake, None
-        if wake is not None and not wake.called:
-            wake.callback(None)
-
 
 class EventCalls:
-    """Tells all listeners, and waits for none."""
+    """Sends every change to all listeners, and waits for none of them.
 
-    def __init__(self, node: Node) -> None:
-        self._events_node = node
+    :param now: the time, in nanoseconds since 1970 UTC.
+    """
+
+    def __init__(self, inventory: Inventory, now: Callable[[], int]) -> None:
+        self._now = now
         self._listeners: set[Listener] = set()
-        node.inventory.events.listen(self._happened)
+        inventory.events.listen(self._changed)
 
-    async def GetContainerEvents(self, request: cri.GetEventsRequest, call: Any) -> AsyncIterator[bytes]:
+    async def GetContainerEvents(self, request: cri.GetEventsRequest, call: Call) -> AsyncIterator[bytes]:
         if len(self._listeners) >= MAX_LISTENERS:
             raise ResourceExhausted(f"{MAX_LISTENERS} listen to events already: end one of them")
         listener = Listener()
@@ -95,29 +94,51 @@ class EventCalls:
         finally:
             self._listeners.discard(listener)
 
-    def end_events(self) -> None:
-        """Nobody is told any more."""
+    def stop(self) -> None:
+        """End every listener's stream."""
         for listener in list(self._listeners):
             listener.end(Unavailable("the daemon is stopping: listen again once it has started"))
 
-    def _happened(self, what: Happening, sandbox: Sandbox, container: Container | None) -> None:
+    def _changed(self, what: EventType, sandbox: Sandbox, container: Container | None) -> None:
         if not self._listeners:
             return
-        event = self._event(what, sandbox, container).SerializeToString()
+        try:
+            event = _slim(self._event(what, sandbox, container)).SerializeToString()
+        except Exception:
+            _log.failure("an event of sandbox {sandbox} could not be sent", sandbox=sandbox.id)
+            return
         for listener in list(self._listeners):
             if not listener.put(event):
                 self._listeners.discard(listener)
-                _log.warn("a listener is told no more events: over {events} wait for it", events=MAX_EVENTS)
+                _log.warn(
+                    "a listener to events is dropped: over {events} events wait for it", events=MAX_EVENTS
+                )
 
-    def _event(self, what: Happening, sandbox: Sandbox, container: Container | None) -> Any:
+    def _event(
+        self, what: EventType, sandbox: Sandbox, container: Container | None
+    ) -> cri.ContainerEventResponse:
         event = cri.ContainerEventResponse(
             container_id=sandbox.id if container is None else container.id,
             container_event_type=_TYPES[what],
-            created_at=self._events_node.now(),
+            created_at=self._now(),
             containers_statuses=[
                 translate.container_status(one) for one in sandbox.containers.values() if one.shown
             ],
         )
-        if what is not Happening.DELETED or container is not None:
+        if what is not EventType.DELETED or container is not None:
             event.pod_sandbox_status.CopyFrom(translate.sandbox_status(sandbox))
         return event
+
+
+def _slim(event: cri.ContainerEventResponse) -> cri.ContainerEventResponse:
+    """Cut what the VM says of its containers where it is long: a few such events would fill a listener."""
+    if event.ByteSize() > MAX_EVENT:
+        _log.warn(
+            "an event of {container} is too large: what its VM says of its containers is cut",
+            container=event.container_id,
+        )
+        for status in event.containers_statuses:
+            status.message = status.message[:128]
+            status.ClearField("user")
+            status.ClearField("resources")
+    return event

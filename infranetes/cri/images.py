@@ -1,24 +1,25 @@
-"""The CRI's ImageService: its words for what the image store does."""
+# SPDX-License-Identifier: Apache-2.0
+"""The CRI's ImageService, on the image store."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
 
 import attrs
 
-from infranetes.cri.pieces import pieces
+from infranetes.cri.paging import pages
 from infranetes.cri.translate import framed
 from infranetes.images import Image, ImageStore, credentials
 from infranetes.images.catalogue import CatalogueStore
 from infranetes.images.reference import parse
-from infranetes_common import cri
 from infranetes_common.errors import InvalidArgument, NotFound
+from infranetes_common.wire import cri
+from txgrpc import Call
 
 
-def to_cri(image: Image) -> Any:
-    """An `Image` message."""
+def to_cri(image: Image) -> cri.Image:
+    """Translate an image of the store into the CRI's `Image` message."""
     message = cri.Image(
         id=image.id,
         repo_tags=image.repo_tags,
@@ -34,20 +35,18 @@ def to_cri(image: Image) -> Any:
 
 @attrs.frozen
 class ImageService:
-    """One method per RPC. An image's `image_ref` is its id, here and in container statuses alike."""
+    """One method per RPC. An image's `image_ref` is its id, as in container statuses."""
 
     store: ImageStore | CatalogueStore
 
-    async def ListImages(self, request: Any, call: Any) -> Any:
-        """All images, or the one that the filter names."""
+    async def ListImages(self, request: cri.ListImagesRequest, call: Call) -> cri.ListImagesResponse:
         return cri.ListImagesResponse(images=[to_cri(image) for image in self._selected(request.filter)])
 
-    async def StreamImages(self, request: Any, call: Any) -> AsyncIterator[bytes]:
-        """The same in pieces."""
-        for piece in pieces(framed(to_cri(image)) for image in self._selected(request.filter)):
-            yield piece
+    async def StreamImages(self, request: cri.StreamImagesRequest, call: Call) -> AsyncIterator[bytes]:
+        for page in pages(framed(to_cri(image)) for image in self._selected(request.filter)):
+            yield page
 
-    def _selected(self, wanted: Any) -> Sequence[Image]:
+    def _selected(self, wanted: cri.ImageFilter) -> Sequence[Image]:
         if not wanted.image.image:
             return self.store.list()
         try:
@@ -55,8 +54,8 @@ class ImageService:
         except NotFound:
             return []
 
-    async def ImageStatus(self, request: Any, call: Any) -> Any:
-        """Not on the node: an empty response, as the CRI has it. Verbose: `info`, JSON with imageSpec."""
+    async def ImageStatus(self, request: cri.ImageStatusRequest, call: Call) -> cri.ImageStatusResponse:
+        """An image that is not on the node has an empty response. Verbose: `info`, JSON with imageSpec."""
         response = cri.ImageStatusResponse()
         try:
             image = self.store.resolve(_name(request))
@@ -68,8 +67,7 @@ class ImageService:
         response.image.CopyFrom(to_cri(image))
         return response
 
-    async def PullImage(self, request: Any, call: Any) -> Any:
-        """Answers with the image's id."""
+    async def PullImage(self, request: cri.PullImageRequest, call: Call) -> cri.PullImageResponse:
         name, auth = _name(request), request.auth
         if isinstance(self.store, CatalogueStore):
             found = await self.store.find(name, dict(request.sandbox_config.annotations))
@@ -86,15 +84,16 @@ class ImageService:
         image = await self.store.pull(name, given)
         return cri.PullImageResponse(image_ref=image.id)
 
-    async def RemoveImage(self, request: Any, call: Any) -> Any:
-        """The image with all of its names; not on the node: nothing to do."""
+    async def RemoveImage(self, request: cri.RemoveImageRequest, call: Call) -> cri.RemoveImageResponse:
+        """Remove the image under all of its names. Idempotent."""
         await self.store.remove(_name(request))
         return cri.RemoveImageResponse()
 
-    async def ImageFsInfo(self, request: Any, call: Any) -> Any:
-        """The image store's own use. What containers write is on their VMs' disks and takes nothing here;
-        the store is named for them too, since kubelet takes two different filesystems, or none, for a split
-        disk (and reads the first entry unseen)."""
+    async def ImageFsInfo(self, request: cri.ImageFsInfoRequest, call: Call) -> cri.ImageFsInfoResponse:
+        """The disk space that the image store uses.
+
+        Containers write to their VMs' disks. The store stands for their filesystem too, since kubelet needs
+        one, and takes a second one for a split disk."""
         usage = await self.store.fs_usage()
         response = cri.ImageFsInfoResponse()
         entry = response.image_filesystems.add(timestamp=usage.timestamp_nanos)
@@ -105,8 +104,8 @@ class ImageService:
         return response
 
 
-def _name(request: Any) -> str:
-    name: str = request.image.image
+def _name(request: cri.ImageStatusRequest | cri.PullImageRequest | cri.RemoveImageRequest) -> str:
+    name = request.image.image
     if not name:
-        raise InvalidArgument("image.image is empty; give a reference or an id")
+        raise InvalidArgument("image.image is empty: give a reference or an id")
     return name

@@ -1,19 +1,20 @@
-"""Every RPC logged with its time and its sandbox or container; never with what else the request holds."""
+# SPDX-License-Identifier: Apache-2.0
+"""Every RPC logged with its duration and its sandbox or container; never with the rest of its request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
+from google.protobuf.message import Message
 from twisted.internet.defer import CancelledError
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger, LogLevel
 
 from infranetes_common import errors
-from txgrpc import Code
+from txgrpc import Call, Code
+from txgrpc.service import Answer, Interceptor, Method
 
 _log = Logger(namespace="infranetes.cri")
 
-# What the client did wrong, or what it has to expect; the rest is ours to look at.
+# The client's mistakes, and outcomes that it has to expect. Any other is the daemon's to be looked into.
 _EXPECTED = frozenset(
     {
         Code.INVALID_ARGUMENT,
@@ -28,29 +29,24 @@ _EXPECTED = frozenset(
 )
 
 
-class Instrumented:
-    """The RPCs that `implementation` has of one service, each logged; what it lacks is lacking here too.
+def logged(clock: IReactorTime) -> Interceptor:
+    """Return an interceptor for a service that logs each call; streams of responses are not logged."""
 
-    :param descriptor: the service's. :param reactor: for the clock.
-    """
+    def interceptor(method: Method, answer: Answer) -> Answer:
+        return answer if method.server_streaming else _logged(clock, method.name, answer)
 
-    def __init__(self, reactor: Any, descriptor: Any, implementation: Any) -> None:
-        for method in descriptor.methods:
-            answer = getattr(implementation, method.name, None)
-            if answer is not None:
-                streams = getattr(method, "server_streaming", False)
-                setattr(self, method.name, answer if streams else _logged(reactor, method.name, answer))
+    return interceptor
 
 
-def _logged(reactor: Any, name: str, answer: Callable[..., Any]) -> Callable[..., Any]:
-    async def logged(request: Any, call: Any) -> Any:
-        began = reactor.seconds()
-        fields = {"rpc": name, **_who(request)}
+def _logged(clock: IReactorTime, rpc: str, answer: Answer) -> Answer:
+    async def call_logged(request: Message, call: Call) -> Message | bytes:
+        began = clock.seconds()
+        fields = {"rpc": rpc, **_subject(request)}
         try:
-            response = await answer(request, call)
+            response: Message | bytes = await answer(request, call)
         except CancelledError:
-            _log.info("{rpc} was given up by its caller after {seconds:.3f} s",
-                      seconds=reactor.seconds() - began, **fields)  # fmt: skip
+            seconds = clock.seconds() - began
+            _log.info("{rpc} was given up by its caller after {seconds:.3f} s", seconds=seconds, **fields)
             raise
         except Exception as error:
             status = errors.to_grpc(error)
@@ -58,23 +54,23 @@ def _logged(reactor: Any, name: str, answer: Callable[..., Any]) -> Callable[...
             _log.emit(
                 level,
                 "{rpc} failed after {seconds:.3f} s: {code} {error}",
-                seconds=reactor.seconds() - began,
+                seconds=clock.seconds() - began,
                 code=status.code.name,
                 error=status.message,
                 **fields,
             )
             raise
-        _log.debug("{rpc} took {seconds:.3f} s", seconds=reactor.seconds() - began, **fields)
+        _log.debug("{rpc} took {seconds:.3f} s", seconds=clock.seconds() - began, **fields)
         return response
 
-    return logged
+    return call_logged
 
 
-def _who(request: Any) -> dict[str, str]:
-    found = {}
+def _subject(request: Message) -> dict[str, str]:
+    fields = {}
     sandbox, container = getattr(request, "pod_sandbox_id", ""), getattr(request, "container_id", "")
     if sandbox:
-        found["sandbox"] = sandbox[:64]
+        fields["sandbox"] = sandbox[:64]
     if container:
-        found["container"] = container[:64]
-    return found
+        fields["container"] = container[:64]
+    return fields

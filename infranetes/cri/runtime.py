@@ -1,4 +1,5 @@
-"""The CRI's RuntimeService. What is not here is not offered and answers UNIMPLEMENTED."""
+# SPDX-License-Identifier: Apache-2.0
+"""The CRI's RuntimeService, put together from its groups of calls."""
 
 from __future__ import annotations
 
@@ -7,40 +8,40 @@ from infranetes.cri.events import EventCalls
 from infranetes.cri.sandboxes import SandboxCalls
 from infranetes.cri.stats import StatsCalls
 from infranetes.cri.status import StatusCalls
-from infranetes.cri.streaming import StreamingCalls, Url
+from infranetes.cri.streaming import StreamingCalls, Url, no_url
 from infranetes.pods.containers import Containers
-from infranetes.pods.node import Node
+from infranetes.pods.context import NodeContext
 from infranetes.pods.sandboxes import Sandboxes
 from infranetes.pods.streams import Streams
-from infranetes_common.errors import FailedPrecondition
+from infranetes_common.wire import cri
+from txgrpc import Service
 
 
-def _no_url(kind: str, request: object) -> str:
-    raise FailedPrecondition("no streams are served here")
-
-
-class RuntimeService(
-    StatusCalls, SandboxCalls, ContainerCalls, ExecCalls, StreamingCalls, StatsCalls, EventCalls
-):
-    """All the groups of calls in one.
+class RuntimeService:
+    """One object per group of calls. An RPC that none of them offers answers UNIMPLEMENTED.
 
     :param handlers: names of the runtime handlers beside the default one.
     :param url: makes the URLs of streams.
+    :ivar service: all the calls as one gRPC service. :ivar events: the listeners to events, to be ended.
     """
 
     def __init__(
         self,
-        node: Node,
+        node: NodeContext,
         sandboxes: Sandboxes,
         containers: Containers,
         handlers: tuple[str, ...] = (),
         cgroup_driver: str = "systemd",
-        url: Url = _no_url,
+        url: Url = no_url,
     ) -> None:
-        StatusCalls.__init__(self, node, handlers, cgroup_driver)
-        SandboxCalls.__init__(self, node, sandboxes, handlers)
-        ContainerCalls.__init__(self, node, containers)
-        ExecCalls.__init__(self, containers)
-        StreamingCalls.__init__(self, Streams(sandboxes, containers), url)
-        StatsCalls.__init__(self, node, sandboxes, containers)
-        EventCalls.__init__(self, node)
+        self.events = EventCalls(node.inventory, node.now)
+        self.service = Service(
+            cri.RuntimeService,
+            StatusCalls(node, handlers, cgroup_driver),
+            SandboxCalls(node, sandboxes, handlers),
+            ContainerCalls(node, containers),
+            ExecCalls(containers),
+            StreamingCalls(Streams(sandboxes, containers), url),
+            StatsCalls(node, sandboxes, containers),
+            self.events,
+        )

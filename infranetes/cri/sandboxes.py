@@ -1,31 +1,35 @@
-"""The five sandbox calls."""
+# SPDX-License-Identifier: Apache-2.0
+"""The calls for sandboxes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
 
 from infranetes.cri import translate, validate
-from infranetes.cri.pieces import pieces
+from infranetes.cri.paging import pages
 from infranetes.pods import listing
+from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Sandbox
-from infranetes.pods.node import Node
 from infranetes.pods.sandboxes import Sandboxes
-from infranetes.pods.waits import go, uncut
-from infranetes_common import cri
+from infranetes_common.concurrency import shielded
 from infranetes_common.errors import InfranetesError, InvalidArgument
+from infranetes_common.wire import cri
+from txgrpc import Call
+
+T = TypeVar("T")
 
 
 class SandboxCalls:
-    """Translates; what is to be done is `pods.Sandboxes`'s."""
+    """The life of sandboxes and their lists. `pods.Sandboxes` decides; this translates."""
 
-    def __init__(self, node: Node, sandboxes: Sandboxes, handlers: tuple[str, ...]) -> None:
+    def __init__(self, node: NodeContext, sandboxes: Sandboxes, handlers: tuple[str, ...]) -> None:
         self._node = node
         self._sandboxes = sandboxes
         self._handlers = handlers
 
-    async def RunPodSandbox(self, request: cri.RunPodSandboxRequest, call: Any) -> cri.RunPodSandboxResponse:
+    async def RunPodSandbox(self, request: cri.RunPodSandboxRequest, call: Call) -> cri.RunPodSandboxResponse:
         if not request.HasField("config"):
             raise InvalidArgument("config is missing")
         validate.sandbox_config(request.config)
@@ -36,30 +40,30 @@ class SandboxCalls:
         return cri.RunPodSandboxResponse(pod_sandbox_id=await self._sandboxes.run(request.config, handler))
 
     async def StopPodSandbox(
-        self, request: cri.StopPodSandboxRequest, call: Any
+        self, request: cri.StopPodSandboxRequest, call: Call
     ) -> cri.StopPodSandboxResponse:
-        await uncut(go(self._sandboxes.stop(request.pod_sandbox_id)))
+        await shielded(self._sandboxes.stop(request.pod_sandbox_id))
         return cri.StopPodSandboxResponse()
 
     async def RemovePodSandbox(
-        self, request: cri.RemovePodSandboxRequest, call: Any
+        self, request: cri.RemovePodSandboxRequest, call: Call
     ) -> cri.RemovePodSandboxResponse:
-        await uncut(go(self._sandboxes.remove(request.pod_sandbox_id)))
+        await shielded(self._sandboxes.remove(request.pod_sandbox_id))
         return cri.RemovePodSandboxResponse()
 
     async def PodSandboxStatus(
-        self, request: cri.PodSandboxStatusRequest, call: Any
+        self, request: cri.PodSandboxStatusRequest, call: Call
     ) -> cri.PodSandboxStatusResponse:
-        sandbox = self._sandboxes.known(request.pod_sandbox_id)
+        sandbox = self._sandboxes.lookup(request.pod_sandbox_id)
         response = cri.PodSandboxStatusResponse(
             status=translate.sandbox_status(sandbox), timestamp=self._node.now()
         )
         if request.verbose:
-            response.info["info"] = json.dumps(self._vm(sandbox), default=str)
+            response.info["info"] = json.dumps(self._details(sandbox), default=str)
         return response
 
-    def _vm(self, sandbox: Sandbox) -> dict[str, Any]:
-        record, view, instance = sandbox.record, sandbox.view, sandbox.instance
+    def _details(self, sandbox: Sandbox) -> dict[str, object]:
+        record, watch, instance = sandbox.record, sandbox.watch, sandbox.instance
         return {
             "state": record.state.value,
             "message": record.message,
@@ -73,25 +77,25 @@ class SandboxCalls:
             "agent": {
                 "host": record.agent_host,
                 "port": record.agent_port,
-                "reach": view.reach.value if view is not None else "none",
-                "trouble": view.trouble if view is not None else "",
+                "reach": watch.reach.value if watch is not None else "none",
+                "trouble": watch.trouble if watch is not None else "",
             },
             "containers": len(sandbox.containers),
         }
 
-    async def ListPodSandbox(self, request: cri.ListPodSandboxRequest, call: Any) -> bytes:
-        return b"".join(translate.sandbox_items(self._selected_sandboxes(request.filter)))
+    async def ListPodSandbox(self, request: cri.ListPodSandboxRequest, call: Call) -> bytes:
+        return b"".join(translate.sandbox_items(self._selected(request.filter)))
 
     async def StreamPodSandboxes(
-        self, request: cri.StreamPodSandboxesRequest, call: Any
+        self, request: cri.StreamPodSandboxesRequest, call: Call
     ) -> AsyncIterator[bytes]:
-        for piece in pieces(translate.sandbox_items(self._selected_sandboxes(request.filter))):
-            yield piece
+        for page in pages(translate.sandbox_items(self._selected(request.filter))):
+            yield page
 
-    def _selected_sandboxes(self, wanted: cri.PodSandboxFilter) -> list[Sandbox]:
+    def _selected(self, wanted: cri.PodSandboxFilter) -> list[Sandbox]:
         found = listing.sandboxes(self._node)
         if wanted.id:
-            only = resolved(self._node.inventory.sandbox, wanted.id)
+            only = found_or_none(self._node.inventory.sandbox, wanted.id)
             found = [one for one in found if one is only]
         if wanted.HasField("state"):
             found = [one for one in found if translate.sandbox_state(one) == wanted.state.state]
@@ -101,8 +105,8 @@ class SandboxCalls:
         return found
 
 
-def resolved(find: Any, id: str) -> Any:
-    """What a filter's id, or the only id that begins so, belongs to; None: nothing."""
+def found_or_none(find: Callable[[str], T], id: str) -> T | None:
+    """Return what `find` says of an id, or of the beginning of one, in a filter; None if it finds nothing."""
     try:
         return find(id)
     except InfranetesError:

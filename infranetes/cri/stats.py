@@ -1,106 +1,140 @@
-"""What containers and pods use: figures for kubelet and crictl, metrics for Prometheus."""
+# SPDX-License-Identifier: Apache-2.0
+"""What containers and pods use: stats for kubelet and crictl, metrics for Prometheus."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any
+from functools import partial
+from typing import TypeVar
+
+from google.protobuf.message import Message
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
 
 from infranetes.cri import validate
-from infranetes.cri.pieces import pieces_of
-from infranetes.cri.sandboxes import resolved
+from infranetes.cri.paging import pages_of
+from infranetes.cri.sandboxes import found_or_none
 from infranetes.cri.translate import framed
 from infranetes.pods import listing
 from infranetes.pods.containers import Containers
+from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Container, Sandbox
-from infranetes.pods.node import Node
 from infranetes.pods.sandboxes import Sandboxes
 from infranetes.pods.states import ContainerState, SandboxState
-from infranetes.pods.waits import sleep
 from infranetes.stats import metrics
 from infranetes.stats.gather import Figures, Gatherer
 from infranetes.stats.translate import container_stats, sandbox_stats
-from infranetes_common import cri
+from infranetes_common.concurrency import sleep
 from infranetes_common.errors import FailedPrecondition, Unavailable
+from infranetes_common.wire import cri, vmserver
+from txgrpc import Call
 
-TURN_SECONDS = 0.01  # of work; then the reactor is left to others
+TURN_SECONDS = 0.01  # of work in one turn of the reactor
+# Bytes of one sandbox's item in a list, and what each of its containers adds to that bound. kubelet takes
+# 16 MiB for all items together.
+MAX_ITEM, MAX_ITEM_PER_CONTAINER = 256 * 1024, 64 * 1024
+
+Selectable = TypeVar("Selectable", Sandbox, Container)
+_log = Logger()
 
 
 class _Turns:
-    """Of one list's work."""
+    """Divides the work for one list into turns of the reactor."""
 
-    def __init__(self, clock: Any) -> None:
+    def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
         self._began = time.perf_counter()
 
     async def rest(self) -> None:
-        """Leave the reactor to others if this turn has taken long enough."""
+        """End this turn if it has taken long enough."""
         if time.perf_counter() - self._began > TURN_SECONDS:
             await sleep(self._clock, 0)
             self._began = time.perf_counter()
 
 
 class StatsCalls:
-    """A list leaves out what did not answer in time, and never fails or waits for it: crictl and kubelet
-    compute rates between two answers, so that old figures would be worse than none."""
+    """Stats and metrics, asked of the agents.
 
-    def __init__(self, node: Node, sandboxes: Sandboxes, containers: Containers) -> None:
-        self._stats_node = node
-        self._stats_sandboxes = sandboxes
-        self._stats_containers = containers
+    A list leaves out the pods whose agents do not answer in time, and never fails or waits for them. It has
+    no old figures either: crictl and kubelet compute rates between two answers."""
+
+    def __init__(self, node: NodeContext, sandboxes: Sandboxes, containers: Containers) -> None:
+        self._node = node
+        self._sandboxes = sandboxes
+        self._containers = containers
         self._gatherer = Gatherer(node)
+        self._left_out: set[str] = set()  # sandboxes whose figures were left out, which was logged
+
+    def _item(self, sandbox: Sandbox, make: Callable[[], Message]) -> bytes:
+        """Return an item of a list, framed; b"", logged, if making it fails or it is too large."""
+        error = ""
+        try:
+            item = framed(make())
+            if len(item) > MAX_ITEM + MAX_ITEM_PER_CONTAINER * len(sandbox.containers):
+                error = f"they would be {len(item)} bytes"
+        except Exception as failed:
+            error = repr(failed)
+        if not error:
+            return item
+        if sandbox.id not in self._left_out:
+            self._left_out &= self._node.inventory.sandboxes.keys()
+            self._left_out.add(sandbox.id)
+            _log.error("figures of sandbox {sandbox} are left out: {error}", sandbox=sandbox.id, error=error)
+        return b""
 
     # ---- containers
 
     async def ContainerStats(
-        self, request: cri.ContainerStatsRequest, call: Any
+        self, request: cri.ContainerStatsRequest, call: Call
     ) -> cri.ContainerStatsResponse:
-        container = self._stats_containers.known(request.container_id)
+        container = self._containers.lookup(request.container_id)
         figures = (await self._gatherer.now([container.sandbox])).get(container.sandbox.id)
         used = figures.by_container().get(container.id) if figures is not None else None
         if container.state is ContainerState.RUNNING and used is None:
             raise self._no_figures(container.sandbox, f"container {container.id}")
         return cri.ContainerStatsResponse(stats=container_stats(container, used))
 
-    async def ListContainerStats(self, request: cri.ListContainerStatsRequest, call: Any) -> bytes:
+    async def ListContainerStats(self, request: cri.ListContainerStatsRequest, call: Call) -> bytes:
         return b"".join([item async for item in self._of_containers(request.filter)])
 
     async def StreamContainerStats(
-        self, request: cri.StreamContainerStatsRequest, call: Any
+        self, request: cri.StreamContainerStatsRequest, call: Call
     ) -> AsyncIterator[bytes]:
-        async with aclosing(pieces_of(self._of_containers(request.filter))) as found:
-            async for piece in found:
-                yield piece
+        async with aclosing(pages_of(self._of_containers(request.filter))) as listed:
+            async for page in listed:
+                yield page
 
     async def _of_containers(self, wanted: cri.ContainerStatsFilter) -> AsyncGenerator[bytes, None]:
         by_sandbox: dict[str, list[Container]] = {}
-        for one in self._with_stats(wanted):
+        for one in self._selected(wanted):
             by_sandbox.setdefault(one.sandbox.id, []).append(one)
         figures = await self._gatherer.now([containers[0].sandbox for containers in by_sandbox.values()])
-        turns = _Turns(self._stats_node.clock)
+        turns = _Turns(self._node.clock)
         for id, containers in by_sandbox.items():
-            for stats in _shown(containers, figures.get(id)):
-                yield framed(stats)
+            for container, used in _shown(containers, figures.get(id)):
+                if item := self._item(container.sandbox, partial(container_stats, container, used)):
+                    yield item
             await turns.rest()
 
-    def _with_stats(self, wanted: cri.ContainerStatsFilter) -> list[Container]:
-        found = listing.containers(self._stats_node)
-        inventory = self._stats_node.inventory
+    def _selected(self, wanted: cri.ContainerStatsFilter) -> list[Container]:
+        found = listing.containers(self._node)
+        inventory = self._node.inventory
         if wanted.id:
-            only = resolved(inventory.container, wanted.id)
+            only = found_or_none(inventory.container, wanted.id)
             found = [one for one in found if one is only]
         if wanted.pod_sandbox_id:
-            sandbox = resolved(inventory.sandbox, wanted.pod_sandbox_id)
+            sandbox = found_or_none(inventory.sandbox, wanted.pod_sandbox_id)
             found = [one for one in found if one.sandbox is sandbox]
         return _with_labels(found, dict(wanted.label_selector))
 
     # ---- pods
 
     async def PodSandboxStats(
-        self, request: cri.PodSandboxStatsRequest, call: Any
+        self, request: cri.PodSandboxStatsRequest, call: Call
     ) -> cri.PodSandboxStatsResponse:
-        sandbox = self._stats_sandboxes.known(request.pod_sandbox_id)
+        sandbox = self._sandboxes.lookup(request.pod_sandbox_id)
         if sandbox.state is not SandboxState.READY:
             raise FailedPrecondition(f"sandbox {sandbox.id} is {sandbox.state.value}: it uses nothing")
         figures = (await self._gatherer.now([sandbox])).get(sandbox.id)
@@ -108,70 +142,80 @@ class StatsCalls:
             raise self._no_figures(sandbox, f"sandbox {sandbox.id}")
         return cri.PodSandboxStatsResponse(stats=_of_sandbox(sandbox, figures))
 
-    async def ListPodSandboxStats(self, request: cri.ListPodSandboxStatsRequest, call: Any) -> bytes:
+    async def ListPodSandboxStats(self, request: cri.ListPodSandboxStatsRequest, call: Call) -> bytes:
         return b"".join([item async for item in self._of_sandboxes(request.filter)])
 
     async def StreamPodSandboxStats(
-        self, request: cri.StreamPodSandboxStatsRequest, call: Any
+        self, request: cri.StreamPodSandboxStatsRequest, call: Call
     ) -> AsyncIterator[bytes]:
-        async with aclosing(pieces_of(self._of_sandboxes(request.filter))) as found:
-            async for piece in found:
-                yield piece
+        async with aclosing(pages_of(self._of_sandboxes(request.filter))) as listed:
+            async for page in listed:
+                yield page
 
     async def _of_sandboxes(self, wanted: cri.PodSandboxStatsFilter) -> AsyncGenerator[bytes, None]:
-        found = listing.sandboxes(self._stats_node)
+        found = listing.sandboxes(self._node)
         if wanted.id:
-            only = resolved(self._stats_node.inventory.sandbox, wanted.id)
+            only = found_or_none(self._node.inventory.sandbox, wanted.id)
             found = [one for one in found if one is only]
         found = _with_labels(found, dict(wanted.label_selector))
         figures = await self._gatherer.now(found)
-        turns = _Turns(self._stats_node.clock)
+        turns = _Turns(self._node.clock)
         for sandbox in found:
-            if sandbox.id in figures and sandbox.state is SandboxState.READY:
-                yield framed(_of_sandbox(sandbox, figures[sandbox.id]))
+            if (
+                sandbox.id in figures
+                and sandbox.state is SandboxState.READY
+                and (item := self._item(sandbox, partial(_of_sandbox, sandbox, figures[sandbox.id])))
+            ):
+                yield item
             await turns.rest()
 
     # ---- metrics
 
     async def ListMetricDescriptors(
-        self, request: cri.ListMetricDescriptorsRequest, call: Any
+        self, request: cri.ListMetricDescriptorsRequest, call: Call
     ) -> cri.ListMetricDescriptorsResponse:
         return cri.ListMetricDescriptorsResponse(descriptors=metrics.descriptors())
 
-    async def ListPodSandboxMetrics(self, request: cri.ListPodSandboxMetricsRequest, call: Any) -> bytes:
+    async def ListPodSandboxMetrics(self, request: cri.ListPodSandboxMetricsRequest, call: Call) -> bytes:
         return b"".join([item async for item in self._metrics()])
 
     async def StreamPodSandboxMetrics(
-        self, request: cri.StreamPodSandboxMetricsRequest, call: Any
+        self, request: cri.StreamPodSandboxMetricsRequest, call: Call
     ) -> AsyncIterator[bytes]:
-        async with aclosing(pieces_of(self._metrics())) as found:
-            async for piece in found:
-                yield piece
+        async with aclosing(pages_of(self._metrics())) as listed:
+            async for page in listed:
+                yield page
 
     async def _metrics(self) -> AsyncGenerator[bytes, None]:
-        """Also the last ones of VMs that did not answer: metrics say when they were measured."""
-        found = listing.sandboxes(self._stats_node)
+        """Include the last ones of VMs that did not answer: metrics say when they were measured."""
+        found = listing.sandboxes(self._node)
         await self._gatherer.now(found)
-        turns = _Turns(self._stats_node.clock)
+        turns = _Turns(self._node.clock)
         for sandbox in found:
             figures = self._gatherer.last(sandbox.id)
-            if figures is not None and sandbox.state is SandboxState.READY:
-                yield framed(metrics.sandbox_metrics(sandbox, figures.stats))
+            if (
+                figures is not None
+                and sandbox.state is SandboxState.READY
+                and (item := self._item(sandbox, partial(metrics.sandbox_metrics, sandbox, figures.stats)))
+            ):
+                yield item
             await turns.rest()
 
     def _no_figures(self, sandbox: Sandbox, what: str) -> Unavailable:
-        trouble = sandbox.view.trouble if sandbox.view is not None else ""
+        trouble = sandbox.watch.trouble if sandbox.watch is not None else ""
         return Unavailable(
             f"{what} has no figures now: the agent of its VM did not give any in time"
             f"{f' ({trouble})' if trouble else ''}; try again, or see whether the VM is well"
         )
 
 
-def _shown(containers: list[Container], figures: Figures | None) -> list[cri.ContainerStats]:
-    """Those of one sandbox. What runs and did not answer is left out."""
+def _shown(
+    containers: list[Container], figures: Figures | None
+) -> list[tuple[Container, vmserver.ContainerUsage | None]]:
+    """Return containers of one sandbox, each with its figures. One that runs and has none is left out."""
     used = figures.by_container() if figures is not None else {}
     return [
-        container_stats(one, used.get(one.id))
+        (one, used.get(one.id))
         for one in containers
         if one.id in used or one.state is not ContainerState.RUNNING
     ]
@@ -179,10 +223,10 @@ def _shown(containers: list[Container], figures: Figures | None) -> list[cri.Con
 
 def _of_sandbox(sandbox: Sandbox, figures: Figures) -> cri.PodSandboxStats:
     shown = [one for one in sandbox.containers.values() if one.shown]
-    return sandbox_stats(sandbox, figures.stats, _shown(shown, figures))
+    return sandbox_stats(sandbox, figures.stats, (container_stats(*one) for one in _shown(shown, figures)))
 
 
-def _with_labels(found: list[Any], selector: dict[str, str]) -> list[Any]:
+def _with_labels(found: list[Selectable], selector: dict[str, str]) -> list[Selectable]:
     if not selector:
         return found
     return [one for one in found if validate.labels_match(one.config.labels, selector)]

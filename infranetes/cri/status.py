@@ -1,16 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
 """Version, Status, RuntimeConfig and UpdateRuntimeConfig."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import ipaddress
 import json
-from typing import Any
 
-from infranetes.pods.node import Node
-from infranetes.pods.waits import go, uncut
-from infranetes_common import cri
+from infranetes.pods.context import NodeContext
+from infranetes_common import __version__
+from infranetes_common.concurrency import shielded
 from infranetes_common.errors import InvalidArgument
+from infranetes_common.wire import cri
+from txgrpc import Call
 
 RUNTIME_NAME = "infranetes"
 API_VERSION = "v1"
@@ -20,25 +21,22 @@ CGROUP_DRIVERS = {"systemd": cri.SYSTEMD, "cgroupfs": cri.CGROUPFS}
 
 
 def runtime_version() -> str:
-    """This release, as semantic versioning writes it."""
-    try:
-        return importlib.metadata.version("infranetes")
-    except importlib.metadata.PackageNotFoundError:  # run from its source
-        return "0.0.0"
+    """Return this release's version, a semantic version."""
+    return __version__
 
 
 class StatusCalls:
-    """What the runtime is and how it is.
+    """What the runtime is, and whether it is ready.
 
     :param handlers: names of the runtime handlers beside the default one.
     """
 
-    def __init__(self, node: Node, handlers: tuple[str, ...], cgroup_driver: str) -> None:
+    def __init__(self, node: NodeContext, handlers: tuple[str, ...], cgroup_driver: str) -> None:
         self._node = node
         self._handlers = handlers
         self._cgroup_driver = cgroup_driver
 
-    async def Version(self, request: cri.VersionRequest, call: Any) -> cri.VersionResponse:
+    async def Version(self, request: cri.VersionRequest, call: Call) -> cri.VersionResponse:
         return cri.VersionResponse(
             version=KUBELET_API_VERSION,
             runtime_name=RUNTIME_NAME,
@@ -46,7 +44,7 @@ class StatusCalls:
             runtime_api_version=API_VERSION,
         )
 
-    async def Status(self, request: cri.StatusRequest, call: Any) -> cri.StatusResponse:
+    async def Status(self, request: cri.StatusRequest, call: Call) -> cri.StatusResponse:
         trouble = self._node.trouble
         conditions = [
             cri.RuntimeCondition(
@@ -71,27 +69,27 @@ class StatusCalls:
             response.info["node"] = json.dumps(self._counts())
         return response
 
-    def _counts(self) -> dict[str, Any]:
+    def _counts(self) -> dict[str, object]:
         inventory = self._node.inventory
         states: dict[str, int] = {}
         reaches: dict[str, int] = {}
         for sandbox in inventory:
             states[sandbox.state.value] = states.get(sandbox.state.value, 0) + 1
-            if sandbox.view is not None:
-                reach = sandbox.view.reach.value
+            if sandbox.watch is not None:
+                reach = sandbox.watch.reach.value
                 reaches[reach] = reaches.get(reach, 0) + 1
         return {"sandboxes": states, "agents": reaches, "containers": len(inventory.containers)}
 
-    async def RuntimeConfig(self, request: cri.RuntimeConfigRequest, call: Any) -> cri.RuntimeConfigResponse:
+    async def RuntimeConfig(self, request: cri.RuntimeConfigRequest, call: Call) -> cri.RuntimeConfigResponse:
         driver = CGROUP_DRIVERS[self._cgroup_driver]
         return cri.RuntimeConfigResponse(linux=cri.LinuxRuntimeConfiguration(cgroup_driver=driver))
 
     async def UpdateRuntimeConfig(
-        self, request: cri.UpdateRuntimeConfigRequest, call: Any
+        self, request: cri.UpdateRuntimeConfigRequest, call: Call
     ) -> cri.UpdateRuntimeConfigResponse:
-        asked = request.runtime_config.network_config.pod_cidr
-        if asked:  # kubelet says nothing until the node has one
-            await uncut(go(self._configure(pod_cidr(asked))))
+        subnets = request.runtime_config.network_config.pod_cidr
+        if subnets:  # empty until the node has a pod CIDR
+            await shielded(self._configure(pod_cidr(subnets)))
         return cri.UpdateRuntimeConfigResponse()
 
     async def _configure(self, subnet: str) -> None:
@@ -99,21 +97,21 @@ class StatusCalls:
         await self._node.store.put_setting(POD_CIDR, subnet)
 
 
-def pod_cidr(asked: str) -> str:
-    """The first IPv4 subnet of a list with commas, as dual-stack nodes are given.
+def pod_cidr(subnets: str) -> str:
+    """Return the first IPv4 subnet of a comma-separated list, which dual-stack nodes are given.
 
-    :raise InvalidArgument: none is there, or something is no subnet."""
-    found = []
-    for part in asked[:512].split(","):
+    :raise InvalidArgument: there is none, or an item is not a subnet."""
+    networks = []
+    for part in subnets[:512].split(","):
         try:
-            found.append(ipaddress.ip_network(part.strip()))
+            networks.append(ipaddress.ip_network(part.strip()))
         except ValueError as error:
             raise InvalidArgument(
                 f"runtime_config.network_config.pod_cidr: {part.strip()!r} is not a subnet: {error}"
             ) from None
-    for network in found:
+    for network in networks:
         if network.version == 4:
             return str(network)
     raise InvalidArgument(
-        f"runtime_config.network_config.pod_cidr: {asked[:128]!r} has no IPv4 subnet, which pods need"
+        f"runtime_config.network_config.pod_cidr: {subnets[:128]!r} has no IPv4 subnet, which pods need"
     )

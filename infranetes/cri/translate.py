@@ -1,30 +1,35 @@
-"""Records as the CRI's messages.
+# SPDX-License-Identifier: Apache-2.0
+"""Sandboxes and containers as the CRI's messages.
 
-Items of lists are kept serialized with their field's tag and length on their things' caches, so that a
-list of thousands is one join instead of thousands of messages built, copied and serialized.
+Items of lists are cached, serialized with their field's tag and length, so that a list of thousands is one
+join instead of thousands of messages built, copied and serialized.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from google.protobuf.message import Message
 
 from infranetes.pods.inventory import Container, Sandbox
 from infranetes.pods.listing import shown_state
 from infranetes.pods.states import SHOWN_READY, SandboxState
-from infranetes_common import cri
+from infranetes_common.wire import cri
 
-_ITEM = "item"
+Listed = TypeVar("Listed", Sandbox, Container)
+
+_ITEM = "item"  # a key of the cache
 _TAG = b"\x0a"  # field 1, length-delimited
 
 
 def sandbox_state(sandbox: Sandbox) -> cri.PodSandboxState:
-    """READY, or not."""
+    """Return READY or NOTREADY."""
     return cri.SANDBOX_READY if sandbox.state in SHOWN_READY else cri.SANDBOX_NOTREADY
 
 
 def sandbox_item(sandbox: Sandbox) -> cri.PodSandbox:
-    """A sandbox as lists show it."""
+    """Return a sandbox as lists show it."""
     config = sandbox.config
     return cri.PodSandbox(
         id=sandbox.id,
@@ -38,7 +43,7 @@ def sandbox_item(sandbox: Sandbox) -> cri.PodSandbox:
 
 
 def container_item(container: Container) -> cri.Container:
-    """A container as lists show it."""
+    """Return a container as lists show it."""
     config, record = container.config, container.record
     return cri.Container(
         id=container.id,
@@ -55,25 +60,25 @@ def container_item(container: Container) -> cri.Container:
 
 
 def sandbox_items(sandboxes: Iterable[Sandbox]) -> list[bytes]:
-    """Each as `framed`: joined, they are a ListPodSandboxResponse, or a StreamPodSandboxesResponse."""
-    return [_kept(one, sandbox_item) for one in sandboxes]
+    """Return `framed` items. Joined, they are a ListPodSandboxResponse or a StreamPodSandboxesResponse."""
+    return [_cached(one, sandbox_item) for one in sandboxes]
 
 
 def container_items(containers: Iterable[Container]) -> list[bytes]:
-    """Each as `framed`: joined, they are a ListContainersResponse, or a StreamContainersResponse."""
-    return [_kept(one, container_item) for one in containers]
+    """Return `framed` items. Joined, they are a ListContainersResponse or a StreamContainersResponse."""
+    return [_cached(one, container_item) for one in containers]
 
 
-def _kept(thing: Any, make: Any) -> bytes:
-    kept: bytes | None = thing.cache.get(_ITEM)
-    if kept is None:
-        kept = thing.cache[_ITEM] = framed(make(thing))
-    return kept
+def _cached(listed: Listed, make: Callable[[Listed], Message]) -> bytes:
+    item: bytes | None = listed.cache.get(_ITEM)
+    if item is None:
+        item = listed.cache[_ITEM] = framed(make(listed))
+    return item
 
 
-def framed(message: Any) -> bytes:
-    """A message as one of the items in field 1 of another, which all lists of the CRI are."""
-    body: bytes = message.SerializeToString()
+def framed(message: Message) -> bytes:
+    """Return a message as an item of a list. All lists of the CRI are field 1 of their response."""
+    body = message.SerializeToString()
     return _TAG + _varint(len(body)) + body
 
 
@@ -87,7 +92,7 @@ def _varint(number: int) -> bytes:
 
 
 def sandbox_status(sandbox: Sandbox) -> cri.PodSandboxStatus:
-    """A sandbox's whole status. Its IP is its own only while it has its VM."""
+    """Return a sandbox's whole status. It has its IP only while it has its VM."""
     config = sandbox.config
     ready = sandbox.state is SandboxState.READY
     return cri.PodSandboxStatus(
@@ -106,8 +111,8 @@ def sandbox_status(sandbox: Sandbox) -> cri.PodSandboxStatus:
 
 
 def container_status(container: Container) -> cri.ContainerStatus:
-    """A container's whole status."""
-    config, record, seen = container.config, container.record, container.seen
+    """Return a container's whole status."""
+    config, record, seen = container.config, container.record, container.reported
     state = shown_state(container)
     ended = state == cri.CONTAINER_EXITED
     status = cri.ContainerStatus(
@@ -129,9 +134,9 @@ def container_status(container: Container) -> cri.ContainerStatus:
         stop_signal=config.stop_signal,
         mounts=config.mounts,
     )
-    if state == cri.CONTAINER_UNKNOWN and container.sandbox.view is not None:
+    if state == cri.CONTAINER_UNKNOWN and container.sandbox.watch is not None:
         status.reason = "AgentUnreachable"
-        status.message = container.sandbox.view.trouble
+        status.message = container.sandbox.watch.trouble
     resources = config.linux.resources
     if seen is not None and seen.HasField("resources"):
         resources = seen.resources
@@ -151,6 +156,6 @@ def _image(config: cri.ContainerConfig) -> cri.ImageSpec:
 
 
 def log_path(container: Container) -> str:
-    """The log file on the node; empty: none is kept."""
+    """Return the path of the log file on the node, empty if no log is kept."""
     directory, path = container.sandbox.config.log_directory, container.config.log_path
     return f"{directory.rstrip('/')}/{path}" if directory and path else ""

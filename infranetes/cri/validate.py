@@ -1,15 +1,16 @@
-"""Bounds on what comes from the wire; each failure names the field."""
+# SPDX-License-Identifier: Apache-2.0
+"""Validation of requests; each error names the field."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from infranetes.hostports import mappings
+from infranetes.providers.annotations import read as read_annotations
 from infranetes.volumes import mounts
-from infranetes_common import cri
 from infranetes_common.errors import InvalidArgument
+from infranetes_common.wire import cri
 
 MAX_NAME = 253
 MAX_CONFIG = 1024 * 1024  # bytes of a serialized configuration
@@ -21,7 +22,7 @@ _HOSTNAME = re.compile(rf"(?=.{{1,64}}\Z){_LABEL}(?:\.{_LABEL})*")
 
 
 def name(value: str, field: str) -> None:
-    """A name that is needed."""
+    """Check a required name."""
     if not value:
         raise InvalidArgument(f"{field} is empty")
     if len(value) > MAX_NAME:
@@ -31,7 +32,7 @@ def name(value: str, field: str) -> None:
 
 
 def sandbox_config(config: cri.PodSandboxConfig) -> None:
-    """What RunPodSandbox is asked for can be had."""
+    """Check RunPodSandbox's configuration."""
     if not config.HasField("metadata"):
         raise InvalidArgument("config.metadata is missing")
     for field in ("name", "namespace", "uid"):
@@ -42,12 +43,13 @@ def sandbox_config(config: cri.PodSandboxConfig) -> None:
         raise InvalidArgument("config.hostname is not a host name of up to 64 letters, digits, '-' and '.'")
     if config.log_directory:
         _absolute(config.log_directory, "config.log_directory")
-    mappings.wanted(config)
+    read_annotations(config.annotations)
+    mappings.host_ports_of(config)
     namespaces(config.linux.security_context.namespace_options, "config.linux.security_context")
 
 
 def namespaces(options: cri.NamespaceOption, field: str) -> None:
-    """What a pod may ask of namespaces. The node's are the VM's own."""
+    """Check the namespaces that a pod wants. NODE means the VM's own."""
     if options.network in (cri.CONTAINER, cri.TARGET):
         raise InvalidArgument(
             f"{field}.namespace_options.network: {cri.NamespaceMode.Name(options.network)}: the containers "
@@ -67,12 +69,12 @@ def namespaces(options: cri.NamespaceOption, field: str) -> None:
     if users.mode == cri.POD:
         raise InvalidArgument(
             f"{named}: POD: this runtime handler offers no user namespaces (its feature user_namespaces is "
-            "false): the VM is what parts the pod's users from the node's; leave hostUsers out"
+            "false): the VM separates the pod's users from the node's; leave hostUsers out"
         )
 
 
 def container_config(config: cri.ContainerConfig) -> None:
-    """What CreateContainer is asked for can be had."""
+    """Check CreateContainer's configuration."""
     if not config.HasField("metadata"):
         raise InvalidArgument("config.metadata is missing")
     name(config.metadata.name, "config.metadata.name")
@@ -94,12 +96,12 @@ def container_config(config: cri.ContainerConfig) -> None:
     if config.CDI_devices:
         raise InvalidArgument(
             f"config.CDI_devices[0] ({config.CDI_devices[0].name[:256]}): "
-            "devices of the node can't be had in a VM"
+            "a VM has no access to devices of the node"
         )
 
 
 def log_path(path: str) -> None:
-    """A path below the sandbox's log directory; empty: no log is kept."""
+    """Check a path below the sandbox's log directory; empty: no log is kept."""
     if not path:
         return
     parts = path.split("/")
@@ -124,14 +126,14 @@ def _absolute(path: str, field: str) -> None:
 
 
 def seconds(value: int, field: str, most: int = MAX_GRACE) -> int:
-    """A number of seconds."""
+    """Return a number of seconds that is within bounds."""
     if not 0 <= value <= most:
         raise InvalidArgument(f"{field} is {value}: 0 to {most} seconds are allowed")
     return value
 
 
-def command(words: Any) -> list[str]:
-    """A command with at least one word."""
+def command(words: Iterable[str]) -> list[str]:
+    """Return a command of at least one word."""
     found = list(words)
     if not found or not found[0]:
         raise InvalidArgument("cmd is empty: give the program and its arguments")
@@ -141,5 +143,5 @@ def command(words: Any) -> list[str]:
 
 
 def labels_match(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
-    """Whether every label of the selector is there with that value."""
+    """Return whether the labels have every key of the selector with its value."""
     return all(labels.get(key) == value for key, value in selector.items())

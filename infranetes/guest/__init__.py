@@ -1,1 +1,2 @@
-"""The image that a pod's VM boots: Debian, Docker and the agent, made by mmdebstrap."""
+# SPDX-License-Identifier: Apache-2.0
+"""The guest image, which QEMU VMs boot: Debian, Docker and the agent."""

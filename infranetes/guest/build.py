@@ -1,7 +1,8 @@
-"""Carries the recipe out: mmdebstrap makes a tree, mke2fs a disk of it; nothing is mounted by us.
+# SPDX-License-Identifier: Apache-2.0
+"""Building the guest image by the recipe: mmdebstrap makes a tree, and mke2fs makes a disk of it.
 
-An image is made in a directory of its own beside the others and renamed when it is whole, so a build
-that is killed leaves no half image; the next build clears away what it left.
+An image is built in a directory of its own beside the others, which is renamed when it is whole. So a build
+that is killed leaves no half-made image, and the next build removes its directory.
 """
 
 from __future__ import annotations
@@ -28,20 +29,22 @@ from infranetes_common.errors import FailedPrecondition, InfranetesError, Resour
 Progress = Callable[[str], None]
 
 TOOLS = {"mmdebstrap": "mmdebstrap", "mke2fs": "e2fsprogs", "dpkg-deb": "dpkg", "apt-get": "apt"}
-NEEDED_BYTES = 3 << 30  # of disk, while building
-_KEPT = 2  # images beside each other: the current one, and the one before
+NEEDED_BYTES = 3 << 30  # of disk during a build
+_KEPT = 2  # images: the current one and the one before
 _WORK = ".build-"
 _LOCK = "lock"
-_DEBS = "var/cache/infranetes-debs"  # in the guest, while building
+_DEBS = "var/cache/infranetes-debs"  # in the guest, during a build
 
 
 def build(directory: Path, debs: Path, progress: Progress, *, force: bool = False) -> GuestImage:
-    """The image of this recipe and these packages; made if it is not there yet.
+    """Return the image of this recipe and these packages; it is built if it is missing.
 
-    :param directory: where images are. :param debs: where our own .deb files are.
-    :param force: make it anew even if nothing it is made of has changed, for Debian's updates.
-    :raise FailedPrecondition: a tool, a package or a right is missing; says which.
-    :raise ResourceExhausted: the disk is full. :raise InfranetesError: a step failed; has its words.
+    :param directory: where images are.
+    :param debs: where Infranetes' own .deb files are.
+    :param force: build it anew even if recipe and packages have not changed, for Debian's updates.
+    :raise FailedPrecondition: a tool, a package or a privilege is missing; the message says which.
+    :raise ResourceExhausted: the disk is full.
+    :raise InfranetesError: a step failed; the message has the end of its output.
     """
     packages = _our_packages(debs)
     key = _key(packages)
@@ -100,7 +103,7 @@ def _make(work: Path, key: str, packages: Sequence[Path], progress: Progress) ->
 
 
 def _lay_out(files: Path) -> None:
-    """The recipe's own files as a tree to be copied over the guest's."""
+    """Write the recipe's files to a tree that is copied over the guest's."""
     for path, (mode, text) in recipe.FILES.items():
         target = files / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -125,7 +128,7 @@ def _mmdebstrap(
         shutil.copy(package, work / "debs")
     install = "apt-get install --yes --no-install-recommends"
     hooks = [
-        # Before kernel and Docker are configured, which read some of these files then.
+        # Before kernel and Docker are configured, since that reads some of these files.
         ("essential", f'cp -a "{work}/files/." "$1/"'),
         ("customize", f'mkdir -p "$1/{_DEBS}" && cp "{work}"/debs/*.deb "$1/{_DEBS}/"'),
         ("customize", f'chroot "$1" sh -c "{install} /{_DEBS}/*.deb" </dev/null'),
@@ -152,13 +155,13 @@ def _mmdebstrap(
 
 
 def _run(*command: str, progress: Progress | None = None) -> None:
-    """Run to the end; mmdebstrap's own steps become progress.
+    """Run a program to its end; mmdebstrap's steps are passed to `progress`.
 
-    :raise InfranetesError: it failed; has the end of its output.
+    :raise InfranetesError: it failed; the message has the end of its output.
     """
     environment = {**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
     environment["PATH"] = "/usr/sbin:/usr/bin:/sbin:/bin"
-    said: list[str] = []
+    output: list[str] = []
     with subprocess.Popen(  # noqa: S603
         command,
         stdin=subprocess.DEVNULL,
@@ -171,15 +174,15 @@ def _run(*command: str, progress: Progress | None = None) -> None:
         assert process.stdout is not None
         try:
             for line in process.stdout:
-                said = [*said[-60:], line.rstrip()]
+                output = [*output[-60:], line.rstrip()]
                 if progress is not None and line.startswith("I: ") and "-hook" not in line:
                     progress(line[3:].rstrip())
         except BaseException:
             process.terminate()
             raise
     if process.returncode != 0:
-        words = "\n".join(line for line in said if line)[-4000:]
-        raise InfranetesError(f"{command[0]} failed with exit code {process.returncode}:\n{words}")
+        end = "\n".join(line for line in output if line)[-4000:]
+        raise InfranetesError(f"{command[0]} failed with exit code {process.returncode}:\n{end}")
 
 
 def _our_packages(debs: Path) -> list[Path]:
@@ -196,7 +199,7 @@ def _our_packages(debs: Path) -> list[Path]:
 
 
 def _key(packages: Sequence[Path]) -> str:
-    """Of all that the image is made of here; Debian's packages move on without changing it."""
+    """Digest recipe and own packages. Updates of Debian's packages do not change it."""
     digest = hashlib.sha256()
     for module in ("recipe.py", "build.py"):
         digest.update(Path(__file__).with_name(module).read_bytes())
@@ -253,7 +256,7 @@ def _make_current(directory: Path, made: GuestImage) -> None:
 
 
 def _prune(directory: Path, made: GuestImage) -> None:
-    """Old images go. What a running VM has open of them stays readable to it until it ends."""
+    """Remove old images. Files that a running VM has open stay readable to it."""
     others = []
     for manifest in directory.glob(f"*/{images.MANIFEST}"):
         if manifest.parent.is_symlink() or manifest.parent == made.directory:
@@ -270,5 +273,5 @@ def _megabytes(tree: Path) -> int:
 
 
 def say(started: float, words: str) -> None:
-    """One line of progress on standard error, with the seconds since `started`."""
+    """Print one line of progress on standard error, with the seconds since `started`."""
     print(f"{time.monotonic() - started:6.1f} s  {words}", file=sys.stderr, flush=True)

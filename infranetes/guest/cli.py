@@ -1,4 +1,5 @@
-"""`infranetes-guest`: build the guest image, and say what there is."""
+# SPDX-License-Identifier: Apache-2.0
+"""The command `infranetes-guest`: build the guest image, and show the one in use."""
 
 from __future__ import annotations
 
@@ -12,14 +13,16 @@ from pathlib import Path
 from infranetes.guest import image as images
 from infranetes.guest.build import build, say
 from infranetes.guest.image import GuestImage
+from infranetes_common import __version__
 from infranetes_common.errors import InfranetesError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code."""
+    """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(
         prog="infranetes-guest", description="The image that a pod's virtual machine boots."
     )
+    parser.add_argument("--version", action="version", version=f"infranetes-guest {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     builder = commands.add_parser("build", help="build the image, unless it is there already")
     builder.add_argument(

@@ -1,4 +1,5 @@
-"""A guest image on disk: one directory, whole or not there at all."""
+# SPDX-License-Identifier: Apache-2.0
+"""A guest image on disk: a directory that is either whole or missing."""
 
 from __future__ import annotations
 
@@ -12,47 +13,54 @@ from infranetes_common.errors import FailedPrecondition
 DEFAULT_DIR = Path("/var/lib/infranetes/guest")
 CURRENT = "current"  # a symbolic link in the directory of images, to the one in use
 MANIFEST = "manifest.json"
-BUILD_HINT = "make one with `make image` or `infranetes-guest build`"
+BUILD_HINT = (
+    "make one with `infranetes-guest build --debs DIRECTORY`, where DIRECTORY has the packages' .deb files, "
+    "or with `make image` in the source tree"
+)
+
+
+class NoGuestImage(FailedPrecondition):
+    """No guest image has been built yet."""
 
 
 @attrs.frozen
 class GuestImage:
-    """What `<directory>/manifest.json` says."""
+    """A guest image, as its `manifest.json` describes it."""
 
     directory: Path
-    key: str  # of what it was made of: recipe, packages of ours
+    key: str  # a digest of the recipe and Infranetes' own packages
     built_at: float  # seconds since 1970 UTC
     codename: str  # Debian's release
     kernel_version: str
-    packages: tuple[str, ...]  # our own, as name_version
+    packages: tuple[str, ...]  # Infranetes' own, as NAME_VERSION
 
     @property
     def disk(self) -> Path:
-        """A raw ext4 file system without partitions."""
+        """The disk: a raw ext4 file system without partitions."""
         return self.directory / "disk.raw"
 
     @property
     def kernel(self) -> Path:
-        """For direct boot."""
+        """The kernel, for direct boot."""
         return self.directory / "vmlinuz"
 
     @property
     def initrd(self) -> Path:
-        """For direct boot."""
+        """The initial RAM disk, for direct boot."""
         return self.directory / "initrd"
 
 
 def write(image: GuestImage) -> None:
-    """Put the manifest into the image's directory."""
+    """Write the manifest into the image's directory."""
     fields = attrs.asdict(image)
     del fields["directory"]
     (image.directory / MANIFEST).write_text(json.dumps(fields, indent=2) + "\n")
 
 
 def read(directory: Path) -> GuestImage:
-    """The image in `directory`.
+    """Return the image in `directory`.
 
-    :raise FailedPrecondition: there is none, or it is not whole; says how to make one.
+    :raise FailedPrecondition: it is missing or not whole; the message says how to build one.
     """
     try:
         fields = json.loads((directory / MANIFEST).read_bytes())
@@ -68,11 +76,12 @@ def read(directory: Path) -> GuestImage:
 
 
 def current(images: Path) -> GuestImage:
-    """The image in use among those in the directory `images`.
+    """Return the image in use among those in the directory `images`.
 
-    :raise FailedPrecondition: there is none; says how to make one.
+    :raise NoGuestImage: there is none; the message says how to build one.
+    :raise FailedPrecondition: it is not whole; the message says how to build one.
     """
     link = images / CURRENT
     if not link.exists():
-        raise FailedPrecondition(f"there is no guest image in {images}; {BUILD_HINT}")
+        raise NoGuestImage(f"there is no guest image in {images}; {BUILD_HINT}")
     return read(link.resolve())

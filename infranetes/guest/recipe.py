@@ -1,17 +1,18 @@
-"""What is in the guest image. Data only; `build` carries it out.
+# SPDX-License-Identifier: Apache-2.0
+"""What is in the guest image. Data only, for `build`.
 
-The image is booted once, for a template, and every pod is a copy of what it looks like then. So it
-holds nothing that runs now and then on its own, and `warm` has Docker run a container before the
-agent asks for its identity: what is in memory then is in memory in each pod.
+The image is booted once, for a template, and every pod's VM is a clone of that. So nothing in it runs
+periodically on its own, and `warm` has Docker run a container before the agent asks for its identity: what is
+in memory by then is in memory in each clone.
 """
 
 from __future__ import annotations
 
 import json
 
-from infranetes.guest import shims
+from infranetes.guest import runtime, shims
 
-# Debian's packages beside the agent's own, which brings what it depends on.
+# Debian's packages, besides the agent's with its dependencies.
 PACKAGES = (
     "apparmor",  # Docker's own profile, and those of the node
     "busybox-static",  # the container that `warm` runs
@@ -27,7 +28,7 @@ PACKAGES = (
     "udev",
 )
 
-# Left out of packages as they are unpacked.
+# Files of packages that are not unpacked.
 EXCLUDED = (
     "/usr/share/doc/*",
     "/usr/share/info/*",
@@ -35,7 +36,7 @@ EXCLUDED = (
     "/usr/share/man/*",
 )
 
-# Units that would wake a machine which has nothing to do, or wait for what it does not have.
+# Units that would wake an idle VM, or wait for what it does not have.
 MASKED = (
     "apparmor.service",  # profiles of programs that no pod has
     "apt-daily-upgrade.timer",
@@ -59,10 +60,10 @@ MASKED = (
     "systemd-update-utmp.service",
 )
 
-# The pod's network is the machine's own, so Docker has nothing to do with it. Logs are read by the
-# agent as they grow; the node keeps them, so the guest only holds what the node is behind by.
-# crun, for runc is started several times for each container and each command in one, and to start it
-# costs an emulated processor half a second each time. It has no D-Bus here to ask systemd for control groups.
+# The pod's network is the VM's own, so Docker manages none. The agent sends logs to the node as they grow, so
+# the guest only holds what the node has not read yet. The runtime is crun, through the script in `runtime`:
+# runc is started several times for each container and each command in one, which takes an emulated processor
+# half a second each time. There is no D-Bus for crun to ask systemd for control groups.
 _DOCKER = {
     "bridge": "none",
     "default-runtime": "crun",
@@ -74,7 +75,7 @@ _DOCKER = {
     "userland-proxy": False,
     "live-restore": True,
     "log-driver": "json-file",
-    "runtimes": {"crun": {"path": "/usr/bin/crun"}},
+    "runtimes": {"crun": {"path": runtime.PATH}},
     "log-opts": {"max-size": "64m", "max-file": "3"},
     "storage-driver": "overlay2",
     "shutdown-timeout": 5,
@@ -147,12 +148,12 @@ WantedBy=multi-user.target
 # Files by path: mode and text.
 FILES: dict[str, tuple[int, str]] = {
     "etc/docker/daemon.json": (0o644, json.dumps(_DOCKER, indent=2) + "\n"),
-    "etc/fstab": (0o644, "/dev/vda / ext4 rw,noatime 0 0\n"),
+    "etc/fstab": (0o644, "/dev/vda / ext4 rw,noatime,x-systemd.growfs 0 0\n"),
     "etc/initramfs-tools/conf.d/infranetes": (0o644, "MODULES=list\nRESUME=none\n"),
     "usr/share/initramfs-tools/modules.d/infranetes": (0o644, "virtio_pci\nvirtio_blk\next4\n"),
     "etc/systemd/journald.conf.d/infranetes.conf": (
         0o644,
-        # The console is a file on the node: a machine that fails can be understood from there.
+        # The console is a file on the node, which shows why a VM failed.
         "[Journal]\nStorage=volatile\nRuntimeMaxUse=16M\nForwardToConsole=yes\nMaxLevelConsole=warning\n",
     ),
     "etc/systemd/system.conf.d/infranetes.conf": (
@@ -161,29 +162,39 @@ FILES: dict[str, tuple[int, str]] = {
     ),
     "etc/sysctl.d/50-infranetes.conf": (
         0o644,
-        # A machine that is broken ends, and the node sees it.
+        # A broken VM ends, which the node sees.
         "kernel.panic = -1\nkernel.panic_on_oops = 1\nnet.ipv6.conf.all.accept_ra = 0\n",
     ),
     "etc/udev/rules.d/80-infranetes.rules": (
         0o644,
-        # Processors that the node plugs in serve at once; memory does by the kernel's own setting.
+        # Use processors that the node plugs in at once; for memory the kernel has a setting.
         'SUBSYSTEM=="cpu", ACTION=="add", TEST=="online", ATTR{online}=="0", ATTR{online}="1"\n',
+    ),
+    "etc/udev/rules.d/80-infranetes-disk.rules": (
+        0o644,
+        # Grow the file system when the node gives a VM a larger disk than the template's.
+        'SUBSYSTEM=="block", KERNEL=="vda", ACTION=="change", ENV{RESIZE}=="1", '
+        'RUN+="/lib/systemd/systemd-growfs /"\n',
     ),
     "etc/systemd/system/vmserver.service.d/infranetes.conf": (
         0o644,
-        # Nobody can look at the journal of a machine whose agent does not start.
+        # Nobody can read the journal of a VM whose agent does not start.
         '[Service]\nExecStopPost=-/bin/sh -c \'test "$SERVICE_RESULT" = success || '
         "journalctl --unit vmserver --lines 30 --no-pager --output cat >/dev/console'\n",
     ),
     "etc/systemd/system/docker.service.d/infranetes.conf": (
         0o644,
-        # Docker starts itself anew to unpack each layer. Always at the same addresses, an emulated processor
-        # finds its translations again: half the time. Containers are not its children and keep theirs random.
+        # Docker starts itself again to unpack each layer. At the same addresses an emulated CPU can reuse
+        # its translations, which halves the time. Containers are not its children and keep random addresses.
         "[Service]\nExecStart=\nExecStart=/usr/bin/setarch -R /usr/sbin/dockerd -H fd:// "
-        "--containerd=/run/containerd/containerd.sock\n",
+        "--containerd=/run/containerd/containerd.sock\n"
+        # Like containerd, it must not be what the OOM killer chooses. Docker 20.10 sets a score of its own
+        # when it starts, by which pods of the class Guaranteed would outlive it.
+        "OOMScoreAdjust=-999\nExecStartPost=-/bin/sh -c 'echo -999 >/proc/$MAINPID/oom_score_adj'\n",
     ),
     "usr/lib/infranetes/warm": (0o755, _WARM),
     "etc/systemd/system/infranetes-warm.service": (0o644, _WARM_UNIT),
+    **runtime.FILES,
     **shims.FILES,
 }
 
@@ -192,4 +203,4 @@ ENABLED = ("docker.service", "infranetes-warm.service", shims.UNIT_NAME, "vmserv
 # Our own packages, from the directory that the builder is given.
 OUR_PACKAGES = ("infranetes-common", "vmserver")
 
-DISK_GIB = 20  # as the guest sees it; on the node it is as big as what is written
+DISK_GIB = 8  # of the image; the configuration says how large the template's disk is

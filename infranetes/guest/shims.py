@@ -1,13 +1,14 @@
-"""Shims that wait in the guest for a pod's first containers. Data only, as in `recipe`.
+# SPDX-License-Identifier: Apache-2.0
+"""containerd shims that wait in the guest for a pod's first containers. Data only, as in `recipe`.
 
-containerd has each container watched over by a shim, and to begin one takes two starts of a program that
-costs an emulated processor half a second each time. So two are begun before a template is frozen, as
-containerd would have begun them: the agent's rehearsal takes one, and the other one is there in each clone.
-containerd looks for the program in /usr/local/bin first, and finds a script which hands a waiting one out.
+containerd runs a shim for each container. Starting one takes two starts of a program, half a second each on
+an emulated processor. So two shims are started before a template is saved, just as containerd starts them:
+the agent's prewarming container takes one, and the other is there in each clone. containerd looks for the
+program in /usr/local/bin first, where it finds a script that hands out a waiting shim.
 
-A shim that was handed out is its container's own as any other is: nothing is shared, and it ends with it.
+A shim that was handed out belongs to its container like any other: nothing is shared, and it ends with it.
 
-Source: containerd's runtime/v2/README.md, which tells what `start` is given and answers.
+Source: containerd's runtime/v2/README.md, on the arguments and the output of `start`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Where this machine's own apt gets Debian from, in the words that mmdebstrap takes."""
+# SPDX-License-Identifier: Apache-2.0
+"""The Debian archives that this machine's apt uses, as arguments for mmdebstrap."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _DEFAULT = (
     ("http://deb.debian.org/debian-security", "{codename}-security"),
 )
 _SUFFIXES = ("", "-updates", "-security")
-# What apt has to be told to reach an archive from here: proxies, certificates, archives frozen in time.
+# apt's settings for reaching an archive: proxies, certificates, snapshots in time.
 _SETTINGS = (
     "Acquire::http::",
     "Acquire::https::",
@@ -28,7 +29,7 @@ _SETTINGS = (
 
 @attrs.frozen
 class Sources:
-    """apt's own words: `lines` of a sources.list, `settings` of an apt.conf."""
+    """`lines` of a sources.list and `settings` of an apt.conf."""
 
     codename: str
     lines: tuple[str, ...]
@@ -36,9 +37,9 @@ class Sources:
 
 
 def of_this_machine() -> Sources:
-    """The Debian archives of this machine's release that its apt is set up with.
+    """Return the Debian archives of this machine's release that its apt is configured with.
 
-    :raise FailedPrecondition: this is no machine with apt.
+    :raise FailedPrecondition: this machine has no apt.
     """
     codename = _codename()
     wanted = {codename + suffix for suffix in _SUFFIXES}

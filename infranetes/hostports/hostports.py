@@ -1,85 +1,88 @@
-"""The host ports of every sandbox.
+# SPDX-License-Identifier: Apache-2.0
+"""The host ports of every pod.
 
-A sandbox's host ports are its own from its record on, which has them in its configuration, until it is
-stopped: no other sandbox is begun that asks for one of them. They lead to its VM from the moment at which
-that is ready until just before it is destroyed, when its address may become another one's. There is no
-other record: what is to be in the kernel follows from the sandboxes.
+A pod's host ports are its own from the record of its sandbox on, whose configuration names them, until the
+sandbox is stopped: no other one may begin that asks for one of them. They lead to its VM from the moment the
+sandbox is ready until just before the VM is destroyed, when its address may become another one's. There is no
+further record: what belongs in the kernel follows from the sandboxes.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
+import attrs
 from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
-from infranetes.hostports.mappings import Mapping, check_unused, wanted
-from infranetes.hostports.table import elements
-from infranetes.pods.inventory import Sandbox
-from infranetes.pods.states import SandboxState
-from infranetes_common import cri
+from infranetes.hostports.mappings import HostPort, check_unused
+from infranetes.hostports.table import Table, elements
 from infranetes_common.errors import FailedPrecondition, InfranetesError
-
-_IN_FORCE = (SandboxState.READY, SandboxState.LOST)
 
 _log = Logger()
 
 
 def table_name(state_dir: Path) -> str:
-    """The table of the daemon that has this state directory."""
+    """The nftables table of the daemon that has this state directory."""
     return "infranetes_hostports_" + hashlib.sha256(str(state_dir).encode()).hexdigest()[:8]
 
 
-class HostPorts:
-    """:param table: where they are put, `table.Table`. :param unused: raises where a process has a port."""
+@attrs.frozen
+class PodPorts:
+    """The host ports of one sandbox, and the address of its VM; "": it has none yet."""
 
-    def __init__(self, table: Any, unused: Any = check_unused) -> None:
+    sandbox_id: str
+    pod: str  # namespace/name, for messages
+    ports: tuple[HostPort, ...]
+    address: str = ""
+
+
+class HostPorts:
+    """Leads ports of the node to pods.
+
+    :param table: where the rules are kept. :param unused: raises if a process of the node has the port.
+    """
+
+    def __init__(self, table: Table, unused: Callable[[HostPort], None] = check_unused) -> None:
         self._table = table
         self._unused = unused
-        self._ports: dict[str, dict[Mapping, str]] = {}  # by sandbox: what leads to which address
+        self._ports: dict[str, dict[HostPort, str]] = {}  # by sandbox: the address that each leads to
         self._lock = DeferredLock()
 
-    def check(self, config: cri.PodSandboxConfig, sandboxes: Iterable[Sandbox]) -> None:
-        """A pod with this configuration may be begun.
+    def check(self, ports: Sequence[HostPort], taken: Iterable[PodPorts]) -> None:
+        """Check that a pod may have these ports, beside those that are taken.
 
-        :raise FailedPrecondition: a host port is another sandbox's, or used by the node; says which."""
-        mappings = wanted(config)
-        if not mappings:
+        :raise FailedPrecondition: a port is another sandbox's, or used by the node; says which."""
+        if not ports:
             return
-        for sandbox in sandboxes:
-            if sandbox.state is SandboxState.STOPPED:
-                continue
-            for other in wanted(sandbox.config):
-                for mapping in mappings:
-                    if mapping.clashes(other):
-                        metadata = sandbox.config.metadata
-                        raise FailedPrecondition(
-                            f"host port {mapping} is taken by sandbox {sandbox.id} (pod {metadata.namespace}/"
-                            f"{metadata.name}): stop that one, or give the pod another port"
-                        )
-        for mapping in mappings:
-            self._unused(mapping)
+        for other in taken:
+            for port in ports:
+                if any(port.clashes(each) for each in other.ports):
+                    raise FailedPrecondition(
+                        f"host port {port} is taken by sandbox {other.sandbox_id} (pod {other.pod}): stop "
+                        "that one, or give the pod another port"
+                    )
+        for port in ports:
+            self._unused(port)
 
-    async def put(self, sandbox: Sandbox) -> None:
-        """Have the sandbox's ports lead to its VM. Again: no change. :raise InfranetesError: they can't."""
-        mappings = wanted(sandbox.config)
-        if not mappings:
+    async def put(self, pod: PodPorts) -> None:
+        """Have the ports lead to the pod's VM. Idempotent. :raise InfranetesError: they can't."""
+        if not pod.ports:
             return
-        before = self._ports.get(sandbox.id)
-        self._ports[sandbox.id] = dict.fromkeys(mappings, sandbox.record.address)
+        before = self._ports.get(pod.sandbox_id)
+        self._ports[pod.sandbox_id] = dict.fromkeys(pod.ports, pod.address)
         try:
             await self._apply()
         except BaseException:
             if before is None:
-                self._ports.pop(sandbox.id, None)
+                self._ports.pop(pod.sandbox_id, None)
             raise
-        await self._table.forget_flows(mappings)
+        await self._table.forget_flows(pod.ports)
 
-    async def take(self, sandbox_id: str) -> None:
-        """Nothing leads to its VM any more. Unknown: nothing to do. :raise InfranetesError: try again."""
+    async def remove(self, sandbox_id: str) -> None:
+        """Have nothing lead to the sandbox's VM any more. Idempotent. :raise InfranetesError: try again."""
         ports = self._ports.pop(sandbox_id, None)
         if ports is None:
             return
@@ -90,12 +93,11 @@ class HostPorts:
             raise
         await self._table.forget_flows(list(ports))
 
-    async def restore(self, sandboxes: Iterable[Sandbox]) -> None:
-        """After a start: what the sandboxes have, and nothing else. What can't be had now is a sweep's."""
-        for sandbox in sandboxes:
-            mappings = wanted(sandbox.config)
-            if mappings and sandbox.state in _IN_FORCE and sandbox.record.address:
-                self._ports[sandbox.id] = dict.fromkeys(mappings, sandbox.record.address)
+    async def restore(self, pods: Iterable[PodPorts]) -> None:
+        """After a start: have exactly these. A sweep tries again what fails now."""
+        for pod in pods:
+            if pod.ports and pod.address:
+                self._ports[pod.sandbox_id] = dict.fromkeys(pod.ports, pod.address)
         try:
             await self._apply()
         except InfranetesError as error:
@@ -103,40 +105,22 @@ class HostPorts:
                 _log.error("host ports lead nowhere for now: {error}", error=error)
 
     async def sweep(self) -> None:
-        """Put right what somebody else has changed."""
-        if not self._ports:
-            return
+        """Restore rules that somebody else has changed."""
         try:
-            if await self._table.there() != {one for each in elements(self._all()) for one in each}:
-                _log.warn("the host ports' rules were not as they have to be: they are put there again")
+            if not self._ports:
+                if self._table.guards:  # it may be needless by now
+                    await self._apply()
+                return
+            expected = {one for each in elements(self._all()) for one in each}
+            if await self._table.current() != expected or not self._table.loopback_open():
+                _log.warn("the rules of the host ports were changed by somebody else: they are restored")
                 await self._apply()
         except InfranetesError as error:
-            _log.error("host ports could not be looked at: {error}", error=error)
+            _log.error("the rules of the host ports can't be checked: {error}", error=error)
 
-    def _all(self) -> dict[Mapping, str]:
-        return {mapping: address for ports in self._ports.values() for mapping, address in ports.items()}
+    def _all(self) -> dict[HostPort, str]:
+        return {port: address for ports in self._ports.values() for port, address in ports.items()}
 
     async def _apply(self) -> None:
-        await self._lock.acquire()
-        try:
-            await self._table.put(self._all())
-        finally:
-            self._lock.release()
-
-
-class NoHostPorts:
-    """In the place of `HostPorts`, where there are none."""
-
-    def check(self, config: cri.PodSandboxConfig, sandboxes: Iterable[Sandbox]) -> None:
-        """:raise FailedPrecondition: it has host ports."""
-        if wanted(config):
-            raise FailedPrecondition("config.port_mappings: host ports are not offered here")
-
-    async def put(self, sandbox: Sandbox) -> None:
-        """Nothing to do."""
-
-    async def take(self, sandbox_id: str) -> None:
-        """Nothing to do."""
-
-    async def sweep(self) -> None:
-        """Nothing to do."""
+        async with self._lock:
+            await self._table.replace(self._all())

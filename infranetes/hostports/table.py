@@ -1,28 +1,34 @@
-"""The nftables table behind the host ports: as text, and in the kernel.
+# SPDX-License-Identifier: Apache-2.0
+"""The nftables table of the host ports: as text, and in the kernel.
 
-It is always put there whole, in one transaction, so that there is no moment in which a port leads nowhere
-or to the wrong pod; connections that exist keep their translation whatever becomes of the rules.
+The table is always replaced whole, in one transaction, so that at no moment a port leads nowhere or to the
+wrong pod. Existing connections keep their translation whatever becomes of the rules.
 
-What comes back from a pod has to come by the node. It does where the node is the pod's way to the sender;
-where it is not, the sender is made to be the node: for the node's own loopback address, for the pods'
-neighbours, a pod that calls itself among them, and for pods that are behind a router.
+A pod's answers have to come back through the node. They do where the node is the pod's way to the sender.
+Elsewhere the sender's address is replaced by the node's: for senders at the node's own loopback address, for
+the pods' neighbours, a pod that calls itself among them, and for pods behind a router.
+
+Answers to 127.0.0.1 come back by the pods' interface, which needs route_localnet = 1. As long as it has that,
+the table's guard drops what comes from the wire with a loopback address. So the table is made before the
+setting is changed and removed after it is set back, and it names the interfaces that this daemon has changed,
+for the next daemon to set them back if this one is killed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping as MappingOf
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_interface
 from pathlib import Path
-from typing import Any
 
 import attrs
 from twisted.logger import Logger
 
-from infranetes.hostports.mappings import Mapping
-from infranetes.providers.qemu.process import check, run
-from infranetes_common.errors import InfranetesError
+from infranetes.commands import check, run
+from infranetes.hostports.mappings import HostPort
+from infranetes_common.errors import InfranetesError, Unavailable
+from infranetes_common.reactors import IReactor
 
 _SECONDS = 15.0  # for each child process
 
@@ -30,36 +36,90 @@ _log = Logger()
 
 
 @attrs.frozen
-class Ways:
-    """How the node reaches the pods: by interfaces of its own, whose networks these are, or by a router."""
+class Routes:
+    """How the node reaches the pods."""
 
-    interfaces: tuple[str, ...] = ()
-    networks: tuple[str, ...] = ()
-    routed: tuple[str, ...] = ()
+    interfaces: tuple[str, ...] = ()  # of the node, to pods that it reaches directly
+    networks: tuple[str, ...] = ()  # of these interfaces
+    routed: tuple[str, ...] = ()  # addresses of pods behind a router
 
 
 class Table:
-    """:param name: of the nftables table, which is this daemon's alone."""
+    """The table in the kernel.
 
-    def __init__(self, reactor: Any, name: str, proc_sys: Path = Path("/proc/sys")) -> None:
+    :param name: of the nftables table, which is this daemon's alone.
+    """
+
+    def __init__(self, reactor: IReactor, name: str, proc_sys: Path = Path("/proc/sys")) -> None:
         self._reactor = reactor
         self._name = name
         self._proc_sys = proc_sys
+        self._localnet: dict[str, bool] | None = None  # see `_load_localnet`
 
-    async def put(self, ports: MappingOf[Mapping, str]) -> None:
-        """Have exactly these, with the address of the pod behind each. None: no table.
+    async def replace(self, ports: Mapping[HostPort, str]) -> None:
+        """Have exactly these ports, each with the address of its pod. No ports: remove the table.
 
-        :raise InfranetesError: it can't be had; the table is as it was."""
+        :raise InfranetesError: it failed; the table is as it was."""
+        localnet = await self._load_localnet()
         if not ports:
-            await self._nft(f"table ip {self._name} {{}}\ndelete table ip {self._name}\n")
+            await self._close(localnet)
             return
-        ways = await self._ways(sorted(set(ports.values())))
-        await self._nft(script(self._name, ports, ways))
-        for interface in ways.interfaces:
-            self._allow_loopback(interface)
+        routes = await self._routes(sorted(set(ports.values())))
+        interfaces = [each for each in routes.interfaces if each != "lo"]
+        ours = {each: localnet.get(each, False) or not self._is_open(each) for each in interfaces}
+        self._localnet = {**localnet, **ours}
+        await self._nft(script(self._name, ports, routes, self._localnet))
+        for interface in interfaces:
+            try:
+                self._write(interface, "1")
+            except OSError as error:
+                _log.warn(
+                    "host ports can't be reached at 127.0.0.1 by {interface}: {error}",
+                    interface=interface,
+                    error=error,
+                )
 
-    async def there(self) -> set[str] | None:
-        """The elements in the kernel, as `elements` words them; None: there is no table."""
+    async def _close(self, localnet: Mapping[str, bool]) -> None:
+        """Set route_localnet back where this daemon has set it, then remove the table. The guard stays where
+        somebody else has set it."""
+        for interface, ours in localnet.items():
+            if ours:
+                try:
+                    self._write(interface, "0")
+                except OSError as error:
+                    raise Unavailable(
+                        f"route_localnet of {interface} can't be set back to 0: {error}; its guard stays"
+                    ) from error
+        left = {interface: False for interface in localnet if self._is_open(interface)}
+        if left:
+            await self._nft(script(self._name, {}, Routes(), left))
+        else:
+            await self._nft(f"table ip {self._name} {{}}\ndelete table ip {self._name}\n")
+        self._localnet = left
+
+    @property
+    def guards(self) -> bool:
+        """Whether the table has to stay because route_localnet may still be set for an interface."""
+        return bool(self._localnet)
+
+    def loopback_open(self) -> bool:
+        """Whether answers to 127.0.0.1 can come back by all the interfaces that `replace` found."""
+        return all(self._is_open(interface) for interface in self._localnet or ())
+
+    async def _load_localnet(self) -> Mapping[str, bool]:
+        """The interfaces that host ports have needed, and whether this daemon, or an earlier one, has set
+        route_localnet there: the table's map of that name."""
+        if self._localnet is None:
+            command = ["nft", "-j", "list", "map", "ip", self._name, "localnet"]
+            found = await run(self._reactor, command, _SECONDS)
+            self._localnet = {}
+            for each in json.loads(found.stdout).get("nftables", ()) if found.code == 0 else ():
+                for interface, ours in each.get("map", {}).get("elem", ()):
+                    self._localnet[interface] = bool(ours)
+        return self._localnet
+
+    async def current(self) -> set[str] | None:
+        """The elements in the kernel, as `elements` writes them; None: there is no table."""
         found = await run(self._reactor, ["nft", "-j", "list", "table", "ip", self._name], _SECONDS)
         if found.code != 0:
             return None
@@ -72,20 +132,18 @@ class Table:
                     )
         return listed
 
-    async def forget_flows(self, ports: Sequence[Mapping]) -> None:
-        """What a sender of UDP goes on sending goes where it went first, unless that is forgotten. Done
-        where the program conntrack is there."""
-        for mapping in ports:
-            if mapping.protocol == "udp":
-                command = ["conntrack", "-D", "-p", "udp", "--orig-port-dst", str(mapping.host_port)]
+    async def forget_flows(self, ports: Sequence[HostPort]) -> None:
+        """Make the kernel forget where the packets of UDP senders went so far: it would send further packets
+        there. Needs the program conntrack; without it, do nothing."""
+        for port in ports:
+            if port.protocol == "udp":
+                command = ["conntrack", "-D", "-p", "udp", "--orig-port-dst", str(port.host_port)]
                 try:
                     await run(self._reactor, command, _SECONDS)
                 except InfranetesError as error:
-                    _log.debug(
-                        "flows to host port {port} are not forgotten: {error}", port=mapping, error=error
-                    )
+                    _log.debug("flows to host port {port} are not forgotten: {error}", port=port, error=error)
 
-    async def _ways(self, addresses: Sequence[str]) -> Ways:
+    async def _routes(self, addresses: Sequence[str]) -> Routes:
         interfaces: dict[str, list[str]] = {}
         routed = []
         for address in addresses:
@@ -100,19 +158,20 @@ class Table:
                     for each in one.get("addr_info", ())
                 ]
         networks = sorted({network for found in interfaces.values() for network in found})
-        return Ways(tuple(interfaces), tuple(networks), tuple(routed))
+        return Routes(tuple(interfaces), tuple(networks), tuple(routed))
 
-    def _allow_loopback(self, interface: str) -> None:
-        """Let answers to 127.0.0.1 come back by the pods' interface; the table's guard lets in nothing else
-        that says it is for there."""
-        path = self._proc_sys / "net/ipv4/conf" / interface / "route_localnet"
+    def _path(self, interface: str) -> Path:
+        return self._proc_sys / "net/ipv4/conf" / interface / "route_localnet"
+
+    def _is_open(self, interface: str) -> bool:
         try:
-            if path.read_text().strip() != "1":
-                path.write_text("1")
-        except OSError as error:
-            _log.warn(
-                "host ports can't be reached at 127.0.0.1: {path}: {error}", path=str(path), error=error
-            )
+            return self._path(interface).read_text().strip() == "1"
+        except FileNotFoundError:  # the interface is gone
+            return False
+
+    def _write(self, interface: str, value: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._path(interface).write_text(value)
 
     async def _ip(self, *words: str) -> bytes:
         return await check(self._reactor, ["ip", "-j", *words], _SECONDS)
@@ -121,20 +180,25 @@ class Table:
         await check(self._reactor, ["nft", "-f", "-"], _SECONDS, text.encode())
 
 
-def elements(ports: MappingOf[Mapping, str]) -> tuple[list[str], list[str]]:
-    """Those at all of the node's addresses, and those at one of them."""
+def elements(ports: Mapping[HostPort, str]) -> tuple[list[str], list[str]]:
+    """The maps' elements: of ports at all of the node's addresses, and of those at one of them."""
     anywhere, somewhere = [], []
-    for mapping, address in ports.items():
-        key, value = f"{mapping.protocol} . {mapping.host_port}", f"{address} . {mapping.container_port}"
-        if mapping.host_ip:
-            somewhere.append(f"{mapping.host_ip} . {key} : {value}")
+    for port, address in ports.items():
+        key, value = f"{port.protocol} . {port.host_port}", f"{address} . {port.container_port}"
+        if port.host_ip:
+            somewhere.append(f"{port.host_ip} . {key} : {value}")
         else:
             anywhere.append(f"{key} : {value}")
     return anywhere, somewhere
 
 
-def script(name: str, ports: MappingOf[Mapping, str], ways: Ways) -> str:
-    """The whole table, in place of any that is there."""
+def script(
+    name: str, ports: Mapping[HostPort, str], routes: Routes, localnet: Mapping[str, bool] | None = None
+) -> str:
+    """The nft script that replaces the whole table.
+
+    :param localnet: interfaces with route_localnet, and whether this daemon has set it."""
+    opened = [f'"{interface}" : {ours:d}' for interface, ours in (localnet or {}).items()]
     anywhere, somewhere = elements(ports)
     targets = sorted({f"{ip} . {one.protocol} . {one.container_port}" for one, ip in ports.items()})
     return f"""\
@@ -157,11 +221,15 @@ table ip {name} {{
         type ipv4_addr
         flags interval
         auto-merge
-        {_listed(["127.0.0.0/8", *ways.networks])}
+        {_listed(["127.0.0.0/8", *routes.networks])}
     }}
     set routed {{
         type ipv4_addr
-        {_listed(ways.routed)}
+        {_listed(routes.routed)}
+    }}
+    map localnet {{
+        type ifname : mark
+        {_listed(opened)}
     }}
     chain ports {{
         dnat ip to ip daddr . meta l4proto . th dport map @somewhere
@@ -186,6 +254,7 @@ table ip {name} {{
     chain guard {{
         type filter hook prerouting priority raw; policy accept;
         iifname != "lo" ip daddr 127.0.0.0/8 drop
+        iifname != "lo" ip saddr 127.0.0.0/8 drop
     }}
 }}
 """

@@ -1,4 +1,5 @@
-"""The node's images: fetched once by skopeo, kept as an OCI blob store, streamed to the VMs."""
+# SPDX-License-Identifier: Apache-2.0
+"""The node's images: pulled once by skopeo, kept as OCI blobs, loaded into the VMs that need them."""
 
 from infranetes.images.auth import Credentials, credentials
 from infranetes.images.config import ImagesConfig

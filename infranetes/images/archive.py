@@ -1,32 +1,43 @@
-"""An image as `docker load` takes it (source: moby image/tarexport, and Docker's image spec v1.2).
+# SPDX-License-Identifier: Apache-2.0
+"""An image as a tar for `docker load` (moby's image/tarexport, and Docker's image spec v1.2).
 
-The tar has `manifest.json`, the configuration and the layers. Sizes are known before the first byte
-is read, so it is a stream. Every name in it is ours. gzip layers stay as they are; zstd ones, which
-Docker 20.10 can't read, leave uncompressed.
+The tar has `manifest.json`, the configuration and the layers, under names made here. All sizes are known
+beforehand, so it can be streamed. gzip layers stay as they are; zstd layers, which Docker 20.10 can't read,
+are uncompressed.
 """
 
 from __future__ import annotations
 
 import json
 import tarfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from pathlib import Path
-from typing import IO, Any
+from typing import Protocol, TypeVar, TypeVarTuple
 
 from infranetes.images.index import Record
 from infranetes.images.layers import CHUNK_BYTES, uncompressed
 from infranetes_common.errors import Unavailable
 
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
 BLOCK = tarfile.BLOCKSIZE
 
-# Calls a function that blocks in a thread.
-InThread = Callable[..., Any]
+
+class InThread(Protocol):
+    """Makes a blocking call in a thread."""
+
+    def __call__(self, work: Callable[[*Ts], T], /, *args: *Ts) -> Awaitable[T]: ...
 
 
-async def stream(record: Record, blobs: Path, present: int, in_thread: InThread) -> AsyncIterator[bytes]:
-    """The tar in pieces of at most 256 KiB; the lowest `present` layers are named but not in it.
+async def stream(
+    record: Record, blobs: Path, present: int, in_thread: InThread
+) -> AsyncGenerator[bytes, None]:
+    """Yield the tar in chunks of at most 256 KiB.
 
-    :raise Unavailable: a blob changed or went away under it.
+    :param present: how many of the lowest layers are left out; the manifest still names them.
+    :raise Unavailable: a blob was changed or removed meanwhile.
     """
     config_name = f"{record.id.removeprefix('sha256:')}.json"
     names = [f"{i:03d}.tar" for i in range(len(record.manifest.layers))]
@@ -40,21 +51,21 @@ async def stream(record: Record, blobs: Path, present: int, in_thread: InThread)
         files.append((name, layer.digest, "zstd" if plain else "", unpacked if plain else layer.size))
     for name, digest, compression, size in files:
         yield _header(name, size)
-        pieces = _content(blobs / digest.removeprefix("sha256:"), compression, size, in_thread)
-        try:
-            async for piece in pieces:
-                yield piece
-        finally:
-            await pieces.aclose()
+        path = blobs / digest.removeprefix("sha256:")
+        async with aclosing(_content(path, compression, size, in_thread)) as chunks:
+            async for chunk in chunks:
+                yield chunk
         if size % BLOCK:
             yield _padding(size)
     yield bytes(2 * BLOCK)
 
 
-async def _content(path: Path, compression: str, size: int, in_thread: InThread) -> Any:
-    """Exactly `size` bytes. Each piece is read in a thread: from a cold or busy disk it takes long."""
+async def _content(
+    path: Path, compression: str, size: int, in_thread: InThread
+) -> AsyncGenerator[bytes, None]:
+    """Yield exactly `size` bytes. Each chunk is read in a thread, since a cold or busy disk is slow."""
     try:
-        file: IO[bytes] = await in_thread(uncompressed, path, compression)
+        file = await in_thread(uncompressed, path, compression)
     except OSError as e:
         raise Unavailable(
             f"blob sha256:{path.name} can't be read: {e.strerror}; pull the image again"
@@ -62,11 +73,11 @@ async def _content(path: Path, compression: str, size: int, in_thread: InThread)
     try:
         left = size
         while left:
-            piece = await in_thread(file.read, min(CHUNK_BYTES, left))
-            if not piece:
+            chunk = await in_thread(file.read, min(CHUNK_BYTES, left))
+            if not chunk:
                 raise Unavailable(f"blob sha256:{path.name} is {left} bytes short; pull the image again")
-            left -= len(piece)
-            yield piece
+            left -= len(chunk)
+            yield chunk
     finally:
         file.close()
 

@@ -1,4 +1,5 @@
-"""Credentials for a registry, as a CRI request brings them."""
+# SPDX-License-Identifier: Apache-2.0
+"""Registry credentials in CRI requests."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ class Credentials:
     identity_token: str = attrs.field(default="", repr=False)
 
     def auth_file(self, registry: str) -> bytes:
-        """A containers-auth.json(5) that has these for that registry and nothing else."""
+        """Return a containers-auth.json(5) with these credentials for that registry alone."""
         pair = base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
         entry = {"auth": pair}
         if self.identity_token:
@@ -39,10 +40,10 @@ def credentials(
     identity_token: str = "",
     registry_token: str = "",
 ) -> Credentials | None:
-    """What a CRI AuthConfig says of `registry`; None: nothing, or it is meant for another registry.
+    """Return a CRI AuthConfig's credentials for `registry`; None if it has none, or is for another registry.
 
-    :raise InvalidArgument: it can't be read; the message holds none of it.
-    :raise Unimplemented: a bearer token alone; skopeo takes it only where others could see it.
+    :raise InvalidArgument: it can't be read; the message quotes none of it.
+    :raise Unimplemented: it has only a bearer token, which skopeo takes nowhere that others can't see.
     """
     if server_address and _host(server_address) != _host(registry):
         return None

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The `[images]` table of the configuration."""
 
 from __future__ import annotations
@@ -5,61 +6,64 @@ from __future__ import annotations
 from importlib import resources
 
 import attrs
+from attrs import Attribute
+from attrs.validators import gt
 
 from infranetes.images import reference
 from infranetes.images.manifest import host_platform
-from infranetes_common.errors import ConfigError, InvalidArgument
+from infranetes_common.errors import InvalidArgument
 
 
 def default_policy() -> str:
-    """The path of the signature policy that is used unless another is named: images are taken as they are."""
+    """Return the path of the signature policy used by default, which accepts every image."""
     return str(resources.files(__package__).joinpath("policy.json"))
+
+
+def _are_registries(instance: object, attribute: Attribute[tuple[str, ...]], hosts: tuple[str, ...]) -> None:
+    for host in hosts:
+        if not reference.is_registry(host):
+            raise ValueError(f"{host!r} is not HOST or HOST:PORT")
+
+
+def _are_images(instance: object, attribute: Attribute[tuple[str, ...]], names: tuple[str, ...]) -> None:
+    for name in names:
+        try:
+            reference.parse(name)
+        except InvalidArgument as error:
+            raise ValueError(str(error)) from None
+
+
+def _is_platform(instance: object, attribute: Attribute[str], platform: str) -> None:
+    if platform and len(platform.split("/")) != 2:
+        raise ValueError(f"{platform!r} is not OS/ARCHITECTURE, such as linux/amd64")
 
 
 @attrs.frozen
 class ImagesConfig:
     """How images are fetched and kept."""
 
-    # Registries (HOST or HOST:PORT) that may be asked over plain http or with a certificate nobody signed.
-    insecure_registries: tuple[str, ...] = ()
-    # A containers-policy.json(5); empty: ours, which takes every image.
+    # Registries (HOST or HOST:PORT) that may be asked over plain http or with an untrusted certificate.
+    insecure_registries: tuple[str, ...] = attrs.field(default=(), validator=_are_registries)
+    # A containers-policy.json(5); empty: the default, which accepts every image.
     policy: str = ""
-    # A containers-registries.conf(5): mirrors and where names lead; empty: where skopeo looks by itself.
+    # A containers-registries.conf(5) with mirrors and aliases; empty: skopeo's default.
     registries_conf: str = ""
-    # A containers-auth.json(5) for pulls that bring no credentials; empty: where skopeo looks by itself.
+    # A containers-auth.json(5) for pulls without credentials; empty: skopeo's default.
     auth_file: str = ""
-    # What is chosen from images for several platforms; empty: the node's own.
-    platform: str = ""
-    # Images that kubelet shall never remove for space.
-    pinned: tuple[str, ...] = ()
+    # Chosen from images for several platforms; empty: the node's own.
+    platform: str = attrs.field(default="", validator=_is_platform)
+    # Images that kubelet must never remove to make room.
+    pinned: tuple[str, ...] = attrs.field(default=(), validator=_are_images)
     # Images that every VM has from the start, where the provider can; pinned too.
-    preload: tuple[str, ...] = ()
-    max_parallel_pulls: int = 4
+    preload: tuple[str, ...] = attrs.field(default=(), validator=_are_images)
+    max_parallel_pulls: int = attrs.field(default=4, validator=gt(0))
     # A pull that moves no byte for so many seconds is given up.
-    stall_seconds: float = 60.0
+    stall_seconds: float = attrs.field(default=60.0, validator=gt(0))
     # How often a pull is tried when the fault may pass.
-    attempts: int = 3
+    attempts: int = attrs.field(default=3, validator=gt(0))
     # Bytes that one layer may unpack to.
-    max_layer_bytes: int = 64 << 30
+    max_layer_bytes: int = attrs.field(default=64 << 30, validator=gt(0))
     skopeo: str = "skopeo"
-
-    def __attrs_post_init__(self) -> None:
-        for host in self.insecure_registries:
-            if not reference.is_registry(host):
-                raise ConfigError(f"images.insecure_registries: {host!r} is not HOST or HOST:PORT")
-        for key in ("pinned", "preload"):
-            for name in getattr(self, key):
-                try:
-                    reference.parse(name)
-                except InvalidArgument as e:
-                    raise ConfigError(f"images.{key}: {e}") from None
-        if self.platform and len(self.platform.split("/")) != 2:
-            raise ConfigError(
-                f"images.platform: {self.platform!r} is not OS/ARCHITECTURE, such as linux/amd64"
-            )
-        for name in ("max_parallel_pulls", "stall_seconds", "attempts", "max_layer_bytes"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"images.{name}: it has to be more than 0")
 
     @property
     def effective_platform(self) -> str:

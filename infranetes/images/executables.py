@@ -1,12 +1,13 @@
-"""Executables that machines fetch by URL, for the systemd ContainerProvider.
+# SPDX-License-Identifier: Apache-2.0
+"""Executables that VMs fetch by URL, for the systemd container provider.
 
-kubelet takes nothing for an image's name that is no reference of Docker's, so a URL is written as one:
+kubelet only accepts Docker's references as image names, so a URL is written as one:
 
     systemd.infranetes.io/HOST/PATH@sha256:HEX
     systemd.infranetes.io/HOST__PORT/PATH@sha256:HEX
 
-A reference has no upper-case letters and few other characters. Any path can be had with the whole URL in an
-annotation of the pod, and the checksum can stand there too.
+A reference can't have upper-case letters and many other characters. For such paths the pod has the whole URL
+in an annotation, where the checksum can be, too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from urllib.parse import urlsplit
 from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
 
-from infranetes.images.interface import Found, IImageCatalogue
+from infranetes.images.interface import CatalogueImage, IImageCatalogue
 from infranetes_common.errors import InfranetesError, InvalidArgument
 
 DOMAIN = "systemd.infranetes.io"
@@ -35,12 +36,12 @@ _TAG = re.compile(r":[A-Za-z0-9_][A-Za-z0-9_.-]*$")
 
 @implementer(IImageCatalogue)
 class Executables:
-    """See `IImageCatalogue`. Nothing is asked over the network here: the machines fetch."""
+    """See `IImageCatalogue`. Nothing is fetched here: the VMs do that."""
 
     name = "systemd"
-    boots = False
+    machine_images = False
 
-    def find(self, reference: str, annotations: Mapping[str, str]) -> Deferred[Found]:
+    def find(self, reference: str, annotations: Mapping[str, str]) -> Deferred[CatalogueImage]:
         try:
             return succeed(parse(reference, annotations))
         except InfranetesError as error:
@@ -49,12 +50,15 @@ class Executables:
     def canonical(self, reference: str) -> str:
         return reference
 
-    def present(self, found: Found) -> Deferred[bool]:
+    def present(self, image: CatalogueImage) -> Deferred[bool]:
         return succeed(True)
 
 
-def parse(reference: str, annotations: Mapping[str, str]) -> Found:
-    """The executable that is meant. :raise InvalidArgument: says what is wrong, and where."""
+def parse(reference: str, annotations: Mapping[str, str]) -> CatalogueImage:
+    """Return the executable that a reference means.
+
+    :raise InvalidArgument: the reference or an annotation is wrong; the message says how.
+    """
 
     def refuse(why: str) -> InvalidArgument:
         return InvalidArgument(
@@ -87,7 +91,7 @@ def parse(reference: str, annotations: Mapping[str, str]) -> Found:
             raise refuse("no host and path")
         url = f"https://{known['host']}{':' + known['port'] if known['port'] else ''}/{path}"
     name = f"{DOMAIN}/{where}".replace(":", "__")
-    return Found(id=f"sha256:{checksum}", digests=(f"{name}@sha256:{checksum}",), url=url)
+    return CatalogueImage(id=f"sha256:{checksum}", digests=(f"{name}@sha256:{checksum}",), url=url)
 
 
 def _check(url: str) -> None:

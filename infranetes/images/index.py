@@ -1,7 +1,8 @@
-"""What the node knows of its images: plain values, and the JSON file that keeps them.
+# SPDX-License-Identifier: Apache-2.0
+"""The index of the node's images: `images.json` and the values in it.
 
-`images.json` is replaced as a whole, so it is always one that was written in full. What it says is
-checked against the blobs when it is read: an image that lacks a blob is dropped, and pulled again.
+The file is replaced whole. When it is read it is compared with the blobs: an image that lacks one is dropped,
+and pulled again.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from typing import Any
 
 import attrs
 import cattrs
+from attrs import Attribute
 from twisted.logger import Logger
 
 from infranetes.images import reference
 from infranetes.images.manifest import Manifest
+from infranetes_common.concurrency import replace_file
 from infranetes_common.errors import InvalidArgument, NotFound
 
 VERSION = 1
-MIN_PREFIX = 6  # digits of an id that stand for it: fewer are rather the name of another image
+MIN_PREFIX = 6  # digits of an id that mean it; fewer are more likely the name of another image
 _log = Logger()
 
 
@@ -32,28 +35,31 @@ class Image:
     id: str  # sha256:... of its configuration
     repo_tags: tuple[str, ...]  # docker.io/library/busybox:latest, sorted
     repo_digests: tuple[str, ...]  # docker.io/library/busybox@sha256:..., sorted
-    size: int  # bytes that it takes on the node
+    size: int  # in bytes, on the node
     diff_ids: tuple[str, ...]  # sha256:... of the uncompressed layers, lowest first
-    user: str  # as its configuration has it: "", NAME, UID, with or without :GROUP
+    user: str  # as in its configuration: "", NAME or UID, with or without :GROUP
     pinned: bool
-    url: str = ""  # where each VM fetches it itself
-    machine: str = ""  # the catalogue's own name of the machine image that it is
+    url: str = ""  # where each VM fetches it
+    machine: str = ""  # of a machine image: the IaaS's own name of it
 
     @property
     def uid(self) -> int | None:
-        """The user by number, where the configuration has a number."""
+        """The user's number, if the configuration has a number."""
         name = self.user.partition(":")[0]
         return int(name) if name.isascii() and name.isdigit() and len(name) < 19 else None
 
     @property
     def username(self) -> str:
-        """The user by name, where the configuration has a name."""
+        """The user's name, if the configuration has a name."""
         return "" if self.uid is not None else self.user.partition(":")[0]
 
 
 @attrs.frozen
 class Record:
-    """An image as the file has it. `unpacked`: bytes of each uncompressed layer."""
+    """An image as in the file.
+
+    :ivar unpacked: the size of each uncompressed layer in bytes.
+    """
 
     manifest: Manifest
     diff_ids: tuple[str, ...]
@@ -68,7 +74,7 @@ class Record:
 
     @property
     def verified(self) -> dict[tuple[str, str], int]:
-        """Unpacked bytes by layer digest and diff id: pairs that are proven to belong together."""
+        """Unpacked sizes by (layer digest, diff id); these pairs were checked to belong together."""
         pairs = zip(self.manifest.layers, self.diff_ids, self.unpacked, strict=True)
         return {(layer.digest, diff_id): size for layer, diff_id, size in pairs}
 
@@ -88,7 +94,10 @@ Records = Mapping[str, Record]  # by image id
 
 
 def added(records: Records, new: Record) -> dict[str, Record]:
-    """With `new` in: its tags leave the images that had them, references of the same image are kept."""
+    """Return `records` with `new` added.
+
+    Its tags are taken from the images that had them. References that the same image had are kept.
+    """
     result = {
         id: attrs.evolve(record, tags=record.tags - new.tags) if record.tags & new.tags else record
         for id, record in records.items()
@@ -101,10 +110,10 @@ def added(records: Records, new: Record) -> dict[str, Record]:
 
 
 def find(records: Records, name: str) -> Record:
-    """The image that is meant by a reference, an id, or the beginning (6 digits or more) of just one id.
+    """Return the image that a reference, an id or the first 6 or more digits of an id mean.
 
-    :raise InvalidArgument: malformed, or the beginning of several ids.
-    :raise NotFound: no image has it.
+    :raise InvalidArgument: it is malformed, or the beginning of several ids.
+    :raise NotFound: it means no image.
     """
     if name in records:
         return records[name]
@@ -125,9 +134,9 @@ def find(records: Records, name: str) -> Record:
 
 
 def load(path: Path, blobs: Path) -> dict[str, Record]:
-    """The images whose blobs are all there. No file, or one that can't be read: none."""
+    """Return the images whose blobs are all there; none if the file is missing or unusable."""
     try:
-        document: Any = json.loads(path.read_bytes())
+        document: Any = json.loads(path.read_bytes())  # Any: not checked yet
         if document["version"] != VERSION:
             raise ValueError("it is of another version")
         records = [_converter.structure(entry, Record) for entry in document["images"]]
@@ -141,31 +150,15 @@ def load(path: Path, blobs: Path) -> dict[str, Record]:
 
 
 def save(path: Path, records: Iterable[Record]) -> None:
-    """Replace the file. :raise OSError: it is as it was."""
+    """Replace the file.
+
+    :raise OSError: it can't be written, and is as it was.
+    """
     document = {
         "version": VERSION,
         "images": [attrs.asdict(record, value_serializer=_plain) for record in records],
     }
-    temporary = path.with_suffix(".new")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(json.dumps(document, indent=1).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """What was renamed in that directory stays so through a loss of power."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    replace_file(path, json.dumps(document, indent=1))
 
 
 def _whole(record: Record, blobs: Path) -> bool:
@@ -177,7 +170,7 @@ def _whole(record: Record, blobs: Path) -> bool:
     return True
 
 
-def _plain(_: Any, __: Any, value: Any) -> Any:
+def _plain(_instance: type, _attribute: Attribute[object], value: object) -> object:
     return sorted(value) if isinstance(value, frozenset) else value
 
 

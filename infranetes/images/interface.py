@@ -1,4 +1,5 @@
-"""What an image catalogue is: where pods' images are found that are no container images."""
+# SPDX-License-Identifier: Apache-2.0
+"""Image catalogues: where images are found that are not container images."""
 
 from __future__ import annotations
 
@@ -10,35 +11,46 @@ from zope.interface import Attribute, Interface
 
 
 @attrs.frozen
-class Found:
-    """An image as a catalogue knows it."""
+class CatalogueImage:
+    """An image as a catalogue lists it.
 
-    id: str  # sha256:... and 64 hex digits: of the image itself, or of what never changes about it
-    names: tuple[str, ...] = ()  # NAME:VERSION, as references name it
-    digests: tuple[str, ...] = ()  # NAME@sha256:...
-    size: int = 0  # bytes, 0: not known
-    url: str = ""  # where each VM fetches it itself
-    machine: str = ""  # the catalogue's own name of it, as `InstanceSpec.image`: VMs are booted from it
+    :ivar id: sha256: and 64 hex digits, of the image itself or of what never changes about it.
+    :ivar names: NAME:VERSION, as references have it.
+    :ivar digests: NAME@sha256:...
+    :ivar size: in bytes; 0 if it is not known.
+    :ivar url: where each VM fetches it; "" if VMs don't.
+    :ivar machine: the IaaS's own name of it (`InstanceSpec.image`); VMs are booted from it.
+    """
+
+    id: str
+    names: tuple[str, ...] = ()
+    digests: tuple[str, ...] = ()
+    size: int = 0
+    url: str = ""
+    machine: str = ""
 
 
 class IImageCatalogue(Interface):
-    """Finds images. It brings nothing to the node: what is found is recorded there by name."""
+    """Finds images by reference. Nothing is brought to the node, which only records what was found."""
 
-    name = Attribute("The value of `imgprovider` that means it (str)")
-    boots = Attribute(
-        "Whether its images are whole machines, so that pods have no VM before they name one (bool)"
+    name: str = Attribute("The value of `imgprovider` that selects it.")
+    machine_images: bool = Attribute(
+        "Whether its images are whole machines: a pod has no VM before a container names its image."
     )
 
-    def find(reference: str, annotations: Mapping[str, str]) -> Deferred[Found]:
-        """The image that a pod with these annotations means by `reference`.
+    def find(reference: str, annotations: Mapping[str, str]) -> Deferred[CatalogueImage]:
+        """Return the image that a pod with these annotations means by `reference`.
 
-        :raise InvalidArgument: not a reference of this catalogue's; says how one is written.
-        :raise NotFound: no such image. :raise Unavailable: the catalogue can't be asked now."""
+        :raise InvalidArgument: it is no reference for this catalogue; the message says how one is written.
+        :raise NotFound: there is no such image.
+        :raise Unavailable: the catalogue can't be asked now.
+        """
 
     def canonical(reference: str) -> str:
-        """The reference as `Found.names` has it; itself, where it is none of this catalogue's."""
+        """Return a reference as `CatalogueImage.names` has it, or unchanged if it is no reference to one."""
 
-    def present(found: Found) -> Deferred[bool]:
-        """Whether an image that was found before is still there.
+    def present(image: CatalogueImage) -> Deferred[bool]:
+        """Return whether an image that was found before is still there.
 
-        :raise InfranetesError: it can't be told now."""
+        :raise InfranetesError: that can't be told now.
+        """

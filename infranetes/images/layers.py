@@ -1,4 +1,5 @@
-"""Layers as files: opened uncompressed, measured, and told apart from what they pretend to be.
+# SPDX-License-Identifier: Apache-2.0
+"""Layers' files: reading them uncompressed, and checking that they are what they are said to be.
 
 Everything here blocks and is called in threads.
 """
@@ -10,32 +11,32 @@ import hashlib
 import threading
 import zlib
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import zstandard
 
 from infranetes_common.errors import FailedPrecondition
 
 CHUNK_BYTES = 256 * 1024
-MAX_ZSTD_WINDOW = 128 << 20  # what zstd itself takes without being asked for more
+MAX_ZSTD_WINDOW = 128 << 20  # zstd's own default limit
 
 
 def uncompressed(path: Path, compression: str) -> BinaryIO:
-    """The layer's tar, to be read from its beginning."""
+    """Open a layer's tar for reading."""
     if compression == "gzip":
         return cast(BinaryIO, gzip.open(path, "rb"))
     file = open(path, "rb")  # noqa: SIM115
     if compression == "zstd":
-        reader: Any = zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW)
+        reader = zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW)
         return cast(BinaryIO, reader.stream_reader(file, read_across_frames=True, closefd=True))
     return file
 
 
 def measure(path: Path, compression: str, limit: int, stop: threading.Event) -> tuple[str, int]:
-    """Digest and size of the uncompressed layer.
+    """Return digest and size of the uncompressed layer.
 
-    :param stop: set by another thread: the result is not wanted any more.
-    :raise FailedPrecondition: it unpacks to more than `limit` bytes, or is no such file.
+    :param stop: set by another thread when the result is no longer wanted.
+    :raise FailedPrecondition: it unpacks to more than `limit` bytes, or is compressed in another way.
     """
     summed, size = hashlib.sha256(), 0
     try:

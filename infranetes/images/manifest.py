@@ -1,4 +1,5 @@
-"""Reads what registries send: indexes, manifests and configs. No I/O; nothing in them is trusted.
+# SPDX-License-Identifier: Apache-2.0
+"""Parsing what registries send: indexes, manifests and configurations. Nothing in them is trusted.
 
 Sources: OCI image-spec v1.1 (manifest.md, image-index.md, config.md) and Docker's image manifest
 version 2 schema 2.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform as _platform
-from typing import Any
+from collections.abc import Mapping
 
 import attrs
 
@@ -18,7 +19,7 @@ from infranetes_common.errors import FailedPrecondition, NotFound
 
 MAX_MANIFEST_BYTES = 4 * 1024 * 1024
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
-MAX_LAYERS = 125  # what Docker can stack
+MAX_LAYERS = 125  # Docker's limit
 MAX_INDEX_DEPTH = 3
 
 _OCI = "application/vnd.oci.image."
@@ -38,7 +39,7 @@ _MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "i686": "386", "armv7l": "ar
 
 @attrs.frozen
 class Layer:
-    """One layer as the registry has it: `size` and `digest` are the compressed bytes'."""
+    """One layer as the registry has it; digest and size are those of the compressed bytes."""
 
     digest: str
     size: int
@@ -47,7 +48,7 @@ class Layer:
 
 @attrs.frozen
 class Manifest:
-    """One platform's image; layers lowest first."""
+    """The image for one platform; the lowest layer comes first."""
 
     digest: str
     config_digest: str
@@ -56,41 +57,51 @@ class Manifest:
 
     @property
     def blobs(self) -> dict[str, int]:
-        """Digest and size of everything that has to be fetched."""
+        """Sizes of everything that has to be fetched, by digest."""
         return {self.config_digest: self.config_size} | {layer.digest: layer.size for layer in self.layers}
 
 
 @attrs.frozen
 class Config:
-    """What the node has to know of an image's configuration."""
+    """What the node needs of an image's configuration."""
 
     diff_ids: tuple[str, ...]
     user: str
     platform: str
 
 
+@attrs.frozen
+class _Descriptor:
+    """A checked descriptor of an index or a manifest."""
+
+    media_type: str
+    digest: str
+    size: int
+
+
 def host_platform() -> str:
-    """`linux/amd64` on a machine of that kind."""
+    """Return this machine's platform, such as linux/amd64."""
     machine = _platform.machine()
     return f"linux/{_MACHINES.get(machine, machine)}"
 
 
 def digest_of(data: bytes) -> str:
+    """Return the digest of some bytes: sha256: and 64 hex digits."""
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
 def read(data: bytes, platform: str, where: str) -> Manifest | str:
-    """A manifest, or from an index the digest of the manifest for `platform`.
+    """Parse a manifest; of an index, return the digest of the manifest for `platform`.
 
     :param where: the image's name, for messages.
     :raise FailedPrecondition: it is no image that can be run here.
-    :raise NotFound: an index that has nothing for the platform.
+    :raise NotFound: the index has nothing for the platform.
     """
     document = _object(data, MAX_MANIFEST_BYTES, "manifest", where)
     media_type = document.get("mediaType")
     if document.get("schemaVersion") == 1:
         raise FailedPrecondition(
-            f"image {where} is in Docker's old schema 1; push it again in a present format"
+            f"image {where} is in Docker's old schema 1; push it again in a current format"
         )
     if media_type in _INDEXES or (media_type is None and "manifests" in document):
         return _choose(document, platform, where)
@@ -100,9 +111,9 @@ def read(data: bytes, platform: str, where: str) -> Manifest | str:
 
 
 def read_config(data: bytes, manifest: Manifest, where: str) -> Config:
-    """The configuration that belongs to `manifest`.
+    """Parse the configuration that belongs to `manifest`.
 
-    :raise FailedPrecondition: the two don't fit together, or it is none.
+    :raise FailedPrecondition: it is invalid, or does not match the manifest.
     """
     document = _object(data, MAX_CONFIG_BYTES, "configuration", where)
     rootfs, inner = document.get("rootfs"), document.get("config") or {}
@@ -121,19 +132,22 @@ def read_config(data: bytes, manifest: Manifest, where: str) -> Config:
 
 
 def require_platform(config: Config, platform: str, where: str) -> None:
-    """:raise FailedPrecondition: an image for other machines; one that doesn't say is taken."""
+    """Refuse an image for another platform; one that names none is accepted.
+
+    :raise FailedPrecondition: it is for another platform.
+    """
     for has, wanted in zip(config.platform.split("/"), platform.split("/"), strict=False):
         if has and has != wanted:
             raise FailedPrecondition(f"image {where} is for {config.platform}, pods here run {platform}")
 
 
-def _manifest(document: dict[str, Any], digest: str, where: str) -> Manifest:
+def _manifest(document: Mapping[str, object], digest: str, where: str) -> Manifest:
     config = _descriptor(document.get("config"), where)
-    if config["mediaType"] not in _CONFIGS:
+    if config.media_type not in _CONFIGS:
         raise FailedPrecondition(
-            f"{where} is not a container image: its configuration is {config['mediaType'][:80]!r}"
+            f"{where} is not a container image: its configuration is {config.media_type[:80]!r}"
         )
-    if config["size"] > MAX_CONFIG_BYTES:
+    if config.size > MAX_CONFIG_BYTES:
         raise _garbage(where, f"its configuration is over {MAX_CONFIG_BYTES} bytes")
     entries = document.get("layers")
     if not isinstance(entries, list):
@@ -143,17 +157,17 @@ def _manifest(document: dict[str, Any], digest: str, where: str) -> Manifest:
     layers = []
     for entry in entries:
         described = _descriptor(entry, where)
-        if described["mediaType"] not in _LAYERS:
+        if described.media_type not in _LAYERS:
             raise FailedPrecondition(
-                f"image {where} has a layer of the kind {described['mediaType'][:80]!r}; "
+                f"image {where} has a layer of the kind {described.media_type[:80]!r}; "
                 "plain, gzip and zstd tars can be run"
             )
-        compression = _LAYERS[described["mediaType"]]
-        layers.append(Layer(described["digest"], described["size"], compression))
-    return Manifest(digest, config["digest"], config["size"], tuple(layers))
+        compression = _LAYERS[described.media_type]
+        layers.append(Layer(described.digest, described.size, compression))
+    return Manifest(digest, config.digest, config.size, tuple(layers))
 
 
-def _choose(document: dict[str, Any], platform: str, where: str) -> str:
+def _choose(document: Mapping[str, object], platform: str, where: str) -> str:
     entries = document.get("manifests")
     if not isinstance(entries, list):
         raise _garbage(where, "its index has no list of manifests")
@@ -162,33 +176,33 @@ def _choose(document: dict[str, Any], platform: str, where: str) -> str:
     for entry in entries:
         described = _descriptor(entry, where)
         has = entry.get("platform")
-        if described["mediaType"] in _INDEXES and has is None:
-            found.append((2, described["digest"]))  # a nested index may have it
-        if described["mediaType"] not in _MANIFESTS or not isinstance(has, dict):
+        if described.media_type in _INDEXES and has is None:
+            found.append((2, described.digest))  # a nested index may have it
+        if described.media_type not in _MANIFESTS or not isinstance(has, dict):
             continue
         offered.append(f"{has.get('os')}/{has.get('architecture')}")
         if (has.get("os"), has.get("architecture")) == (system, architecture):
-            found.append((int(has.get("variant") not in (None, "", "v1", "v7", "v8")), described["digest"]))
+            found.append((int(has.get("variant") not in (None, "", "v1", "v7", "v8")), described.digest))
     if not found:
         listed = ", ".join(sorted(set(offered)))[:200] or "nothing"
         raise NotFound(f"image {where} has nothing for {platform}; it has {listed}")
-    return str(min(found, key=lambda pair: pair[0])[1])
+    return min(found, key=lambda pair: pair[0])[1]
 
 
-def _descriptor(entry: Any, where: str) -> dict[str, Any]:
+def _descriptor(entry: object, where: str) -> _Descriptor:
     if not isinstance(entry, dict):
         raise _garbage(where, "a descriptor in its manifest is no object")
-    size = entry.get("size")
-    if not is_digest(entry.get("digest")):
+    media_type, digest, size = entry.get("mediaType"), entry.get("digest"), entry.get("size")
+    if not isinstance(digest, str) or not is_digest(digest):
         raise _garbage(where, "a digest in its manifest is not sha256: and 64 hex digits")
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 1 << 50:
-        raise _garbage(where, "a size in its manifest is none")
-    if not isinstance(entry.get("mediaType"), str):
+        raise _garbage(where, "a size in its manifest is invalid")
+    if not isinstance(media_type, str):
         raise _garbage(where, "a descriptor in its manifest has no media type")
-    return entry
+    return _Descriptor(media_type, digest, size)
 
 
-def _object(data: bytes, limit: int, what: str, where: str) -> dict[str, Any]:
+def _object(data: bytes, limit: int, what: str, where: str) -> dict[str, object]:
     if len(data) > limit:
         raise _garbage(where, f"its {what} is over {limit} bytes")
     try:

@@ -1,39 +1,47 @@
-"""Images that every VM has from the start: one file of them for the provider that boots templates."""
+# SPDX-License-Identifier: Apache-2.0
+"""Images that every VM has from the start, in one file for providers that boot templates."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import attrs
 from twisted.logger import Logger
 
 from infranetes.images.index import Image
 from infranetes.images.store import ImageStore
-from infranetes.threads import in_thread
-from infranetes_common import bundle
+from infranetes_common import image_bundle
+from infranetes_common.concurrency import run_in_thread, sync_directory
 from infranetes_common.errors import InfranetesError, NotFound
+from infranetes_common.reactors import IReactor
 
 _log = Logger()
 
 
 @attrs.frozen
 class Preload:
-    """A file as `infranetes_common.bundle` describes it. The same key is the same content."""
+    """A file in the format of `infranetes_common.image_bundle`. Equal keys mean equal content."""
 
     key: str
     path: Path
 
 
 async def gather(
-    reactor: Any, store: ImageStore, names: Sequence[str], directory: Path, progress: Callable[[str], None]
+    reactor: IReactor,
+    store: ImageStore,
+    names: Sequence[str],
+    directory: Path,
+    progress: Callable[[str], None],
 ) -> Preload | None:
-    """The file of these images, in `directory`; None where there are none. An image that the node does
-    not have is pulled; one that can't be had is left out, with a word in the log, and so are all where the
-    file can't be written: pods come before speed.
+    """Write these images to a file in `directory` and return it; None if there are none.
+
+    Images that the node lacks are pulled. Preloading only makes pods faster, so failures are logged and
+    otherwise ignored: an image that can't be pulled is left out, and all are if the file can't be written.
     """
     try:
         return await _gather(reactor, store, names, directory, progress)
@@ -43,16 +51,20 @@ async def gather(
 
 
 async def _gather(
-    reactor: Any, store: ImageStore, names: Sequence[str], directory: Path, progress: Callable[[str], None]
+    reactor: IReactor,
+    store: ImageStore,
+    names: Sequence[str],
+    directory: Path,
+    progress: Callable[[str], None],
 ) -> Preload | None:
     images = [image for name in names if (image := await _image(store, name, progress)) is not None]
     ids = list(dict.fromkeys(image.id for image in images))
     key = hashlib.sha256("\0".join(ids).encode()).hexdigest()[:24]
     path = directory / key
-    await in_thread(reactor, _clear, directory, path)
+    await run_in_thread(reactor, _clear, directory, path)
     if not ids:
         return None
-    if not await in_thread(reactor, path.exists):
+    if not await run_in_thread(reactor, path.exists):
         progress(f"putting {len(ids)} images together for the template")
         await _write(reactor, store, ids, path)
     return Preload(key, path)
@@ -77,35 +89,41 @@ def _clear(directory: Path, keep: Path) -> None:
             path.unlink()
 
 
-async def _write(reactor: Any, store: ImageStore, ids: Sequence[str], path: Path) -> None:
+async def _write(reactor: IReactor, store: ImageStore, ids: Sequence[str], path: Path) -> None:
     beside = path.with_name(path.name + ".new")
-    file: BinaryIO = await in_thread(reactor, beside.open, "wb")
+    file = await run_in_thread(reactor, _create, beside)
     try:
         for image_id in ids:
             await _append(reactor, store, image_id, file)
-        await in_thread(reactor, _finish, file)
+        await run_in_thread(reactor, _finish, file)
     finally:
-        await in_thread(reactor, file.close)
-    await in_thread(reactor, beside.replace, path)
+        await run_in_thread(reactor, file.close)
+    await run_in_thread(reactor, _rename, beside, path)
 
 
-async def _append(reactor: Any, store: ImageStore, image_id: str, file: BinaryIO) -> None:
+async def _append(reactor: IReactor, store: ImageStore, image_id: str, file: BinaryIO) -> None:
     start, size = file.tell(), 0
-    file.seek(bundle.BLOCK, os.SEEK_CUR)
-    pieces: Any = store.archive(image_id)
-    try:
-        async for piece in pieces:
-            await in_thread(reactor, file.write, piece)
-            size += len(piece)
-    finally:
-        await pieces.aclose()
+    file.seek(image_bundle.BLOCK, os.SEEK_CUR)
+    async with aclosing(store.archive(image_id)) as chunks:
+        async for chunk in chunks:
+            await run_in_thread(reactor, file.write, chunk)
+            size += len(chunk)
     end = file.tell()
     file.seek(start)
-    file.write(bundle.header(bundle.Section(image_id, size)))
+    file.write(image_bundle.header(image_bundle.Section(image_id, size)))
     file.seek(end)
 
 
+def _create(path: Path) -> BinaryIO:
+    return path.open("wb")
+
+
+def _rename(beside: Path, path: Path) -> None:
+    beside.replace(path)
+    sync_directory(path.parent)
+
+
 def _finish(file: BinaryIO) -> None:
-    file.write(bytes(bundle.BLOCK))
+    file.write(bytes(image_bundle.BLOCK))
     file.flush()
     os.fsync(file.fileno())

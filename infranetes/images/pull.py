@@ -1,4 +1,5 @@
-"""One pull: from a reference to blobs that are proven to be one image."""
+# SPDX-License-Identifier: Apache-2.0
+"""One pull: from a reference to blobs that are checked to be one image."""
 
 from __future__ import annotations
 
@@ -7,10 +8,10 @@ import secrets
 import shutil
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from infranetes.images import layers, manifest
@@ -20,26 +21,32 @@ from infranetes.images.index import Record
 from infranetes.images.manifest import Manifest
 from infranetes.images.reference import Reference
 from infranetes.images.skopeo import Skopeo
-from infranetes.threads import in_thread
+from infranetes_common.concurrency import IMAGES, backoff, run_in_thread, sleep
 from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unavailable
+from infranetes_common.reactors import IReactor
 
-RETRY_SECONDS = 1.0  # before the second attempt; doubled before each further one
-SLACK_BYTES = 1 << 20  # what a pull's files may take beyond what the manifest says
+RETRY_SECONDS = (
+    1.0,
+    300.0,
+)  # the pause before the second attempt, doubled before each further one; the longest
+SLACK_BYTES = 1 << 20  # by which a pull's files may be larger than the manifest says
 
-Verified = Mapping[tuple[str, str], int]  # (layer digest, diff id) that belong together: unpacked bytes
-Use = Callable[[Iterable[str]], Awaitable[None]]  # keep blobs of these digests from now on
+#: Unpacked sizes by (layer digest, diff id) that were checked to belong together.
+Verified = Mapping[tuple[str, str], int]
+#: Protects blobs with these digests from removal from now on.
+Use = Callable[[Iterable[str]], Awaitable[None]]
 
 
 class Puller:
-    """Fetches images into `blobs`, with a directory of its own in `pulls` for each pull's parts.
+    """Fetches images into `blobs`; each pull's unfinished files have a directory of their own in `pulls`.
 
-    What is fetched is checked before it counts: manifests and blobs against their digests, unpacked
-    layers against the configuration. So an image id stands for the same content wherever it came from.
+    Everything is checked before it counts: manifests and blobs against their digests, unpacked layers against
+    the configuration. So an image id means the same content wherever it came from.
     """
 
     _log = Logger()
 
-    def __init__(self, reactor: Any, config: ImagesConfig, blobs: Path, pulls: Path) -> None:
+    def __init__(self, reactor: IReactor, config: ImagesConfig, blobs: Path, pulls: Path) -> None:
         self._reactor = reactor
         self._config = config
         self._blobs = blobs
@@ -47,13 +54,14 @@ class Puller:
         self._skopeo = Skopeo(reactor, config)
 
     async def pull(self, asked: Reference, auth: Credentials | None, verified: Verified, use: Use) -> Record:
-        """The image with the one name that was asked for. Errors are those of `ImageStore.pull`."""
+        """Return the image with just the reference that was asked for. Raises as `ImageStore.pull`."""
         work = self._pulls / secrets.token_hex(8)
-        await in_thread(self._reactor, os.mkdir, work, 0o700)
+        await run_in_thread(self._reactor, os.mkdir, work, 0o700)
         try:
             return await self._retried(asked, lambda: self._fetch(asked, auth, work, verified, use))
         finally:
-            await in_thread(self._reactor, lambda: shutil.rmtree(work, ignore_errors=True))
+            remove = partial(shutil.rmtree, work, ignore_errors=True)
+            await run_in_thread(self._reactor, remove, purpose=IMAGES)
 
     async def _fetch(
         self, asked: Reference, auth: Credentials | None, work: Path, verified: Verified, use: Use
@@ -73,24 +81,24 @@ class Puller:
         else:
             raise FailedPrecondition(f"image {where}: indexes within indexes, no image")
         await use(read.blobs)
-        await in_thread(self._reactor, self._check_room, read)
+        await run_in_thread(self._reactor, self._check_room, read)
         await self._skopeo.copy(
             asked.at(read.digest),
             auth,
             str(work),
             str(self._blobs.parent),
-            lambda: in_thread(self._reactor, self._progress, work, read, where),
+            lambda: run_in_thread(self._reactor, self._progress, work, read, where),
         )
         return await self._examine(read, asked, asked.at(top), verified)
 
     async def _examine(self, read: Manifest, asked: Reference, top: Reference, verified: Verified) -> Record:
-        """Prove that what was fetched is one image whose parts belong together."""
+        """Check that what was fetched is one image whose parts belong together."""
         where = str(asked)
         for digest, size in read.blobs.items():
             path = self._blob(digest)
             if not path.is_file() or path.stat().st_size != size:
                 raise FailedPrecondition(f"image {where}: {digest} does not have the {size} bytes it should")
-        data = await in_thread(self._reactor, self._blob(read.config_digest).read_bytes)
+        data = await run_in_thread(self._reactor, self._blob(read.config_digest).read_bytes)
         if manifest.digest_of(data) != read.config_digest:
             raise Unavailable(f"image {where}: its configuration is not the one its manifest names")
         config = manifest.read_config(data, read, where)
@@ -101,10 +109,12 @@ class Puller:
             if (layer.digest, diff_id) not in known:
                 stop = threading.Event()
                 arguments = (self._blob(layer.digest), layer.compression, self._config.max_layer_bytes, stop)
-                is_, size = await in_thread(self._reactor, layers.measure, *arguments, on_cancel=stop.set)
-                if is_ != diff_id:
+                found, size = await run_in_thread(
+                    self._reactor, layers.measure, *arguments, on_cancel=stop.set, purpose=IMAGES
+                )
+                if found != diff_id:
                     raise FailedPrecondition(
-                        f"image {where}: layer {layer.digest} unpacks to {is_}, "
+                        f"image {where}: layer {layer.digest} unpacks to {found}, "
                         f"its configuration says {diff_id}"
                     )
                 known[layer.digest, diff_id] = size
@@ -113,28 +123,20 @@ class Puller:
         digests = frozenset([str(top)])
         return Record(read, config.diff_ids, tuple(unpacked), config.user, tags, digests)
 
-    async def _retried(self, asked: Reference, attempt: Callable[[], Any]) -> Record:
-        for left in reversed(range(self._config.attempts)):
+    async def _retried(self, asked: Reference, attempt: Callable[[], Awaitable[Record]]) -> Record:
+        pauses = islice(backoff(*RETRY_SECONDS), self._config.attempts - 1)
+        for pause in pauses:
             try:
-                return await attempt()  # type: ignore[no-any-return]
-            except Unavailable as e:
-                if not left:
-                    raise
-                wait = RETRY_SECONDS * 2 ** (self._config.attempts - 1 - left)
+                return await attempt()
+            except Unavailable as error:
                 self._log.warn(
                     "pulling {image} again in {seconds} s: {error}",
                     image=str(asked),
-                    seconds=wait,
-                    error=str(e),
+                    seconds=pause,
+                    error=str(error),
                 )
-                pause: Deferred[None] = Deferred()
-                timer = self._reactor.callLater(wait, pause.callback, None)
-                try:
-                    await pause
-                finally:
-                    if timer.active():
-                        timer.cancel()
-        raise AssertionError("there is at least one attempt")
+                await sleep(self._reactor, pause)
+        return await attempt()
 
     def _check_room(self, wanted: Manifest) -> None:
         """Refuse before the disk is full rather than after."""
@@ -147,7 +149,10 @@ class Puller:
             )
 
     def _progress(self, work: Path, wanted: Manifest, where: str) -> int:
-        """Bytes that have come so far. :raise FailedPrecondition: more than there should be."""
+        """Return how many bytes have come so far.
+
+        :raise FailedPrecondition: they are more than the manifest says.
+        """
         here = sum(size for digest, size in wanted.blobs.items() if self._blob(digest).exists())
         for parent, _, files in os.walk(work):
             for name in files:

@@ -1,4 +1,5 @@
-"""Names of images as the container world writes them (source: distribution/reference, reference.go)."""
+# SPDX-License-Identifier: Apache-2.0
+"""References to container images, such as docker.io/library/busybox:1.36 (distribution/reference)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _HEX64 = re.compile(r"[0-9a-f]{64}")
 
 @attrs.frozen
 class Reference:
-    """A full name: registry, path and either a tag or a digest."""
+    """A full reference: registry, path, and either a tag or a digest."""
 
     registry: str  # docker.io, localhost:5000
     path: str  # library/busybox
@@ -37,26 +38,26 @@ class Reference:
         return f"{self.repository}@{self.digest}" if self.digest else f"{self.repository}:{self.tag}"
 
     def at(self, digest: str) -> Reference:
-        """The same repository's image with that digest."""
+        """Return the reference to another image of this repository, by digest."""
         return Reference(self.registry, self.path, digest=digest)
 
 
 def is_digest(text: object) -> bool:
-    """Whether it is `sha256:` and 64 lower-case hex digits."""
+    """Whether a value is `sha256:` and 64 lower-case hex digits."""
     return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
 
 
 def is_registry(text: str) -> bool:
-    """Whether it can be a registry in a reference: HOST or HOST:PORT."""
+    """Whether a string can be the registry in a reference: HOST or HOST:PORT."""
     return _REGISTRY.fullmatch(text) is not None
 
 
 def parse(text: str) -> Reference:
-    """What `text` names, in full: `busybox` is docker.io/library/busybox:latest.
+    """Parse a reference and complete it: `busybox` is docker.io/library/busybox:latest.
 
-    Where there are a tag and a digest the digest counts and the tag is dropped.
+    If it has both a tag and a digest, the tag is dropped.
 
-    :raise InvalidArgument: no such name; says what is wrong with it.
+    :raise InvalidArgument: it is no reference; the message says what is wrong with it.
     """
 
     def refuse(why: str) -> InvalidArgument:

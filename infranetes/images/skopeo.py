@@ -1,4 +1,8 @@
-"""Runs skopeo: one process per step, watched, killed when nobody waits, its words turned into errors."""
+# SPDX-License-Identifier: Apache-2.0
+"""Running skopeo, one process per step.
+
+A process that makes no progress or that nobody waits for is killed; its last message becomes an error.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,10 @@ import contextlib
 import os
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
-from twisted.internet.defer import CancelledError, Deferred, succeed
-from twisted.internet.error import ProcessExitedAlready
+from twisted.internet.defer import TimeoutError
+from twisted.internet.error import ProcessDone, ProcessExitedAlready, ProcessTerminated
+from twisted.internet.interfaces import IProcessTransport
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
@@ -17,6 +21,7 @@ from infranetes.images.auth import Credentials
 from infranetes.images.config import ImagesConfig, default_policy
 from infranetes.images.manifest import MAX_MANIFEST_BYTES
 from infranetes.images.reference import Reference
+from infranetes_common.concurrency import Event, until_ended
 from infranetes_common.errors import (
     FailedPrecondition,
     InfranetesError,
@@ -26,6 +31,7 @@ from infranetes_common.errors import (
     Unauthenticated,
     Unavailable,
 )
+from infranetes_common.reactors import IReactor
 
 STDERR_BYTES = 16 * 1024
 WATCH_SECONDS = 1.0
@@ -34,27 +40,30 @@ INHERITED = re.compile(
     r"|(?i:https?_proxy|no_proxy|all_proxy)"
 )
 
-# Tells how far a step is, as any number that grows; raises to end the step.
+#: Returns how far a step is, as any number that grows; raises to end the step.
 Watch = Callable[[], Awaitable[int]]
 
 
 class Skopeo:
-    """Asks registries, with the node's registries.conf, mirrors, certificates and proxies in force."""
+    """Asks registries, subject to the node's registries.conf, mirrors, certificates and proxies."""
 
-    def __init__(self, reactor: Any, config: ImagesConfig) -> None:
+    def __init__(self, reactor: IReactor, config: ImagesConfig) -> None:
         self._reactor = reactor
         self._config = config
 
     async def manifest(self, reference: Reference, auth: Credentials | None, directory: str) -> bytes:
-        """The manifest or index behind the reference, byte for byte as the registry sent it."""
+        """Return the manifest or index of a reference, byte for byte as the registry sent it."""
         arguments = ["inspect", "--raw", *self._source(reference, auth, "--tls-verify", "--authfile")]
         return await self._run(arguments, reference, auth, directory, MAX_MANIFEST_BYTES + 1, None)
 
     async def copy(
         self, reference: Reference, auth: Credentials | None, directory: str, blobs: str, watch: Watch
     ) -> None:
-        """Put the image's blobs into `blobs`/sha256; each has its name once it is whole and its digest
-        is right, parts are in `directory`/layout."""
+        """Fetch an image's blobs into `blobs`/sha256.
+
+        A blob gets its name once it is whole and has the right digest; until then it is in
+        `directory`/layout.
+        """
         arguments = ["copy", "--quiet", "--preserve-digests", f"--dest-shared-blob-dir={blobs}"]
         arguments += self._source(reference, auth, "--src-tls-verify", "--src-authfile")
         await self._run([*arguments, "oci:layout"], reference, auth, directory, STDERR_BYTES, watch)
@@ -86,7 +95,7 @@ class Skopeo:
         command += ["--policy", self._config.policy or default_policy(), *arguments]
         environment = {k: v for k, v in os.environ.items() if INHERITED.fullmatch(k)}
         environment["TMPDIR"] = directory
-        fds: dict[int, Any] = {0: "w", 1: "r", 2: "r"}
+        fds: dict[int, int | str] = {0: "w", 1: "r", 2: "r"}
         secret = None
         try:
             if auth is not None:  # in memory only: nothing on disk, nothing in the arguments
@@ -113,11 +122,12 @@ class Skopeo:
         raise classify(run.err.decode(errors="replace"), reference)
 
     async def _watched(self, run: _Run, reference: Reference, watch: Watch | None) -> int:
-        """The exit status; however this ends, the process is gone by then."""
+        """Wait for the exit status. However this ends, the process has ended, too."""
         seen, since = -1, self._reactor.seconds()
         try:
-            while not run.ended:
-                await run.wait(self._reactor, WATCH_SECONDS)
+            while not run.ended.happened:
+                with contextlib.suppress(TimeoutError):
+                    await run.ended.wait().addTimeout(WATCH_SECONDS, self._reactor)
                 now = await watch() if watch is not None else 0
                 if now != seen:
                     seen, since = now, self._reactor.seconds()
@@ -128,42 +138,26 @@ class Skopeo:
                     )
         finally:
             run.kill()
-            while not run.ended:
-                with contextlib.suppress(CancelledError):
-                    await run.wait(self._reactor, WATCH_SECONDS)
-        return run.status
+            ended = run.ended.wait()
+            await until_ended(ended)
+        return await ended
 
 
 class _Run(ProcessProtocol):
-    """Keeps what a process says within bounds."""
+    """A process's output, within bounds.
 
-    transport: Any
+    :ivar ended: happens with the exit status, or 128 and the signal.
+    """
 
-    def connectionMade(self) -> None:
-        self.transport.closeStdin()
+    transport: IProcessTransport
 
     def __init__(self, limit: int) -> None:
         self.out, self.err = bytearray(), bytearray()
-        self.status = -1
-        self.ended = False
+        self.ended: Event[int] = Event()
         self._limit = limit
-        self._waiting: Deferred[None] | None = None
 
-    def wait(self, reactor: Any, seconds: float) -> Deferred[None]:
-        """Fires when it has ended or the time is up; one wait at a time."""
-        if self.ended:
-            return succeed(None)
-        waiting: Deferred[None] = Deferred()
-        self._waiting = waiting
-        timer = reactor.callLater(seconds, self._fire)
-
-        def done(result: Any) -> Any:
-            self._waiting = None
-            if timer.active():
-                timer.cancel()
-            return result
-
-        return waiting.addBoth(done)
+    def connectionMade(self) -> None:
+        self.transport.closeStdin()
 
     def outReceived(self, data: bytes) -> None:
         self.out += data[: self._limit - len(self.out)]
@@ -174,21 +168,16 @@ class _Run(ProcessProtocol):
         self.err = (self.err + data)[-STDERR_BYTES:]
 
     def processEnded(self, reason: Failure) -> None:
-        value: Any = reason.value
-        self.status = value.exitCode if value.exitCode is not None else 128 + (value.signal or 0)
-        self.ended = True
-        self._fire()
+        ended = reason.value
+        assert isinstance(ended, ProcessDone | ProcessTerminated)
+        self.ended.succeed(ended.exitCode if ended.exitCode is not None else 128 + (ended.signal or 0))
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessExitedAlready):
             self.transport.signalProcess("KILL")
 
-    def _fire(self) -> None:
-        if self._waiting is not None:
-            self._waiting.callback(None)
 
-
-# The first that matches counts. Words are skopeo's, containers/image's, Go's and the registries'.
+# The first match counts. The words are those of skopeo, containers/image, Go and registries.
 _WORDS: tuple[tuple[str, type[InfranetesError], str], ...] = (
     (r"no space left on device|disk quota exceeded", ResourceExhausted,
      "the image store's disk is full; remove images or make room under the state directory"),
@@ -219,10 +208,10 @@ _WORDS: tuple[tuple[str, type[InfranetesError], str], ...] = (
 
 
 def classify(said: str, reference: Reference) -> InfranetesError:
-    """The error that skopeo's last words stand for."""
+    """Return the error that skopeo's output means."""
     fatal = re.findall(r'level=fatal msg="((?:[^"\\]|\\.)*)"', said)
     words = re.sub(r"\\(.)", lambda m: " " if m[1] in "nrt" else m[1], fatal[-1]) if fatal else said
-    # The name itself must not be taken for an explanation of what is wrong with it.
+    # An image's name must not be taken for a reason.
     stripped = words.replace(str(reference), "IMAGE").replace(reference.repository, "REPOSITORY")
     shown = "".join(c if c.isprintable() else " " for c in words).strip()[-400:] or "skopeo said nothing"
     for pattern, kind, meaning in _WORDS:

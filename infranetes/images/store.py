@@ -1,13 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
 """The node's image store.
 
 On disk, under one directory of mode 0700::
 
     images.json     which images there are (index.py)
     blobs/sha256/   configurations and layers by digest, shared by all images; each is whole
-    pulls/ID/       what one running pull has in parts; emptied when the daemon starts
+    pulls/ID/       the unfinished files of one pull; removed when the daemon starts
 
-A blob stays while an image, a running pull or a running archive needs it. Whatever ends the daemon,
-the next one finds images that are complete, and removes what belongs to none.
+A blob stays while an image, a pull or an archive needs it. However the daemon ends, the next one finds
+complete images, and removes blobs that belong to none.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import TypeVar, TypeVarTuple
 
 import attrs
-from twisted.internet.defer import CancelledError, Deferred, DeferredLock, DeferredSemaphore
+from twisted.internet.defer import CancelledError, DeferredLock, DeferredSemaphore
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 
 from infranetes.images import archive, index
 from infranetes.images.auth import Credentials
@@ -32,7 +33,7 @@ from infranetes.images.config import ImagesConfig
 from infranetes.images.index import Image, Record
 from infranetes.images.pull import Puller
 from infranetes.images.reference import Reference, parse
-from infranetes.threads import in_thread, settled
+from infranetes_common.concurrency import IMAGES, Flight, run_in_thread, start, until_ended
 from infranetes_common.errors import (
     ConfigError,
     FailedPrecondition,
@@ -41,13 +42,17 @@ from infranetes_common.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from infranetes_common.reactors import IReactor
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @attrs.frozen
 class FsUsage:
-    """What the image store takes."""
+    """How much of its disk the image store uses."""
 
     timestamp_nanos: int  # since 1970 UTC
     path: str
@@ -55,25 +60,24 @@ class FsUsage:
     inodes_used: int
 
 
-@attrs.define(eq=False)
-class _Flight:
-    """One pull under way and everyone who waits for it."""
+_Key = tuple[Reference, Credentials | None, Puller]
 
-    task: Deferred[Record]
-    waiters: set[Deferred[Record]] = attrs.field(factory=set)
+
+def _pinned(config: ImagesConfig) -> frozenset[str]:
+    return frozenset(str(parse(name)) for name in (*config.pinned, *config.preload))
 
 
 class ImageStore:
-    """Pulls, keeps and hands out images. One instance per directory; `start` first.
+    """Pulls and stores container images. Call `start` first.
 
-    :param reactor: processes, threads and time. :param directory: kept by this store alone.
+    :param directory: used by this store alone.
     """
 
-    boots = False  # its images are no machines
+    machine_images = False
 
     _log = Logger()
 
-    def __init__(self, reactor: Any, directory: Path | str, config: ImagesConfig | None = None) -> None:
+    def __init__(self, reactor: IReactor, directory: Path | str, config: ImagesConfig | None = None) -> None:
         self._config = config or ImagesConfig()
         self._reactor = reactor
         self._directory = Path(directory).absolute()
@@ -81,15 +85,15 @@ class ImageStore:
         self._blobs = self._directory / "blobs" / "sha256"
         self._pulls = self._directory / "pulls"
         self._records: dict[str, Record] = {}
-        self._pinned = frozenset(str(parse(name)) for name in (*self._config.pinned, *self._config.preload))
-        self._in_use: Counter[str] = Counter()  # digests that pulls and archives need
+        self._pinned = _pinned(self._config)
+        self._in_use: Counter[str] = Counter()  # by digest: how many pulls and archives need the blob
         self._lock = DeferredLock()  # one change of images.json or of the set of blobs at a time
-        self._places = DeferredSemaphore(self._config.max_parallel_pulls)
+        self._pull_limit = DeferredSemaphore(self._config.max_parallel_pulls)
         self._puller = Puller(reactor, self._config, self._blobs, self._pulls)
-        self._flights: dict[tuple[Reference, Credentials | None], _Flight] = {}
+        self._flights: dict[_Key, Flight[Record]] = {}  # pulls under way
 
     async def start(self) -> None:
-        """Read what is there and remove what no image needs.
+        """Read the index, and remove blobs that no image needs.
 
         :raise ConfigError: the directory can't be used.
         """
@@ -109,44 +113,54 @@ class ImageStore:
         await self._collect()
         self._log.info("{count} images in {path}", count=len(self._records), path=str(self._directory))
 
+    def reconfigure(self, config: ImagesConfig) -> None:
+        """Pull and pin by `config` from now on.
+
+        Pulls under way end as they began, and how many there may be at once stays as it is.
+        """
+        self._config = config
+        self._pinned = _pinned(config)
+        self._puller = Puller(self._reactor, config, self._blobs, self._pulls)
+
     async def stop(self) -> None:
-        """End pulls that are under way. Twice is once."""
+        """End pulls that are under way. Idempotent."""
         flights = [*self._flights.values()]
         for flight in flights:
-            flight.task.cancel()
-            for waiter in [*flight.waiters]:
-                waiter.errback(Unavailable("the daemon is stopping"))
+            flight.cancel()
         for flight in flights:
-            await settled(flight.task)
+            await _until_landed(flight)
 
     # ---- What is there -----------------------------------------------------------------------
 
     def list(self) -> list[Image]:
-        """Every image, sorted by its first name, then id."""
+        """Return every image, sorted by its first name, then id."""
         images = [record.image(self._pinned) for record in self._records.values()]
         return sorted(images, key=lambda i: ((i.repo_tags + i.repo_digests + (i.id,))[0], i.id))
 
     def resolve(self, name_or_id: str) -> Image:
-        """The image that a reference, an id or the beginning of one id means.
+        """Return the image that a reference, an id or the beginning of an id means.
 
-        :raise NotFound: not on this node. :raise InvalidArgument: malformed or ambiguous.
+        :raise NotFound: it is not on this node.
+        :raise InvalidArgument: the name is malformed or ambiguous.
         """
         return index.find(self._records, name_or_id).image(self._pinned)
 
+    async def check(self, image_id: str) -> None:
+        """Do nothing: only `remove` removes images from this store."""
+
     async def config(self, image_id: str) -> bytes:
-        """The image's configuration: JSON as the registry has it.
+        """Return the image's configuration: JSON as the registry has it.
 
         :raise NotFound: no image has this id.
         """
         path = self._blob(self._record(image_id).id)
         try:
-            data: bytes = await self._thread(path.read_bytes)
+            return await self._thread(path.read_bytes)
         except OSError:
             raise NotFound(f"image {image_id} is not on this node any more; pull it") from None
-        return data
 
     async def fs_usage(self) -> FsUsage:
-        """What the store takes on its disk, parts of running pulls included."""
+        """Return how much disk the store uses, unfinished pulls included."""
 
         def walk() -> tuple[int, int]:
             used, inodes = 0, 0
@@ -162,22 +176,22 @@ class ImageStore:
         used, inodes = await self._thread(walk)
         return FsUsage(time.time_ns(), str(self._directory), used, inodes)
 
-    async def archive(self, image_id: str, present: int = 0) -> AsyncIterator[bytes]:
-        """The image as a tar for `docker load`, in pieces of at most 256 KiB.
+    async def archive(self, image_id: str, present: int = 0) -> AsyncGenerator[bytes, None]:
+        """Yield the image as a tar for `docker load`, in chunks of at most 256 KiB.
 
-        :param present: so many of the lowest layers are left out; the manifest names them.
-        :raise NotFound: no image has this id. :raise InvalidArgument: it has fewer layers.
+        :param present: how many of the lowest layers are left out; the manifest still names them.
+        :raise NotFound: no image has this id.
+        :raise InvalidArgument: it has fewer layers than `present`.
         """
         record = self._record(image_id)
         if not 0 <= present <= len(record.diff_ids):
             raise InvalidArgument(f"image {image_id} has {len(record.diff_ids)} layers, not {present}")
         digests = self._use(record.manifest.blobs)
-        pieces: Any = archive.stream(record, self._blobs, present, self._thread)
         try:
-            async for piece in pieces:
-                yield piece
+            async with aclosing(archive.stream(record, self._blobs, present, self._thread)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
         finally:
-            await pieces.aclose()
             self._in_use.subtract(digests)
             if self._records.get(record.id) is not record:
                 await self._collect()
@@ -185,40 +199,41 @@ class ImageStore:
     # ---- Changes -----------------------------------------------------------------------------
 
     async def pull(self, name: str, auth: Credentials | None = None) -> Image:
-        """Fetch an image, or find that the one that is here is still what the registry has.
+        """Fetch an image, unless the one that is here is what the registry has.
 
-        The same pull asked for twice is made once; it ends when everyone who asked is cancelled.
+        Equal calls share one pull, which is cancelled when all of them are.
 
         :raise InvalidArgument: `name` is no reference.
         :raise NotFound: the registry has no such image, or none for this platform.
-        :raise Unauthenticated: :raise PermissionDenied: the registry wants other credentials.
-        :raise FailedPrecondition: a person has to change something; the message says what.
-        :raise Unavailable: the registry can't be reached or sends what it did not promise.
+        :raise Unauthenticated: or
+        :raise PermissionDenied: the registry wants other credentials.
+        :raise FailedPrecondition: somebody has to change something; the message says what.
+        :raise Unavailable: the registry can't be reached, or what it sends does not match its digest.
         :raise ResourceExhausted: the disk is full.
         """
         asked = parse(name)
-        key = (asked, auth)
+        key = (asked, auth, self._puller)
         flight = self._flights.get(key)
-        if flight is None:
-            flight = self._flights[key] = _Flight(Deferred.fromCoroutine(self._pull(asked, auth)))
-            flight.task.addBoth(self._landed, key, flight)
-        waiter: Deferred[Record] = Deferred()
-        flight.waiters.add(waiter)
+        if flight is None or flight.done:
+            pulling = start(self._pull(asked, auth))
+            flight = self._flights[key] = Flight(pulling)
+            pulling.addBoth(self._landed, key, flight)
         try:
-            record = await waiter
+            record = await flight.join()
         except CancelledError:
-            flight.waiters.discard(waiter)
+            if flight.done:  # by `stop`
+                raise Unavailable("the daemon is stopping") from None
             if not flight.waiters:
-                self._flights.pop(key, None)  # whoever asks from now on starts anew
-                flight.task.cancel()
-                await settled(flight.task)
+                self._flights.pop(key, None)  # another call from now on begins a new pull
+                flight.cancel()
+                await _until_landed(flight)
             raise
         return record.image(self._pinned)
 
     async def remove(self, name_or_id: str) -> None:
-        """Forget the image under all of its names. Not here: nothing to do.
+        """Remove the image with all of its names. Idempotent.
 
-        :raise InvalidArgument: malformed or ambiguous.
+        :raise InvalidArgument: the name is malformed or ambiguous.
         """
         try:
             meant = index.find(self._records, name_or_id).id
@@ -234,20 +249,22 @@ class ImageStore:
     async def _pull(self, asked: Reference, auth: Credentials | None) -> Record:
         started = self._reactor.seconds()
         used: list[str] = []
+        puller = self._puller
 
         async def use(digests: Iterable[str]) -> None:
-            await self._lock.run(lambda: used.extend(self._use(digests)))
+            async with self._lock:
+                used.extend(self._use(digests))
 
-        await self._places.acquire()
+        await self._pull_limit.acquire()
         try:
             verified = {pair: size for r in self._records.values() for pair, size in r.verified.items()}
-            record = await self._puller.pull(asked, auth, verified, use)
+            record = await puller.pull(asked, auth, verified, use)
             await self._change(lambda records: index.added(records, record))
         except OSError as e:
             raise self._disk_error(e) from None
         finally:
             self._in_use.subtract(used)
-            self._places.release()
+            self._pull_limit.release()
             await self._collect()
         seconds = self._reactor.seconds() - started
         self._log.info("pulled {image} in {seconds:.2f} s", image=str(asked), seconds=seconds)
@@ -256,13 +273,12 @@ class ImageStore:
     async def _change(
         self, change: Callable[[dict[str, Record]], dict[str, Record]], frees: bool = False
     ) -> None:
-        """Apply `change` to disk, then to memory, then remove blobs that nothing needs any more.
+        """Apply `change` to the disk, then to memory, then remove blobs that are no longer needed.
 
-        :param frees: it makes room. On a full disk, where there is none to write that there shall be
-            more, blobs go first; killed before the file is written, the next start drops their image.
+        :param frees: whether it makes room. If the disk is too full to write the index, blobs are removed
+            first. A daemon killed in between drops their image when it starts again.
         """
-
-        async def body() -> None:
+        async with self._lock:
             records = change(self._records)
             try:
                 await self._thread(index.save, self._index, [*records.values()])
@@ -275,15 +291,16 @@ class ImageStore:
             self._records = records
             await self._sweep()
 
-        await self._lock.run(lambda: Deferred.fromCoroutine(body()))
-
     async def _collect(self) -> None:
         """Remove blobs that nothing needs."""
-        await self._lock.run(lambda: Deferred.fromCoroutine(self._sweep()))
+        async with self._lock:
+            await self._sweep()
 
     async def _sweep(self) -> None:
-        """`_collect` for those who have the lock. Nothing comes into need meanwhile: pulls take the lock
-        for that, and archives need what an image needs."""
+        """Remove blobs that nothing needs; the lock is held.
+
+        No blob becomes needed meanwhile: pulls take the lock for that, and archives need what images need.
+        """
 
         def sweep() -> None:
             for path in self._blobs.iterdir():
@@ -300,16 +317,9 @@ class ImageStore:
         self._in_use.update(digests)
         return digests
 
-    def _landed(self, result: Any, key: Any, flight: _Flight) -> None:
-        """Tell everyone who waits; what nobody waits for is not an unhandled error."""
+    def _landed(self, result: None, key: _Key, flight: Flight[Record]) -> None:
         if self._flights.get(key) is flight:
             del self._flights[key]
-        for waiter in list(flight.waiters):
-            if not waiter.called:
-                if isinstance(result, Failure):
-                    waiter.errback(result)
-                else:
-                    waiter.callback(result)
 
     def _disk_error(self, e: OSError) -> Exception:
         if e.errno in _FULL:
@@ -327,5 +337,11 @@ class ImageStore:
     def _blob(self, digest: str) -> Path:
         return self._blobs / digest.removeprefix("sha256:")
 
-    async def _thread(self, work: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        return await in_thread(self._reactor, work, *args, **options)
+    async def _thread(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
+        return await run_in_thread(self._reactor, work, *args, purpose=IMAGES)
+
+
+async def _until_landed(flight: Flight[Record]) -> None:
+    ended = flight.join()
+    await until_ended(ended)
+    ended.addErrback(lambda _: None)

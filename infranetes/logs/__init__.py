@@ -1,6 +1,8 @@
-"""CRI log files on the node, written exactly once from what the agents read."""
+# SPDX-License-Identifier: Apache-2.0
+"""The log files that kubelet reads, in the CRI's format: each byte of a container's output exactly once."""
 
-from infranetes.logs.container import Checkpoint, ContainerLog, stop_all
+from infranetes.logs.container import ContainerLog, stop_all
 from infranetes.logs.render import render
+from infranetes.logs.writer import Checkpoint
 
 __all__ = ["Checkpoint", "ContainerLog", "render", "stop_all"]

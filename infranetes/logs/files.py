@@ -1,7 +1,8 @@
-"""A log file that is known by its inode, so that it is the same one after kubelet renamed it.
+# SPDX-License-Identifier: Apache-2.0
+"""Log files by inode, so that one is found again after kubelet has renamed it.
 
-Nothing is kept open between calls: thousands of idle logs cost no descriptors. Everything here
-blocks (a full page cache makes any write wait for the disk) and is called in threads.
+Nothing stays open between calls, so thousands of idle logs cost no descriptors. Everything here blocks (a
+full page cache makes any write wait for the disk) and is called in threads.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ class Gone(Exception):
 
 @attrs.frozen
 class Found:
-    """A log file on disk. `at_path`: nobody renamed it."""
+    """A log file on disk.
+
+    :ivar at_path: whether it is at the log's path, not renamed.
+    """
 
     inode: int
     size: int
@@ -29,10 +33,13 @@ class Found:
 
 
 class LogFiles:
-    """The operations that a ContainerLog needs of the file system. All may raise OSError."""
+    """What a log needs of the file system. Every method may raise OSError."""
 
     def find(self, path: Path, inode: int) -> Found:
-        """The file, at `path` or under another name in its directory. :raise Gone: it is not there."""
+        """Find the file at `path` or under another name in its directory.
+
+        :raise Gone: it is not there.
+        """
         fd, at_path = _open(path, inode, os.O_RDONLY)
         try:
             return Found(inode, os.fstat(fd).st_size, at_path)
@@ -40,7 +47,7 @@ class LogFiles:
             os.close(fd)
 
     def current(self, path: Path) -> Found:
-        """The file at `path`, made if there is none, and its directory too."""
+        """Return the file at `path`; it and its directory are made if they are missing."""
         with contextlib.suppress(FileExistsError):
             path.parent.mkdir(parents=True, mode=0o755)
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
@@ -51,14 +58,17 @@ class LogFiles:
         return Found(stat.st_ino, stat.st_size, True)
 
     def at(self, path: Path) -> int:
-        """The inode of what is at `path`; 0: nothing."""
+        """Return the inode of what is at `path`; 0 if nothing is."""
         try:
             return path.lstat().st_ino
         except FileNotFoundError:
             return 0
 
     def append(self, path: Path, inode: int, data: bytes) -> int:
-        """Write all of `data` at the file's end, or nothing of it; its size then. :raise Gone: as `find`."""
+        """Append all of `data` or nothing of it, and return the file's new size.
+
+        :raise Gone: as `find`.
+        """
         fd, _ = _open(path, inode, os.O_WRONLY | os.O_APPEND)
         try:
             start = os.fstat(fd).st_size
@@ -74,7 +84,10 @@ class LogFiles:
             os.close(fd)
 
     def tail(self, path: Path, inode: int, size: int) -> bytes:
-        """What the file has beyond its first `size` bytes. :raise Gone: as `find`."""
+        """Return what the file has beyond its first `size` bytes.
+
+        :raise Gone: as `find`.
+        """
         fd, _ = _open(path, inode, os.O_RDONLY)
         with open(fd, "rb") as file:
             file.seek(size)
@@ -82,7 +95,7 @@ class LogFiles:
 
 
 def _open(path: Path, inode: int, flags: int) -> tuple[int, bool]:
-    """A descriptor of the file with that inode, and whether it is at `path`."""
+    """Open the file with that inode; also say whether it is at `path`."""
     for _ in range(3):  # kubelet may rename it between the two looks
         with contextlib.suppress(FileNotFoundError):
             fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)

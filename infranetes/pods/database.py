@@ -1,22 +1,28 @@
-"""The store's file: its schema, and how records become rows. Synchronous; `store.Store` gives it a thread.
+# SPDX-License-Identifier: Apache-2.0
+"""The store's file: its schema, and how records become rows. Blocks; `store.Store` runs it in a thread.
 
-SQLite in WAL mode with synchronous=FULL: a commit is on the disk before it is answered. A cloud's VM
-outlives a node that loses power, so a record that had only reached the page cache would be a VM
-without a record. Group commits make many writes share one fsync, which is what keeps that cheap.
+SQLite is in WAL mode with synchronous=FULL: a commit is on the disk before it is answered. A cloud's VM
+outlives a node that loses power, so if its record had only reached the page cache it would be a VM without a
+record. Group commits keep that cheap: many writes share one fsync.
+
+Pods can be stopped and removed also when the disk is full, or nothing would make room on it. So the file and
+its log get more room than that takes when the store is opened, and are overwritten in place from then on.
 """
 
 from __future__ import annotations
 
+import enum
 import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import attrs
 
-from infranetes.pods.records import ContainerRecord, Contents, LogPosition, PoolRecord, SandboxRecord
-from infranetes.pods.states import ContainerState, PoolState, SandboxState
+from infranetes.machines.pool_record import PoolRecord, PoolState
+from infranetes.pods.records import ContainerRecord, Contents, LogPosition, SandboxRecord
+from infranetes.pods.states import ContainerState, SandboxState
 from infranetes_common.errors import ConfigError, FailedPrecondition, ResourceExhausted, Unavailable
 
 MIGRATIONS: tuple[str, ...] = (
@@ -58,9 +64,16 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE sandboxes ADD COLUMN image TEXT NOT NULL DEFAULT '';
     """,
 )
-"""Each brings the schema from its index to the next version. One that was released never changes."""
+"""Each one brings the schema from the version of its index to the next. A released one never changes."""
 
-Write = Callable[[sqlite3.Connection], Any]
+_CHECKPOINT_PAGES = 256  # of the log, after which it is reused from its start
+_RESERVE_BYTES = 2 * _CHECKPOINT_PAGES * 4096  # kept free in the file, and written once to the log
+
+Write = Callable[[sqlite3.Connection], None]
+"""A change to the store, done in a transaction of `apply`."""
+
+_Value = str | int | bytes
+_Record = TypeVar("_Record", SandboxRecord, ContainerRecord, PoolRecord)
 
 _SANDBOX_COLUMNS = tuple(field.name for field in attrs.fields(SandboxRecord))
 _CONTAINER_COLUMNS = tuple(field.name for field in attrs.fields(ContainerRecord))
@@ -73,7 +86,7 @@ _COLUMNS: dict[type, tuple[str, ...]] = {
 
 
 def open_database(path: Path) -> sqlite3.Connection:
-    """The store's file, made or brought to the present schema.
+    """Open the store's file; make it, or bring it to the present schema, if need be.
 
     :raise ConfigError: the directory can't be written.
     :raise FailedPrecondition: not a store, or one of a newer release.
@@ -92,6 +105,7 @@ def open_database(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
         _migrate(connection, path)
+        _reserve(connection)
     except sqlite3.Error as error:
         raise FailedPrecondition(
             f"the store {path} can't be opened: {error}. Put it back from a copy, or move it away to begin "
@@ -111,19 +125,33 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
         connection.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
 
 
-def apply(connection: sqlite3.Connection, writes: Sequence[Write]) -> list[Any]:
-    """Do all of `writes` in one commit: each one's result, or the Exception with which it alone failed.
+def _reserve(connection: sqlite3.Connection) -> None:
+    """Reserve room in the file and its log, unless the disk is full already."""
+    connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+    grow = "INSERT OR REPLACE INTO settings (name, value) VALUES ('reserve', printf('%.*c', ?, ' '))"
+    shrink = "DELETE FROM settings WHERE name = 'reserve'"
+    for sql, parameters in ((grow, (_RESERVE_BYTES,)), (shrink, ())):
+        try:
+            connection.execute(sql, parameters)
+        except sqlite3.OperationalError as error:
+            if "full" not in str(error):
+                raise
 
-    :raise InfranetesError: the commit failed, so nothing of any of them is done.
+
+def apply(connection: sqlite3.Connection, writes: Sequence[Write]) -> list[Exception | None]:
+    """Do all of `writes` in one commit. Return, for each one, None or the error with which it alone failed.
+
+    :raise InfranetesError: the commit failed, and none of them is done.
     """
-    results: list[Any] = []
+    results: list[Exception | None] = []
     try:
         connection.execute("BEGIN IMMEDIATE")
         for write in writes:
             connection.execute("SAVEPOINT one")
             try:
-                results.append(write(connection))
+                write(connection)
                 connection.execute("RELEASE one")
+                results.append(None)
             except Exception as error:
                 if not connection.in_transaction:  # a full disk ends the transaction as a whole
                     raise
@@ -139,7 +167,7 @@ def apply(connection: sqlite3.Connection, writes: Sequence[Write]) -> list[Any]:
 
 
 def as_error(error: Exception) -> Exception:
-    """What a failed write means to the caller."""
+    """The error that tells the caller why a write failed."""
     if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
         return ResourceExhausted("the disk of the state directory is full: make room and try again")
     if isinstance(error, sqlite3.OperationalError):
@@ -148,7 +176,7 @@ def as_error(error: Exception) -> Exception:
 
 
 def load(connection: sqlite3.Connection) -> Contents:
-    """Everything there is."""
+    """Load everything in the store."""
     sandboxes = connection.execute(f"SELECT {', '.join(_SANDBOX_COLUMNS)} FROM sandboxes")  # noqa: S608
     containers = connection.execute(
         f"SELECT {', '.join(_CONTAINER_COLUMNS)} FROM containers"  # noqa: S608
@@ -166,48 +194,53 @@ def load(connection: sqlite3.Connection) -> Contents:
     )
 
 
-def _record(kind: Any, states: Any, columns: tuple[str, ...], row: tuple[Any, ...]) -> Any:
-    fields = dict(zip(columns, row, strict=True))
-    fields["state"] = states(fields["state"])
+def _record(
+    record: Callable[..., _Record],
+    state: Callable[[_Value], enum.Enum],
+    columns: tuple[str, ...],
+    row: tuple[_Value, ...],
+) -> _Record:
+    fields: dict[str, object] = dict(zip(columns, row, strict=True))
+    fields["state"] = state(row[columns.index("state")])
     if "claimed" in fields:
         fields["claimed"] = bool(fields["claimed"])
-    return kind(**fields)
+    return record(**fields)
 
 
 def put(table: str, record: SandboxRecord | ContainerRecord | PoolRecord) -> Write:
-    """Insert the record, or replace the one with its id."""
+    """A write that inserts the record, or replaces the one with its id."""
     columns = _COLUMNS[type(record)]
     values = [getattr(record, name) for name in columns]
     values[columns.index("state")] = record.state.value
     if not isinstance(record, PoolRecord):
         values[columns.index("claimed")] = int(record.claimed)
-    marks = ", ".join("?" * len(columns))
+    placeholders = ", ".join("?" * len(columns))
     updates = ", ".join(f"{name} = excluded.{name}" for name in columns if name != "id")
-    # Not REPLACE, which deletes first and so would take the record's children with it.
+    # Not REPLACE: it deletes the row first, and with it the rows that refer to it.
     sql = (
-        f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks}) "  # noqa: S608 - names are ours
+        f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({placeholders}) "  # noqa: S608 - names are ours
         f"ON CONFLICT (id) DO UPDATE SET {updates}"
     )
-    return lambda connection: connection.execute(sql, values) and None
+    return _execute(sql, values)
 
 
 def delete(table: str, id: str) -> Write:
-    """Delete one record, and what hangs on it."""
-    return lambda connection: connection.execute(f"DELETE FROM {table} WHERE id = ?", (id,)) and None  # noqa: S608
+    """A write that deletes a record, and with it those that refer to it."""
+    return _execute(f"DELETE FROM {table} WHERE id = ?", (id,))  # noqa: S608 - names are ours
 
 
 def update_pool(record: PoolRecord) -> Write:
-    """Keep the record if there is one with its id: never bring back what was claimed or has ended."""
+    """A write that replaces the pool's record with its id; none comes back that was claimed or has ended."""
     names = [name for name in _POOL_COLUMNS if name != "id"]
     values = [record.state.value if name == "state" else getattr(record, name) for name in names]
     sql = f"UPDATE pool SET {', '.join(f'{name} = ?' for name in names)} WHERE id = ?"  # noqa: S608
-    return lambda connection: connection.execute(sql, (*values, record.id)) and None
+    return _execute(sql, (*values, record.id))
 
 
 def claim(record: SandboxRecord) -> Write:
-    """Make the pool's VM of that id the sandbox's.
+    """A write that makes the pool's VM with the record's id the sandbox's.
 
-    :raise FailedPrecondition: from the write: the pool has no idle VM with that id, token and instance."""
+    It fails with FailedPrecondition if the pool has no idle VM with that id, token and instance."""
     insert = put("sandboxes", record)
 
     def write(connection: sqlite3.Connection) -> None:
@@ -223,26 +256,27 @@ def claim(record: SandboxRecord) -> Write:
 
 
 def put_log(container_id: str, position: LogPosition) -> Write:
-    """Keep a log's position, as long as its container has a record."""
+    """A write that keeps a log's position, as long as its container has a record."""
     row = (container_id, position.cursor, position.inode, position.size, int(position.done), container_id)
-    return lambda connection: (
-        connection.execute(
-            "INSERT INTO logs (container_id, cursor, inode, size, done) SELECT ?, ?, ?, ?, ? "
-            "WHERE EXISTS (SELECT 1 FROM containers WHERE id = ?) ON CONFLICT (container_id) DO UPDATE SET "
-            "cursor = excluded.cursor, inode = excluded.inode, size = excluded.size, done = excluded.done",
-            row,
-        )
-        and None
+    return _execute(
+        "INSERT INTO logs (container_id, cursor, inode, size, done) SELECT ?, ?, ?, ?, ? "
+        "WHERE EXISTS (SELECT 1 FROM containers WHERE id = ?) ON CONFLICT (container_id) DO UPDATE SET "
+        "cursor = excluded.cursor, inode = excluded.inode, size = excluded.size, done = excluded.done",
+        row,
     )
 
 
 def put_setting(name: str, value: str) -> Write:
-    """Keep one setting."""
-    return lambda connection: (
-        connection.execute(
-            "INSERT INTO settings (name, value) VALUES (?, ?) "
-            "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-            (name, value),
-        )
-        and None
+    """A write that keeps one setting."""
+    return _execute(
+        "INSERT INTO settings (name, value) VALUES (?, ?) "
+        "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+        (name, value),
     )
+
+
+def _execute(sql: str, values: Sequence[_Value]) -> Write:
+    def write(connection: sqlite3.Connection) -> None:
+        connection.execute(sql, values)
+
+    return write

@@ -1,13 +1,14 @@
-"""What becomes of sandboxes and containers, told as it happens to whoever listens.
+# SPDX-License-Identifier: Apache-2.0
+"""What happens to sandboxes and containers, emitted as it happens.
 
-    Told        of a container                     of a sandbox
+    Event       of a container                     of a sandbox
     CREATED     CREATING -> CREATED                LAUNCHING -> READY
     STARTED     -> RUNNING                         LAUNCHING -> READY, next
-    STOPPED     -> EXITED, or what ran -> REMOVING READY -> LOST, or STOPPING -> STOPPED
-    DELETED     its record goes                    its record goes
+    STOPPED     -> EXITED, or RUNNING -> REMOVING  READY -> LOST, or STOPPING -> STOPPED
+    DELETED     its record is deleted              its record is deleted
 
-A container seen for the first time when it has ended already is told STARTED before STOPPED. What the CRI
-never showed is not told of. Who is told must neither fail nor wait.
+A container that ran is STARTED before it is STOPPED, however soon it ended. There are no events of what the
+CRI never showed. Listeners must neither fail nor wait.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from infranetes.pods.inventory import Container, Sandbox
 
 
-class Happening(enum.Enum):
+class EventType(enum.Enum):
     """What happened; see the table above."""
 
     CREATED = "created"
@@ -31,56 +32,56 @@ class Happening(enum.Enum):
     DELETED = "deleted"
 
 
-Told = Callable[["Happening", "Sandbox", "Container | None"], None]
-"""`told(what, sandbox, container)`: None: of the sandbox itself."""
+Listener = Callable[["EventType", "Sandbox", "Container | None"], None]
+"""`listener(event, sandbox, container)`; no container: it is the sandbox's own event."""
 
 
 class Events:
-    """Calls everybody who listens, in turn."""
+    """Calls every listener, in the order in which they came."""
 
     def __init__(self) -> None:
-        self._listeners: list[Told] = []
+        self._listeners: list[Listener] = []
 
-    def listen(self, told: Told) -> None:
-        """Call `told` from now on."""
-        self._listeners.append(told)
+    def listen(self, listener: Listener) -> None:
+        """Call `listener` from now on."""
+        self._listeners.append(listener)
 
     def container_changed(self, container: Container, before: ContainerState, after: ContainerState) -> None:
-        """The container has another state."""
-        for what in _of_container(container, before, after):
-            self._tell(what, container.sandbox, container)
+        """Emit what the new state of a container means."""
+        event = _container_event(before, after)
+        if event is not None:
+            self._emit(event, container.sandbox, container)
 
-    def container_gone(self, container: Container) -> None:
-        """The container has no record any more."""
+    def container_removed(self, container: Container) -> None:
+        """Emit that the container has no record any more."""
         if container.shown:
-            self._tell(Happening.DELETED, container.sandbox, container)
+            self._emit(EventType.DELETED, container.sandbox, container)
 
     def sandbox_changed(self, sandbox: Sandbox, before: SandboxState, after: SandboxState) -> None:
-        """The sandbox has another state."""
+        """Emit what the new state of a sandbox means."""
         if after is SandboxState.READY:
-            self._tell(Happening.CREATED, sandbox, None)
-            self._tell(Happening.STARTED, sandbox, None)
+            self._emit(EventType.CREATED, sandbox, None)
+            self._emit(EventType.STARTED, sandbox, None)
         elif after is SandboxState.LOST or (after is SandboxState.STOPPED and not sandbox.record.message):
-            self._tell(Happening.STOPPED, sandbox, None)
+            self._emit(EventType.STOPPED, sandbox, None)
 
-    def sandbox_gone(self, sandbox: Sandbox) -> None:
-        """The sandbox has no record any more."""
+    def sandbox_removed(self, sandbox: Sandbox) -> None:
+        """Emit that the sandbox has no record any more."""
         if sandbox.state in SHOWN_SANDBOXES:
-            self._tell(Happening.DELETED, sandbox, None)
+            self._emit(EventType.DELETED, sandbox, None)
 
-    def _tell(self, what: Happening, sandbox: Sandbox, container: Container | None) -> None:
-        for told in self._listeners:
-            told(what, sandbox, container)
+    def _emit(self, event: EventType, sandbox: Sandbox, container: Container | None) -> None:
+        for listener in self._listeners:
+            listener(event, sandbox, container)
 
 
-def _of_container(container: Container, before: ContainerState, after: ContainerState) -> list[Happening]:
+def _container_event(before: ContainerState, after: ContainerState) -> EventType | None:
     if after is ContainerState.CREATED:
-        return [Happening.CREATED]
+        return EventType.CREATED
     if after is ContainerState.RUNNING:
-        return [Happening.STARTED]
+        return EventType.STARTED
     if after is ContainerState.EXITED:
-        unseen = before is ContainerState.CREATED and container.record.started_at
-        return [Happening.STARTED, Happening.STOPPED] if unseen else [Happening.STOPPED]
+        return EventType.STOPPED
     if after is ContainerState.REMOVING and before is ContainerState.RUNNING:
-        return [Happening.STOPPED]
-    return []
+        return EventType.STOPPED
+    return None

@@ -1,27 +1,31 @@
-"""Every sandbox and container as it lives in memory, found by id, by a unique prefix, or by name."""
+# SPDX-License-Identifier: Apache-2.0
+"""Every sandbox and container in memory, found by id, by a unique prefix of it, or by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
-from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall
 
 from infranetes.pods.events import Events
 from infranetes.pods.records import ContainerRecord, LogPosition, SandboxRecord
 from infranetes.pods.states import ContainerState, SandboxState
-from infranetes.pods.waits import Flight
-from infranetes_common import cri
-from infranetes_common.errors import InvalidArgument, NotFound
+from infranetes_common.concurrency import Event, Flight
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound
+from infranetes_common.wire import cri, vmserver
 
 if TYPE_CHECKING:
-    from infranetes.agent.client import AgentClient
-    from infranetes.agent.view import AgentView
+    from infranetes.machines.agent.client import AgentClient
+    from infranetes.machines.agent.container_watch import ContainerWatch
+    from infranetes.machines.pod_machine import PodMachine
+    from infranetes.pods.logs import Pump
+    from infranetes.providers.interface import Instance
 
 
 def sandbox_name(metadata: cri.PodSandboxMetadata) -> str:
-    """What makes a sandbox unique, as kubelet means it: each of its attempts at a pod has its own."""
+    """What makes a sandbox unique: its pod, and kubelet's attempt at it."""
     parts = (metadata.namespace, metadata.name, metadata.uid, str(metadata.attempt))
     return "/".join(quote(part, safe="") for part in parts)
 
@@ -32,32 +36,46 @@ def container_name(metadata: cri.ContainerMetadata) -> str:
 
 
 class Container:
-    """One container. `record` is what the store has or is about to have; assigning it drops `cache`.
+    """One container. `record` is what the store has or is about to have; assigning it empties `cache`.
 
-    :ivar told: told of each change of its state.
-    :ivar seen: the agent's last vmserver.ContainerState of it, None before the first.
-    :ivar cache: what the CRI's side has made of the record, by its own keys.
-    :ivar making: its creation is under way in this process, and settles its record.
-    :ivar pump: what writes its log, None where it has none or before it is started.
-    :ivar leaving: it has ended, and what it leaves behind is being brought to the node.
-    :ivar outcome: the vmserver.ContainerState that tells so, until it is taken in.
+    :ivar events: learn of each change of its state.
+    :ivar reported: the last state that the agent reported, None before the first.
+    :ivar cache: messages of the CRI made from the record, by the caller's own keys.
+    :ivar being_created: its creation is under way in this process, and settles its record.
+    :ivar starting: its start is under way in this process; fires when that is over.
+    :ivar start_unconfirmed: the answer to an earlier start was lost: it may be running.
+    :ivar held_report: the latest that the agent reported during the start; applied when that is over.
+    :ivar requested_at: when its start or its removal was asked for, by the reactor's clock.
+    :ivar stops: how many calls are stopping it now.
+    :ivar pump: writes its log; None where it has none, or is not started.
+    :ivar exit_report: the agent's report of its end, from when that is known until it is recorded.
+    :ivar collecting: what it wrote is being brought to the node, now that it has ended.
+    :ivar unwritten: what it wrote to volumes and did not reach the node, for people; "": nothing.
+    :ivar recording_exit: its end is being recorded.
     """
 
     def __init__(self, sandbox: Sandbox, record: ContainerRecord, log: LogPosition | None = None) -> None:
         self.sandbox = sandbox
         self.config: cri.ContainerConfig = cri.ContainerConfig.FromString(record.config)
         self.name = container_name(self.config.metadata)
-        self.cache: dict[str, Any] = {}
+        self.cache: dict[str, bytes] = {}
         self._record = record
-        self.seen: Any = None
+        self.events: Events | None = None
+        self.reported: vmserver.ContainerState | None = None
         self.log_position = log
-        self.pump: Any = None
-        self.told: Callable[[Container, ContainerState, ContainerState], None] = _nobody
-        self.making = False
+        self.pump: Pump | None = None
+        self.being_created = False
+        self.starting: Event[None] | None = None
+        self.start_unconfirmed = record.state is ContainerState.STARTING
+        self.held_report: vmserver.ContainerState | None = None
+        self.stops = 0
+        self.requested_at: float | None = None
         self.creating: Flight[None] | None = None
         self.removing: Flight[None] | None = None
-        self.leaving: Flight[None] | None = None
-        self.outcome: Any = None
+        self.collecting: Flight[None] | None = None
+        self.unwritten = ""
+        self.exit_report: vmserver.ContainerState | None = None
+        self.recording_exit: Flight[None] | None = None
 
     @property
     def id(self) -> str:
@@ -71,8 +89,8 @@ class Container:
     def record(self, record: ContainerRecord) -> None:
         before, self._record = self._record, record
         self.cache.clear()
-        if record.state is not before.state:
-            self.told(self, before.state, record.state)
+        if self.events is not None and record.state is not before.state:
+            self.events.container_changed(self, before.state, record.state)
 
     @property
     def state(self) -> ContainerState:
@@ -84,51 +102,50 @@ class Container:
         return self._record.state is not ContainerState.CREATING
 
 
-class HasVm:
-    """What a sandbox and a VM of the pool have in common.
+class Sandbox:
+    """One sandbox. `record` is what the store has or is about to have; assigning it empties `cache`.
 
-    :ivar instance: the provider's last word on the VM, None before the first in this process.
-    :ivar asked: the provider's launch of it in this process.
-    """
-
-    def __init__(self) -> None:
-        self.client: AgentClient | None = None
-        self.instance: Any = None
-        self.asked: Flight[Any] | None = None
-
-    def ask_for_vm(self, launch: Deferred[Any]) -> Deferred[Any]:
-        """The provider's answer. Cancelled: the provider goes on, and `asked` has its answer."""
-        self.asked = Flight(launch)
-        return self.asked.join()
-
-
-class Sandbox(HasVm):
-    """One sandbox. `record` is what the store has or is about to have; assigning it drops `cache`.
-
-    :ivar told: told of each change of its state.
+    :param machine_for: makes the PodMachine of its VM.
+    :ivar machine: its VM, or the one that it is to have.
+    :ivar events: learn of each change of its state.
     :ivar loads: images on their way into the VM, by image id.
     :ivar ending: the end of an ABANDONED one.
     """
 
-    def __init__(self, record: SandboxRecord) -> None:
-        super().__init__()
+    def __init__(self, record: SandboxRecord, machine_for: Callable[[Sandbox], PodMachine]) -> None:
         self.config: cri.PodSandboxConfig = cri.PodSandboxConfig.FromString(record.config)
         self.containers: dict[str, Container] = {}
-        self.cache: dict[str, Any] = {}
+        self.cache: dict[str, bytes] = {}
         self._record = record
-        self.view: AgentView | None = None
+        self.watch: ContainerWatch | None = None
         self.loads: dict[str, Flight[None]] = {}
         self.launching: Flight[None] | None = None
         self.stopping: Flight[None] | None = None
         self.removing: Flight[None] | None = None
         self.ending: Flight[None] | None = None
-        self.deserted: Any = None  # the delayed call that ends a launch which nobody waits for
+        self.deserted: IDelayedCall | None = None  # ends a launch that nobody waits for
         self.aborted = ""  # why its launch is ended, for people
-        self.told: Callable[[Sandbox, SandboxState, SandboxState], None] = _nobody
+        self.events: Events | None = None
+        self.machine = machine_for(self)
 
     @property
     def id(self) -> str:
         return self._record.id
+
+    @property
+    def client(self) -> AgentClient | None:
+        """The client of its VM's agent, while there is one."""
+        return self.machine.client
+
+    @property
+    def instance(self) -> Instance | None:
+        """What the provider last said of its VM; None before it has said anything to this process."""
+        return self.machine.instance
+
+    @property
+    def pod(self) -> str:
+        """Its pod's namespace and name, for people."""
+        return f"{self.config.metadata.namespace}/{self.config.metadata.name}"
 
     @property
     def record(self) -> SandboxRecord:
@@ -138,25 +155,27 @@ class Sandbox(HasVm):
     def record(self, record: SandboxRecord) -> None:
         before, self._record = self._record, record
         self.cache.clear()
-        if record.state is not before.state:
-            self.told(self, before.state, record.state)
+        if self.events is not None and record.state is not before.state:
+            self.events.sandbox_changed(self, before.state, record.state)
 
     @property
     def state(self) -> SandboxState:
         return self._record.state
 
+    def agent(self) -> AgentClient:
+        """Its VM's agent, once it is ready. :raise FailedPrecondition: it is not."""
+        if self.state is not SandboxState.READY or self.client is None:
+            raise FailedPrecondition(f"sandbox {self.id} is not ready: it is {self.state.value}")
+        return self.client
 
-def _nobody(*change: object) -> None:
-    """Before the inventory has it, nobody is told."""
 
-
-_Thing = TypeVar("_Thing", Sandbox, Container)
+_Entry = TypeVar("_Entry", Sandbox, Container)
 
 
 class Inventory:
-    """All of them. Names are reserved from the moment a thing is added until it is removed.
+    """All sandboxes and containers. A name is reserved from when its owner is added until it is removed.
 
-    :ivar events: tells what becomes of them.
+    :ivar events: emits what happens to them.
     """
 
     def __init__(self) -> None:
@@ -167,22 +186,22 @@ class Inventory:
         self._tokens: dict[str, Sandbox] = {}
 
     def add(self, sandbox: Sandbox) -> None:
-        """Take in a sandbox that has no containers yet."""
-        sandbox.told = self.events.sandbox_changed
+        """Add a sandbox that has no containers yet."""
+        sandbox.events = self.events
         self.sandboxes[sandbox.id] = sandbox
         self._tokens[sandbox.record.token] = sandbox
         if sandbox.state is not SandboxState.ABANDONED:
             self._names[sandbox.record.name] = sandbox
 
     def become(self, sandbox: Sandbox, record: SandboxRecord) -> None:
-        """Give a sandbox that has no containers yet another id and token."""
+        """Give another id and token to a sandbox that has no containers yet."""
         del self.sandboxes[sandbox.id]
         del self._tokens[sandbox.record.token]
         sandbox.record = record
         self.add(sandbox)
 
     def release_name(self, sandbox: Sandbox) -> None:
-        """Another sandbox may have the name from now on."""
+        """Let another sandbox have the name from now on."""
         if self._names.get(sandbox.record.name) is sandbox:
             del self._names[sandbox.record.name]
 
@@ -191,30 +210,30 @@ class Inventory:
         for container in list(sandbox.containers.values()):
             self.discard_container(container)
         self.release_name(sandbox)
-        known = self.sandboxes.pop(sandbox.id, None)
+        removed = self.sandboxes.pop(sandbox.id, None)
         self._tokens.pop(sandbox.record.token, None)
-        if known is not None:
-            self.events.sandbox_gone(sandbox)
+        if removed is not None:
+            self.events.sandbox_removed(sandbox)
 
     def add_container(self, container: Container) -> None:
-        """Take in a container of a sandbox that is here."""
-        container.told = self.events.container_changed
+        """Add a container of a sandbox that is here."""
+        container.events = self.events
         self.containers[container.id] = container
         container.sandbox.containers[container.id] = container
 
     def discard_container(self, container: Container) -> None:
         """Forget a container."""
-        known = self.containers.pop(container.id, None)
+        removed = self.containers.pop(container.id, None)
         container.sandbox.containers.pop(container.id, None)
-        if known is not None:
-            self.events.container_gone(container)
+        if removed is not None:
+            self.events.container_removed(container)
 
     def named(self, name: str) -> Sandbox | None:
-        """The sandbox that has this name."""
+        """The sandbox with this name."""
         return self._names.get(name)
 
     def by_token(self, token: str) -> Sandbox | None:
-        """The sandbox whose VM has this token."""
+        """The sandbox whose VM was launched with this token."""
         return self._tokens.get(token)
 
     def sandbox(self, id: str) -> Sandbox:
@@ -224,26 +243,26 @@ class Inventory:
         return _find(self.sandboxes, id, "sandbox")
 
     def container(self, id: str) -> Container:
-        """The container with this id, or the only one whose id begins so; as `sandbox`."""
+        """The container with this id, or the only one whose id begins so. Raises as `sandbox` does."""
         return _find(self.containers, id, "container")
 
     def container_named(self, sandbox: Sandbox, name: str) -> Container | None:
-        """The container of `sandbox` that has this name."""
+        """The container of `sandbox` with this name."""
         return next((one for one in sandbox.containers.values() if one.name == name), None)
 
     def __iter__(self) -> Iterator[Sandbox]:
         return iter(list(self.sandboxes.values()))
 
 
-def _find(things: dict[str, _Thing], id: str, what: str) -> _Thing:
-    thing = things.get(id)
-    if thing is not None:
-        return thing
+def _find(entries: dict[str, _Entry], id: str, kind: str) -> _Entry:
+    entry = entries.get(id)
+    if entry is not None:
+        return entry
     if not id:
-        raise InvalidArgument(f"{what}_id is empty: give an id, or the first characters of one")
-    found = [one for known, one in things.items() if known.startswith(id)]
+        raise InvalidArgument(f"{kind}_id is empty: give an id, or the first characters of one")
+    found = [one for full_id, one in entries.items() if full_id.startswith(id)]
     if len(found) == 1:
         return found[0]
     if found:
-        raise InvalidArgument(f"{what} {id}: {len(found)} ids begin so; give more characters")
-    raise NotFound(f"no {what} has the id {id[:64]}")
+        raise InvalidArgument(f"{kind} {id}: {len(found)} ids begin so; give more characters")
+    raise NotFound(f"no {kind} has the id {id[:64]}")

@@ -1,29 +1,33 @@
-"""The containers' log files: each one's pump, from its start until all that it wrote is in the file."""
+# SPDX-License-Identifier: Apache-2.0
+"""The containers' log files, each written from the container's start until all of its output is there."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
-from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred, succeed
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from infranetes.logs import Checkpoint, ContainerLog, stop_all
 from infranetes.pods.inventory import Container
 from infranetes.pods.records import LogPosition
 from infranetes.pods.states import ContainerState
-from infranetes.pods.waits import Signal, go, within
+from infranetes.pods.store import Store
+from infranetes_common.concurrency import Event, start, within
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import vmserver
 
-OPEN_SECONDS = 5.0  # that a start waits for the log's file
+OPEN_SECONDS = 5.0  # that a start waits for the log file
 
 _log = Logger()
 
 
-def log_path(container: Container) -> Path | None:
-    """Where the container's log belongs; None: none is kept.
+def log_file(container: Container) -> Path | None:
+    """Where the container's log file belongs; None: it has none.
 
     :raise InvalidArgument: not below the sandbox's log directory."""
     directory, path = container.sandbox.config.log_directory, container.config.log_path
@@ -35,30 +39,31 @@ def log_path(container: Container) -> Path | None:
 
 
 class Logs:
-    """Pumps the output of every container that has a log path into its file."""
+    """Writes the output of every container that has a log path into its file."""
 
-    def __init__(self, reactor: Any, store: Any) -> None:
+    def __init__(self, reactor: IReactor, store: Store) -> None:
         self._reactor = reactor
         self._store = store
 
     def ensure(self, container: Container) -> None:
-        """See to it that the log is being written. Complete, none to be kept, or no VM to read it from:
-        nothing to do."""
+        """Start writing the log, unless it is complete, the container has none, or there is no VM to read it
+        from. Idempotent."""
         position = container.log_position
         if container.pump is not None or container.sandbox.client is None:
             return
-        path = log_path(container)
+        path = log_file(container)
         if path is not None and (position is None or not position.done):
             container.pump = Pump(self._reactor, self._store, container, path)
 
-    async def opened(self, container: Container) -> None:
-        """Wait for the log's file to be there: who started the container looks for it at once. Where it
-        can't be had the container runs all the same, and the file is tried for again and again."""
-        pump: Pump | None = container.pump
+    async def wait_until_open(self, container: Container) -> None:
+        """Wait until the log file is there: whoever started the container looks for it at once.
+
+        If it can't be made the container runs all the same, and making it is tried again and again."""
+        pump = container.pump
         if pump is None:
             return
         try:
-            await within(self._reactor, OPEN_SECONDS, go(pump.log.open()), "the log's file")
+            await within(self._reactor, OPEN_SECONDS, start(pump.log.open()), "the log file")
         except Exception as error:
             _log.warn(
                 "container {container} runs, its log is not there yet: {error}",
@@ -67,39 +72,40 @@ class Logs:
             )
 
     def drain(self, container: Container) -> Deferred[None]:
-        """Fires when all that an ended container wrote is in its file; at once where no log is kept."""
+        """Fire when all that an ended container wrote is in its file; at once where it has no log."""
         if container.state is ContainerState.EXITED:
             self.ensure(container)
-        pump: Pump | None = container.pump
-        return pump.over.wait() if pump is not None else succeed(None)
+        pump = container.pump
+        return pump.ended.wait() if pump is not None else succeed(None)
 
     async def reopen(self, container: Container) -> None:
-        """Go on in a new file at the log's path.
+        """Continue in a new file at the log's path.
 
         :raise FailedPrecondition: there is no log, or the file can't be made.
-        :raise ResourceExhausted: no room for the file; writing goes on in the old one."""
+        :raise ResourceExhausted: no room for the file; the log continues in the old one."""
         if container.pump is None:
             raise FailedPrecondition(f"container {container.id} has no log: no log_path was given")
         await container.pump.log.reopen()
 
     def abort(self, container: Container) -> None:
-        """Nothing more will come. What is in the file stays."""
+        """Stop writing the log: nothing more will come. What is in the file stays."""
         if container.pump is not None:
             container.pump.abort()
 
     async def stop(self, containers: Iterable[Container]) -> None:
-        """Leave off, with each log's position kept, for a later daemon to go on."""
+        """Stop writing all of them and save their positions, for a later daemon to continue."""
         await stop_all(self._reactor, [one.pump.log for one in containers if one.pump is not None])
 
 
 class Pump:
     """Writes one container's log.
 
-    :ivar over: all that it wrote is in the file, or nothing more will come.
+    :ivar ended: happens when all that the container wrote is in the file, or nothing more will come.
     """
 
-    def __init__(self, reactor: Any, store: Any, container: Container, path: Path) -> None:
-        self.over = Signal()
+    def __init__(self, reactor: IReactor, store: Store, container: Container, path: Path) -> None:
+        self.ended: Event[None] = Event()
+        self._aborting = False
         self._store = store
         self._container = container
         position = container.log_position
@@ -108,11 +114,11 @@ class Pump:
         self.log.start()
         self.log.finished.addCallbacks(lambda _: self._finish(), self._fail)
 
-    async def _read(self, cursor: str) -> AsyncIterator[Any]:
+    async def _read(self, cursor: str) -> AsyncIterator[vmserver.LogRecord]:
         client = self._container.sandbox.client
         if client is None:
             raise Unavailable(f"sandbox {self._container.record.sandbox_id} has no agent")
-        records: Any = client.read_log(self._container.id, cursor, follow=True)
+        records = client.read_log(self._container.id, cursor, follow=True)
         try:
             async for record in records:
                 yield record
@@ -126,9 +132,10 @@ class Pump:
 
     def abort(self) -> None:
         """See `Logs.abort`."""
-        if self.over.fired:
+        if self.ended.happened or self._aborting:
             return
-        stopped = go(self.log.stop())
+        self._aborting = True
+        stopped = start(self.log.stop())
         stopped.addErrback(
             lambda failure: _log.error(
                 "the log of container {container} did not end cleanly: {error}",
@@ -139,22 +146,22 @@ class Pump:
         stopped.addCallback(lambda _: self._finish())
 
     def _finish(self) -> None:
-        """Never to be read again."""
-        if self.over.fired:
+        """Record that the log is complete, or will never be."""
+        if self.ended.happened:
             return
         before = self._container.log_position or LogPosition("", 0, 0)
         position = self._container.log_position = attrs.evolve(before, done=True)
-        kept = self._store.put_log(self._container.id, position)
-        kept.addErrback(
+        saved = self._store.put_log(self._container.id, position)
+        saved.addErrback(
             lambda failure: _log.error(
                 "the end of the log of container {container} was not recorded: {error}",
                 container=self._container.id,
                 error=failure.value,
             )
         )
-        self.over.fire()
+        self.ended.succeed(None)
 
-    def _fail(self, failure: Any) -> None:
+    def _fail(self, failure: Failure) -> None:
         _log.error(
             "the log of container {container} can't go on: {error}",
             container=self._container.id,

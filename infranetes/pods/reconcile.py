@@ -1,4 +1,5 @@
-"""Making records and VMs agree: once after the start, and then in passes over the provider's list."""
+# SPDX-License-Identifier: Apache-2.0
+"""Making records and VMs agree: once after the start, then in passes over the provider's list."""
 
 from __future__ import annotations
 
@@ -8,15 +9,16 @@ from functools import partial
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from infranetes.pods.agent_events import connect, vm_ended
 from infranetes.pods.containers import Containers
-from infranetes.pods.follow import connect, vm_ended
+from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Container, Sandbox
-from infranetes.pods.node import Node
 from infranetes.pods.records import ContainerRecord, Contents
+from infranetes.pods.sandbox_vm import machine_for
 from infranetes.pods.sandboxes import Sandboxes
 from infranetes.pods.states import WITH_VM, ContainerState, SandboxState
-from infranetes.pods.waits import go, sleep, within
 from infranetes.providers.interface import Instance, InstanceState
+from infranetes_common.concurrency import sleep, start, within
 from infranetes_common.errors import InfranetesError
 
 LIST_SECONDS = 120.0
@@ -26,69 +28,73 @@ _log = Logger()
 
 
 class Reconciler:
-    """Takes up what an earlier daemon left, and sees to it that nothing is left behind.
+    """Takes over what an earlier daemon recorded, and destroys VMs that no record knows.
 
-    What the records say is served at once. Agents are asked side by side, and one that does not answer
-    delays nobody; the provider is asked once it has started.
+    The records are served at once. Agents are asked side by side, so that one that does not answer delays
+    no other; the provider is asked once it has started.
     """
 
-    def __init__(self, node: Node, sandboxes: Sandboxes, containers: Containers) -> None:
+    def __init__(self, node: NodeContext, sandboxes: Sandboxes, containers: Containers) -> None:
         self._node = node
         self._sandboxes = sandboxes
         self._containers = containers
-        self._strange: set[str] = set()  # instances without a record in the last pass
+        self._orphans: set[str] = set()  # instances without a record in the last pass
         self._passes: Deferred[None] | None = None
 
     async def load(self, contents: Contents, breathe: Callable[[], Awaitable[None]]) -> None:
         """Fill the inventory and begin to ask the agents.
 
-        :param breathe: awaited now and then, to let others have their turn."""
+        :param breathe: awaited now and then, to let others have the reactor."""
         inventory = self._node.inventory
+        machine = partial(machine_for, self._node)
         work: list[Callable[[], None]] = []
 
         def add(record: ContainerRecord) -> None:
             sandbox = inventory.sandboxes[record.sandbox_id]
             inventory.add_container(Container(sandbox, record, contents.logs.get(record.id)))
 
-        work += [partial(lambda record: inventory.add(Sandbox(record)), each) for each in contents.sandboxes]
+        work += [
+            partial(lambda record: inventory.add(Sandbox(record, machine)), each)
+            for each in contents.sandboxes
+        ]
         work += [partial(add, each) for each in contents.containers]
-        await _by_and_by(work, breathe)
-        await _by_and_by([partial(self._take_up, each) for each in inventory], breathe)
+        await _in_portions(work, breathe)
+        await _in_portions([partial(self._take_over, each) for each in inventory], breathe)
 
-    def _take_up(self, sandbox: Sandbox) -> None:
+    def _take_over(self, sandbox: Sandbox) -> None:
         if sandbox.state is SandboxState.LAUNCHING:
             self._sandboxes.resume(sandbox)
         elif sandbox.state is SandboxState.READY:
             connect(self._node, sandbox)
-            assert sandbox.view is not None
-            sandbox.view.start()
-            self._finish(sandbox, go(self._finish_removals(sandbox)))
+            assert sandbox.watch is not None
+            sandbox.watch.start()
+            self._log_failure(sandbox, start(self._finish_removals(sandbox)))
         elif sandbox.state in (SandboxState.VACANT, SandboxState.BOOTING):
-            self._finish(sandbox, go(self._without_vm(sandbox)))
+            self._log_failure(sandbox, start(self._remove_unfinished(sandbox)))
         elif sandbox.state is SandboxState.STOPPING and sandbox.record.agent_host:
             connect(self._node, sandbox)
         else:
             vm_ended(self._node, sandbox, sandbox.record.message or "the sandbox was stopped")
-            self._finish(sandbox, go(self._without_vm(sandbox)))
+            self._log_failure(sandbox, start(self._remove_unfinished(sandbox)))
 
     def provider_ready(self) -> None:
-        """The provider has started: finish what was under way, and begin the passes. Called once."""
+        """Finish what was under way and begin the passes, now that the provider has started. Called once."""
         for sandbox in self._node.inventory:
             if sandbox.state is SandboxState.STOPPING:
-                self._finish(sandbox, go(self._sandboxes.stop(sandbox.id)))
+                self._log_failure(sandbox, start(self._sandboxes.stop(sandbox.id)))
             elif sandbox.state is SandboxState.ABANDONED:
-                self._finish(sandbox, self._sandboxes.end_abandoned(sandbox).join())
+                self._log_failure(sandbox, self._sandboxes.end_abandoned(sandbox).join())
             elif sandbox.state is SandboxState.BOOTING:
-                self._finish(sandbox, self._containers.boots.vacate(sandbox).join())
-        self._passes = go(self._go_on())
+                self._log_failure(sandbox, self._containers.machine_images.vacate(sandbox).join())
+        self._passes = start(self._run_passes())
         self._passes.addErrback(lambda _: None)
 
     def stop(self) -> None:
-        """No more passes."""
+        """End the passes. Idempotent."""
         if self._passes is not None:
             self._passes.cancel()
 
-    async def _go_on(self) -> None:
+    async def _run_passes(self) -> None:
         while True:
             try:
                 await self.once()
@@ -99,47 +105,47 @@ class Reconciler:
             await sleep(self._node.clock, self._node.times.sweep)
 
     async def once(self) -> None:
-        """One pass. What is strange in two passes that follow each other is dealt with in the second."""
+        """Make one pass. A VM that no record knows in two successive passes is destroyed in the second."""
         node = self._node
         await node.hostports.sweep()
         instances = await within(node.clock, LIST_SECONDS, node.provider.list(), "listing the provider's VMs")
-        await self._end_strange(instances)
+        await self._end_orphans(instances)
         by_token = {instance.token: instance for instance in instances}
         for sandbox in node.inventory:
             instance = by_token.get(sandbox.record.token)
             if sandbox.state is SandboxState.ABANDONED:
-                self._finish(sandbox, self._sandboxes.end_abandoned(sandbox).join())
+                self._log_failure(sandbox, self._sandboxes.end_abandoned(sandbox).join())
             elif sandbox.state is SandboxState.BOOTING:
                 if sandbox.launching is None or sandbox.launching.done:
-                    self._finish(sandbox, self._containers.boots.vacate(sandbox).join())
+                    self._log_failure(sandbox, self._containers.machine_images.vacate(sandbox).join())
             elif sandbox.state is not SandboxState.READY:
                 continue
             elif instance is None:
                 await self._look_again(sandbox)
             else:
-                sandbox.instance = instance
+                sandbox.machine.instance = instance
                 if instance.state is InstanceState.ENDED:
                     self._sandboxes.ended(instance)
         await node.pool.check(by_token)
 
     async def orphans(self) -> list[Instance]:
-        """The provider's VMs that are ours and that no record knows.
+        """List the VMs that are tagged as this node's and that no record knows.
 
-        :raise Unavailable: the provider is not ready, or can't say."""
+        :raise Unavailable: the provider is not ready, or can't tell."""
         node = self._node
         node.check_ready()
         instances = await within(node.clock, LIST_SECONDS, node.provider.list(), "listing the provider's VMs")
         return [instance for instance in instances if not self._has_record(instance)]
 
-    async def _end_strange(self, instances: list[Instance]) -> None:
-        strange = {instance.id: instance for instance in instances if not self._has_record(instance)}
-        again = self._strange & strange.keys()
-        self._strange = set(strange)
+    async def _end_orphans(self, instances: list[Instance]) -> None:
+        orphans = {instance.id: instance for instance in instances if not self._has_record(instance)}
+        again = self._orphans & orphans.keys()
+        self._orphans = set(orphans)
         for instance_id in again:
             _log.warn(
                 "vm {vm} (sandbox {sandbox}) is ours and no record knows it: it is destroyed",
                 vm=instance_id,
-                sandbox=strange[instance_id].sandbox_id,
+                sandbox=orphans[instance_id].sandbox_id,
             )
             try:
                 await within(
@@ -148,7 +154,7 @@ class Reconciler:
                     self._node.provider.destroy(instance_id),
                     f"destroying vm {instance_id}",
                 )
-                self._strange.discard(instance_id)
+                self._orphans.discard(instance_id)
             except InfranetesError as error:
                 _log.error("vm {vm} is not destroyed: {error}", vm=instance_id, error=error)
 
@@ -159,7 +165,7 @@ class Reconciler:
         return sandbox is not None and sandbox.state in WITH_VM
 
     async def _look_again(self, sandbox: Sandbox) -> None:
-        """A READY sandbox's VM is not in the list. It is lost when the provider says so by its id too."""
+        """Ask for a READY sandbox's VM by its id: it was not in the list, which may lag behind."""
         try:
             await self._sandboxes.look(sandbox)
         except InfranetesError as error:
@@ -167,21 +173,21 @@ class Reconciler:
                       sandbox=sandbox.id, error=error)  # fmt: skip
 
     async def _finish_removals(self, sandbox: Sandbox) -> None:
-        """Removals that an earlier daemon began, as soon as the agent can be asked, or, of a container that
-        is the VM, the provider."""
+        """Finish removals that an earlier daemon began, once the agent can be asked. For a container that is
+        the VM it is the provider that has to be asked."""
         removing = [one for one in sandbox.containers.values() if one.state is ContainerState.REMOVING]
-        if removing and sandbox.view is not None:
-            await (self._node.ready.wait() if sandbox.record.image else sandbox.view.when_live())
+        if removing and sandbox.watch is not None:
+            await (self._node.ready.wait() if sandbox.record.image else sandbox.watch.when_live())
             for container in removing:
                 await self._containers.removal(container).join()
 
-    async def _without_vm(self, sandbox: Sandbox) -> None:
-        """Containers on their way in or out, where no agent has to be asked."""
+    async def _remove_unfinished(self, sandbox: Sandbox) -> None:
+        """Remove containers that were being created or removed, where no agent has to be asked."""
         for container in list(sandbox.containers.values()):
             if container.state in (ContainerState.CREATING, ContainerState.REMOVING):
                 await self._containers.removal(container).join()
 
-    def _finish(self, sandbox: Sandbox, work: Deferred[None]) -> None:
+    def _log_failure(self, sandbox: Sandbox, work: Deferred[None]) -> None:
         work.addErrback(
             lambda failure: _log.warn(
                 "sandbox {sandbox}, {state}, is not ended yet: {error}",
@@ -192,8 +198,8 @@ class Reconciler:
         )
 
 
-async def _by_and_by(work: Sequence[Callable[[], None]], breathe: Callable[[], Awaitable[None]]) -> None:
-    """All of `work`, a little at a time."""
+async def _in_portions(work: Sequence[Callable[[], None]], breathe: Callable[[], Awaitable[None]]) -> None:
+    """Do all of `work`, a little in each turn of the reactor."""
     for number, one in enumerate(work, start=1):
         one()
         if not number % AT_A_TIME:

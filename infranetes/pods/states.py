@@ -1,4 +1,5 @@
-"""The states of sandboxes and containers, and the only ways from one to another.
+# SPDX-License-Identifier: Apache-2.0
+"""The states of sandboxes and containers, and which may follow which.
 
     Sandbox     what is true                                as the CRI shows it   goes to
     LAUNCHING   recorded; a VM is asked for, or is to be    not at all            READY ABANDONED
@@ -14,38 +15,36 @@
 
     Container   what is true                                as the CRI shows it   goes to
     CREATING    recorded; the agent is asked, or is to be   not at all            CREATED (deleted)
-    CREATED     there, never started                        CREATED               RUNNING EXITED REMOVING
-    RUNNING     its process runs                            RUNNING               EXITED REMOVING
+    CREATED     there, never started                        CREATED               STARTING RUNNING EXITED
+                                                                                  REMOVING
+    STARTING    recorded; the agent is asked to run it, or  CREATED, then UNKNOWN RUNNING EXITED REMOVING
+                is to be
+    RUNNING     it was run: its process runs, or has ended  RUNNING               EXITED REMOVING
+                and its output is on its way to the node
     EXITED      its process has ended, or its VM has        EXITED                REMOVING
     REMOVING    the agent is asked to forget it             EXITED                (deleted)
 
-    Pool        what is true                                                      goes to
-    BOOTING     recorded; a VM is asked for, or is to be                          IDLE ENDING
-    IDLE        its VM runs, its agent answered once; it is nobody's              ENDING (a sandbox)
-    ENDING      drained, of no size that is wanted, or found dead                 (deleted)
+Sandboxes begin as LAUNCHING, or as VACANT where images are VMs. There the VM is that of one container: if the
+container can't be created the VM is destroyed, and the sandbox is VACANT again, with another token. A
+daemon that finds one BOOTING ends what an earlier one began, for kubelet asks for the container again.
 
-A pool's VM is claimed by one write that deletes its record and makes a LAUNCHING sandbox's with the same
-id, token and VM: there is no moment in which a restart finds it in both or in neither, and none in which
-its tags have to change. A write that finds no IDLE record of that id fails, so it is claimed once.
+A container is run once. STARTING is on the disk before the agent is asked, and RUNNING before the client is
+answered, so a daemon that was killed in between knows what may have been run. Clients are shown CREATED while
+they wait for the answer to their StartContainer. If the agent's answer is lost nobody knows whether it
+runs: it is UNKNOWN until the agent reports it, and never CREATED again, on which kubelet would run another
+one.
 
-Sandboxes begin as LAUNCHING, or as VACANT where images are VMs. Then the VM is that of one container: when
-the container can't be made the VM is destroyed, and the sandbox is VACANT again, with another token. A
-daemon that finds one BOOTING ends what an earlier one began: kubelet asks for the container again.
+A container that ran only for a moment was RUNNING, too: the way from CREATED or STARTING to EXITED leads
+through RUNNING, unless the container never ran (it could not, or its start was refused).
 
-A container that its agent does not know, or whose VM is gone, needs nobody to forget it: its record is
-deleted from any state. So is a sandbox's once it has no VM, with the records of its containers. A launch
-that fails leaves LAUNCHING for ABANDONED, which ends when its VM is destroyed: also a failed launch has
-a record until nothing of it is left.
+A container that its agent does not know, or whose VM is gone, is deleted from any state: nobody has to be
+asked to forget it. So is a sandbox once it has no VM, with its containers. A failed launch goes from
+LAUNCHING to ABANDONED until its VM is destroyed, so that it has a record as long as anything is left of it.
 """
 
 from __future__ import annotations
 
 import enum
-from typing import TypeVar
-
-
-class IllegalTransition(Exception):
-    """A fault of this program: a state was to follow another that it can't follow."""
 
 
 class SandboxState(enum.Enum):
@@ -66,17 +65,10 @@ class ContainerState(enum.Enum):
 
     CREATING = "creating"
     CREATED = "created"
+    STARTING = "starting"
     RUNNING = "running"
     EXITED = "exited"
     REMOVING = "removing"
-
-
-class PoolState(enum.Enum):
-    """Where a VM of the pool is; see the table above."""
-
-    BOOTING = "booting"
-    IDLE = "idle"
-    ENDING = "ending"
 
 
 SANDBOX_TRANSITIONS: dict[SandboxState, frozenset[SandboxState]] = {
@@ -93,6 +85,14 @@ SANDBOX_TRANSITIONS: dict[SandboxState, frozenset[SandboxState]] = {
 CONTAINER_TRANSITIONS: dict[ContainerState, frozenset[ContainerState]] = {
     ContainerState.CREATING: frozenset({ContainerState.CREATED}),
     ContainerState.CREATED: frozenset(
+        {
+            ContainerState.STARTING,
+            ContainerState.RUNNING,
+            ContainerState.EXITED,
+            ContainerState.REMOVING,
+        }
+    ),
+    ContainerState.STARTING: frozenset(
         {ContainerState.RUNNING, ContainerState.EXITED, ContainerState.REMOVING}
     ),
     ContainerState.RUNNING: frozenset({ContainerState.EXITED, ContainerState.REMOVING}),
@@ -100,39 +100,15 @@ CONTAINER_TRANSITIONS: dict[ContainerState, frozenset[ContainerState]] = {
     ContainerState.REMOVING: frozenset(),
 }
 
-POOL_TRANSITIONS: dict[PoolState, frozenset[PoolState]] = {
-    PoolState.BOOTING: frozenset({PoolState.IDLE, PoolState.ENDING}),
-    PoolState.IDLE: frozenset({PoolState.ENDING}),
-    PoolState.ENDING: frozenset(),
-}
-
 SHOWN_SANDBOXES = frozenset(SandboxState) - {SandboxState.LAUNCHING, SandboxState.ABANDONED}
-"""States in which the CRI shows a sandbox at all. kubelet has to find nothing where a launch is still
-going on: it then asks for the same attempt again, which joins that launch."""
+"""States in which the CRI shows a sandbox at all. kubelet must find nothing while a launch is going on: it
+then asks for the same attempt again, which joins that launch."""
 
 SHOWN_READY = frozenset({SandboxState.READY, SandboxState.VACANT, SandboxState.BOOTING})
 """States that the CRI shows as READY."""
 
+ALIVE = frozenset({ContainerState.CREATED, ContainerState.STARTING, ContainerState.RUNNING})
+"""States of containers that have not ended."""
+
 WITH_VM = frozenset(SandboxState) - {SandboxState.STOPPED}
 """States in which there may be a VM."""
-
-_State = TypeVar("_State", SandboxState, ContainerState, PoolState)
-
-
-def may_follow(before: _State, after: _State) -> bool:
-    """Whether `after` can come next. A state never follows itself."""
-    if isinstance(before, SandboxState):
-        return after in SANDBOX_TRANSITIONS[before]
-    if isinstance(before, PoolState):
-        return after in POOL_TRANSITIONS[before]
-    return after in CONTAINER_TRANSITIONS[before]
-
-
-def follow(before: _State, after: _State) -> _State:
-    """`after`, where it may follow `before`.
-
-    :raise IllegalTransition: it may not.
-    """
-    if not may_follow(before, after):
-        raise IllegalTransition(f"{type(before).__name__} {before.value} can't become {after.value}")
-    return after

@@ -1,7 +1,8 @@
-"""The store as the reactor sees it: every write a Deferred, all of them in one thread of their own.
+# SPDX-License-Identifier: Apache-2.0
+"""The store for the reactor's thread: every write is a Deferred, and all are done in one thread of their own.
 
-Writes that wait together are committed together, so a thousand pods that start at once share some tens
-of fsyncs. Writes are done in the order in which they were asked for.
+Writes that wait at the same time are committed together, so a thousand pods that start at once share some
+tens of fsyncs. Writes are done in the order in which they are asked for.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import queue
 import threading
 from pathlib import Path
-from typing import Any
 
 from twisted.internet.defer import Deferred, succeed
+from twisted.internet.interfaces import IReactorFromThreads
 from twisted.python.failure import Failure
 
+from infranetes.machines.pool_record import PoolRecord
 from infranetes.pods import database
-from infranetes.pods.records import ContainerRecord, Contents, LogPosition, PoolRecord, SandboxRecord
+from infranetes.pods.records import ContainerRecord, Contents, LogPosition, SandboxRecord
+from infranetes_common.concurrency import Event
 from infranetes_common.errors import Unavailable
 
 FILE = "store/infranetes.sqlite"
@@ -25,21 +28,22 @@ MAX_GROUP = 500  # writes in one commit
 class Store:
     """The records of one state directory.
 
-    Every Deferred fires once the write is on the disk, or fails with `ResourceExhausted` or `Unavailable`
-    and the record as it was. Cancelling one does not undo its write.
+    Every Deferred fires once the write is on the disk. If it fails, with `ResourceExhausted` or
+    `Unavailable`, the record is as it was. Cancelling it does not undo the write.
 
-    :param reactor: fires the Deferreds (`IReactorFromThreads`).
+    :param reactor: fires the Deferreds.
     """
 
-    def __init__(self, reactor: Any, state_dir: Path) -> None:
+    def __init__(self, reactor: IReactorFromThreads, state_dir: Path) -> None:
         self._reactor = reactor
         self._path = state_dir / FILE
-        self._queue: queue.SimpleQueue[tuple[database.Write, Deferred[Any]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[database.Write, Deferred[None]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._closed: Deferred[None] | None = None
+        self._closing = False
+        self._closed: Event[None] = Event()
 
     def open(self) -> Deferred[Contents]:
-        """Open or make the file; all its contents.
+        """Open or make the file. Fires with all its contents.
 
         :raise ConfigError: the directory can't be written.
         :raise FailedPrecondition: not a store, or one of a newer release."""
@@ -51,66 +55,59 @@ class Store:
         return opened
 
     def put_sandbox(self, record: SandboxRecord) -> Deferred[None]:
-        """Keep the record in place of any with its id."""
+        """Save the record, in place of any with its id."""
         return self._write(database.put("sandboxes", record))
 
     def delete_sandbox(self, sandbox_id: str) -> Deferred[None]:
-        """Forget the sandbox and its containers. Unknown: nothing to do."""
+        """Delete the sandbox and its containers. Idempotent."""
         return self._write(database.delete("sandboxes", sandbox_id))
 
     def put_pool(self, record: PoolRecord) -> Deferred[None]:
-        """Keep the record of a new VM of the pool."""
+        """Save the record of a new VM of the pool."""
         return self._write(database.put("pool", record))
 
     def update_pool(self, record: PoolRecord) -> Deferred[None]:
-        """Keep the record in place of the one with its id. Claimed or deleted meanwhile: nothing to do."""
+        """Save the record in place of the one with its id, unless that was claimed or deleted meanwhile."""
         return self._write(database.update_pool(record))
 
     def delete_pool(self, id: str) -> Deferred[None]:
-        """Forget a VM of the pool. Unknown: nothing to do."""
+        """Delete the record of a VM of the pool. Idempotent."""
         return self._write(database.delete("pool", id))
 
     def claim(self, record: SandboxRecord) -> Deferred[None]:
-        """Make an idle VM of the pool a sandbox's, both in one commit.
+        """Make an idle VM of the pool a sandbox's, in one commit.
 
-        :raise FailedPrecondition: there is no such VM; it was claimed before."""
+        :raise FailedPrecondition: there is no such VM: it was claimed before."""
         return self._write(database.claim(record))
 
     def put_container(self, record: ContainerRecord) -> Deferred[None]:
-        """Keep the record in place of any with its id."""
+        """Save the record, in place of any with its id."""
         return self._write(database.put("containers", record))
 
     def delete_container(self, container_id: str) -> Deferred[None]:
-        """Forget the container and its log's position. Unknown: nothing to do."""
+        """Delete the container and its log's position. Idempotent."""
         return self._write(database.delete("containers", container_id))
 
     def put_log(self, container_id: str, position: LogPosition) -> Deferred[None]:
-        """Keep the log's position. A container that has no record: nothing to do."""
+        """Save the log's position, if its container has a record."""
         return self._write(database.put_log(container_id, position))
 
     def put_setting(self, name: str, value: str) -> Deferred[None]:
-        """Keep a setting in place of any with its name."""
+        """Save a setting, in place of any with its name."""
         return self._write(database.put_setting(name, value))
 
     def close(self) -> Deferred[None]:
-        """Finish what was asked for and let go of the file and the thread. Twice is once."""
+        """Do the writes that wait, then close the file and end the thread. Idempotent."""
         if self._thread is None:
             return succeed(None)
-        if self._closed is None:
-            self._closed = Deferred()
+        if not self._closing:
+            self._closing = True
             self._queue.put(None)
-        done: Deferred[None] = Deferred()
-
-        def fire(result: None) -> None:
-            done.callback(None)
-            return result
-
-        self._closed.addCallback(fire)
-        return done
+        return self._closed.wait()
 
     def _write(self, write: database.Write) -> Deferred[None]:
         done: Deferred[None] = Deferred(lambda _: None)
-        if self._closed is not None or self._thread is None:
+        if self._closing or self._thread is None:
             done.errback(Unavailable("the daemon is stopping: the store is closed"))
         else:
             self._queue.put((write, done))
@@ -133,15 +130,15 @@ class Store:
             try:
                 results = database.apply(connection, [write for write, _ in group])
             except Exception as error:
-                results = [error] * len(group)
+                results = [error for _ in group]
             answers = [(done, result) for (_, done), result in zip(group, results, strict=True)]
             self._reactor.callFromThread(_answer, answers)
         connection.close()
-        self._reactor.callFromThread(self._fire_closed)
+        self._reactor.callFromThread(self._closed.succeed, None)
 
-    def _thd_next_group(self) -> tuple[list[tuple[database.Write, Deferred[Any]]], bool]:
-        """The next writes to commit together, and whether to go on after them."""
-        group: list[tuple[database.Write, Deferred[Any]]] = []
+    def _thd_next_group(self) -> tuple[list[tuple[database.Write, Deferred[None]]], bool]:
+        """Take the next writes to commit together; whether to go on after them."""
+        group: list[tuple[database.Write, Deferred[None]]] = []
         item = self._queue.get()
         while item is not None:
             group.append(item)
@@ -154,22 +151,18 @@ class Store:
         return group, False
 
     def _thd_refuse(self) -> None:
-        """The file could not be opened: answer until closed."""
+        """Fail every write until closed, for the file could not be opened."""
         while (item := self._queue.get()) is not None:
             error = Unavailable("the store could not be opened; the log of the start says why")
             self._reactor.callFromThread(_answer, [(item[1], error)])
-        self._reactor.callFromThread(self._fire_closed)
-
-    def _fire_closed(self) -> None:
-        assert self._closed is not None
-        self._closed.callback(None)
+        self._reactor.callFromThread(self._closed.succeed, None)
 
 
-def _answer(answers: list[tuple[Deferred[Any], Any]]) -> None:
-    for done, result in answers:
+def _answer(answers: list[tuple[Deferred[None], Exception | None]]) -> None:
+    for done, error in answers:
         if done.called:
             continue
-        if isinstance(result, Exception):
-            done.errback(result)
+        if error is not None:
+            done.errback(error)
         else:
-            done.callback(result)
+            done.callback(None)

@@ -1,54 +1,46 @@
-"""Where exec, attach and port-forward go: a call to the agent of the right VM."""
+# SPDX-License-Identifier: Apache-2.0
+"""Exec, attach and port-forward: the call to the agent of the right VM."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from infranetes.agent.client import AgentClient
+from infranetes.machines.agent.stub import PortForwardCall, SessionCall
 from infranetes.pods.containers import Containers
 from infranetes.pods.inventory import Container, Sandbox
 from infranetes.pods.sandboxes import Sandboxes
-from infranetes.pods.states import ContainerState, SandboxState
+from infranetes.pods.states import ContainerState
 from infranetes_common.errors import FailedPrecondition
 
 
 class Streams:
-    """The `Agents` of `infranetes.streaming.server`. Each call is to be begun by its first message."""
+    """The `Agents` of `infranetes.streaming.server`. The caller begins each call by its first message."""
 
     def __init__(self, sandboxes: Sandboxes, containers: Containers) -> None:
         self._sandboxes = sandboxes
         self._containers = containers
 
     def container(self, id: str) -> Container:
-        """The container in which a command can run or to which one can attach.
+        """The container to run a command in, or to attach to.
 
         :raise NotFound: there is none. :raise FailedPrecondition: it is not running."""
-        container = self._containers.known(id)
+        container = self._containers.lookup(id)
         if container.state is not ContainerState.RUNNING:
             raise FailedPrecondition(f"container {container.id} is not running")
-        self._agent(container.sandbox)
+        container.sandbox.agent()
         return container
 
     def sandbox(self, id: str) -> Sandbox:
-        """The sandbox whose ports can be reached.
+        """The sandbox whose ports to reach.
 
         :raise NotFound: there is none. :raise FailedPrecondition: it is not ready."""
-        sandbox = self._sandboxes.known(id)
-        self._agent(sandbox)
+        sandbox = self._sandboxes.lookup(id)
+        sandbox.agent()
         return sandbox
 
-    def exec_call(self, container_id: str) -> Any:
-        container = self.container(container_id)
-        return self._agent(container.sandbox).exec()
+    def exec_call(self, container_id: str) -> SessionCall:
+        return self.container(container_id).sandbox.agent().exec()
 
-    def attach_call(self, container_id: str) -> Any:
-        container = self.container(container_id)
-        return self._agent(container.sandbox).attach()
+    def attach_call(self, container_id: str) -> SessionCall:
+        return self.container(container_id).sandbox.agent().attach()
 
-    def port_forward_call(self, sandbox_id: str) -> Any:
-        return self._agent(self.sandbox(sandbox_id)).port_forward()
-
-    def _agent(self, sandbox: Sandbox) -> AgentClient:
-        if sandbox.state is not SandboxState.READY or sandbox.client is None:
-            raise FailedPrecondition(f"sandbox {sandbox.id} is not ready: it is {sandbox.state.value}")
-        return sandbox.client
+    def port_forward_call(self, sandbox_id: str) -> PortForwardCall:
+        return self.sandbox(sandbox_id).agent().port_forward()

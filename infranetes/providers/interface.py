@@ -1,25 +1,34 @@
-"""What a PodProvider is: the one thing that makes, finds and destroys VMs."""
+# SPDX-License-Identifier: Apache-2.0
+"""`IPodProvider`, the interface between the daemon and an IaaS: it makes, finds and destroys VMs.
+
+To write a provider, implement `IPodProvider`, offer a factory for it as an entry point (see `registry`), and
+run the contract suite of `tests.contract.pod_provider` over it.
+"""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 from twisted.internet.defer import Deferred
 from zope.interface import Attribute, Interface
 
-from infranetes.images.preload import Preload
 from infranetes_common.identity import Identity
+
+if TYPE_CHECKING:
+    from infranetes.images.interface import IImageCatalogue
+    from infranetes.images.preload import Preload
 
 
 class InstanceState(enum.Enum):
-    """What the IaaS says of a VM. Transitions only go down this list, from any state to any later one."""
+    """The state of a VM in the IaaS. A VM only ever moves down this list; it may skip states."""
 
     PENDING = "pending"  # asked for; may have no address yet
-    RUNNING = "running"  # executing, with an address; its agent may still be starting
-    ENDED = "ended"  # no longer executing; disks and records may remain until destroyed
+    RUNNING = "running"  # executes and has an address; its agent may still be starting
+    ENDED = "ended"  # executes no longer; disks and records may remain until it is destroyed
 
 
 @attrs.frozen
@@ -27,123 +36,161 @@ class Size:
     """What a VM must have at least."""
 
     cpu_millis: int = 0  # thousandths of a core; 0: the provider's default
-    memory_bytes: int = 0  # for the pod itself, the guest's own need comes on top; 0: default
+    memory_bytes: int = 0  # for the pod, without the guest system's own need; 0: the provider's default
 
 
 @attrs.frozen
 class InstanceSpec:
-    """A VM to be made. `token` is its idempotency key, recorded by the caller before the call."""
+    """A VM to be made."""
 
-    token: str  # [0-9a-f]{32}
-    sandbox_id: str  # the sandbox that the VM is, or will be once it is taken from the pool
+    token: str  # [0-9a-f]{32}: the idempotency key, which the caller has recorded before the call
+    sandbox_id: str  # the sandbox that the VM is for, or that it will be once it is claimed from the pool
     cluster: str
     node: str
-    identity: Identity  # without network: the provider adds what its network gives
+    identity: Identity  # without its network, which the provider fills in
     size: Size = Size()
     annotations: Mapping[str, str] = attrs.field(factory=dict)
-    image: str = ""  # the catalogue's own name of the image to boot; "": what the provider makes pods of
+    image: str = ""  # the machine image to boot, as the catalogue names it; "": the provider's own for pods
 
 
 @attrs.frozen
 class Instance:
     """A VM as the IaaS knows it."""
 
-    id: str  # the provider's own name of it
+    id: str  # chosen by the provider
     token: str
     sandbox_id: str
     state: InstanceState
-    address: str = ""  # the pod's IP; "" until there is one
-    agent_host: str = ""  # where the node reaches its agent; mostly the address
+    address: str = ""  # the pod's IP; "": none yet
+    agent_host: str = ""  # where the node reaches its agent; mostly the same as the address
     agent_port: int = 0
     created_at: float = 0.0  # seconds since 1970 UTC
-    detail: str = ""  # why it is as it is, for people: an exit reason, the console's last line
-    size: str = ""  # what it has, in the provider's words, such as an instance type; "": it does not tell
+    detail: str = ""  # for people, why it is in this state: an exit reason, the console's last line
+    size: str = ""  # for people, such as an instance type; "": the provider does not tell
     cost_per_hour: float | None = None  # US dollars; None: the provider does not tell
 
 
+@attrs.frozen
+class Console:
+    """What a VM wrote to its console: printable text without a terminal's control sequences."""
+
+    instance_id: str
+    sandbox_id: str
+    ended_at: float  # when it was destroyed, in seconds since 1970 UTC; 0: it is not
+    detail: str  # why it ended, as far as is known
+    text: str  # the end of the console
+    output: str  # what the hypervisor wrote itself
+
+
 Progress = Callable[[str], None]
+"""Called with a sentence for people about what a long step is doing."""
 
 
 @attrs.frozen
 class ProviderContext:
-    """Where a provider lives and for whom; given to it when it is made (see `registry`)."""
+    """What a provider is told of the daemon when it is made (see `registry.ProviderFactory`)."""
 
-    state_dir: Path  # the daemon's, kept over reboots; a provider uses the subdirectory of its own name
-    run_dir: Path  # the daemon's, gone after a reboot: sockets, pid files; again a subdirectory
+    state_dir: Path  # survives reboots; a provider uses the subdirectory of its own name
+    run_dir: Path  # emptied by a reboot, for sockets and pid files; likewise its own subdirectory
     cluster: str
     node: str
-    # Images that VMs shall have from the start, as one file; None: there are none. Asked for at `start`.
+    # For `start`: makes one file of the images that VMs are to have from the beginning; None: there are none.
     preload: Callable[[Progress], Awaitable[Preload | None]] | None = None
+    source: str = "configuration"  # the configuration file, for errors
 
 
 class IHasCatalogue(Interface):
-    """A provider whose IaaS has images of whole machines; `imgprovider` of the same name means them."""
+    """A provider whose IaaS has machine images. `imgprovider` set to the provider's name selects them."""
 
-    catalogue = Attribute("Finds them, once the provider has started (IImageCatalogue)")
+    catalogue: IImageCatalogue = Attribute("Finds them; works once the provider has started.")
+
+
+class IHasConsoles(Interface):
+    """A provider that can show its VMs' consoles."""
+
+    def consoles(sandbox: str) -> Deferred[Sequence[Console]]:
+        """The consoles of sandboxes whose ids begin with `sandbox`: of existing VMs, then of those destroyed
+        last; each newest first."""
 
 
 class IPodProvider(Interface):
     """Makes VMs that become pods.
 
-    All methods return Deferreds and never block the reactor. Every failure is one of
-    `infranetes_common.errors`; `Unavailable` is the only one that is worth trying again unchanged.
-    Calls for different tokens go on side by side; two for one token are one at a time, in order.
-    Nothing here knows of containers. A provider keeps whatever it must know of a VM where that
-    survives the daemon (tags in the IaaS, files on the node), not in memory alone.
+    - Methods never block the reactor. Those that return a Deferred fail only with errors of
+      `infranetes_common.errors`; of these, `Unavailable` alone means that the same call may succeed later.
+    - Calls for different tokens run side by side. A provider serializes calls for the same token.
+    - Cancelling a Deferred may stop the wait, but leaves no VM half made or half removed.
+    - A provider keeps what it has to know of a VM where that survives the daemon, such as tags in the IaaS
+      or files on the node: the daemon may be killed at any instant.
+    - It knows nothing of containers.
     """
 
-    name = Attribute("The name in the configuration: `qemu`, `simulated`, ... (str)")
+    name: str = Attribute("The name in the configuration, such as `qemu`.")
 
     def start(progress: Progress) -> Deferred[None]:
-        """Make ready to launch: templates, networks, credentials. Called once, before all else but
-        `configure_network`; finds again every VM that an earlier daemon launched, and touches none.
-        `progress` is told, in words for people, what a long step is doing.
+        """Get ready to launch: check credentials, find networks, make templates.
 
-        :raise FailedPrecondition: something is missing that a person has to give; says what."""
+        Called once, before every method but `configure_network`. It finds the VMs that earlier daemons
+        launched and changes none of them.
+
+        :param progress: called as long steps get on.
+        :raise FailedPrecondition: a person has to provide something; the message says what.
+        """
 
     def stop() -> Deferred[None]:
-        """Let go of sockets, threads and timers. VMs go on. Twice is once."""
+        """Release sockets, threads and timers. VMs go on. Idempotent."""
 
     def configure_network(pod_cidr: str) -> Deferred[None]:
-        """The subnet that pods get addresses from, as UpdateRuntimeConfig brings it. Before or after
-        `start`; the same again changes nothing. VMs keep the addresses that they have.
+        """Set the subnet that pods get addresses from, as UpdateRuntimeConfig does. Idempotent.
 
-        :raise InvalidArgument: not a subnet this provider can serve.
-        :raise FailedPrecondition: another subnet is in use by running VMs."""
+        Called before or after `start`. Existing VMs keep their addresses.
+
+        :param pod_cidr: one subnet, or several of different families, separated by commas.
+        :raise InvalidArgument: not a subnet that this provider can serve.
+        :raise FailedPrecondition: running VMs have addresses of another subnet.
+        """
 
     def launch(spec: InstanceSpec) -> Deferred[Instance]:
-        """Ask for a VM; answers as soon as the IaaS has taken the request, PENDING or RUNNING.
+        """Ask for a VM. Fires, with a VM that is PENDING or RUNNING, once the IaaS has accepted the request.
 
-        Idempotent by `spec.token`: the second call answers with the first one's VM, also after a
-        restart of the daemon and also while the first is still under way. When it fails nothing of
-        the VM remains: no process, address, disk or interface. Killed in the middle, `list` shows
-        what there is of it, and `destroy` ends it.
+        Idempotent by `spec.token`: a second call returns the first one's VM, also while the first call is
+        under way and after a restart of the daemon. When a launch fails, nothing of the VM remains: no
+        process, address, disk or interface. If the daemon is killed during a launch, `list` shows whatever
+        exists of the VM, and `destroy` removes it.
 
-        :raise ResourceExhausted: no address, capacity or quota left.
-        :raise InvalidArgument: a size or annotation that this provider can't serve."""
+        :raise ResourceExhausted: no address, capacity or quota is left.
+        :raise InvalidArgument: a size or an annotation that this provider can't serve.
+        """
 
     def wait_running(instance_id: str, timeout: float) -> Deferred[Instance]:
-        """The instance once it is RUNNING with its address, its identity handed over.
+        """Wait until a VM is RUNNING, has its address, and has been given its identity.
 
         :param timeout: seconds.
-        :raise DeadlineExceeded: not within that time; the VM is left as it is.
-        :raise NotFound: no such VM.
-        :raise Unavailable: it ended meanwhile; the message has the reason and the console's tail."""
+        :raise DeadlineExceeded: it took longer than that; the VM is left as it is.
+        :raise NotFound: there is no such VM.
+        :raise Unavailable: it ended meanwhile; the message has the reason and the end of the console.
+        """
 
     def get(instance_id: str) -> Deferred[Instance]:
-        """The instance now. :raise NotFound: no such VM, or it is destroyed."""
+        """Look up a VM. :raise NotFound: there is no such VM, or it is destroyed."""
 
     def list() -> Deferred[list[Instance]]:
-        """Every VM of this cluster and node that has not been destroyed, ENDED ones too, and also
-        those that no record of ours knows. Never another node's."""
+        """List every VM of this cluster and node that is not destroyed.
+
+        Includes those that have ended, and those that the daemon has no record of. Never another node's.
+        """
 
     def destroy(instance_id: str) -> Deferred[None]:
-        """End the VM and give back all it holds: address, disk, interface. Answers when that is so.
-        Unknown or destroyed already: nothing to do, no error."""
+        """End a VM and release its address, disk and interface. Fires when that is done. Idempotent.
+
+        It is no error if there is no such VM.
+        """
 
     def watch(ended: Callable[[Instance], None]) -> None:
-        """From now on call `ended` with each VM that is found to be no longer executing without
-        `destroy` having been asked for, in the reactor's thread, once per VM."""
+        """Call `ended` from now on with each VM that ends without `destroy`.
+
+        It is called in the reactor's thread, once for each VM.
+        """
 
     def status() -> Mapping[str, str]:
-        """What Status(verbose) shows of this provider; keys and values for people."""
+        """What `crictl info` shows of this provider, for people."""

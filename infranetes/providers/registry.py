@@ -1,8 +1,9 @@
-"""PodProviders by the name that the configuration gives: built in first, then plug-ins.
+# SPDX-License-Identifier: Apache-2.0
+"""Find pod providers by their names in the configuration: built-in ones first, then plug-ins.
 
-A plug-in is a distribution with an entry point in the group `infranetes.providers`, whose name is
-the provider's and whose object is a `ProviderFactory`. Nothing of a provider is imported before its
-name is asked for, so what one provider lacks harms no other.
+A plug-in is a distribution with an entry point in the group `infranetes.providers`. The entry point has the
+provider's name and refers to a `ProviderFactory`. A provider is imported only when its name is asked for, so
+the dependencies of one are not needed for another.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import cast
 
 from twisted.logger import Logger
 from zope.interface.exceptions import Invalid
@@ -18,39 +19,46 @@ from zope.interface.verify import verifyObject
 
 from infranetes.providers.interface import IPodProvider, ProviderContext
 from infranetes_common.errors import ConfigError, InfranetesError
+from infranetes_common.reactors import IReactor
 
 __all__ = ["ENTRY_POINT_GROUP", "ProviderContext", "ProviderFactory", "create", "names"]
 
 ENTRY_POINT_GROUP = "infranetes.providers"
 
-ProviderFactory = Callable[[Any, Mapping[str, Any], ProviderContext], IPodProvider]
-"""`factory(reactor, table, context)`: a provider, not yet started. `table` is the provider's own table
-of the configuration file, unchecked; the factory structures it (`infranetes_common.config`) and raises
-`ConfigError` naming the key. It touches nothing outside the process."""
+ProviderFactory = Callable[[IReactor, Mapping[str, object], ProviderContext], IPodProvider]
+"""`factory(reactor, table, context)` makes a provider, which is not started yet.
+
+`table` is the provider's own table of the configuration file, unchecked: the factory structures it
+(`infranetes_common.config`) and raises a `ConfigError` that names the wrong key. It has no effect outside the
+process."""
 
 # module:attribute of each built-in ProviderFactory
 _BUILT_IN: dict[str, str] = {
     "aws": "infranetes.providers.cloud.aws:create",
     "gcp": "infranetes.providers.cloud.gcp:create",
     "qemu": "infranetes.providers.qemu:create",
-    "simulated": "infranetes.providers.simulated:create",
     "vsphere": "infranetes.providers.cloud.vsphere:create",
 }
+
+# packages of the plug-ins that are this project's own
+_PACKAGES = {"simulated": "infranetes-simulation"}
 
 _log = Logger()
 
 
 def names() -> list[str]:
-    """Every name that `create` knows, sorted."""
+    """List the names of all providers, sorted."""
     return sorted({*_BUILT_IN, *(point.name for point in _plug_ins())})
 
 
-def create(reactor: Any, name: str, table: Mapping[str, Any], context: ProviderContext) -> IPodProvider:
-    """The provider called `name`, not yet started.
+def create(
+    reactor: IReactor, name: str, table: Mapping[str, object], context: ProviderContext
+) -> IPodProvider:
+    """Make the provider called `name`. It is not started yet.
 
-    :raise ConfigError: nothing has this name, it can't be loaded, or its table is wrong.
+    :raise ConfigError: there is no such provider, it can't be loaded, or its table is wrong.
     """
-    factory = _factory(name)
+    factory = _factory(name, context.source)
     try:
         provider = factory(reactor, table, context)
     except InfranetesError:
@@ -74,32 +82,39 @@ def _plug_ins() -> list[EntryPoint]:
     return sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: (point.name, point.value))
 
 
-def _factory(name: str) -> ProviderFactory:
+def _factory(name: str, source: str) -> ProviderFactory:
     built_in = _BUILT_IN.get(name)
     if built_in is not None:
         return _load(name, built_in, lambda: _attribute(built_in))
     found = [point for point in _plug_ins() if point.name == name]
     if not found:
-        raise ConfigError(f"no provider is called {name!r}; known are {', '.join(names())}")
+        if name in _PACKAGES:
+            raise ConfigError(
+                f"{source}: provider: {name!r} is in the package {_PACKAGES[name]}, which is not installed; "
+                "install it"
+            )
+        raise ConfigError(
+            f"{source}: provider: no provider is called {name!r}; known are {', '.join(names())}"
+        )
     if len({point.value for point in found}) > 1:
         raise ConfigError(
-            f"several plug-ins are called {name!r} ({', '.join(point.value for point in found)}); "
-            "uninstall all but one"
+            f"{source}: provider: several plug-ins are called {name!r} "
+            f"({', '.join(point.value for point in found)}); uninstall all but one"
         )
     return _load(name, found[0].value, found[0].load)
 
 
-def _attribute(target: str) -> Any:
+def _attribute(target: str) -> object:
     module, _, attribute = target.partition(":")
-    return getattr(import_module(module), attribute)
+    found: object = getattr(import_module(module), attribute)
+    return found
 
 
-def _load(name: str, target: str, load: Callable[[], Any]) -> ProviderFactory:
+def _load(name: str, target: str, load: Callable[[], object]) -> ProviderFactory:
     try:
-        factory: ProviderFactory = load()
+        return cast(ProviderFactory, load())
     except Exception as error:
         _log.failure("provider {provider} can't be imported from {target}", provider=name, target=target)
         raise ConfigError(
             f"provider {name!r} can't be loaded from {target}: {type(error).__name__}: {error}"
         ) from error
-    return factory

@@ -1,32 +1,33 @@
-"""Figures from the agents, all VMs at once, none waited for longer than the others may be.
+# SPDX-License-Identifier: Apache-2.0
+"""Usage figures from the agents: all VMs are asked at once, and none is waited for longer than the others.
 
-a VM's agent                           its figures are
-answered less than FRESH_SECONDS ago   those
-can be reached                         asked for; it has WAIT_SECONDS, which all have together
-did not answer in that time            asked for still, but waited for by nobody until that call has ended
-can't be reached                       not had
+a VM's agent                           its figures
+answered less than FRESH_SECONDS ago   are those
+can be reached                         are asked for; all agents together have WAIT_SECONDS
+did not answer in that time            may still come, but nobody waits for them until that call has ended
+can't be reached                       are missing
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import attrs
 from twisted.logger import Logger
 
 from infranetes.pods import listing
+from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Sandbox
-from infranetes.pods.node import Node
 from infranetes.pods.states import SandboxState
-from infranetes.pods.waits import Flight, go, settle, sleep, within
+from infranetes_common.concurrency import Flight, settled, sleep, start, within
 from infranetes_common.errors import DeadlineExceeded, InfranetesError
+from infranetes_common.wire import vmserver
 
 FRESH_SECONDS = 0.25  # clients take two samples a second apart and want them to differ
 WAIT_SECONDS = 2.0
-CALL_SECONDS = 20.0  # then a call is given up that nobody has waited for to its end
-KEPT_SECONDS = 60.0  # how long the last figures of a VM are kept
-BEGUN_AT_ONCE = 16  # calls in one turn of the reactor
+CALL_SECONDS = 20.0  # after which a call is given up that nobody waits for any more
+KEPT_SECONDS = 60.0  # that the last figures of a VM are kept
+BATCH = 16  # calls that are begun in one turn of the reactor
 
 _log = Logger()
 
@@ -35,25 +36,25 @@ _log = Logger()
 class Figures:
     """An agent's answer."""
 
-    stats: Any  # vmserver.StatsResponse
-    at: float  # by the node's clock, seconds
+    stats: vmserver.StatsResponse
+    at: float  # seconds, by the reactor's clock
 
-    def by_container(self) -> dict[str, Any]:
-        """Each ContainerUsage by its id."""
+    def by_container(self) -> dict[str, vmserver.ContainerUsage]:
+        """The usage of each container by its id."""
         return {one.id: one for one in self.stats.containers}
 
 
 class Gatherer:
-    """The last figures of each VM."""
+    """Asks the agents for figures, and keeps the last ones of each VM."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: NodeContext) -> None:
         self._node = node
         self._last: dict[str, Figures] = {}  # by sandbox id
         self._asking: dict[str, Flight[None]] = {}
         self._slow: set[str] = set()
 
     async def now(self, sandboxes: Iterable[Sandbox]) -> dict[str, Figures]:
-        """Figures of now, by sandbox id, of those whose agents can be reached and answer in time."""
+        """Present figures by sandbox id, of those whose agents can be reached and answer in time."""
         wanted = [one for one in sandboxes if one.state is SandboxState.READY]
         await listing.refresh(self._node, wanted)
         since = self._node.clock.seconds() - FRESH_SECONDS
@@ -64,14 +65,14 @@ class Gatherer:
             if self._since(id, since) is not None or not _reachable(sandbox):
                 continue
             if id not in self._asking:
-                self._asking[id] = Flight(go(self._ask(sandbox)))
+                self._asking[id] = Flight(self._ask(sandbox))
                 begun += 1
             flight = self._asking[id]
             if flight.done:
                 del self._asking[id]
             elif id not in self._slow:
                 waited[id] = flight
-            if begun and begun % BEGUN_AT_ONCE == 0:
+            if begun and begun % BATCH == 0:
                 await sleep(self._node.clock, 0)
         await self._wait(waited)
         self._forget()
@@ -89,7 +90,7 @@ class Gatherer:
     async def _wait(self, flights: dict[str, Flight[None]]) -> None:
         if not flights:
             return
-        joined = go(settle([flight.join() for flight in flights.values()]))
+        joined = start(settled([flight.join() for flight in flights.values()]))
         try:
             await within(self._node.clock, WAIT_SECONDS, joined, "the agents' figures")
         except DeadlineExceeded:
@@ -116,4 +117,4 @@ class Gatherer:
 
 
 def _reachable(sandbox: Sandbox) -> bool:
-    return sandbox.client is not None and sandbox.view is not None and sandbox.view.live
+    return sandbox.client is not None and sandbox.watch is not None and sandbox.watch.live

@@ -1,51 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
 """The metrics that kubelet serves under /metrics/cadvisor where it takes them from the CRI.
 
-Names and meanings are cAdvisor's, so that dashboards and alerts go on as they are. Values are whole
-numbers, as the CRI has it: seconds are cut. A pod's own have no `container`, as with cAdvisor.
+Names and meanings are cAdvisor's, so that dashboards and alerts keep working. Values are whole numbers, as
+in the CRI: seconds are cut. A pod's own metrics have an empty `container` label, as with cAdvisor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Generic, TypeVar
 
 import attrs
 
 from infranetes.pods.inventory import Container, Sandbox
-from infranetes_common import cri
+from infranetes_common.wire import cri, vmserver
 
 LABELS = ("id", "name", "image", "container", "pod", "namespace")
 
 Values = Iterable[tuple[tuple[str, ...], int]]
-"""Values of further labels, and the number."""
+"""The values of a metric's own labels, each with the number."""
+
+_Of = TypeVar("_Of")
 
 
 @attrs.frozen
-class _Metric:
+class _Metric(Generic[_Of]):
+    """One metric, and how it is read from what it describes."""
+
     name: str
     help: str
-    kind: Any  # a MetricType
-    values: Callable[[Any], Values]
+    kind: cri.MetricType
+    values: Callable[[_Of], Values]
     labels: tuple[str, ...] = ()  # beside LABELS
 
 
 @attrs.frozen
-class _Used:
-    """What a container's metrics are read from."""
+class _Subject:
+    """What metrics of a VM or of a container are read from. A VM has the `usage` alone."""
 
-    used: Any  # vmserver.ContainerUsage
-    resources: Any  # LinuxContainerResources in force
-
-    @property
-    def usage(self) -> Any:
-        return self.used.usage
+    usage: vmserver.Usage
+    container: vmserver.ContainerUsage = attrs.field(factory=vmserver.ContainerUsage)
+    resources: cri.LinuxContainerResources = attrs.field(factory=cri.LinuxContainerResources)
 
 
-def _counter(name: str, help: str, value: Callable[[Any], int]) -> _Metric:
+_Cards = Sequence[vmserver.NetworkCard]
+_Metrics = tuple[_Metric[_Subject], ...]
+
+
+def _counter(name: str, help: str, value: Callable[[_Subject], int]) -> _Metric[_Subject]:
     return _Metric(name, help, cri.COUNTER, lambda one: [((), value(one))])
 
 
-def _gauge(name: str, help: str, value: Callable[[Any], int]) -> _Metric:
+def _gauge(name: str, help: str, value: Callable[[_Subject], int]) -> _Metric[_Subject]:
     return _Metric(name, help, cri.GAUGE, lambda one: [((), value(one))])
 
 
@@ -53,7 +59,7 @@ def _seconds(nanos: int) -> int:
     return nanos // 10**9
 
 
-_CPU = (
+_CPU: _Metrics = (
     _Metric(
         "container_cpu_usage_seconds_total",
         "Processor time used.",
@@ -74,7 +80,7 @@ _THROTTLING = (
     _counter("container_cpu_cfs_throttled_seconds_total", "Time held up by the processor limit.",
              lambda one: _seconds(one.usage.cpu.throttled_nanos)),
 )  # fmt: skip
-_MEMORY = (
+_MEMORY: _Metrics = (
     _gauge("container_memory_usage_bytes", "Memory in use, pages of files among it.",
            lambda one: one.usage.memory.usage),
     _gauge("container_memory_working_set_bytes", "Memory in use that is not easily given back.",
@@ -118,7 +124,7 @@ _REST = (
     _gauge("container_threads_max", "The most threads that are allowed; 0: no limit.",
            lambda one: one.usage.threads_limit),
     _gauge("container_start_time_seconds", "When it was started, seconds since 1970 UTC.",
-           lambda one: _seconds(one.used.started_at)),
+           lambda one: _seconds(one.container.started_at)),
     _gauge("container_last_seen", "When it was measured, seconds since 1970 UTC.",
            lambda one: _seconds(one.usage.time_nanos)),
     _gauge("container_spec_cpu_period", "Period of the processor limit, microseconds.",
@@ -134,14 +140,14 @@ _REST = (
 )  # fmt: skip
 
 
-def _disk(name: str, help: str, field: str) -> _Metric:
-    def values(one: Any) -> Values:
+def _disk(name: str, help: str, field: str) -> _Metric[_Subject]:
+    def values(one: _Subject) -> Values:
         return [((disk.device,), getattr(disk, field)) for disk in one.usage.disks]
 
     return _Metric(name, help, cri.COUNTER, values, ("device",))
 
 
-_DISKS = (
+_DISKS: _Metrics = (
     _disk("container_fs_reads_bytes_total", "Bytes read from disks.", "read_bytes"),
     _disk("container_fs_writes_bytes_total", "Bytes written to disks.", "written_bytes"),
     _disk("container_fs_reads_total", "Reads from disks.", "reads"),
@@ -150,14 +156,14 @@ _DISKS = (
         "container_fs_usage_bytes",
         "What the container wrote over its image.",
         cri.GAUGE,
-        lambda one: [(("rootfs",), one.used.written.bytes)] if one.used.HasField("written") else [],
+        lambda one: [(("rootfs",), one.container.written.bytes)] if one.container.HasField("written") else [],
         ("device",),
     ),
 )
 
 
-def _pressure(resource: str, kind: str, which: str, help: str) -> _Metric:
-    def values(one: Any) -> Values:
+def _pressure(resource: str, kind: str, which: str, help: str) -> _Metric[_Subject]:
+    def values(one: _Subject) -> Values:
         field = f"{resource}_pressure"
         if not one.usage.HasField(field) or not getattr(one.usage, field).HasField(which):
             return []
@@ -174,9 +180,9 @@ _PRESSURE = tuple(
 )
 
 
-def _network(name: str, help: str, field: str) -> _Metric:
-    def values(one: Any) -> Values:
-        return [((card.name,), getattr(card, field)) for card in one]
+def _network(name: str, help: str, field: str) -> _Metric[_Cards]:
+    def values(cards: _Cards) -> Values:
+        return [((card.name,), getattr(card, field)) for card in cards]
 
     return _Metric(f"container_network_{name}_total", help, cri.COUNTER, values, ("interface",))
 
@@ -192,44 +198,39 @@ _NETWORK = (
     _network("transmit_errors", "Errors while sending.", "send_errors"),
 )
 
-_OF_MACHINES = (*_CPU, *_MEMORY, *_PROCESSES, *_PRESSURE)
+_OF_VMS = (*_CPU, *_MEMORY, *_PROCESSES, *_PRESSURE)
 _OF_CONTAINERS = (
     *_CPU, *_THROTTLING, *_MEMORY, *_LIMITED_MEMORY, *_PROCESSES, *_REST, *_DISKS, *_PRESSURE,
 )  # fmt: skip
 
 
 def descriptors() -> list[cri.MetricDescriptor]:
-    """All that there can be. `label_keys` are in the order of a metric's `label_values`."""
+    """All metrics that there can be. `label_keys` are in the order of a metric's `label_values`."""
+    metrics = [(one.name, one.help, one.labels) for one in _OF_CONTAINERS]
+    metrics += [(one.name, one.help, one.labels) for one in _NETWORK]
     return [
-        cri.MetricDescriptor(name=one.name, help=one.help, label_keys=(*LABELS, *one.labels))
-        for one in (*_OF_CONTAINERS, *_NETWORK)
+        cri.MetricDescriptor(name=name, help=help, label_keys=(*LABELS, *labels))
+        for name, help, labels in metrics
     ]
 
 
-def sandbox_metrics(sandbox: Sandbox, answer: Any) -> cri.PodSandboxMetrics:
+def sandbox_metrics(sandbox: Sandbox, answer: vmserver.StatsResponse) -> cri.PodSandboxMetrics:
     """A sandbox's metrics: its VM's, and those of the containers that run.
 
-    :param answer: the agent's vmserver.StatsResponse."""
+    :param answer: the agent's."""
     pod = sandbox.config.metadata
     labels = (f"/{sandbox.id}", sandbox.id, "", "", pod.name, pod.namespace)
-    machine = _Used(_Machine(answer.machine), None)
     result = cri.PodSandboxMetrics(pod_sandbox_id=sandbox.id)
     at = answer.machine.time_nanos
-    result.metrics.extend(_metrics(_OF_MACHINES, machine, labels, at))
+    result.metrics.extend(_metrics(_OF_VMS, _Subject(answer.machine), labels, at))
     result.metrics.extend(_metrics(_NETWORK, answer.cards, labels, at))
     for used in answer.containers:
         container = sandbox.containers.get(used.id)
         if container is not None and used.HasField("usage"):
-            metrics = _metrics(
-                _OF_CONTAINERS, _Used(used, _resources(container)), _labels(container), used.usage.time_nanos
-            )
+            subject = _Subject(used.usage, used, _resources(container))
+            metrics = _metrics(_OF_CONTAINERS, subject, _labels(container), used.usage.time_nanos)
             result.container_metrics.append(cri.ContainerMetrics(container_id=used.id, metrics=metrics))
     return result
-
-
-@attrs.frozen
-class _Machine:
-    usage: Any
 
 
 def _labels(container: Container) -> tuple[str, ...]:
@@ -240,20 +241,23 @@ def _labels(container: Container) -> tuple[str, ...]:
     return (path, container.id, image, config.metadata.name, pod.name, pod.namespace)
 
 
-def _resources(container: Container) -> Any:
-    seen = container.seen
-    if seen is not None and seen.HasField("resources"):
-        return seen.resources
+def _resources(container: Container) -> cri.LinuxContainerResources:
+    """The limits in force."""
+    reported = container.reported
+    if reported is not None and reported.HasField("resources"):
+        return reported.resources
     return container.config.linux.resources
 
 
-def _metrics(wanted: Iterable[_Metric], of: Any, labels: tuple[str, ...], at: int) -> Iterator[cri.Metric]:
+def _metrics(
+    wanted: Iterable[_Metric[_Of]], of: _Of, labels: tuple[str, ...], at: int
+) -> Iterator[cri.Metric]:
     for metric in wanted:
-        for further, value in metric.values(of):
+        for own_labels, value in metric.values(of):
             yield cri.Metric(
                 name=metric.name,
                 timestamp=at,
                 metric_type=metric.kind,
-                label_values=(*labels, *further),
+                label_values=(*labels, *own_labels),
                 value=cri.UInt64Value(value=value),
             )

@@ -1,19 +1,21 @@
-"""An agent's figures as the CRI's messages."""
+# SPDX-License-Identifier: Apache-2.0
+"""An agent's figures translated to the CRI's messages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from infranetes.pods.inventory import Container, Sandbox
-from infranetes_common import cri
+from infranetes_common.wire import cri, vmserver
 
 
-def container_stats(container: Container, used: Any) -> cri.ContainerStats:
-    """A container's figures. :param used: its vmserver.ContainerUsage, None: not known.
+def container_stats(container: Container, used: vmserver.ContainerUsage | None) -> cri.ContainerStats:
+    """A container's figures.
 
-    The layer that it writes to names no filesystem: it is the VM's, and for one that the node does not have
-    kubelet would drop all of the container's figures.
+    The writable layer names no filesystem, for it is in the VM: kubelet drops all figures of a container
+    whose filesystem the node does not have.
+
+    :param used: None: not known.
     """
     config = container.config
     stats = cri.ContainerStats(
@@ -40,11 +42,11 @@ def container_stats(container: Container, used: Any) -> cri.ContainerStats:
 
 
 def sandbox_stats(
-    sandbox: Sandbox, answer: Any, containers: Iterable[cri.ContainerStats]
+    sandbox: Sandbox, answer: vmserver.StatsResponse, containers: Iterable[cri.ContainerStats]
 ) -> cri.PodSandboxStats:
     """A sandbox's figures: those of its whole VM, and its containers'.
 
-    :param answer: a vmserver.StatsResponse."""
+    :param answer: the agent's."""
     config, usage = sandbox.config, answer.machine
     stats = cri.PodSandboxStats(
         attributes=cri.PodSandboxAttributes(
@@ -67,7 +69,7 @@ def sandbox_stats(
     return stats
 
 
-def _cpu(usage: Any) -> cri.CpuUsage:
+def _cpu(usage: vmserver.Usage) -> cri.CpuUsage:
     cpu = cri.CpuUsage(timestamp=usage.time_nanos)
     cpu.usage_core_nano_seconds.value = usage.cpu.total_nanos
     if usage.cpu.HasField("nano_cores"):
@@ -77,7 +79,7 @@ def _cpu(usage: Any) -> cri.CpuUsage:
     return cpu
 
 
-def _memory(usage: Any) -> cri.MemoryUsage:
+def _memory(usage: vmserver.Usage) -> cri.MemoryUsage:
     found = usage.memory
     memory = cri.MemoryUsage(timestamp=usage.time_nanos)
     memory.working_set_bytes.value = found.working_set
@@ -92,7 +94,7 @@ def _memory(usage: Any) -> cri.MemoryUsage:
     return memory
 
 
-def _swap(usage: Any) -> cri.SwapUsage:
+def _swap(usage: vmserver.Usage) -> cri.SwapUsage:
     swap = cri.SwapUsage(timestamp=usage.time_nanos)
     swap.swap_usage_bytes.value = usage.memory.swap
     if usage.memory.HasField("swap_limit"):
@@ -100,7 +102,7 @@ def _swap(usage: Any) -> cri.SwapUsage:
     return swap
 
 
-def _card(card: Any) -> cri.NetworkInterfaceUsage:
+def _card(card: vmserver.NetworkCard) -> cri.NetworkInterfaceUsage:
     found = cri.NetworkInterfaceUsage(name=card.name)
     found.rx_bytes.value = card.received_bytes
     found.rx_errors.value = card.receive_errors

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """exec, attach and port-forward as kubelet and crictl speak them: SPDY/3.1 and WebSocket."""

@@ -1,25 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
 """Named byte streams over one upgraded connection, with backpressure both ways.
 
-What the other side sends and nobody has read yet is bounded: past `MAX_UNREAD` bytes the connection is not
-read on. What is written waits while the connection's own buffer is full. All of a connection's channels
-share that, as SPDY's and WebSocket's do in Kubernetes.
+What the client sends and nobody has read yet is bounded: past `MAX_UNREAD` bytes the connection is read no
+further. Writing waits while the connection's own buffer is full. All of a connection's channels share that,
+as SPDY's and WebSocket's do in Kubernetes. Answers to the client's frames (pings, refused streams) can't
+wait: if the buffer is full, nothing more is read until the client has taken them.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
-from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IPushProducer
+from twisted.internet.interfaces import IConsumer, IPushProducer, ITCPTransport
 from zope.interface import implementer
+
+from infranetes_common.concurrency import Notifier
 
 #: Bytes received and not read, of all channels of a connection.
 MAX_UNREAD = 256 * 1024
+#: What each piece of them counts beside its bytes.
+PIECE = 64
+#: Bytes that a reader is given at once.
+MAX_READ = 64 * 1024
 
 
 class ChannelClosed(Exception):
     """The channel or its connection is gone; nothing more can be written."""
+
+
+class StreamTransport(ITCPTransport, IPushProducer, IConsumer):
+    """A TCP connection as Twisted has it."""
 
 
 class Framing(Protocol):
@@ -37,14 +49,21 @@ class Framing(Protocol):
 
 @implementer(IPushProducer)
 class Flow:
-    """The backpressure of one transport: when it may be read and written."""
+    """The backpressure of one transport: when it may be read and written.
 
-    def __init__(self, transport: Any) -> None:
+    :param go_on: is called when it may be read again; it has to resume the transport.
+    :ivar reading: whether what comes in may be handled. :ivar full: whether the transport's buffer is full.
+    """
+
+    def __init__(self, transport: StreamTransport, go_on: Callable[[], None] | None = None) -> None:
         self._transport = transport
+        self._go_on = go_on or transport.resumeProducing
         self._unread = 0
-        self._reading = True
-        self._full = False
-        self._waiting: list[Deferred[None]] = []
+        self._behind = False  # too much is unread
+        self._unheard = False  # an answer waits for the client to take what was written before it
+        self.reading = True
+        self.full = False
+        self._room = Notifier()
         self.lost = False
         transport.registerProducer(self, True)
 
@@ -53,42 +72,50 @@ class Flow:
 
         :raise ChannelClosed: the connection is lost.
         """
-        while self._full and not self.lost:
-            room: Deferred[None] = Deferred()
-            self._waiting.append(room)
-            await room
+        while self.full and not self.lost:
+            await self._room.wait()
         if self.lost:
             raise ChannelClosed
 
     def received(self, count: int) -> None:
-        """So many more bytes wait to be read."""
+        """Count bytes that came in and wait to be read."""
         self._unread += count
-        if self._reading and self._unread > MAX_UNREAD:
-            self._reading = False
-            self._transport.pauseProducing()
+        if self._unread > MAX_UNREAD:
+            self._behind = True
+            self._update()
 
     def consumed(self, count: int) -> None:
-        """So many bytes have been read."""
+        """Count bytes that have been read."""
         self._unread -= count
-        if not self._reading and self._unread <= MAX_UNREAD // 2:
-            self._reading = True
+        if self._behind and self._unread <= MAX_UNREAD // 2:
+            self._behind = False
+            self._update()
+
+    def answered(self) -> None:
+        """Note that a frame was answered, which could not wait for room."""
+        if self.full:
+            self._unheard = True
+            self._update()
+
+    def _update(self) -> None:
+        reading = not (self._behind or self._unheard)
+        if reading is not self.reading:
+            self.reading = reading
             if not self.lost:
-                self._transport.resumeProducing()
+                self._go_on() if reading else self._transport.pauseProducing()
 
     def connection_lost(self) -> None:
-        """Nothing will be written any more."""
+        """Wake all writers: nothing can be written any more."""
         self.lost = True
         self.resumeProducing()
 
     def pauseProducing(self) -> None:
-        self._full = True
+        self.full = True
 
     def resumeProducing(self) -> None:
-        self._full = False
-        waiting, self._waiting = self._waiting, []
-        for each in waiting:
-            if not each.called:
-                each.callback(None)
+        self.full = self._unheard = False
+        self._update()
+        self._room.notify()
 
     def stopProducing(self) -> None:
         self.connection_lost()
@@ -97,7 +124,7 @@ class Flow:
 class Channel:
     """One stream.
 
-    :ivar name: ``stdin``, ``error``, ... :ivar key: the framing's own number of it.
+    :ivar name: ``stdin``, ``error``, ... :ivar key: its number in the framing.
     :ivar headers: what it was opened with.
     """
 
@@ -110,9 +137,9 @@ class Channel:
         self._flow = flow
         self._framing = framing
         self._unread: deque[bytes] = deque()
-        self._ended = False  # they write no more
+        self._ended = False  # the client writes no more
         self._finished = False  # we write no more
-        self._reader: Deferred[None] | None = None
+        self._arrival = Notifier()
 
     @property
     def done(self) -> bool:
@@ -120,18 +147,21 @@ class Channel:
         return self._ended and self._finished
 
     async def read(self) -> bytes:
-        """The next bytes, in the pieces in which they came; ``b""`` at the end, then always. One reader."""
+        """Return the next bytes, waiting for some; ``b""`` at the end, and always after it."""
         while not self._unread and not self._ended:
-            self._reader = Deferred()
-            await self._reader
+            await self._arrival.wait()
         if not self._unread:
             return b""
-        data = self._unread.popleft()
-        self._flow.consumed(len(data))
-        return data
+        pieces = [self._unread.popleft()]
+        size = len(pieces[0])
+        while self._unread and size + len(self._unread[0]) <= MAX_READ:
+            pieces.append(self._unread.popleft())
+            size += len(pieces[-1])
+        self._flow.consumed(size + PIECE * len(pieces))
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def write(self, data: bytes) -> None:
-        """Write, waiting for room first.
+        """Write once there is room.
 
         :raise ChannelClosed: the channel was finished or reset, or the connection is lost.
         """
@@ -141,14 +171,14 @@ class Channel:
         self._framing.send(self, data)
 
     def finish(self) -> None:
-        """Write no more. Twice is once."""
+        """Write no more. Idempotent."""
         if not self._finished:
             self._finished = True
             if not self._flow.lost:
                 self._framing.finish(self)
 
     def reset(self) -> None:
-        """End it both ways, dropping what is unread. After the end: nothing."""
+        """End it both ways and drop what is unread. Idempotent."""
         self.drop()
         if not (self._finished and self._ended) and not self._flow.lost:
             self._framing.reset(self)
@@ -156,27 +186,23 @@ class Channel:
         self.end()
 
     def drop(self) -> None:
-        """Forget what is unread."""
-        self._flow.consumed(sum(map(len, self._unread)))
+        """Drop what is unread."""
+        count = sum(map(len, self._unread)) + PIECE * len(self._unread)
         self._unread.clear()
+        self._flow.consumed(count)
 
     # For the framing
 
     def feed(self, data: bytes) -> None:
-        """The other side wrote this."""
+        """Take in what the client wrote."""
         if self._ended or not data:
             return
         self._unread.append(data)
-        self._flow.received(len(data))
-        self._wake()
+        self._flow.received(len(data) + PIECE)
+        self._arrival.notify()
 
     def end(self, *, writing: bool = False) -> None:
-        """The other side writes no more; with `writing`, neither can we."""
+        """Note that the client writes no more; with `writing`, that we can't either."""
         self._ended = True
         self._finished = self._finished or writing
-        self._wake()
-
-    def _wake(self) -> None:
-        reader, self._reader = self._reader, None
-        if reader is not None and not reader.called:
-            reader.callback(None)
+        self._arrival.notify()

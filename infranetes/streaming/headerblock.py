@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SPDY/3.1 header blocks (source: the SPDY Protocol, draft 3.1, 2.6.10): name/value pairs, deflated with
 a dictionary and one zlib stream for each direction of a connection."""
 
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from infranetes_common.errors import InvalidArgument
 
 #: Bytes of one block, inflated, and pairs in it. A deflated block can be a thousandth of that.
-MAX_BLOCK = 64 * 1024
+MAX_BLOCK = 8 * 1024
 MAX_PAIRS = 256
 
 _WORDS = (
@@ -50,7 +51,7 @@ class HeaderWriter:
         self._deflate = zlib.compressobj(zdict=DICTIONARY)
 
     def write(self, headers: Mapping[str, str]) -> bytes:
-        """One block. Names are lower-cased."""
+        """Return a block. Names are lower-cased."""
         parts = [struct.pack(">I", len(headers))]
         for name, value in headers.items():
             for text in (name.lower().encode(), value.encode()):
@@ -65,9 +66,9 @@ class HeaderReader:
         self._inflate = zlib.decompressobj(zdict=DICTIONARY)
 
     def read(self, block: bytes) -> dict[str, str]:
-        """One block's pairs; of a name's several values the first.
+        """Return a block's pairs; of a name's several values the first.
 
-        :raise InvalidArgument: not a block, or over the bounds; the connection's state is then lost.
+        :raise InvalidArgument: not a block, or over the bounds; nothing more can be read on the connection.
         """
         try:
             plain = self._inflate.decompress(block, MAX_BLOCK + 1)

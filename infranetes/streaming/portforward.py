@@ -1,11 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
 """Port-forward over SPDY: each connection is a pair of streams, `data` and `error`, with one request id."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -16,25 +17,25 @@ _log = Logger()
 #: Connections forwarded at once by one client.
 MAX_PAIRS = 256
 
-#: Carries one pair to its end: port, data, error.
+#: Forwards one connection until it ends: port, data, error.
 Forward = Callable[[int, Channel, Channel], Deferred[None]]
 
 
 class Pairs:
-    """Brings the two streams of each connection together.
+    """Pairs the two streams of each connection.
 
     :param forward: is called with each complete pair. :param timeout: seconds for the second stream to come.
     """
 
-    def __init__(self, reactor: Any, forward: Forward, timeout: float) -> None:
-        self._reactor = reactor
+    def __init__(self, clock: IReactorTime, forward: Forward, timeout: float) -> None:
+        self._clock = clock
         self._forward = forward
         self._timeout = timeout
-        self._halves: dict[str, tuple[Channel, Any]] = {}  # request id: the first stream, its timer
+        self._halves: dict[str, tuple[Channel, IDelayedCall]] = {}  # request id: the first stream, its timer
         self._running: set[Deferred[None]] = set()
 
     def opened(self, channel: Channel) -> bool:
-        """A stream was asked for; whether it is taken."""
+        """Decide on a stream that the client opens."""
         port = _port(channel.headers.get("port", ""))
         if port is None or channel.name not in ("data", "error"):
             return False
@@ -43,7 +44,7 @@ class Pairs:
         if half is None:
             if len(self._halves) + len(self._running) >= MAX_PAIRS:
                 return False
-            timer = self._reactor.callLater(self._timeout, self._lonely, key)
+            timer = self._clock.callLater(self._timeout, self._lonely, key)
             self._halves[key] = (channel, timer)
             return True
         other, timer = half
@@ -58,14 +59,14 @@ class Pairs:
         return True
 
     def stop(self) -> None:
-        """The client is gone: carry nothing on, and wait for no more second streams."""
+        """End all connections, and wait for no more second streams."""
         for running in list(self._running):
             running.cancel()
         for _, timer in self._halves.values():
             timer.cancel()
         self._halves.clear()
 
-    def _done(self, result: Any, running: Deferred[None]) -> None:
+    def _done(self, result: object, running: Deferred[None]) -> None:
         self._running.discard(running)
         if isinstance(result, Failure) and not result.check(CancelledError):
             _log.failure("a forwarded connection broke", result)

@@ -1,4 +1,5 @@
-"""Which sub-protocol of Kubernetes' streams a client and we agree on (source: k8s.io/streaming)."""
+# SPDX-License-Identifier: Apache-2.0
+"""The sub-protocols of Kubernetes' streams, and which of them to use (source: k8s.io/streaming)."""
 
 from __future__ import annotations
 
@@ -41,22 +42,22 @@ def _websocket() -> dict[str, Dialect]:
 
 
 COMMAND_WEBSOCKET = _websocket()
-#: Port-forward has channels alone: no exit, no terminal and no close signal.
+#: Port-forward has only channels: no exit code, no terminal and no close signal.
 PORT_FORWARD_WEBSOCKET = {
     name: dialect for name, dialect in COMMAND_WEBSOCKET.items() if dialect.version < 5
 } | {TUNNEL: Dialect(TUNNEL, 1)}
 
 
 def spdy_dialect(name: str) -> Dialect:
-    """The dialect of a sub-protocol of SPDY."""
+    """Return the dialect of a sub-protocol of SPDY."""
     return Dialect(name, int(name[1])) if name.startswith("v") else Dialect(name, 1)
 
 
 def choose(offered: Sequence[str], ours: Sequence[str]) -> str | None:
-    """The first that the client offers and we have; None: there is none."""
+    """Return the first that the client offers and we have; None if there is none."""
     return next((name for name in offered if name in ours), None)
 
 
 def offered(values: Sequence[bytes]) -> list[str]:
-    """The names in the values of a header that may be given several times or with commas."""
+    """Return the names in the values of a header that may be repeated or have commas."""
     return [name for value in values for part in value.decode("latin-1").split(",") if (name := part.strip())]

@@ -1,17 +1,21 @@
-"""The daemon's HTTP server for streams: a CRI call makes a URL with a token, a client fetches it once."""
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon's HTTP server for streams. A CRI call answers with a URL, which a client may fetch once."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol, cast
 
 import h11
-from twisted.internet.defer import Deferred, DeferredList, TimeoutError
+from twisted.internet.address import IPv4Address
+from twisted.internet.defer import Deferred, DeferredList, TimeoutError, maybeDeferred
 from twisted.internet.endpoints import TCP4ServerEndpoint
-from twisted.internet.interfaces import IAddress
+from twisted.internet.error import CannotListenError
+from twisted.internet.interfaces import IAddress, IListeningPort, IReactorTime
 from twisted.internet.protocol import Factory
+from twisted.python.failure import Failure
 
 from infranetes.streaming import protocols
 from infranetes.streaming.channels import Channel, ChannelClosed
@@ -22,35 +26,48 @@ from infranetes.streaming.connection import (
     header_values,
     wants_websocket,
 )
-from infranetes.streaming.portforward import Pairs
+from infranetes.streaming.portforward import Forward, Pairs
 from infranetes.streaming.protocols import Dialect
-from infranetes.streaming.sessions import Begin, channel_names, command_start, forward, serve_command
+from infranetes.streaming.requests import StreamRequest, validate
+from infranetes.streaming.sessions import (
+    PortForwardCall,
+    SessionCall,
+    channel_names,
+    command_start,
+    forward,
+    serve_command,
+)
 from infranetes.streaming.spdywire import SpdyWire
 from infranetes.streaming.tokens import Tokens
 from infranetes.streaming.tunnel import TunnelWire
 from infranetes.streaming.websocketwire import WebSocketWire
-from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from infranetes_common.concurrency import start as run
+from infranetes_common.errors import FailedPrecondition
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import cri, vmserver
 
 #: Seconds for a client to open a session's streams, and between two bytes of a session.
 STREAMS_TIMEOUT = 30.0
 IDLE_TIMEOUT = 4 * 3600.0
-#: Clients at once.
+#: Connections at once.
 MAX_CONNECTIONS = 1000
 
 _KINDS = ("exec", "attach", "portforward")
 
+Session = Coroutine[Any, Any, None]  # Any: what a coroutine yields
+
 
 class Agents(Protocol):
-    """Where the sessions come from: calls to the agent of the right VM, not yet begun."""
+    """Makes the calls to the agent of the right VM; the caller begins each by its first message."""
 
-    def exec_call(self, container_id: str) -> Any:
-        """The agent's Exec. :raise NotFound: no such container."""
+    def exec_call(self, container_id: str) -> SessionCall:
+        """Make the agent's Exec. :raise NotFound: no such container."""
 
-    def attach_call(self, container_id: str) -> Any:
-        """The agent's Attach. :raise NotFound: no such container."""
+    def attach_call(self, container_id: str) -> SessionCall:
+        """Make the agent's Attach. :raise NotFound: no such container."""
 
-    def port_forward_call(self, sandbox_id: str) -> Any:
-        """The agent's PortForward. :raise NotFound: no such sandbox."""
+    def port_forward_call(self, sandbox_id: str) -> PortForwardCall:
+        """Make the agent's PortForward. :raise NotFound: no such sandbox."""
 
 
 class StreamingServer(Factory):
@@ -62,39 +79,55 @@ class StreamingServer(Factory):
     noisy = False
 
     def __init__(
-        self, reactor: Any, agents: Agents, *, host: str = "127.0.0.1", port: int = 0, advertise: str = ""
+        self,
+        reactor: IReactor,
+        agents: Agents,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        advertise: str = "",
     ) -> None:
         self._reactor = reactor
         self._agents = agents
         self._endpoint = TCP4ServerEndpoint(reactor, port, interface=host)
+        self._host, self._port = host, port
         self._advertise = advertise or host
         self._tokens = Tokens(reactor)
-        self._listening: Any = None
+        self._listening: IListeningPort | None = None
         self._connections: set[StreamingConnection] = set()
 
     async def start(self) -> None:
-        """Listen. :raise twisted.internet.error.CannotListenError: the address can't be had."""
-        self._listening = await self._endpoint.listen(self)
+        """Listen.
+
+        :raise FailedPrecondition: the address can't be listened on."""
+        try:
+            self._listening = await self._endpoint.listen(self)
+        except CannotListenError as error:
+            raise FailedPrecondition(
+                f"streaming.host, streaming.port: {self._host}:{self._port} can't be listened on: "
+                f"{error.socketError}; give another port, or 0"
+            ) from None
 
     async def stop(self) -> None:
-        """Listen no more and cut every session. Twice is once."""
+        """Listen no more and cut every session. Idempotent."""
         listening, self._listening = self._listening, None
         if listening is not None:
-            await listening.stopListening()
+            await maybeDeferred(listening.stopListening)
         for connection in list(self._connections):
             connection.abort()
 
-    def url(self, kind: str, request: Any) -> str:
-        """The URL that answers a CRI Exec, Attach or PortForward: absolute, for one use within a minute.
+    def url(self, kind: str, request: StreamRequest) -> str:
+        """Return the URL that answers a CRI Exec, Attach or PortForward, for one use within a minute.
 
-        :raise InvalidArgument: the request asks for no stream, or for a terminal with a stderr of its own.
+        :param kind: exec, attach or portforward.
+        :raise InvalidArgument: the request asks for no stream, or for what can't be.
         :raise ResourceExhausted: too many URLs wait to be fetched.
         """
         if self._listening is None:
             raise FailedPrecondition("the streaming server is not running")
-        _validate(kind, request)
+        validate(kind, request)
         token = self._tokens.issue(kind, request)
-        port = self._listening.getHost().port
+        port = cast(IPv4Address, self._listening.getHost()).port
         return f"http://{self._advertise}:{port}/{kind}/{token}"
 
     def buildProtocol(self, addr: IAddress | None) -> StreamingConnection | None:
@@ -107,40 +140,39 @@ class StreamingServer(Factory):
     # For a connection
 
     def ended(self, connection: StreamingConnection) -> None:
-        """The connection is lost."""
+        """Forget a connection that is lost."""
         self._connections.discard(connection)
 
     def begin(self, connection: StreamingConnection, http: h11.Request) -> None:
         """Agree on an upgrade and run what the token stands for.
 
-        :raise Refused: how the request is to be answered instead.
+        :raise Refused: the error to answer with.
         """
         parts = http.target.decode("latin-1").split("?", 1)[0].split("/")
         if len(parts) != 3 or parts[1] not in _KINDS:
             raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
         if http.method not in (b"GET", b"POST"):
-            raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, "GET or POST, please", [("Allow", "GET, POST")])
+            raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, "GET or POST is required", [("Allow", "GET, POST")])
         kind = parts[1]
         request = self._tokens.redeem(kind, parts[2])
         if request is None:
             raise Refused(
                 HTTPStatus.NOT_FOUND, "the token is unknown, was used before, or is over a minute old"
             )
-        session: Coroutine[Any, Any, None]
-        if kind == "portforward":
+        if isinstance(request, cri.PortForwardRequest):
             session = self._begin_port_forward(connection, http, request)
         else:
-            session = self._begin_command(connection, http, kind, request)
-        connection.run(Deferred.fromCoroutine(session))
+            session = self._begin_command(connection, http, request)
+        connection.run(run(session))
 
     # exec and attach
 
     def _begin_command(
-        self, connection: StreamingConnection, http: h11.Request, kind: str, request: Any
-    ) -> Coroutine[Any, Any, None]:
-        start = command_start(request, list(request.cmd) if kind == "exec" else [])
-        call = self._agents.exec_call if kind == "exec" else self._agents.attach_call
-        begin = partial(call, request.container_id)
+        self, connection: StreamingConnection, http: h11.Request, request: cri.ExecRequest | cri.AttachRequest
+    ) -> Session:
+        start = command_start(request)
+        is_exec = isinstance(request, cri.ExecRequest)
+        begin = partial(self._agents.exec_call if is_exec else self._agents.attach_call, request.container_id)
         if wants_websocket(http):
             dialect = _websocket_dialect(http, protocols.COMMAND_WEBSOCKET)
             accepted = accept_websocket(http, dialect.name)
@@ -164,35 +196,48 @@ class StreamingServer(Factory):
         return self._spdy_command(begin, start, gathering, version)
 
     async def _websocket_command(
-        self, begin: Begin, start: Any, channels: dict[str, Channel], version: int
+        self,
+        begin: Callable[[], SessionCall],
+        start: vmserver.SessionStart,
+        channels: dict[str, Channel],
+        version: int,
     ) -> None:
         ready = channels["stdout" if start.stdout else "stderr" if start.stderr else "error"]
-        await ready.write(b"")  # tells the client that the session stands
+        await ready.write(b"")  # tells the client that the session has begun
         await serve_command(begin, start, channels, version)
 
-    async def _spdy_command(self, begin: Begin, start: Any, gathering: _Gathering, version: int) -> None:
-        channels = await gathering.complete
+    async def _spdy_command(
+        self,
+        begin: Callable[[], SessionCall],
+        start: vmserver.SessionStart,
+        gathering: _Gathering,
+        version: int,
+    ) -> None:
+        try:
+            channels = await gathering.complete
+        except ChannelClosed:  # the client is late: the connection ends with the session
+            return
         await serve_command(begin, start, channels, version)
 
     # port-forward
 
     def _begin_port_forward(
-        self, connection: StreamingConnection, http: h11.Request, request: Any
-    ) -> Coroutine[Any, Any, None]:
-        def carry(port: int, data: Channel, error: Channel) -> Deferred[None]:
+        self, connection: StreamingConnection, http: h11.Request, request: cri.PortForwardRequest
+    ) -> Session:
+        def connect(port: int, data: Channel, error: Channel) -> Deferred[None]:
             begin = partial(self._agents.port_forward_call, request.pod_sandbox_id)
-            return Deferred.fromCoroutine(forward(begin, port, data, error))
+            return run(forward(begin, port, data, error))
 
         if not wants_websocket(http):
             name = _spdy_protocol(http, protocols.PORT_FORWARD_SPDY)
-            pairs = Pairs(self._reactor, carry, STREAMS_TIMEOUT)
+            pairs = Pairs(self._reactor, connect, STREAMS_TIMEOUT)
             connection.wire = SpdyWire(connection.flow, connection.write, pairs.opened)
             connection.upgrade("SPDY/3.1", [("X-Stream-Protocol-Version", name)])
             return _until_lost(pairs)
         dialect = _websocket_dialect(http, protocols.PORT_FORWARD_WEBSOCKET)
         accepted = accept_websocket(http, dialect.name)
         if dialect.name == protocols.TUNNEL:
-            pairs = Pairs(self._reactor, carry, STREAMS_TIMEOUT)
+            pairs = Pairs(self._reactor, connect, STREAMS_TIMEOUT)
             connection.wire = TunnelWire(
                 connection.flow, connection.write, pairs.opened, connection.closed_by_client
             )
@@ -210,21 +255,21 @@ class StreamingServer(Factory):
         )
         connection.wire = wire
         connection.upgrade("websocket", accepted)
-        return _websocket_port_forward(list(request.port), wire.channels, carry)
+        return _websocket_port_forward(list(request.port), wire.channels, connect)
 
 
-async def _websocket_port_forward(ports: list[int], channels: list[Channel], carry: Any) -> None:
+async def _websocket_port_forward(ports: list[int], channels: list[Channel], connect: Forward) -> None:
     for number, port in enumerate(ports):
         for channel in channels[2 * number : 2 * number + 2]:
             await channel.write(port.to_bytes(2, "little"))
     running = [
-        carry(port, channels[2 * number], channels[2 * number + 1]) for number, port in enumerate(ports)
+        connect(port, channels[2 * number], channels[2 * number + 1]) for number, port in enumerate(ports)
     ]
     await DeferredList(running, consumeErrors=True)
 
 
 async def _until_lost(pairs: Pairs) -> None:
-    """The client ends a port-forward by closing the connection, which cancels this."""
+    """Wait for the client to close the connection, which ends a port-forward and cancels this."""
     try:
         await Deferred()
     finally:
@@ -234,18 +279,18 @@ async def _until_lost(pairs: Pairs) -> None:
 class _Gathering:
     """Waits for a client to open the streams of its session.
 
-    :ivar complete: fires with the channels by name. It fails with TimeoutError when they don't come.
+    :ivar complete: fires with the channels by name, or fails with ChannelClosed if they come too late.
     """
 
-    def __init__(self, reactor: Any, names: list[str]) -> None:
+    def __init__(self, clock: IReactorTime, names: list[str]) -> None:
         self._missing = set(names)
         self._channels: dict[str, Channel] = {}
         self.complete: Deferred[dict[str, Channel]] = Deferred()
-        self.complete.addTimeout(STREAMS_TIMEOUT, reactor)
+        self.complete.addTimeout(STREAMS_TIMEOUT, clock)
         self.complete.addErrback(_late)
 
     def opened(self, channel: Channel) -> bool:
-        """A stream was asked for; whether it belongs to the session."""
+        """Decide on a stream that the client opens: whether it belongs to the session."""
         if channel.name not in self._missing:
             return False
         self._missing.discard(channel.name)
@@ -255,23 +300,9 @@ class _Gathering:
         return True
 
 
-def _late(failure: Any) -> Any:
+def _late(failure: Failure) -> NoReturn:
     failure.trap(TimeoutError)
     raise ChannelClosed
-
-
-def _validate(kind: str, request: Any) -> None:
-    if kind == "portforward":
-        for port in request.port:
-            if not 0 < port < 65536:
-                raise InvalidArgument(f"port: {port} is no TCP port")
-        return
-    if not (request.stdin or request.stdout or request.stderr):
-        raise InvalidArgument("one of stdin, stdout and stderr has to be true")
-    if request.tty and request.stderr:
-        raise InvalidArgument("stderr: a terminal has none of its own; leave it false where tty is true")
-    if kind == "exec" and not request.cmd:
-        raise InvalidArgument("cmd: has to name a command")
 
 
 def _spdy_protocol(http: h11.Request, ours: tuple[str, ...]) -> str:
@@ -282,7 +313,7 @@ def _spdy_protocol(http: h11.Request, ours: tuple[str, ...]) -> str:
     if name is None:
         raise Refused(
             HTTPStatus.FORBIDDEN,
-            f"unable to upgrade: none of the protocols offered is spoken here; these are: {', '.join(ours)}",
+            f"unable to upgrade: none of the protocols offered is supported; supported are {', '.join(ours)}",
             [("X-Accepted-Stream-Protocol-Versions", each) for each in ours],
         )
     return name
@@ -294,6 +325,6 @@ def _websocket_dialect(http: h11.Request, ours: dict[str, Dialect]) -> Dialect:
     if name is None:
         spoken = ", ".join(filter(None, ours))
         raise Refused(
-            HTTPStatus.FORBIDDEN, f"none of the protocols offered is spoken here; these are: {spoken}"
+            HTTPStatus.FORBIDDEN, f"none of the protocols offered is supported; supported are {spoken}"
         )
     return ours[name]

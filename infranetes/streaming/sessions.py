@@ -1,19 +1,22 @@
-"""Joins a client's channels with a call to the agent: one exec, attach or forwarded connection each."""
+# SPDX-License-Identifier: Apache-2.0
+"""One exec, attach or forwarded connection: a client's channels joined with a call to the agent."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from typing import Any, Protocol, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from infranetes.streaming import status
 from infranetes.streaming.channels import Channel, ChannelClosed
-from infranetes_common import vmserver
+from infranetes_common.concurrency import start as run
 from infranetes_common.errors import InfranetesError
+from infranetes_common.wire import cri, vmserver
 from txgrpc import GrpcError
 
 _log = Logger()
@@ -21,12 +24,33 @@ _log = Logger()
 #: Bytes of one message to the agent.
 MAX_MESSAGE = 64 * 1024
 
-#: Gives a call to the agent, not yet begun. It raises NotFound where the container or sandbox is unknown.
-Begin = Callable[[], Any]
+RequestT = TypeVar("RequestT", contravariant=True)
+ResponseT = TypeVar("ResponseT", covariant=True)
 
 
-def command_start(request: Any, command: list[str]) -> Any:
-    """The agent's SessionStart for a CRI ExecRequest or AttachRequest."""
+class AgentCall(Protocol[RequestT, ResponseT]):
+    """A bidirectional call to an agent; `txgrpc.StreamCall` is one."""
+
+    async def send(self, request: RequestT) -> None:
+        """Send a request; returns when the next may follow."""
+
+    async def done_sending(self) -> None:
+        """Say that no request follows."""
+
+    def cancel(self) -> None:
+        """End the call."""
+
+    def __aiter__(self) -> AsyncIterator[ResponseT]:
+        """Iterate over the responses."""
+
+
+SessionCall = AgentCall[vmserver.SessionInput, vmserver.SessionOutput]
+PortForwardCall = AgentCall[vmserver.PortForwardInput, vmserver.PortForwardOutput]
+
+
+def command_start(request: cri.ExecRequest | cri.AttachRequest) -> vmserver.SessionStart:
+    """Return the agent's SessionStart for a CRI request."""
+    command = request.cmd if isinstance(request, cri.ExecRequest) else ()
     return vmserver.SessionStart(
         id=request.container_id,
         command=command,
@@ -37,8 +61,8 @@ def command_start(request: Any, command: list[str]) -> Any:
     )
 
 
-def channel_names(start: Any, version: int) -> list[str]:
-    """The channels that a client opens for this session, the error channel first."""
+def channel_names(start: vmserver.SessionStart, version: int) -> list[str]:
+    """Return the channels that a client opens for this session, the error channel first."""
     wanted = ["error"]
     wanted += [name for name in ("stdin", "stdout", "stderr") if getattr(start, name)]
     if start.tty and version >= 3:
@@ -46,14 +70,21 @@ def channel_names(start: Any, version: int) -> list[str]:
     return wanted
 
 
-async def serve_command(begin: Begin, start: Any, channels: Mapping[str, Channel], version: int) -> None:
+async def serve_command(
+    begin: Callable[[], SessionCall],
+    start: vmserver.SessionStart,
+    channels: Mapping[str, Channel],
+    version: int,
+) -> None:
     """Run an exec or attach to its end, and say on the error channel how it ended.
 
-    :param begin: gives the agent's Exec or Attach. :param channels: by name; one that is missing was not
-        asked for. Cancelled when the client is lost, it cancels the call.
+    Cancelled when the client is lost, it cancels the call.
+
+    :param begin: makes the agent's Exec or Attach. It raises NotFound if the container is unknown.
+    :param channels: by name; one that the client did not request is missing.
     """
     pumps: list[Deferred[None]] = []
-    call: Any = None
+    call: SessionCall | None = None
     try:
         call = begin()
         await call.send(vmserver.SessionInput(start=start))
@@ -82,8 +113,8 @@ async def serve_command(begin: Begin, start: Any, channels: Mapping[str, Channel
         channel.finish()
 
 
-async def _copy_output(call: Any, channels: Mapping[str, Channel]) -> int:
-    """The session's output onto its channels; the exit code."""
+async def _copy_output(call: SessionCall, channels: Mapping[str, Channel]) -> int:
+    """Write the session's output to its channels; return the exit code."""
     async for message in call:
         kind = message.WhichOneof("output")
         if kind == "end":
@@ -93,15 +124,15 @@ async def _copy_output(call: Any, channels: Mapping[str, Channel]) -> int:
     raise InfranetesError("the agent ended the session without an exit code; its log on the VM says why")
 
 
-async def _pump_stdin(call: Any, channel: Channel) -> None:
+async def _pump_stdin(call: SessionCall, channel: Channel) -> None:
     while data := await channel.read():
         for at in range(0, len(data), MAX_MESSAGE):
             await call.send(vmserver.SessionInput(stdin=data[at : at + MAX_MESSAGE]))
     await call.done_sending()
 
 
-async def _pump_sizes(call: Any, channel: Channel) -> None:
-    """Terminal sizes are JSON objects, one after the other with or without space between."""
+async def _pump_sizes(call: SessionCall, channel: Channel) -> None:
+    """Send terminal sizes on: JSON objects, one after the other with or without space between."""
     decoder = json.JSONDecoder()
     text = ""
     while data := await channel.read():
@@ -122,13 +153,13 @@ async def _pump_sizes(call: Any, channel: Channel) -> None:
             return
 
 
-async def forward(begin: Begin, port: int, data: Channel, error: Channel) -> None:
-    """Carry one connection to `port` of the pod; what goes wrong is said on the error channel.
+async def forward(begin: Callable[[], PortForwardCall], port: int, data: Channel, error: Channel) -> None:
+    """Forward one connection to `port` of the pod; say on the error channel what went wrong.
 
-    :param begin: gives the agent's PortForward.
+    :param begin: makes the agent's PortForward. It raises NotFound if the sandbox is unknown.
     """
     sending: Deferred[None] | None = None
-    call: Any = None
+    call: PortForwardCall | None = None
     try:
         call = begin()
         await call.send(vmserver.PortForwardInput(port=port))
@@ -151,18 +182,18 @@ async def forward(begin: Begin, port: int, data: Channel, error: Channel) -> Non
         channel.finish()
 
 
-async def _pump_connection(call: Any, data: Channel) -> None:
+async def _pump_connection(call: PortForwardCall, data: Channel) -> None:
     while piece := await data.read():
         for at in range(0, len(piece), MAX_MESSAGE):
             await call.send(vmserver.PortForwardInput(data=piece[at : at + MAX_MESSAGE]))
     await call.done_sending()
 
 
-def _spawn(body: Coroutine[Any, Any, None]) -> Deferred[None]:
-    """Run beside the session; what ends the session is told by its output, so a pump's end is no news."""
-    pump: Deferred[None] = Deferred.fromCoroutine(body)
+def _spawn(body: Coroutine[Any, Any, None]) -> Deferred[None]:  # Any: what a coroutine yields
+    """Run a pump beside the session. Its end needs no report: the session's output tells what ended that."""
+    pump = run(body)
 
-    def ended(failure: Any) -> None:
+    def ended(failure: Failure) -> None:
         if failure.check(CancelledError, GrpcError, ChannelClosed) is None:
             _log.failure("the input of a session broke", failure)
 

@@ -1,7 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
 """SPDY/3.1 without I/O (source: the SPDY Protocol, draft 3.1), as far as Kubernetes uses it.
 
-No flow control: the Go library on the other side neither sends nor heeds WINDOW_UPDATE, so all of a
-connection's streams are held back together, by TCP. What a stream may do:
+There is no flow control of streams: the Go library on the other side neither sends nor heeds
+WINDOW_UPDATE, so TCP holds back all of a connection's streams together. What a stream may do:
 
 =============  ==========  ===========  ================================
 state          we send     they send    becomes
@@ -12,8 +13,8 @@ remote closed  data        -            closed at our FIN or a RST
 closed         -           -            (forgotten)
 =============  ==========  ===========  ================================
 
-Data on a stream that is not known, or after its FIN, is answered with RST_STREAM and harms no other
-stream. A frame that can't be understood ends the connection: GOAWAY, and `receive` raises.
+Data on an unknown stream, or after its FIN, is answered with RST_STREAM and harms no other stream. A
+malformed frame ends the connection: a GOAWAY is sent, and `receive` raises.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class StreamState(enum.Enum):
 
 @attrs.frozen
 class StreamOpened:
-    """The other side asks for a stream; answer with `reply` or `reset`."""
+    """The other side opens a stream; answer with `reply` or `reset`."""
 
     stream: int
     headers: dict[str, str]
@@ -81,7 +82,7 @@ class StreamOpened:
 
 @attrs.frozen
 class StreamAccepted:
-    """The other side takes a stream of ours."""
+    """The other side accepts a stream of ours."""
 
     stream: int
 
@@ -125,7 +126,7 @@ Event = StreamOpened | StreamAccepted | DataReceived | StreamFinished | StreamRe
 
 
 class Spdy:
-    """One connection. Give `receive` what comes in; write what `take_output` gives.
+    """One connection. Pass what comes in to `receive`, and write what `take_output` returns.
 
     :param client: whether we opened the connection: our streams and pings are odd then.
     """
@@ -146,13 +147,13 @@ class Spdy:
     # Writing
 
     def take_output(self) -> bytes:
-        """All that is to be written, once."""
+        """Return what is to be written, and forget it."""
         output = b"".join(self._output)
         self._output.clear()
         return output
 
     def open_stream(self, headers: Mapping[str, str]) -> int:
-        """Ask for a stream of ours; its id."""
+        """Open a stream of ours and return its id."""
         stream = self._next_stream
         self._next_stream += 2
         self._streams[stream] = StreamState.OPEN
@@ -161,12 +162,12 @@ class Spdy:
         return stream
 
     def reply(self, stream: int) -> None:
-        """Take a stream that the other side asked for."""
+        """Accept a stream that the other side opens."""
         if stream in self._streams:
             self._control(Kind.SYN_REPLY, struct.pack(">I", stream) + self._writer.write({}))
 
     def send_data(self, stream: int, data: bytes) -> bool:
-        """Write on a stream; False: it is closed for writing and nothing was sent."""
+        """Write on a stream. Returns False, and sends nothing, if the stream is closed for writing."""
         if self._streams.get(stream) not in (StreamState.OPEN, StreamState.REMOTE_CLOSED):
             return False
         for at in range(0, len(data), MAX_DATA):
@@ -175,7 +176,7 @@ class Spdy:
         return True
 
     def finish(self, stream: int) -> None:
-        """Write no more on a stream. Twice is once."""
+        """Write no more on a stream. Idempotent."""
         if self._streams.get(stream) in (StreamState.OPEN, StreamState.REMOTE_CLOSED):
             self._output.append(struct.pack(">II", stream, _FIN << 24))
             self._closed(stream, local=True)
@@ -186,14 +187,14 @@ class Spdy:
         self._control(Kind.RST_STREAM, struct.pack(">II", stream, status))
 
     def ping(self) -> int:
-        """Ask for a sign of life; its id."""
+        """Send a ping and return its id."""
         ping = self._next_ping
         self._next_ping = (self._next_ping + 2) & 0xFFFFFFFF
         self._control(Kind.PING, struct.pack(">I", ping))
         return ping
 
     def go_away(self, status: int = 0) -> None:
-        """Take no more streams. Twice is once."""
+        """Accept no more streams. Idempotent."""
         if not self.closing:
             self.closing = True
             self._control(Kind.GOAWAY, struct.pack(">II", self._last_received, status))
@@ -205,22 +206,33 @@ class Spdy:
     # Reading
 
     def receive(self, data: bytes) -> list[Event]:
-        """What these bytes mean.
+        """Take in bytes and return what they mean.
 
         :raise InvalidArgument: not SPDY/3.1, or over a bound. A GOAWAY is in the output; close after it.
         """
+        self.take_input(data)
+        events: list[Event] = []
+        while (found := self.step()) is not None:
+            events += found
+        return events
+
+    def take_input(self, data: bytes) -> None:
+        """Take in bytes, which `step` handles."""
         self._input += data
+
+    def step(self) -> list[Event] | None:
+        """Return what the next frame means, or the next piece of a data frame; None if that is still to come.
+
+        :raise InvalidArgument: as `receive`."""
         events: list[Event] = []
         try:
-            while self._step(events):
-                pass
+            return events if self._step(events) else None
         except InvalidArgument:
             self.go_away(1)
             raise
-        return events
 
     def _step(self, events: list[Event]) -> bool:
-        """One frame, or a piece of a data frame; False: more bytes are needed."""
+        """Handle one frame, or a piece of a data frame. Returns False if more bytes are needed."""
         if self._data is not None:
             return self._data_piece(events)
         if len(self._input) < 8:
@@ -233,7 +245,7 @@ class Spdy:
             return True
         if first >> 16 != 0x8000 | VERSION:
             raise InvalidArgument(
-                f"a frame of SPDY version {first >> 16 & 0x7FFF}; only {VERSION} is spoken here"
+                f"a frame of SPDY version {first >> 16 & 0x7FFF}; only {VERSION} is supported"
             )
         if length > MAX_CONTROL:
             raise InvalidArgument(f"a control frame of {length} bytes; at most {MAX_CONTROL}")
@@ -292,7 +304,7 @@ class Spdy:
             struct.unpack_from(">I", payload)
             self.closing = True
             events.append(GoneAway())
-        # SETTINGS, WINDOW_UPDATE and what is not known ask nothing of us.
+        # SETTINGS, WINDOW_UPDATE and unknown frames need no answer.
 
     def _syn_stream(self, flags: int, payload: bytes, events: list[Event]) -> None:
         stream, _, _ = struct.unpack_from(">IIH", payload)
@@ -315,7 +327,7 @@ class Spdy:
             self._closed(stream, local=False)
 
     def _closed(self, stream: int, *, local: bool) -> None:
-        """One direction of a stream is over."""
+        """Close one direction of a stream."""
         if self._streams[stream] is StreamState.OPEN:
             self._streams[stream] = StreamState.LOCAL_CLOSED if local else StreamState.REMOTE_CLOSED
         else:

@@ -1,8 +1,9 @@
-"""Channels over SPDY/3.1: the other side opens a stream for each, named by its headers."""
+# SPDX-License-Identifier: Apache-2.0
+"""Channels over SPDY/3.1: the client opens a stream for each, named by its headers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from infranetes.streaming.channels import Channel, Flow
 from infranetes.streaming.spdy import (
@@ -14,15 +15,16 @@ from infranetes.streaming.spdy import (
     StreamOpened,
     StreamReset,
 )
+from infranetes_common.errors import InvalidArgument
 
-#: Decides on a channel that the other side opens: True takes it, False resets it.
+#: Decides on a channel that the client opens: True accepts it, False resets it.
 Opened = Callable[[Channel], bool]
 
 
 class SpdyWire:
     """The server's end of a connection after its upgrade.
 
-    :param write: sends bytes; :param opened: is asked about each new channel.
+    :param write: sends bytes. :param opened: decides on each new channel.
     """
 
     def __init__(self, flow: Flow, write: Callable[[bytes], None], opened: Opened) -> None:
@@ -32,19 +34,27 @@ class SpdyWire:
         self._spdy = Spdy()
         self._channels: dict[int, Channel] = {}
 
-    def data_received(self, data: bytes) -> None:
-        """Bytes came in.
+    def receive(self, data: bytes) -> None:
+        """Take in bytes, which `work` handles."""
+        self._spdy.take_input(data)
 
-        :raise InvalidArgument: not SPDY/3.1; close the connection.
+    def work(self) -> Iterator[None]:
+        """Handle what has come in, frame by frame. Stop anywhere: the next call goes on from there.
+
+        :raise InvalidArgument: it is not SPDY/3.1; close the connection.
         """
         try:
-            for event in self._spdy.receive(data):
-                self._handle(event)
-        finally:
-            self._flush()
+            while (events := self._spdy.step()) is not None:
+                for event in events:
+                    self._handle(event)
+                self._answer()
+                yield
+        except InvalidArgument:
+            self._answer()
+            raise
 
     def close(self) -> None:
-        """Say that this connection is done with."""
+        """Say goodbye: a GOAWAY."""
         self._spdy.go_away()
         self._flush()
 
@@ -85,12 +95,17 @@ class SpdyWire:
         if channel.done:
             self._channels.pop(channel.key, None)
 
-    def _flush(self) -> None:
+    def _answer(self) -> None:
+        if self._flush():
+            self.flow.answered()
+
+    def _flush(self) -> bool:
         output = self._spdy.take_output()
         if output and not self.flow.lost:
             self._write(output)
+        return bool(output)
 
-    # What channels ask for
+    # Framing, for the channels
 
     def send(self, channel: Channel, data: bytes) -> None:
         self._spdy.send_data(channel.key, data)

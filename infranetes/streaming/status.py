@@ -1,13 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the error channel says at the end of an exec or attach (source: Kubernetes' meta/v1 Status)."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping
 
 
 def exited(code: int, version: int) -> bytes:
-    """The command ended with this exit code; ``b""``: say nothing."""
+    """Return what to say of a command that ended with this exit code; ``b""``: nothing."""
     if version < 4:
         return (
             b"" if code == 0 else f"command terminated with non-zero exit code: exit status {code}".encode()
@@ -26,7 +27,7 @@ def exited(code: int, version: int) -> bytes:
 
 
 def failed(message: str, version: int) -> bytes:
-    """The session could not be had, or broke."""
+    """Return what to say of a session that could not begin, or broke."""
     if version < 4:
         return message.encode()
     return _encode(
@@ -41,5 +42,5 @@ def failed(message: str, version: int) -> bytes:
     )
 
 
-def _encode(status: dict[str, Any]) -> bytes:
+def _encode(status: Mapping[str, object]) -> bytes:
     return json.dumps(status, separators=(",", ":")).encode()

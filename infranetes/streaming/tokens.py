@@ -1,15 +1,17 @@
-"""The tickets with which a stream is fetched: each for one request, once, for a short time."""
+# SPDX-License-Identifier: Apache-2.0
+"""The tokens in the URLs of streams: each stands for one request, can be used once, and soon expires."""
 
 from __future__ import annotations
 
 import secrets
-from typing import Any
 
 import attrs
+from twisted.internet.interfaces import IReactorTime
 
+from infranetes.streaming.requests import StreamRequest
 from infranetes_common.errors import ResourceExhausted
 
-#: Seconds that a token may be used.
+#: Seconds after which a token expires.
 LIFETIME = 60.0
 #: Tokens neither used nor expired.
 MAX_OUTSTANDING = 1000
@@ -17,36 +19,36 @@ MAX_OUTSTANDING = 1000
 
 @attrs.frozen
 class Ticket:
-    """What a token stands for: `kind` is exec, attach or portforward, `request` the CRI's message."""
+    """What a token stands for. `kind` is exec, attach or portforward."""
 
     kind: str
-    request: Any
+    request: StreamRequest
     expires: float
 
 
 class Tokens:
-    """The outstanding tokens. Guessing one is hopeless: 192 random bits."""
+    """The outstanding tokens, of 192 random bits each."""
 
-    def __init__(self, clock: Any) -> None:
+    def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
         self._tickets: dict[str, Ticket] = {}  # in the order in which they expire
 
-    def issue(self, kind: str, request: Any) -> str:
-        """A new token.
+    def issue(self, kind: str, request: StreamRequest) -> str:
+        """Return a new token.
 
         :raise ResourceExhausted: too many are outstanding.
         """
         self._expire()
         if len(self._tickets) >= MAX_OUTSTANDING:
             raise ResourceExhausted(
-                f"{MAX_OUTSTANDING} streams have been asked for and not fetched; fetch them or wait a minute"
+                f"{MAX_OUTSTANDING} URLs of streams wait to be fetched: fetch them, or wait a minute"
             )
         token = secrets.token_urlsafe(24)
         self._tickets[token] = Ticket(kind, request, self._clock.seconds() + LIFETIME)
         return token
 
-    def redeem(self, kind: str, token: str) -> Any | None:
-        """The request that `token` stands for, the first time; None: unknown, used or late."""
+    def redeem(self, kind: str, token: str) -> StreamRequest | None:
+        """Return the request that `token` stands for; None if it is unknown, was used or has expired."""
         self._expire()
         ticket = self._tickets.pop(token, None)
         return ticket.request if ticket is not None and ticket.kind == kind else None

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`[volumes]` of the node's configuration."""
 
 from __future__ import annotations
@@ -6,12 +7,12 @@ import attrs
 from attrs.validators import ge, gt
 
 from infranetes_common.config import Bytes
-from infranetes_common.entries import Bounds
+from infranetes_common.filesync.manifest import Bounds
 
 
 @attrs.frozen
 class VolumesConfig:
-    """What is carried into VMs of one mount, and how often it is looked at."""
+    """What of one mount is carried into a VM, and how often it is looked at."""
 
     max_bytes: Bytes = attrs.field(default=Bytes(256 * 1024 * 1024), validator=ge(Bytes(1)))
     max_entries: int = attrs.field(default=16384, validator=ge(1))
@@ -19,5 +20,5 @@ class VolumesConfig:
 
     @property
     def bounds(self) -> Bounds:
-        """Both as one."""
+        """Both limits of one mount."""
         return Bounds(self.max_entries, self.max_bytes)

@@ -1,24 +1,32 @@
-"""Which volume a mount of the CRI is."""
+# SPDX-License-Identifier: Apache-2.0
+"""The CRI's mounts: checked, and resolved to the volumes that they name."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import stat
-from typing import Any
+from collections.abc import Collection, Iterable
 
 import attrs
 
-from infranetes.volumes.places import MountTable, Places, outermost_writable
-from infranetes_common import cri
+from infranetes.volumes.mount_table import Layout, MountTable, outermost_writable
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
-from infranetes_common.volumes import PREFIX
+from infranetes_common.filesync.wire import PREFIX
+from infranetes_common.paths import make_directories, parent, resolve
+from infranetes_common.wire import cri
 
 MAX_PATH = 4096
 
-# As kubelet lays a pod's own directories, which nobody outside the pod mounts anything in.
+# kubelet's path of an emptyDir, in which nobody outside the pod mounts anything.
 _EMPTY_DIR = re.compile(r"/pods/[^/]+/volumes/kubernetes\.io~empty-dir/[^/]")
+# kubelet's paths of what it makes of API objects. It keeps secrets on a tmpfs where it can, and configmaps
+# on a disk; neither belongs on a VM's disk, which may be somebody else's.
+_CONFIGURATION = re.compile(
+    r"/pods/[^/]+/volumes/kubernetes\.io~(secret|configmap|projected|downward-api)/[^/]"
+)
 _IN_MEMORY = {"tmpfs", "ramfs"}
 _PROPAGATION = {cri.PROPAGATION_HOST_TO_CONTAINER: "HOST_TO_CONTAINER",
                 cri.PROPAGATION_BIDIRECTIONAL: "BIDIRECTIONAL"}  # fmt: skip
@@ -26,7 +34,7 @@ _PROPAGATION = {cri.PROPAGATION_HOST_TO_CONTAINER: "HOST_TO_CONTAINER",
 
 @attrs.frozen
 class Source:
-    """A file or directory of the node, its path without links."""
+    """A file or directory of the node that is mounted. Its path has no links."""
 
     path: str
     file: bool
@@ -34,20 +42,20 @@ class Source:
 
     @property
     def id(self) -> str:
-        """The volume's in its sandbox."""
+        """The id of the volume in its sandbox."""
         return hashlib.sha256(os.fsencode(self.path)).hexdigest()[:32]
 
 
-def words(index: int, mount: Any) -> str:
-    """A mount as messages name it."""
+def describe(index: int, mount: cri.Mount) -> str:
+    """The mount as messages name it."""
     source = mount.image.image if mount.HasField("image") else mount.host_path
     return f"config.mounts[{index}] ({source[:256]} at {mount.container_path[:256]})"
 
 
-def check(mounts: Any) -> None:
-    """What is mounted can be had in a VM. :raise InvalidArgument: it can't; names the mount."""
+def check(mounts: Iterable[cri.Mount]) -> None:
+    """Check that the mounts are possible in a VM. :raise InvalidArgument: one is not; names it."""
     for index, mount in enumerate(mounts):
-        named = words(index, mount)
+        named = describe(index, mount)
         if "\0" in mount.container_path or not mount.container_path.startswith("/"):
             raise InvalidArgument(f"{named}: container_path has to be an absolute path")
         if mount.uidMappings or mount.gidMappings:
@@ -58,7 +66,7 @@ def check(mounts: Any) -> None:
             _check_path(named, mount)
 
 
-def _check_image(named: str, mount: Any) -> None:
+def _check_image(named: str, mount: cri.Mount) -> None:
     path = mount.image_sub_path
     if not mount.image.image:
         raise InvalidArgument(f"{named}: image.image is empty: name the image that is to be the volume")
@@ -70,7 +78,7 @@ def _check_image(named: str, mount: Any) -> None:
         raise InvalidArgument(f"{named}: no mount can be made in an image; leave the propagation out")
 
 
-def _check_path(named: str, mount: Any) -> None:
+def _check_path(named: str, mount: cri.Mount) -> None:
     path = mount.host_path
     if not path.startswith("/") or "\0" in path or len(path) > MAX_PATH:
         raise InvalidArgument(f"{named}: host_path has to be an absolute path")
@@ -88,43 +96,68 @@ def _check_path(named: str, mount: Any) -> None:
         raise InvalidArgument(f"{named}: recursive_read_only needs propagation PRIVATE")
 
 
-def find(mount: Any, table: MountTable) -> Source:
-    """What a mount is of; made, a directory, where there is nothing. Blocks.
+def writable_paths(mounts: Iterable[cri.Mount]) -> set[str]:
+    """The node's paths, as the mounts name them, that a container can write to."""
+    return {os.path.normpath(one.host_path) for one in mounts if one.host_path and not one.readonly}
 
-    :raise InvalidArgument: a socket, device or pipe. :raise FailedPrecondition: can't be looked at."""
-    path = os.path.realpath(mount.host_path)
+
+def find_source(mount: cri.Mount, table: MountTable, confined: Collection[str] = ()) -> Source:
+    """The source of a mount; a missing one is made, as a directory. Blocks.
+
+    :param confined: directories that containers may write to: a link in one must not lead out of it.
+    :raise InvalidArgument: a socket, device or pipe, or such a link.
+    :raise FailedPrecondition: it can't be looked at."""
+    path = mount.host_path
     try:
+        path = resolve(path, confined)
+        raw = os.fsencode(path)
         try:
-            found = os.stat(path)
+            found = _status(raw)
         except FileNotFoundError:
-            os.makedirs(path, 0o755, exist_ok=True)
-            found = os.stat(path)
+            make_directories(raw)
+            found = _status(raw)
     except OSError as error:
         raise FailedPrecondition(f"{path} can't be looked at: {error.strerror}") from None
+    if stat.S_ISLNK(found.st_mode):
+        raise FailedPrecondition(f"{path} became a link while it was looked at")
     if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
         raise InvalidArgument(f"{path} is a socket, device or pipe, which can't be carried into a VM")
-    return Source(path, stat.S_ISREG(found.st_mode), table.kind(found.st_dev) in _IN_MEMORY)
+    in_memory = table.fs_type(found.st_dev) in _IN_MEMORY or _is_configuration(path, table)
+    return Source(path, stat.S_ISREG(found.st_mode), in_memory)
 
 
-def below(mount: Any, source: Source, places: Places) -> list[Any]:
-    """What a mount that is read-only, and not all the way down, has to have beside it: mounts of the file
-    systems that were mounted below on the node, which stay writable. Blocks."""
+def _is_configuration(path: str, table: MountTable) -> bool:
+    """Whether it is kubelet's, or mounted from there, as kubelet does for a subPath."""
+    inner = os.fsdecode(table.layout(path)[b""].path)
+    return any(_CONFIGURATION.search(each) for each in (path, inner))
+
+
+def _status(path: bytes) -> os.stat_result:
+    with parent(path) as (directory, name):
+        return os.stat(name, dir_fd=directory, follow_symlinks=False)
+
+
+def writable_submounts(mount: cri.Mount, source: Source, layout: Layout) -> list[cri.Mount]:
+    """The mounts that go with a mount that is read-only, but not recursively: of the file systems mounted
+    below it on the node, which stay writable. Blocks."""
     if not mount.readonly or mount.recursive_read_only:
         return []
     found = []
-    for path in map(os.fsdecode, outermost_writable(places)):
+    for path in map(os.fsdecode, outermost_writable(layout)):
         host_path = os.path.join(source.path, path)
-        if os.path.isdir(host_path) or os.path.isfile(host_path):
+        with contextlib.suppress(OSError):
+            kind = _status(os.fsencode(host_path)).st_mode
+            if not stat.S_ISDIR(kind) and not stat.S_ISREG(kind):
+                continue
             container_path = os.path.join(mount.container_path, path)
             found.append(cri.Mount(container_path=container_path, host_path=host_path))
     return found
 
 
-def carried(config: cri.ContainerConfig, sources: dict[int, Source]) -> cri.ContainerConfig:
-    """`config` as the agent gets it: its mounts, but those of images, name volumes.
+def for_agent(config: cri.ContainerConfig, sources: dict[int, Source]) -> cri.ContainerConfig:
+    """`config` as the agent gets it: with mounts that name volumes, except for those of images.
 
-    A volume is one tree of its own, so mounted read-only it is that all the way down, and labels for
-    SELinux are the VM's to give."""
+    A volume is a single tree, so a read-only mount of it is recursive. SELinux labels are up to the VM."""
     sent = cri.ContainerConfig()
     sent.CopyFrom(config)
     for index, mount in enumerate(sent.mounts):

@@ -1,4 +1,5 @@
-"""What is kept of the volumes for the next daemon: `SANDBOX/VOLUME.json` below one directory. All blocks."""
+# SPDX-License-Identifier: Apache-2.0
+"""What the next daemon has to know of volumes: `SANDBOX/VOLUME.json` below one directory. It all blocks."""
 
 from __future__ import annotations
 
@@ -7,39 +8,54 @@ import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import attrs
 from twisted.logger import Logger
 
+from infranetes.volumes.mount_table import Layout, Location
 from infranetes.volumes.mounts import Source
-from infranetes.volumes.places import Place, Places
-from infranetes_common.entries import Entry, Manifest
+from infranetes_common.concurrency import replace_file
+from infranetes_common.filesync.manifest import Entry, Manifest
 
 _log = Logger()
 
 
 @attrs.frozen
-class Record:
-    """One volume. `places`: which file systems it is made of, None: whatever is there. `base`: what node and
-    VM both had when they last were the same, None where that counts for nothing."""
+class VolumeRecord:
+    """One volume.
+
+    :ivar layout: the locations it is made of; None: whatever is mounted there.
+    :ivar base: what node and VM both had when they last were the same; None: not known, or not needed."""
 
     source: Source
     writable: bool
     containers: tuple[str, ...]
-    places: Places | None
+    layout: Layout | None
     base: Manifest | None
 
 
-class Records:
+class _Document(TypedDict):
+    """The file."""
+
+    path: str
+    file: bool
+    in_memory: bool
+    writable: bool
+    containers: list[str]
+    places: list[tuple[str, str, str]] | None  # path in the directory, device, path in the file system
+    base: list[tuple[str, str, int, int, int, int, int, str]] | None  # the fields of each Entry
+
+
+class VolumeRecords:
     """:param directory: made when first needed."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def load(self) -> dict[str, list[Record]]:
-        """By sandbox."""
-        found: dict[str, list[Record]] = {}
+    def load(self) -> dict[str, list[VolumeRecord]]:
+        """All records, by sandbox. One that can't be read is logged and left out."""
+        found: dict[str, list[VolumeRecord]] = {}
         for path in sorted(self._directory.glob("*/*.json")):
             try:
                 found.setdefault(path.parent.name, []).append(_record(json.loads(path.read_bytes())))
@@ -48,65 +64,64 @@ class Records:
                            path=str(path), error=error)  # fmt: skip
         return found
 
-    def save(self, sandbox_id: str, record: Record) -> None:
-        """Replace it whole."""
+    def save(self, sandbox_id: str, record: VolumeRecord) -> None:
+        """Write the record in place of any of the same volume."""
         directory = self._directory / sandbox_id
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fresh = directory / f"{record.source.id}.new"
-        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
-            json.dump(_document(record), file)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(directory / f"{record.source.id}.json")
+        replace_file(directory / f"{record.source.id}.json", json.dumps(_document(record)))
 
     def delete(self, sandbox_id: str, volume_id: str) -> None:
-        """Unknown: nothing to do."""
+        """Delete the record of one volume. Idempotent."""
         (self._directory / sandbox_id / f"{volume_id}.json").unlink(missing_ok=True)
 
     def forget(self, sandbox_id: str) -> None:
-        """All of a sandbox's."""
+        """Delete all records of a sandbox."""
         shutil.rmtree(self._directory / sandbox_id, ignore_errors=True)
 
     def keep_only(self, sandbox_ids: Iterable[str]) -> None:
-        """Forget those of sandboxes that are no more."""
-        known = set(sandbox_ids)
+        """Delete the records of all other sandboxes."""
+        kept = set(sandbox_ids)
         for path in self._directory.glob("*"):
-            if path.name not in known:
+            if path.name not in kept:
                 self.forget(path.name)
 
 
-def _document(record: Record) -> dict[str, Any]:
-    base = None
-    if record.base is not None:
-        base = [
-            [os.fsdecode(one.path), one.kind, one.mode, one.uid, one.gid, one.size, one.mtime,
-             os.fsdecode(one.target)]
-            for one in record.base.values()
-        ]  # fmt: skip
+def _document(record: VolumeRecord) -> _Document:
+    source, layout, base = record.source, record.layout, record.base
     return {
-        **attrs.asdict(record.source),
+        "path": source.path,
+        "file": source.file,
+        "in_memory": source.in_memory,
         "writable": record.writable,
-        "containers": record.containers,
-        "places": record.places
-        and [
-            [os.fsdecode(path), place.device, os.fsdecode(place.path)]
-            for path, place in record.places.items()
+        "containers": list(record.containers),
+        "places": None
+        if layout is None
+        else [
+            (os.fsdecode(path), location.device, os.fsdecode(location.path))
+            for path, location in layout.items()
         ],
-        "base": base,
-    }
+        "base": None
+        if base is None
+        else [
+            (os.fsdecode(one.path), one.kind, one.mode, one.uid, one.gid, one.size, one.mtime,
+             os.fsdecode(one.target))
+            for one in base.values()
+        ],
+    }  # fmt: skip
 
 
-def _record(document: Any) -> Record:
+def _record(document: _Document) -> VolumeRecord:
     base: Manifest | None = None
     if document["base"] is not None:
         base = {}
         for path, kind, mode, uid, gid, size, mtime, target in document["base"]:
             entry = Entry(os.fsencode(path), kind, mode, uid, gid, size, mtime, os.fsencode(target))
             base[entry.path] = entry
-    places: Places | None = None
+    layout: Layout | None = None
     if document["places"] is not None:
-        places = {
-            os.fsencode(at): Place(device, os.fsencode(path)) for at, device, path in document["places"]
+        layout = {
+            os.fsencode(path): Location(device, os.fsencode(inner))
+            for path, device, inner in document["places"]
         }
     source = Source(str(document["path"]), bool(document["file"]), bool(document["in_memory"]))
-    return Record(source, bool(document["writable"]), tuple(document["containers"]), places, base)
+    return VolumeRecord(source, bool(document["writable"]), tuple(document["containers"]), layout, base)

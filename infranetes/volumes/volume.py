@@ -1,24 +1,35 @@
-"""One volume: what both its sides had last, and what the node has now."""
+# SPDX-License-Identifier: Apache-2.0
+"""One volume: what node and VM had when they last were the same, and what the node has now."""
 
 from __future__ import annotations
 
 from twisted.internet.defer import DeferredLock
 
+from infranetes.volumes.mount_table import Layout, MountTable, changed_paths, with_previous
 from infranetes.volumes.mounts import Source
-from infranetes.volumes.places import MountTable, Places, as_before, moved
-from infranetes.volumes.records import Record
-from infranetes_common.entries import Bounds, Changed, Manifest
-from infranetes_common.tree import Tree
-from infranetes_common.volumes import keys
+from infranetes.volumes.records import VolumeRecord
+from infranetes_common.concurrency import still_alive
+from infranetes_common.filesync.manifest import Bounds, Changed, Manifest
+from infranetes_common.filesync.plan import keys
+from infranetes_common.filesync.scan import scan, stable_scan
+from infranetes_common.filesync.tree import Tree
 
 
 class Volume:
     """One volume.
 
-    :ivar places: which file systems it was made of when a container last began, None: whatever is there.
-    :ivar base: what both sides had when they last were the same, None: not known.
-    :ivar seen: the node's side when it was last compared. :ivar later: where it counted for nothing then,
-        something having been mounted or unmounted there since. :ivar due: it has to be compared.
+    :ivar lock: held by whoever compares or removes it.
+    :ivar layout: the locations it was made of when a container last began; None: whatever is mounted there.
+    :ivar base: what both sides had when they last were the same; None: not known.
+    :ivar last_seen: what the node had at the last comparison.
+    :ivar hidden: the paths that did not count in it,
+        because something was mounted or unmounted there after a container began.
+    :ivar due: whether it has to be compared again.
+    :ivar put_off: paths that are to be removed from the VM the next time.
+    :ivar being_checked: whether it is being looked at for changes on the node.
+    :ivar received: how many pieces have ever come from the VM.
+    :ivar reported_at: when the VM last reported a change, by the reactor's clock.
+    :ivar trouble: why the last comparison failed; "": it did not.
     """
 
     def __init__(self, source: Source, mounts: MountTable) -> None:
@@ -26,40 +37,44 @@ class Volume:
         self.source = source
         self.writable = False
         self.containers: set[str] = set()
-        self.places: Places | None = None
+        self.layout: Layout | None = None
         self.base: Manifest | None = None
-        self.seen: Manifest | None = None
-        self.later: frozenset[bytes] = frozenset()
+        self.last_seen: Manifest | None = None
+        self.hidden: frozenset[bytes] = frozenset()
         self.due = True
+        self.reported_at = 0.0
         self.trouble = ""
+        self.put_off: frozenset[bytes] = frozenset()
+        self.being_checked = False
+        self.received = 0
         self.lock = DeferredLock()
-        self.tree = Tree(source.path, file=source.file, setid=False)
+        self.tree = Tree(source.path, file=source.file, setid=False, alive=still_alive)
 
     @property
-    def record(self) -> Record:
+    def record(self) -> VolumeRecord:
+        """What the next daemon has to know of it."""
         base = self.base if self.writable else None
-        return Record(self.source, self.writable, tuple(sorted(self.containers)), self.places, base)
+        return VolumeRecord(self.source, self.writable, tuple(sorted(self.containers)), self.layout, base)
 
-    def look(self, bounds: Bounds) -> tuple[Manifest, frozenset[bytes]]:
-        """What the node has, and where that counts for nothing. Blocks.
+    def scan(self, bounds: Bounds) -> tuple[Manifest, frozenset[bytes]]:
+        """What the node has, and the `hidden` paths, at which that does not count. Blocks.
 
-        :raise Changed: :raise FailedPrecondition: :raise ResourceExhausted: as `Tree.stable`."""
-        later = self._later()
-        found = {} if b"" in later else self.tree.stable(bounds)
-        if self._later() != later:
+        :raise Changed: :raise FailedPrecondition: :raise ResourceExhausted: as `stable_scan`."""
+        hidden = self._hidden()
+        found = {} if b"" in hidden else stable_scan(self.tree, bounds)
+        if self._hidden() != hidden:
             raise Changed(f"{self.source.path}: something is being mounted there")
-        return found, later
+        return found, hidden
 
     def changed(self, bounds: Bounds) -> bool:
-        """Whether the node has something else than was `seen`. Blocks; raises as `Tree.scan`."""
-        later = self._later()
-        if self.seen is None or later != self.later:
+        """Whether the node has anything else than what was `last_seen`. Blocks; raises as `scan`."""
+        hidden = self._hidden()
+        if self.last_seen is None or hidden != self.hidden:
             return True
-        found = {} if b"" in later else self.tree.scan(bounds)
-        return keys(as_before(found, self.seen, later)) != keys(self.seen)
+        found = {} if b"" in hidden else scan(self.tree, bounds)
+        return keys(with_previous(found, self.last_seen, hidden)) != keys(self.last_seen)
 
-    def _later(self) -> frozenset[bytes]:
-        """Where something was mounted or unmounted after a container began."""
-        if self.places is None:
+    def _hidden(self) -> frozenset[bytes]:
+        if self.layout is None:
             return frozenset()
-        return moved(self.places, self._mounts.places(self.source.path))
+        return changed_paths(self.layout, self._mounts.layout(self.source.path))

@@ -1,17 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ContainerProvider's contract, continued: logs and images."""
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import AsyncIterator
 from typing import ClassVar
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 
-from infranetes_common import cri
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable
-from infranetes_common.vmserver import LogRecord
-from tests.contract.container_provider import ContainerProviderCase, pieces
+from infranetes_common.wire import cri
+from infranetes_common.wire.vmserver import LogRecord
+from tests.contract.container_provider_case import ContainerProviderCase, pieces
 
 
 class LogContract(ContainerProviderCase):
@@ -31,7 +33,45 @@ class LogContract(ContainerProviderCase):
         self.assertEqual(times, sorted(times))
         self.assertGreaterEqual(times[0], state.started_at - 10**9)
         self.assertLessEqual(times[-1], state.finished_at + 10**9)
-        self.assertFalse(any(record.gap or record.partial for record in records))
+        self.assertFalse(any(record.gap for record in records))
+        self.assertEqual([record.partial for record in records], [False, False, True])
+
+    async def test_it_runs_once_however_often_it_is_started(self) -> None:
+        for _ in range(3):
+            id = await self.create("sh", "-c", "echo ran")
+            starts = [self.provider.start_container(id) for _ in range(6)]
+            starts[0].cancel()  # whoever asked first has gone away
+            for start in starts:
+                with contextlib.suppress(CancelledError, FailedPrecondition):
+                    await start
+            await self.ended(id)
+            await self.refused(FailedPrecondition, self.provider.start_container(id))
+            self.assertEqual([record.line for record in await self.lines(id)], [b"ran"])
+
+    async def test_a_last_line_without_a_newline_is_not_whole(self) -> None:
+        """kubelet adds no newline to it: `DONE` is the termination message, and not `DONE\\n`."""
+        script = "echo whole; printf ' last words'; echo more >&2; printf DONE >&2"
+        id = await self.run_container("sh", "-c", script)
+        await self.ended(id)
+        records = await self.lines(id)
+        for stream, wanted in (
+            (LogRecord.STDOUT, [(b"whole", False), (b" last words", True)]),
+            (LogRecord.STDERR, [(b"more", False), (b"DONE", True)]),
+        ):
+            found = [(one.line, one.partial) for one in records if one.stream == stream]
+            self.assertEqual(found, wanted)
+        await self.restarted()
+        self.assertEqual(await self.lines(id), records)
+        for number, record in enumerate(records, 1):
+            self.assertEqual(await self.lines(id, record.cursor), records[number:])
+
+    async def test_a_last_line_of_just_a_part_is_not_whole(self) -> None:
+        for size in (16384, 16385, 40000):
+            id = await self.run_container("sh", "-c", f"head -c {size} /dev/zero | tr '\\0' x")
+            await self.ended(id)
+            records = await self.lines(id)
+            self.assertEqual(b"".join(record.line for record in records), b"x" * size)
+            self.assertEqual({record.partial for record in records}, {True})
 
     async def test_from_each_cursor_on_comes_exactly_the_rest(self) -> None:
         id = await self.run_container("sh", "-c", "for i in 1 2 3 4 5; do echo line $i; done")

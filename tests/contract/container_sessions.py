@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What live sessions of every ContainerProvider do: exec with its streams, and attach."""
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from twisted.internet.defer import Deferred
 from zope.interface.verify import verifyObject
 
 from infranetes_common.errors import FailedPrecondition, NotFound
-from tests.contract.container_provider import ContainerProviderCase, reactor
+from tests.contract.container_provider_case import ContainerProviderCase, reactor
 from vmserver.containers.interface import ISession, Streams
 
 ALL = Streams(stdin=True, stdout=True, stderr=True)
 TERMINAL = Streams(tty=True, stdin=True, stdout=True)
 MIB = 1024 * 1024
+STREAMED = 100 * MIB
+GROWTH = 8 * MIB  # of this process's memory while that goes through it
 
 
 def living(*words: str) -> list[int]:
@@ -169,24 +172,26 @@ class SessionContract(ContainerProviderCase):
         self.assertTrue(heard.out == piece * 160, len(heard.out))
 
     async def test_a_reader_who_does_not_read_lets_the_command_wait(self) -> None:
-        session = await self.opened(ALL, "sh", "-c", "head -c 33554432 /dev/zero; echo done >&2")
+        session = await self.opened(ALL, "sh", "-c", f"head -c {STREAMED} /dev/zero; echo done >&2")
         await self.until(lambda: session.output.paused, "the writer waits")
         before = resident()
         await self.pause(0.5)
-        self.assertLess(resident() - before, 4 * MIB)
+        self.assertLess(resident() - before, GROWTH)
         size, said = 0, b""
         async for stream, data in session.output:
             if stream == "stdout":
                 size += len(data)
             else:
                 said += data
-        self.assertEqual((size, said, await session.ended()), (32 * MIB, b"done\n", 0))
+        self.assertEqual((size, said, await session.ended()), (STREAMED, b"done\n", 0))
+        self.assertLess(resident() - before, GROWTH)
 
     async def test_a_command_that_does_not_read_lets_the_writer_wait(self) -> None:
         session = await self.opened(ALL, "sleep", "600")
+        before = resident()
         written = 0
         waiting: Any = None
-        while written < 16 * MIB:
+        while written < STREAMED:
             waiting = session.write(b"x" * 65536)
             written += 65536
             if not waiting.called:
@@ -194,8 +199,20 @@ class SessionContract(ContainerProviderCase):
             if not waiting.called:
                 break
         self.assertLess(written, 16 * MIB)
+        self.assertLess(resident() - before, GROWTH)
         session.close()
         await waiting
+
+    async def test_much_input_takes_no_memory(self) -> None:
+        heard = await self.heard(ALL, "wc", "-c")
+        before = resident()
+        piece = bytes(65536)
+        for _ in range(STREAMED // len(piece)):
+            await heard.session.write(piece)
+        heard.session.close_stdin()
+        self.assertEqual(await heard.over, 0)
+        self.assertEqual(heard.out.strip(), b"%d" % STREAMED)
+        self.assertLess(resident() - before, GROWTH)
 
     async def test_closing_kills_the_command_and_what_it_started(self) -> None:
         for streams in (ALL, TERMINAL):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every ContainerProvider says of what its containers use."""
 
 from __future__ import annotations
@@ -5,13 +6,13 @@ from __future__ import annotations
 import time
 from typing import Any, ClassVar
 
-from twisted.internet import reactor as _reactor
 from twisted.internet.task import deferLater
 
-from infranetes_common import vmserver as messages
-from tests.contract.container_provider import ContainerProviderCase
+from infranetes_common.reactors import installed
+from infranetes_common.wire import vmserver as messages
+from tests.contract.container_provider_case import ContainerProviderCase
 
-reactor: Any = _reactor
+reactor = installed()
 
 BUSY = "i=0; while :; do i=$((i+1)); done"
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A daemon's worth of one provider, killed by SIGKILL some time into a launch.
 
 `python -m tests.contract.die_in_launch JOB.json`, written by `tests.contract.pod_provider`.
@@ -12,15 +13,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from twisted.internet import reactor as _reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.task import react
 
 from infranetes.providers import registry
 from infranetes.providers.interface import InstanceSpec, ProviderContext, Size
 from infranetes_common.identity import Identity
+from infranetes_common.reactors import installed
 
-reactor: Any = _reactor
+reactor = installed()
 
 
 def _die() -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every PodProvider does: one suite that each of them passes over its real VMs.
 
 A provider's own test module has, for instance::
@@ -17,16 +18,12 @@ Each test starts from an empty state directory and ends with nothing left of its
 
 from __future__ import annotations
 
-import json
-import os
 import secrets
-import signal
 import stat
-import sys
 import time
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, gatherResults
@@ -34,31 +31,26 @@ from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
 from twisted.internet.protocol import Factory, Protocol
 from zope.interface.verify import verifyObject
 
-from infranetes.authority import key_id
+from infranetes.certificates import key_id
 from infranetes.providers.interface import (
     Instance,
-    InstanceSpec,
     InstanceState,
     IPodProvider,
 )
-from infranetes_common import cri, vmserver
 from infranetes_common.errors import (
     DeadlineExceeded,
-    FailedPrecondition,
     InfranetesError,
     InvalidArgument,
     NotFound,
-    ResourceExhausted,
     Unavailable,
 )
-from tests.contract.pod_provider_case import DyingDaemon, ProviderCase, reactor
+from infranetes_common.wire import cri, vmserver
+from tests.contract.interrupted_launches import InterruptedLaunchContract
+from tests.contract.pod_provider_case import reactor
 from txgrpc import GrpcError
 
-_ROOT = Path(__file__).parents[2]
-_DIE_IN_LAUNCH = "tests.contract.die_in_launch"
 
-
-class PodProviderContract(ProviderCase):
+class PodProviderContract(InterruptedLaunchContract):
     """The promises of `IPodProvider`, one test each."""
 
     async def test_it_provides_the_whole_interface(self) -> None:
@@ -313,79 +305,6 @@ class PodProviderContract(ProviderCase):
             await self.refused(InvalidArgument, provider.launch(spec))
         self.assertEqual(await self.within(provider.list()), [])
 
-    async def test_a_launch_that_is_cancelled_can_be_made_again_or_destroyed(self) -> None:
-        """As when the daemon is killed in the middle: what there is of the VM is listed."""
-        provider = await self.started()
-        for seconds in self.interrupt_after:
-            spec = self.spec()
-            launching = provider.launch(spec)
-            await self.sleep(seconds)
-            launching.cancel()
-            launching.addErrback(lambda failure: failure.trap(CancelledError, InfranetesError))
-            await self.within(launching)
-            instance = await self.running(provider, spec)
-            self.assertEqual([one.id for one in await self.within(provider.list())], [instance.id])
-            self.assertEqual((await self.agent_info(instance)).sandbox_id, spec.sandbox_id)
-            await self.within(provider.destroy(instance.id))
-
-            spec = self.spec()
-            launching = provider.launch(spec)
-            await self.sleep(seconds)
-            launching.cancel()
-            launching.addErrback(lambda failure: failure.trap(CancelledError, InfranetesError))
-            await self.within(launching)
-            for one in await self.within(provider.list()):
-                self.assertEqual(one.token, spec.token)
-                await self.within(provider.destroy(one.id))
-            self.assertEqual(await self.within(provider.list()), [])
-
-    async def test_a_daemon_killed_in_a_launch_leaves_what_the_next_one_adopts_or_ends(self) -> None:
-        for seconds in self.interrupt_after:
-            adopted, dropped = self.spec(), self.spec()
-            await self.die_in_launch(adopted, seconds)
-            await self.die_in_launch(dropped, seconds)
-            provider = await self.started()
-            listed = await self.within(provider.list())
-            self.assertLessEqual({one.token for one in listed}, {adopted.token, dropped.token})
-            self.assertLessEqual(len(listed), 2)
-            instance = await self.running(provider, adopted)
-            self.assertEqual((await self.agent_info(instance)).sandbox_id, adopted.sandbox_id)
-            for one in listed:
-                if one.token == adopted.token:
-                    self.assertEqual(one.id, instance.id)
-                await self.within(provider.destroy(one.id))
-            await self.within(provider.destroy(instance.id))
-            self.assertEqual(await self.within(provider.list()), [])
-            await self.within(provider.stop())
-
-    async def die_in_launch(self, spec: InstanceSpec, seconds: float) -> None:
-        """A daemon of its own asks for the VM and is killed by SIGKILL `seconds` later."""
-        job = self.run_dir / f"{spec.token}.json"
-        job.touch(mode=0o600)
-        context = attrs.asdict(self.context())
-        document = {
-            "provider": self.provider_name,
-            "table": dict(self.table()),
-            "context": {key: str(value) for key, value in context.items()},
-            "pod_cidr": self.pod_cidr,
-            "spec": attrs.asdict(spec),
-            "seconds": seconds,
-        }
-        job.write_text(json.dumps(document))
-        daemon = DyingDaemon()
-        reactor.spawnProcess(
-            daemon,
-            sys.executable,
-            [sys.executable, "-m", _DIE_IN_LAUNCH, str(job)],
-            env={**os.environ, "PYTHONPATH": str(_ROOT)},
-        )
-        try:
-            await self.within(daemon.ended, self.start_timeout + 60)
-        finally:
-            job.unlink()
-            daemon.kill()
-        self.assertEqual(daemon.signal, signal.SIGKILL, daemon.said.decode(errors="replace"))
-
     async def test_a_vm_of_the_pool_becomes_a_pods_over_its_channel(self) -> None:
         """Launched without names; its key, certificate and host name are replaced, its tags stay."""
         provider = await self.started()
@@ -443,75 +362,6 @@ class PodProviderContract(ProviderCase):
         provider = await self.started()
         self.assertEqual(await self.within(provider.list()), [instance])
         self.assertEqual((await self.agent_info(instance)).sandbox_id, instance.sandbox_id)
-
-
-class LeasedAddressContract(ProviderCase):
-    """For providers that give pods their addresses, from the subnet that they are configured with."""
-
-    tiny_cidr: ClassVar[str] = "10.215.0.0/30"  # room for one pod or two
-
-    async def test_addresses_come_from_the_subnet_and_are_kept(self) -> None:
-        provider = await self.started()
-        first = await self.running(provider, self.spec())
-        self.assertIn(ip_address(first.address), ip_network(self.pod_cidr))
-        provider = await self.restarted(provider)
-        second = await self.running(provider, self.spec())
-        self.assertIn(ip_address(second.address), ip_network(self.pod_cidr))
-        self.assertNotEqual(second.address, first.address)
-        self.assertEqual((await self.within(provider.get(first.id))).address, first.address)
-
-    async def test_the_subnet_may_come_again_but_not_change_under_a_vm(self) -> None:
-        provider = self.make_provider()
-        await self.within(provider.configure_network(self.pod_cidr))
-        await self.within(provider.configure_network(self.pod_cidr))
-        await self.within(provider.start(lambda words: None), self.start_timeout)
-        await self.within(provider.configure_network(self.pod_cidr))
-        instance = await self.running(provider, self.spec())
-        await self.within(provider.configure_network(self.pod_cidr))
-        for _ in range(2):
-            await self.refused(FailedPrecondition, provider.configure_network(self.other_cidr))
-        self.assertEqual((await self.within(provider.get(instance.id))).address, instance.address)
-        await self.within(provider.destroy(instance.id))
-
-        await self.within(provider.configure_network(self.other_cidr))
-        moved = await self.running(provider, self.spec())
-        self.assertIn(ip_address(moved.address), ip_network(self.other_cidr))
-
-    async def test_what_is_no_subnet_is_refused_and_changes_nothing(self) -> None:
-        provider = await self.started()
-        for nonsense in (
-            "",
-            "pods",
-            "10.0.0.0/33",
-            "10.0.0.300/24",
-            "10.0.0.1",
-            "10.0.0.0/32",
-            "10.0.0.0/24,x",
-        ):
-            for _ in range(2):
-                await self.refused(InvalidArgument, provider.configure_network(nonsense))
-        instance = await self.running(provider, self.spec())
-        self.assertIn(ip_address(instance.address), ip_network(self.pod_cidr))
-
-    async def test_a_full_subnet_refuses_and_an_address_given_back_serves_again(self) -> None:
-        provider = await self.started(pod_cidr=self.tiny_cidr)
-        instances: list[Instance] = []
-        while len(instances) <= ip_network(self.tiny_cidr).num_addresses:
-            try:
-                instances.append(await self.running(provider, self.spec()))
-            except ResourceExhausted as error:
-                self.assertIn(self.tiny_cidr, str(error))
-                break
-        else:
-            self.fail("it gave out more addresses than the subnet has")
-        self.assertGreaterEqual(len(instances), 1)
-        listed = await self.within(provider.list())
-        self.assertEqual({one.id for one in listed}, {one.id for one in instances})
-        spec = self.spec()
-        await self.refused(ResourceExhausted, provider.launch(spec))
-        await self.within(provider.destroy(instances[0].id))
-        again = await self.running(provider, spec)
-        self.assertEqual(again.address, instances[0].address)
 
 
 def _others_reach(path: Path, root: Path) -> bool:

@@ -1,4 +1,5 @@
-"""The ground that the suites of PodProviders stand on: hooks for a provider, helpers for its tests."""
+# SPDX-License-Identifier: Apache-2.0
+"""The test case of suites over pod providers: hooks for a provider, and helpers."""
 
 from __future__ import annotations
 
@@ -8,14 +9,15 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import attrs
-from twisted.internet import reactor as _reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
+from twisted.internet.error import ProcessTerminated
 from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import deferLater
+from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
 from infranetes.authority import Authority
@@ -28,11 +30,15 @@ from infranetes.providers.interface import (
     ProviderContext,
     Size,
 )
-from infranetes_common import vmserver
+from infranetes_common.concurrency import start
 from infranetes_common.identity import Identity
+from infranetes_common.reactors import installed
+from infranetes_common.wire import vmserver
 from txgrpc import Channel, GrpcError
 
-reactor: Any = _reactor
+reactor = installed()
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     _Base = TestCase
@@ -41,7 +47,7 @@ else:
 
 
 class ProviderCase(_Base):
-    """The ground that the suites stand on: hooks for a provider, helpers for its tests."""
+    """A provider over a state directory of its own, which leaves nothing behind."""
 
     provider_name: ClassVar[str]
     pod_cidr: ClassVar[str] = "10.213.0.0/24"
@@ -57,8 +63,8 @@ class ProviderCase(_Base):
 
     # Hooks.
 
-    def table(self) -> Mapping[str, Any]:
-        """The provider's configuration for this test."""
+    def table(self) -> Mapping[str, object]:
+        """The provider's table of the configuration."""
         raise NotImplementedError
 
     def end_from_outside(self, instance: Instance) -> Awaitable[None]:
@@ -66,17 +72,21 @@ class ProviderCase(_Base):
         raise NotImplementedError
 
     def break_launches(self) -> Callable[[], None]:
-        """Change the world so that each launch of a provider made from now on fails late, after all
-        that a VM holds has been taken; what is returned mends it. `start` still works."""
+        """Have each launch of providers made from now on fail late, when all resources of the VM are taken.
+
+        `start` still works. Returns what undoes it.
+        """
         raise NotImplementedError
 
     def leftovers(self) -> Awaitable[list[str]] | list[str]:
-        """All that VMs hold outside of this process, in words: processes, interfaces, leases, disks.
-        Asked when every VM is destroyed and every provider stopped."""
+        """Describe what VMs hold outside of this process: processes, interfaces, leases, disks.
+
+        Called once all VMs are destroyed and all providers stopped.
+        """
         raise NotImplementedError
 
     def finish(self) -> Awaitable[None] | None:
-        """Take away what the test itself has set up, as the last thing."""
+        """Remove what the test itself has set up. Called last."""
         return None
 
     # Helpers.
@@ -87,13 +97,13 @@ class ProviderCase(_Base):
         self.run_dir = Path(tempfile.mkdtemp(prefix="infranetes-"))  # short: sockets go into it
         self.authority = Authority(self.mktemp())
         self.providers: list[IPodProvider] = []
-        self.channels: list[Any] = []
+        self.channels: list[Channel] = []
 
-    def tearDown(self) -> Any:
-        return Deferred.fromCoroutine(self.clean_up())
+    def tearDown(self) -> Deferred[None]:
+        return start(self.clean_up())
 
     async def clean_up(self) -> None:
-        """Destroy what is left of VMs, then prove that nothing is."""
+        """Destroy what is left of VMs, then prove that nothing is left."""
         try:
             for channel in self.channels:
                 await channel.close()
@@ -134,7 +144,7 @@ class ProviderCase(_Base):
         return provider
 
     async def restarted(self, provider: IPodProvider) -> IPodProvider:
-        """What a new daemon has after `provider`'s one has ended."""
+        """Stop a provider and start the next daemon's."""
         await self.within(provider.stop())
         return await self.started()
 
@@ -157,18 +167,18 @@ class ProviderCase(_Base):
     async def running(self, provider: IPodProvider, spec: InstanceSpec) -> Instance:
         launched = await self.within(provider.launch(spec))
         waiting = provider.wait_running(launched.id, self.boot_timeout)
-        instance: Instance = await self.within(waiting, self.boot_timeout + 5)
+        instance = await self.within(waiting, self.boot_timeout + 5)
         self.assertIs(instance.state, InstanceState.RUNNING)
         return instance
 
-    def within(self, waiting: Deferred[Any], seconds: float | None = None) -> Deferred[Any]:
-        """`waiting`, which has to fire within `seconds` (`call_timeout` when not given)."""
+    def within(self, waiting: Deferred[T], seconds: float | None = None) -> Deferred[T]:
+        """Bound `waiting` by `seconds`; by default `call_timeout`."""
         return waiting.addTimeout(seconds or self.call_timeout, reactor)
 
     def sleep(self, seconds: float) -> Deferred[None]:
         return deferLater(reactor, seconds, lambda: None)
 
-    async def until(self, holds: Callable[[], Any], what: str, seconds: float | None = None) -> None:
+    async def until(self, holds: Callable[[], object], what: str, seconds: float | None = None) -> None:
         deadline = reactor.seconds() + (seconds or self.notice_timeout)
         while not holds():
             if reactor.seconds() > deadline:
@@ -176,7 +186,7 @@ class ProviderCase(_Base):
             await self.sleep(0.05)
 
     def agent(self, instance: Instance, sandbox_id: str | None = None) -> Any:
-        """A stub of the VM's agent, which has to prove that it is `sandbox_id`'s."""
+        """A stub of the VM's agent, whose certificate has to be for `sandbox_id`."""
         endpoint = wrapClientTLS(
             self.authority.client_options(sandbox_id or instance.sandbox_id),
             HostnameEndpoint(reactor, instance.agent_host, instance.agent_port),
@@ -185,20 +195,23 @@ class ProviderCase(_Base):
         self.channels.append(channel)
         return channel.stub(vmserver.Agent)
 
-    async def agent_info(self, instance: Instance) -> Any:
-        """What the agent answers to Info, asked again until it does."""
+    async def agent_info(self, instance: Instance) -> vmserver.InfoResponse:
+        """The agent's answer to Info, repeated until it answers."""
         stub = self.agent(instance)
         deadline = reactor.seconds() + self.agent_timeout
         while True:
             try:
-                return await stub.Info(vmserver.InfoRequest(), timeout=5.0)
+                info: vmserver.InfoResponse = await stub.Info(vmserver.InfoRequest(), timeout=5.0)
+                return info
             except GrpcError:
                 if reactor.seconds() > deadline:
                     raise
                 await self.sleep(0.1)
 
-    async def refused(self, error: type[Exception], waiting: Deferred[Any]) -> Exception:
-        """The error that `waiting` has to fail with, and whose words have to say something."""
+    async def refused(
+        self, error: type[Exception], waiting: Deferred[Any]
+    ) -> Exception:  # Any: a result that does not come
+        """Assert that `waiting` fails with this error, and that its message says something. Returns it."""
         raised = await self.assertFailure(self.within(waiting), error)
         self.assertGreater(len(str(raised)), 10, f"{error.__name__} says too little: {raised}")
         assert isinstance(raised, Exception)
@@ -206,21 +219,22 @@ class ProviderCase(_Base):
 
 
 class DyingDaemon(ProcessProtocol):
-    """A child process, its words and how it ended."""
+    """A child process: its output, and the signal that ended it."""
 
     def __init__(self) -> None:
         self.ended: Deferred[None] = Deferred()
-        self.said = b""
+        self.output = b""
         self.signal: int | None = None
 
     def outReceived(self, data: bytes) -> None:
-        self.said += data
+        self.output += data
 
     def errReceived(self, data: bytes) -> None:
-        self.said += data
+        self.output += data
 
-    def processEnded(self, reason: Any) -> None:
-        self.signal = reason.value.signal
+    def processEnded(self, reason: Failure) -> None:
+        ended = reason.value
+        self.signal = ended.signal if isinstance(ended, ProcessTerminated) else None
         self.ended.callback(None)
 
     def kill(self) -> None:

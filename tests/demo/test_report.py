@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the demo tells, for people and as JSON."""
 
 from __future__ import annotations

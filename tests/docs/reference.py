@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configuration classes as the keys that a person writes."""
 
 from __future__ import annotations
@@ -61,4 +62,8 @@ def documented(text: str, heading: str) -> dict[str, str]:
     if section is None:
         raise AssertionError(f"no heading {heading!r}")
     rows = re.findall(r"^\| `([^`]+)` \| (?:`([^`]*)`|) *\| (.+) \|$", section[1], flags=re.M)
+    keys = [key for key, _, _ in rows]
+    twice = sorted({key for key in keys if keys.count(key) > 1})
+    if twice:
+        raise AssertionError(f"{heading}: {', '.join(twice)}: more than once")
     return {key: default for key, default, _ in rows}

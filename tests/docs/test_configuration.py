@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/configuration.md and the packages' default files say what the configuration classes say."""
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from infranetes.providers.cloud.aws.settings import Settings as AwsSettings
 from infranetes.providers.cloud.gcp.settings import Settings as GcpSettings
 from infranetes.providers.cloud.vsphere.settings import Settings as VsphereSettings
 from infranetes.providers.qemu.settings import QemuSettings
-from infranetes.providers.simulated.settings import Settings as SimulatedSettings
 from infranetes_common.config import structure
+from infranetes_simulation.provider.settings import Settings as SimulatedSettings
 from tests.docs.reference import defaults, documented
 from vmserver.config import Config as AgentConfig
 from vmserver.config import load as load_agent

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What README and docs point to is there."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A clean root whose systemd is booted in namespaces of its own: the units as a node runs them."""
 
 from __future__ import annotations

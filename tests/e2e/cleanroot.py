@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A clean Debian to install the built packages in, made from this machine's own package sources."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`make demo`, as a person runs it, with real VMs."""
 
 from __future__ import annotations

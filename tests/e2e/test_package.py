@@ -1,7 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Debian packages: what they hold, and how they install, run and go."""
 
 from __future__ import annotations
 
+import posixpath
+import re
 import subprocess
 import time
 from typing import Any
@@ -12,11 +15,12 @@ from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.internet.task import deferLater
 from twisted.trial import unittest
 
-from infranetes_common import cri
+from infranetes_common.wire import cri
 from tests.e2e import cleanroot
+from tests.e2e.cleanroot import TREE
 from txgrpc import Channel, GrpcError
 
-PACKAGES = ("infranetes", "infranetes-common", "vmserver")
+PACKAGES = ("infranetes", "infranetes-common", "infranetes-simulation", "vmserver")
 MODULES = "usr/lib/python3/dist-packages/"
 DAEMON = ("twistd3", "--nodaemon", "--pidfile=", "infranetes", "--config", "/etc/infranetes/infranetes.toml")
 SOCKET = "run/infranetes/infranetes.sock"
@@ -54,6 +58,7 @@ class ContentTests(unittest.SynchronousTestCase):
         }
         self.assertEqual(tops["infranetes"], {"infranetes", "twisted"})
         self.assertEqual(tops["vmserver"], {"vmserver", "twisted"})
+        self.assertEqual(tops["infranetes-simulation"], {"infranetes_simulation"})
         self.assertEqual(
             {top for top in tops["infranetes-common"] if not top.endswith(".egg-info")},
             {"txgrpc", "infranetes_common"},
@@ -70,10 +75,27 @@ class ContentTests(unittest.SynchronousTestCase):
 
     def test_every_module_of_the_tree_is_packaged(self) -> None:
         packaged = {path for package in PACKAGES for path in contents(package)}
-        for top in ("infranetes", "infranetes_common", "txgrpc", "vmserver"):
+        for top in ("infranetes", "infranetes_common", "infranetes_simulation", "txgrpc", "vmserver"):
             for module in (cleanroot.TREE / top).rglob("*.py"):
                 self.assertIn(MODULES + str(module.relative_to(cleanroot.TREE)), packaged)
-        self.assertIn(f"{MODULES}infranetes_common/descriptors.binpb", packaged)
+        self.assertIn(f"{MODULES}infranetes_common/wire/descriptors.binpb", packaged)
+
+    def test_every_link_of_the_pages_and_every_path_to_them_leads_to_a_file(self) -> None:
+        top = "usr/share/doc/infranetes/"
+        found = set(contents("infranetes"))
+        pages = [TREE / "README.md", TREE / "CHANGELOG.md", *sorted((TREE / "docs").glob("*.md"))]
+        for page in pages:
+            where = top + str(page.relative_to(TREE))
+            self.assertTrue(where in found, where)
+            for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+                # What stands in LICENSE is in debian/copyright's place.
+                if "://" not in target and target != "LICENSE":
+                    there = posixpath.normpath(posixpath.join(posixpath.dirname(where), target))
+                    self.assertTrue(there in found, f"{page.name}: {target}")
+        for file in ("debian/infranetes.service", "debian/etc/infranetes.toml"):
+            named = re.findall(r"/(usr/share/doc/infranetes/[\w/-]+\.md)", (TREE / file).read_text())
+            self.assertTrue(named, file)
+            self.assertLessEqual(set(named), found)
 
     def test_the_units_and_the_configuration_are_there(self) -> None:
         for package in ("infranetes", "vmserver"):
@@ -145,7 +167,7 @@ class InstallTests(unittest.TestCase):
 
     def test_every_module_imports_with_the_packages_it_depends_on(self) -> None:
         self.install(*PACKAGES)
-        names = "infranetes", "infranetes_common", "txgrpc", "vmserver"
+        names = "infranetes", "infranetes_common", "infranetes_simulation", "txgrpc", "vmserver"
         script = (
             "import importlib, pkgutil\n"
             f"for name in {names!r}:\n"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pod on a real VM, from the CRI's socket to the container and back."""
 
 from __future__ import annotations
@@ -6,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import socket
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -19,8 +21,9 @@ from twisted.web.client import Agent, readBody
 
 from infranetes.guest import shims
 from infranetes.guest.image import DEFAULT_DIR
-from infranetes.providers.qemu.network import Network
-from infranetes_common import cri
+from infranetes.pods.node_names import node_dns
+from infranetes.providers.qemu.bridge import Bridge
+from infranetes_common.wire import cri
 from tests.infranetes.daemon.case import ROOT, DaemonCase, images, reactor
 from tests.infranetes.daemon.hostports import free_port, in_kernel
 from txgrpc import Code
@@ -56,7 +59,7 @@ class Listener(ProcessProtocol):
         return False
 
     async def end(self) -> None:
-        """Twice is once."""
+        """Idempotent."""
         transport: Any = self.transport
         with contextlib.suppress(ProcessExitedAlready):
             transport.signalProcess("INT")
@@ -90,7 +93,7 @@ class PodTests(DaemonCase):
                     await self.remove_pod(sandbox.id)
         finally:
             await super().end_everything()
-            await Network(reactor, BRIDGE, 0).remove()
+            await Bridge(reactor, BRIDGE, 0).remove()
 
     def taps(self) -> str:
         """The VMs' network cards on the node: one for each QEMU, and gone with it."""
@@ -189,7 +192,9 @@ class PodTests(DaemonCase):
 
     async def test_streams_and_the_pods_address(self) -> None:
         await self.start()
-        sandbox = await self.run_pod()
+        shared = cri.LinuxSandboxSecurityContext(namespace_options=cri.NamespaceOption(network=cri.NODE))
+        linux = cri.LinuxPodSandboxConfig(security_context=shared)
+        sandbox = await self.run_pod(linux=linux)
         server = "mkdir /www; echo Hello from the pod > /www/index.html; exec httpd -f -p 8080 -h /www"
         container = await self.run_container(sandbox, self.box(script=server))
         request = cri.PodSandboxStatusRequest(pod_sandbox_id=sandbox)
@@ -203,6 +208,9 @@ class PodTests(DaemonCase):
         )
         self.assertEqual(echoed.stdout, b"through and back", echoed.stderr)
         self.assertIn(b"exit code 3", echoed.stderr)
+        names = await self.execute(container, "sh", "-c", "hostname; grep nameserver /etc/resolv.conf")
+        servers = [f"nameserver {server}" for server in node_dns().servers]
+        self.assertEqual(names.stdout.decode().splitlines(), [socket.gethostname(), *servers])
         lost = await self.execute(container, "sh", "-c", "exit 4")
         self.assertEqual(lost.exit_code, 4)
         late = cri.ExecSyncRequest(container_id=container, cmd=["sleep", "100"], timeout=1)
@@ -291,6 +299,63 @@ class PodTests(DaemonCase):
         await self.stop_pod(sandbox)
         self.assertEqual(in_kernel(self.root), "")
 
+    async def test_a_pod_fills_its_own_disk_alone(self) -> None:
+        """Its size is the configuration's, or what the pod asks for; and the node's disk may be full too."""
+        self.config["providers"]["qemu"]["disk"] = "9GiB"
+        await self.start()
+        greedy, other = await self.run_pod("greedy"), await self.run_pod("other")
+        large = await self.run_pod("large", annotations={"infranetes.io/disk": "12Gi"})
+        sizes = {}
+        mains = {}
+        for pod in (greedy, other, large):
+            mains[pod] = await self.run_container(pod, self.box(f"main-{pod[:4]}", script="sleep 3600"))
+        look = "df -m / | tail -n 1 | awk '{ print $(NF-4) }'"
+
+        async def size(pod: str) -> int:
+            sizes[pod] = int((await self.execute(mains[pod], "sh", "-c", look)).stdout)
+            return sizes[pod]
+
+        self.assertTrue(8400 < await size(greedy) < 9 << 10, sizes)
+        until = reactor.seconds() + 60.0
+        while await size(large) < 11 << 10:
+            self.assertLess(reactor.seconds(), until, "the file system takes the larger disk")
+            await self.sleep(0.5)
+        filling = (  # also what root alone may take
+            "free=$(df -m / | tail -n 1 | awk '{ print $(NF-4) - $(NF-3) }') && "
+            "fallocate -l $(( (free - 64) << 20 )) /fill && "
+            "dd if=/dev/zero of=/more bs=1M count=256 conv=fsync"
+        )
+        full = await self.execute(mains[greedy], "sh", "-c", filling)
+        self.assertNotEqual(full.exit_code, 0)
+        self.assertIn(b"No space left on device", full.stderr)
+        for pod in (other, large):
+            wrote = await self.execute(
+                mains[pod], "dd", "if=/dev/urandom", "of=/more", "bs=1M", "count=4", "conv=fsync"
+            )
+            self.assertEqual(wrote.exit_code, 0, wrote.stderr)
+        began = reactor.seconds()
+        await self.stop_pod(greedy)
+        self.assertLess(reactor.seconds() - began, 15.0)
+
+    async def test_on_a_full_node_writes_fail_in_the_pod_and_it_is_stopped_at_once(self) -> None:
+        state = self.root / "state"
+        state.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160m", "tmpfs", str(state)], check=True)
+        self.addCleanup(subprocess.run, ["umount", "-l", str(state)], check=True)
+        await self.start()
+        pod = await self.run_pod()
+        main = await self.run_container(pod, self.box(script="sleep 3600"))
+        wrote = await self.execute(
+            main, "dd", "if=/dev/urandom", "of=/more", "bs=1M", "count=200", "conv=fsync"
+        )
+        self.assertNotEqual(wrote.exit_code, 0)
+        self.assertRegex(wrote.stderr, rb"I/O error|Read-only file system|Input/output error")
+        began = reactor.seconds()
+        await self.stop_pod(pod)
+        self.assertLess(reactor.seconds() - began, 15.0)
+        await self.remove_pod(pod)
+        await self.run_container(await self.run_pod("again"), self.box(script="sleep 3600"))
+
     async def shims(self, sandbox: str, first: str) -> None:
         """The first container's shim waited for it, and gives it the limits that a later one's does."""
         linux = self.secured(privileged=True, namespace_options=cri.NamespaceOption(pid=cri.NODE))
@@ -307,6 +372,17 @@ class PodTests(DaemonCase):
         self.assertEqual(len(re.findall(r"containerd-shim\S* .*-id spare-", words)), 1, words)
         self.assertEqual(len(re.findall(r"containerd-shim\S* .*-id [0-9a-f]{64}", words)), 1, words)
         self.assertTrue(words.endswith(f"{ready}\n0\n"), words)
+        # Whoever takes the machine's memory, what keeps its pod is not killed for it.
+        daemons = "docker[d]|container[d]|vmserve[r]"
+        look = (
+            f"ps -o pid,args | grep -E '{daemons}' | while read pid _; do cat /proc/$pid/oom_score_adj; done"
+        )
+        scores = (
+            await self.execute(later, "sh", "-c", f"cat /proc/self/oom_score_adj; {look}")
+        ).stdout.split()
+        self.assertEqual(scores[0], b"0")
+        self.assertGreaterEqual(len(scores), 6, scores)  # agent, dockerd, containerd, its shims
+        self.assertLessEqual(max(map(int, scores[1:])), -998, scores)
 
     async def figures(self, sandbox: str, container: str) -> None:
         """What crictl shows of them, from the machine's own kernel."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The units, run by systemd itself from the installed packages, with simulated machines."""
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.internet.task import deferLater
 from twisted.trial import unittest
 
-from infranetes_common import cri
+from infranetes_common.wire import cri
 from tests.e2e import cleanroot
 from tests.e2e.booted import Booted
 from tests.e2e.test_package import PACKAGES, SOCKET, START_SECONDS
@@ -64,7 +65,9 @@ class UnitTests(unittest.TestCase):
         """Command lines of what runs of ours, the machines too."""
         script = "cat $each/cmdline | tr '\\0' ' '; echo"
         found = self.system.run("sh", "-c", f"for each in /proc/[0-9]*; do {script}; done 2>/dev/null").stdout
-        return [line for line in found.splitlines() if "twistd" in line or "vmserver.farm" in line]
+        return [
+            line for line in found.splitlines() if "twistd" in line or "infranetes_simulation.farm" in line
+        ]
 
     def main_pid(self) -> str:
         return self.system.systemctl("show", "--property=MainPID", "--value", "infranetes")
@@ -84,10 +87,60 @@ class UnitTests(unittest.TestCase):
 
         return Deferred.fromCoroutine(scenario())
 
+    def test_a_signal_from_anybody_leaves_the_node_with_its_runtime(self) -> Deferred[None]:
+        """systemd takes some of these ends for clean ones."""
+
+        async def scenario() -> None:
+            sandbox = await self.run_sandbox()
+            for name in ("TERM", "INT", "HUP", "PIPE"):
+                before = self.main_pid()
+                self.system.systemctl("reset-failed", "infranetes")
+                self.system.systemctl("kill", f"--signal={name}", "--kill-whom=main", "infranetes")
+                if name in ("TERM", "INT"):
+                    until = time.monotonic() + START_SECONDS
+                    while self.main_pid() in ("0", before):
+                        self.assertLess(time.monotonic(), until, self.journal("infranetes"))
+                        await deferLater(reactor, 0.2)
+                self.assertEqual(await self.ready(), [sandbox])
+                if name in ("HUP", "PIPE"):
+                    self.assertEqual(self.main_pid(), before)
+
+        return Deferred.fromCoroutine(scenario())
+
+    def test_a_reload_changes_what_can_be_changed(self) -> Deferred[None]:
+        async def scenario() -> None:
+            sandbox = await self.run_sandbox()
+            file = self.system.path("etc/infranetes/infranetes.toml")
+            for unit in ("infranetes", "vmserver"):
+                before = self.system.systemctl("show", "--property=MainPID", "--value", unit)
+                self.system.path(f"etc/infranetes/{unit}.toml").write_text(
+                    'provider = "simulated"\n[log]\nlevel = "debug"\n'
+                    if unit == "infranetes"
+                    else "[limits]\nexecs = 3\n"
+                )
+                self.system.systemctl("reload", unit)
+                await self.written(unit, "was read again: ")
+                self.assertEqual(self.system.systemctl("show", "--property=MainPID", "--value", unit), before)
+                self.assertEqual(self.system.systemctl("is-active", unit), "active")
+            self.assertEqual(await self.ready(), [sandbox])
+            file.write_text("no_such_key = 1\n")
+            self.system.systemctl("reload", "infranetes")
+            await self.written("infranetes", "everything stays as it was")
+            self.assertIn("no_such_key", self.system.systemctl("show", "--property=StatusText", "infranetes"))
+            self.assertEqual(self.system.systemctl("is-active", "infranetes"), "active")
+
+        return Deferred.fromCoroutine(scenario())
+
+    async def written(self, unit: str, words: str) -> None:
+        until = time.monotonic() + START_SECONDS
+        while words not in self.journal(unit):
+            self.assertLess(time.monotonic(), until, self.journal(unit))
+            await deferLater(reactor, 0.2)
+
     def test_purging_ends_what_runs_and_leaves_nothing(self) -> Deferred[None]:
         async def scenario() -> None:
             await self.run_sandbox()
-            self.assertTrue([line for line in self.processes() if "vmserver.farm" in line])
+            self.assertTrue([line for line in self.processes() if "infranetes_simulation.farm" in line])
             purged = self.system.run("dpkg", "--purge", *PACKAGES)
             self.assertEqual(purged.returncode, 0, purged.stdout)
             self.assertEqual(self.processes(), [])

@@ -1,17 +1,16 @@
-"""Finds callbacks that keep the reactor from its work for too long.
+# SPDX-License-Identifier: Apache-2.0
+"""Finds callbacks that block the reactor.
 
-A clock that only runs while the reactor's thread is itself to blame is read before and after each
-callback. It stands still while the thread
+Two times of each callback are measured, and neither may exceed the limit:
 
-- waits for a processor that others have (`run_delay` in Linux' Documentation/scheduler/sched-stats:
-  the second field of schedstat, nanoseconds),
-- waits for garbage to be collected, by whichever thread: all wait then, and a test process has a heap of its
-  own making,
-- runs the test's own methods and clean-ups.
+- the processor time of the reactor's thread, which the load of the machine does not change.
+- the time asleep: the elapsed time in which the thread neither had a processor nor waited for one. It counts
+  only if the thread was seen asleep in a system call meanwhile (`stacks`): in a sleep, in I/O on a disk, or
+  waiting for a child. Otherwise the time is due to others who use the machine.
 
-Sleeping, waiting for a lock or a disk, and computing all count. When that is over the limit, what the
-machine's noise explains is let go (see `noise`), and so is the share of it in which the thread was
-seen to be in code of the tests, not of the product: a test may wait as it likes.
+Garbage collection is not counted, for the heap is mostly the tests' own, nor is what tests do in their own
+methods, clean-ups and coroutines. Coroutines of the product that a test awaits are counted. A test that was
+found to block fails at once; there is no second try.
 """
 
 from __future__ import annotations
@@ -21,12 +20,11 @@ import functools
 import gc
 import inspect
 import math
-import os
 import threading
 import time
 import types
-from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,45 +32,46 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import TestCase
 
-from tests.harness.noise import Noise
-from tests.harness.stacks import ROOT, SHOWN, Call, Stacks
+from tests.harness.stacks import Stacks
 
-TICK = 0.02  # seconds between two looks at what the reactor is doing
-HERE = Path(__file__).resolve()
-
-
-@attrs.frozen
-class Seen:
-    """What the thread was at, in the middle of a callback."""
-
-    function: str  # the innermost of the project's own, by module and qualified name
-    in_tests: bool  # that is a test's, not the product's
-    asleep: bool  # on its own account, see Noise.asleep
-    stack: str  # the calls that led there, the latest last
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = f"{ROOT}/tests/"
+PRODUCT = tuple(
+    f"{ROOT}/{name}/"
+    for name in ("infranetes", "infranetes_common", "infranetes_simulation", "txgrpc", "vmserver")
+)
 
 
 @attrs.frozen
-class Blocked:
-    """One callback that took too long."""
+class BlockingCallback:
+    """A callback that took too long."""
 
-    what: str  # the callback
-    millis: float
-    seen: Seen | None = None
+    name: str
+    computed: float  # milliseconds
+    slept: float  # milliseconds
+    stack: str = ""  # where it spent the time, if it was looked at
 
     def __str__(self) -> str:
-        words = f"{self.what} blocked the reactor for {self.millis:.0f} ms"
-        return words if self.seen is None else f"{words} in {self.seen.function}\n{self.seen.stack}"
+        times = f"computed for {self.computed:.0f} ms and slept for {self.slept:.0f} ms"
+        return f"{self.name} blocked the reactor: it {times}\n{self.stack}".rstrip()
 
 
-def _open_schedstat() -> int | None:
-    try:
-        return os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:  # a kernel without it: wall time alone
-        return None
+@attrs.frozen
+class Times:
+    """Both times, in nanoseconds."""
+
+    computed: int
+    slept: int
+
+    def __add__(self, other: Times) -> Times:
+        return Times(self.computed + other.computed, self.slept + other.slept)
+
+    def __sub__(self, other: Times) -> Times:
+        return Times(self.computed - other.computed, self.slept - other.slept)
 
 
 def describe(function: Callable[..., Any]) -> str:
-    """A callback's name for people: module and qualified name; what a partial or a method wraps."""
+    """Name a callback for people: module and qualified name of what a partial or a wrapper wraps."""
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(function)
@@ -83,115 +82,118 @@ def describe(function: Callable[..., Any]) -> str:
     return f"{getattr(function, '__module__', None) or '?'}.{name}"
 
 
-class Guard:
-    """Watches one reactor. `install` once, from the reactor's thread, before anything uses it.
+def _is_test(code: types.CodeType) -> bool:
+    return code.co_filename.startswith(TESTS)
 
-    :param limit: milliseconds that a callback may take; 0: as long as it likes.
+
+def _awaited(coroutine: Any) -> Any:
+    """The product's coroutine that a test's coroutine awaits, directly or not; None: it awaits none."""
+    while inspect.iscoroutine(coroutine):
+        if coroutine.cr_code.co_filename.startswith(PRODUCT):
+            return coroutine
+        coroutine = coroutine.cr_await
+    return None
+
+
+class BlockingGuard:
+    """Measures the callbacks of one reactor. `install` it once, in the reactor's thread.
+
+    :param limit: milliseconds that each of a callback's times may take; 0: there is no limit.
     """
 
     def __init__(self, limit: float) -> None:
-        self.limit = limit or math.inf
-        self.found: list[Blocked] = []
-        self._schedstat = _open_schedstat()
-        # Nanoseconds that do not count, see the module's words; each has one thread that writes it.
-        self._own_code = 0  # the reactor's
-        self._collected = 0  # the one that collects garbage
-        self._collecting: int | None = None  # what the clock read when the collection began
-        self._reactor_thread = threading.get_ident()
-        self._running: int | None = None  # when the callback began
-        self._looks: deque[tuple[int, Seen]] = deque(maxlen=1000)  # that time, and what was above our frame
-        self._noise = Noise()
-        self._stop = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, name="tests.blocking", daemon=True)
+        self._limit = (limit or math.inf) * 1e6  # nanoseconds
+        self._found: list[BlockingCallback] = []
+        self._thread = threading.get_ident()
+        self._not_counted = Times(0, 0)
+        self._collected = 0  # nanoseconds of processor time that garbage collections took
+        self._collection_began = 0  # in processor time; 0: none is under way
+        self._measuring = False
+        self._from_coroutine = Deferred.fromCoroutine
+        self._stacks = Stacks()
 
     def install(self, reactor: Any) -> None:
-        """Measure every callback of `reactor` from now on: timed calls, calls from threads, and
-        files that are ready. Code of the product is not touched."""
+        """Measure every callback from now on: timed calls, calls from threads, and ready files.
+
+        The reactor is patched, the product is not.
+        """
         reactor.callLater = self._timing_second_argument(reactor.callLater)
         reactor.callFromThread = self._timing_first_argument(reactor.callFromThread)
         reactor._doReadOrWrite = self._timing_io(reactor._doReadOrWrite)
         gc.callbacks.append(self._on_gc)
-        self._watcher.start()
+        setattr(Deferred, "fromCoroutine", self._deferred)  # noqa: B010 - a method
+        self._stacks.start()
 
     def close(self) -> None:
-        """Stop watching; the reactor is done with."""
-        self._stop.set()
-        self._watcher.join()
+        """Stop measuring. Called when the reactor is not used any more."""
+        self._stacks.stop()
+        setattr(Deferred, "fromCoroutine", self._from_coroutine)  # noqa: B010 - a method
         gc.callbacks.remove(self._on_gc)
 
-    def take(self) -> list[Blocked]:
-        """What was found since the last time."""
-        found, self.found = self.found, []
+    def take(self) -> list[BlockingCallback]:
+        """Return what was found since the last call."""
+        found, self._found = self._found, []
         return found
 
-    # -- the clock
+    # -- the times
 
-    def _waited(self) -> int:
-        return 0 if self._schedstat is None else int(os.pread(self._schedstat, 64, 0).split()[1])
-
-    def _going(self) -> int:
-        waited = self._waited()
-        return time.perf_counter_ns() - waited - self._own_code - self._collected
-
-    def clock(self) -> int:
-        """Nanoseconds that the thread has been to blame for."""
+    def _times(self) -> Times:
         while True:
-            collected = self._collected
-            going, collecting = self._going(), self._collecting
-            if collected == self._collected:  # otherwise another thread wrote between the two
-                # another thread's collection may be over before that thread gets to say so
-                return going if collecting is None else min(going, collecting)
+            collected, before = self._collected, self._stacks.thread.waited()
+            wall, computed, waited = (
+                time.perf_counter_ns(),
+                time.thread_time_ns(),
+                self._stacks.thread.waited(),
+            )
+            # Otherwise the thread waited or collected garbage between the readings, which then disagree.
+            # `computed` and `collected` are one reading: making the results below may collect garbage, too.
+            if waited == before and collected == self._collected:
+                return Times(computed - collected, wall - computed - waited) - self._not_counted
 
     @contextlib.contextmanager
     def not_counted(self) -> Iterator[None]:
-        """What runs in here is nobody's fault."""
-        started = self.clock()
+        """Leave out what runs in this block."""
+        began, self._stacks.began = self._stacks.began, 0
+        started = self._times()
         try:
             yield
         finally:
-            self._own_code += self.clock() - started
+            self._not_counted += self._times() - started
+            self._stacks.began = began
 
     def _on_gc(self, phase: str, _info: dict[str, int]) -> None:
+        if threading.get_ident() != self._thread:
+            return
         if phase == "start":
-            self._collecting = self.clock()
-        elif self._collecting is not None:  # otherwise it began before we were told of any
-            self._collected += self._going() - self._collecting
-            self._collecting = None
+            self._collection_began = time.thread_time_ns()
+        elif self._collection_began:  # else it began before `install`
+            self._collected += time.thread_time_ns() - self._collection_began
+            self._collection_began = 0
 
     # -- what is measured
-
-    def timed(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call it as a callback of the reactor."""
-        return self._measure(lambda: describe(function), function, *args, **kwargs)
 
     def _measure(
         self, name: Callable[[], str], function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        if self._running is not None:  # reactor.iterate() in a callback: the outer one is measured
+        if self._measuring:  # a callback runs reactor.iterate(): the outer one is measured
             return function(*args, **kwargs)
-        began, computed = time.perf_counter_ns(), time.thread_time_ns()
-        started = self.clock()
-        self._running = began
+        started = self._times()
+        self._measuring = True
+        self._stacks.began = began = time.perf_counter_ns()
         try:
             return function(*args, **kwargs)
         finally:
-            self._running = None
-            busy = self.clock() - started
-            if busy > self.limit * 1e6:
-                self._too_long(name(), began, busy, time.thread_time_ns() - computed)
+            self._measuring = False
+            self._stacks.began = 0
+            took = self._times() - started
+            if max(took.computed, took.slept) > self._limit:
+                self._report(name, took, began)
 
-    def _too_long(self, name: str, began: int, busy: int, computed: int) -> None:
-        noise = self._noise.since(began)
-        computed = min(busy, computed)
-        slept = busy - computed
-        looks = [look for at, look in self._looks if at == began]
-        self._looks.clear()
-        maybe_held_up = slept * share(not look.asleep for look in looks)
-        blamed = max(0, computed - noise.stolen) + slept - min(noise.held_up, maybe_held_up)
-        blamed *= share(not look.in_tests for look in looks)
-        if blamed > self.limit * 1e6:
-            seen = next((look for look in looks if not look.in_tests), None)
-            self.found.append(Blocked(name, blamed / 1e6, seen))
+    def _report(self, name: Callable[[], str], took: Times, began: int) -> None:
+        sample = self._stacks.typical(began)
+        slept = took.slept if sample.asleep else 0
+        if max(took.computed, slept) > self._limit:
+            self._found.append(BlockingCallback(name(), took.computed / 1e6, slept / 1e6, sample.stack))
 
     def _timing_second_argument(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -209,11 +211,11 @@ class Guard:
 
     def _wrapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if not callable(function):
-            return function  # the reactor has its own words for that
+            return function  # the reactor's error says more
 
         @functools.wraps(function)
         def callback(*args: Any, **kwargs: Any) -> Any:
-            return self.timed(function, *args, **kwargs)
+            return self._measure(lambda: describe(function), function, *args, **kwargs)
 
         return callback
 
@@ -229,58 +231,65 @@ class Guard:
 
         return do_read_or_write
 
-    def _watch(self) -> None:
-        stacks = Stacks(self._reactor_thread)
-        while not self._stop.wait(TICK):
-            self._noise.tick()
-            running = self._running
-            if running is None or time.perf_counter_ns() - running < TICK * 1e9 / 2:
-                continue
-            look = seen(stacks.now(), self._noise.asleep())
-            if look is not None and self._running == running:
-                self._looks.append((running, look))
-        stacks.close()
-
     # -- the test's own code
 
-    def release(self, test: TestCase) -> None:
-        """Let `test`'s own methods and clean-ups take as long as they like."""
+    def exempt(self, test: TestCase) -> None:
+        """Do not count the test's own methods and clean-ups."""
         for name in ("setUp", "tearDown", test._testMethodName):
-            setattr(test, name, self._own(getattr(test, name)))
+            setattr(test, name, self._exempt(getattr(test, name)))
         add_cleanup = test.addCleanup
 
         @functools.wraps(add_cleanup)
-        def releasing(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-            add_cleanup(self._own(function), *args, **kwargs)
+        def add_exempt(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+            add_cleanup(self._exempt(function), *args, **kwargs)
 
-        setattr(test, "addCleanup", releasing)  # noqa: B010 - typed as a method
+        setattr(test, "addCleanup", add_exempt)  # noqa: B010 - typed as a method
 
-    def _own(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _exempt(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if inspect.isgeneratorfunction(function):
-            return function  # trial refuses it by itself
+            return function  # trial itself refuses it
 
         @functools.wraps(function)
-        def own(*args: Any, **kwargs: Any) -> Any:
+        def exempt(*args: Any, **kwargs: Any) -> Any:
             with self.not_counted():
                 result = function(*args, **kwargs)
-            if inspect.iscoroutine(result):  # Twisted 22.4 would drop a clean-up's unrun
-                return Deferred.fromCoroutine(self._own_coroutine(result))
+            if inspect.iscoroutine(result):  # Twisted 22.4 would not run a clean-up's
+                return self._from_coroutine(self._exempt_coroutine(result))
             return result
 
-        if not hasattr(own, "__name__"):
-            own.__name__ = repr(function)
-        return own
+        if not hasattr(exempt, "__name__"):
+            exempt.__name__ = repr(function)
+        return exempt
 
-    async def _own_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    def _deferred(self, coroutine: Any) -> Any:
+        """Replaces `Deferred.fromCoroutine`."""
+        if inspect.iscoroutine(coroutine) and _is_test(coroutine.cr_code):
+            coroutine = self._exempt_coroutine(coroutine)
+        return self._from_coroutine(coroutine)
+
+    async def _exempt_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return await self._driven(coroutine)
+
+    def _step(self, coroutine: Coroutine[Any, Any, Any], step: Callable[[], Any]) -> Any:
+        """Run one step of a test's coroutine.
+
+        If it resumes a coroutine of the product, the step counts until that one has ended, and so is freed.
+        """
+        with contextlib.ExitStack() as rest:
+            product = _awaited(coroutine)
+            if product is None:
+                rest.enter_context(self.not_counted())
+                return step()
+            _ended = weakref.ref(product, lambda _: rest.enter_context(self.not_counted()))
+            del product
+            return step()
 
     @types.coroutine
     def _driven(self, coroutine: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
         step: Callable[[], Any] = lambda: coroutine.send(None)  # noqa: E731
         while True:
             try:
-                with self.not_counted():
-                    awaited = step()
+                awaited = self._step(coroutine, step)
             except StopIteration as done:
                 return done.value
             try:
@@ -292,20 +301,3 @@ class Guard:
                 step = functools.partial(coroutine.throw, error)
             else:
                 step = functools.partial(coroutine.send, sent)
-
-
-def share(answers: Iterable[bool]) -> float:
-    """How many of them are true, from 0 to 1; 1 where there are none."""
-    given = list(answers)
-    return sum(given) / len(given) if given else 1.0
-
-
-def seen(calls: list[Call], asleep: bool) -> Seen | None:
-    """What led from the callback's beginning to where it is; None: it is no longer under way."""
-    below = [at for at, call in enumerate(calls) if call.file == HERE and call.function == "_measure"]
-    above = calls[: below[-1]] if below else []
-    if not above:
-        return None
-    own = next((call for call in above if call.own and call.file != HERE), above[0])
-    in_tests = own.file.is_relative_to(ROOT / "tests")
-    return Seen(own.name, in_tests, asleep, "".join(str(call) for call in reversed(above[:SHOWN])))

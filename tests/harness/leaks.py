@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds what a test leaves behind: child processes, threads, listening sockets."""
 
 from __future__ import annotations
@@ -14,34 +15,34 @@ from pathlib import Path
 import attrs
 from twisted.internet.process import reapAllProcesses
 
-GRACE = 2.0  # seconds in which what is ending may end
+GRACE = 2.0  # seconds in which things that are about to end may end
 PAUSE = 0.02
-POOL_THREADS = ("PoolThread-twisted.internet.reactor", "tests.")
+POOL_THREADS = ("PoolThread-twisted.internet.reactor", "PoolThread-infranetes-", "tests.")
 
 
 @attrs.frozen
 class Holdings:
-    """A process's children, other threads and listening sockets, each with words for people."""
+    """This process's children, other threads and listening sockets, each described for people."""
 
     children: dict[int, str]
     threads: dict[int, str]
     listeners: dict[int, str]
 
     def since(self, before: Holdings) -> Holdings:
-        """What is here and was not there before."""
+        """What is here that was not there before."""
         return Holdings(
-            {key: words for key, words in self.children.items() if key not in before.children},
-            {key: words for key, words in self.threads.items() if key not in before.threads},
-            {key: words for key, words in self.listeners.items() if key not in before.listeners},
+            {key: text for key, text in self.children.items() if key not in before.children},
+            {key: text for key, text in self.threads.items() if key not in before.threads},
+            {key: text for key, text in self.listeners.items() if key not in before.listeners},
         )
 
-    def words(self) -> list[str]:
-        """Each in words."""
+    def describe(self) -> list[str]:
+        """Each one's description."""
         return [*self.children.values(), *self.threads.values(), *self.listeners.values()]
 
 
 def children() -> dict[int, str]:
-    """Processes whose parent this one is and that have not ended."""
+    """Child processes that have not ended."""
     found = {}
     own = str(os.getpid()).encode()
     for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -64,7 +65,7 @@ def threads() -> dict[int, str]:
 
 
 def listeners() -> dict[int, str]:
-    """Sockets of this process that listen, by inode."""
+    """Listening sockets of this process, by inode."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -78,23 +79,25 @@ def listeners() -> dict[int, str]:
 
 
 def holdings() -> Holdings:
-    """All three."""
+    """What this process has now."""
     return Holdings(children(), threads(), listeners())
 
 
 def left_behind(before: Holdings) -> list[str]:
-    """What has come since `before` and does not go in a moment; in words. Child processes among it
-    are killed, so that they don't disturb what comes after."""
+    """Describe what has come since `before` and does not end soon.
+
+    Child processes among it are killed, so that they do not disturb later tests.
+    """
     until = time.monotonic() + GRACE
     while True:
         reapAllProcesses()
         new = holdings().since(before)
-        words = new.words()
-        if not words or time.monotonic() > until:
+        found = new.describe()
+        if not found or time.monotonic() > until:
             break
         time.sleep(PAUSE)
     for pid in new.children:
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-    return words
+    return found

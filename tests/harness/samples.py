@@ -1,7 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests for test_runner to run in a process of their own; the runner finds only test_*.py by itself."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import socket
@@ -9,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,12 @@ def compute(seconds):
     return time.perf_counter() - began
 
 
+async def waits(reactor, error=None):
+    await deferLater(reactor, 0)
+    if error is not None:
+        raise error
+
+
 async def sleep_after_a_wait(reactor):
     await deferLater(reactor, 0)
     time.sleep(0.1)
@@ -56,17 +65,27 @@ product: dict[str, Any] = {"__name__": "infranetes.pretended"}
 exec(compile(PRODUCT, str(ROOT / "infranetes" / "pretended.py"), "exec"), product)  # noqa: S102
 
 
-def nap() -> None:
-    """Sleep, in code of the tests."""
-    time.sleep(0.1)
-
-
 async def computing_is_held_up(seconds: float) -> bool:
     """Compute 30 ms in each of a hundred callbacks, until one of them took `seconds` more than that."""
     for _ in range(100):
         if await deferLater(reactor, 0, product["compute"], 0.03) > 0.03 + seconds:
             return True
     return False
+
+
+@contextlib.contextmanager
+def busy_machine() -> Iterator[None]:
+    """Three others compute on the processor that is ours too."""
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(own)})
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+    try:
+        yield
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+        os.sched_setaffinity(0, own)
 
 
 class Blocking(TestCase):
@@ -85,6 +104,15 @@ class Blocking(TestCase):
     async def test_coroutine_sleeps(self) -> None:
         await Deferred.fromCoroutine(product["sleep_after_a_wait"](reactor))
 
+    async def test_awaited_coroutine_sleeps(self) -> None:
+        await product["sleep_after_a_wait"](reactor)
+
+    async def test_awaited_by_another_sleeps(self) -> None:
+        async def body() -> None:
+            await product["sleep_after_a_wait"](reactor)
+
+        await Deferred.fromCoroutine(body())
+
     async def test_protocol_sleeps(self) -> None:
         done: Deferred[None] = Deferred()
         factory = Factory.forProtocol(lambda: product["Sleepy"](done))
@@ -99,14 +127,12 @@ class Blocking(TestCase):
         await deferLater(reactor, 0.05)
 
 
-class BlockingByChance(TestCase):
-    """Blocks the reactor only where its marker is not there yet."""
+class BlockingInHaste(TestCase):
+    """Sleeps while others want the processor, and fails."""
 
-    def test_blocks_once(self) -> Deferred[None]:
-        marker = Path(os.environ["BLOCKED_ONCE"])
-        seconds = 0.0 if marker.exists() else 0.1
-        marker.touch()
-        return deferLater(reactor, 0, time.sleep, seconds)
+    async def test_sleeps_on_a_busy_machine(self) -> None:
+        with busy_machine():
+            await Deferred.fromCoroutine(product["sleep_after_a_wait"](reactor))
 
 
 class FailingOnce(SynchronousTestCase):
@@ -141,15 +167,19 @@ class Innocent(TestCase):
         except ValueError:
             time.sleep(0.1)
 
-    async def test_own_callback_sleeps(self) -> None:
-        await deferLater(reactor, 0.001, nap)
-
     async def test_own_inner_coroutine_sleeps(self) -> None:
         async def body() -> None:
             await deferLater(reactor, 0.001)
-            nap()
+            time.sleep(0.1)
 
         await Deferred.fromCoroutine(body())
+
+    async def test_sleeps_itself_after_a_coroutine_of_the_product(self) -> None:
+        await product["waits"](reactor)
+        time.sleep(0.1)
+        with contextlib.suppress(ValueError):
+            await product["waits"](reactor, ValueError())
+        time.sleep(0.1)
 
     async def test_thread_sleeps(self) -> None:
         await threads.deferToThread(time.sleep, 0.2)
@@ -171,16 +201,8 @@ class Innocent(TestCase):
         self.assertTrue(held_up, f"{len(heap)} objects were collected too soon to prove anything")
 
     async def test_other_processes_have_the_processor(self) -> None:
-        own = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, {min(own)})
-        hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
-        try:
+        with busy_machine():
             held_up = await computing_is_held_up(0.02)
-        finally:
-            for hog in hogs:
-                hog.kill()
-                hog.wait()
-            os.sched_setaffinity(0, own)
         self.assertTrue(held_up, "the machine was too idle to prove anything")
 
 
@@ -244,3 +266,16 @@ class Ending(SynchronousTestCase):
     def test_fails_and_its_cleanup_breaks(self) -> None:
         self.addCleanup(int, "no number")
         self.fail("on purpose")
+
+
+class Dying(SynchronousTestCase):
+    """The second ends the process that runs it."""
+
+    def test_1_passes(self) -> None:
+        pass
+
+    def test_2_dies(self) -> None:
+        os._exit(3)
+
+    def test_3_never_runs(self) -> None:
+        pass

@@ -1,73 +1,78 @@
-"""What another thread is at, by faulthandler: it walks that thread's frames in C, with the lock held.
+# SPDX-License-Identifier: Apache-2.0
+"""Samples the stack of a thread whose callback takes long, and whether the thread sleeps.
 
-From Python, `frame.f_back` of a thread that runs on in between is known to crash CPython 3.11.
+faulthandler walks the frames in C and holds Python's lock meanwhile. Following `frame.f_back` of another,
+running thread from Python is known to crash CPython 3.11.
 """
 
 from __future__ import annotations
 
 import faulthandler
-import linecache
 import os
-import re
-from pathlib import Path
+import threading
+import time
+from collections import Counter, deque
 
 import attrs
 
-ROOT = Path(__file__).resolve().parents[2]
-SHOWN = 12  # calls of a stack
-_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+from tests.harness.threads import ThreadStatus
+
+INTERVAL = 0.02  # seconds between two samples
+INTERVAL_NANOS = 20_000_000
+MAX_CALLS = 14
 
 
 @attrs.frozen
-class Call:
-    """One call of a stack."""
+class Sample:
+    """A stack, the latest call last, and whether the thread slept in a system call."""
 
-    file: Path
-    line: int
-    function: str
-
-    @property
-    def own(self) -> bool:
-        """Whether it is the project's."""
-        return self.file.is_relative_to(ROOT) and "site-packages" not in self.file.parts
-
-    @property
-    def name(self) -> str:
-        """Module and function."""
-        if not self.own:
-            return f"{self.file.stem}.{self.function}"
-        return ".".join([*self.file.relative_to(ROOT).with_suffix("").parts, self.function])
-
-    def __str__(self) -> str:
-        code = linecache.getline(str(self.file), self.line).strip()
-        return f'  File "{self.file}", line {self.line}, in {self.function}\n    {code}\n'
+    stack: str = ""
+    asleep: bool = False
 
 
 class Stacks:
-    """The stack of one thread, again and again.
+    """Samples the stack of the thread that makes it, every 20 ms while `began` is set.
 
-    :param thread: its identity.
+    :ivar began: time.perf_counter_ns() at the start of the callback that runs; 0: none does.
     """
 
-    def __init__(self, thread: int) -> None:
-        self._head = f"hread 0x{thread:016x} "  # "Thread", and "Current thread"
-        self._file = os.memfd_create("stacks", os.MFD_CLOEXEC)
+    def __init__(self) -> None:
+        self.began = 0
+        self.thread = ThreadStatus()
+        self._head = f"hread 0x{threading.get_ident():016x} "  # "Thread", and "Current thread"
+        self._samples: deque[tuple[int, Sample]] = deque(maxlen=100)
+        self._stopped = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="tests.stacks", daemon=True)
 
-    def now(self) -> list[Call]:
-        """Its calls, the latest first; at most a hundred."""
-        os.ftruncate(self._file, 0)
-        os.lseek(self._file, 0, os.SEEK_SET)
-        faulthandler.dump_traceback(self._file, all_threads=True)
-        text = os.pread(self._file, 1 << 20, 0).decode(errors="replace")
-        _, _, ours = text.partition(self._head)
-        found = []
-        for line in ours.splitlines()[1:]:
-            frame = _FRAME.fullmatch(line)
-            if frame is None:
-                break
-            found.append(Call(Path(frame[1]), int(frame[2]), frame[3]))
-        return found
+    def start(self) -> None:
+        """Begin sampling."""
+        self._watcher.start()
 
-    def close(self) -> None:
-        """Let go of the file."""
-        os.close(self._file)
+    def stop(self) -> None:
+        """End sampling."""
+        self._stopped.set()
+        self._watcher.join()
+
+    def typical(self, began: int) -> Sample:
+        """The most frequent stack of the callback that began then, and whether it was ever seen asleep."""
+        samples = [sample for at, sample in self._samples if at == began]
+        if not samples:
+            return Sample()
+        asleep = [sample for sample in samples if sample.asleep]
+        ((stack, _times),) = Counter(sample.stack for sample in asleep or samples).most_common(1)
+        return Sample(stack, bool(asleep))
+
+    def _watch(self) -> None:
+        file = os.memfd_create("stacks", os.MFD_CLOEXEC)
+        while not self._stopped.wait(INTERVAL):
+            began = self.began
+            if began and time.perf_counter_ns() - began > INTERVAL_NANOS:
+                asleep = self.thread.sleeps()
+                os.ftruncate(file, 0)
+                os.lseek(file, 0, os.SEEK_SET)
+                faulthandler.dump_traceback(file, all_threads=True)
+                text = os.pread(file, 1 << 20, 0).decode(errors="replace")
+                calls = text.partition(self._head)[2].partition("\n\n")[0].splitlines()[1:]
+                calls = calls[: next((n for n, call in enumerate(calls) if "in _measure" in call), MAX_CALLS)]
+                self._samples.append((began, Sample("\n".join(reversed(calls[:MAX_CALLS])), asleep)))
+        os.close(file)

@@ -1,4 +1,5 @@
-"""``python -m tests``: what it counts, what it fails, and how it ends."""
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m tests`` and ``trial``: what they count, what they fail, and how they end."""
 
 from __future__ import annotations
 
@@ -6,27 +7,29 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
+import tempfile
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from tests.__main__ import ROOT, dotted
+from tests.harness.guards import LIMIT_VARIABLE
 
 SAMPLES = "tests.harness.samples"
 
 
 def run(*arguments: str) -> tuple[int, str, dict[str, str]]:
     """Run the runner: its exit code, its output, and each test's word by the name of its method."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests", *arguments],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory() as place:
+        done = subprocess.run(
+            [sys.executable, "-m", "tests", f"--temp-directory={place}/trial", *arguments],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=100,
+            check=False,
+        )
     words: dict[str, str] = {}
     current = ""
     for line in done.stdout.splitlines():
@@ -35,6 +38,49 @@ def run(*arguments: str) -> tuple[int, str, dict[str, str]]:
         if ended := re.search(r"(?:^| \.\.\. )(ok|FAILED|skipped).*\(\d+\.\d\d s\)$", line):
             words[current] = ended[1]
     return done.returncode, done.stdout, words
+
+
+def run_trial(*arguments: str, blocked: str = "50") -> tuple[int, str]:
+    """Run plain trial: its exit code and its output."""
+    with tempfile.TemporaryDirectory() as place:
+        done = subprocess.run(
+            [sys.executable, "-m", "twisted.trial", f"--temp-directory={place}/trial", *arguments],
+            cwd=ROOT,
+            env={**os.environ, LIMIT_VARIABLE: blocked},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    return done.returncode, done.stdout
+
+
+class PlainTrialTests(SynchronousTestCase):
+    """The guards need no runner of their own."""
+
+    def test_a_callback_that_blocks_fails_its_test_and_is_named(self) -> None:
+        code, output = run_trial(f"{SAMPLES}.Blocking")
+        self.assertEqual((code, output.splitlines()[-1]), (1, "FAILED (errors=7)"), output)
+        self.assertRegex(output, r"time\.sleep blocked the reactor: it computed for \d ms and slept for")
+
+    def test_what_stays_fails_its_test_and_is_named(self) -> None:
+        code, output = run_trial(f"{SAMPLES}.Leaking")
+        self.assertEqual((code, output.splitlines()[-1]), (1, "FAILED (errors=3, successes=1)"), output)
+        self.assertIn("left behind: thread forgotten", output)
+
+    def test_coroutines_run_to_their_end(self) -> None:
+        code, output = run_trial(f"{SAMPLES}.Coroutine")
+        self.assertEqual((code, output.splitlines()[-1]), (1, "FAILED (failures=1, errors=1)"), output)
+
+    def test_what_does_neither_passes(self) -> None:
+        code, output = run_trial(f"{SAMPLES}.Ending.test_passes", f"{SAMPLES}.Leaking.test_what_ends_soon")
+        self.assertEqual((code, output.splitlines()[-1]), (0, "PASSED (successes=2)"), output)
+
+    def test_the_limit_is_a_variable_of_the_environment(self) -> None:
+        code, output = run_trial(f"{SAMPLES}.Blocking", blocked="0")
+        self.assertEqual((code, output.splitlines()[-1]), (0, "PASSED (successes=7)"), output)
 
 
 class CountingTests(SynchronousTestCase):
@@ -93,33 +139,27 @@ class CountingTests(SynchronousTestCase):
 
 class BlockingTests(SynchronousTestCase):
     def test_a_callback_that_blocks_fails_its_test_and_is_named(self) -> None:
-        code, output, words = run(f"{SAMPLES}.Blocking", "--once")
+        code, output, words = run(f"{SAMPLES}.Blocking")
         self.assertEqual(set(words.values()), {"FAILED"}, output)
-        self.assertEqual((code, output.splitlines()[-1]), (1, "0 passed, 5 failed, 0 skipped"), output)
+        self.assertEqual((code, output.splitlines()[-1]), (1, "0 passed, 7 failed, 0 skipped"), output)
         for named in (
-            r"time\.sleep blocked the reactor for \d+ ms",
-            r"blocked the reactor for \d+ ms in infranetes\.pretended\.compute\n",
-            r"blocked the reactor for \d+ ms in infranetes\.pretended\.sleep_after_a_wait\n",
+            r"time\.sleep blocked the reactor: it computed for \d ms and slept for (9|1\d)\d ms",
+            r"Deferred\.callback blocked the reactor: it computed for 2\d\d ms and slept for \d+ ms",
             r"infranetes\.pretended\.Sleepy \(reading or writing\) blocked the reactor",
-            r"pretended\.py\", line \d+, in sleep_after_a_wait",  # the line itself, not only the callback
+            r"pretended\.py\", line \d+ in sleep_after_a_wait",  # the line itself, not only the callback
+            r"pretended\.py\", line \d+ in compute",
         ):
             self.assertRegex(output, named)
 
-    def test_one_that_does_not_block_again_by_itself_has_passed(self) -> None:
-        marker = Path(self.mktemp()).absolute()
-        os.environ["BLOCKED_ONCE"] = str(marker)
-        self.addCleanup(os.environ.pop, "BLOCKED_ONCE")
-        code, output, _words = run(f"{SAMPLES}.BlockingByChance")
-        self.assertEqual((code, output.splitlines()[-1]), (0, "1 passed, 0 failed, 0 skipped"), output)
-        self.assertIn("runs again by itself", output)
-        marker.unlink()
-        code, output, _words = run(f"{SAMPLES}.BlockingByChance", "--once")
+    def test_a_sleep_is_found_on_a_busy_machine_too(self) -> None:
+        code, output, _words = run(f"{SAMPLES}.BlockingInHaste")
         self.assertEqual((code, output.splitlines()[-1]), (1, "0 passed, 1 failed, 0 skipped"), output)
+        self.assertRegex(output, r"it computed for \d+ ms and slept for")
 
     def test_one_that_fails_has_failed_however_many_pass(self) -> None:
         code, output, _words = run(f"{SAMPLES}.FailingOnce")
         self.assertEqual((code, output.splitlines()[-1]), (1, "100 passed, 1 failed, 0 skipped"), output)
-        self.assertNotIn("runs again", output)
+        self.assertEqual(output.count("test_fails ... "), 1, output)
 
     def test_waiting_elsewhere_and_a_busy_machine_fail_nothing(self) -> None:
         code, output, words = run(f"{SAMPLES}.Innocent")
@@ -129,7 +169,7 @@ class BlockingTests(SynchronousTestCase):
     def test_the_limit_is_an_option(self) -> None:
         for limit in ("500", "0"):
             code, output, _words = run(f"{SAMPLES}.Blocking", "--blocked", limit)
-            self.assertEqual((code, output.splitlines()[-1]), (0, "5 passed, 0 failed, 0 skipped"), output)
+            self.assertEqual((code, output.splitlines()[-1]), (0, "7 passed, 0 failed, 0 skipped"), output)
 
 
 class LeakTests(SynchronousTestCase):
@@ -140,3 +180,24 @@ class LeakTests(SynchronousTestCase):
         self.assertRegex(output, r"left behind: process \d+ \(sleep 60\)")
         self.assertIn("left behind: thread forgotten", output)
         self.assertIn("left behind: socket listening on ('127.0.0.1'", output)
+
+
+class SideBySideTests(SynchronousTestCase):
+    def test_classes_are_counted_as_if_they_ran_one_after_the_other(self) -> None:
+        names = [f"{SAMPLES}.{each}" for each in ("Ending", "FailingOnce", "Coroutine")]
+        ends = []
+        for jobs in ("1", "3"):
+            code, output, words = run(*names, "tests.harness.broken", "--jobs", jobs)
+            failed = sorted(re.findall(r"^Failed: (.*)$", output, re.MULTILINE))
+            ends.append((code, output.splitlines()[-1], words, failed))
+        self.assertEqual(ends[0], ends[1])
+        self.assertEqual(ends[0][1], "102 passed, 8 failed, 1 skipped")
+
+    def test_a_process_that_dies_fails_what_it_has_not_ended(self) -> None:
+        code, output, _words = run(f"{SAMPLES}.Dying", f"{SAMPLES}.FailingOnce", "--jobs", "2")
+        self.assertEqual((code, output.splitlines()[-1]), (1, "101 passed, 3 failed, 0 skipped"), output)
+        self.assertIn("ended without a result, with code 3", output)
+
+    def test_a_test_that_blocks_fails_there_too(self) -> None:
+        code, output, _words = run(f"{SAMPLES}.Blocking", f"{SAMPLES}.Ending", "--jobs", "2")
+        self.assertEqual((code, output.splitlines()[-1]), (1, "2 passed, 11 failed, 1 skipped"), output)

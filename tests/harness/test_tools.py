@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tool that is missing fails the test with words of what to install."""
 
 from __future__ import annotations

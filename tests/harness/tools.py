@@ -1,10 +1,11 @@
-"""The tools that tests run. One that is missing fails its test; it is not skipped."""
+# SPDX-License-Identifier: Apache-2.0
+"""The programs that tests run. If one is missing, its test fails and is not skipped."""
 
 from __future__ import annotations
 
 import shutil
 
-# What has another name than its Debian package.
+# Programs whose Debian package has another name.
 PACKAGES = {
     "dockerd": "docker.io",
     "docker": "docker.io",
@@ -21,9 +22,10 @@ PACKAGES = {
 
 
 def need(command: str) -> str:
-    """The path of `command`.
+    """Find the path of a program.
 
-    :raise AssertionError: it is not there; says what to install."""
+    :raise AssertionError: it is missing; says what to install.
+    """
     path = shutil.which(command) or shutil.which(command, path="/usr/sbin:/sbin")
     if path is None:
         raise AssertionError(f"{command} is missing: apt-get install {PACKAGES.get(command, command)}")

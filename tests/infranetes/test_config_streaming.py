@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """[streaming] of infranetes.toml."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line of `twistd infranetes`: each flag is a key, and wins over the file."""
 
 from __future__ import annotations
@@ -40,6 +41,11 @@ class OptionsTests(SynchronousTestCase):
 
     def test_images_may_be_the_providers_own(self) -> None:
         self.assertEqual(self.parsed("--podprovider", "aws", "--imgprovider", "aws").imgprovider, "aws")
+
+    def test_a_pool_has_no_use_where_each_image_is_its_vm(self) -> None:
+        pool = "[[pool.sizes]]\ncount = 1\n"
+        self.assertIn("pool.sizes", self.refused("--podprovider", "aws", "--imgprovider", "aws", text=pool))
+        self.assertEqual(self.parsed("--imgprovider", "systemd", text=pool).imgprovider, "systemd")
 
     def test_they_win_over_the_file(self) -> None:
         text = """

@@ -1,8 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kubernetes' conformance suite against the daemon on real VMs: `make conformance`.
 
 Starts a registry with stand-ins for the images that critest pulls, then the daemon, and runs each spec of
-critest. One that fails unexpectedly runs once more by itself. The exit code is 0 if all passed but those
-of critest-expected.toml, and those failed."""
+critest, once. The exit code is 0 if all passed but those of critest-expected.toml, and those failed; if that
+makes a hundred or more, and more than containerd's beside it."""
 
 from __future__ import annotations
 
@@ -25,9 +26,17 @@ import attrs
 from tests.infranetes.daemon.case import ROOT
 from tests.interop.critest_benchmark import NoFigures, measure
 from tests.interop.critest_images import fetch, images
-from tests.interop.critest_report import document, expectations, judge, line, strangers, summary
+from tests.interop.critest_report import (
+    document,
+    expectations,
+    judge,
+    line,
+    shortfalls,
+    strangers,
+    summary,
+)
 from tests.interop.critest_runtimes import Containerd, Infranetes, NotReady, Runtime, removed
-from tests.interop.critest_specs import PASSED, SKIPPED, Outcome, Runner, listed
+from tests.interop.critest_specs import PASSED, Outcome, Runner, listed
 from tests.interop.critest_streams import SECONDS as STREAM_SECONDS
 from tests.interop.critest_streams import Figures
 from tests.interop.critest_streams import measure as measure_streams
@@ -50,7 +59,6 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=0, metavar="MIB", help="measure streams of that size")
     parser.add_argument("--parallel", type=int, default=2, metavar="N", help="specs at a time (%(default)s)")
     parser.add_argument("--json", default="", metavar="FILE", help="write all outcomes there")
-    parser.add_argument("--once", action="store_true", help="don't run again what fails unexpectedly")
     parser.add_argument("--keep", action="store_true", help="keep the directory with logs and outputs")
     parser.add_argument("--list", action="store_true", help="only list the specs")
     parser.add_argument("--image-dir", default="/var/lib/infranetes/guest", help="of guest images")
@@ -178,7 +186,7 @@ class Judge:
         return 0
 
     def against(self, runtime: Runtime, registry: Registry) -> list[Outcome]:
-        """Every spec against that runtime; Infranetes' surprises twice."""
+        """Every spec against that runtime."""
         self.done = 0
         begun = time.monotonic()
         with contextlib.ExitStack() as stack:
@@ -187,20 +195,9 @@ class Judge:
             say(f"{runtime.name} is ready after {time.monotonic() - begun:.0f} s")
             runner = Runner(runtime, self.root / runtime.name, self.tell)
             outcomes = runner.all(self.specs, self.given.parallel)
-            if isinstance(runtime, Infranetes):
-                outcomes += self.again(runner, outcomes)
-        found = line(judge(outcomes, {}).outcomes)
+        found = line(outcomes)
         say(f"{runtime.name}: {found}; {time.monotonic() - begun:.0f} s")
         return outcomes
-
-    def again(self, runner: Runner, outcomes: list[Outcome]) -> list[Outcome]:
-        """Once more, by itself, each spec that failed unexpectedly: the machine may have been busy."""
-        surprises = judge(outcomes, self.expected).unlisted
-        names = {each.spec for each in surprises if each.state != SKIPPED}
-        if not names or self.given.once:
-            return []
-        say(f"Once more, by themselves: {len(names)}")
-        return [runner.one(spec) for spec in self.specs if spec.name in names]
 
     def tell(self, outcome: Outcome) -> None:
         """One line per spec, and why where it has not passed."""
@@ -215,15 +212,18 @@ class Judge:
         seconds = time.monotonic() - self.begun
         judged = runs.get("infranetes", [])
         verdict = judge(judged, self.expected)
+        missed = [] if self.given.focus or self.given.only else shortfalls(runs)
         if self.given.json:
-            Path(self.given.json).write_text(json.dumps(document(runs, verdict, seconds), indent=1))
+            Path(self.given.json).write_text(json.dumps(document(runs, verdict, missed, seconds), indent=1))
         if self.given.only:
             return 0
         print(*summary(verdict, self.expected), sep="\n")
         for name, outcomes in runs.items():
-            print(f"{name}: {line(judge(outcomes, {}).outcomes)}")
-        print(f"conformance: {'good' if verdict.good else 'NOT GOOD'}, {seconds:.0f} s")
-        return 0 if verdict.good else 1
+            print(f"{name}: {line(outcomes)}")
+        print(*missed, sep="\n", end="\n" if missed else "")
+        good = verdict.good and not missed
+        print(f"conformance: {'good' if good else 'NOT GOOD'}, {seconds:.0f} s")
+        return 0 if good else 1
 
 
 if __name__ == "__main__":

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """critest's own benchmarks of pods and containers: how long each call takes, runtime by runtime."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What critest judges: the daemon on QEMU and, to compare with, Debian's containerd; one process each."""
 
 from __future__ import annotations

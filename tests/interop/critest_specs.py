@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs critest's specs, one process each, some at a time."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Streams by crictl: how fast exec and port-forward carry bytes each way, and what that costs in memory."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """grpcio on the other side, in a process of its own: never imported by the tests.
 
 python -m tests.interop.grpcio_peer server SOCKET     serves Demo; says "ready"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kubernetes' own client, crictl: every command that people use, against the daemon as a process."""
 
 from __future__ import annotations

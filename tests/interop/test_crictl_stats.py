@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """crictl's stats, statsp, metricsp, metricdescs, imagefsinfo and events."""
 
 from __future__ import annotations

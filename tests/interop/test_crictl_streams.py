@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """exec, attach and port-forward by crictl: Kubernetes' own client, the daemon, an agent, and a process."""
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from twisted.internet.threads import deferToThread
 
-from infranetes_common import cri
+from infranetes_common.wire import cri
 from tests.contract.container_sessions import living
 from tests.infranetes.daemon.case import ROOT, DaemonCase, reactor
 from tests.infranetes.streaming.client import SpdyClient, connect, spdy_head
@@ -26,7 +27,7 @@ from txgrpc import Code
 
 CRICTL = ROOT / "build" / "tools" / "crictl"
 MIB = 1024 * 1024
-STREAMED = 32 * MIB
+STREAMED = 100 * MIB
 BUFFERED = 512 * MIB  # more than the kernel's buffers of every connection on the way can hold
 GROWTH = 16 * MIB  # what a session may hold on its way, and what the allocator keeps
 SECONDS = 60.0
@@ -243,6 +244,22 @@ class AttachTests(CrictlCase):
         container = await self.run_container(self.sandbox, self.box(script="sleep 2; echo bye"))
         done = await self.crictl("attach", container)
         self.assertEqual((done.stdout, done.returncode), (b"bye\n", 0), done.stderr)
+
+    async def test_much_output_costs_the_daemon_no_memory(self) -> None:
+        """A MiB each time that one is asked for: a simulated container's log, which is what is attached to,
+        keeps no more than a few of those that nobody has read."""
+        script = f"while read x; do head -c {MIB - 1} /dev/zero | tr '\\0' a; echo; done"
+        container = await self.run_container(self.sandbox, self.box(script=script, stdin=True))
+        before = self.peak()
+        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        process = self.started("attach", "-i", container, **streams)
+        assert process.stdin is not None and process.stdout is not None
+        await self.sleep(1.0)  # until it is attached: what comes before is not for it
+        for _ in range(STREAMED // MIB):
+            process.stdin.write(b"more\n")
+            process.stdin.flush()
+            self.assertEqual(len(await deferToThread(process.stdout.read, MIB)), MIB)
+        self.assertLess(self.peak() - before, GROWTH)
 
 
 class Echo(threading.Thread):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What judges: expectations, verdicts, and that critest-expected.toml speaks of critest's own specs."""
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tests.interop.critest_report import (
     expectations,
     judge,
     line,
+    shortfalls,
     strangers,
 )
 from tests.interop.critest_specs import CRITEST, FAILED, PASSED, SKIPPED, Outcome, Spec, _outcome, listed
@@ -56,9 +58,24 @@ class VerdictTests(SynchronousTestCase):
         self.assertFalse(verdict.good)
         self.assertEqual(verdict.passing, (GOOD,))
 
-    def test_the_second_run_of_a_spec_counts(self) -> None:
+    def test_a_spec_that_failed_and_passes_later_has_failed(self) -> None:
         better = Outcome(BAD.spec, PASSED, 2.0)
-        self.assertTrue(judge([BAD, better], {}).good)
+        self.assertEqual(judge([BAD, better], {}).unlisted, (BAD,))
+
+    def test_a_hundred_specs_pass_and_more_than_containerds(self) -> None:
+        def passed(number: int, websocket: int = 0) -> list[Outcome]:
+            names = [f"spec {each}" for each in range(number)]
+            return [Outcome(name, PASSED, 1.0) for name in names + ["websocket: x"] * websocket]
+
+        self.assertEqual(shortfalls({"infranetes": passed(100)}), [])
+        self.assertEqual(shortfalls({"infranetes": passed(101), "containerd": [*passed(100), BAD]}), [])
+        (few,) = shortfalls({"infranetes": passed(99, websocket=5)})
+        self.assertIn("passed 99 specs, and should pass 100", few)
+        (behind,) = shortfalls({"infranetes": passed(104, websocket=5), "containerd": passed(104)})
+        self.assertIn("more than the 104 of containerd", behind)
+        both = {"infranetes": [*passed(90), BAD], "containerd": passed(91)}
+        self.assertEqual(len(shortfalls(both)), 2)
+        self.assertFalse(document(both, judge([GOOD], {}), shortfalls(both), 1.0)["good"])
 
     def test_the_counts_tell_websocket_apart(self) -> None:
         self.assertEqual(
@@ -68,7 +85,7 @@ class VerdictTests(SynchronousTestCase):
 
     def test_the_document_is_json_with_every_outcome(self) -> None:
         runs = {"infranetes": [GOOD, BAD], "containerd": [GOOD]}
-        said = json.loads(json.dumps(document(runs, judge(runs["infranetes"], {}), 3.21)))
+        said = json.loads(json.dumps(document(runs, judge(runs["infranetes"], {}), [], 3.21)))
         self.assertEqual((said["good"], said["unlisted"], said["seconds"]), (False, [BAD.spec], 3.2))
         self.assertEqual(said["runtimes"]["containerd"]["counts"], {"passed": 1, "failed": 0, "skipped": 0})
 

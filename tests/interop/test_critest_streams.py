@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What measures streams: the scripts of both sides, and that lost bytes are no figure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """grpcio's client calls our server."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Our client calls grpcio's server."""
 
 from __future__ import annotations

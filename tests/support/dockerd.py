@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real Docker engine with a root of its own, and `docker load` archives for it; no network needed."""
 
 from __future__ import annotations
@@ -36,9 +37,13 @@ rm -rf "$ROOT"
 
 
 class Dockerd:
-    """One engine. It is no child of this process, so that it can be shared by tests."""
+    """One engine. It is no child of this process, so that it can be shared by tests.
 
-    def __init__(self) -> None:
+    :param runtime: the program that runs its containers; None: Docker's own choice.
+    """
+
+    def __init__(self, runtime: Path | None = None) -> None:
+        self._runtime = runtime
         self.root = Path(tempfile.mkdtemp(prefix="dockerd-"))  # short: it has sockets in it
         self.socket = self.root / "docker.sock"
 
@@ -52,6 +57,8 @@ class Dockerd:
             f"--data-root={self.root}/data", f"--exec-root={self.root}/exec", f"--host=unix://{self.socket}",
             f"--pidfile={self._pid_file}", "--bridge=none", "--iptables=false", "--ip6tables=false",
         ]  # fmt: skip
+        if self._runtime is not None:
+            arguments += [f"--add-runtime=other={self._runtime}", "--default-runtime=other"]
         environment = {**os.environ, "PARENT": str(os.getpid()), "ROOT": str(self.root)}
         with open(self.root / "log", "ab") as log:
             subprocess.run(
@@ -101,7 +108,7 @@ class Dockerd:
             time.sleep(0.02)
 
     def stop(self) -> None:
-        """End it and remove its data. Twice is once."""
+        """End it and remove its data. Idempotent."""
         self.stop_engine()
         # The engine leaves a network namespace mounted, after SIGKILL also containers' file systems.
         mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small OCI images made from the machine's static busybox; no network needed."""
 
 from __future__ import annotations

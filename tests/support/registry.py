@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Debian's docker-registry on a free loopback port, filled without help of the code under test."""
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class Registry:
             self._process = None
 
     def stop(self) -> None:
-        """End it and remove its temporary directory. Twice is once."""
+        """End it and remove its temporary directory. Idempotent."""
         self.stop_process()
         if self._own_root:
             shutil.rmtree(self.root, ignore_errors=True)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real systemd with a journal of its own: process 1 of namespaces of its own, over the machine's files.
 
 It has a /run, a journal and control groups of its own, and of the machine's units only the journal's.
@@ -175,7 +176,7 @@ class Systemd:
         """A connection to the manager, made by a process that it can see: it lets nobody else in."""
         if self._asking is None:
             ours, its = socket.socketpair()
-            inside = ["nsenter", f"--target={self._first()}", "--pid", sys.executable, "-ISc", _CONNECTOR]
+            inside = ["nsenter", f"--target={self.pid}", "--pid", sys.executable, "-ISc", _CONNECTOR]
             command = ["setsid", "--fork", *inside, str(self.socket)]
             subprocess.run(command, stdin=its.fileno(), cwd="/", check=True)
             its.close()
@@ -186,7 +187,7 @@ class Systemd:
 
     def outside(self, pid: int) -> int:
         """Our number of a process that the manager numbers `pid`; 0: there is none."""
-        own = os.readlink(f"/proc/{self._first()}/ns/pid")
+        own = os.readlink(f"/proc/{self.pid}/ns/pid")
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal():
                 try:
@@ -198,14 +199,15 @@ class Systemd:
                     return int(entry.name)
         return 0
 
-    def _first(self) -> int:
+    @property
+    def pid(self) -> int:
         """Our number of process 1."""
         for first in _children(int((self.root / "unshare").read_text())):
             return first
         raise AssertionError("systemd has ended")
 
     def stop(self) -> None:
-        """End it with all that it runs, and remove what it had. Twice is once."""
+        """End it with all that it runs, and remove what it had. Idempotent."""
         if self._asking is not None:
             self._asking.close()
             self._asking = None

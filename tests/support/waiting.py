@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Waiting for what comes about, however slow the machine."""
 
 from __future__ import annotations
@@ -5,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from twisted.internet import reactor as _reactor
 from twisted.internet.task import deferLater
 
-reactor: Any = _reactor
+from infranetes_common.reactors import installed
+
+reactor = installed()
 
 
 async def until(holds: Callable[[], Any], what: str, seconds: float = 20.0) -> None:

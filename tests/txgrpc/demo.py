@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A service with all four kinds of call, described at run time, and an implementation to test against."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Both ends of a connection in memory, moved by hand, with a clock that only tests wind."""
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class Wire:
 class Endpoint:
     """Connects clients to a server's factory in memory."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: InMemoryPair) -> None:
         self.world = world
         self.refuse = False
         self.hang = False
@@ -143,16 +144,20 @@ class Endpoint:
         connected.callback(client)
 
 
-class World:
+class InMemoryPair:
     """A server with Demo, a channel to it, their clock, and the wires between them."""
 
     def __init__(
-        self, *, server: dict[str, Any] | None = None, channel: dict[str, Any] | None = None
+        self,
+        *,
+        server: dict[str, Any] | None = None,
+        channel: dict[str, Any] | None = None,
+        services: list[Service] | None = None,
     ) -> None:
         self.clock = Clock()
         self.wires: list[Wire] = []
         self.demo = Demo(self.clock)
-        self.server = Server(self.clock, [Service(DEMO, self.demo)], **(server or {}))
+        self.server = Server(self.clock, services or [Service(DEMO, self.demo)], **(server or {}))
         self.endpoint = Endpoint(self)
         self.channel = Channel(self.clock, self.endpoint, **(channel or {}))
         self.stub = self.channel.stub(DEMO)

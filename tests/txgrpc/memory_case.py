@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What tests share that have server and client in memory, time in their hands."""
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.trial import unittest
 
-from tests.txgrpc.memory import World
+from tests.txgrpc.memory import InMemoryPair
 from txgrpc import Code, GrpcError
 
 
@@ -19,13 +20,13 @@ def start(coroutine: Any) -> Deferred[Any]:
 class MemoryCase(unittest.SynchronousTestCase):
     """Server and client in memory."""
 
-    def world(self, **arguments: Any) -> World:
+    def world(self, **arguments: Any) -> InMemoryPair:
         """Both ends, cut off after the test."""
-        world = World(**arguments)
+        world = InMemoryPair(**arguments)
         self.addCleanup(world.end)
         return world
 
-    def settled(self, world: World, deferred: Deferred[Any]) -> Deferred[Any]:
+    def settled(self, world: InMemoryPair, deferred: Deferred[Any]) -> Deferred[Any]:
         """`deferred` after all has moved that can."""
         world.settle()
         return deferred

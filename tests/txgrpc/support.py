@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests of txgrpc share: short socket paths, child processes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A channel's connections: refused, lost, closed, made again; server and client in memory."""
 
 from __future__ import annotations

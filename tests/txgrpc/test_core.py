@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parts without I/O: framing, metadata, timeouts, states, inbox, budgets."""
 
 from __future__ import annotations

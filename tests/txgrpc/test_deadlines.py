@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Deadlines and cancellation, server and client in memory."""
 
 from __future__ import annotations

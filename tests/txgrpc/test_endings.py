@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keepalive and drain, server and client in memory."""
 
 from __future__ import annotations

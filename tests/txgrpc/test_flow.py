@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Flow control, and that no peer has the reactor for itself; server and client in memory."""
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionLost
 
 from tests.txgrpc.demo import Note
-from tests.txgrpc.memory import HIGH_WATER, SMALL, World
+from tests.txgrpc.memory import HIGH_WATER, SMALL, InMemoryPair
 from tests.txgrpc.memory_case import MemoryCase, start
 from tests.txgrpc.support import drain_iterator
 from txgrpc import Code, GrpcError, Limits
@@ -114,7 +115,7 @@ class FlowControlTests(MemoryCase):
 class TurnTests(MemoryCase):
     """No peer has the reactor for itself: what arrived is handled in more turns than one."""
 
-    def hurried(self) -> World:
+    def hurried(self) -> InMemoryPair:
         """Both ends connected, and from now on time is always up when they look at the clock."""
         world = self.world()
         self.successResultOf(self.settled(world, world.stub.Echo(Note())))
@@ -143,8 +144,13 @@ class TurnTests(MemoryCase):
         self.assertTrue(world.wire.server.reading and world.wire.client.reading)
         self.assertEqual([self.successResultOf(call).number for call in calls], list(range(50)))
         self.assertEqual(len(self.successResultOf(stream)), 50)
-        texts = [self.successResultOf(start(chat.__anext__())).text for _ in range(50)]
-        self.assertEqual(texts, [str(n) for n in range(50)])
+        texts = start(self._texts(chat, 50))
+        self.assertNoResult(texts)  # they are here, and are taken in more turns than one
+        world.settle()
+        self.assertEqual(self.successResultOf(texts), [str(n) for n in range(50)])
+
+    async def _texts(self, stream: Any, count: int) -> list[str]:
+        return [(await anext(stream)).text for _ in range(count)]
 
     def test_much_to_send(self) -> None:
         """A method that never waits does not keep the reactor until all its messages are sent."""
@@ -159,15 +165,15 @@ class TurnTests(MemoryCase):
         self.assertEqual(len(self.successResultOf(stream)), 1000)
         self.assertEqual([len(self.successResultOf(other)) for other in others], [10] * 100)
 
-    def answered_and_lost(self) -> tuple[World, list[Deferred[Any]]]:
+    def answered_and_lost(self) -> tuple[InMemoryPair, list[Deferred[Any]]]:
         """A client that has all answers, but not looked at most of them, when its connection is lost."""
         world = self.hurried()
         calls = [world.stub.Echo(Note(number=n)) for n in range(50)]
-        while not world.wire.client.protocol._backlog:
+        while not world.wire.client.protocol.receiver._backlog:
             world.wire.step()
             if world.wire.client.reading:
                 world.clock.advance(0)
-        while world.wire.server.protocol._backlog:
+        while world.wire.server.protocol.receiver._backlog:
             world.clock.advance(0)
         world.wire.client.protocol.dataReceived(world.wire.server.take())
         world.wire.cut(ConnectionLost())
@@ -202,10 +208,10 @@ class TurnTests(MemoryCase):
             calls = [world.stub.Wait(Note()) for _ in range(50)]
             world.wire.step()
             server = world.wire.server.protocol
-            self.assertTrue(server._backlog)
+            self.assertTrue(server.receiver._backlog)
             server.close(ErrorCodes.NO_ERROR, "over") if end == "close" else server.abort("over")
-            self.assertFalse(server._backlog)
-            self.assertIsNone(server._turn)
+            self.assertFalse(server.receiver._backlog)
+            self.assertIsNone(server.receiver._turn)
             self.assertEqual(world.wire.server.reading, end == "close")
             seen = len(world.demo.calls) - 1
             self.assertLess(seen, 50)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Peers that break the rules, over real sockets: each is cut off or refused, and harms nobody else.
 
 Frames are written byte by byte (RFC 9113, 4.1), as no library would let us.
@@ -385,6 +386,7 @@ class HostileServerTests(unittest.TestCase):
         for code, words, output in (
             (Code.UNIMPLEMENTED, "HTTP 404", [self.head((":status", "404"), end=True)]),
             (Code.UNAVAILABLE, "HTTP 503", [self.head((":status", "503"), ("content-type", "text/html"))]),
+            (Code.UNKNOWN, "HTTP 0", [self.head((":status", "9" * 5000), end=True)]),
             (Code.UNKNOWN, "text/html", [self.head(ok, ("content-type", "text/html"))]),
             (Code.UNKNOWN, "without a status", [self.head(ok, grpc, end=True)]),
             (

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A method may answer with the bytes of its response."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Our client against our server over real sockets."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mutual TLS: who is who, and who is refused."""
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class TLSTests(unittest.TestCase):
         self.assertEqual((await stub.Echo(Note(blob=blob))).blob, blob)
         call = self.demo.calls[0]
         self.assertEqual(call.peer_certificate.get_subject().CN, "client.test")
-        connection = next(iter(self.server.connections))
+        connection: Any = next(iter(self.server.connections))
         self.assertEqual(connection.transport.negotiatedProtocol, b"h2")
         total = await stub.Sum(Note(number=1, blob=b"x" * 50_000) for _ in range(50))
         self.assertEqual(total.number, 50)

@@ -1,4 +1,5 @@
-"""A whole agent in this process, and a node's channel to it."""
+# SPDX-License-Identifier: Apache-2.0
+"""A whole agent in the test's process, and a node's channel to it."""
 
 from __future__ import annotations
 
@@ -12,19 +13,19 @@ from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
 from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
 from zope.interface import implementer
 
-from infranetes_common import vmserver
 from infranetes_common.identity import Identity
+from infranetes_common.wire import vmserver
 from tests.vmserver.pki import Authority, Pair, client_context
 from txgrpc import Channel
 from vmserver.config import Config, IdentityConfig, LimitsConfig
 from vmserver.containers import ProviderContext, create
-from vmserver.service import Vmserver
+from vmserver.daemon import Vmserver
 
 SANDBOX = "5a" * 16
 
 
 def run_directory(case: Any) -> Path:
-    """A directory in memory, as an agent's run_dir is, gone after the test."""
+    """Make a directory in memory, as an agent's run_dir is, and remove it after the test."""
     directory = Path(tempfile.mkdtemp(prefix="vmserver-", dir="/dev/shm"))
     case.addCleanup(shutil.rmtree, directory, ignore_errors=True)
     return directory
@@ -84,7 +85,7 @@ class Agent:
         return self.service
 
     def channel(self, pair: Pair | None = None, port: int = 0) -> Channel:
-        """A channel with the node's certificate, or another one."""
+        """Open a channel with the node's certificate, or another one."""
         assert self.service is not None
         endpoint = wrapClientTLS(
             Client(self.authority, pair or self.authority.node()),
@@ -95,7 +96,7 @@ class Agent:
         return channel
 
     def stub(self) -> Any:
-        """The agent's service, as the node sees it."""
+        """Return a stub of the agent's service."""
         return self.channel().stub(vmserver.Agent)
 
     async def stop(self) -> None:

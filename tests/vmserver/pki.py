@@ -1,4 +1,5 @@
-"""Certificates for tests, right and wrong ones, made on the spot."""
+# SPDX-License-Identifier: Apache-2.0
+"""Certificates for tests, valid and invalid ones, made when needed."""
 
 from __future__ import annotations
 
@@ -21,14 +22,14 @@ DAY = datetime.timedelta(days=1)
 
 @attrs.frozen
 class Pair:
-    """PEM texts."""
+    """A certificate and its key, PEM."""
 
     certificate: str
     key: str
 
 
 class Authority:
-    """A CA of its own."""
+    """A CA for one test."""
 
     def __init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -101,7 +102,7 @@ class Authority:
 
 
 def client_context(ca_pem: str, pair: Pair | None) -> SSL.Context:
-    """A client's side of TLS that trusts that CA and shows that certificate."""
+    """Make a TLS client's context that trusts that CA and shows that certificate."""
     context = SSL.Context(SSL.TLS_METHOD)
     store = context.get_cert_store()
     assert store is not None

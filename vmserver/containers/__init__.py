@@ -1,7 +1,8 @@
-"""ContainerProviders by the name that the configuration gives: built in first, then plug-ins.
+# SPDX-License-Identifier: Apache-2.0
+"""ContainerProviders, found by the name in the configuration: built in first, then plug-ins.
 
-A plug-in is a distribution with an entry point in the group `vmserver.containers`, whose name is the
-provider's and whose object is a `ProviderFactory`. Only the provider asked for is imported.
+A plug-in is a distribution with an entry point in the group `vmserver.containers`. The entry point's name is
+the provider's, its object a `ProviderFactory`. Only the configured provider is imported.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 import attrs
 from zope.interface.exceptions import Invalid
 from zope.interface.verify import verifyObject
 
 from infranetes_common.errors import ConfigError
+from infranetes_common.reactors import IReactor
 from vmserver.containers.interface import IContainerProvider
 
 ENTRY_POINT_GROUP = "vmserver.containers"
@@ -24,47 +25,52 @@ ENTRY_POINT_GROUP = "vmserver.containers"
 # module:attribute of each built-in ProviderFactory
 _BUILT_IN = {
     "docker": "vmserver.containers.docker:create",
-    "fake": "vmserver.containers.fake:create",
     "machine": "vmserver.containers.machine:create",
     "systemd": "vmserver.containers.systemd:create",
 }
 
+# packages of the plug-ins that are this project's own
+_PACKAGES = {"fake": "infranetes-simulation"}
+
 
 @attrs.frozen
 class ProviderContext:
-    """Where a provider lives; given to it when it is made."""
+    """The directories and the configuration file of the agent that makes a provider."""
 
-    run_dir: Path  # the agent's, gone after a reboot; a provider uses the subdirectory of its own name
-    etc_dir: Path  # where hosts and resolv.conf of the sandbox are
+    run_dir: Path  # emptied by a reboot; a provider uses the subdirectory of its own name
+    etc_dir: Path  # has the sandbox's hosts and resolv.conf
+    source: str = "configuration"  # the configuration file, for error messages
 
 
-ProviderFactory = Callable[[Any, Mapping[str, Any], ProviderContext], IContainerProvider]
-"""`factory(reactor, table, context)`: a provider, not yet started. `table` is the provider's own table
-of the configuration file, unchecked. It touches nothing outside the process."""
+ProviderFactory = Callable[[IReactor, Mapping[str, object], ProviderContext], IContainerProvider]
+"""`factory(reactor, table, context)` makes a provider without starting it, and changes nothing outside the
+process. `table` is the provider's own table of the configuration file, not validated yet."""
 
 
 def names() -> list[str]:
-    """Every name that `create` knows, sorted."""
+    """Return the names of all providers, sorted."""
     return sorted({*_BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
 
 
-def create(reactor: Any, name: str, table: Mapping[str, Any], context: ProviderContext) -> IContainerProvider:
-    """The provider called `name`, not yet started.
+def create(
+    reactor: IReactor, name: str, table: Mapping[str, object], context: ProviderContext
+) -> IContainerProvider:
+    """Make the provider called `name`, without starting it.
 
-    :raise ConfigError: nothing has this name, it can't be loaded, or its table is wrong.
+    :raise ConfigError: there is no such provider, it can't be loaded, or its table is wrong.
     """
-    provider = _factory(name)(reactor, table, context)
+    provider = _factory(name, context.source)(reactor, table, context)
     try:
         verifyObject(IContainerProvider, provider)
     except Invalid as error:
-        words = str(error).strip()
+        reason = str(error).strip()
         raise ConfigError(
-            f"provider {name!r} is not an IContainerProvider ({words}); install another release of it"
+            f"provider {name!r} is not an IContainerProvider ({reason}); install another release of it"
         ) from error
     return provider
 
 
-def _factory(name: str) -> ProviderFactory:
+def _factory(name: str, source: str) -> ProviderFactory:
     try:
         if name in _BUILT_IN:
             module, _, attribute = _BUILT_IN[name].partition(":")
@@ -72,7 +78,14 @@ def _factory(name: str) -> ProviderFactory:
             return built_in
         points = [point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name == name]
         if not points:
-            raise ConfigError(f"no ContainerProvider is called {name!r}; known are {', '.join(names())}")
+            if name in _PACKAGES:
+                raise ConfigError(
+                    f"{source}: provider: {name!r} is in the package {_PACKAGES[name]}, which is not "
+                    "installed; install it"
+                )
+            raise ConfigError(
+                f"{source}: provider: no ContainerProvider is called {name!r}; known are {', '.join(names())}"
+            )
         plug_in: ProviderFactory = points[0].load()
         return plug_in
     except (ImportError, AttributeError) as error:

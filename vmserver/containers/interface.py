@@ -1,21 +1,31 @@
-"""What a ContainerProvider is: the thing in a VM that runs the pod's containers."""
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of a ContainerProvider: the part of the agent that runs the pod's containers."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 from twisted.internet.defer import Deferred
 from zope.interface import Attribute, Interface
 
-# Messages are those of infranetes_common.vmserver (`ContainerState`, `LogRecord`) and
-# infranetes_common.cri (`ContainerConfig`, `PodSandboxConfig`, `LinuxContainerResources`).
+from infranetes_common.wire import cri
+from infranetes_common.wire import vmserver as messages
+
+if TYPE_CHECKING:
+    from vmserver.containers.sessions import Output
+
+Changed = Callable[[messages.ContainerState], None]
+"""Called with a container's state after each change."""
+
+Removed = Callable[[str], None]
+"""Called with a container's id once it is removed."""
 
 
 @attrs.frozen
 class ExecResult:
-    """What a command left behind."""
+    """What a finished command wrote, and its exit code."""
 
     stdout: bytes
     stderr: bytes
@@ -24,7 +34,7 @@ class ExecResult:
 
 @attrs.frozen
 class Streams:
-    """Which streams a session has. With `tty`, stdout and stderr are one, on stdout."""
+    """Which streams a session has. With `tty`, stderr is part of stdout."""
 
     tty: bool = False
     stdin: bool = False
@@ -33,149 +43,181 @@ class Streams:
 
 
 class ISession(Interface):
-    """The live streams of a process in a container. Its output is read by one reader, whose pace is its own:
-    a session holds a bounded amount that is not read yet, and then lets the process wait."""
+    """The live streams of a process in a container.
 
-    output = Attribute(
-        """A `vmserver.containers.sessions.Output`: an async iterator of ("stdout" or "stderr", bytes) until
-        nothing more is written."""
-    )
+    The output has one reader, who sets the pace: a session buffers a bounded amount and then makes the
+    process wait.
+    """
+
+    output: Output = Attribute("What the process writes: see `vmserver.containers.sessions.Output`.")
 
     def write(data: bytes) -> Deferred[None]:
-        """Write to stdin; fires when more may follow. Without stdin, or after its end: dropped."""
+        """Write to stdin; fires when more may be written. Dropped where stdin is absent or closed."""
 
     def close_stdin() -> None:
-        """stdin ends after what was written: an exec's pipe is closed, its terminal gets an end-of-file
-        character (^D); attached, the container's stdin is closed where it was created with stdin_once and no
-        terminal, and otherwise stays open for who attaches next. Twice is once."""
+        """End stdin after what was written. Idempotent.
+
+        An exec without a terminal has its pipe closed; with one, it gets an end-of-file character (^D). An
+        attached container's stdin is closed only if it was created with stdin_once and without a terminal;
+        otherwise it stays open for the next client."""
 
     def resize(width: int, height: int) -> Deferred[None]:
-        """Give the terminal this size, in characters. Without a terminal, or after the end: nothing."""
+        """Set the terminal's size in characters. Does nothing without a terminal or after the end."""
 
     def ended() -> Deferred[int]:
-        """The exit code, once the process has ended; asked for after the end of `output`.
+        """Return the exit code once the process has ended. Call it after `output` has ended.
 
-        :raise Unavailable: the engine can't say."""
+        :raise Unavailable: the engine does not know it."""
 
     def close() -> None:
-        """Let go. An exec that has not ended is killed with its descendants; what is attached to goes on.
-        Twice is once."""
+        """Close the session. Idempotent.
+
+        An exec that still runs is killed together with its descendants; an attached container runs on."""
 
 
 class IContainerProvider(Interface):
-    """Runs containers that share this machine's network namespace.
+    """Runs containers that share the network namespace of the VM they are in.
 
-    Ids are the caller's. The state lives outside this process (Docker, systemd), so an agent that
-    starts again finds every container as it was. All calls return Deferreds, never block the
-    reactor, and fail with `infranetes_common.errors`. Calls for different ids go on side by side.
+    The caller chooses the ids. State is kept outside this process (by Docker, by systemd), so that a
+    restarted agent finds every container as it was. No method blocks the reactor. Errors are those of
+    `infranetes_common.errors`. Calls for different ids run concurrently.
     """
 
-    name = Attribute("docker, systemd, machine or fake (str)")
+    name: str = Attribute("The provider's name in the configuration: docker, systemd, machine or fake.")
 
     def start() -> Deferred[None]:
-        """Find the containers that are there. Called once, first.
+        """Find the existing containers. Called once, before anything else but `watch`.
 
-        :raise Unavailable: the engine below does not answer."""
+        :raise Unavailable: the engine does not answer."""
 
     def stop() -> Deferred[None]:
-        """Let go of everything; containers go on. Twice is once."""
+        """Release connections and files; containers run on. Idempotent."""
 
-    def watch(changed: Callable[[Any], None], removed: Callable[[str], None]) -> None:
-        """From now on call `changed` with a container's ContainerState after each change, and
-        `removed` with its id once it is gone; in the order in which things happen. Changes made by
-        calls here are told too, before the call's Deferred fires."""
+    def watch(changed: Changed, removed: Removed) -> None:
+        """Report every change from now on, in the order in which they happen.
 
-    def configure(sandbox_config: Any) -> Deferred[None]:
-        """Take the PodSandboxConfig that containers will be created in. Again: no change."""
+        A change that a call of this interface makes is reported before the call's Deferred fires.
 
-    def create(id: str, image_id: str, config: Any, sandbox_config: Any) -> Deferred[Any]:
-        """Make a container, not running; its ContainerState. There already: its present state.
+        :param changed: called with a container's state after each change.
+        :param removed: called with a container's id once it is removed."""
+
+    def configure(sandbox_config: cri.PodSandboxConfig) -> Deferred[None]:
+        """Take the configuration of the sandbox that containers will be created in. Idempotent."""
+
+    def create(
+        id: str, image_id: str, config: cri.ContainerConfig, sandbox_config: cri.PodSandboxConfig
+    ) -> Deferred[messages.ContainerState]:
+        """Create a container without starting it; return its state.
+
+        If it exists already, nothing happens and its current state is returned.
 
         :raise FailedPrecondition: the image is not loaded.
-        :raise InvalidArgument: the configuration can't be had; names the field."""
+        :raise InvalidArgument: the configuration is invalid or not supported; names the field."""
 
-    def start_container(id: str) -> Deferred[Any]:
-        """Run it; its state. Running already: the same.
+    def start_container(id: str) -> Deferred[messages.ContainerState]:
+        """Start a created container; return its state. Does nothing if it runs already.
 
-        :raise NotFound: no such container. :raise FailedPrecondition: it has ended.
-        :raise InvalidArgument: its command can't be run; the container then is EXITED with reason
-            ContainerCannotRun and exit code 127 or 126."""
+        :raise NotFound: no such container.
+        :raise FailedPrecondition: it has ended.
+        :raise InvalidArgument: its command can't be executed. The container is then EXITED with the reason
+            ContainerCannotRun and exit code 127 (not found) or 126."""
 
-    def stop_container(id: str, grace_seconds: int) -> Deferred[Any]:
-        """Its stop signal, then SIGKILL after the grace; its state once it has ended. Ended or
-        never started: its state. :raise NotFound: no such container."""
+    def stop_container(id: str, grace_seconds: int) -> Deferred[messages.ContainerState]:
+        """Send the stop signal, and SIGKILL after the grace period; return the state once it has ended.
+
+        Does nothing if the container has ended or was never started.
+
+        :raise NotFound: no such container."""
 
     def remove(id: str) -> Deferred[None]:
-        """End and forget it, with its log. Unknown: nothing to do."""
+        """Kill the container if it runs, and delete it and its log. Does nothing if there is none."""
 
-    def update(id: str, resources: Any) -> Deferred[Any]:
-        """Put LinuxContainerResources in force, fields left 0 unchanged; its state.
+    def update(id: str, resources: cri.LinuxContainerResources) -> Deferred[messages.ContainerState]:
+        """Apply new limits; return the state. Fields that are 0 or empty leave the limit as it is.
 
-        :raise NotFound: no such container. :raise InvalidArgument: can't be had; names the field."""
+        :raise NotFound: no such container.
+        :raise InvalidArgument: a limit is invalid or not supported; names the field."""
 
-    def containers() -> Deferred[list[Any]]:
-        """Every container's ContainerState."""
+    def containers() -> Deferred[list[messages.ContainerState]]:
+        """Return the state of every container."""
 
-    def usage() -> Deferred[list[Any]]:
-        """Every container's ContainerUsage (of vmserver.proto), measured now in the kernel's own files: what
-        its processes use if it runs, else no `usage`; without rates, which are the caller's to compute. What
-        it wrote over its image is counted now and then, so it may be old, or not known yet.
+    def usage() -> Deferred[list[messages.ContainerUsage]]:
+        """Measure what every container uses, from the kernel's own files.
 
-        Bounded: it answers in a second or so however much was written, and does not ask the engine."""
+        Answers within a second or so, however much was written, without asking the engine. A container that
+        does not run has no `usage`. Rates are left to the caller. The size of what a container wrote over its
+        image is counted in the background, so it may be a little old, or missing at first."""
 
     def exec_sync(id: str, command: Sequence[str], timeout: float, max_output: int) -> Deferred[ExecResult]:
-        """Run `command` in it to its end. Not found in the container: exit code 127 or 126 in the
-        result's place is never made up; it is what the engine says.
+        """Run a command in a container and wait for its end.
 
-        :param timeout: seconds; 0: none. :param max_output: bytes kept of each stream.
-        :raise NotFound: no such container. :raise FailedPrecondition: it is not running.
-        :raise DeadlineExceeded: out of time; the command has been killed."""
+        For a command that can't be executed the result is what the engine says of it.
+
+        :param timeout: seconds; 0 for no limit.
+        :param max_output: how many bytes of each stream are returned; the rest is dropped.
+        :raise NotFound: no such container.
+        :raise FailedPrecondition: it does not run.
+        :raise DeadlineExceeded: the timeout has passed, and the command was killed."""
 
     def exec_session(id: str, command: Sequence[str], streams: Streams) -> Deferred[ISession]:
-        """Run `command` in it with live streams. What can't be run says so in its output and exit code, as
-        the engine does. Cancelled: the command is killed.
+        """Run a command in a container with live streams.
 
-        :raise NotFound: no such container. :raise FailedPrecondition: it is not running."""
+        For a command that can't be executed, output and exit code are what the engine says of it. If the
+        Deferred is cancelled, the command is killed.
+
+        :raise NotFound: no such container.
+        :raise FailedPrecondition: it does not run."""
 
     def attach_session(id: str, streams: Streams) -> Deferred[ISession]:
-        """The streams of its first process, from now on. Whether there is a terminal is the container's to
-        say, not `streams`'s.
+        """Attach to the streams of a container's first process, from now on.
 
-        :raise NotFound: no such container. :raise FailedPrecondition: it is not running."""
+        Whether there is a terminal depends on how the container was created; `streams.tty` is ignored.
 
-    def read_log(id: str, cursor: str, follow: bool) -> AsyncIterator[Any]:
-        """Its LogRecords after `cursor` ("": from the first), oldest first, each once; with
-        `follow` on as it writes, until it has ended and all is read. The same cursor always gives
-        the same records with the same parts, also in another process. `aclose()` ends it.
+        :raise NotFound: no such container.
+        :raise FailedPrecondition: it does not run."""
 
-        :raise NotFound: no such container. :raise InvalidArgument: not a cursor of this log."""
+    def read_log(id: str, cursor: str, follow: bool) -> AsyncGenerator[messages.LogRecord, None]:
+        """Iterate over the log's records after `cursor`, oldest first, each exactly once.
+
+        Reading again from the same cursor gives the same records, in another process too. Close the iterator
+        with `aclose()`.
+
+        :param cursor: that of the last record that was read; empty to begin with the first.
+        :param follow: continue while the container writes, until it has ended and everything is read.
+        :raise NotFound: no such container.
+        :raise InvalidArgument: not a cursor of this log."""
 
     def missing_layers(diff_ids: Sequence[str]) -> Deferred[int]:
-        """How many of these layers, lowest first, are there already."""
+        """Return how many of these layers, counted from the lowest, are present already."""
 
     def load_image(image_id: str, archive: AsyncIterator[bytes]) -> Deferred[None]:
-        """Take an image in: the tar of a `docker load` archive, without layers that are there. When
-        it fails nothing of it stays. There already: the archive is read and dropped.
+        """Load an image from a `docker load` archive, in which layers that are present may be missing.
 
-        :raise InvalidArgument: not such an archive, or not the image that `image_id` says.
+        If the image is loaded already, the archive is read and dropped. After a failure nothing of it
+        remains.
+
+        :raise InvalidArgument: not such an archive, or not that of `image_id`.
         :raise ResourceExhausted: the disk is full."""
 
     def images() -> Deferred[list[str]]:
-        """Ids of the images that are loaded."""
+        """Return the ids of the loaded images."""
 
     def remove_image(image_id: str) -> Deferred[None]:
-        """Forget an image that no container uses. Unknown: nothing to do.
+        """Remove an image. Does nothing if there is none.
 
         :raise FailedPrecondition: a container uses it."""
 
 
 class IImageFetcher(Interface):
-    """Provided beside IContainerProvider where images are fetched by the machine itself."""
+    """Also provided by an IContainerProvider whose VM fetches its images itself."""
 
     def fetch_image(image_id: str, url: str) -> Deferred[None]:
-        """Bring an image here that `image_id` is the checksum of. There already: nothing to do. When it fails
-        nothing of it stays.
+        """Download the file whose checksum is `image_id`. Does nothing if it is present already.
 
-        :raise InvalidArgument: no https URL, or another file than `image_id` says.
-        :raise NotFound: :raise PermissionDenied: as the server says.
-        :raise Unavailable: it can't be had now. :raise ResourceExhausted: too large, or the disk is full."""
+        After a failure nothing of it remains.
+
+        :raise InvalidArgument: the URL is not https, or the file has another checksum.
+        :raise NotFound: the server does not have it.
+        :raise PermissionDenied: the server refuses.
+        :raise Unavailable: the download failed; trying again may help.
+        :raise ResourceExhausted: the file is too large, or the disk is full."""

@@ -1,4 +1,5 @@
-"""The machine's journal, read through `journalctl`: its own entries in its own format, from exact places on.
+# SPDX-License-Identifier: Apache-2.0
+"""A reader of systemd's journal, through `journalctl` and its export format.
 
 Source: systemd.io/JOURNAL_EXPORT_FORMATS; journalctl(1), systemd.journal-fields(7).
 """
@@ -8,34 +9,37 @@ from __future__ import annotations
 import re
 import shutil
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
-from typing import Any
 
 from twisted.internet.defer import Deferred
-from twisted.internet.error import ProcessExitedAlready
+from twisted.internet.error import ProcessDone, ProcessExitedAlready, ProcessTerminated
+from twisted.internet.interfaces import IReactorProcess
+from twisted.internet.process import Process
 from twisted.internet.protocol import ProcessProtocol
+from twisted.python.failure import Failure
 
+from infranetes_common.concurrency import Notifier
 from infranetes_common.errors import Unavailable
 
 CURSOR = r"s=[0-9a-f]{32};i=[0-9a-f]{1,16};b=[0-9a-f]{32};m=[0-9a-f]{1,16};t=[0-9a-f]{1,16};x=[0-9a-f]{1,16}"
 MAX_ENTRY_BYTES = 64 * 1024 * 1024
-HIGH_WATER = 256  # entries that wait for their reader
+HIGH_WATER = 256  # unread entries after which journalctl is paused
 _FIELD = re.compile(rb"[A-Z0-9_]{1,64}")
-_KEPT_OF_ERRORS = 2000
+_MAX_STDERR_BYTES = 2000
 
 Entry = dict[str, bytes]
 
 
 class ExportParser:
-    """Bytes of the export format in, entries out."""
+    """Parses the export format."""
 
     def __init__(self) -> None:
         self._buffer = b""
         self._entry: Entry = {}
 
     def feed(self, data: bytes) -> list[Entry]:
-        """The entries that `data` completes. :raise ValueError: it is not that format."""
+        """Return the entries that `data` completes. :raise ValueError: it is another format."""
         data = self._buffer + data
         found: list[Entry] = []
         at = 0
@@ -49,7 +53,7 @@ class ExportParser:
                 at = end + 1
                 continue
             if not _FIELD.fullmatch(name):
-                raise ValueError(f"{name[:64]!r} is no field of the journal's")
+                raise ValueError(f"{name[:64]!r} is not a field of the journal")
             if not equals:
                 size = int.from_bytes(data[end + 1 : end + 9], "little")
                 if len(data) < end + 9:
@@ -67,14 +71,15 @@ class ExportParser:
 
 
 class _Reader(ProcessProtocol):
-    """One journalctl."""
+    """A running journalctl."""
 
-    transport: Any
+    transport: Process
 
     def __init__(self) -> None:
         self._parser = ExportParser()
-        self._errors = b""
-        self._wake: Deferred[None] | None = None
+        self._stderr = b""
+        self._changed = Notifier()
+        self._woken = False
         self._paused = False
         self.waiting: deque[Entry] = deque()
         self.failure = ""
@@ -83,38 +88,39 @@ class _Reader(ProcessProtocol):
 
     def childDataReceived(self, childFD: int, data: bytes) -> None:
         if childFD == 2:
-            self._errors = (self._errors + data)[:_KEPT_OF_ERRORS]
+            self._stderr = (self._stderr + data)[:_MAX_STDERR_BYTES]
             return
         try:
             self.waiting.extend(self._parser.feed(data))
         except ValueError as error:
-            self.failure = f"journalctl writes what can't be read: {error}"
+            self.failure = f"journalctl's output can't be parsed: {error}"
             self.kill()
         if len(self.waiting) > HIGH_WATER and not self._paused:
             self._paused = True
             self.transport.pauseProducing()
-        self.notify()
+        self._changed.notify()
 
-    def processEnded(self, reason: Any) -> None:
+    def processEnded(self, reason: Failure) -> None:
+        assert isinstance(reason.value, ProcessDone | ProcessTerminated)
         code = reason.value.exitCode
         if code and not self.failure:
-            words = self._errors.decode(errors="replace").strip()
-            self.failure = f"journalctl failed: {words or f'exit code {code}'}"
+            message = self._stderr.decode(errors="replace").strip()
+            self.failure = f"journalctl failed: {message or f'exit code {code}'}"
         self.over = True
         self.ended.callback(None)
-        self.notify()
+        self._changed.notify()
 
-    def notify(self) -> None:
-        wake, self._wake = self._wake, None
-        if wake is not None and not wake.called:
-            wake.callback(None)
+    def wake(self) -> None:
+        """Let `next` return None once, now or when it is called, if there is no entry."""
+        self._woken = True
+        self._changed.notify()
 
     async def next(self) -> Entry | None:
-        """The next entry; None: there will be none, or `notify` was called without one."""
-        if not self.waiting and not self.over:
-            self._wake = Deferred()
-            await self._wake
+        """Return the next entry; None at the end or after a call of `wake`."""
+        while not (self.waiting or self.over or self._woken):
+            await self._changed.wait()
         if not self.waiting:
+            self._woken = False
             return None
         entry = self.waiting.popleft()
         if self._paused and len(self.waiting) < HIGH_WATER // 2:
@@ -133,17 +139,17 @@ class _Reader(ProcessProtocol):
             self.transport.resumeProducing()
 
 
-class Following:
-    """Entries as they are read. `wake` lets an iteration that waits yield None."""
+class Entries:
+    """An async iterator of journal entries. It also yields None after a call of `wake`."""
 
     def __init__(self, reader: _Reader) -> None:
         self._reader = reader
 
     def wake(self) -> None:
-        """Yield None now, if nothing else is there."""
-        self._reader.notify()
+        """Let an iteration that waits for an entry yield None."""
+        self._reader.wake()
 
-    async def __aiter__(self) -> AsyncIterator[Entry | None]:
+    async def __aiter__(self) -> AsyncGenerator[Entry | None, None]:
         while True:
             entry = await self._reader.next()
             if entry is None and self._reader.over:
@@ -153,7 +159,7 @@ class Following:
             yield entry
 
     async def close(self) -> None:
-        """End the program. Twice is once."""
+        """End journalctl. Idempotent."""
         self._reader.failure = self._reader.failure or "closed"
         self._reader.kill()
         if not self._reader.over:
@@ -161,12 +167,14 @@ class Following:
 
 
 class Journal:
-    """Where entries are read from.
+    """Opens readers of a journal.
 
-    :param program: journalctl. :param directory: the journal's files; None: the machine's own journal.
+    :param program: journalctl. :param directory: the journal's files; None for the VM's own journal.
     """
 
-    def __init__(self, reactor: Any, program: str = "journalctl", directory: Path | None = None) -> None:
+    def __init__(
+        self, reactor: IReactorProcess, program: str = "journalctl", directory: Path | None = None
+    ) -> None:
         self._reactor = reactor
         self._program = program
         self._directory = directory
@@ -178,17 +186,18 @@ class Journal:
         cursor: str = "",
         follow: bool = False,
         since: int = 0,
-    ) -> Following:
-        """All entries with each of `matches` (FIELD=value), oldest first. `close` what this answers.
+    ) -> Entries:
+        """Read the entries that fulfil all of `matches` (FIELD=value), oldest first. Close the result.
 
-        :param fields: those that are wanted; each entry also has its `__CURSOR` and its times.
-        :param cursor: begin with the entry that has it or, where that is gone, with the next one.
-        :param follow: go on as it grows. :param since: nanoseconds since 1970; nothing older.
-        :raise Unavailable: there is no journalctl.
+        :param fields: which fields to read, in addition to `__CURSOR` and the timestamps.
+        :param cursor: the entry to begin with; if it has been deleted, the next one.
+        :param follow: continue as the journal grows.
+        :param since: skip older entries; nanoseconds since 1970.
+        :raise Unavailable: journalctl is not installed.
         """
         path = shutil.which(self._program)
         if path is None:
-            raise Unavailable(f"there is no {self._program} on this machine; its log is in systemd's journal")
+            raise Unavailable(f"{self._program} is not installed; the VM's log is in systemd's journal")
         arguments = [path, "--quiet", "--no-pager", "--output=export", f"--output-fields={','.join(fields)}"]
         if self._directory is not None:
             arguments.append(f"--directory={self._directory}")
@@ -202,4 +211,4 @@ class Journal:
         environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
         self._reactor.spawnProcess(reader, path, [*arguments, *matches], env=environment, path="/")
         reader.transport.closeStdin()
-        return Following(reader)
+        return Entries(reader)

@@ -1,12 +1,14 @@
-"""Reads logs in Docker's json-file form, with cursors that are exact across rotation and restarts.
+# SPDX-License-Identifier: Apache-2.0
+"""A reader of logs in Docker's json-file format, with cursors that stay exact across rotation and restarts.
 
-One JSON object per line: ``{"log":"text\\n","stream":"stdout","time":"RFC 3339 with nanoseconds"}``.
-``log`` without a newline at its end is a part of a longer line if it has the 16 KiB that Docker reads
-at a time, and otherwise what the container wrote last (source: moby/moby daemon/logger/copier.go,
-daemon/logger/jsonfilelog). The newest file is PATH; a full one becomes PATH.1, that one PATH.2 ...
+Each line is a JSON object: ``{"log":"text\\n","stream":"stdout","time":"RFC 3339 with nanoseconds"}``. If
+``log`` does not end in a newline, it is a part of a longer line or the last that the container wrote; as in
+containerd, both are partial. The newest file is PATH; when it is full it becomes PATH.1, that one PATH.2, and
+so on. Sources: moby/moby daemon/logger/copier.go, daemon/logger/jsonfilelog; containerd/containerd
+internal/cri/io/logger.go.
 
-A cursor names the file by inode and a checksum of its first line (an inode is used again once its
-file is gone), the offset of the next line in it, and how many parts of that line have been read.
+A cursor has the file's inode, a checksum of its first line (since inodes are reused), the offset of the next
+line, and how many parts of that line have been read.
 """
 
 from __future__ import annotations
@@ -15,20 +17,20 @@ import json
 import os
 import zlib
 from calendar import timegm
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
-from typing import Any
 
 import attrs
-from twisted.internet.task import deferLater
+from twisted.internet.interfaces import IReactorTime
 
-from infranetes_common import vmserver as messages
+from infranetes_common.concurrency import backoff, sleep
 from infranetes_common.errors import InvalidArgument
+from infranetes_common.wire import vmserver as messages
 
 MAX_PART_BYTES = 16 * 1024
 CHUNK_BYTES = 64 * 1024
 MAX_LINE_BYTES = 1024 * 1024  # Docker's own are below 16 KiB of text, six times that when escaped
-POLL_SECONDS = (0.03, 0.25)  # after something was read, and the longest
+POLL_SECONDS = (0.03, 0.25)  # the first pause after something was read, and the longest
 
 _FINGERPRINT_BYTES = 128
 _STREAMS = {"stdout": messages.LogRecord.STDOUT, "stderr": messages.LogRecord.STDERR}
@@ -39,27 +41,29 @@ class Cursor:
     """A place in a log."""
 
     inode: int
-    offset: int  # where the next line to read begins
-    parts: int  # of that line, how many have been read already
-    fingerprint: int  # of the file's first line
+    offset: int  # of the next line
+    parts: int  # how many parts of that line have been read
+    fingerprint: int  # checksum of the file's first line
 
     def __str__(self) -> str:
         return f"1.{self.inode}.{self.offset}.{self.parts}.{self.fingerprint}"
 
     @classmethod
     def parse(cls, text: str) -> Cursor:
-        """:raise InvalidArgument: not one of ours."""
+        """Parse what `str` gave. :raise InvalidArgument: it is something else."""
         fields = text.split(".")
         if len(fields) != 5 or fields[0] != "1" or not all(f.isascii() and f.isdecimal() for f in fields):
-            raise InvalidArgument("cursor: not one of ours; begin with an empty one")
+            raise InvalidArgument("cursor: not a cursor of this log; begin with an empty one")
         _, inode, offset, parts, fingerprint = (int(field) for field in fields)
         if max(inode, offset, parts, fingerprint) >= 2**63:
-            raise InvalidArgument("cursor: not one of ours; begin with an empty one")
+            raise InvalidArgument("cursor: not a cursor of this log; begin with an empty one")
         return cls(inode, offset, parts, fingerprint)
 
 
 def parse_time(text: str) -> int:
-    """Nanoseconds since 1970 UTC of an RFC 3339 time; 0 for Go's zero time. :raise ValueError: not one."""
+    """Parse an RFC 3339 time into nanoseconds since 1970 UTC; 0 for Go's zero time.
+
+    :raise ValueError: it is something else."""
     seconds = _seconds(text[:19])
     rest = text[19:]
     digits = ""
@@ -94,7 +98,7 @@ def _offset(text: str) -> int:
 
 
 def format_time(nanos: int) -> str:
-    """RFC 3339 with nanoseconds, UTC."""
+    """Format nanoseconds since 1970 as RFC 3339, UTC."""
     import time
 
     seconds, rest = divmod(nanos, 10**9)
@@ -102,10 +106,10 @@ def format_time(nanos: int) -> str:
 
 
 class JsonLog:
-    """A reader's place in one container's log.
+    """Reads one container's log.
 
-    :param path: the newest file; it need not be there yet.
-    :raise InvalidArgument: `cursor` is none.
+    :param path: the newest file; it need not exist yet.
+    :raise InvalidArgument: `cursor` is malformed.
     """
 
     def __init__(self, path: Path, cursor: str = "") -> None:
@@ -120,13 +124,13 @@ class JsonLog:
         self._gap = False
 
     def close(self) -> None:
-        """Close the file. Twice is once."""
+        """Close the file. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
-    def read(self) -> list[Any]:
-        """The next LogRecords, some chunk's worth; empty: nothing more for now."""
+    def read(self) -> list[messages.LogRecord]:
+        """Return the records of the next chunk; none at the log's present end."""
         while True:
             if self._fd < 0 and not self._open():
                 return []
@@ -141,7 +145,7 @@ class JsonLog:
     # Files
 
     def _files(self) -> list[tuple[int, Path]]:
-        """Inode and path of each file of the log, oldest first."""
+        """Return inode and path of each file of the log, oldest first."""
         found = []
         path = self._path
         number = 0
@@ -149,7 +153,7 @@ class JsonLog:
             try:
                 found.append((path.stat().st_ino, path))
             except FileNotFoundError:
-                if number:  # the newest is missing for a moment in a rotation
+                if number:  # only the newest may be missing, during a rotation
                     break
             number += 1
             path = self._path.with_name(f"{self._path.name}.{number}")
@@ -190,7 +194,7 @@ class JsonLog:
         return os.fstat(self._fd).st_size >= cursor.offset and _fingerprint(head) == cursor.fingerprint
 
     def _advance(self) -> bool:
-        """At the end of this file: go to the next newer one, if there is one."""
+        """Go on to the next newer file, if this one was read to its end and there is one."""
         try:
             if self._path.stat().st_ino == self._inode:
                 return False
@@ -201,16 +205,16 @@ class JsonLog:
         if not files or inodes[-1] == self._inode:
             return False
         if os.fstat(self._fd).st_size > self._offset + len(self._buffer):
-            return True  # written before the rotation, after the last read
+            return True  # it grew between the last read and the rotation
         self._gap = self._gap or bool(self._buffer) or self._inode not in inodes
         following = inodes.index(self._inode) + 1 if self._inode in inodes else 0
         return self._use(*files[following])
 
     # Lines
 
-    def _feed(self, chunk: bytes) -> list[Any]:
+    def _feed(self, chunk: bytes) -> list[messages.LogRecord]:
         data = self._buffer + chunk
-        records: list[Any] = []
+        records: list[messages.LogRecord] = []
         start = 0
         while (end := data.find(b"\n", start)) >= 0:
             if self._offset + start == 0:
@@ -219,13 +223,13 @@ class JsonLog:
             start = end + 1
         self._offset += start
         self._buffer = data[start:]
-        if len(self._buffer) > MAX_LINE_BYTES:  # no line of Docker's: read on behind it
+        if len(self._buffer) > MAX_LINE_BYTES:  # not written by Docker: skip it
             self._offset += len(self._buffer)
             self._buffer = b""
             self._gap = True
         return records
 
-    def _records(self, line: bytes, offset: int) -> list[Any]:
+    def _records(self, line: bytes, offset: int) -> list[messages.LogRecord]:
         try:
             entry = json.loads(line)
             text = entry["log"].encode("utf-8", "replace")
@@ -235,7 +239,6 @@ class JsonLog:
             self._gap = True
             return []
         whole = text.endswith(b"\n")
-        more = not whole and len(text) >= MAX_PART_BYTES
         if whole:
             text = text[:-1]
         parts = [text[at : at + MAX_PART_BYTES] for at in range(0, len(text), MAX_PART_BYTES)] or [b""]
@@ -253,7 +256,7 @@ class JsonLog:
                     time_nanos=nanos,
                     stream=stream,
                     line=part,
-                    partial=not last or more,
+                    partial=not last or not whole,
                     cursor=str(cursor),
                     gap=self._gap,
                 )
@@ -266,9 +269,11 @@ def _fingerprint(head: bytes) -> int:
     return zlib.crc32(head.partition(b"\n")[0][:_FINGERPRINT_BYTES])
 
 
-async def records(reactor: Any, log: JsonLog, follow: bool, ended: Callable[[], bool]) -> AsyncIterator[Any]:
-    """All of `log`; with `follow` on as it grows, until `ended` says that nothing more is written."""
-    pause, longest = POLL_SECONDS
+async def records(
+    reactor: IReactorTime, log: JsonLog, follow: bool, ended: Callable[[], bool]
+) -> AsyncGenerator[messages.LogRecord, None]:
+    """Iterate over `log`, and with `follow` continue as it grows, until `ended()` and everything is read."""
+    pauses = backoff(*POLL_SECONDS, factor=1.5)
     try:
         while True:
             over = not follow or ended()
@@ -276,12 +281,11 @@ async def records(reactor: Any, log: JsonLog, follow: bool, ended: Callable[[], 
             for record in batch:
                 yield record
             if batch:
-                pause = POLL_SECONDS[0]
-                await deferLater(reactor, 0, lambda: None)
+                pauses = backoff(*POLL_SECONDS, factor=1.5)
+                await sleep(reactor, 0)
             elif over:
                 return
             else:
-                await deferLater(reactor, pause, lambda: None)
-                pause = min(pause * 1.5, longest)
+                await sleep(reactor, next(pauses))
     finally:
         log.close()

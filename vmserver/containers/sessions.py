@@ -1,22 +1,24 @@
-"""What sessions of every ContainerProvider are made of: output and input at the pace of who takes it."""
+# SPDX-License-Identifier: Apache-2.0
+"""Flow control for the sessions of every ContainerProvider."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
 
-from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IPushProducer
 from zope.interface import implementer
 
-#: Bytes of output that wait for their reader before the writer is paused.
+from infranetes_common.concurrency import Notifier
+
+#: Bytes of unread output after which the writer is paused.
 HIGH_WATER = 256 * 1024
 
 
 class Output:
-    """An async iterator of ("stdout" or "stderr", bytes). One reader.
+    """An async iterator of ("stdout" or "stderr", bytes), for one reader.
 
-    :param pause: is called when too much waits; `resume` when the reader has caught up.
+    :param pause: called when too much is unread. :param resume: called when the reader has caught up.
     """
 
     def __init__(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
@@ -25,11 +27,11 @@ class Output:
         self._size = 0
         self._over = False
         self._failure: Exception | None = None
-        self._wake: Deferred[None] | None = None
+        self._changed = Notifier()
         self.paused = False
 
     def put(self, stream: str, data: bytes) -> None:
-        """The session has written this. After the end: dropped."""
+        """Add output of the process. Dropped after the end."""
         if self._over or not data:
             return
         self._waiting.append((stream, data))
@@ -37,31 +39,25 @@ class Output:
         if self._size > HIGH_WATER and not self.paused:
             self.paused = True
             self._pause()
-        self._notify()
+        self._changed.notify()
 
     def end(self) -> None:
-        """Nothing more will come. Twice is once."""
+        """End the iteration after what is unread. Idempotent."""
         self._over = True
-        self._notify()
+        self._changed.notify()
 
     def fail(self, error: Exception) -> None:
-        """It broke: the reader gets the error at once."""
+        """Raise `error` in the reader, before what is unread."""
         if self._failure is None:
             self._failure = error
         self.end()
-
-    def _notify(self) -> None:
-        wake, self._wake = self._wake, None
-        if wake is not None and not wake.called:
-            wake.callback(None)
 
     def __aiter__(self) -> Output:
         return self
 
     async def __anext__(self) -> tuple[str, bytes]:
         while not self._waiting and not self._over:
-            self._wake = Deferred()
-            await self._wake
+            await self._changed.wait()
         if self._failure is not None:
             raise self._failure
         if not self._waiting:
@@ -75,28 +71,26 @@ class Output:
 
 
 @implementer(IPushProducer)
-class Room:
-    """The producer of a transport that is written to from a coroutine: `wait` before each write."""
+class WriteGate:
+    """Makes a coroutine write no faster than a transport sends.
+
+    Register it as the transport's producer, and `wait` before each write."""
 
     def __init__(self) -> None:
         self._full = False
-        self._waiting: list[Deferred[None]] = []
+        self._opened = Notifier()
 
     async def wait(self) -> None:
-        """Until there is room to write, or nobody takes it any more."""
+        """Wait until the transport can take more, or is closed."""
         while self._full:
-            room: Deferred[None] = Deferred(self._waiting.remove)
-            self._waiting.append(room)
-            await room
+            await self._opened.wait()
 
     def pauseProducing(self) -> None:
         self._full = True
 
     def resumeProducing(self) -> None:
         self._full = False
-        waiting, self._waiting = self._waiting, []
-        for each in waiting:
-            each.callback(None)
+        self._opened.notify()
 
     def stopProducing(self) -> None:
         self.resumeProducing()

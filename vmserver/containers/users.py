@@ -1,14 +1,13 @@
-"""Whom processes run as."""
+# SPDX-License-Identifier: Apache-2.0
+"""The users and groups of processes."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from infranetes_common import cri
+from infranetes_common.wire import cri
 
 
-def process_user(pid: int) -> Any:
-    """The ContainerUser of a running process; None where it is gone."""
+def process_user(pid: int) -> cri.ContainerUser | None:
+    """Return the user and groups of a running process; None if there is no such process."""
     try:
         with open(f"/proc/{pid}/status") as file:
             fields = dict(line.split(":", 1) for line in file if ":" in line)

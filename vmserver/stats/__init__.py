@@ -1,1 +1,2 @@
-"""What the machine and its containers use: read from the kernel's own files, measured when asked."""
+# SPDX-License-Identifier: Apache-2.0
+"""Resource usage of the VM and its containers, read from the kernel's own files on request."""

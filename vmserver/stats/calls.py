@@ -1,62 +1,50 @@
-"""The Agent service's Stats."""
+# SPDX-License-Identifier: Apache-2.0
+"""The Agent service's Stats call."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from twisted.internet.defer import Deferred
-from twisted.internet.threads import deferToThreadPool
-
-from infranetes_common import vmserver as messages
+from infranetes_common.concurrency import Flight, run_in_thread
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import vmserver as messages
+from txgrpc.servercall import Call
 from vmserver.containers.interface import IContainerProvider
+from vmserver.rpc import bounds
 from vmserver.stats import family, machine
 from vmserver.stats.rates import Rates
 
-MACHINE = ""  # the machine's key among the rates; containers have ids
+MACHINE = ""  # the VM's key in `Rates`; a container's is its id
 
 
 class StatsCalls:
-    """Measures when asked; those who ask meanwhile get the same answer.
+    """Measures when asked; concurrent calls share one measurement.
 
-    :param own: the machine is the pod's alone. If not, it is nothing but its containers.
+    :param own: whether the VM belongs to the pod alone. Otherwise (in a simulation) its usage is the sum of
+        its containers'.
     """
 
-    def __init__(self, reactor: Any, provider: IContainerProvider, *, own: bool) -> None:
-        self._stats_reactor = reactor
-        self._stats_provider = provider
+    def __init__(self, reactor: IReactor, provider: IContainerProvider, *, own: bool) -> None:
+        self._reactor = reactor
+        self._provider = provider
         self._own_machine = own
         self._rates = Rates()
-        self._asking: list[Deferred[Any]] = []
+        self._measuring: Flight[messages.StatsResponse] | None = None
 
     def begin_stats(self) -> None:
-        """The machine is the pod's from now on: a first sample, so that the first answer has a rate."""
+        """Take a first sample once the pod's identity is known, so that the first answer has a rate."""
         if self._own_machine:
             self._rates.put(MACHINE, machine.usage(machine.read(["stat"])))
 
-    async def Stats(self, request: Any, call: Any) -> Any:
-        mine: Deferred[Any] = Deferred(self._asking_no_more)
-        self._asking.append(mine)
-        if len(self._asking) == 1:
-            Deferred.fromCoroutine(self._measure()).addBoth(self._measured)
-        return await mine
+    async def Stats(self, request: messages.StatsRequest, call: Call) -> messages.StatsResponse:
+        if self._measuring is None or self._measuring.done:
+            self._measuring = Flight(self._measure())
+        return await self._measuring.join()
 
-    def _asking_no_more(self, mine: Deferred[Any]) -> None:
-        if mine in self._asking and len(self._asking) > 1:
-            self._asking.remove(mine)  # the only one stays, so that nobody measures beside it
-
-    def _measured(self, result: Any) -> None:
-        asking, self._asking = self._asking, []
-        for one in asking:
-            if not one.called:
-                one.callback(result)
-
-    async def _measure(self) -> Any:
-        containers = await self._stats_provider.usage()
+    async def _measure(self) -> messages.StatsResponse:
+        containers = await self._provider.usage()
         response = messages.StatsResponse(containers=containers)
         running = [one.usage for one in containers if one.HasField("usage")]
         if self._own_machine:
-            reactor = self._stats_reactor
-            files = await deferToThreadPool(reactor, reactor.getThreadPool(), machine.read)
+            files = await run_in_thread(self._reactor, machine.read)
             response.machine.CopyFrom(machine.usage(files))
             response.machine.processes = sum(usage.processes for usage in running)
             response.machine.threads = sum(usage.threads for usage in running)
@@ -66,6 +54,7 @@ class StatsCalls:
         self._rates.put(MACHINE, response.machine)
         for one in response.containers:
             if one.HasField("usage"):
+                bounds.usage(one.usage)
                 self._rates.put(one.id, one.usage, one.started_at)
         self._rates.keep([MACHINE, *(one.id for one in response.containers)])
         return response

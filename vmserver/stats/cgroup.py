@@ -1,4 +1,5 @@
-"""A control group's figures (cgroup v2).
+# SPDX-License-Identifier: Apache-2.0
+"""Resource usage of a control group (cgroup v2).
 
 Source: Linux Documentation/admin-guide/cgroup-v2.rst and Documentation/accounting/psi.rst.
 """
@@ -8,10 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from infranetes_common import cri
-from infranetes_common import vmserver as messages
+from infranetes_common.wire import cri
+from infranetes_common.wire import vmserver as messages
 
 FILES = (
     "cpu.stat",
@@ -36,8 +36,10 @@ MAX_NUMBER = 2**53  # microseconds: 285 years of processor; bytes: 8 PiB
 
 
 def read(directory: Path) -> dict[str, str]:
-    """The files that there are, by name. What can't be read (an older kernel, pressure not kept, a group
-    that has just gone) is missing."""
+    """Read a control group's files, by name.
+
+    Files that can't be read are left out: an older kernel has fewer, PSI may be off, the group may be
+    gone."""
     found = {}
     for name in FILES:
         try:
@@ -57,7 +59,7 @@ def _whole(descriptor: int) -> bytes:
 
 
 def of_process(pid: int) -> str:
-    """The group that a process is in, below the v2 hierarchy's root; "": none, or no such process."""
+    """Return a process's cgroup v2 path relative to the root; "" if there is none, or no such process."""
     try:
         with open(f"/proc/{pid}/cgroup") as file:
             own = [line[3:].strip() for line in file if line.startswith("0::/")]
@@ -66,8 +68,8 @@ def of_process(pid: int) -> str:
     return own[0].lstrip("/") if own and ".." not in own[0].split("/") else ""
 
 
-def usage(files: Mapping[str, str], time_nanos: int) -> Any:
-    """The Usage that these files tell of; None where there is not even processor time."""
+def usage(files: Mapping[str, str], time_nanos: int) -> messages.Usage | None:
+    """Parse the files of `read`; None without cpu.stat."""
     if "cpu.stat" not in files:
         return None
     result = messages.Usage(time_nanos=time_nanos)
@@ -88,7 +90,7 @@ def usage(files: Mapping[str, str], time_nanos: int) -> Any:
     return result
 
 
-def _cpu(cpu: Any, stat: Mapping[str, int]) -> None:
+def _cpu(cpu: messages.Cpu, stat: Mapping[str, int]) -> None:
     cpu.total_nanos = stat.get("usage_usec", 0) * 1000
     cpu.user_nanos = stat.get("user_usec", 0) * 1000
     cpu.system_nanos = stat.get("system_usec", 0) * 1000
@@ -97,7 +99,7 @@ def _cpu(cpu: Any, stat: Mapping[str, int]) -> None:
     cpu.throttled_nanos = stat.get("throttled_usec", 0) * 1000
 
 
-def _memory(memory: Any, files: Mapping[str, str]) -> None:
+def _memory(memory: messages.Memory, files: Mapping[str, str]) -> None:
     stat, events = flat(files.get("memory.stat", "")), flat(files.get("memory.events", ""))
     memory.usage = number(files["memory.current"])
     memory.inactive_file = stat.get("inactive_file", 0)
@@ -121,8 +123,8 @@ def _memory(memory: Any, files: Mapping[str, str]) -> None:
     memory.oom_kills = events.get("oom_kill", 0)
 
 
-def _disk(line: str) -> Any:
-    """One line of io.stat: ``8:0 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=0 dios=0``."""
+def _disk(line: str) -> messages.Disk | None:
+    """Parse a line of io.stat: ``8:0 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=0 dios=0``."""
     device, *pairs = line.split() or [""]
     found = {name: number(value) for name, equals, value in (pair.partition("=") for pair in pairs) if equals}
     if not found:
@@ -137,7 +139,7 @@ def _disk(line: str) -> Any:
 
 
 def flat(text: str) -> dict[str, int]:
-    """A file of lines ``NAME NUMBER``; other lines are passed over."""
+    """Parse lines of the form ``NAME NUMBER``; others are ignored."""
     found = {}
     for line in text.splitlines():
         name, _, value = line.partition(" ")
@@ -147,14 +149,14 @@ def flat(text: str) -> dict[str, int]:
 
 
 def number(text: str) -> int:
-    """The number that a file is; 0 for ``max`` and for what is none."""
+    """Parse a file that is one number; 0 for ``max`` and anything else."""
     text = text.strip()
     return min(int(text), MAX_NUMBER) if text.isdecimal() else 0
 
 
-def pressure(text: str) -> Any:
-    """A PsiStats of ``some avg10=0.00 avg60=0.00 avg300=0.00 total=0`` and the like for ``full``; None: it
-    is not kept."""
+def pressure(text: str) -> cri.PsiStats | None:
+    """Parse a PSI file, whose lines are ``some avg10=0.00 avg60=0.00 avg300=0.00 total=0`` and the same for
+    ``full``; None if the kernel does not keep it."""
     result = cri.PsiStats()
     for line in text.splitlines():
         kind, *pairs = line.split() or [""]

@@ -1,22 +1,24 @@
-"""A container's figures, found by its first process."""
+# SPDX-License-Identifier: Apache-2.0
+"""A container's resource usage, found through its first process."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
+from infranetes_common.wire import vmserver as messages
 from vmserver.stats import cgroup, family
 
 CGROUP2 = Path("/sys/fs/cgroup")
 
 
-def usage(pid: int, limit: int = 0, named: str = "", cgroup2: Path = CGROUP2) -> Any:
-    """The Usage of the control group of `pid`; without cgroup v2, of its family of processes. None: it is no
-    more.
+def usage(pid: int, limit: int = 0, named: str = "", cgroup2: Path = CGROUP2) -> messages.Usage | None:
+    """Measure the control group of `pid` or, without cgroup v2, the process and its descendants.
 
-    :param limit: bytes of memory, 0: none; where no group tells.
-    :param named: what the group's path has to have in it; if not, the process is another one by now.
+    :param limit: the memory limit in bytes, used without cgroup v2; 0 for none.
+    :param named: a part of the control group's path. If the path lacks it, `pid` belongs to another process
+        by now.
+    :return: None if the process has ended.
     """
     group = cgroup.of_process(pid)
     if group:

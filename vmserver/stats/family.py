@@ -1,6 +1,7 @@
-"""What a process and its descendants use, where no control group keeps count (proc(5)).
+# SPDX-License-Identifier: Apache-2.0
+"""Resource usage of a process and its descendants, for VMs without cgroup v2 (proc(5)).
 
-Processor time is that of those who live and of the children they have waited for.
+Processor time includes ended children only if their parent has waited for them.
 """
 
 from __future__ import annotations
@@ -8,9 +9,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
-from typing import Any
 
-from infranetes_common import vmserver as messages
+from infranetes_common.wire import vmserver as messages
 from vmserver.processes import family
 from vmserver.stats.cgroup import flat
 
@@ -18,8 +18,10 @@ _TICK_NANOS = 10**9 // os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def usage(leader: int, limit: int = 0) -> Any:
-    """The Usage of the family of `leader`, limited to `limit` bytes of memory; None: no such process."""
+def usage(leader: int, limit: int = 0) -> messages.Usage | None:
+    """Measure `leader` and its descendants; None if there is no such process.
+
+    :param limit: their memory limit in bytes; 0 for none."""
     result = messages.Usage(time_nanos=time.time_ns())
     for pid in family(leader):
         _add(result, pid)
@@ -31,7 +33,7 @@ def usage(leader: int, limit: int = 0) -> Any:
     return result
 
 
-def _add(result: Any, pid: int) -> None:
+def _add(result: messages.Usage, pid: int) -> None:
     try:
         with open(f"/proc/{pid}/stat") as file:
             words = file.read().rpartition(")")[2].split()
@@ -60,8 +62,8 @@ def _kib(sizes: dict[str, int], name: str) -> int:
     return sizes.get(name, 0) * 1024
 
 
-def total(usages: Iterable[Any]) -> Any:
-    """One Usage for all of them together: of a machine that is nothing but these."""
+def total(usages: Iterable[messages.Usage]) -> messages.Usage:
+    """Return the sum: the usage of a simulated VM, which consists of its containers alone."""
     result = messages.Usage(time_nanos=time.time_ns())
     result.cpu.SetInParent()
     for one in usages:

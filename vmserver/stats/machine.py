@@ -1,4 +1,5 @@
-"""The whole machine's figures, from proc(5)."""
+# SPDX-License-Identifier: Apache-2.0
+"""Resource usage of the whole VM, from proc(5)."""
 
 from __future__ import annotations
 
@@ -6,9 +7,8 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from infranetes_common import vmserver as messages
+from infranetes_common.wire import vmserver as messages
 from vmserver.stats.cgroup import flat, pressure
 
 FILES = (
@@ -21,14 +21,14 @@ FILES = (
     "pressure/memory",
     "pressure/io",
 )
-# What carries the pod's own traffic is a network card; these carry what stays in the machine.
+# Prefixes of interfaces whose traffic stays in the VM; the others carry the pod's.
 _INNER = ("lo", "docker", "veth", "br-", "dummy", "ifb")
 MAX_CARDS = 64
 _TICK_NANOS = 10**9 // os.sysconf("SC_CLK_TCK")
 
 
 def read(names: Sequence[str] = FILES, proc: Path = Path("/proc")) -> dict[str, str]:
-    """Those of the files that there are, by name."""
+    """Read files of /proc, by name; files that can't be read are left out."""
     found = {}
     for name in names:
         try:
@@ -38,8 +38,8 @@ def read(names: Sequence[str] = FILES, proc: Path = Path("/proc")) -> dict[str, 
     return found
 
 
-def usage(files: Mapping[str, str]) -> Any:
-    """The machine's Usage. Its processes are left to whoever knows which are the pod's."""
+def usage(files: Mapping[str, str]) -> messages.Usage:
+    """Parse the files of `read`. The numbers of processes and threads are left to the caller."""
     result = messages.Usage(time_nanos=time.time_ns())
     _cpu(result.cpu, files.get("stat", ""))
     _memory(result.memory, files)
@@ -50,7 +50,7 @@ def usage(files: Mapping[str, str]) -> Any:
     return result
 
 
-def _cpu(cpu: Any, stat: str) -> None:
+def _cpu(cpu: messages.Cpu, stat: str) -> None:
     line = stat.partition("\n")[0].split()
     if len(line) < 8 or line[0] != "cpu":
         return
@@ -60,7 +60,7 @@ def _cpu(cpu: Any, stat: str) -> None:
     cpu.total_nanos = cpu.user_nanos + cpu.system_nanos
 
 
-def _memory(memory: Any, files: Mapping[str, str]) -> None:
+def _memory(memory: messages.Memory, files: Mapping[str, str]) -> None:
     text = files.get("meminfo", "").replace(" kB", "").replace(":", "")
     sizes = flat("\n".join(" ".join(line.split()) for line in text.splitlines()))
     events = flat(files.get("vmstat", ""))
@@ -85,8 +85,8 @@ def _memory(memory: Any, files: Mapping[str, str]) -> None:
     memory.oom_kills = events.get("oom_kill", 0)
 
 
-def cards(files: Mapping[str, str]) -> list[Any]:
-    """The NetworkCards, that with the default route first."""
+def cards(files: Mapping[str, str]) -> list[messages.NetworkCard]:
+    """Parse the counters of the network cards; the one with the default route comes first."""
     found = []
     for line in files.get("net/dev", "").splitlines()[2:]:
         name, colon, rest = line.partition(":")
@@ -112,7 +112,7 @@ def cards(files: Mapping[str, str]) -> list[Any]:
 
 
 def _default(routes: str) -> str:
-    """The card whose IPv4 route leads everywhere; "": none."""
+    """Return the card of the IPv4 default route; "" if there is none."""
     for line in routes.splitlines()[1:]:
         words = line.split()
         if len(words) > 7 and words[1] == words[7] == "00000000":

@@ -1,7 +1,8 @@
-"""How much containers wrote over their images: their layers counted on the disk, slowly and now and then.
+# SPDX-License-Identifier: Apache-2.0
+"""The size of what containers wrote over their images, counted on the disk in the background.
 
-Docker's own count walks the same files and holds its container meanwhile. Here one layer is walked at a
-time, in a thread that rests most of the time; whoever asks gets the last count.
+Docker's own count walks the same files and locks the container meanwhile. Here one layer is walked at a time,
+in a thread that is idle most of the time, and a request gets the last count.
 """
 
 from __future__ import annotations
@@ -11,58 +12,62 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
-from infranetes_common import vmserver as messages
+from infranetes_common.concurrency import Notifier, run_in_thread, start, within
+from infranetes_common.errors import DeadlineExceeded
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import vmserver as messages
 
-AGE_SECONDS = 20.0  # a count younger than this is not made again
-REST = 20.0  # nor one that took a twentieth of its age or more
-FIRST_SECONDS = 0.5  # how long one who asks first waits for it
-WORK_SECONDS = 0.01  # a walk rests after each of these, three times as long
+AGE_SECONDS = 20.0  # a count is repeated after this
+REST = 20.0  # or after this many times as long as it took, whichever is later
+FIRST_SECONDS = 0.5  # how long a request waits for a layer's first count
+WORK_SECONDS = 0.01  # after each of these, a walk pauses three times as long
 MAX_ENTRIES = 1_000_000
 MAX_SECONDS = 120.0
-MAX_DEPTH = 100  # directories below each other; each is an open file while it is walked
+MAX_DEPTH = 100  # of nested directories; each is an open file while it is walked
 
 _log = Logger()
 
 
 @attrs.frozen
 class _Count:
-    message: Any  # vmserver.Written
-    due: float  # when it is to be made again
+    message: messages.Written
+    due: float  # when to count again
 
 
 class WrittenLayers:
-    """Counts by container id."""
+    """Counts the layers of containers, by container id."""
 
-    def __init__(self, reactor: Any) -> None:
+    def __init__(self, reactor: IReactor) -> None:
         self._reactor = reactor
         self._paths: dict[str, str] = {}
         self._counts: dict[str, _Count] = {}
         self._walking: Deferred[None] | None = None
-        self._waiting: list[Deferred[None]] = []
+        self._walked = Notifier()
         self._stop = threading.Event()
 
-    async def of(self, paths: Mapping[str, str]) -> dict[str, Any]:
-        """The last Written of each of these layers (directories by container id) that there is. All others
-        are forgotten."""
+    async def of(self, paths: Mapping[str, str]) -> dict[str, messages.Written]:
+        """Return the last count of each of these layers, as far as there is one, and forget all others.
+
+        :param paths: the layers' directories by container id."""
         self._paths = dict(paths)
         for id in self._counts.keys() - paths.keys():
             del self._counts[id]
         if self._walking is None and self._next() is not None:
-            self._walking = Deferred.fromCoroutine(self._walk())
-            self._walking.addErrback(_fell)
+            self._walking = start(self._walk())
+            self._walking.addErrback(_failed)
         if self._walking is not None and paths.keys() - self._counts.keys():
-            await self._a_moment()
+            with contextlib.suppress(DeadlineExceeded):
+                await within(self._reactor, FIRST_SECONDS, self._walked.wait(), "counting what was written")
         return {id: self._counts[id].message for id in paths if id in self._counts}
 
     def stop(self) -> None:
-        """End the walk that is under way. Twice is once."""
+        """End the current walk. Idempotent."""
         self._stop.set()
         self._paths = {}
 
@@ -77,40 +82,24 @@ class WrittenLayers:
     async def _walk(self) -> None:
         try:
             while not self._stop.is_set() and (id := self._next()) is not None:
-                pool = self._reactor.getThreadPool()
                 began = self._reactor.seconds()
-                size, inodes = await deferToThreadPool(
-                    self._reactor, pool, _thd_count, self._paths[id], self._stop
-                )
+                size, inodes = await run_in_thread(self._reactor, _thd_count, self._paths[id], self._stop)
                 now = self._reactor.seconds()
                 if id in self._paths:
                     written = messages.Written(time_nanos=time.time_ns(), bytes=size, inodes=inodes)
                     self._counts[id] = _Count(written, now + max(AGE_SECONDS, REST * (now - began)))
         finally:
             self._walking = None
-            waiting, self._waiting = self._waiting, []
-            for one in waiting:
-                one.callback(None)
-
-    async def _a_moment(self) -> None:
-        one: Deferred[None] = Deferred(lambda deferred: self._waiting.remove(deferred))
-        self._waiting.append(one)
-        timer = self._reactor.callLater(FIRST_SECONDS, one.cancel)
-        with contextlib.suppress(CancelledError):
-            try:
-                await one
-            finally:
-                if timer.active():
-                    timer.cancel()
+            self._walked.notify()
 
 
-def _fell(failure: Any) -> None:
+def _failed(failure: Failure) -> None:
     if not failure.check(CancelledError):
         _log.failure("counting what containers wrote failed", failure=failure)
 
 
 def _thd_count(top: str, stop: threading.Event) -> tuple[int, int]:
-    """Bytes on the disk and inodes below `top`. Beyond the bounds, of what was counted until then."""
+    """Count the bytes on the disk and the inodes below `top`, up to the bounds above."""
     size = inodes = 0
     linked: set[tuple[int, int]] = set()
     began = worked = time.monotonic()
@@ -137,5 +126,5 @@ def _thd_count(top: str, stop: threading.Event) -> tuple[int, int]:
 
 
 def _tree(top: str) -> Iterator[tuple[str, list[str], list[str], int]]:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # removed just now
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # removed meanwhile
         yield from os.fwalk(top)

@@ -1,4 +1,5 @@
-"""Where volumes live in the VM: `BASE/ID/directory` or `BASE/ID/file`, in one of two places."""
+# SPDX-License-Identifier: Apache-2.0
+"""Where volumes are in the VM: `BASE/ID/directory` or `BASE/ID/file`, on the disk or in memory."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ import subprocess
 from pathlib import Path
 
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound
-from infranetes_common.tree import Tree
-from infranetes_common.volumes import PREFIX
+from infranetes_common.filesync.tree import Tree
+from infranetes_common.filesync.wire import PREFIX
 from vmserver.validate import CONTAINER_ID
 
 MOUNT_SECONDS = 10
@@ -19,10 +20,11 @@ _FILE, _DIRECTORY = "file", "directory"
 
 
 class VolumeStore:
-    """Volumes by their ids. Everything blocks.
+    """Volumes by their ids. Every method blocks: call it in a thread.
 
-    :param disk: for what may be on a disk. :param memory: for what may not; a tmpfs is mounted there
-        unless `mount` is false.
+    :param disk: the base of volumes that may be on a disk.
+    :param memory: the base of those that may not, such as secrets; a tmpfs is mounted there unless `mount`
+        is false.
     """
 
     def __init__(self, disk: Path, memory: Path, *, mount: bool) -> None:
@@ -31,7 +33,7 @@ class VolumeStore:
         self._mount = mount
 
     def path(self, id: str) -> Path:
-        """Of what a container mounts. :raise NotFound: there is no such volume."""
+        """Return the path that a container mounts. :raise NotFound: there is no such volume."""
         for base in (self._memory, self._disk):
             for name in (_FILE, _DIRECTORY):
                 path = base / _checked(id) / name
@@ -40,14 +42,14 @@ class VolumeStore:
         raise NotFound(f"volume {id} is not in this VM")
 
     def tree(self, id: str) -> Tree:
-        """:raise NotFound: there is no such volume."""
-        path = self.path(id)
-        return _tree(path)
+        """Return a volume's files. :raise NotFound: there is no such volume."""
+        return _tree(self.path(id))
 
     def make(self, id: str, *, file: bool, in_memory: bool) -> Tree:
-        """A volume, empty unless it is there already.
+        """Make a volume, empty unless it is there already.
 
-        :raise FailedPrecondition: it is there as the other kind, or the place can't be had."""
+        :raise FailedPrecondition: it is there as the other kind, or can't be made.
+        """
         try:
             path = self.path(id)
         except NotFound:
@@ -67,9 +69,10 @@ class VolumeStore:
         return _tree(path)
 
     def remove(self, id: str) -> None:
-        """Unknown: nothing to do. What containers have mounted below is let go of, not removed.
+        """Remove a volume, if it is there. What containers have mounted in it is unmounted, not removed.
 
-        :raise FailedPrecondition: it can't be let go of."""
+        :raise FailedPrecondition: something can't be unmounted.
+        """
         for base in (self._memory, self._disk):
             top = base / _checked(id)
             for mount in reversed(_mounts_below(top)):
@@ -82,34 +85,35 @@ class VolumeStore:
     def _prepare(self, base: Path, in_memory: bool) -> None:
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
         if in_memory and self._mount and not os.path.ismount(base):
-            # One of its own: /run is mounted noexec, and secrets may be programs.
+            # Not simply a directory of /run: that is mounted noexec, and a secret may be a program.
             words = _run(["mount", "-t", "tmpfs", "-o", "mode=0700,nosuid,nodev", "tmpfs", str(base)])
             if words is not None:
                 raise FailedPrecondition(f"no tmpfs for secrets can be mounted at {base}: {words}")
 
 
 def _run(command: list[str]) -> str | None:
-    """None, or the words with which it failed."""
+    """Run a command; return what it said on standard error if it failed, else None."""
     done = subprocess.run(command, capture_output=True, timeout=MOUNT_SECONDS)  # noqa: S603
     return done.stderr.decode(errors="replace").strip() if done.returncode else None
 
 
 def _tree(path: Path) -> Tree:
-    """Without what containers mount below: that is theirs, and may be far more than can be carried."""
+    """The volume's own files, without file systems mounted in it: those may be far too large to send."""
     return Tree(path, file=path.name == _FILE, setid=True, crossing=False)
 
 
 def _mounts_below(top: Path) -> list[str]:
-    """Mount points in `top`, the outer ones first. Source: proc_pid_mountinfo(5)."""
+    """List the mount points in `top`, outer ones first. Source: proc_pid_mountinfo(5)."""
     lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
     points = [_ESCAPED.sub(lambda found: chr(int(found[1], 8)), line.split(" ")[4]) for line in lines]
     return [point for point in points if point.startswith(f"{top}/")]
 
 
 def mounted(store: VolumeStore, host_path: str) -> str:
-    """The path in this VM of what a mount names.
+    """Return the path in this VM of a mount's `host_path`, which may name a volume.
 
-    :raise InvalidArgument: its volume was not brought."""
+    :raise InvalidArgument: there is no such volume.
+    """
     if not host_path.startswith(PREFIX):
         return host_path
     try:

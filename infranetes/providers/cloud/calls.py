@@ -1,80 +1,86 @@
-"""Calls to a cloud: in threads of their own, with deadlines, at a bearable rate, again when that helps."""
+# SPDX-License-Identifier: Apache-2.0
+"""Calls to a cloud: in threads, with deadlines, rate limits, a circuit breaker and retries."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore, TimeoutError, gatherResults
-from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 from twisted.python.threadpool import ThreadPool
 
-from infranetes.providers.cloud.interface import CloudError, ICloud, Trouble
-from infranetes.providers.cloud.judge import judge
-from infranetes.providers.cloud.limits import Circuit, RateLimit, backoff
+from infranetes.providers.cloud.errors import classify
+from infranetes.providers.cloud.interface import Cloud, CloudError, D, ErrorKind
 from infranetes.providers.cloud.settings import CloudSettings
-from infranetes.threads import in_thread
+from infranetes.providers.cloud.throttle import CircuitBreaker, RateLimit
+from infranetes_common.concurrency import backoff, run_in_thread, sleep
 from infranetes_common.errors import InfranetesError
+from infranetes_common.reactors import IReactor
 
 T = TypeVar("T")
 
-RETRIED = (Trouble.THROTTLED, Trouble.PASSING)
+RETRIED = (ErrorKind.THROTTLED, ErrorKind.TRANSIENT)
 STOP_SECONDS = 5.0
-GRACE_SECONDS = 5.0  # beyond the driver's own deadline, which a trickling answer gets around
+GRACE_SECONDS = 5.0  # on top of the driver's own deadline, which a slowly trickling answer evades
 
 _log = Logger()
 
 
-class _Pool(ThreadPool):
+class _DaemonThreadPool(ThreadPool):
     """Threads that do not hold up the end of the process."""
 
     @staticmethod
-    def threadFactory(*args: Any, **kwargs: Any) -> threading.Thread:  # type: ignore[override]
+    def threadFactory(  # type: ignore[override]
+        *args: Any,  # Any: passed on as `ThreadPool` gives them
+        **kwargs: Any,  # Any: likewise
+    ) -> threading.Thread:
         return threading.Thread(*args, **kwargs, daemon=True)
 
 
-class Calls:
+class Calls(Generic[D]):
     """How one provider calls its cloud."""
 
-    def __init__(self, reactor: Any, cloud: ICloud, settings: CloudSettings) -> None:
+    def __init__(self, reactor: IReactor, cloud: Cloud[D], settings: CloudSettings) -> None:
         self._reactor = reactor
         self._cloud = cloud
         self._settings = settings
-        self._pool = _Pool(settings.threads, settings.threads, f"infranetes.{cloud.name}")
-        self._turns = DeferredSemaphore(settings.threads)
-        self._mine = threading.local()  # each thread's driver
-        self._drivers: set[Any] = set()
+        self._pool = _DaemonThreadPool(settings.threads, settings.threads, f"infranetes.{cloud.name}")
+        self._free_threads = DeferredSemaphore(settings.threads)
+        self._thread_local = threading.local()  # has each thread's driver
+        self._drivers: set[D] = set()
         self._stopped = False
         self.limit = RateLimit(reactor.seconds, settings.calls_per_second, settings.calls_per_second * 2)
-        self._circuits: dict[str, Circuit] = {}  # launches may fail where all else works
+        # One for each kind of call: launches may fail while everything else works.
+        self._circuits: dict[str, CircuitBreaker] = {}
         self.made = 0
         self.failed = 0
 
     async def start(self) -> None:
-        """Have threads. All of them: to start one takes a moment while others compute."""
+        """Start all threads now: starting one takes a moment when the process is busy."""
         if not self._pool.started:
-            await in_thread(self._reactor, self._pool.start)
+            await run_in_thread(self._reactor, self._pool.start)
 
     async def stop(self) -> None:
-        """Make no more calls, and wait a moment for those under way. Twice is once."""
+        """Make no more calls, and wait a moment for those under way. Idempotent."""
         if self._stopped:
             return
         self._stopped = True
         if not self._pool.started:
             return
-        ended: Deferred[None] = deferToThreadPool(
-            self._reactor, self._reactor.getThreadPool(), self._pool.stop
-        )
+        threads = self._reactor.getThreadPool()
+        ended: Deferred[None] = deferToThreadPool(self._reactor, threads, self._pool.stop)
         try:
             await ended.addTimeout(STOP_SECONDS, self._reactor)
         except TimeoutError:
             _log.warn("{cloud}: calls were under way when the provider stopped", cloud=self._cloud.name)
-        threads = self._reactor.getThreadPool()
         closing = gatherResults(
-            [deferToThreadPool(self._reactor, threads, _thd_disconnect, each) for each in self._drivers],
+            [
+                deferToThreadPool(self._reactor, threads, self._cloud._thd_disconnect, driver)
+                for driver in self._drivers
+            ],
             consumeErrors=True,
         )
         self._drivers.clear()
@@ -85,143 +91,134 @@ class Calls:
 
     @property
     def is_open(self) -> bool:
-        """Whether the cloud does not answer, or not all of what it is asked."""
+        """Whether a circuit is open: the cloud does not answer some or all kinds of calls."""
         return any(circuit.is_open for circuit in self._circuits.values())
 
     async def call(
-        self, what: str, work: Callable[[Any], T], seconds: float | None = None, kind: str = ""
+        self, what: str, work: Callable[[D], T], seconds: float | None = None, circuit: str = ""
     ) -> T:
-        """What `work(driver)` returns, run in a thread.
+        """Return what `work(driver)` returns, run in a thread.
 
-        :param what: for people. :param seconds: with all retries; the configuration's unless given.
-        :param kind: calls of a kind have a circuit of their own.
-        :raise CloudError: it failed, and trying again did not help or does not.
+        :param what: for people. :param seconds: including retries; None: as configured.
+        :param circuit: the name of the circuit breaker that counts this call.
+        :raise CloudError: it failed, and trying again did not help or would not.
         """
         deadline = self._reactor.seconds() + (seconds or self._settings.retry_seconds)
-        circuit = self._circuits.setdefault(kind, Circuit(self._reactor.seconds))
+        breaker = self._circuits.setdefault(circuit, CircuitBreaker(self._reactor.seconds))
+        pauses = backoff(self._settings.retry_first, self._settings.retry_most, jitter=0.5)
         attempt = 0
         while True:
-            await self._turn(what, deadline, circuit)
+            attempt += 1
+            await self._wait_for_turn(what, deadline, breaker)
             try:
-                result = await self._once(work)
+                result = await self._attempt(work)
             except CloudError as error:
-                self._heard(what, error, circuit)
-                if error.trouble not in RETRIED:
+                self._record_failure(what, error, breaker)
+                if error.kind not in RETRIED:
                     raise
-                pause = backoff(attempt, self._settings.retry_first, self._settings.retry_most)
-                pause = max(pause, error.retry_after)
+                pause = max(next(pauses), error.retry_after)
                 if self._reactor.seconds() + pause > deadline:
                     raise CloudError(
-                        error.trouble, f"{what}: {error} (tried {attempt + 1} times)", error.retry_after
+                        error.kind, f"{what}: {error} (tried {attempt} times)", error.retry_after
                     ) from error
             except BaseException:
-                circuit.abandoned()
+                breaker.abandoned()
                 raise
             else:
-                circuit.succeeded()
+                breaker.succeeded()
                 self.limit.served()
                 return result
-            attempt += 1
-            await deferLater(self._reactor, pause)
+            await sleep(self._reactor, pause)
 
-    async def _turn(self, what: str, deadline: float, circuit: Circuit) -> None:
-        """Until the circuit and the rate let a call through."""
+    async def _wait_for_turn(self, what: str, deadline: float, breaker: CircuitBreaker) -> None:
+        """Wait until the circuit breaker and the rate limit let a call through."""
         while True:
             if self._stopped:
-                raise CloudError(Trouble.PASSING, f"{what}: the provider is stopped")
-            wait = circuit.wait()
+                raise CloudError(ErrorKind.TRANSIENT, f"{what}: the provider is stopped")
+            wait = breaker.wait()
             if not wait:
                 break
             if self._reactor.seconds() + wait > deadline:
                 raise CloudError(
-                    Trouble.PASSING,
-                    f"{what}: {self._cloud.place} does not answer; asked again in {wait:.0f} s",
+                    ErrorKind.TRANSIENT,
+                    f"{what}: {self._cloud.location} does not answer; it is asked again in {wait:.0f} s",
                     wait,
                 )
-            await self._sleep(wait, circuit)
+            await self._sleep(wait, breaker)
         wait = self.limit.reserve()
         if wait:
             if self._reactor.seconds() + wait > deadline:
-                circuit.abandoned()
+                breaker.abandoned()
                 raise CloudError(
-                    Trouble.THROTTLED, f"{what}: {self._cloud.place} wants to be asked less often", wait
+                    ErrorKind.THROTTLED, f"{what}: {self._cloud.location} wants to be asked less often", wait
                 )
-            await self._sleep(wait, circuit)
+            await self._sleep(wait, breaker)
 
-    async def _sleep(self, seconds: float, circuit: Circuit) -> None:
+    async def _sleep(self, seconds: float, breaker: CircuitBreaker) -> None:
         try:
-            await deferLater(self._reactor, seconds)
+            await sleep(self._reactor, seconds)
         except CancelledError:
-            circuit.abandoned()
+            breaker.abandoned()
             raise
 
-    async def _once(self, work: Callable[[Any], T]) -> T:
-        await self._turns.acquire()
+    async def _attempt(self, work: Callable[[D], T]) -> T:
+        await self._free_threads.acquire()
         try:
             if self._stopped:
-                raise CloudError(Trouble.PASSING, "the provider is stopped")
+                raise CloudError(ErrorKind.TRANSIENT, "the provider is stopped")
             self.made += 1
             running: Deferred[T] = deferToThreadPool(self._reactor, self._pool, self._thd_run, work)
             try:
                 return await running.addTimeout(self._settings.call_seconds + GRACE_SECONDS, self._reactor)
             except TimeoutError:
-                raise CloudError(Trouble.PASSING, "no answer in time") from None
+                raise CloudError(ErrorKind.TRANSIENT, "no answer in time") from None
         finally:
-            self._turns.release()
+            self._free_threads.release()
 
-    def _thd_run(self, work: Callable[[Any], T]) -> T:
+    def _thd_run(self, work: Callable[[D], T]) -> T:
         try:
             return work(self._thd_driver())
         except InfranetesError:
-            raise  # already in our own words
+            raise
         except Exception as error:
-            found = (self._cloud.judge(error) if not isinstance(error, CloudError) else error) or judge(error)
-            if found.trouble in (Trouble.PASSING, Trouble.CREDENTIALS, Trouble.BROKEN):
-                self._thd_drop()  # its connection, or its credentials, may be what is wrong
-            if found.trouble is Trouble.BROKEN:
+            cloud_error = error if isinstance(error, CloudError) else self._cloud.classify(error)
+            cloud_error = cloud_error or classify(error)
+            if cloud_error.kind in (ErrorKind.TRANSIENT, ErrorKind.CREDENTIALS, ErrorKind.UNEXPECTED):
+                self._thd_drop_driver()  # its connection or credentials may be at fault
+            if cloud_error.kind is ErrorKind.UNEXPECTED:
                 _log.failure("{cloud}: a call failed unexpectedly", cloud=self._cloud.name)
-            raise found from error
+            raise cloud_error from error
 
-    def _thd_driver(self) -> Any:
-        driver = getattr(self._mine, "driver", None)
+    def _thd_driver(self) -> D:
+        driver: D | None = getattr(self._thread_local, "driver", None)
         if driver is not None and not self._cloud._thd_is_current(driver):
-            self._thd_drop()
+            self._thd_drop_driver()
             driver = None
         if driver is None:
-            driver = self._mine.driver = self._cloud._thd_connect(self._settings.call_seconds)
+            driver = self._thread_local.driver = self._cloud._thd_connect(self._settings.call_seconds)
             self._drivers.add(driver)
         return driver
 
-    def _thd_drop(self) -> None:
-        driver, self._mine.driver = getattr(self._mine, "driver", None), None
+    def _thd_drop_driver(self) -> None:
+        driver: D | None = getattr(self._thread_local, "driver", None)
+        self._thread_local.driver = None
         if driver is not None:
             self._drivers.discard(driver)
-            _thd_disconnect(driver)
+            self._cloud._thd_disconnect(driver)
 
-    def _heard(self, what: str, error: CloudError, circuit: Circuit) -> None:
+    def _record_failure(self, what: str, error: CloudError, breaker: CircuitBreaker) -> None:
         self.failed += 1
-        if error.trouble is Trouble.THROTTLED:
+        if error.kind is ErrorKind.THROTTLED:
             self.limit.throttled(error.retry_after)
-        if error.trouble is not Trouble.PASSING:
-            circuit.succeeded()
+        if error.kind is not ErrorKind.TRANSIENT:
+            breaker.succeeded()
             return
-        was_open = circuit.is_open
-        circuit.failed()
-        if circuit.is_open and not was_open:
+        was_open = breaker.is_open
+        breaker.failed()
+        if breaker.is_open and not was_open:
             _log.warn(
                 "{cloud} does not answer ({what}: {error}); it is asked again now and then",
-                cloud=self._cloud.place,
+                cloud=self._cloud.location,
                 what=what,
                 error=error,
             )
-
-
-def _thd_disconnect(driver: Any) -> None:
-    """Close the sockets that a libcloud driver keeps; it has no call for that. Ours may have one."""
-    close = getattr(driver, "_thd_close", None)
-    if close is not None:
-        close()
-        return
-    session = getattr(getattr(driver.connection, "connection", None), "session", None)
-    if session is not None:
-        session.close()

@@ -1,16 +1,17 @@
-"""From a spec to a VM that was asked for: one, whatever happens on the way."""
+# SPDX-License-Identifier: Apache-2.0
+"""Launching: from a spec to exactly one VM, whatever fails on the way."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Generic
 
 import attrs
-from twisted.internet.task import deferLater
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from infranetes.providers.cloud.annotations import PREFIX, read
+from infranetes.providers.annotations import PREFIX, read
 from infranetes.providers.cloud.calls import Calls
 from infranetes.providers.cloud.interface import (
     ADDRESS,
@@ -18,76 +19,83 @@ from infranetes.providers.cloud.interface import (
     NODE,
     SANDBOX,
     TOKEN,
+    Cloud,
     CloudError,
-    Found,
-    ICloud,
-    Order,
-    Trouble,
+    CloudVM,
+    D,
+    ErrorKind,
+    LaunchRequest,
 )
+from infranetes.providers.cloud.ledger import Ledger
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes.providers.cloud.sizes import choose
-from infranetes.providers.cloud.translate import failed
-from infranetes.providers.cloud.view import View
+from infranetes.providers.cloud.translate import to_infranetes_error
 from infranetes.providers.interface import InstanceSpec, InstanceState, ProviderContext
+from infranetes_common.concurrency import sleep
 from infranetes_common.errors import InfranetesError, InvalidArgument, Unavailable
 from infranetes_common.identity import encode
 
-_PATIENCE = 1.5  # from one look at a launch that is not decided yet to the next
-_ATTEMPTS = 4  # with VMs of the same token that turn out to be gone
+_POLL_GROWTH = 1.5  # of the pause between polls of a launch's operation
+_MAX_NUMBERS = 4  # VMs of a token to ask for, where each turns out to have ended
 
 _log = Logger()
 
 
-class Launcher:
-    """Makes VMs.
+class Launcher(Generic[D]):
+    """Launches VMs.
 
-    :param unwanted: tokens whose launch failed, until when: a VM that turns up is destroyed.
-    :param end: destroys a VM.
+    :param unwanted: tokens of failed launches, until when: VMs that turn up with them are destroyed.
+    :param destroy: destroys a VM.
     """
 
     def __init__(
         self,
-        reactor: Any,
-        cloud: ICloud,
+        reactor: IReactorTime,
+        cloud: Cloud[D],
         settings: CloudSettings,
         context: ProviderContext,
-        calls: Calls,
-        view: View,
+        calls: Calls[D],
+        ledger: Ledger,
         unwanted: dict[str, float],
-        end: Callable[[Found], Awaitable[None]],
+        destroy: Callable[[CloudVM], Awaitable[None]],
     ) -> None:
         self._reactor = reactor
         self._cloud = cloud
         self._settings = settings
         self._context = context
         self._calls = calls
-        self._view = view
+        self._ledger = ledger
         self._unwanted = unwanted
-        self._end = end
+        self._destroy = destroy
         self.architecture = "x86_64"
 
-    async def launch(self, spec: InstanceSpec) -> Found:
-        """The VM of the spec's token, asked for if there is none.
+    async def launch(self, spec: InstanceSpec) -> CloudVM:
+        """Return the VM of the spec's token, which is launched if there is none.
 
-        :raise CloudError, InfranetesError: it can't be had, and nothing of it remains."""
+        :raise CloudError, InfranetesError: it can't be launched, and nothing of it remains."""
         if (spec.cluster, spec.node) != (self._context.cluster, self._context.node):
             raise InvalidArgument(f"a VM for {spec.cluster}/{spec.node} can't be launched by this node")
-        known = self._view.of_token(spec.token)
-        if known is not None:
-            return known
-        order, sizes = self._order(spec)
+        existing = self._ledger.for_token(spec.token)
+        if existing is not None:
+            return existing
+        request, sizes = self._request(spec)
         self._unwanted.pop(spec.token, None)
         try:
-            return self._view.launched(await self._ask(order, sizes))
+            return self._ledger.record_launch(await self._launch(request, sizes))
         except (CloudError, InfranetesError) as error:
-            await self._undo(order.token, error)
+            await self._undo(request.token, error)
             raise
 
-    def _order(self, spec: InstanceSpec) -> tuple[Order, list[str]]:
-        """The order but for size and place, and the sizes to try.
+    def _request(self, spec: InstanceSpec) -> tuple[LaunchRequest, list[str]]:
+        """The request, still without size and zone, and the sizes to try.
 
         :raise InvalidArgument: an annotation or the size can't be served."""
         wishes = read(spec.annotations)
+        if wishes.disk:
+            raise InvalidArgument(
+                f"annotation {PREFIX}disk can't be served: the disk is as large as the configuration, or the "
+                "machine image, says"
+            )
         self._cloud.check_wishes(wishes)
         offers = choose(
             self._cloud.offers,
@@ -113,99 +121,106 @@ class Launcher:
             raise InvalidArgument(
                 f"annotation {PREFIX}image: the image of the pod's container is the VM; leave it out"
             )
-        number = self._view.count_destroyed(spec.token)
-        image = wishes.image or spec.image
-        order = Order(spec.token, spec.sandbox_id, number, tags, encode(identity), wishes, image)
-        return order, [offer.name for offer in offers[: self._settings.max_sizes]]
+        request = LaunchRequest(
+            token=spec.token,
+            sandbox_id=spec.sandbox_id,
+            number=self._ledger.count_destroyed(spec.token),
+            tags=tags,
+            identity=encode(identity),
+            wishes=wishes,
+            image=wishes.image or spec.image,
+        )
+        return request, [offer.name for offer in offers[: self._settings.max_sizes]]
 
-    async def _ask(self, order: Order, sizes: list[str]) -> Found:
-        for number in range(order.number, order.number + _ATTEMPTS):
-            found = await self._ask_for(attrs.evolve(order, number=number), sizes)
-            if found.state is not InstanceState.ENDED:
-                return found
-            if found.id not in self._view.destroyed and number == order.number:
-                return found
-        raise Unavailable(f"VMs of token {order.token} end as soon as they are asked for; see {found.detail}")
+    async def _launch(self, request: LaunchRequest, sizes: list[str]) -> CloudVM:
+        for number in range(request.number, request.number + _MAX_NUMBERS):
+            vm = await self._launch_one(attrs.evolve(request, number=number), sizes)
+            if vm.state is not InstanceState.ENDED:
+                return vm
+            if vm.id not in self._ledger.destroyed and number == request.number:
+                return vm
+        raise Unavailable(f"VMs of token {request.token} end as soon as they are launched; see {vm.detail}")
 
-    async def _ask_for(self, order: Order, sizes: list[str]) -> Found:
-        """The cheapest size at the first place that has it."""
-        refused: CloudError | None = None
+    async def _launch_one(self, request: LaunchRequest, sizes: list[str]) -> CloudVM:
+        """Launch the cheapest size that a zone has, trying zones in their order."""
+        refusal: CloudError | None = None
         for size in sizes:
-            for place in self._cloud.places(order.wishes):
-                attempt = attrs.evolve(order, size=size, place=place)
+            for zone in self._cloud.zones(request.wishes):
+                attempt = attrs.evolve(request, size=size, zone=zone)
                 try:
-                    found = await self._calls.call(
-                        f"launch a {size}", partial(self._thd_launch, attempt), kind="launch"
+                    vm = await self._calls.call(
+                        f"launch a {size}",
+                        partial(self._cloud._thd_launch, request=attempt),
+                        circuit="launch",
                     )
-                    if not found.task:
-                        return found
-                    # what is refused now has had an id: the next attempt is another VM's
-                    order = attrs.evolve(order, number=order.number + 1)
-                    return await self._settled(found)
+                    if not vm.operation:
+                        return vm
+                    # A VM that is refused from here on has had an id, so the next attempt needs another one.
+                    request = attrs.evolve(request, number=request.number + 1)
+                    return await self._wait_for_operation(vm)
                 except CloudError as error:
-                    if error.trouble is Trouble.CONFLICT:
-                        return await self._appears(order.token, error)
-                    if error.trouble is not Trouble.CAPACITY:
+                    if error.kind is ErrorKind.CONFLICT:
+                        return await self._find_launched(request.token, error)
+                    if error.kind is not ErrorKind.CAPACITY:
                         raise
-                    refused = error
+                    refusal = error
                     _log.info(
-                        "{cloud} has no {size} {place}: {error}",
-                        cloud=self._cloud.place,
+                        "{cloud} has no {size} {zone}: {error}",
+                        cloud=self._cloud.location,
                         size=size,
-                        place=place,
+                        zone=zone,
                         error=error,
                     )
-        assert refused is not None
-        raise CloudError(Trouble.CAPACITY, f"none of {', '.join(sizes)} can be had; at last: {refused}")
+        assert refusal is not None
+        raise CloudError(
+            ErrorKind.CAPACITY, f"none of {', '.join(sizes)} is available; the last answer: {refusal}"
+        )
 
-    def _thd_launch(self, order: Order, driver: Any) -> Found:
-        return self._cloud._thd_launch(driver, order)
+    async def _wait_for_operation(self, vm: CloudVM) -> CloudVM:
+        """Wait until the launch's operation has ended, or `settle_seconds`: later failures show in lists.
 
-    async def _settled(self, found: Found) -> Found:
-        """The VM once the cloud has made up its mind, or has thought for long: what becomes of it is
-        seen in lists then.
-
-        :raise CloudError: it is refused, and is not there."""
+        :raise CloudError: the VM is refused and does not exist."""
         deadline = self._reactor.seconds() + self._settings.settle_seconds
-        what = f"see whether VM {found.id} can be had"
+        what = f"see whether VM {vm.id} is available"
         pause = self._settings.poll_seconds
-        while found.task and self._reactor.seconds() < deadline:
-            await deferLater(self._reactor, pause)
-            pause *= _PATIENCE  # each VM is asked for by itself, and boots meanwhile
+        while vm.operation and self._reactor.seconds() < deadline:
+            await sleep(self._reactor, pause)
+            pause *= _POLL_GROWTH  # each poll asks for one VM only, and the VM boots meanwhile
             try:
-                found = await self._calls.call(what, partial(self._thd_settle, found))
+                vm = await self._calls.call(what, partial(self._cloud._thd_poll_launch, vm=vm))
             except CloudError as error:
-                if error.trouble in (Trouble.CAPACITY, Trouble.QUOTA):
-                    self._view.gone(found.id, found.token)
+                if error.kind in (ErrorKind.CAPACITY, ErrorKind.QUOTA):
+                    self._ledger.record_destroyed(vm.id, vm.token)
                 raise
-        return attrs.evolve(found, task="")
+        return attrs.evolve(vm, operation="")
 
-    def _thd_settle(self, found: Found, driver: Any) -> Found:
-        return self._cloud._thd_settle(driver, found)
-
-    async def _appears(self, token: str, error: CloudError) -> Found:
-        """An earlier daemon has asked for the VM with another identity: it is there, if not shown yet."""
+    async def _find_launched(self, token: str, conflict: CloudError) -> CloudVM:
+        """Find the VM that an earlier daemon launched with another identity, once the cloud shows it."""
         deadline = self._reactor.seconds() + self._settings.settle_seconds
         while True:
-            founds = await self._calls.call("find a VM", lambda driver: self._cloud._thd_find(driver, token))
-            there = [one for one in founds if one.id not in self._view.destroyed]
-            if there:
-                return min(there, key=lambda one: (one.state is InstanceState.ENDED, one.created_at, one.id))
+            vms = await self._calls.call("find a VM", partial(self._cloud._thd_find, token=token))
+            existing = [vm for vm in vms if vm.id not in self._ledger.destroyed]
+            if existing:
+                return min(existing, key=lambda vm: (vm.state is InstanceState.ENDED, vm.created_at, vm.id))
             if self._reactor.seconds() > deadline:
-                raise error
-            await deferLater(self._reactor, self._settings.poll_seconds)
+                raise conflict
+            await sleep(self._reactor, self._settings.poll_seconds)
 
     async def _undo(self, token: str, why: Exception) -> None:
-        """See to it that nothing of a launch that failed remains."""
+        """Destroy what a failed launch left, now or when it turns up."""
         self._unwanted[token] = self._reactor.seconds() + self._settings.settle_seconds
-        if isinstance(why, CloudError) and why.trouble is Trouble.INVALID:
-            return  # whatever it was, it was never done
+        if isinstance(why, CloudError) and why.kind is ErrorKind.INVALID:
+            return  # nothing was ever launched
         try:
-            founds = await self._calls.call(
-                "find what a failed launch left", lambda driver: self._cloud._thd_find(driver, token)
+            vms = await self._calls.call(
+                "find what a failed launch left", partial(self._cloud._thd_find, token=token)
             )
-            for found in founds:
-                await self._end(found)
+            for vm in vms:
+                await self._destroy(vm)
         except (CloudError, InfranetesError) as error:
-            words = error if isinstance(error, InfranetesError) else failed(self._cloud.place, error)
-            _log.warn("a launch failed and what it left is swept later: {error}", error=words)
+            shown = (
+                error
+                if isinstance(error, InfranetesError)
+                else to_infranetes_error(self._cloud.location, error)
+            )
+            _log.warn("a launch failed, and what it left is swept later: {error}", error=shown)

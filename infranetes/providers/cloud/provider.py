@@ -1,13 +1,14 @@
-"""The PodProvider over any cloud: intent, waiting, ending, and nothing left behind.
+# SPDX-License-Identifier: Apache-2.0
+"""The PodProvider over any cloud: launching, waiting and destroying, so that nothing is left behind.
 
-What the cloud says of a VM, and what is made of it:
+How a VM's state at the cloud becomes its InstanceState:
 
 cloud          InstanceState   next
-asked for      PENDING         RUNNING, ENDED
-executing      RUNNING         ENDED       told to watchers unless `destroy` was asked for
+launched       PENDING         RUNNING, ENDED
+executing      RUNNING         ENDED       watchers are told unless `destroy` was called
 stopped, gone  ENDED           (none)      `destroy`
 
-A launch goes on when its caller goes away; the next call for its token waits for it and has its VM.
+A launch goes on when its caller goes away; the next call for its token waits for it and returns its VM.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from ipaddress import IPv4Network
-from typing import Any, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from infranetes.providers.cloud.calls import Calls
 from infranetes.providers.cloud.catalogue import MachineImages
-from infranetes.providers.cloud.interface import CloudError, Found, ICloud, Trouble
+from infranetes.providers.cloud.interface import Cloud, CloudError, CloudVM, D, ErrorKind
 from infranetes.providers.cloud.launch import Launcher
-from infranetes.providers.cloud.marks import Marks
+from infranetes.providers.cloud.ledger import Ledger
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes.providers.cloud.sweep import Sweeper
-from infranetes.providers.cloud.translate import failed
-from infranetes.providers.cloud.view import View
+from infranetes.providers.cloud.tasks import Tasks
+from infranetes.providers.cloud.tombstones import Tombstones
+from infranetes.providers.cloud.translate import to_infranetes_error
 from infranetes.providers.cloud.watch import Watcher
-from infranetes.providers.cloud.works import Works
 from infranetes.providers.interface import (
     IHasCatalogue,
     Instance,
@@ -42,7 +43,7 @@ from infranetes.providers.interface import (
     Progress,
     ProviderContext,
 )
-from infranetes.threads import in_thread
+from infranetes_common.concurrency import KeyedLock, deferred, run_in_thread, sleep
 from infranetes_common.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -50,6 +51,7 @@ from infranetes_common.errors import (
     NotFound,
     Unavailable,
 )
+from infranetes_common.reactors import IReactor
 
 T = TypeVar("T")
 
@@ -59,276 +61,288 @@ _log = Logger()
 
 
 @implementer(IPodProvider, IHasCatalogue)
-class CloudProvider:
+class CloudProvider(Generic[D]):
     """See `IPodProvider`."""
 
     def __init__(
-        self, reactor: Any, cloud: ICloud, settings: CloudSettings, context: ProviderContext
+        self, reactor: IReactor, cloud: Cloud[D], settings: CloudSettings, context: ProviderContext
     ) -> None:
         self.name = cloud.name
         self._reactor = reactor
         self._cloud = cloud
         self._settings = settings
         self._prices: dict[str, float | None] = {}
-        self._network = ""
         self._started = False
-        self._unwanted: set[str] = set()  # ids that are being destroyed by ourselves
-        self._works = Works()
+        self._unwanted: set[str] = set()  # ids of VMs that are being destroyed unasked
+        self._tasks = Tasks()
+        self._locks: KeyedLock[str] = KeyedLock()  # of tokens
         self._calls = Calls(reactor, cloud, settings)
-        self.catalogue = MachineImages(cloud, self._asked)
-        self._view = View(reactor.seconds, settings.settle_seconds)
-        self._marks = Marks(context.state_dir / cloud.name / "destroyed")
+        self.catalogue = MachineImages(cloud, self._call_for_catalogue)
+        self._ledger = Ledger(reactor.seconds, settings.settle_seconds)
+        self._tombstones = Tombstones(context.state_dir / cloud.name / "destroyed")
         self._watcher = Watcher(
-            reactor, cloud, settings, self._calls, self._view, self._instance, self._end_unwanted
+            reactor, cloud, settings, self._calls, self._ledger, self._to_instance, self._destroy_unwanted
         )
         self._launcher = Launcher(
-            reactor, cloud, settings, context, self._calls, self._view, self._watcher.unwanted, self._end
+            reactor,
+            cloud,
+            settings,
+            context,
+            self._calls,
+            self._ledger,
+            self._watcher.unwanted,
+            self._destroy,
         )
-        self._sweeper = Sweeper(reactor, cloud, settings, self._calls, self._view, self._works.busy)
+        self._sweeper = Sweeper(reactor, cloud, settings, self._calls, self._ledger, self._locks.busy)
 
     # ---- IPodProvider
 
     def start(self, progress: Progress) -> Deferred[None]:
-        return self._public(self._start(progress))
+        return self._task(self._start(progress))
 
-    def stop(self) -> Deferred[None]:
-        async def stop() -> None:
-            self._watcher.stop()
-            self._sweeper.stop()
-            self._works.stop()
-            await self._calls.stop()
-
-        return Deferred.fromCoroutine(stop())
+    @deferred
+    async def stop(self) -> None:
+        self._watcher.stop()
+        self._sweeper.stop()
+        self._tasks.stop()
+        await self._calls.stop()
 
     def configure_network(self, pod_cidr: str) -> Deferred[None]:
+        """Check the subnet only: the cloud's own network gives pods their addresses."""
+
         async def configure() -> None:
             try:
-                self._network = str(IPv4Network(pod_cidr))
+                IPv4Network(pod_cidr)
             except ValueError as error:
                 raise InvalidArgument(f"pod CIDR {pod_cidr!r} is not an IPv4 subnet: {error}") from None
-            await succeed(None)
 
-        return self._public(configure())
+        return self._task(configure())
 
     def launch(self, spec: InstanceSpec) -> Deferred[Instance]:
         async def launch() -> Instance:
             self._check_started()
-            return self._instance(await self._works.one_at_a_time(spec.token, self._launcher.launch(spec)))
+            async with self._locks.held(spec.token):
+                return self._to_instance(await self._launcher.launch(spec))
 
-        return self._public(launch(), spec.token)
+        return self._task(launch(), spec.token)
 
     def wait_running(self, instance_id: str, timeout: float) -> Deferred[Instance]:
-        def too_late(outcome: Any, _: float) -> Any:
+        def too_late(outcome: object, seconds: float) -> NoReturn:
             raise DeadlineExceeded(
                 f"VM {instance_id} is not running after {timeout:g} s; it may need longer to boot, "
                 "or its console says why it does not"
             )
 
-        waiting = self._public(self._wait_running(instance_id))
+        waiting = self._task(self._wait_running(instance_id))
         return waiting.addTimeout(timeout, self._reactor, too_late)
 
     def get(self, instance_id: str) -> Deferred[Instance]:
         async def get() -> Instance:
             self._check_started()
-            return self._instance(await self._get(instance_id))
+            return self._to_instance(await self._get(instance_id))
 
-        return self._public(get())
+        return self._task(get())
 
     def list(self) -> Deferred[list[Instance]]:
-        async def list_ours() -> list[Instance]:
+        async def list_instances() -> list[Instance]:
             self._check_started()
-            for token in list(self._works.deserted):
-                await self._works.free(token)
-            founds = await self._calls.call("list VMs", self._cloud._thd_list)
-            listed = self._view.merge(founds)
-            self._watcher.notice()
-            extra = {one.id for one in self._view.twins()} | self._unwanted
-            return [self._instance(one) for one in listed if one.id not in extra]
+            for token in list(self._tasks.abandoned):
+                async with self._locks.held(token):
+                    pass
+            vms = self._ledger.record_list(await self._calls.call("list VMs", self._cloud._thd_list))
+            self._watcher.publish_changes()
+            hidden = {vm.id for vm in self._ledger.duplicates()} | self._unwanted
+            return [self._to_instance(vm) for vm in vms if vm.id not in hidden]
 
-        return self._public(list_ours())
+        return self._task(list_instances())
 
     def destroy(self, instance_id: str) -> Deferred[None]:
         async def destroy() -> None:
             self._check_started()
             try:
-                found = await self._get(instance_id)
+                vm = await self._get(instance_id)
             except NotFound:
                 return
-            await self._works.one_at_a_time(found.token, self._end(found))
+            async with self._locks.held(vm.token):
+                await self._destroy(vm)
 
-        return self._public(destroy())
+        return self._task(destroy())
 
     def watch(self, ended: Callable[[Instance], None]) -> None:
         self._watcher.watchers.append(ended)
 
     def status(self) -> Mapping[str, str]:
-        states = [known.found.state for known in self._view.vms.values()]
+        states = [entry.vm.state for entry in self._ledger.entries.values()]
         calls = self._calls
         return {
-            "cloud": f"{self._cloud.place}, {'not answering' if calls.is_open else 'answering'}",
+            "cloud": f"{self._cloud.location}, {'not answering' if calls.is_open else 'answering'}",
             "calls": f"{calls.made} made, {calls.failed} failed, {calls.limit.current:.1f} a second at most",
             **{f"VMs {state.value}": str(states.count(state)) for state in InstanceState},
         }
 
     # ---- Bodies
 
-    def _public(self, body: Coroutine[Any, Any, T], key: str = "") -> Deferred[T]:
-        """`body` to its end, its failures in Infranetes' own words."""
+    def _task(self, work: Coroutine[Any, Any, T], key: str = "") -> Deferred[T]:  # Any: awaits anything
+        """Run `work` as a task; clouds' errors become Infranetes' errors."""
 
         async def translated() -> T:
             try:
-                return await body
+                return await work
             except CloudError as error:
-                raise failed(self._cloud.place, error) from error
+                raise to_infranetes_error(self._cloud.location, error) from error
 
-        return self._works.begin(translated(), key)
+        return self._tasks.start(translated(), key)
 
-    def _asked(self, what: str, work: Callable[[Any], Any]) -> Deferred[Any]:
-        """What the cloud answers to the catalogue."""
-
-        async def ask() -> Any:
+    def _call_for_catalogue(self, what: str, work: Callable[[D], T]) -> Deferred[T]:
+        async def call() -> T:
             self._check_started()
             return await self._calls.call(what, work)
 
-        return self._public(ask())
+        return self._task(call())
 
     def _check_started(self) -> None:
         if not self._started:
             raise Unavailable(f"provider {self.name} has not started")
 
     async def _start(self, progress: Progress) -> None:
-        progress(f"asking {self._cloud.place} for what the configuration names")
+        progress(f"asking {self._cloud.location} for what the configuration names")
         if not self._started:
             await self._calls.start()
-        self._view.destroyed.update(await in_thread(self._reactor, self._marks._thd_load))
+        self._ledger.destroyed.update(await run_in_thread(self._reactor, self._tombstones._thd_load))
         try:
             architecture = await self._calls.call("check the configuration", self._cloud._thd_check)
         except CloudError as error:
-            if error.trouble in (Trouble.INVALID, Trouble.MISSING):
-                raise FailedPrecondition(f"{self._cloud.place}: {error}; see the configuration") from error
+            if error.kind in (ErrorKind.INVALID, ErrorKind.NOT_FOUND):
+                raise FailedPrecondition(f"{self._cloud.location}: {error}; see the configuration") from error
             raise
         self._launcher.architecture = architecture
         self._prices = {offer.name: offer.price for offer in self._cloud.offers}
-        founds = await self._calls.call("list VMs", self._cloud._thd_list)
-        self._view.merge(founds)
-        await in_thread(self._reactor, partial(self._marks._thd_prune, {one.id for one in founds}))
+        vms = await self._calls.call("list VMs", self._cloud._thd_list)
+        self._ledger.record_list(vms)
+        await run_in_thread(self._reactor, self._tombstones._thd_prune, {vm.id for vm in vms})
         if not self._started:
             self._started = True
             for loop in (self._watcher.run(), self._sweeper.run()):
-                self._works.begin(loop).addErrback(lambda failure: failure.trap(Unavailable))
+                self._tasks.start(loop).addErrback(lambda failure: failure.trap(Unavailable))
 
-    async def _get(self, instance_id: str) -> Found:
-        if self._cloud.is_id(instance_id) and instance_id not in self._view.destroyed:
-            work = partial(self._thd_get, instance_id)
-            found: Found | None = await self._calls.call(f"look at VM {instance_id}", work)
-            if instance_id not in self._view.destroyed:
-                if found is not None:
-                    found = self._view.put(found)
-                    self._watcher.notice()
-                    return found
-                known = self._view.vms.get(instance_id)
-                if known is not None and self._view.is_fresh(known):
-                    return known.found
-        raise NotFound(f"no VM of this node is called {instance_id[:64]!r} at {self._cloud.place}")
-
-    def _thd_get(self, id: str, driver: Any) -> Found | None:
-        return self._cloud._thd_get(driver, id)
+    async def _get(self, instance_id: str) -> CloudVM:
+        if self._cloud.is_id(instance_id) and instance_id not in self._ledger.destroyed:
+            vm = await self._calls.call(
+                f"look at VM {instance_id}", partial(self._cloud._thd_get, id=instance_id)
+            )
+            if instance_id not in self._ledger.destroyed:
+                if vm is not None:
+                    vm = self._ledger.record(vm)
+                    self._watcher.publish_changes()
+                    return vm
+                entry = self._ledger.entries.get(instance_id)
+                if entry is not None and self._ledger.is_new(entry):
+                    return entry.vm
+        raise NotFound(f"no VM of this node is called {instance_id[:64]!r} at {self._cloud.location}")
 
     async def _wait_running(self, instance_id: str) -> Instance:
         self._check_started()
-        known = self._view.vms.get(instance_id)
-        found = known.found if known is not None else await self._get(instance_id)
+        entry = self._ledger.entries.get(instance_id)
+        vm = entry.vm if entry is not None else await self._get(instance_id)
         with self._watcher.waiting(instance_id) as changed:
             while True:
-                if found.state is InstanceState.RUNNING and found.private_address:
-                    if not found.wanted_address or found.public_address:
-                        return self._instance(found)
+                if vm.state is InstanceState.RUNNING and vm.private_address:
+                    if not vm.wanted_address or vm.public_address:
+                        return self._to_instance(vm)
                     await self._calls.call(
-                        f"give VM {instance_id} its address", partial(self._thd_address, found)
+                        f"give VM {instance_id} its address", partial(self._cloud._thd_assign_address, vm=vm)
                     )
-                    found = await self._get(instance_id)
-                    if found.public_address:
+                    vm = await self._get(instance_id)
+                    if vm.public_address:
                         continue
-                if found.state is InstanceState.ENDED:
-                    raise Unavailable(await self._why(found))
+                if vm.state is InstanceState.ENDED:
+                    raise Unavailable(await self._why_ended(vm))
                 await changed()
-                if instance_id not in self._view.vms:
+                if instance_id not in self._ledger.entries:
                     raise NotFound(f"VM {instance_id} was destroyed meanwhile")
-                found = self._view.vms[instance_id].found
+                vm = self._ledger.entries[instance_id].vm
 
-    def _thd_address(self, found: Found, driver: Any) -> None:
-        self._cloud._thd_address(driver, found)
-
-    async def _why(self, found: Found) -> str:
+    async def _why_ended(self, vm: CloudVM) -> str:
         try:
             console = await self._calls.call(
-                f"read the console of VM {found.id}",
-                lambda driver: self._cloud._thd_console(driver, found.id),
+                f"read the console of VM {vm.id}",
+                partial(self._cloud._thd_console_output, id=vm.id),
                 seconds=self._settings.call_seconds,
             )
         except CloudError:
             console = ""
         tail = f"; its console ends with: {console[-CONSOLE_CHARACTERS:]}" if console else ""
-        return f"VM {found.id} has ended: {found.detail or 'the cloud gives no reason'}{tail}"
+        return f"VM {vm.id} has ended: {vm.detail or 'the cloud gives no reason'}{tail}"
 
-    async def _end(self, found: Found) -> None:
-        """Destroy a VM and all it holds, and remember that."""
-        if found.id in self._view.destroyed:
+    # ---- Destroying
+
+    async def _destroy(self, vm: CloudVM) -> None:
+        """Destroy a VM, release what it held, and leave a tombstone."""
+        if vm.id in self._ledger.destroyed:
             return
-        self._watcher.destroying.add(found.id)
+        self._watcher.destroying.add(vm.id)
         try:
             deadline = self._reactor.seconds() + self._settings.destroy_seconds
-            what = f"destroy VM {found.id}"
-            while not await self._has_ended(found, what):
+            what = f"destroy VM {vm.id}"
+            while not await self._is_destroyed(vm, what):
                 if self._reactor.seconds() > deadline:
-                    raise CloudError(Trouble.PASSING, f"{what}: it is still ending")
-                await self._watcher.pause(self._settings.poll_seconds)
-            await in_thread(self._reactor, self._marks._thd_add, found.id, found.token)
-            self._view.gone(found.id, found.token)
-            self._watcher.notice()
+                    raise CloudError(ErrorKind.TRANSIENT, f"{what}: it is still ending")
+                await sleep(self._reactor, self._settings.poll_seconds)
+            await run_in_thread(self._reactor, self._tombstones._thd_add, vm.id, vm.token)
+            self._ledger.record_destroyed(vm.id, vm.token)
+            self._watcher.publish_changes()
         finally:
-            self._watcher.destroying.discard(found.id)
+            self._watcher.destroying.discard(vm.id)
 
-    async def _has_ended(self, found: Found, what: str) -> bool:
-        """Ask for a VM's end; whether it has come, and all is released."""
+    async def _is_destroyed(self, vm: CloudVM, what: str) -> bool:
+        """Ask the cloud to destroy a VM. Returns whether it is gone with all that it held."""
         try:
-            return await self._calls.call(what, lambda driver: self._cloud._thd_destroy(driver, found))
+            return await self._calls.call(what, partial(self._cloud._thd_destroy, vm=vm))
         except CloudError as error:
-            known = self._view.vms.get(found.id)
-            if error.trouble is not Trouble.MISSING:
+            if error.kind is not ErrorKind.NOT_FOUND:
                 raise
-            if known is not None and self._view.is_fresh(known):
-                return False  # it was made a moment ago: not all of the cloud knows it yet
-        await self._calls.call(what, lambda driver: self._cloud._thd_release_all(driver, found))
+            entry = self._ledger.entries.get(vm.id)
+            if entry is not None and self._ledger.is_new(entry):
+                return False  # not all of the cloud knows it yet
+        await self._calls.call(what, partial(self._cloud._thd_release_resources, vm=vm))
         return True
 
-    def _end_unwanted(self, found: Found, why: str) -> None:
-        """A VM that nobody was told of."""
-        if found.id in self._unwanted:
+    def _destroy_unwanted(self, vm: CloudVM, why: str) -> None:
+        """Destroy a VM that no caller was told of, in the background."""
+        if vm.id in self._unwanted:
             return
-        self._unwanted.add(found.id)
-        _log.warn("{cloud}: VM {vm} is destroyed: {why}", cloud=self._cloud.place, vm=found.id, why=why)
+        self._unwanted.add(vm.id)
+        _log.warn("{cloud}: destroying VM {vm}: {why}", cloud=self._cloud.location, vm=vm.id, why=why)
 
-        def done(outcome: Any) -> None:
-            self._unwanted.discard(found.id)
+        async def destroy() -> None:
+            async with self._locks.held(vm.token):
+                await self._destroy(vm)
+
+        def done(outcome: Failure | None) -> None:
+            self._unwanted.discard(vm.id)
             if isinstance(outcome, Failure):
-                _log.warn("VM {vm} is not destroyed yet: {error}", vm=found.id, error=outcome.value)
+                _log.warn(
+                    "{cloud}: VM {vm} is not destroyed yet: {error}",
+                    cloud=self._cloud.location,
+                    vm=vm.id,
+                    error=outcome.value,
+                )
 
-        self._public(self._works.one_at_a_time(found.token, self._end(found))).addBoth(done)
+        self._task(destroy()).addBoth(done)
 
-    def _instance(self, found: Found) -> Instance:
+    def _to_instance(self, vm: CloudVM) -> Instance:
         public = self._settings.agent_address == "public"
-        host = found.public_address if public else found.private_address
+        host = vm.public_address if public else vm.private_address
         return Instance(
-            id=found.id,
-            token=found.token,
-            sandbox_id=found.sandbox_id,
-            state=found.state,
-            address=found.private_address,
+            id=vm.id,
+            token=vm.token,
+            sandbox_id=vm.sandbox_id,
+            state=vm.state,
+            address=vm.private_address,
             agent_host=host,
             agent_port=self._settings.agent_port if host else 0,
-            created_at=found.created_at,
-            detail=found.detail,
-            size=found.size,
-            cost_per_hour=self._prices.get(found.size),
+            created_at=vm.created_at,
+            detail=vm.detail,
+            size=vm.size,
+            cost_per_hour=self._prices.get(vm.size),
         )

@@ -1,39 +1,42 @@
-"""What the configuration may say of every cloud."""
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration keys that all clouds share."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 
 from infranetes_common.config import Bytes
 
-_positive: Any = attrs.validators.gt(0)
-_not_negative: Any = attrs.validators.ge(0)
+_positive = attrs.validators.gt(0.0)
+_not_negative = attrs.validators.ge(0.0)
 
 
-def _is_port(instance: Any, attribute: Any, value: int) -> None:
+def _is_port(instance: object, attribute: attrs.Attribute[int], value: int) -> None:
     if not 0 < value < 65536:
         raise ValueError("a port is expected, 1 to 65535")
 
 
 @attrs.frozen(kw_only=True)
 class CloudSettings:
-    """Keys of each cloud's table."""
+    """Keys of every cloud's table."""
 
-    sizes: tuple[str, ...] = ()  # names that pods may have, with * and ?; empty: all of the cloud's
-    max_sizes: int = attrs.field(default=5, validator=attrs.validators.ge(1))  # tried without capacity
+    sizes: tuple[str, ...] = ()  # that pods may get, with * and ?; empty: all that the cloud has
+    # How many of these are tried while there is no capacity.
+    max_sizes: int = attrs.field(default=5, validator=attrs.validators.ge(1))
     guest_memory: Bytes = Bytes(256 << 20)
     agent_port: int = attrs.field(default=2475, validator=_is_port)
-    agent_address: Literal["private", "public"] = "private"  # by which the node reaches agents
+    agent_address: Literal["private", "public"] = "private"  # at which the node reaches agents
     threads: int = attrs.field(default=8, validator=attrs.validators.in_(range(1, 65)))
     call_seconds: float = attrs.field(default=30.0, validator=_positive)  # one call
     retry_seconds: float = attrs.field(default=120.0, validator=_positive)  # a call with its retries
     retry_first: float = attrs.field(default=0.5, validator=_positive)
     retry_most: float = attrs.field(default=15.0, validator=_positive)
     calls_per_second: float = attrs.field(default=10.0, validator=_positive)
-    poll_seconds: float = attrs.field(default=2.0, validator=_positive)  # while a VM is waited for
+    poll_seconds: float = attrs.field(default=2.0, validator=_positive)  # while a call waits for a VM
     watch_seconds: float = attrs.field(default=15.0, validator=_positive)  # otherwise
-    settle_seconds: float = attrs.field(default=120.0, validator=_not_negative)  # answers may be so old
+    # How stale the cloud's answers may be.
+    settle_seconds: float = attrs.field(default=120.0, validator=_not_negative)
     destroy_seconds: float = attrs.field(default=300.0, validator=_positive)
     sweep_seconds: float = attrs.field(default=600.0, validator=_positive)  # addresses and disks

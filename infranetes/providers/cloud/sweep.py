@@ -1,81 +1,83 @@
-"""Addresses and disks of ours that no VM uses any more: they cost money too."""
+# SPDX-License-Identifier: Apache-2.0
+"""Release addresses and disks of ours that no VM uses any more: they cost money too."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Generic
 
 from twisted.internet.defer import CancelledError
-from twisted.internet.task import deferLater
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from infranetes.providers.cloud.calls import Calls
-from infranetes.providers.cloud.interface import CloudError, ICloud, Leftover
+from infranetes.providers.cloud.interface import Cloud, CloudError, D, Leftover
+from infranetes.providers.cloud.ledger import Ledger
 from infranetes.providers.cloud.settings import CloudSettings
-from infranetes.providers.cloud.translate import failed
-from infranetes.providers.cloud.view import View
+from infranetes.providers.cloud.translate import to_infranetes_error
+from infranetes_common.concurrency import sleep
 
 _log = Logger()
 
 
-class Sweeper:
-    """Releases what was nobody's in two passes that follow each other.
+class Sweeper(Generic[D]):
+    """Releases what was unused in two consecutive passes.
 
-    :param busy: tokens that something is under way for: what is theirs is left alone.
+    :param busy_tokens: returns tokens that something is under way for: what has them is left alone.
     """
 
     def __init__(
         self,
-        reactor: Any,
-        cloud: ICloud,
+        reactor: IReactorTime,
+        cloud: Cloud[D],
         settings: CloudSettings,
-        calls: Calls,
-        view: View,
-        busy: Callable[[], list[str]],
+        calls: Calls[D],
+        ledger: Ledger,
+        busy_tokens: Callable[[], list[str]],
     ) -> None:
         self._reactor = reactor
         self._cloud = cloud
         self._settings = settings
         self._calls = calls
-        self._view = view
-        self._busy = busy
-        self._strange: set[Leftover] = set()
+        self._ledger = ledger
+        self._busy_tokens = busy_tokens
+        self._unused: set[Leftover] = set()  # in the last pass
         self._stopped = False
 
     async def run(self) -> None:
-        """Sweep, until stopped."""
+        """Sweep until stopped."""
         while not self._stopped:
-            await deferLater(self._reactor, self._settings.sweep_seconds)
+            await sleep(self._reactor, self._settings.sweep_seconds)
             try:
-                await self.once()
+                await self.sweep()
             except CloudError as error:
-                _log.warn("{error}", error=failed(self._cloud.place, error))
+                _log.warn("{error}", error=to_infranetes_error(self._cloud.location, error))
             except CancelledError:
                 raise
             except Exception:
-                _log.failure("{cloud}: sweeping failed", cloud=self._cloud.place)
+                _log.failure("{cloud}: sweeping failed", cloud=self._cloud.location)
 
     def stop(self) -> None:
         """Sweep no more."""
         self._stopped = True
 
-    async def once(self) -> None:
-        """One pass."""
-        found = await self._calls.call("look for addresses and disks", self._cloud._thd_leftovers)
-        live = {known.found.token for known in self._view.live()} | set(self._busy())
-        strange = {one for one in found if one.token not in live}
-        again, self._strange = strange & self._strange, strange
-        for one in again:
-            await self._release(one)
+    async def sweep(self) -> None:
+        """Make one pass."""
+        leftovers = await self._calls.call("look for addresses and disks", self._cloud._thd_leftovers)
+        used = {entry.vm.token for entry in self._ledger.live()} | set(self._busy_tokens())
+        unused = {leftover for leftover in leftovers if leftover.token not in used}
+        twice, self._unused = unused & self._unused, unused
+        for leftover in twice:
+            await self._release(leftover)
 
     async def _release(self, leftover: Leftover) -> None:
         _log.warn(
-            "{cloud}: {kind} {id} is ours and no VM's: it is released",
-            cloud=self._cloud.place,
+            "{cloud}: {kind} {id} is ours and no VM uses it: releasing it",
+            cloud=self._cloud.location,
             kind=leftover.kind,
             id=leftover.id,
         )
         await self._calls.call(
-            f"release {leftover.kind} {leftover.id}",
-            lambda driver: self._cloud._thd_release(driver, leftover),
+            f"release {leftover.kind} {leftover.id}", partial(self._cloud._thd_release, leftover=leftover)
         )

@@ -1,8 +1,9 @@
-"""A cloud's troubles as Infranetes' errors."""
+# SPDX-License-Identifier: Apache-2.0
+"""Clouds' errors as Infranetes' errors."""
 
 from __future__ import annotations
 
-from infranetes.providers.cloud.interface import CloudError, Trouble
+from infranetes.providers.cloud.interface import CloudError, ErrorKind
 from infranetes_common.errors import (
     FailedPrecondition,
     InfranetesError,
@@ -12,20 +13,20 @@ from infranetes_common.errors import (
     Unavailable,
 )
 
-_ERRORS: dict[Trouble, tuple[type[InfranetesError], str]] = {
-    Trouble.THROTTLED: (Unavailable, "it is asked too often; try again later"),
-    Trouble.PASSING: (Unavailable, "try again later"),
-    Trouble.CAPACITY: (ResourceExhausted, "allow more sizes or subnets, or try again later"),
-    Trouble.QUOTA: (ResourceExhausted, "have the limit raised, or remove pods"),
-    Trouble.CREDENTIALS: (FailedPrecondition, "give the node credentials that are valid and may do this"),
-    Trouble.CONFLICT: (Unavailable, "its VM is not shown yet; try again later"),
-    Trouble.MISSING: (NotFound, "it may have been removed by somebody else"),
-    Trouble.INVALID: (InvalidArgument, "change the pod's annotations or the configuration"),
-    Trouble.BROKEN: (InfranetesError, "the daemon's log has the details"),
+_ERRORS: dict[ErrorKind, tuple[type[InfranetesError], str]] = {
+    ErrorKind.THROTTLED: (Unavailable, "it is asked too often; try again later"),
+    ErrorKind.TRANSIENT: (Unavailable, "try again later"),
+    ErrorKind.CAPACITY: (ResourceExhausted, "allow more sizes or subnets, or try again later"),
+    ErrorKind.QUOTA: (ResourceExhausted, "have the limit raised, or remove pods"),
+    ErrorKind.CREDENTIALS: (FailedPrecondition, "give the node credentials that are valid and may do this"),
+    ErrorKind.CONFLICT: (Unavailable, "its VM is not shown yet; try again later"),
+    ErrorKind.NOT_FOUND: (NotFound, "it may have been removed by somebody else"),
+    ErrorKind.INVALID: (InvalidArgument, "change the pod's annotations or the configuration"),
+    ErrorKind.UNEXPECTED: (InfranetesError, "the daemon's log has the details"),
 }
 
 
-def failed(place: str, error: CloudError) -> InfranetesError:
-    """The error that leaves the provider."""
-    kind, advice = _ERRORS[error.trouble]
-    return kind(f"{place}: {error}; {advice}")
+def to_infranetes_error(location: str, error: CloudError) -> InfranetesError:
+    """Return the error with which a failed call leaves the provider."""
+    kind, advice = _ERRORS[error.kind]
+    return kind(f"{location}: {error}; {advice}")

@@ -1,191 +1,165 @@
-"""Looking at the VMs now and then: for whoever waits for one, and for those that end by themselves."""
+# SPDX-License-Identifier: Apache-2.0
+"""Polling the list of VMs: for those who wait for one, and to notice VMs that end on their own."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Generic
 
-from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.task import deferLater
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from infranetes.providers.cloud.calls import Calls
-from infranetes.providers.cloud.interface import CloudError, Found, ICloud
+from infranetes.providers.cloud.interface import Cloud, CloudError, CloudVM, D
+from infranetes.providers.cloud.ledger import Ledger, LedgerEntry
 from infranetes.providers.cloud.settings import CloudSettings
-from infranetes.providers.cloud.translate import failed
-from infranetes.providers.cloud.view import Known, View
+from infranetes.providers.cloud.translate import to_infranetes_error
 from infranetes.providers.interface import Instance, InstanceState
+from infranetes_common.concurrency import Notifier
 
-_MISSED = 2  # lists in a row that have to lack a VM, before the cloud is asked for it by its id
+_MAX_LISTS_MISSED = 2  # then the cloud is asked for the VM by its id
 
 _log = Logger()
 
 
-class Watcher:
-    """One list call serves all that wait, however many.
+class Watcher(Generic[D]):
+    """Polls with one list call, however many wait.
 
-    :param instance: makes what watchers are told. :param end: begins to destroy a VM, saying why.
+    :param to_instance: makes what watchers are called with.
+    :param destroy: starts to destroy a VM; its second argument says why.
     """
 
     def __init__(
         self,
-        reactor: Any,
-        cloud: ICloud,
+        reactor: IReactorTime,
+        cloud: Cloud[D],
         settings: CloudSettings,
-        calls: Calls,
-        view: View,
-        instance: Callable[[Found], Instance],
-        end: Callable[[Found, str], None],
+        calls: Calls[D],
+        ledger: Ledger,
+        to_instance: Callable[[CloudVM], Instance],
+        destroy: Callable[[CloudVM, str], None],
     ) -> None:
         self._reactor = reactor
         self._cloud = cloud
         self._settings = settings
         self._calls = calls
-        self._view = view
-        self._instance = instance
-        self._end = end
+        self._ledger = ledger
+        self._to_instance = to_instance
+        self._destroy = destroy
         self.watchers: list[Callable[[Instance], None]] = []
         self.destroying: set[str] = set()
-        self.unwanted: dict[str, float] = {}  # tokens of failed launches, and until when
-        self._changes: dict[str, list[Deferred[None]]] = {}
+        self.unwanted: dict[str, float] = {}  # tokens of failed launches, and until when they are
+        self._changes: dict[str, Notifier] = {}  # by the VM's id
         self._waiting = 0
-        self._sleep: Any = None
-        self._wakes_at = 0.0
+        self._somebody_waits = Notifier()
+        self._next_poll = 0.0
         self._stopped = False
 
     # ---- Waiting
 
     @contextmanager
-    def waiting(self, id: str) -> Iterator[Callable[[], Awaitable[None]]]:
-        """While somebody waits for a VM; what is yielded waits for its next change."""
-        mine: list[Deferred[None]] = []
+    def waiting(self, id: str) -> Iterator[Callable[[], Deferred[None]]]:
+        """Poll more often in this block. What is yielded waits for the VM's next change."""
 
-        async def changed() -> None:
-            change: Deferred[None] = Deferred()
-            mine.append(change)
-            self._changes.setdefault(id, []).append(change)
-            self._hurry()
-            await change
+        def changed() -> Deferred[None]:
+            change = self._changes.setdefault(id, Notifier()).wait()
+            if self._next_poll - self._reactor.seconds() > self._settings.poll_seconds:
+                self._somebody_waits.notify()
+            return change
 
         self._waiting += 1
         try:
             yield changed
         finally:
             self._waiting -= 1
-            left = [one for one in self._changes.get(id, []) if one not in mine]
-            if left:
-                self._changes[id] = left
-            else:
-                self._changes.pop(id, None)
+            if id in self._changes and not self._changes[id].waiters:
+                del self._changes[id]
 
-    def pause(self, seconds: float) -> Deferred[None]:
-        """Some time."""
-        return deferLater(self._reactor, seconds, lambda: None)
-
-    # ---- Looking
+    # ---- Polling
 
     async def run(self) -> None:
-        """Look, until stopped."""
+        """Poll until stopped."""
         while not self._stopped:
-            await self._rest()
-            if not (self._waiting or self._view.live() or self.unwanted):
+            await self._wait_for_next_poll()
+            if not (self._waiting or self._ledger.live() or self.unwanted):
                 continue
             try:
-                await self.look()
+                await self.poll()
             except CloudError as error:
-                _log.debug("{error}", error=failed(self._cloud.place, error))
+                _log.debug("{error}", error=to_infranetes_error(self._cloud.location, error))
             except CancelledError:
                 raise
             except Exception:
-                _log.failure("{cloud}: looking at the VMs failed", cloud=self._cloud.place)
+                _log.failure("{cloud}: looking at the VMs failed", cloud=self._cloud.location)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Poll no more."""
         self._stopped = True
 
-    def _interval(self) -> float:
-        return self._settings.poll_seconds if self._waiting else self._settings.watch_seconds
+    async def _wait_for_next_poll(self) -> None:
+        seconds = self._settings.poll_seconds if self._waiting else self._settings.watch_seconds
+        self._next_poll = self._reactor.seconds() + seconds
+        with suppress(TimeoutError):
+            await self._somebody_waits.wait().addTimeout(seconds, self._reactor)
 
-    async def _rest(self) -> None:
-        seconds = self._interval()
-        self._sleep = Deferred()
-        self._wakes_at = self._reactor.seconds() + seconds
-        timer = self._reactor.callLater(seconds, self._sleep.callback, None)
-        try:
-            await self._sleep
-        finally:
-            self._sleep = None
-            if timer.active():
-                timer.cancel()
+    async def poll(self) -> None:
+        """List the VMs once, and act on what changed."""
+        deadline = self._settings.watch_seconds + 30
+        vms = await self._calls.call("list VMs", self._cloud._thd_list, deadline)
+        self._ledger.record_list(vms)
+        listed = {vm.id for vm in vms}
+        for entry in self._ledger.live():
+            if entry.vm.id not in listed:
+                await self._check_missing(entry, deadline)
+        self.publish_changes()
+        self._destroy_unwanted()
 
-    def _hurry(self) -> None:
-        """Somebody waits now: look soon."""
-        if self._sleep is not None and self._wakes_at - self._reactor.seconds() > self._settings.poll_seconds:
-            sleep, self._sleep = self._sleep, None
-            sleep.callback(None)
+    def publish_changes(self) -> None:
+        """Wake those who wait for VMs that changed, and report VMs that ended."""
+        while self._ledger.changed:
+            id = self._ledger.changed.pop()
+            entry = self._ledger.entries.get(id)
+            if entry is not None and entry.vm.state is InstanceState.ENDED and not entry.end_reported:
+                entry.end_reported = True
+                self._report_end(entry.vm)
+            if id in self._changes:
+                self._changes.pop(id).notify()
 
-    async def look(self) -> None:
-        """Ask for the list once, and see what is new in it."""
-        founds = await self._calls.call("list VMs", self._cloud._thd_list, self._settings.watch_seconds + 30)
-        self._view.merge(founds)
-        shown = {one.id for one in founds}
-        for known in list(self._view.live()):
-            if known.found.id not in shown:
-                await self._missed(known)
-        self.notice()
-        self._end_what_nobody_wants()
-
-    def notice(self) -> None:
-        """Wake those who wait for what is new, and tell of VMs that have ended."""
-        while self._view.news:
-            id = self._view.news.pop()
-            known = self._view.vms.get(id)
-            if known is not None and known.found.state is InstanceState.ENDED and not known.told:
-                known.told = True
-                self._tell(known.found)
-            for change in self._changes.pop(id, []):
-                if not change.called:
-                    change.callback(None)
-
-    async def _missed(self, known: Known) -> None:
-        """A VM that has not ended, as far as we know, is not in the list."""
-        if self._view.is_fresh(known) or known.found.id in self.destroying:
+    async def _check_missing(self, entry: LedgerEntry, deadline: float) -> None:
+        """Ask for a live VM by its id if several lists in a row lacked it."""
+        id = entry.vm.id
+        if self._ledger.is_new(entry) or id in self.destroying:
             return
-        known.missed += 1
-        if known.missed < _MISSED:
+        entry.lists_missed += 1
+        if entry.lists_missed < _MAX_LISTS_MISSED:
             return
-        id = known.found.id
-        found = await self._calls.call(
-            f"look at VM {id}", partial(self._thd_get, id), self._settings.watch_seconds + 30
-        )
-        if found is not None:
-            self._view.put(found)
-        elif id in self._view.vms:
-            self._view.lost(known, f"{self._cloud.place} no longer knows it")
+        vm = await self._calls.call(f"look at VM {id}", partial(self._cloud._thd_get, id=id), deadline)
+        if vm is not None:
+            self._ledger.record(vm)
+        elif id in self._ledger.entries:
+            self._ledger.record_end(entry, f"{self._cloud.location} no longer knows it")
 
-    def _thd_get(self, id: str, driver: Any) -> Found | None:
-        return self._cloud._thd_get(driver, id)
-
-    def _tell(self, found: Found) -> None:
-        if found.id in self.destroying or found.id in self._view.destroyed:
+    def _report_end(self, vm: CloudVM) -> None:
+        if vm.id in self.destroying or vm.id in self._ledger.destroyed:
             return
         for watcher in self.watchers:
             try:
-                watcher(self._instance(found))
+                watcher(self._to_instance(vm))
             except Exception:
-                _log.failure("a watcher failed on the end of VM {vm}", vm=found.id)
+                _log.failure("a watcher failed on the end of VM {vm}", vm=vm.id)
 
-    def _end_what_nobody_wants(self) -> None:
+    def _destroy_unwanted(self) -> None:
         now = self._reactor.seconds()
         for token in [token for token, until in self.unwanted.items() if until < now]:
             del self.unwanted[token]
-        ends = [(one, "it is its token's second VM") for one in self._view.twins()]
-        ends += [
-            (known.found, "its launch failed")
-            for known in self._view.vms.values()
-            if known.found.token in self.unwanted
+        unwanted = [(vm, "its token has another VM already") for vm in self._ledger.duplicates()]
+        unwanted += [
+            (entry.vm, "its launch failed")
+            for entry in self._ledger.entries.values()
+            if entry.vm.token in self.unwanted
         ]
-        for found, why in ends:
-            self._end(found, why)
+        for vm, why in unwanted:
+            self._destroy(vm, why)

@@ -1,16 +1,17 @@
-"""The embedded default: pods as QEMU virtual machines on this node, cloned from a template."""
+# SPDX-License-Identifier: Apache-2.0
+"""The default provider: pods as QEMU virtual machines on this node, cloned from a template."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
 
 from infranetes.providers.interface import ProviderContext
 from infranetes.providers.qemu.provider import QemuProvider
 from infranetes.providers.qemu.settings import QemuSettings
 from infranetes_common import config
 from infranetes_common.errors import ConfigError
+from infranetes_common.reactors import IReactor
 
 __all__ = ["QemuProvider", "create"]
 
@@ -18,13 +19,13 @@ _MAX_SOCKET_PATH = 107  # unix(7)
 _LONGEST_SOCKET = "0" * 32 + "/identity"
 
 
-def create(reactor: Any, table: Mapping[str, Any], context: ProviderContext) -> QemuProvider:
-    """The provider of QEMU's VMs (see `registry.ProviderFactory`)."""
-    settings = config.structure(table, QemuSettings, source="configuration", prefix="providers.qemu")
+def create(reactor: IReactor, table: Mapping[str, object], context: ProviderContext) -> QemuProvider:
+    """Make the provider; a `registry.ProviderFactory`."""
+    settings = config.structure(table, QemuSettings, source=context.source, prefix="providers.qemu")
     socket = context.run_dir / QemuProvider.name / _LONGEST_SOCKET
     if len(os.fsencode(socket)) > _MAX_SOCKET_PATH:
         raise ConfigError(
-            f"run_dir: {socket} is too long for a socket's path (at most {_MAX_SOCKET_PATH} bytes); "
-            "choose a shorter directory"
+            f"{context.source}: run_dir: {socket} is too long for a socket's path "
+            f"(at most {_MAX_SOCKET_PATH} bytes); choose a shorter directory"
         )
     return QemuProvider(reactor, settings, context)

@@ -1,8 +1,9 @@
-"""Whether KVM works here. /dev/kvm may be there and guests hang all the same, so a guest has to prove it.
+# SPDX-License-Identifier: Apache-2.0
+"""Whether KVM works here, which a guest has to prove: /dev/kvm may exist and guests hang all the same.
 
-The guest is 512 bytes: a boot sector that writes one byte to QEMU's exit port. It gets a few seconds
-and is killed past them; a process that can't even be killed is left alone. The answer is kept for as
-long as the node is up and QEMU is the same.
+The guest is 512 bytes: a boot sector that writes one byte to QEMU's exit port. After a few seconds it is
+killed; a process that can't even be killed is left alone. The result is valid until the node reboots or QEMU
+changes.
 """
 
 from __future__ import annotations
@@ -10,18 +11,18 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from twisted.logger import Logger
 
-from infranetes.providers.qemu.machine import unprivileged
-from infranetes.providers.qemu.process import find_program, run
+from infranetes.commands import find_program, run
+from infranetes.providers.qemu.privileges import QemuUser, unprivileged
+from infranetes_common.concurrency import replace_file, run_in_thread
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition
+from infranetes_common.reactors import IReactor
 
 KVM = "/dev/kvm"
-PROOF_SECONDS = 5.0
+PROBE_SECONDS = 5.0
 _PORT, _VALUE = 0xF4, 0x2A
 _EXIT_CODE = (_VALUE << 1) | 1  # QEMU's isa-debug-exit
 # mov dx, port; mov al, value; out dx, al; hlt; jmp $-1
@@ -31,8 +32,8 @@ BOOT_SECTOR = _CODE.ljust(510, b"\0") + b"\x55\xaa"
 _log = Logger()
 
 
-def proof_command(qemu: str, accelerator: str, disk: str) -> list[str]:
-    """QEMU with the guest that proves that `accelerator` works."""
+def probe_command(qemu: str, accelerator: str, disk: str) -> list[str]:
+    """The command that runs the guest under `accelerator`."""
     return [
         *(qemu, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-m", "16M"),
         *("-machine", f"pc,accel={accelerator}"),
@@ -41,33 +42,32 @@ def proof_command(qemu: str, accelerator: str, disk: str) -> list[str]:
     ]
 
 
-async def works(
-    reactor: Any, qemu: str, accelerator: str, uid: int, gid: int, groups: Sequence[int], seconds: float
-) -> str:
-    """ "" if a guest ran under `accelerator` as that user, else why not."""
+async def probe(reactor: IReactor, qemu: str, accelerator: str, user: QemuUser, seconds: float) -> str:
+    """Run the guest under `accelerator` as `user`. Returns why it did not run; "": it did."""
     with tempfile.NamedTemporaryFile(prefix="infranetes-proof-") as disk:
         disk.write(BOOT_SECTOR)
         disk.flush()
-        os.chown(disk.name, uid, gid)
-        command = proof_command(qemu, accelerator, disk.name)
+        os.chown(disk.name, user.uid, user.gid)
+        command = unprivileged(probe_command(qemu, accelerator, disk.name), user, dies_with_parent=True)
         try:
-            output = await run(reactor, unprivileged(command, uid, gid, groups, tied=True), seconds)
+            output = await run(reactor, command, seconds)
         except DeadlineExceeded:
             return f"a guest hung for {seconds:g} s"
-    return "" if output.code == _EXIT_CODE else output.words().partition("\n")[0]
+    return "" if output.code == _EXIT_CODE else output.message().partition("\n")[0]
 
 
 async def choose(
-    reactor: Any, wanted: str, qemu: str, version: str, user: tuple[int, int, Sequence[int]], memory: Path
+    reactor: IReactor, wanted: str, qemu: str, version: str, user: QemuUser, cache: Path
 ) -> tuple[str, str]:
-    """kvm or tcg, and why.
+    """Choose kvm or tcg, and say why.
 
-    :param wanted: kvm, tcg or auto. :param memory: a file to remember the answer in.
+    :param wanted: kvm, tcg or auto.
+    :param cache: the file that the last result is kept in.
     :raise FailedPrecondition: kvm is wanted and does not work.
     """
     if wanted == "tcg":
         return "tcg", "as configured"
-    reason = await _kvm_fault(reactor, qemu, version, user, memory)
+    reason = await _kvm_fault(reactor, qemu, version, user, cache)
     if not reason:
         return "kvm", "a guest proved that it works"
     if wanted == "kvm":
@@ -77,24 +77,20 @@ async def choose(
     return "tcg", f"no KVM: {reason}"
 
 
-async def _kvm_fault(
-    reactor: Any, qemu: str, version: str, user: tuple[int, int, Sequence[int]], memory: Path
-) -> str:
-    asked = _question(version, user[0])
-    if asked is None:
+async def _kvm_fault(reactor: IReactor, qemu: str, version: str, user: QemuUser, cache: Path) -> str:
+    conditions = _conditions(version, user.uid)
+    if conditions is None:
         return f"there is no {KVM}"
-    fault = _remembered(memory, asked)
+    fault = _cached(cache, conditions)
     if fault is None:
-        fault = await works(reactor, find_program(qemu), "kvm", *user, PROOF_SECONDS)
+        fault = await probe(reactor, find_program(qemu), "kvm", user, PROBE_SECONDS)
         _log.info("KVM {verdict}", verdict=f"does not work: {fault}" if fault else "works")
-        beside = memory.with_name(memory.name + ".new")
-        beside.write_text(json.dumps({"asked": asked, "fault": fault}))
-        beside.replace(memory)
+        await run_in_thread(reactor, replace_file, cache, json.dumps({"asked": conditions, "fault": fault}))
     return fault
 
 
-def _question(version: str, uid: int) -> dict[str, Any] | None:
-    """What an answer holds for; None: there is nothing to ask."""
+def _conditions(version: str, uid: int) -> dict[str, object] | None:
+    """What a cached result is valid for; None: there is no device."""
     try:
         status = os.stat(KVM)
     except OSError:
@@ -107,9 +103,9 @@ def _question(version: str, uid: int) -> dict[str, Any] | None:
     }
 
 
-def _remembered(memory: Path, asked: dict[str, Any]) -> str | None:
+def _cached(cache: Path, conditions: dict[str, object]) -> str | None:
     try:
-        kept = json.loads(memory.read_bytes())
-        return str(kept["fault"]) if kept["asked"] == asked else None
+        result = json.loads(cache.read_bytes())
+        return str(result["fault"]) if result["asked"] == conditions else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -1,23 +1,27 @@
-"""The hypervisor's channel to the agent: a virtio-serial port which QEMU shows as a unix socket.
+# SPDX-License-Identifier: Apache-2.0
+"""The channel that gives a VM's agent its identity: a virtio-serial port, on the node a unix socket.
 
-state     told by            next
-WAITING   `waiting`          WAITING   the agent has no identity yet
-WAITING   `ready PORT`       READY     it listens there
-WAITING   `failed WORDS`     FAILED
+state     the agent says     next
+WAITING   `waiting`          WAITING   it has no identity yet
+WAITING   `ready PORT`       READY     it has its identity, and listens on that port
+WAITING   `failed REASON`    FAILED
 WAITING   connection lost    FAILED
 READY     `ready PORT`       READY     it has set its clock
 """
 
 from __future__ import annotations
 
+import re
+
 import attrs
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 
-from infranetes.providers.qemu.once import Once
+from infranetes_common.concurrency import Event
 from infranetes_common.errors import InfranetesError, Unavailable
 
 MAX_LINE = 4096
+_PORT = re.compile("[1-9][0-9]{0,4}")
 
 
 @attrs.frozen
@@ -27,24 +31,24 @@ class Waiting:
 
 @attrs.frozen
 class Ready:
-    """The agent is who it is to be, and listens."""
+    """The agent has its identity and listens."""
 
     port: int
 
 
 @attrs.frozen
 class Failed:
-    """The agent can't be who it is to be; its words."""
+    """The agent can't take its identity."""
 
-    words: str
+    reason: str
 
 
 def parse(line: bytes) -> Waiting | Ready | Failed | None:
-    """What one line says; None: nothing that is known."""
+    """Parse one line; None: it is no known message."""
     word, _, rest = line.decode("utf-8", "replace").strip().partition(" ")
     if word == "waiting":
         return Waiting()
-    if word == "ready" and rest.isascii() and rest.isdecimal() and 0 < int(rest[:6]) < 65536:
+    if word == "ready" and _PORT.fullmatch(rest) and int(rest) < 65536:
         return Ready(int(rest))
     if word == "failed":
         return Failed(rest or "no reason given")
@@ -52,27 +56,27 @@ def parse(line: bytes) -> Waiting | Ready | Failed | None:
 
 
 class IdentityPort(Protocol):
-    """One connection to an agent's port.
+    """A connection to one VM's identity port. Its events fail with Unavailable when the VM ends before them.
 
-    :ivar waiting: happens when the agent first asks for its identity.
-    :ivar ready: happens with the port of the agent's listener; InfranetesError: the agent refuses.
-    :ivar again: happens when it answers once more.
-        Both: Unavailable: the machine is gone.
+    :ivar waiting: the agent has asked for its identity.
+    :ivar ready: the agent has its identity; the value is the port that it listens on.
+        Fails with InfranetesError when the agent refuses.
+    :ivar clock_set: the agent has set its clock, too.
     """
 
     def __init__(self) -> None:
-        self.waiting: Once[None] = Once()
-        self.ready: Once[int] = Once()
-        self.again: Once[None] = Once()
+        self.waiting: Event[None] = Event()
+        self.ready: Event[int] = Event()
+        self.clock_set: Event[None] = Event()
         self._buffer = b""
 
     def send(self, document: bytes) -> None:
-        """Hand the identity over, or what comes after it."""
+        """Send the identity, or later the time."""
         assert self.transport is not None
         self.transport.write(document)
 
     def close(self) -> None:
-        """Let go of the connection; the machine goes on."""
+        """Close the connection; the VM goes on."""
         if self.transport is not None:
             self.transport.abortConnection()  # type: ignore[attr-defined]
 
@@ -80,18 +84,18 @@ class IdentityPort(Protocol):
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         self._buffer = self._buffer[-MAX_LINE:]
         for line in lines:
-            self._take(parse(line[-MAX_LINE:]))
+            self._handle(parse(line[-MAX_LINE:]))
 
-    def _take(self, said: Waiting | Ready | Failed | None) -> None:
-        if isinstance(said, Waiting):
+    def _handle(self, message: Waiting | Ready | Failed | None) -> None:
+        if isinstance(message, Waiting):
             self.waiting.succeed(None)
         elif self.ready.happened:
-            self.again.succeed(None)
-        elif isinstance(said, Ready):
-            self.ready.succeed(said.port)
-        elif isinstance(said, Failed):
-            self.ready.fail(InfranetesError(f"the agent does not take its identity: {said.words}"))
+            self.clock_set.succeed(None)
+        elif isinstance(message, Ready):
+            self.ready.succeed(message.port)
+        elif isinstance(message, Failed):
+            self.ready.fail(InfranetesError(f"the agent does not take its identity: {message.reason}"))
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        for pending in (self.waiting, self.ready, self.again):
+        for pending in (self.waiting, self.ready, self.clock_set):
             pending.fail(Unavailable("the VM ended before its agent was ready"))

@@ -1,96 +1,132 @@
-"""Makes VMs and ends them: the steps of `boot` in order, then the identity, and the way back."""
+# SPDX-License-Identifier: Apache-2.0
+"""Makes VMs, by the steps of `clone` and then the identity and the size; and tears them down."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import time
 from collections.abc import Callable
 from ipaddress import IPv4Address, IPv4Network
-from typing import Any
 
 import attrs
-from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.threads import deferToThreadPool
+from twisted.internet.defer import CancelledError
+from twisted.internet.defer import TimeoutError as DeferredTimeout
 from twisted.logger import Logger
 
+from infranetes.providers.annotations import read
 from infranetes.providers.interface import InstanceSpec
-from infranetes.providers.qemu import boot, subnet
-from infranetes.providers.qemu.boot import Connections, Steps, addresses, port_of
-from infranetes.providers.qemu.ground import as_ours
-from infranetes.providers.qemu.machine import User, growth
-from infranetes.providers.qemu.network import Network
-from infranetes.providers.qemu.record import Phase, Record, Records
+from infranetes.providers.qemu import clone, subnet, uids
+from infranetes.providers.qemu.bridge import Bridge
+from infranetes.providers.qemu.clone import StepTimer
+from infranetes.providers.qemu.connections import VmConnections
+from infranetes.providers.qemu.consoles import ConsoleArchive
+from infranetes.providers.qemu.os_errors import as_infranetes_error
+from infranetes.providers.qemu.paths import ProviderPaths
+from infranetes.providers.qemu.privileges import QemuUser
+from infranetes.providers.qemu.ram import SharedRam
+from infranetes.providers.qemu.record import Phase, VmRecord, VmRecords
 from infranetes.providers.qemu.settings import MIB, QemuSettings
+from infranetes.providers.qemu.sizes import disk_size, hotplug_for
 from infranetes.providers.qemu.template import Template
-from infranetes.providers.qemu.vm import Paths, Vm
-from infranetes_common.errors import DeadlineExceeded, InfranetesError, InvalidArgument, Unavailable
+from infranetes.providers.qemu.vm import Vm
+from infranetes_common.concurrency import run_in_thread, start, within
+from infranetes_common.errors import InfranetesError, InvalidArgument, Unavailable
 from infranetes_common.identity import encode, encode_clock
+from infranetes_common.reactors import IReactor
 
 _KILL_SECONDS = 10.0
 _CLOCK_SECONDS = 10.0
+_SERVED = ("disk", "set_hostname")  # of what a pod may ask for by annotation
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 _log = Logger()
 
 
 class Launcher:
-    """One daemon's hands.
+    """Makes and ends this daemon's VMs.
 
-    :param ended: called with a VM that was launched and executes no longer, unasked.
+    :param user: the template's.
+    :param ended: called with each VM that ended although nobody had asked for that.
+    :ivar consoles: those of the VMs destroyed last.
     """
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: IReactor,
         settings: QemuSettings,
-        records: Records,
-        net: Network,
-        user: User,
-        paths: Paths,
+        records: VmRecords,
+        bridge: Bridge,
+        user: QemuUser,
+        paths: ProviderPaths,
         ended: Callable[[Vm], None],
     ) -> None:
         self._reactor = reactor
         self._settings = settings
         self._records = records
-        self._net = net
+        self._bridge = bridge
         self._user = user
         self._paths = paths
         self._ended = ended
-        self._last: IPv4Address | None = None
-        self._network: IPv4Network | None = None
+        self._uids = uids.parse(settings.uids)
+        self._last_uid: int | None = None
+        self._last_address: IPv4Address | None = None
+        self._ram = SharedRam(reactor)
+        self.consoles = ConsoleArchive(paths.consoles, settings.kept_consoles, settings.console_size)
 
-    def check(self, spec: InstanceSpec, template: Template) -> None:
-        """:raise InvalidArgument: this VM can't be had."""
+    def validate(self, spec: InstanceSpec, template: Template) -> None:
+        """Check that this VM can be made. :raise InvalidArgument: it can't."""
         if not _TOKEN.fullmatch(spec.token):
             raise InvalidArgument("the token of a VM has to be 32 of 0-9 and a-f")
-        growth(template.machine, spec.size, self._settings.guest_memory // MIB)
+        wishes = read(spec.annotations)
+        wishes.refuse_others("qemu", _SERVED)
+        disk_size(template.command_line, wishes.disk, self._settings.max_disk)
+        hotplug_for(template.command_line, spec.size, self._settings.guest_memory // MIB)
 
-    def reserve(self, spec: InstanceSpec, network: IPv4Network, vms: dict[str, Vm]) -> Vm:
-        """A VM with an address of its own, among `vms` from now on; nothing else is done yet.
+    async def prepare(self, template: Template) -> None:
+        """Load the template's memory, for which the first launch would wait. :raise OSError: no memory."""
+        os.close(await self._ram.of(template.ram))
 
-        :raise ResourceExhausted: all addresses are taken.
+    async def close(self) -> None:
+        """Release the memory that launches share. VMs go on."""
+        await self._ram.close()
+
+    async def reserve(self, spec: InstanceSpec, network: IPv4Network, vms: dict[str, Vm]) -> Vm:
+        """Choose a user and an address for a new VM and add it to `vms`, so that it is listed. Makes nothing.
+
+        The caller lets only one reservation run at a time.
+
+        :raise ResourceExhausted: all users or all addresses are taken.
         """
+        taken_uids = {vm.record.uid for vm in vms.values()}
         taken = {IPv4Address(vm.record.address) for vm in vms.values()}
-        self._last = subnet.free_address(network, taken, self._last)
-        self._network = network
-        record = Record(spec.token, spec.sandbox_id, spec.cluster, spec.node, str(self._last), time.time())
-        vm = Vm(record, self._paths.place(spec.token, self._user))
+        self._last_address = subnet.free_address(network, taken, self._last_address)
+        address = str(self._last_address)
+        record = VmRecord(spec.token, spec.sandbox_id, spec.cluster, spec.node, address, time.time())
+        vm = Vm(record, self._paths.of_vm(record, self._user))
         vm.launching = True
         vms[spec.token] = vm
+        try:
+            self._last_uid = await run_in_thread(
+                self._reactor, uids.next_free, self._uids, taken_uids, self._last_uid
+            )
+        except BaseException:
+            del vms[spec.token]
+            raise
+        vm.record = attrs.evolve(record, uid=self._last_uid)
+        vm.paths = self._paths.of_vm(vm.record, self._user)
         return vm
 
-    async def launch(self, vm: Vm, spec: InstanceSpec, template: Template) -> None:
-        """Have it execute, and its identity on the way to it.
+    async def launch(self, vm: Vm, spec: InstanceSpec, template: Template, network: IPv4Network) -> None:
+        """Make a reserved VM: it executes when this returns, and `vm.handover` goes on to make it READY.
 
-        :raise InfranetesError, OSError: a step failed; nothing of it is left.
+        :raise InfranetesError, OSError: a step failed; nothing of the VM is left.
         """
-        steps = Steps(self._reactor)
-        assert self._network is not None
-        network = self._network
+        steps = StepTimer(self._reactor)
         try:
-            await self._execute(vm, spec, template, steps)
+            await self._execute(vm, template, steps)
         except Exception as error:
-            words = vm.place.last_words()
+            output = vm.paths.last_output()
             _log.error(
                 "sandbox {sandbox}: VM {vm} can't be made: {error} (done: {steps})",
                 sandbox=spec.sandbox_id,
@@ -98,43 +134,39 @@ class Launcher:
                 error=str(error),
                 steps=str(steps),
             )
-            await self._undo_or_keep(vm)
-            ours = as_ours(error)
-            raise type(ours)(f"{ours}; QEMU's last words: {words}" if words else str(ours)) from error
-        vm.handover = Deferred.fromCoroutine(self._hand_over(vm, spec, template, network, steps))
+            await self._tear_down_or_keep(vm)
+            known = as_infranetes_error(error)
+            raise type(known)(f"{known}; QEMU's last output: {output}" if output else str(known)) from error
+        vm.handover = start(self._hand_over(vm, spec, template, network, steps))
         vm.handover.addErrback(lambda failure: _log.failure("the handover to a VM failed", failure))
 
-    async def _execute(self, vm: Vm, spec: InstanceSpec, template: Template, steps: Steps) -> None:
-        settings = self._settings
-        await self._thread(self._records.add, vm.record, template.overlay, self._user[:2])
+    async def _execute(self, vm: Vm, template: Template, steps: StepTimer) -> None:
+        await run_in_thread(self._reactor, self._records.add, vm.record, template.overlay)
+        ram = await self._ram.of(template.ram)
         steps.done("files")
-        vm.process = boot.start_process(
-            self._reactor, template, vm.record, vm.place, lambda: self.process_ended(vm)
+        vm.process = clone.start_process(
+            self._reactor, template, ram, vm.record, vm.paths, lambda: self.process_ended(vm)
         )
         steps.done("process")
-        vm.connections = Connections(self._reactor)
-        await vm.connections.open(vm.place.sockets)
-        joining = Deferred.fromCoroutine(self._join(vm.record))
-        await boot.begin(vm.connections, joining, settings.launch_timeout, steps)
+        vm.connections = VmConnections(self._reactor)
+        await vm.connections.open(vm.paths.sockets)
+        joining = start(self._join_network(vm.record))
+        await clone.execute(vm.connections, joining, self._settings.launch_timeout, steps)
 
-    async def _join(self, record: Record) -> None:
-        port = port_of(record)
-        await self._net.allow(port)
-        await self._net.join(port)
+    async def _join_network(self, record: VmRecord) -> None:
+        await self._bridge.allow(record.bridge_port)
+        await self._bridge.join(record.bridge_port)
 
     async def _hand_over(
-        self, vm: Vm, spec: InstanceSpec, template: Template, network: IPv4Network, steps: Steps
+        self, vm: Vm, spec: InstanceSpec, template: Template, network: IPv4Network, steps: StepTimer
     ) -> None:
-        settings = self._settings
         try:
-            agent_port = await self._identify(vm, spec, network)
+            agent_port = await self._hand_over_identity(vm, spec, network)
             steps.done("identity")
-            more = growth(template.machine, spec.size, settings.guest_memory // MIB)
-            assert vm.connections is not None
-            await vm.connections.grow(template, more, settings.boot_timeout)
+            await self._resize(vm, spec, template)
             steps.done("size")
             vm.record = attrs.evolve(vm.record, phase=Phase.READY, agent_port=agent_port)
-            await self._thread(self._records.update, vm.record)
+            await run_in_thread(self._reactor, self._records.update, vm.record)
             _log.info(
                 "sandbox {sandbox}: VM {vm} runs at {address} after {seconds:.3f} s ({steps})",
                 sandbox=spec.sandbox_id,
@@ -147,107 +179,118 @@ class Launcher:
             pass  # the daemon stops, or the VM is destroyed
         except Exception as error:
             if not vm.destroying:
-                await self._failed(vm, as_ours(error))
+                await self._fail(vm, as_infranetes_error(error))
         finally:
             vm.launching = False
-            vm.changed()
+            vm.changes.notify()
         if vm.record.phase is Phase.READY and vm.process is not None and vm.process.gone:
             self.process_ended(vm)
 
-    async def _identify(self, vm: Vm, spec: InstanceSpec, network: IPv4Network) -> int:
+    async def _hand_over_identity(self, vm: Vm, spec: InstanceSpec, network: IPv4Network) -> int:
+        """Give the agent its identity. Returns the port that it listens on."""
         assert vm.connections is not None
-        port = vm.connections.port
-        assert port is not None
-        given = addresses(vm.record, network, self._net.mtu)
-        port.send(encode(attrs.evolve(spec.identity, now_nanos=time.time_ns(), network=given)))
-
-        def too_late(outcome: Any, seconds: float) -> Any:
-            raise DeadlineExceeded(f"its agent did not take its identity on in {seconds:g} s")
-
-        agent_port: int = await port.ready.wait().addTimeout(
-            self._settings.boot_timeout, self._reactor, too_late
+        port = vm.connections.identity_port
+        guest_network = clone.guest_network(vm.record, network, self._bridge.mtu)
+        hostname = spec.identity.hostname if read(spec.annotations).set_hostname else ""
+        identity = attrs.evolve(
+            spec.identity, hostname=hostname, now_nanos=time.time_ns(), network=guest_network
         )
-        # The document was long on its way through a machine that has just woken up; this line is not.
+        port.send(encode(identity))
+        seconds = self._settings.boot_timeout
+        agent_port = await within(self._reactor, seconds, port.ready.wait(), "its agent's start")
+        # The identity took long on its way through a guest that has just woken up; this line does not.
         port.send(encode_clock(time.time_ns()))
-        port.again.wait().addTimeout(_CLOCK_SECONDS, self._reactor).addBoth(lambda _: port.close())
+        port.clock_set.wait().addTimeout(_CLOCK_SECONDS, self._reactor).addBoth(lambda _: port.close())
         return agent_port
 
-    async def _failed(self, vm: Vm, error: InfranetesError) -> None:
-        """A machine that executes and does not become a pod is ended."""
+    async def _resize(self, vm: Vm, spec: InstanceSpec, template: Template) -> None:
+        """Give the VM the memory, processors and disk that the pod asks for."""
+        settings, command_line = self._settings, template.command_line
+        assert vm.connections is not None
+        more = hotplug_for(command_line, spec.size, settings.guest_memory // MIB)
+        await vm.connections.hotplug(command_line, more, settings.boot_timeout)
+        disk = disk_size(command_line, read(spec.annotations).disk, settings.max_disk)
+        if disk > command_line.disk_mib * MIB:
+            await vm.connections.enlarge_disk(disk)
+
+    async def _fail(self, vm: Vm, error: InfranetesError) -> None:
+        """End a VM that executes and does not become READY."""
         try:
             await self._kill(vm)
-            detail = f"{error}; {vm.end_detail()}" if vm.connections and vm.connections.reason else str(error)
+            shut_down = vm.connections is not None and vm.connections.shutdown_reason
+            detail = f"{error}; {vm.explain_end()}" if shut_down else str(error)
         except InfranetesError as stuck:
             detail = f"{error}; {stuck}"
         vm.record = attrs.evolve(vm.record, phase=Phase.FAILED, detail=detail)
         _log.error(
-            "sandbox {sandbox}: VM {vm} is of no use: {detail}",
+            "sandbox {sandbox}: VM {vm} failed to start: {detail}",
             sandbox=vm.record.sandbox_id,
             vm=vm.record.id,
             detail=detail,
         )
-        await self._keep(vm)
+        await self._save(vm)
         self._ended(vm)
 
     def process_ended(self, vm: Vm) -> None:
-        """A VM's process is gone. Told once for each."""
+        """Handle the end of a VM's process; called once for each VM."""
         if vm.destroying or vm.launching:
-            return  # whoever is at work on it finds out by itself
+            return  # the launch or the teardown under way notices by itself
         if not vm.record.detail:
-            vm.record = attrs.evolve(vm.record, detail=vm.end_detail())
+            vm.record = attrs.evolve(vm.record, detail=vm.explain_end())
         _log.warn(
             "sandbox {sandbox}: VM {vm} has ended: {detail}",
             sandbox=vm.record.sandbox_id,
             vm=vm.record.id,
             detail=vm.record.detail,
         )
-        vm.changed()
-        Deferred.fromCoroutine(self._keep(vm))
+        vm.changes.notify()
+        start(self._save(vm))
         self._ended(vm)
 
-    async def _keep(self, vm: Vm) -> None:
+    async def _save(self, vm: Vm) -> None:
         try:
-            await self._thread(self._records.update, vm.record)
+            await run_in_thread(self._reactor, self._records.update, vm.record)
         except OSError as error:
-            _log.warn("the record of VM {vm} can't be kept: {error}", vm=vm.record.id, error=str(error))
+            _log.warn("the record of VM {vm} can't be saved: {error}", vm=vm.record.id, error=str(error))
 
-    async def undo(self, vm: Vm) -> None:
-        """Give back all that a VM holds, whatever there is of it. Again: nothing to do.
+    async def tear_down(self, vm: Vm) -> None:
+        """End a VM and remove all that belongs to it, however much of it there is. Idempotent.
 
-        :raise Unavailable: its process can't be ended; the rest is kept.
+        :raise Unavailable: its process can't be ended; the rest is left as it is.
         """
         await self._kill(vm)
-        vm.let_go()
-        await self._net.forbid(port_of(vm.record))
-        await self._thread(self._remove, vm)
+        if vm.record.uid:
+            await run_in_thread(self._reactor, uids.kill_processes, vm.record.uid)
+        vm.detach()
+        await self._bridge.forbid(vm.record.bridge_port)
+        await run_in_thread(self._reactor, self._remove_files, vm)
 
-    async def _undo_or_keep(self, vm: Vm) -> None:
-        """What can't be undone now stays in sight, and `destroy` tries again."""
+    async def _tear_down_or_keep(self, vm: Vm) -> None:
+        """Tear a VM down; if that fails, it stays listed and `destroy` tries again."""
         try:
-            await self.undo(vm)
+            await self.tear_down(vm)
         except Exception as error:
-            detail = f"it could not be made, nor undone: {error}"
+            detail = f"it could not be made, nor torn down: {error}"
             _log.error("VM {vm}: {detail}", vm=vm.record.id, detail=detail)
             vm.record = attrs.evolve(vm.record, phase=Phase.FAILED, detail=detail)
-            await self._keep(vm)
+            await self._save(vm)
 
-    def _remove(self, vm: Vm) -> None:
-        shutil.rmtree(vm.place.sockets, ignore_errors=True)
-        if vm.place.directory.exists():
+    def _remove_files(self, vm: Vm) -> None:
+        shutil.rmtree(vm.paths.sockets, ignore_errors=True)
+        if vm.paths.directory.exists():
+            try:
+                self.consoles.add(vm.record, vm.paths.directory)
+            except OSError as error:
+                _log.warn("the console of VM {vm} can't be kept: {error}", vm=vm.record.id, error=str(error))
             shutil.rmtree(self._records.hide(vm.record.token), ignore_errors=True)
 
     async def _kill(self, vm: Vm) -> None:
         if vm.process is None:
             return
-        pid = vm.process.pid
-
-        def stuck(outcome: Any, seconds: float) -> Any:
+        try:
+            await vm.process.kill().addTimeout(_KILL_SECONDS, self._reactor)
+        except DeferredTimeout:
             raise Unavailable(
-                f"QEMU's process {pid} of VM {vm.record.id} does not end {seconds:g} s after SIGKILL; "
-                "it may hang in the kernel"
-            )
-
-        await vm.process.kill().addTimeout(_KILL_SECONDS, self._reactor, stuck)
-
-    def _thread(self, function: Callable[..., Any], *arguments: Any) -> Deferred[Any]:
-        return deferToThreadPool(self._reactor, self._reactor.getThreadPool(), function, *arguments)
+                f"QEMU's process {vm.process.pid} of VM {vm.record.id} does not end "
+                f"{_KILL_SECONDS:g} s after SIGKILL; it may hang in the kernel"
+            ) from None

@@ -1,20 +1,22 @@
-"""QEMU's machine protocol (source: QEMU's docs/interop/qmp-spec.rst), core and connection.
+# SPDX-License-Identifier: Apache-2.0
+"""The client's side of QMP, QEMU's machine protocol (QEMU's docs/interop/qmp-spec.rst).
 
-state        told by          next
+state        event            next
 GREETING     greeting         NEGOTIATING   `qmp_capabilities` is sent
-NEGOTIATING  its answer       READY         commands wait until then
-any          connection lost  CLOSED        what waits fails with Unavailable
+NEGOTIATING  its answer       READY         commands are held back until then
+any          connection lost  CLOSED        pending commands fail with Unavailable
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail
 from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IReactorTime
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 
@@ -24,48 +26,48 @@ MAX_LINE = 4 << 20  # bytes
 
 
 class QmpError(InfranetesError):
-    """QEMU answered a command with an error; its own words."""
+    """QEMU answered a command with an error, which the message quotes."""
 
 
 @attrs.frozen
 class Greeting:
-    """The first message."""
+    """The first message on a connection."""
 
 
 @attrs.frozen
 class Answer:
-    """What command number `id` came to: a value, or QEMU's words of what is wrong."""
+    """The answer to the command with this number: a value, or QEMU's error message."""
 
     id: int
-    value: Any = None
+    value: Any = None  # Any: JSON
     error: str | None = None
 
 
 @attrs.frozen
-class Event:
-    """Something happened."""
+class QmpEvent:
+    """A notice that QEMU sends unasked."""
 
     name: str
-    data: Mapping[str, Any]
+    data: Mapping[str, Any]  # Any: JSON
 
 
 class QmpCore:
-    """Bytes in, messages out; knows no transport."""
+    """The protocol without a transport: bytes in, messages out."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._count = 0
 
-    def command(self, name: str, arguments: Mapping[str, Any]) -> tuple[int, bytes]:
-        """A command's number, and the bytes to send."""
+    def command(self, name: str, arguments: Mapping[str, object]) -> tuple[int, bytes]:
+        """Number a command. Returns the number, and the bytes to send."""
         self._count += 1
         message = {"execute": name, "arguments": dict(arguments), "id": self._count}
         return self._count, json.dumps(message).encode() + b"\r\n"
 
-    def receive(self, data: bytes) -> list[Greeting | Answer | Event]:
-        """The messages that `data` completes.
+    def receive(self, data: bytes) -> list[Greeting | Answer | QmpEvent]:
+        """Take in `data` and return the messages that it completes.
 
-        :raise ValueError: that is not QMP.
+        :raise ValueError: it is not QMP.
         """
         self._buffer += data
         *lines, rest = self._buffer.split(b"\n")
@@ -76,14 +78,14 @@ class QmpCore:
             message for line in lines if line.strip() and (message := self._message(bytes(line))) is not None
         ]
 
-    def _message(self, line: bytes) -> Greeting | Answer | Event | None:
+    def _message(self, line: bytes) -> Greeting | Answer | QmpEvent | None:
         fields = json.loads(line)
         if not isinstance(fields, dict):
             raise ValueError("a message that is no object")
         if "QMP" in fields:
             return Greeting()
         if "event" in fields:
-            return Event(str(fields["event"]), fields.get("data") or {})
+            return QmpEvent(str(fields["event"]), fields.get("data") or {})
         number = fields.get("id")
         if not isinstance(number, int):
             return None
@@ -92,61 +94,67 @@ class QmpCore:
         return Answer(number, fields.get("return"))
 
 
-class Qmp(Protocol):
-    """One monitor connection.
+class QmpConnection(Protocol):
+    """A connection to QEMU's monitor.
 
-    :param happened: called with each event. :param lost: called once the connection is gone.
+    :param on_event: called with each event.
+    :param on_lost: called once, when the connection is lost.
     """
 
     def __init__(
         self,
-        reactor: Any,
-        happened: Callable[[Event], None] = lambda event: None,
-        lost: Callable[[], None] = lambda: None,
+        reactor: IReactorTime,
+        on_event: Callable[[QmpEvent], None] = lambda event: None,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._reactor = reactor
         self._core = QmpCore()
-        self._happened = happened
-        self._lost = lost
+        self._on_event = on_event
+        self._on_lost = on_lost
         self._ready = False
         self._closed = False
         self._unsent: list[bytes] = []
-        self._waiting: dict[int, tuple[str, Deferred[Any]]] = {}
+        self._waiting: dict[int, tuple[str, Deferred[Any]]] = {}  # Any: JSON
 
-    def execute(self, name: str, timeout: float = 10.0, /, **arguments: Any) -> Deferred[Any]:
-        """What QEMU returns; underscores in argument names stand for hyphens.
+    def execute(
+        self, name: str, timeout: float = 10.0, /, **arguments: object
+    ) -> Deferred[Any]:  # Any: JSON, whose shape depends on the command
+        """Run a command; fires with what it returns. Underscores in argument names stand for hyphens.
 
-        :param timeout: seconds, the time until QEMU is there included.
-        :raise QmpError: QEMU refuses. :raise Unavailable: QEMU is gone.
+        :param timeout: seconds, including the time until QEMU has greeted.
+        :raise QmpError: QEMU refuses.
+        :raise Unavailable: QEMU is gone.
         :raise DeadlineExceeded: no answer in that time.
         """
         if self._closed:
-            return _failed(Unavailable(f"QEMU is gone; it can't {name}"))
+            return fail(Unavailable(f"QEMU is gone; it can't {name}"))
         number, data = self._core.command(
             name, {key.replace("_", "-"): value for key, value in arguments.items()}
         )
-        answer: Deferred[Any] = Deferred(lambda _: self._forget(number))
+        answer: Deferred[Any] = Deferred(lambda _: self._forget(number))  # Any: JSON
         self._waiting[number] = name, answer
         if self._ready:
             self._write(data)
         else:
             self._unsent.append(data)
 
-        def too_late(outcome: Any, seconds: float) -> Any:
+        def too_late(result: object, seconds: float) -> NoReturn:
             raise DeadlineExceeded(f"QEMU did not answer {name} in {seconds:g} s")
 
         return answer.addTimeout(timeout, self._reactor, too_late)
 
-    def hand(self, name: str, descriptor: int) -> Deferred[Any]:
-        """Give QEMU an open file under `name`, on a connection that has answered before; it keeps a
-        descriptor of its own. Fails as `execute` does."""
+    def pass_file(self, name: str, descriptor: int) -> Deferred[None]:
+        """Give QEMU an open file under `name`; QEMU gets a descriptor of its own. Fails as `execute` does.
+
+        The connection has to have answered a command before.
+        """
         assert self._ready
         assert self.transport is not None
         self.transport.sendFileDescriptor(descriptor)  # type: ignore[attr-defined]  # goes with what follows
         return self.execute("getfd", fdname=name)
 
     def close(self) -> None:
-        """Let go of the connection. QEMU goes on."""
+        """Close the connection; QEMU goes on. Idempotent."""
         if not self._closed and self.transport is not None:
             self.transport.abortConnection()  # type: ignore[attr-defined]
 
@@ -159,15 +167,15 @@ class Qmp(Protocol):
         for message in messages:
             self._take(message)
 
-    def _take(self, message: Greeting | Answer | Event) -> None:
+    def _take(self, message: Greeting | Answer | QmpEvent) -> None:
         if isinstance(message, Greeting):
             self._write(self._core.command("qmp_capabilities", {})[1])
-            self._ready = True  # what is sent from now on is read after it
+            self._ready = True  # QEMU reads what is sent from now on after it
             unsent, self._unsent = self._unsent, []
             for data in unsent:
                 self._write(data)
-        elif isinstance(message, Event):
-            self._happened(message)
+        elif isinstance(message, QmpEvent):
+            self._on_event(message)
         elif message.id in self._waiting:
             name, answer = self._waiting.pop(message.id)
             if message.error is not None:
@@ -187,12 +195,6 @@ class Qmp(Protocol):
         waiting, self._waiting = self._waiting, {}
         clean = reason.check(ConnectionDone) is not None
         for name, answer in waiting.values():
-            words = "ended" if clean else f"broke off ({reason.getErrorMessage()})"
-            answer.errback(Unavailable(f"QEMU {words} before it answered {name}"))
-        self._lost()
-
-
-def _failed(error: Exception) -> Deferred[Any]:
-    failed: Deferred[Any] = Deferred()
-    failed.errback(error)
-    return failed
+            how = "ended" if clean else f"broke off ({reason.getErrorMessage()})"
+            answer.errback(Unavailable(f"QEMU {how} before it answered {name}"))
+        self._on_lost()

@@ -1,12 +1,13 @@
-"""What the node keeps of each VM, in a directory of its own; enough to find it again and to end it.
+# SPDX-License-Identifier: Apache-2.0
+"""What is kept on disk of each VM, in a directory of its own: enough to find it again and to end it.
 
 phase      meaning                                       process
-STARTING   asked for; a daemon is, or was, making it     may be there
-READY      its agent has taken on its identity           there, or the VM has ended
+STARTING   a daemon is making it, or was                 may be there
+READY      its agent has its identity                    there, or the VM has ended
 FAILED     it ended before that; `detail` says why       gone
 
-A directory appears whole, by renaming, and goes the same way: what is half made or half removed has a
-name with a dot and is swept away at the next start.
+Directories appear whole, by renaming, and disappear the same way. What is half made or half removed has a
+name that begins with a dot, and is removed at the next start.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ import re
 import shutil
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Any
 
 import attrs
 from twisted.logger import Logger
+
+from infranetes.providers.qemu.bridge import BridgePort
+from infranetes_common.concurrency import replace_file
 
 RECORD, DISK, CONSOLE, OUTPUT = "vm.json", "disk.qcow2", "console.log", "qemu.log"
 _NEW, _GONE = ".new-", ".gone-"
@@ -31,7 +34,7 @@ _log = Logger()
 
 
 class Phase(enum.Enum):
-    """How far a VM's making has come."""
+    """How far the making of a VM has come."""
 
     STARTING = "starting"
     READY = "ready"
@@ -39,7 +42,7 @@ class Phase(enum.Enum):
 
 
 @attrs.frozen
-class Record:
+class VmRecord:
     """One VM."""
 
     token: str
@@ -48,6 +51,7 @@ class Record:
     node: str
     address: str
     created_at: float
+    uid: int = 0  # of its process, and its gid; 0: made by a version that had one user for all VMs
     phase: Phase = Phase.STARTING
     agent_port: int = 0
     detail: str = ""
@@ -59,69 +63,74 @@ class Record:
 
     @property
     def process_name(self) -> str:
-        """The word in QEMU's arguments by which its process is found."""
+        """The argument by which its QEMU process is found."""
         return f"guest=infranetes-{self.token}"
 
     @property
     def tap(self) -> str:
-        """Its network interface on the node; goes with QEMU's process."""
+        """Its network interface on the node, which exists as long as its process."""
         return f"inf{self.token[:12]}"
+
+    @property
+    def bridge_port(self) -> BridgePort:
+        """Its port on the pods' bridge."""
+        return BridgePort(self.tap, self.address)
 
 
 def instance_id(token: str) -> str:
-    """The id of the VM that `token` stands for."""
+    """The id of the VM with this token."""
     return f"qemu-{token}"
 
 
 def token_of(instance: str) -> str | None:
-    """The token in an instance's id; None: nothing of ours has such an id."""
+    """The token in an instance's id; None: no VM of this provider has such an id."""
     found = _ID.fullmatch(instance)
     return found[1] if found else None
 
 
-class Records:
-    """The directory of VMs. Every method blocks for as long as small files take."""
+class VmRecords:
+    """The directory of VMs. Every method blocks while it reads or writes small files."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def of(self, token: str) -> Path:
+    def directory_of(self, token: str) -> Path:
         """The directory of one VM."""
         return self._directory / token
 
-    def open(self) -> list[Record]:
-        """Sweep away what an earlier daemon left half done; every VM there is."""
+    def open(self) -> list[VmRecord]:
+        """Remove what an earlier daemon left half done, and read every record."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for leftover in self._directory.glob(".*"):
             shutil.rmtree(leftover, ignore_errors=True)
         return self.read()
 
-    def read(self) -> list[Record]:
-        """Every VM there is."""
+    def read(self) -> list[VmRecord]:
+        """Read every record."""
         paths = [path for path in self._directory.glob("[!.]*") if _TOKEN.fullmatch(path.name)]
         return [self._read(path) for path in sorted(paths)]
 
-    def _read(self, path: Path) -> Record:
+    def _read(self, path: Path) -> VmRecord:
         try:
-            fields: dict[str, Any] = json.loads((path / RECORD).read_bytes())
+            fields = json.loads((path / RECORD).read_bytes())
             IPv4Address(fields["address"])
-            return Record(**{**fields, "phase": Phase(fields["phase"]), "token": path.name})
+            return VmRecord(**{**fields, "phase": Phase(fields["phase"]), "token": path.name})
         except (OSError, ValueError, TypeError, KeyError) as error:
-            # It must stay visible, or nothing would ever end it.
+            # It has to stay listed, or nothing would ever end the VM.
             _log.error("{path} can't be read: {error}", path=str(path / RECORD), error=str(error))
-            return Record(
+            return VmRecord(
                 path.name,
                 "",
                 "",
                 "",
                 "0.0.0.0",  # noqa: S104  no address
                 0.0,
-                Phase.FAILED,
+                phase=Phase.FAILED,
                 detail=f"its record can't be read: {error}",
             )
 
-    def add(self, record: Record, overlay: Path, owner: tuple[int, int]) -> None:
-        """Make the directory of a new VM: record, empty disk, empty console.
+    def add(self, record: VmRecord, overlay: Path) -> None:
+        """Make a new VM's directory, with its record, a copy of the empty disk `overlay`, and its console.
 
         :raise OSError: it can't be made; nothing of it is left.
         """
@@ -129,56 +138,29 @@ class Records:
         shutil.rmtree(work, ignore_errors=True)
         try:
             work.mkdir(mode=0o700)
-            _write(work / RECORD, record)
+            # Not synced: the VM is gone after a loss of power, too.
+            (work / RECORD).write_text(_encode(record))
             shutil.copyfile(overlay, work / DISK)
             for name in (DISK, CONSOLE):
                 (work / name).touch()
                 (work / name).chmod(0o600)
-                os.chown(work / name, *owner)
-            work.rename(self.of(record.token))
+                os.chown(work / name, record.uid, record.uid)
+            work.rename(self.directory_of(record.token))
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
             raise
 
-    def update(self, record: Record) -> None:
-        """Keep the record as it is now. :raise OSError: the old one is still there."""
-        _write(self.of(record.token) / RECORD, record)
+    def update(self, record: VmRecord) -> None:
+        """Replace the record. :raise OSError: the old one is still there."""
+        replace_file(self.directory_of(record.token) / RECORD, _encode(record), durable=False)  # as in `add`
 
     def hide(self, token: str) -> Path:
-        """Take a VM out of those there are; the directory that is left to be removed."""
+        """Take a VM off the list. Returns its directory, which the caller removes."""
         gone = self._directory / f"{_GONE}{token}"
         shutil.rmtree(gone, ignore_errors=True)
-        self.of(token).rename(gone)
+        self.directory_of(token).rename(gone)
         return gone
 
 
-def _write(path: Path, record: Record) -> None:
-    fields = attrs.asdict(record)
-    fields["phase"] = record.phase.value
-    beside = path.with_name(path.name + ".new")
-    beside.write_text(json.dumps(fields) + "\n")
-    beside.replace(path)
-
-
-def tail(path: Path, size: int = 2000) -> str:
-    """The end of a console's file, for people: printable, without the terminal's control sequences."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - size))
-            text = file.read(size).decode("utf-8", "replace")
-    except OSError:
-        return ""
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]", "", text)
-    return "".join(each for each in text if each.isprintable() or each == "\n").strip()
-
-
-def trim(path: Path, keep: int) -> None:
-    """Keep the last `keep` bytes, or half of it, of a file that QEMU goes on appending to."""
-    if path.stat().st_size <= keep:
-        return
-    with path.open("r+b") as file:
-        file.seek(-keep // 2, os.SEEK_END)
-        rest = file.read(keep // 2)
-        file.truncate(0)
-        file.seek(0)
-        file.write(rest)
+def _encode(record: VmRecord) -> str:
+    return json.dumps({**attrs.asdict(record), "phase": record.phase.value}) + "\n"

@@ -1,27 +1,46 @@
-"""What the configuration may say of the QEMU provider."""
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration's table `providers.qemu`."""
 
 from __future__ import annotations
 
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import attrs
 
 from infranetes.guest.image import DEFAULT_DIR
+from infranetes.providers.qemu import uids
 from infranetes.providers.qemu.subnet import subnet
 from infranetes_common.config import Bytes
 from infranetes_common.errors import InvalidArgument
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_T = TypeVar("_T")
 MIB = 1 << 20
+BLOCK_MIB = 128  # the unit in which x86 guests take hotplugged memory
 _BRIDGE = re.compile(r"[a-z][a-z0-9]{0,14}")
 ACCELERATORS = ("auto", "kvm", "tcg")
+
+
+def round_up_to_block(mebibytes: int) -> int:
+    """The next multiple of `BLOCK_MIB`."""
+    return -(-mebibytes // BLOCK_MIB) * BLOCK_MIB
 
 
 def _is_subnet(_: object, field: attrs.Attribute[str], value: str) -> None:
     try:
         subnet(value)
+    except InvalidArgument as error:
+        raise ValueError(f"{field.name}: {error}") from None
+
+
+def _is_users(_: object, field: attrs.Attribute[str], value: str) -> None:
+    try:
+        uids.parse(value)
     except InvalidArgument as error:
         raise ValueError(f"{field.name}: {error}") from None
 
@@ -36,8 +55,8 @@ def _is_mtu(_: object, field: attrs.Attribute[int], value: int) -> None:
         raise ValueError(f"{field.name}: {value} is neither 0 nor 576 to 65535")
 
 
-def _at_least(least: float) -> Any:
-    return attrs.validators.ge(least)
+def _at_least(least: float) -> Callable[[object, attrs.Attribute[_T], _T], object]:
+    return cast("Callable[[object, attrs.Attribute[_T], _T], object]", attrs.validators.ge(least))
 
 
 def _host_memory() -> Bytes:
@@ -49,41 +68,50 @@ class QemuSettings:
     """The table `providers.qemu`. Times in seconds."""
 
     pod_cidr: str = attrs.field(default="10.88.0.0/16", validator=_is_subnet)
-    """The pods' subnet, until UpdateRuntimeConfig brings another. Its first address is the node's."""
+    """The pods' subnet, until UpdateRuntimeConfig sets another. Its first address is the node's."""
     bridge: str = attrs.field(default="infranetes0", validator=_is_bridge)
     mtu: int = attrs.field(default=0, validator=_is_mtu)
-    """Of the pods' network; 0: that of the interface with the node's default route."""
+    """MTU of the pods' network; 0: that of the interface with the node's default route."""
 
     image_dir: Path = DEFAULT_DIR
-    """Where guest images are; `infranetes-guest build` makes them."""
+    """Where guest images are, which `infranetes-guest build` makes."""
     template_dir: Path | None = None
-    """Where the template is kept; not given: in the daemon's state directory."""
+    """Where templates are kept; by default in the daemon's state directory."""
 
     qemu: str = "qemu-system-x86_64"
     qemu_img: str = "qemu-img"
     user: str = "infranetes-qemu"
-    """Whom QEMU runs as; it needs no rights at all."""
+    """The user that QEMU runs as while a template is made; it needs no rights."""
+    uids: str = attrs.field(default="1900000000-1900009999", validator=_is_users)
+    """Uids for VMs, and gids of the same numbers: each VM runs as one that nothing else on the node has."""
     accelerator: str = attrs.field(default="auto", validator=attrs.validators.in_(ACCELERATORS))
     """auto: KVM if a small guest proves that it works, else emulation (tcg)."""
 
     cpu: str = attrs.field(default="", validator=attrs.validators.matches_re(r"[A-Za-z0-9_.,=+-]*"))
-    """QEMU's processor model, with features; empty: the node's own under KVM, under emulation all that can
-    be emulated but AVX, which takes twice the time of what programs use in its place."""
+    """QEMU's processor model, with features; empty: under KVM the node's own, under emulation everything but
+    AVX, which is slower when emulated than what programs use instead."""
 
     memory: Bytes = attrs.field(default=Bytes(1 << 30), validator=_at_least(256 * MIB))
-    """Of a VM whose pod asks for no more. What a VM does not touch takes no memory of the node."""
+    """Memory of a VM whose pod asks for no more. Pages that a VM never touches take no memory of the node."""
     guest_memory: Bytes = Bytes(256 * MIB)
-    """The guest's own need, on top of what the pod asks for."""
+    """The guest system's own need, added to what the pod asks for."""
     max_memory: Bytes = attrs.field(factory=_host_memory, validator=_at_least(256 * MIB))
-    """Of the largest VM; the node's own when not given."""
+    """Memory of the largest VM; by default the node's own."""
     max_cpus: int = attrs.field(factory=lambda: os.cpu_count() or 1, validator=_at_least(1))
-    """A pod that asks for more gets this many: more than the node has would make it slower."""
+    """Processors of the largest VM; a pod that asks for more gets this many. By default the node's own."""
+
+    disk: Bytes = attrs.field(default=Bytes(20 << 30), validator=_at_least(1 << 30))
+    """Disk of a VM whose pod asks for no size; at least the guest image's. Unwritten blocks take no room."""
+    max_disk: Bytes = attrs.field(default=Bytes(100 << 30), validator=_at_least(1 << 30))
+    """The largest disk that a pod may ask for with the annotation `infranetes.io/disk`."""
 
     template_timeout: float = attrs.field(default=600.0, validator=_at_least(1))
-    """For the one boot of the template."""
+    """For booting the template, which happens once."""
     launch_timeout: float = attrs.field(default=60.0, validator=_at_least(0.1))
-    """From the start of a VM's process until it executes."""
+    """From the start of a VM's process until the VM executes."""
     boot_timeout: float = attrs.field(default=120.0, validator=_at_least(0.1))
-    """From then on until its agent has taken on its identity; a VM that needs longer is ended."""
+    """From then on until its agent has its identity; a VM that takes longer is ended."""
     console_size: Bytes = attrs.field(default=Bytes(MIB), validator=_at_least(16384))
-    """Kept of a VM's console, at least the last half of it."""
+    """How much of a VM's console is kept: at least the last half of this."""
+    kept_consoles: int = attrs.field(default=32, validator=_at_least(0))
+    """For how many of the last destroyed VMs the end of the console is kept."""

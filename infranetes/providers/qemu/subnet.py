@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pods' subnet and the addresses in it."""
 
 from __future__ import annotations
@@ -7,14 +8,14 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_network
 
 from infranetes_common.errors import InvalidArgument, ResourceExhausted
 
-_LONGEST = 30  # with the node's own address, that is one pod
+_LONGEST = 30  # room for one pod beside the node
 _SHORTEST = 8
 
 
 def subnet(pod_cidr: str) -> IPv4Network:
-    """The IPv4 subnet in `pod_cidr`: one network, or as many as kubelet gives, separated by commas.
+    """Parse the IPv4 subnet out of `pod_cidr`, which may list networks of both families, separated by commas.
 
-    :raise InvalidArgument: malformed, or no IPv4 network that can serve pods.
+    :raise InvalidArgument: malformed, or without one IPv4 network that can serve pods.
     """
     try:
         networks = [ip_network(part.strip()) for part in pod_cidr.split(",")]
@@ -43,7 +44,7 @@ def gateway(network: IPv4Network) -> IPv4Address:
 def free_address(
     network: IPv4Network, taken: Container[IPv4Address], last: IPv4Address | None
 ) -> IPv4Address:
-    """The next address after `last` that is not taken, so that one given back rests for a while.
+    """The next address after `last` that is not taken: one that was given back is used again last.
 
     :raise ResourceExhausted: all are taken.
     """
@@ -62,5 +63,5 @@ def free_address(
 
 
 def mac_of(address: IPv4Address) -> str:
-    """A locally administered MAC that belongs to the address: neighbours' caches never go stale."""
+    """The locally administered MAC of an address. It never changes, so ARP caches do not go stale."""
     return ":".join(f"{byte:02x}" for byte in (0x0A, 0x58, *address.packed))

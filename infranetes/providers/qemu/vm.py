@@ -1,6 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 """One VM as this daemon knows it.
 
-record      process        state, as IPodProvider says it
+record      process        state, as IPodProvider has it
 STARTING    there          PENDING   (also while its process is about to be started)
 STARTING    gone           ENDED     an earlier daemon was killed while it made this
 READY       there          RUNNING
@@ -10,41 +11,49 @@ FAILED      gone           ENDED
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import attrs
 from twisted.internet.defer import Deferred
 
 from infranetes.providers.interface import Instance, InstanceState
-from infranetes.providers.qemu.boot import Connections, Place
-from infranetes.providers.qemu.machine import User
-from infranetes.providers.qemu.process import Watched
-from infranetes.providers.qemu.record import Phase, Record
+from infranetes.providers.qemu.connections import VmConnections
+from infranetes.providers.qemu.paths import VmPaths
+from infranetes.providers.qemu.process import WatchedProcess
+from infranetes.providers.qemu.record import Phase, VmRecord
+from infranetes_common.concurrency import Notifier
 from infranetes_common.errors import Unavailable
 
 _DETAIL_CHARACTERS = 300
+_GONE = "its process was gone when the daemon started"
+_SHUTDOWN_REASONS = {
+    "guest-shutdown": "the guest shut down",
+    "guest-reset": "the guest asked for a restart, which ends a pod's machine",
+    "guest-panic": "the guest's kernel panicked",
+    "host-signal": "QEMU was ended by a signal",
+}
 
 
 class Vm:
-    """A VM's record and what is open of it.
+    """A VM's record, its process and the connections to it.
 
-    :ivar launching: whether this daemon is making it, which ends with its phase.
+    :ivar launching: whether this daemon is making it: from the reservation until READY or FAILED.
     :ivar destroying: whether its end was asked for.
+    :ivar handover: hands over the identity and then plugs in the pod's size.
+    :ivar changes: notified when its state may have changed.
     """
 
-    def __init__(self, record: Record, place: Place) -> None:
+    def __init__(self, record: VmRecord, paths: VmPaths) -> None:
         self.record = record
-        self.place = place
-        self.process: Watched | None = None
-        self.connections: Connections | None = None
+        self.paths = paths
+        self.process: WatchedProcess | None = None
+        self.connections: VmConnections | None = None
         self.handover: Deferred[None] | None = None
         self.launching = False
         self.destroying = False
-        self._changes: list[Deferred[None]] = []
+        self.changes = Notifier()
 
     @property
     def alive(self) -> bool:
-        """Whether its process executes."""
+        """Whether its process runs."""
         return self.process is not None and self.process.alive
 
     @property
@@ -55,12 +64,12 @@ class Vm:
         return InstanceState.RUNNING if self.record.phase is Phase.READY else InstanceState.PENDING
 
     def instance(self) -> Instance:
-        """As the interface shows it."""
+        """The VM as IPodProvider describes it."""
         record = self.record
         state = self.state
         detail = record.detail
         if state is InstanceState.ENDED and not detail:
-            detail = "its process was gone when the daemon started"
+            detail = _GONE
         return Instance(
             id=record.id,
             token=record.token,
@@ -73,82 +82,35 @@ class Vm:
             detail=detail,
         )
 
-    def end_detail(self) -> str:
-        """Why it has ended, as far as can be known: QEMU's reason and the console's last line."""
-        reason = self.connections.reason if self.connections is not None else ""
-        why = _REASONS.get(reason, f"QEMU says {reason}" if reason else "its process ended")
-        last = self.place.last_words().rpartition("\n")[2]
-        return f"{why}; last words: {last}"[:_DETAIL_CHARACTERS] if last else why
+    def explain_end(self) -> str:
+        """Why it has ended, as far as that is known: QEMU's reason and the console's last line."""
+        reason = self.connections.shutdown_reason if self.connections is not None else ""
+        if reason:
+            return self._with_last_line(_SHUTDOWN_REASONS.get(reason, f"QEMU says {reason}"))
+        ended = self.process.end if self.process is not None else "ended"
+        return self._with_last_line(f"its process {ended}")
+
+    def explain_missing_process(self) -> None:
+        """Record why it has ended, if an earlier daemon made it and there is no process. Idempotent."""
+        if not self.alive and not self.record.detail:
+            self.record = attrs.evolve(self.record, detail=self._with_last_line(_GONE))
+
+    def _with_last_line(self, why: str) -> str:
+        last = self.paths.last_output().rpartition("\n")[2]
+        return f"{why}; last output: {last}"[:_DETAIL_CHARACTERS] if last else why
 
     def ended_error(self) -> Unavailable:
-        """For those who wait for it to run."""
-        words = self.place.last_words()
-        tail = f"; the end of its console:\n{words}" if words else ""
+        """The error for those who wait for it to run, although it has ended."""
+        output = self.paths.last_output()
+        tail = f"; the end of its console:\n{output}" if output else ""
         return Unavailable(f"VM {self.record.id} has ended: {self.instance().detail}{tail}")
 
-    def changed(self) -> None:
-        """Wake those who wait for a change."""
-        changes, self._changes = self._changes, []
-        for waiting in changes:
-            if not waiting.called:
-                waiting.callback(None)
-
-    def next_change(self) -> Deferred[None]:
-        """Fires with the next change."""
-        waiting: Deferred[None] = Deferred()
-        self._changes.append(waiting)
-        return waiting
-
-    def let_go(self) -> None:
-        """Close what is open of it; the machine goes on. Twice is once."""
+    def detach(self) -> None:
+        """Stop watching it and close the connections to it; the VM goes on. Idempotent."""
         if self.handover is not None:
             self.handover.cancel()
         if self.connections is not None:
             self.connections.close()
             self.connections = None
         if self.process is not None:
-            self.process.forget()
-
-
-_REASONS = {
-    "guest-shutdown": "the guest shut down",
-    "guest-reset": "the guest asked for a restart, which ends a pod's machine",
-    "guest-panic": "the guest's kernel panicked",
-    "host-signal": "QEMU was ended by a signal",
-}
-
-
-@attrs.frozen
-class Paths:
-    """Where this provider's files are."""
-
-    state: Path
-    run: Path
-
-    @property
-    def vms(self) -> Path:
-        """One directory for each VM."""
-        return self.state / "vms"
-
-    @property
-    def lock(self) -> Path:
-        """Held by the daemon that is at work here."""
-        return self.state / "lock"
-
-    @property
-    def network(self) -> Path:
-        """The subnet in use."""
-        return self.state / "network.json"
-
-    @property
-    def kvm(self) -> Path:
-        """Whether KVM works, remembered."""
-        return self.state / "kvm.json"
-
-    def templates(self, configured: Path | None) -> Path:
-        """Where templates are."""
-        return configured or self.state / "templates"
-
-    def place(self, token: str, user: User) -> Place:
-        """Of one VM."""
-        return Place(self.vms / token, self.run / token, user)
+            self.process.unwatch()

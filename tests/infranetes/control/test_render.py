@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What infranetes-ctl prints."""
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.control.cli import parser, socket_of
 from infranetes.control.render import age, as_json, as_text
-from infranetes_common import control
+from infranetes_common.wire import control
 
 OPTIONS = argparse.Namespace(dry_run=False)
 SECOND = 10**9

@@ -1,27 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the daemon answers to infranetes-ctl."""
 
 from __future__ import annotations
 
+from argparse import Namespace
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, fail
+from twisted.internet.defer import Deferred, fail, succeed
+from zope.interface import implementer
 
+from infranetes.control import render
 from infranetes.control.service import ControlService, size_words
-from infranetes.pods.poolconfig import PoolConfig, PoolSize
-from infranetes.pods.waits import go
-from infranetes.providers.interface import Instance, InstanceState, Size
-from infranetes_common import control, cri
-from infranetes_common.errors import NotFound, Unavailable
-from tests.infranetes.pods.fakes import World, pod
-from tests.infranetes.pods.test_sandboxes import Base
+from infranetes.machines.pool_config import PoolConfig, PoolSize
+from infranetes.providers.interface import Console, IHasConsoles, Instance, InstanceState, Size
+from infranetes_common.concurrency import start
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from infranetes_common.wire import control, cri
+from tests.infranetes.cri.support import NO_CALL
+from tests.infranetes.pods.case import PodsTestCase
+from tests.infranetes.pods.fakes import FakeNode, pod
 
 
-class ControlTests(Base):
+class ControlTests(PodsTestCase):
     """Over a pool of two."""
 
     def setUp(self) -> None:
-        self.world = World(pool=PoolConfig(sizes=(PoolSize(count=2),), per_minute=100))
+        self.world = FakeNode(pool=PoolConfig(sizes=(PoolSize(count=2),), per_minute=100))
         self.world.provider_ready()
         self.addCleanup(self.world.kill)
         self.service = ControlService(self.world.node, self.world.reconciler)
@@ -100,7 +106,7 @@ class ControlTests(Base):
         self.stray("vm-lost")
         for id in (mine, pooled, "no-such"):
             request = control.EndOrphansRequest(ids=["vm-lost", id])
-            self.failureResultOf(go(self.service.EndOrphans(request, None)), NotFound)
+            self.failureResultOf(start(self.service.EndOrphans(request, NO_CALL)), NotFound)
         self.assertEqual([call for call in self.world.provider.calls if call[0] == "destroy"], [])
 
     def test_what_can_not_be_ended_is_told(self) -> None:
@@ -141,9 +147,64 @@ class ControlTests(Base):
         self.assertTrue(self.ask("ListPods").trouble)
         for method in ("ListOrphans", "EndOrphans", "DrainPool"):
             request = getattr(control, f"{method}Request")()
-            self.failureResultOf(go(getattr(self.service, method)(request, None)), Unavailable)
+            self.failureResultOf(start(getattr(self.service, method)(request, None)), Unavailable)
 
     def test_sizes_in_words(self) -> None:
         self.assertEqual(size_words(Size()), "")
         self.assertEqual(size_words(Size(cpu_millis=250)), "0.25 CPU")
         self.assertEqual(size_words(Size(2000, 3 << 30)), "2 CPU, 3072 MiB")
+
+
+@implementer(IHasConsoles)
+class _WithConsoles:
+    """A provider of nothing else."""
+
+    def __init__(self, *consoles: Console) -> None:
+        self._consoles = consoles
+
+    def consoles(self, sandbox: str) -> Deferred[Sequence[Console]]:
+        return succeed([one for one in self._consoles if one.sandbox_id.startswith(sandbox)])
+
+
+class ConsoleTests(PodsTestCase):
+    """What a VM wrote to its console."""
+
+    def setUp(self) -> None:
+        self.world = FakeNode()
+        self.world.provider_ready()
+        self.addCleanup(self.world.kill)
+        self.service = ControlService(self.world.node, self.world.reconciler)
+
+    def ask(self, method: str, **fields: Any) -> Any:
+        request = getattr(control, f"{method}Request")(**fields)
+        return start(getattr(self.service, method)(request, None))
+
+    def shows(self, *consoles: Console) -> None:
+        self.world.node.provider = _WithConsoles(*consoles)  # type: ignore[assignment]
+
+    def test_the_newest_one_of_a_sandbox_is_shown(self) -> None:
+        live = Console("qemu-2", "abc1", 0.0, "", "booting\nx" + "y" * 300_000, "")
+        self.shows(
+            live, Console("qemu-1", "abc1", 50.5, "its process was killed by SIGKILL", "panic", "words")
+        )
+        answer = self.successResultOf(self.ask("GetConsole", sandbox="abc"))
+        self.assertEqual((answer.sandbox_id, answer.vm_id, answer.ended_at), ("abc1", "qemu-2", 0))
+        self.assertEqual(len(answer.text), 256 * 1024)
+
+    def test_one_that_is_gone(self) -> None:
+        self.shows(Console("qemu-1", "abc1", 50.5, "its process was killed by SIGKILL", "panic", "words"))
+        answer = self.successResultOf(self.ask("GetConsole", sandbox="abc1"))
+        self.assertEqual(answer.ended_at, 50_500_000_000)
+        words = render.as_text("console", answer, Namespace())
+        for each in ("abc1", "qemu-1", "1970-01-01 00:00:50 UTC", "SIGKILL", "panic", "words"):
+            self.assertIn(each, words)
+        self.assertEqual(render.as_json("console", answer, Namespace())["ended_at"], 50.5)
+
+    def test_what_can_not_be_shown(self) -> None:
+        consoles = [Console(f"qemu-{id}", id, 1.0, "", "", "") for id in ("abc1", "abc2")]
+        self.shows(*consoles)
+        for sandbox, kind in (("", InvalidArgument), ("abc", InvalidArgument), ("d", NotFound)):
+            self.failureResultOf(self.ask("GetConsole", sandbox=sandbox), kind)
+
+    def test_a_provider_without_consoles(self) -> None:
+        self.failureResultOf(self.ask("GetConsole", sandbox="abc"), FailedPrecondition)

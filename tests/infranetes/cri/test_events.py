@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GetContainerEvents: what is told, in which order, and what becomes of those who do not listen."""
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from twisted.internet.defer import Deferred
 
 from infranetes.cri import events
 from infranetes.cri.events import EventCalls, Listener
-from infranetes.pods.waits import go
-from infranetes_common import cri
+from infranetes_common.concurrency import start
 from infranetes_common.errors import ResourceExhausted, Unavailable
+from infranetes_common.wire import cri
+from tests.infranetes.cri.support import NO_CALL
+from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fakes import box, pod
-from tests.infranetes.pods.test_sandboxes import Base
 
 CREATED, STARTED = cri.CONTAINER_CREATED_EVENT, cri.CONTAINER_STARTED_EVENT
 STOPPED, DELETED = cri.CONTAINER_STOPPED_EVENT, cri.CONTAINER_DELETED_EVENT
@@ -24,8 +26,8 @@ class Listening:
     def __init__(self, calls: EventCalls) -> None:
         self.events: list[Any] = []
         self.error: Any = None
-        self.stream: Any = calls.GetContainerEvents(cri.GetEventsRequest(), None)
-        self.ended: Deferred[None] = go(self._take())
+        self.stream: Any = calls.GetContainerEvents(cri.GetEventsRequest(), NO_CALL)
+        self.ended: Deferred[None] = start(self._take())
         self.ended.addErrback(self._failed)
 
     async def _take(self) -> None:
@@ -42,12 +44,12 @@ class Listening:
         return [(one.container_id, one.container_event_type) for one in self.events]
 
 
-class EventTests(Base):
+class EventTests(PodsTestCase):
     """From the records' changes."""
 
     def setUp(self) -> None:
         super().setUp()
-        self.calls = EventCalls(self.world.node)
+        self.calls = EventCalls(self.world.node.inventory, self.world.node.now)
         self.listening = self.listen()
 
     def listen(self) -> Listening:
@@ -144,15 +146,15 @@ class EventTests(Base):
         sandbox = self.run_pod()
         del self.listening.events[:]
         self.world.agents[sandbox].create_error = Unavailable("no")
-        self.failureResultOf(go(self.world.containers.create(sandbox, box())), Unavailable)
+        self.failureResultOf(start(self.world.containers.create(sandbox, box())), Unavailable)
         self.world.provider.launch_error = Unavailable("no")
         self.failureResultOf(self.start(pod("other", uid="u2")), Unavailable)
         self.assertEqual(self.listening.told(), [])
 
     def test_one_who_does_not_take_them_is_dropped_and_the_others_go_on(self) -> None:
-        stuck: Any = self.calls.GetContainerEvents(cri.GetEventsRequest(), None)
+        stuck: Any = self.calls.GetContainerEvents(cri.GetEventsRequest(), NO_CALL)
         self.patch(events, "MAX_EVENTS", 10)
-        first = go(anext(stuck))  # and asks for no more
+        first = start(anext(stuck))  # and asks for no more
         sandbox = self.run_pod()
         self.assertTrue(self.successResultOf(first))
         self.assertEqual(len(self.calls._listeners), 2)
@@ -160,7 +162,7 @@ class EventTests(Base):
             self.do(self.world.containers.create(sandbox, box(f"c{number}")))
         self.assertEqual(len(self.calls._listeners), 1)
         self.assertEqual(len(self.listening.events), 12)
-        error = self.failureResultOf(go(anext(stuck)), ResourceExhausted).value
+        error = self.failureResultOf(start(anext(stuck)), ResourceExhausted).value
         self.assertIn("list pods and containers, then listen again", str(error))
         self.do(self.world.sandboxes.stop(sandbox))
         self.assertEqual(self.listening.told()[-1], (sandbox, STOPPED))
@@ -182,12 +184,12 @@ class EventTests(Base):
 
     def test_when_the_daemon_stops_all_are_told_so(self) -> None:
         self.run_pod()
-        self.calls.end_events()
+        self.calls.stop()
         self.assertIsInstance(self.listening.error, Unavailable)
         self.assertEqual(self.calls._listeners, set())
 
 
-class ListenerTests(Base):
+class ListenerTests(PodsTestCase):
     """What is kept for one who is slow."""
 
     def test_it_is_bounded_in_bytes_too(self) -> None:
@@ -195,17 +197,17 @@ class ListenerTests(Base):
         self.assertTrue(listener.put(b"x" * (events.MAX_BYTES - 10)))
         self.assertFalse(listener.put(b"x" * 11))
         self.assertEqual(len(listener._events), 0)
-        self.failureResultOf(go(listener.take()), ResourceExhausted)
+        self.failureResultOf(start(listener.take()), ResourceExhausted)
 
     def test_what_was_taken_makes_room(self) -> None:
         listener = Listener()
         for _ in range(3 * events.MAX_EVENTS):
             self.assertTrue(listener.put(b"event"))
-            self.assertEqual(self.successResultOf(go(listener.take())), b"event")
+            self.assertEqual(self.successResultOf(start(listener.take())), b"event")
 
     def test_what_waits_is_taken_before_the_end_is_told(self) -> None:
         listener = Listener()
         listener.put(b"last")
         listener.end(Unavailable("stopping"))
-        self.assertEqual(self.successResultOf(go(listener.take())), b"last")
-        self.failureResultOf(go(listener.take()), Unavailable)
+        self.assertEqual(self.successResultOf(start(listener.take())), b"last")
+        self.failureResultOf(start(listener.take()), Unavailable)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ImageService on a real store and registry, message by message."""
 
 from __future__ import annotations
@@ -7,8 +8,9 @@ import json
 from typing import Any
 
 from infranetes.cri.images import ImageService
-from infranetes_common import cri
 from infranetes_common.errors import InvalidArgument, NotFound, Unauthenticated, Unimplemented
+from infranetes_common.wire import cri
+from tests.infranetes.cri.support import NO_CALL
 from tests.infranetes.images.support import StoreCase, small
 from tests.support.registry import Registry
 
@@ -26,19 +28,21 @@ class ImageServiceTests(StoreCase):
             image=cri.ImageSpec(image=name),
             auth=cri.AuthConfig(**(auth or {"username": "u", "password": "p"})),
         )
-        return await self.service.PullImage(request, None)
+        return await self.service.PullImage(request, NO_CALL)
 
     async def status(self, name: str, verbose: bool = False) -> Any:
         request = cri.ImageStatusRequest(image=cri.ImageSpec(image=name), verbose=verbose)
-        return await self.service.ImageStatus(request, None)
+        return await self.service.ImageStatus(request, NO_CALL)
 
     async def list(self, name: str = "") -> list[str]:
         image_filter = cri.ImageFilter(image=cri.ImageSpec(image=name)) if name else None
-        response = await self.service.ListImages(cri.ListImagesRequest(filter=image_filter), None)
+        response = await self.service.ListImages(cri.ListImagesRequest(filter=image_filter), NO_CALL)
         return [image.id for image in response.images]
 
     async def remove(self, name: str) -> Any:
-        return await self.service.RemoveImage(cri.RemoveImageRequest(image=cri.ImageSpec(image=name)), None)
+        return await self.service.RemoveImage(
+            cri.RemoveImageRequest(image=cri.ImageSpec(image=name)), NO_CALL
+        )
 
     def test_pull_list_status_and_remove_agree(self) -> Any:
         async def body() -> None:
@@ -130,7 +134,7 @@ class ImageServiceTests(StoreCase):
     def test_the_file_system(self) -> Any:
         async def body() -> None:
             await self.pull(self.registry.push("fs", "1", small()))
-            response = await self.service.ImageFsInfo(cri.ImageFsInfoRequest(), None)
+            response = await self.service.ImageFsInfo(cri.ImageFsInfoRequest(), NO_CALL)
             (usage,) = response.image_filesystems
             self.assertEqual(usage.fs_id.mountpoint, str(self.directory))
             self.assertGreater(usage.used_bytes.value, 0)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every RPC is logged with its time, and never with what else its request holds."""
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from twisted.logger import ILogObserver, LogLevel, globalLogPublisher
 from twisted.trial import unittest
 from zope.interface import implementer
 
-from infranetes.cri.instrument import Instrumented
-from infranetes.pods.waits import go
-from infranetes_common import cri
+from infranetes.cri.instrument import logged
+from infranetes_common.concurrency import start
 from infranetes_common.errors import NotFound, Unavailable
+from infranetes_common.wire import cri
+from txgrpc import Service
 
 
 class Calls:
-    """Four of the RPCs."""
+    """Five of the RPCs."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -36,6 +38,9 @@ class Calls:
     async def StartContainer(self, request: Any, call: Any) -> Any:
         await self.held
 
+    async def GetContainerEvents(self, request: Any, call: Any) -> Any:
+        yield b""
+
 
 class InstrumentTests(unittest.SynchronousTestCase):
     """One event per call."""
@@ -43,7 +48,8 @@ class InstrumentTests(unittest.SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.calls = Calls(self.clock)
-        self.service: Any = Instrumented(self.clock, cri.RuntimeService, self.calls)
+        service = Service(cri.RuntimeService, self.calls).intercept(logged(self.clock))
+        self.answers: Any = {method.name: answer for method, answer in service.answers.items()}
         self.events: list[Any] = []
 
         @implementer(ILogObserver)
@@ -55,7 +61,7 @@ class InstrumentTests(unittest.SynchronousTestCase):
         self.addCleanup(globalLogPublisher.removeObserver, keep)
 
     def test_success_is_for_who_looks_closely(self) -> None:
-        answer = self.successResultOf(go(self.service.Version(cri.VersionRequest(), None)))
+        answer = self.successResultOf(start(self.answers["Version"](cri.VersionRequest(), None)))
         self.assertEqual(answer.version, "1")
         (event,) = self.events
         self.assertEqual(
@@ -64,24 +70,24 @@ class InstrumentTests(unittest.SynchronousTestCase):
 
     def test_what_the_client_did_wrong_is_no_warning(self) -> None:
         request = cri.StopContainerRequest(container_id="c" * 500)
-        self.failureResultOf(go(self.service.StopContainer(request, None)), NotFound)
+        self.failureResultOf(start(self.answers["StopContainer"](request, None)), NotFound)
         (event,) = self.events
         self.assertEqual((event["log_level"], event["code"]), (LogLevel.info, "NOT_FOUND"))
         self.assertEqual(event["container"], "c" * 64)
 
     def test_what_went_wrong_here_is_a_warning(self) -> None:
         request = cri.ExecSyncRequest(container_id="c1", cmd=["echo", "a secret"])
-        self.failureResultOf(go(self.service.ExecSync(request, None)), Unavailable)
+        self.failureResultOf(start(self.answers["ExecSync"](request, None)), Unavailable)
         (event,) = self.events
         self.assertEqual(event["log_level"], LogLevel.warn)
         self.assertNotIn("a secret", repr({key: value for key, value in event.items()}))
 
     def test_a_caller_that_goes_away(self) -> None:
-        call = go(self.service.StartContainer(cri.StartContainerRequest(container_id="c1"), None))
+        call = start(self.answers["StartContainer"](cri.StartContainerRequest(container_id="c1"), None))
         call.cancel()
         self.failureResultOf(call, CancelledError)
         self.assertIn("given up", self.events[0]["log_format"])
 
-    def test_what_is_lacking_is_lacking(self) -> None:
-        self.assertFalse(hasattr(self.service, "Attach"))
-        self.assertFalse(hasattr(self.service, "held"))
+    def test_a_stream_of_responses_is_left_as_it_is(self) -> None:
+        self.assertEqual(self.answers["GetContainerEvents"], self.calls.GetContainerEvents)
+        self.assertEqual(len(self.answers), 5)

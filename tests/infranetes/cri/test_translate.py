@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records as the CRI's messages."""
 
 from __future__ import annotations
@@ -6,21 +7,22 @@ from typing import Any
 
 from infranetes.cri import translate
 from infranetes.cri.runtime import RuntimeService
-from infranetes.pods.waits import go
-from infranetes_common import cri
+from infranetes_common.concurrency import start
+from infranetes_common.wire import cri
+from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fakes import IMAGE, box, pod
-from tests.infranetes.pods.test_sandboxes import Base
 
 
-class TranslateTests(Base):
+class TranslateTests(PodsTestCase):
     """Lists and statuses."""
 
     def setUp(self) -> None:
         super().setUp()
-        self.service = RuntimeService(self.world.node, self.world.sandboxes, self.world.containers)
+        runtime = RuntimeService(self.world.node, self.world.sandboxes, self.world.containers)
+        self.answers: Any = {method.name: answer for method, answer in runtime.service.answers.items()}
 
     def call(self, name: str, request: Any) -> Any:
-        return self.successResultOf(go(getattr(self.service, name)(request, None)))
+        return self.successResultOf(start(self.answers[name](request, None)))
 
     def container(self, sandbox: str, config: Any) -> str:
         return str(self.do(self.world.containers.create(sandbox, config)))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bounds on what comes from the wire."""
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from twisted.trial import unittest
 
 from infranetes.cri import validate
 from infranetes.cri.status import pod_cidr
-from infranetes_common import cri
 from infranetes_common.errors import InvalidArgument
+from infranetes_common.wire import cri
 from tests.infranetes.pods.fakes import box, pod
 
 
@@ -21,6 +22,11 @@ class ValidateTests(unittest.SynchronousTestCase):
     def refused(self, words: str, check: Any, *arguments: Any) -> None:
         error = self.assertRaises(InvalidArgument, check, *arguments)
         self.assertIn(words, str(error))
+
+    def test_annotations_that_can_not_be_are_refused_whatever_the_provider(self) -> None:
+        for name, value in (("infranetes.io/gpus", "many"), ("infranetes.io/gpu", "1")):
+            self.refused(name, validate.sandbox_config, pod(annotations={name: value}))
+        validate.sandbox_config(pod(annotations={"infranetes.io/gpus": "1", "example.org/gpus": "many"}))
 
     def test_what_kubelet_sends_passes(self) -> None:
         validate.sandbox_config(

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What tests of the daemon as a process share."""
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
 from infranetes.images import ImagesConfig, ImageStore
-from infranetes.providers.simulated.farm import Farm
-from infranetes_common import cri
+from infranetes_common.wire import cri
+from infranetes_simulation.provider.farm_client import FarmClient
 from tests.support.oci import busybox
 from tests.support.registry import Registry
 from txgrpc import Channel, Code, GrpcError
@@ -88,8 +89,7 @@ class DaemonCase(TestCase):
     patience = 1.0
 
     def setUp(self) -> None:
-        # Not trial's own: a socket's path has to be short.
-        self.root = Path(tempfile.mkdtemp(prefix="inf-"))
+        self.root = self.make_root()
         if not os.environ.get("KEEP"):
             self.addCleanup(shutil.rmtree, self.root, True)
         self.socket = self.root / "run" / "infranetes.sock"
@@ -107,6 +107,10 @@ class DaemonCase(TestCase):
         self.process: subprocess.Popen[bytes] | None = None
         self.channel: Channel | None = None
         self.addCleanup(lambda: Deferred.fromCoroutine(self.end_everything()))
+
+    def make_root(self) -> Path:
+        """The test's directory. Not trial's own: a socket's path has to be short."""
+        return Path(tempfile.mkdtemp(prefix="inf-"))
 
     def written(self) -> str:
         """The configuration as a file has it."""
@@ -227,7 +231,13 @@ class DaemonCase(TestCase):
     async def run_pod(self, name: str = "web", config: Any = None, **fields: Any) -> str:
         request = cri.RunPodSandboxRequest(config=config or self.pod(name, **fields))
         (self.log_directory / name).mkdir(exist_ok=True)
-        return str((await self.runtime.RunPodSandbox(request, timeout=60.0 * self.patience)).pod_sandbox_id)
+        try:
+            answer = await self.runtime.RunPodSandbox(request, timeout=60.0 * self.patience)
+        except GrpcError as error:
+            if error.code is Code.DEADLINE_EXCEEDED:  # the daemon's log is gone after the test
+                self.fail(f"{error}\n{self.log[-20_000:]}")
+            raise
+        return str(answer.pod_sandbox_id)
 
     async def create(self, sandbox: str, config: Any = None) -> str:
         request = cri.CreateContainerRequest(pod_sandbox_id=sandbox, config=config or self.box())
@@ -282,9 +292,9 @@ class DaemonCase(TestCase):
 
     # ---- the farm
 
-    def _farm(self) -> Farm:
+    def _farm(self) -> FarmClient:
         directory = self.root / "run" / "simulated"
-        return Farm(reactor, ["/bin/false"], directory, directory, lambda vms: None, lambda *_: None)
+        return FarmClient(reactor, ["/bin/false"], directory, directory, lambda vms: None, lambda *_: None)
 
     async def farm(self, op: str, **fields: Any) -> Mapping[str, Any]:
         """Ask the farm behind the daemon's back."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ground of tests of the daemon with pods on a simulated cloud."""
 
 from __future__ import annotations

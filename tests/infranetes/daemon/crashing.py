@@ -1,9 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """`twistd` with a daemon that ends itself by SIGKILL around its nth write to the store.
 
-    python -m tests.infranetes.daemon.crashing before|after N FILE TWISTD-ARGUMENTS...
+    python -m tests.infranetes.daemon.crashing before|after N[,LABEL] FILE TWISTD-ARGUMENTS...
 
-`before`: the write is lost. `after`: it is on the disk and nobody was told. FILE gets a line per write
-that was done, or at which the daemon ended: its number, and what it keeps (`sandboxes ready`).
+With a LABEL it ends at the first write that has it, and at the nth at the latest. `before`: the write is
+lost. `after`: it is on the disk and nobody was told. FILE gets a line per write that was done, or at which
+the daemon ended: its number, and what it keeps (`sandboxes ready`).
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from twisted.scripts.twistd import run
 from infranetes.pods import database
 
 
-def install(when: str, number: int, journal: str) -> None:
-    """Make the process end around that write; 0: never."""
+def install(when: str, number: int, journal: str, wanted: str = "") -> None:
+    """Make the process end around that write, or the first that has the label `wanted`; 0: never."""
     done = [0]
     real = database.apply
     label_writes()
@@ -32,12 +34,13 @@ def install(when: str, number: int, journal: str) -> None:
         results: list[Any] = []
         for write in writes:  # one by one, so that each is a place to end at
             done[0] += 1
-            if done[0] == number and when == "before":
+            last = number and (done[0] == number or getattr(write, "label", "?") == wanted)
+            if last and when == "before":
                 note(write, ": killed before")
                 os.kill(os.getpid(), signal.SIGKILL)
             results.extend(real(connection, [write]))
-            note(write, ": killed after" if done[0] == number else "")
-            if done[0] == number:
+            note(write, ": killed after" if last else "")
+            if last:
                 os.kill(os.getpid(), signal.SIGKILL)
         return results
 
@@ -70,6 +73,7 @@ def label_writes() -> None:
 
 
 if __name__ == "__main__":
-    install(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    number, _, wanted = sys.argv[2].partition(",")
+    install(sys.argv[1], int(number), sys.argv[3], wanted)
     sys.argv = ["twistd", *sys.argv[4:]]
     run()

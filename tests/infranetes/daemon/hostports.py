@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Host ports of a daemon's pods, as the kernel has them."""
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from infranetes.hostports.hostports import table_name
-from infranetes_common import cri
+from infranetes_common.wire import cri
 
 
 def in_kernel(root: Path) -> str:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pods whose image is the VM, through the CRI of a daemon that is a process: what holds on any cloud.
 
 `MachinePods` has what a cloud has a part in. The rest is alike however VMs are made: one cloud shows it.
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from infranetes_common import cri
+from infranetes_common.wire import cri
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.support.clouds.faults import NO_AGENT, NORMAL
 from txgrpc import Code
@@ -111,9 +112,11 @@ class MachinePods(_Base):
         self.assertEqual(status.status.network.ip, vm.address)
         second = await self.refused(Code.FAILED_PRECONDITION, self.create(sandbox, self.machine("second")))
         self.assertIn(container, second)
-        self.world.whole.write("words of the machine")
+        self.world.vm_images.write("words of the machine")
         log = self.log_directory / "web" / "main.log"
-        await self.until(lambda: log.exists() and "words of the machine" in log.read_text(), "it is logged")
+        await self.until(
+            lambda: log.exists() and "words of the machine" in log.read_text(errors="replace"), "it is logged"
+        )
         await self.restart()
         await self.in_state(container, cri.CONTAINER_RUNNING)
         self.assertIsNotNone(await self.image_named(NAME))

@@ -1,10 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """Agents that can't be reached, or die in the middle of a call."""
 
 from __future__ import annotations
 
 import time
 
-from infranetes_common import cri
+from infranetes_common.wire import cri
 from tests.infranetes.daemon.case import DaemonCase
 from txgrpc import Code
 

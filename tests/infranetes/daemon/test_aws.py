@@ -1,11 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
 """The daemon with pods on a simulated EC2: as a process, through the CRI, killed, and with faults between."""
 
 from __future__ import annotations
 
-from infranetes_common import cri
+from infranetes_common.wire import cri
 from tests.infranetes.daemon.cloud import CloudDaemonCase
-from tests.support.clouds.aws import AwsWorld
-from tests.support.clouds.faults import Kind
+from tests.support.clouds.aws import SimulatedAws
+from tests.support.clouds.faults import FaultKind
 from txgrpc import Code, GrpcError
 
 
@@ -13,10 +14,10 @@ class AwsDaemonTests(CloudDaemonCase):
     """Pods on EC2."""
 
     provider = "aws"
-    make_world = AwsWorld
+    make_world = SimulatedAws
 
     async def test_a_pods_life_over_a_killed_daemon_and_throttling(self) -> None:
-        self.world.faults.add(Kind.THROTTLE, share=0.2)
+        self.world.faults.add(FaultKind.THROTTLE, share=0.2)
         await self.start()
         sandbox = await self.run_pod(annotations={"infranetes.aws.instancetype": "t3.small"})
         [instance] = self.world.instances()

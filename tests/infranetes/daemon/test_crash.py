@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The daemon is killed around every write to its store, at every step of a pod's life."""
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from infranetes.pods.store import FILE
-from infranetes_common import cri
+from infranetes_common.wire import cri
 from tests.infranetes.daemon.case import DaemonCase
 from tests.infranetes.daemon.hostports import drop_table, free_port, host_port, in_kernel
 from txgrpc import Code, GrpcError
@@ -63,8 +64,10 @@ class CrashTests(DaemonCase):
             self.container = found[0] if found else await self.create(self.sandbox, config)
 
         async def start() -> None:
-            request = cri.StartContainerRequest(container_id=self.container)
-            await self.runtime.StartContainer(request, timeout=20.0)
+            status = await self.container_status(self.container)
+            if status.state != cri.CONTAINER_RUNNING:
+                request = cri.StartContainerRequest(container_id=self.container)
+                await self.runtime.StartContainer(request, timeout=20.0)
 
         async def running() -> None:
             await self.in_state(self.container, cri.CONTAINER_RUNNING)

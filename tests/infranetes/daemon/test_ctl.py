@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """infranetes-ctl as a process against a daemon as a process."""
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ import subprocess
 import sys
 from typing import Any
 
-from twisted.internet import reactor
 from twisted.internet.threads import deferToThread
 
-from infranetes.control import SOCKET
+from infranetes.config import CONTROL_SOCKET
 from infranetes.control.cli import DONE, DOWN, FAILED, USAGE, ask, parser, socket_of
 from infranetes.pods.store import FILE
-from tests.infranetes.daemon.case import ROOT, DaemonCase
+from tests.infranetes.daemon.case import ROOT, DaemonCase, reactor
 
 
 class CtlTests(DaemonCase):
@@ -50,10 +50,10 @@ class CtlTests(DaemonCase):
 
     async def test_pods_and_orphans(self) -> None:
         await self.start()
-        mode = stat.S_IMODE((self.root / "run" / SOCKET).stat().st_mode)
+        mode = stat.S_IMODE((self.root / "run" / CONTROL_SOCKET).stat().st_mode)
         self.assertEqual(mode, 0o600)
         sandbox = await self.run_pod("web")
-        words = await self.command("pods", "--socket", str(self.root / "run" / SOCKET))
+        words = await self.command("pods", "--socket", str(self.root / "run" / CONTROL_SOCKET))
         self.assertIn("default/web", words)
         (pod,) = (await self.json("pods"))["pods"]
         (vm,) = await self.vms()
@@ -79,7 +79,7 @@ class CtlTests(DaemonCase):
         self.assertIn("no infranetes daemon answers", words)
         (self.root / "run").mkdir()
         with socket.socket(socket.AF_UNIX) as dead:
-            dead.bind(str(self.root / "run" / SOCKET))
+            dead.bind(str(self.root / "run" / CONTROL_SOCKET))
         self.assertIn("nobody listens there", await self.ctl("pods", code=DOWN))
 
     async def test_its_command_line(self) -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GetContainerEvents through the socket."""
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import UNIXClientEndpoint
 
-from infranetes_common import cri
+from infranetes_common.wire import cri
 from tests.infranetes.daemon.case import DaemonCase, reactor
 from txgrpc import Channel, Code, GrpcError
 
@@ -88,7 +89,7 @@ class EventTests(EventCase):
             request = cri.RemoveContainerRequest(container_id=container)
             await self.runtime.RemoveContainer(request, timeout=30.0)
             await self.take(listening, 1)
-        self.assertIn("a listener is told no more events", self.log)
+        self.assertIn("a listener to events is dropped", self.log)
         with self.assertRaises(GrpcError) as caught:
             while True:
                 await self.take(stuck, 1)

@@ -1,19 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
 """The daemon with pods on a simulated Compute Engine: as a process, through the CRI, killed, with faults."""
 
 from __future__ import annotations
 
-from infranetes_common import cri
+from infranetes_common.wire import cri
 from tests.infranetes.daemon.cloud import CloudDaemonCase
-from tests.support.clouds.faults import Kind
-from tests.support.clouds.gce import GceWorld
+from tests.support.clouds.faults import FaultKind
+from tests.support.clouds.gce import SimulatedGce
 
 
 class GcpDaemonTests(CloudDaemonCase):
     provider = "gcp"
-    make_world = GceWorld
+    make_world = SimulatedGce
 
     async def test_a_pods_life_over_a_killed_daemon_throttling_and_its_preemption(self) -> None:
-        self.world.faults.add(Kind.THROTTLE, share=0.2)
+        self.world.faults.add(FaultKind.THROTTLE, share=0.2)
         await self.start()
         sandbox = await self.run_pod(annotations={"infranetes.io/spot": "true"})
         [id] = self.world.running()

@@ -1,17 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pods whose image is the VM on a simulated Compute Engine, through the CRI of a daemon that is a process."""
 
 from __future__ import annotations
 
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.infranetes.daemon.machine_pods import MachinePods
-from tests.support.clouds.gce import GceWorld
+from tests.support.clouds.gce import SimulatedGce
 
 
 class GcpMachineTests(MachinePods, CloudDaemonCase):
     """Images by their labels; an instance that switches itself off is there, stopped, until it is deleted."""
 
     provider = "gcp"
-    make_world = GceWorld
+    make_world = SimulatedGce
     size = "e2-small"
     looked_for = (
         "infranetes=true",

@@ -1,10 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bad input through the socket: a clear status that names what is wrong, and nothing left behind."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from infranetes_common import cri
+from infranetes_common.wire import cri
 from tests.infranetes.daemon.case import DaemonCase
 from txgrpc import Code
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pod's whole life through the daemon's socket."""
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ import os
 import stat
 from typing import Any
 
-from infranetes_common import cri
+from infranetes_common.wire import cri
 from tests.infranetes.daemon.case import DaemonCase
 from txgrpc import Code
 

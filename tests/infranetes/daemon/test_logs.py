@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Log files on the node: every line once, whatever becomes of the daemon."""
 
 from __future__ import annotations
@@ -5,7 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from infranetes_common import cri
+from infranetes_common.wire import cri
 from tests.infranetes.daemon.case import DaemonCase
 from txgrpc import Code
 
@@ -101,6 +102,31 @@ class LogTests(DaemonCase):
         await self.stop_pod(sandbox)
         self.assertEqual(self.texts(old) + self.texts(path), [f"line {i}" for i in range(150)])
         await self.refused(Code.FAILED_PRECONDITION, self.runtime.ReopenContainerLog(request, timeout=5.0))
+
+    async def test_a_last_line_without_a_newline_is_told_as_that(self) -> None:
+        """Over rotation and restarts of the daemon; kubelet then reads DONE, and not DONE\\n."""
+        sandbox = await self.run_pod()
+        script = "echo whole; while [ ! -e %s ]; do sleep 0.1; done; printf DONE"
+        flag = self.root / "flag"
+        paths = [self.log_directory / "web" / f"{name}.log" for name in ("one", "two")]
+        ids = [await self.run_container(sandbox, self.box(path.stem, script=script % flag)) for path in paths]
+        for path in paths:
+            await self.until(lambda path=path: len(self.texts(path)) == 1, "a line")  # type: ignore[misc]
+        old = paths[0].with_name("one.log.1")
+        paths[0].rename(old)
+        request = cri.ReopenContainerLogRequest(container_id=ids[0])
+        await self.runtime.ReopenContainerLog(request, timeout=10.0)
+        await self.kill()
+        flag.touch()
+        await self.start()
+        for id in ids:
+            await self.in_state(id, cri.CONTAINER_EXITED)
+        self.assertEqual([self.tags(path) for path in (old, *paths)], [["F"], ["P"], ["F", "P"]])
+        await self.restart()
+        self.assertEqual([self.tags(path) for path in (old, *paths)], [["F"], ["P"], ["F", "P"]])
+
+    def tags(self, path: Path) -> list[str]:
+        return [line.split(" ", 3)[2] for line in path.read_text().splitlines()]
 
     async def test_a_container_without_a_log(self) -> None:
         sandbox = await self.run_pod()

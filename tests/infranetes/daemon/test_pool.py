@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pool with a real daemon, killed and started again."""
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from typing import Any
 from twisted.internet.defer import Deferred, gatherResults
 
 from infranetes.pods.store import FILE
-from infranetes_common import cri
+from infranetes_common.wire import cri
 from tests.infranetes.daemon.case import DaemonCase
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What of a pod's configuration is the node's part: host ports, profiles, images as volumes."""
 
 from __future__ import annotations
@@ -6,7 +7,7 @@ import json
 import socket
 from typing import Any
 
-from infranetes_common import cri
+from infranetes_common.wire import cri
 from tests.infranetes.daemon.case import DaemonCase
 from tests.infranetes.daemon.hostports import drop_table, free_port, host_port, in_kernel
 from txgrpc import Code

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is in the way of a start is said in one line, and the exit status is not 0."""
 
 from __future__ import annotations
@@ -36,11 +37,17 @@ class StartTests(DaemonCase):
             ({"socket": 7}, "infranetes.toml: socket:"),
             ({"socket": "relative"}, "socket: 'relative' is not an absolute path"),
             ({"socket": "/" + "x" * 200}, "too long for a socket"),
-            ({"provider": "nobody"}, "no provider is called 'nobody'"),
-            ({"providers": {"simulated": {"boot_secs": 1}}}, "boot_secs"),
+            ({"provider": "nobody"}, "infranetes.toml: provider: no provider is called 'nobody'"),
+            (
+                {"providers": {"simulated": {"boot_secs": 1}}},
+                "infranetes.toml: providers.simulated.boot_secs: ",
+            ),
             ({"log": {"level": "loud"}}, "log.level"),
             ({"times": {"launch": -1.0}}, "times.launch"),
-            ({"images": {"insecure_registries": ["http://x/"]}}, "images.insecure_registries"),
+            (
+                {"images": {"insecure_registries": ["http://x/"]}},
+                "infranetes.toml: images.insecure_registries: ",
+            ),
         ):
             self.config = {**good, **change}
             await self.refused_start(words)
@@ -118,6 +125,29 @@ class StartTests(DaemonCase):
         self.assertEqual(status, 1)
         self.assertIn("infranetes can't start", self.log)
         self.assertNotIn("Traceback", self.log)
+
+    async def test_a_failure_late_in_the_start_stops_what_has_started(self) -> None:
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            other.listen()
+            port = other.getsockname()[1]
+            self.config["streaming"] = {"port": port}
+            await self.refused_start(f"streaming.host, streaming.port: 127.0.0.1:{port} can't be listened on")
+        self.assertFalse(self.socket.exists())
+        await self.start()
+
+    async def test_terminated_while_it_starts(self) -> None:
+        lock = self.root / "state" / "lock"
+        for _ in range(3):
+            lock.unlink(missing_ok=True)
+            process = self.process = self.spawn()
+            await self.until(lambda: lock.exists() and lock.read_text() != "", "the start has begun")
+            process.terminate()
+            self.assertIn(await self.ended(), (0, -signal.SIGTERM), self.log)  # as Twisted's release has it
+            self.assertNotIn("Traceback", self.log)
+            self.assertNotIn("can't start", self.log)
+        self.process = None
+        await self.start()
 
     async def test_flags_override_the_file(self) -> None:
         self.socket = Path(self.root, "other", "o.sock")

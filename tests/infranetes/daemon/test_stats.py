@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Figures and metrics through the socket, of simulated VMs whose containers are real processes."""
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from twisted.internet.defer import Deferred
 
 from infranetes.stats import metrics
 from infranetes.stats.gather import WAIT_SECONDS
-from infranetes_common import cri
+from infranetes_common.wire import cri
 from tests.infranetes.daemon.case import DaemonCase
 from txgrpc import Code
 

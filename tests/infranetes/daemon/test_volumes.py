@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mounts, over a daemon that is a process and machines that are simulated: the node's files in them."""
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from infranetes.volumes.mounts import Source
-from infranetes_common import cri
+from infranetes_common.wire import cri
 from tests.infranetes.daemon.case import DaemonCase
 from txgrpc import Code
 
-PATIENCE = 5  # a machine that is busy with other tests
+BOUND_SECONDS = 2.0  # that a change of a configmap takes
 
 
 class VolumeTests(DaemonCase):
@@ -41,8 +42,8 @@ class VolumeTests(DaemonCase):
             *(self.root / "state").rglob(f"{self.volume_id(path)}.*"),
         ]
 
-    async def within(self, seconds: float, true: Callable[[], Any]) -> None:
-        await self.until(true, "carried", seconds * PATIENCE)
+    async def carried(self, true: Callable[[], Any]) -> None:
+        await self.until(true, "carried")
 
     def write_version(self, directory: Path, value: str) -> None:
         """As kubelet's writer does it."""
@@ -67,12 +68,12 @@ class VolumeTests(DaemonCase):
         there = self.in_vm(directory)
         self.assertEqual((there / "key").read_text(), "first")
         self.write_version(directory, "second")
-        await self.within(2.0, lambda: (there / "key").read_text() == "second")
-        await self.within(2.0, lambda: len(os.listdir(there)) == 3)
+        await self.until(lambda: (there / "key").read_text() == "second", "carried", BOUND_SECONDS)
+        await self.until(lambda: len(os.listdir(there)) == 3, "carried", BOUND_SECONDS)
         (there / "key").unlink()  # what is done to it there stays there
         (there / "other").write_text("")
         self.write_version(directory, "third")
-        await self.within(2.0, lambda: (there / "..data" / "key").read_text() == "third")
+        await self.until(lambda: (there / "..data" / "key").read_text() == "third", "carried", BOUND_SECONDS)
         self.assertFalse((directory / "other").exists())
         (mount,) = (await self.container_status(container)).mounts
         self.assertEqual(
@@ -98,6 +99,25 @@ class VolumeTests(DaemonCase):
         self.assertEqual(message.stat().st_ino, inode)
         self.assertEqual((shared / "data").read_text(), "data\n")
 
+    async def test_one_entry_that_fails_keeps_no_other_back_and_the_end_says_so(self) -> None:
+        await self.start()
+        shared, disk = self.files / "shared", self.files / "disk"
+        for directory in (shared / "busy", disk):
+            directory.mkdir(parents=True)
+        self.bind(disk, shared / "busy")
+        script = (
+            f"cd $(find {self.root} -path '*{self.volume_id(shared)}/directory') && rmdir busy &&"
+            "echo in the way >busy && mkdir -p tree/deep && echo 42 >tree/deep/result"
+        )
+        mounts = [self.mount(shared)]
+        container = await self.run_container(await self.run_pod(), self.box(script=script, mounts=mounts))
+        status = await self.in_state(container, cri.CONTAINER_EXITED)
+        self.assertEqual((shared / "tree" / "deep" / "result").read_text(), "42\n")
+        self.assertEqual((status.exit_code, status.reason), (0, "VolumesNotWritten"))
+        for words in ("not all that it wrote is on the node", f"{shared}", "busy: Device or resource busy"):
+            self.assertIn(words, status.message)
+        self.assertIn(f"wrote last to {shared} is not on the node", self.log)
+
     async def test_both_ways_while_it_runs_and_when_the_sandbox_is_stopped(self) -> None:
         await self.start()
         shared = self.files / "shared"  # made where it is missing
@@ -110,11 +130,11 @@ class VolumeTests(DaemonCase):
         )
         there = self.in_vm(shared)
         (there / "from-vm").write_text("vm")
-        await self.within(2.0, lambda: (shared / "from-vm").exists())
+        await self.carried(lambda: (shared / "from-vm").exists())
         (shared / "from-node").write_text("node")
-        await self.within(2.0, lambda: (there / "from-node").exists())
+        await self.carried(lambda: (there / "from-node").exists())
         (there / "from-node").unlink()
-        await self.within(2.0, lambda: not (shared / "from-node").exists())
+        await self.carried(lambda: not (shared / "from-node").exists())
         request = cri.StopContainerRequest(container_id=second)
         await self.runtime.StopContainer(request, timeout=30.0)
         await self.runtime.RemoveContainer(cri.RemoveContainerRequest(container_id=second), timeout=30.0)
@@ -154,9 +174,9 @@ class VolumeTests(DaemonCase):
         (shared_there / "gone-there").unlink()
         (shared_there / "new").write_text("new")
         await self.start()
-        await self.within(4.0, lambda: (there / "key").read_text() == "third")
-        await self.within(4.0, lambda: (shared / "new").exists())
-        await self.within(4.0, lambda: not (shared_there / "gone").exists())
+        await self.carried(lambda: (there / "key").read_text() == "third")
+        await self.carried(lambda: (shared / "new").exists())
+        await self.carried(lambda: not (shared_there / "gone").exists())
         self.assertEqual(os.listdir(shared), ["new"])
         self.assertEqual(os.listdir(shared_there), ["new"])
 
@@ -190,19 +210,59 @@ class VolumeTests(DaemonCase):
                 await self.start()
             (shared / f"mark-{start_again}").write_text("")
             (there / "late" / f"by-container-{start_again}").write_text("")
-            await self.within(4.0, (there / f"mark-{start_again}").exists)
+            await self.carried((there / f"mark-{start_again}").exists)
             self.assertIn("below", os.listdir(there / "late"))
             self.assertNotIn("on-other", os.listdir(there / "late"))
             self.assertEqual((there / "early" / "on-disk").read_text(), "disk")
             self.assertEqual(os.listdir(other), ["on-other"])
         self.unmount(shared / "late")  # and what it wrote below is on the node where it can be
-        await self.within(2.0, (shared / "late" / "by-container-True").exists)
+        await self.carried((shared / "late" / "by-container-True").exists)
         self.bind(other, shared / "late")
         await self.run_container(
             sandbox, self.box("second", script="sleep 1000", mounts=[self.mount(shared, readonly=True)])
         )
         self.assertTrue((there / "late" / "on-other").exists())
         self.assertFalse((there / "early" / "on-disk").exists())
+
+    async def test_the_end_of_a_machine_tells_what_may_be_missing(self) -> None:
+        await self.start()
+        shared, locked = self.files / "shared", self.files / "locked"
+        mounts = [self.mount(shared), self.mount(locked, readonly=True)]
+        config = self.box(script="sleep 1000", mounts=mounts)
+        container = await self.run_container(await self.run_pod(), config)
+        (vm,) = await self.vms()
+        await self.farm("behave", id=vm["id"], behaviour="dies-after", after=0)
+        status = await self.in_state(container, cri.CONTAINER_EXITED)
+        self.assertEqual((status.exit_code, status.reason), (137, "VMEnded"))
+        self.assertIn(f"what it wrote last to {shared} may be missing on the node", status.message)
+        self.assertNotIn(str(locked), status.message)
+
+    async def test_no_link_that_a_container_makes_leads_another_volume_out(self) -> None:
+        """Of two volumes, one in the other, the outer one's container makes a link on the way there."""
+        await self.start()
+        outer, system = self.files / "data", self.files / "system"
+        inner = outer / "sub" / "cron.d"
+        inner.mkdir(parents=True)
+        (system / "cron.d").mkdir(parents=True)
+        (system / "cron.d" / "crontab").write_text("of the node")
+        sandbox = await self.run_pod()
+        mounts = [self.mount(outer), self.mount(inner)]
+        await self.run_container(sandbox, self.box(script="sleep 1000", mounts=mounts))
+        there, inner_there = self.in_vm(outer), self.in_vm(inner)
+        shutil.rmtree(there / "sub")
+        (there / "sub").symlink_to(system)
+        await self.carried((outer / "sub").is_symlink)
+        for name in ("crontab", "evil"):
+            (inner_there / name).write_text("* * * * * root evil")
+        await self.until(lambda: f"{inner} is not carried to the VM" in self.log, "a refusal")
+        config = self.box("second", script="sleep 1000", mounts=[self.mount(outer / "sub" / "cron.d")])
+        request = cri.CreateContainerRequest(pod_sandbox_id=sandbox, config=config)
+        call = self.runtime.CreateContainer(request, timeout=30.0)
+        message = await self.refused(Code.INVALID_ARGUMENT, call)
+        self.assertIn(f"leads by a link in {outer}, where a container may write", message)
+        await self.stop_pod(sandbox)
+        self.assertEqual(os.listdir(system / "cron.d"), ["crontab"])
+        self.assertEqual((system / "cron.d" / "crontab").read_text(), "of the node")
 
     async def test_below_a_read_only_mount_what_is_mounted_stays_writable_unless_it_is_recursive(
         self,
@@ -219,7 +279,7 @@ class VolumeTests(DaemonCase):
         there = self.in_vm(locked / "below")
         self.assertEqual((there / "here").read_text(), "before")
         (there / "new").write_text("from the container")
-        await self.within(2.0, (disk / "new").exists)
+        await self.carried((disk / "new").exists)
         (self.in_vm(locked) / "no").write_text("")
         status = await self.container_status(container)
         self.assertEqual([one.host_path for one in status.mounts], [str(locked)])

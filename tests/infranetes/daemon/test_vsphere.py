@@ -1,19 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
 """The daemon with pods on a simulated vCenter: as a process, through the CRI, killed, with faults between."""
 
 from __future__ import annotations
 
-from infranetes_common import cri
+from infranetes_common.wire import cri
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.support.clouds import tls, vcsim
-from tests.support.clouds.faults import Kind
-from tests.support.clouds.vsphere import VsphereWorld
+from tests.support.clouds.faults import FaultKind
+from tests.support.clouds.vsphere import SimulatedVcenter
 
 
 class VsphereDaemonTests(CloudDaemonCase):
     """Pods on vSphere."""
 
     provider = "vsphere"
-    make_world = VsphereWorld
+    make_world = SimulatedVcenter
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -21,7 +22,7 @@ class VsphereDaemonTests(CloudDaemonCase):
         tls.certificate()
 
     async def test_a_pods_life_over_a_killed_daemon_and_throttling(self) -> None:
-        self.world.faults.add(Kind.THROTTLE, share=0.1)
+        self.world.faults.add(FaultKind.THROTTLE, share=0.1)
         await self.start()
         sandbox = await self.run_pod(annotations={"infranetes.io/instance-type": "2cpu-1024mib"})
         [vm] = self.world.vms()

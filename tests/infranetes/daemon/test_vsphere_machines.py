@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pods whose image is the VM on a simulated vCenter, through the CRI of a daemon that is a process."""
 
 from __future__ import annotations
@@ -5,14 +6,14 @@ from __future__ import annotations
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.infranetes.daemon.machine_pods import MachinePods
 from tests.support.clouds import tls, vcsim
-from tests.support.clouds.vsphere import VsphereWorld
+from tests.support.clouds.vsphere import SimulatedVcenter
 
 
 class VsphereMachineTests(MachinePods, CloudDaemonCase):
     """Images are templates; a VM that switches itself off is there, without power, until it is destroyed."""
 
     provider = "vsphere"
-    make_world = VsphereWorld
+    make_world = SimulatedVcenter
     size = "2cpu-1024mib"
     looked_for = ("web-9", "infranetes.image_name=web:9", "/images", "DC0")
 

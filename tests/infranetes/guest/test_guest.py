@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The guest image's builder, over small trees; real images are made for the end-to-end tests."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which host ports a pod asks for, and which can't be had."""
 
 from __future__ import annotations
@@ -7,14 +8,14 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.hostports.mappings import Mapping, check_unused, wanted
-from infranetes.hostports.table import Ways, script
-from infranetes_common import cri
+from infranetes.hostports.mappings import HostPort, check_unused, host_ports_of
+from infranetes.hostports.table import Routes, script
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from infranetes_common.wire import cri
 
 
-def asked(*mappings: dict[str, Any]) -> tuple[Mapping, ...]:
-    return wanted(cri.PodSandboxConfig(port_mappings=[cri.PortMapping(**one) for one in mappings]))
+def asked(*mappings: dict[str, Any]) -> tuple[HostPort, ...]:
+    return host_ports_of(cri.PodSandboxConfig(port_mappings=[cri.PortMapping(**one) for one in mappings]))
 
 
 class MappingTests(SynchronousTestCase):
@@ -29,7 +30,7 @@ class MappingTests(SynchronousTestCase):
             port_mappings=[cri.PortMapping(**one) for one in ports],
             linux=cri.LinuxPodSandboxConfig(security_context=security),
         )
-        self.assertEqual(list(map(str, wanted(config))), ["80/tcp", "8081/tcp"])
+        self.assertEqual(list(map(str, host_ports_of(config))), ["80/tcp", "8081/tcp"])
 
     def test_protocols_and_addresses(self) -> None:
         found = asked(
@@ -58,12 +59,12 @@ class MappingTests(SynchronousTestCase):
             self.assertIn(words, str(error))
 
     def test_two_clash_where_a_packet_could_be_meant_for_both(self) -> None:
-        one = Mapping("tcp", "", 80, 1)
-        self.assertTrue(one.clashes(Mapping("tcp", "192.0.2.1", 80, 2)))
-        self.assertTrue(Mapping("tcp", "192.0.2.1", 80, 2).clashes(one))
-        self.assertFalse(Mapping("tcp", "192.0.2.1", 80, 2).clashes(Mapping("tcp", "192.0.2.2", 80, 2)))
-        self.assertFalse(one.clashes(Mapping("udp", "", 80, 1)))
-        self.assertFalse(one.clashes(Mapping("tcp", "", 81, 1)))
+        one = HostPort("tcp", "", 80, 1)
+        self.assertTrue(one.clashes(HostPort("tcp", "192.0.2.1", 80, 2)))
+        self.assertTrue(HostPort("tcp", "192.0.2.1", 80, 2).clashes(one))
+        self.assertFalse(HostPort("tcp", "192.0.2.1", 80, 2).clashes(HostPort("tcp", "192.0.2.2", 80, 2)))
+        self.assertFalse(one.clashes(HostPort("udp", "", 80, 1)))
+        self.assertFalse(one.clashes(HostPort("tcp", "", 81, 1)))
 
     def test_a_port_that_the_node_uses_is_refused(self) -> None:
         for protocol, kind in (("tcp", socket.SOCK_STREAM), ("udp", socket.SOCK_DGRAM)):
@@ -74,16 +75,16 @@ class MappingTests(SynchronousTestCase):
                 port = used.getsockname()[1]
                 for address in ("", "127.0.0.1"):
                     error = self.assertRaises(
-                        FailedPrecondition, check_unused, Mapping(protocol, address, port, 1)
+                        FailedPrecondition, check_unused, HostPort(protocol, address, port, 1)
                     )
                     self.assertIn(f"{port}/{protocol} is used by a process", str(error))
-            check_unused(Mapping(protocol, "", port, 1))
-        error = self.assertRaises(FailedPrecondition, check_unused, Mapping("tcp", "192.0.2.1", 1, 1))
+            check_unused(HostPort(protocol, "", port, 1))
+        error = self.assertRaises(FailedPrecondition, check_unused, HostPort("tcp", "192.0.2.1", 1, 1))
         self.assertIn("no such address", str(error))
 
     def test_the_table_has_each_in_its_place(self) -> None:
-        ports = {Mapping("tcp", "", 80, 8080): "10.0.0.2", Mapping("udp", "192.0.2.1", 53, 53): "10.0.0.3"}
-        text = script("t", ports, Ways(("br",), ("10.0.0.0/24",), ("10.9.0.1",)))
+        ports = {HostPort("tcp", "", 80, 8080): "10.0.0.2", HostPort("udp", "192.0.2.1", 53, 53): "10.0.0.3"}
+        text = script("t", ports, Routes(("br",), ("10.0.0.0/24",), ("10.9.0.1",)))
         self.assertIn("elements = { tcp . 80 : 10.0.0.2 . 8080 }", text)
         self.assertIn("elements = { 192.0.2.1 . udp . 53 : 10.0.0.3 . 53 }", text)
         self.assertIn("elements = { 10.0.0.2 . tcp . 8080, 10.0.0.3 . udp . 53 }", text)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Host ports in this machine's kernel: a pod is a network namespace at the end of a cable."""
 
 from __future__ import annotations
@@ -11,21 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from twisted.internet import reactor as _reactor
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
 from infranetes.hostports.hostports import HostPorts, table_name
+from infranetes.hostports.mappings import host_ports_of
 from infranetes.hostports.table import Table
+from infranetes.pods.host_ports import ports_in_force, ports_of, taken_ports
 from infranetes.pods.inventory import Sandbox
 from infranetes.pods.records import SandboxRecord
 from infranetes.pods.states import SandboxState
-from infranetes_common import cri
 from infranetes_common.errors import FailedPrecondition, InfranetesError
+from infranetes_common.reactors import installed
+from infranetes_common.wire import cri
 from tests.harness.tools import need
-from tests.infranetes.pods.fakes import pod
+from tests.infranetes.pods.fakes import lone_sandbox, pod
+from tests.support import frames
+from tests.support.frames import TapHost
 
-reactor: Any = _reactor
+reactor = installed()
 
 NODE, POD = "10.123.45.1", "10.123.45.2"
 # Answers each caller with the address that it sees, over TCP and UDP.
@@ -57,7 +62,7 @@ def ip(*words: str) -> None:
 
 
 def call(host: str, port: int, kind: int = socket.SOCK_STREAM) -> str:
-    """Whom the pod sees; "": nobody answered."""
+    """The address that the pod sees; "": nobody answered."""
     with socket.socket(socket.AF_INET, kind) as client:
         client.settimeout(5.0 if kind == socket.SOCK_STREAM else 0.5)
         for _ in range(10):
@@ -78,11 +83,11 @@ def ruleset() -> str:
 
 
 def sandbox(state: SandboxState = SandboxState.READY, address: str = POD, **fields: Any) -> Sandbox:
-    """One with these ports: `host_port=container_port`."""
+    """A sandbox with these port mappings."""
     mappings = [cri.PortMapping(**one) for one in fields.pop("ports")]
     config = pod(port_mappings=mappings, **fields)
     id = secrets.token_hex(16)
-    return Sandbox(
+    return lone_sandbox(
         SandboxRecord(
             id=id, token=id, state=state, name=id, config=config.SerializeToString(),
             runtime_handler="", created_at=1, address=address,
@@ -130,29 +135,29 @@ class HostPortTests(TestCase):
     async def test_from_the_node_from_its_loopback_and_from_the_pod_itself(self) -> None:
         udp = {"host_port": self.port, "container_port": 53, "protocol": cri.UDP}
         one = sandbox(ports=[self.tcp(), udp])
-        self.ports.check(one.config, [])
+        self.ports.check(host_ports_of(one.config), [])
         self.assertEqual(await self.reached("127.0.0.1", self.port), "")
         for _ in range(2):
-            await self.ports.put(one)
+            await self.ports.put(ports_of(one))
         self.assertEqual(await self.reached("127.0.0.1", self.port), NODE)
         self.assertEqual(await self.reached(NODE, self.port), NODE)
         self.assertEqual(await self.reached(NODE, self.port, socket.SOCK_DGRAM), NODE)
         inside = [*self.inside, "-c", _CLIENT, NODE, str(self.port)]
         said = await deferToThread(subprocess.run, inside, capture_output=True, text=True)
         self.assertEqual((said.stdout, said.stderr), (NODE + "\n", ""))
-        await self.ports.take(one.id)
-        await self.ports.take(one.id)
+        await self.ports.remove(one.id)
+        await self.ports.remove(one.id)
         self.assertEqual(await self.reached(NODE, self.port), "")
         self.assertNotIn(self.name, ruleset())
 
     async def test_at_one_address_alone(self) -> None:
         one = sandbox(ports=[self.tcp(host_ip="127.0.0.1")])
-        await self.ports.put(one)
+        await self.ports.put(ports_of(one))
         self.assertEqual(await self.reached("127.0.0.1", self.port), NODE)
         self.assertEqual(await self.reached(NODE, self.port), "")
 
     async def test_loopback_stays_the_nodes_own(self) -> None:
-        await self.ports.put(sandbox(ports=[self.tcp()]))
+        await self.ports.put(ports_of(sandbox(ports=[self.tcp()])))
         for words in (
             "rule add pref 10 lookup local",
             "rule delete pref 0",
@@ -174,11 +179,12 @@ class HostPortTests(TestCase):
         self.addCleanup(
             subprocess.run, ["nft", "delete", "table", "ip", self.name + "x"], capture_output=True
         )
-        await others.put(sandbox(ports=[self.tcp(host_port=self.port + 2)]))
-        await self.ports.put(sandbox(ports=[self.tcp(host_port=self.port + 1)]))
+        await others.put(ports_of(sandbox(ports=[self.tcp(host_port=self.port + 2)])))
+        await self.ports.put(ports_of(sandbox(ports=[self.tcp(host_port=self.port + 1)])))
         kept = sandbox(ports=[self.tcp()])
         again = HostPorts(Table(reactor, self.name))
-        await again.restore([kept, sandbox(SandboxState.STOPPED, ports=[self.tcp(host_port=self.port + 3)])])
+        stopped = sandbox(SandboxState.STOPPED, ports=[self.tcp(host_port=self.port + 3)])
+        await again.restore(ports_in_force([kept, stopped]))
         self.assertEqual(await self.reached(NODE, self.port), NODE)
         self.assertEqual(await self.reached(NODE, self.port + 2), NODE, "another daemon's stay")
         for gone in (1, 3):
@@ -188,39 +194,176 @@ class HostPortTests(TestCase):
 
     async def test_a_sweep_puts_right_what_others_did(self) -> None:
         one = sandbox(ports=[self.tcp(), self.tcp(host_port=self.port + 1, host_ip=NODE)])
-        await self.ports.put(one)
-        before = await self.table.there()
+        await self.ports.put(ports_of(one))
+        before = await self.table.current()
         self.assertEqual(len(before or ()), 2)
-        handles = ruleset()
+        table = ["nft", "--handle", "list", "table", "ip", self.name]
+        handles = subprocess.check_output(table)
         await self.ports.sweep()
-        self.assertEqual(ruleset(), handles)
+        self.assertEqual(subprocess.check_output(table), handles)
         subprocess.run(["nft", "flush", "map", "ip", self.name, "anywhere"], check=True)
         await self.ports.sweep()
-        self.assertEqual(await self.table.there(), before)
+        self.assertEqual(await self.table.current(), before)
         subprocess.run(["nft", "delete", "table", "ip", self.name], check=True)
         await self.ports.sweep()
-        self.assertEqual(await self.table.there(), before)
+        self.assertEqual(await self.table.current(), before)
 
     async def test_a_port_that_is_taken_names_who_has_it(self) -> None:
         one = sandbox(SandboxState.LAUNCHING, ports=[self.tcp(host_ip="127.0.0.1")])
-        asked = sandbox(ports=[self.tcp()]).config
-        error = self.assertRaises(FailedPrecondition, self.ports.check, asked, [one])
+        asked = host_ports_of(sandbox(ports=[self.tcp()]).config)
+        error = self.assertRaises(FailedPrecondition, self.ports.check, asked, taken_ports([one]))
         self.assertIn(f"host port {self.port}/tcp is taken by sandbox {one.id} (pod default/web)", str(error))
         one.record = attrs.evolve(one.record, state=SandboxState.STOPPED)
-        self.ports.check(asked, [one])
+        self.ports.check(asked, taken_ports([one]))
         with socket.create_server((NODE, self.port)):
-            error = self.assertRaises(FailedPrecondition, self.ports.check, asked, [one])
+            error = self.assertRaises(FailedPrecondition, self.ports.check, asked, taken_ports([one]))
             self.assertIn("used by a process", str(error))
 
     async def test_what_fails_changes_nothing(self) -> None:
         one = sandbox(ports=[self.tcp()])
-        await self.ports.put(one)
+        await self.ports.put(ports_of(one))
         bad = sandbox(address="not.an.address", ports=[self.tcp(host_port=self.port + 1)])
         with self.assertRaises(InfranetesError):
-            await self.ports.put(bad)
+            await self.ports.put(ports_of(bad))
         self.assertEqual(await self.reached(NODE, self.port), NODE)
         await self.ports.sweep()
-        self.assertEqual(await self.table.there(), {f"tcp . {self.port} : {POD} . 80"})
+        self.assertEqual(await self.table.current(), {f"tcp . {self.port} : {POD} . 80"})
+
+
+class Killed(BaseException):
+    """The daemon is killed here."""
+
+
+class MortalTable(Table):
+    """A table whose daemon is killed before or after its nth change of the kernel."""
+
+    def __init__(self, name: str, moment: int, after: bool) -> None:
+        super().__init__(reactor, name)
+        self.left, self.after = moment, after
+
+    async def _nft(self, text: str) -> None:
+        self.step(False)
+        await super()._nft(text)
+        self.step(True)
+
+    def _write(self, interface: str, value: str) -> None:
+        self.step(False)
+        super()._write(interface, value)
+        self.step(True)
+
+    def step(self, done: bool) -> None:
+        if done == self.after:
+            self.left -= 1
+            if self.left == 0:
+                raise Killed
+
+
+class LoopbackTests(TestCase):
+    """What listens at the node's 127.0.0.1 is for the node alone: a pod is a tap that sends what it likes."""
+
+    def setUp(self) -> None:
+        need("nft")
+        self.link = f"hp{secrets.token_hex(4)}"
+        self.name = table_name(Path(self.mktemp()))
+        self.addCleanup(subprocess.run, ["nft", "delete", "table", "ip", self.name], capture_output=True)
+        self.pod = TapHost(self.link, POD)
+        self.addCleanup(self.pod.close)
+        ip("address", "add", f"{NODE}/24", "dev", self.link)
+        ip("link", "set", self.link, "up")
+        self.hardware = Path(f"/sys/class/net/{self.link}/address").read_text().strip()
+        self.setting = Path(f"/proc/sys/net/ipv4/conf/{self.link}/route_localnet")
+        self.one = sandbox(ports=[{"host_port": 20000 + secrets.randbelow(10000), "container_port": 80}])
+        self.listening = self.listener("127.0.0.1")
+        self.outside = self.listener(NODE)
+
+    def listener(self, address: str) -> socket.socket:
+        made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.addCleanup(made.close)
+        made.bind((address, 0))
+        made.setblocking(False)
+        return made
+
+    def heard(self, listening: socket.socket, source: str, to: str) -> bool:
+        packet = frames.udp(source, to, b"for the node alone", (1000, listening.getsockname()[1]))
+        self.pod.send(frames.ethernet(self.hardware, self.pod.mac, frames.IPV4, packet))
+        try:
+            return bool(listening.recv(100))
+        except BlockingIOError:
+            return False
+
+    def check_closed(self, when: str) -> None:
+        self.assertTrue(self.heard(self.outside, POD, NODE), when)
+        self.assertFalse(self.heard(self.listening, POD, "127.0.0.1"), f"{when}: 127.0.0.1 was reached")
+        self.assertFalse(self.heard(self.outside, "127.0.0.1", NODE), f"{when}: 127.0.0.1 was believed")
+
+    async def test_before_during_and_after_a_pod_with_host_ports(self) -> None:
+        ports = HostPorts(Table(reactor, self.name))
+        await ports.restore([])
+        self.check_closed("before")
+        await ports.put(ports_of(self.one))
+        self.assertEqual(self.setting.read_text(), "1\n")
+        self.check_closed("with a host port")
+        await ports.remove(self.one.id)
+        self.check_closed("after the last one")
+        self.assertEqual(self.setting.read_text(), "0\n")
+        self.assertNotIn(self.name, ruleset())
+
+    async def test_a_daemon_that_is_killed_at_any_moment(self) -> None:
+        for after in (False, True):
+            for moment in range(1, 100):
+                mortal = HostPorts(MortalTable(self.name, moment, after))
+                try:
+                    await mortal.put(ports_of(self.one))
+                    await mortal.remove(self.one.id)
+                    self.assertGreater(moment, 4)  # two tables, two settings
+                    break
+                except Killed:
+                    self.check_closed(f"killed at {moment}")
+                kept = HostPorts(Table(reactor, self.name))
+                await kept.restore(ports_in_force([self.one]))
+                self.check_closed(f"killed at {moment}, and started with the port")
+                self.assertEqual(self.setting.read_text(), "1\n")
+                await HostPorts(Table(reactor, self.name)).restore([])
+                self.check_closed(f"killed at {moment}, and started without the port")
+                self.assertEqual(self.setting.read_text(), "0\n")
+                self.assertNotIn(self.name, ruleset())
+
+    async def test_somebody_elses_setting_stays_and_is_guarded(self) -> None:
+        self.setting.write_text("1")
+        ports = HostPorts(Table(reactor, self.name))
+        await ports.put(ports_of(self.one))
+        await ports.remove(self.one.id)
+        self.assertEqual(self.setting.read_text(), "1\n")
+        self.check_closed("after the last one")
+        again = HostPorts(Table(reactor, self.name))
+        await again.restore([])
+        self.check_closed("after a restart")
+        self.setting.write_text("0")
+        await again.sweep()
+        self.assertNotIn(self.name, ruleset())
+
+    async def test_a_sweep_opens_what_somebody_else_closed(self) -> None:
+        ports = HostPorts(Table(reactor, self.name))
+        await ports.put(ports_of(self.one))
+        self.setting.write_text("0")
+        await ports.sweep()
+        self.assertEqual(self.setting.read_text(), "1\n")
+
+    async def test_an_interface_that_is_gone_is_no_trouble(self) -> None:
+        ports = HostPorts(Table(reactor, self.name))
+        await ports.put(ports_of(self.one))
+        self.pod.close()
+        await ports.remove(self.one.id)
+        self.assertNotIn(self.name, ruleset())
+
+    async def test_the_guard_stays_where_the_setting_can_not_be_set_back(self) -> None:
+        await HostPorts(Table(reactor, self.name)).put(ports_of(self.one))
+        proc = Path(self.mktemp())
+        path = proc / "net/ipv4/conf" / self.link / "route_localnet"
+        path.mkdir(parents=True)
+        with self.assertRaisesRegex(InfranetesError, "its guard stays"):
+            await Table(reactor, self.name, proc).replace({})
+        self.check_closed("not set back")
 
 
 class NameTests(TestCase):

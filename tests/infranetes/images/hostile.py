@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A registry that answers what a test tells it to: wrong, slowly, without end or not at all."""
 
 from __future__ import annotations

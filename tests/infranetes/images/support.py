@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the image tests share."""
 
 from __future__ import annotations
@@ -7,15 +8,15 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from twisted.internet import reactor as _reactor
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.trial.unittest import TestCase
 
 from infranetes.images import ImagesConfig, ImageStore
+from infranetes_common.reactors import installed
 from tests.support import oci
 from tests.support.registry import Registry
 
-reactor: Any = _reactor
+reactor = installed()
 
 
 def small(content: str = "1", **options: Any) -> oci.BuiltImage:
@@ -61,13 +62,9 @@ class StoreCase(TestCase):
 
     async def fails(self, kind: type[Exception], waiting: Any) -> str:
         """The message with which `waiting` fails."""
-        try:
-            await waiting
-        except kind as e:
-            self.assertLess(len(str(e)), 1000)
-            return str(e)
-        self.fail(f"{kind.__name__} was not raised")
-        raise AssertionError
+        error: Any = await self.assertFailure(ensureDeferred(waiting), kind)
+        self.assertLess(len(str(error)), 1000)
+        return str(error)
 
     def blobs(self) -> set[str]:
         return {f"sha256:{name}" for name in os.listdir(self.directory / "blobs" / "sha256")}

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a store hands out for `docker load`: read by skopeo and loaded by a real dockerd."""
 
 from __future__ import annotations

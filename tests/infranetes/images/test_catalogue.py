@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Images out of catalogues: executables by URL, and what the node records of them."""
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from twisted.internet import reactor
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 from zope.interface import implementer
@@ -17,9 +17,13 @@ from zope.interface.verify import verifyObject
 from infranetes.cri.images import ImageService
 from infranetes.images.catalogue import CatalogueStore
 from infranetes.images.executables import SUM_ANNOTATION, URL_ANNOTATION, Executables, parse
-from infranetes.images.interface import Found, IImageCatalogue
-from infranetes_common import cri
+from infranetes.images.interface import CatalogueImage, IImageCatalogue
 from infranetes_common.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from infranetes_common.reactors import installed
+from infranetes_common.wire import cri
+from tests.infranetes.cri.support import NO_CALL
+
+reactor = installed()
 
 A, B = "a" * 64, "b" * 64
 
@@ -74,20 +78,20 @@ class Shelf:
     """A catalogue of this test's."""
 
     name = "shelf"
-    boots = True
+    machine_images = True
 
     def __init__(self) -> None:
-        self.images: dict[str, Found] = {}
+        self.images: dict[str, CatalogueImage] = {}
         self.down = False
 
-    def find(self, reference: str, annotations: Mapping[str, str]) -> Deferred[Found]:
+    def find(self, reference: str, annotations: Mapping[str, str]) -> Deferred[CatalogueImage]:
         found = self.images.get(reference)
         return fail(NotFound(reference)) if found is None else succeed(found)
 
     def canonical(self, reference: str) -> str:
         return reference.removeprefix("shelf.infranetes.io/")
 
-    def present(self, found: Found) -> Deferred[bool]:
+    def present(self, found: CatalogueImage) -> Deferred[bool]:
         if self.down:
             return fail(Unavailable("the shelf is away"))
         return succeed(found in self.images.values())
@@ -101,8 +105,8 @@ class CatalogueStoreTests(TestCase):
         self.addCleanup(shutil.rmtree, self.directory)
         self.shelf = Shelf()
         self.shelf.images = {
-            "app:1": Found(f"sha256:{A}", ("app:1",), size=5, machine="m-1"),
-            "app:2": Found(f"sha256:{B}", ("app:2",), machine="m-2"),
+            "app:1": CatalogueImage(f"sha256:{A}", ("app:1",), size=5, machine="m-1"),
+            "app:2": CatalogueImage(f"sha256:{B}", ("app:2",), machine="m-2"),
         }
         self.store = await self.opened()
         self.service = ImageService(self.store)
@@ -114,10 +118,10 @@ class CatalogueStoreTests(TestCase):
 
     async def pull(self, name: str) -> str:
         request = cri.PullImageRequest(image=cri.ImageSpec(image=name))
-        return str((await self.service.PullImage(request, None)).image_ref)
+        return str((await self.service.PullImage(request, NO_CALL)).image_ref)
 
     async def listed(self) -> list[Any]:
-        return list((await self.service.ListImages(cri.ListImagesRequest(), None)).images)
+        return list((await self.service.ListImages(cri.ListImagesRequest(), NO_CALL)).images)
 
     async def test_pulling_resolves_and_records_and_twice_is_once(self) -> None:
         for _ in range(2):
@@ -135,15 +139,15 @@ class CatalogueStoreTests(TestCase):
 
     async def test_what_was_not_pulled_is_not_here(self) -> None:
         request = cri.ImageStatusRequest(image=cri.ImageSpec(image="app:1"), verbose=True)
-        self.assertFalse((await self.service.ImageStatus(request, None)).HasField("image"))
+        self.assertFalse((await self.service.ImageStatus(request, NO_CALL)).HasField("image"))
         await self.pull("app:1")
-        status = await self.service.ImageStatus(request, None)
+        status = await self.service.ImageStatus(request, NO_CALL)
         self.assertEqual(status.image.id, f"sha256:{A}")
         self.assertIn("m-1", status.info["info"])
 
     async def test_a_name_that_means_another_image_now(self) -> None:
         await self.pull("app:1")
-        self.shelf.images["app:1"] = Found(f"sha256:{B}", ("app:1",), machine="m-2")
+        self.shelf.images["app:1"] = CatalogueImage(f"sha256:{B}", ("app:1",), machine="m-2")
         await self.pull("app:1")
         await self.pull("app:2")
         self.assertEqual(self.store.resolve("app:1").machine, "m-2")
@@ -152,7 +156,9 @@ class CatalogueStoreTests(TestCase):
     async def test_removing_forgets_it_and_twice_is_once(self) -> None:
         await self.pull("app:1")
         for _ in range(2):
-            await self.service.RemoveImage(cri.RemoveImageRequest(image=cri.ImageSpec(image="app:1")), None)
+            await self.service.RemoveImage(
+                cri.RemoveImageRequest(image=cri.ImageSpec(image="app:1")), NO_CALL
+            )
         self.assertEqual(await self.listed(), [])
         self.assertEqual((await self.opened()).list(), [])
         self.assertIn("app:1", self.shelf.images)
@@ -194,5 +200,5 @@ class CatalogueStoreTests(TestCase):
 
     async def test_the_file_system_of_it(self) -> None:
         await self.pull("app:1")
-        info = await self.service.ImageFsInfo(cri.ImageFsInfoRequest(), None)
+        info = await self.service.ImageFsInfo(cri.ImageFsInfoRequest(), NO_CALL)
         self.assertEqual(info.image_filesystems[0].fs_id.mountpoint, str(self.directory))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The image store when things go wrong: hostile registries, full disks, killed daemons, impatient callers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is made of registries' documents, well-meant and hostile ones."""
 
 from __future__ import annotations

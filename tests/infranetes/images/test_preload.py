@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The file of images that every VM has from the start."""
 
 from __future__ import annotations
@@ -7,19 +8,20 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from twisted.internet import reactor
-
 from infranetes.images.preload import Preload, gather
 from infranetes.images.store import ImageStore
-from infranetes_common import bundle
+from infranetes_common import image_bundle
+from infranetes_common.reactors import installed
 from tests.infranetes.images.support import StoreCase, small
+
+reactor = installed()
 
 
 def contents(path: Path) -> dict[str, set[str]]:
     """The names in each image's archive."""
     found: dict[str, set[str]] = {}
     with path.open("rb") as file:
-        while section := bundle.parse(file.read(bundle.BLOCK)):
+        while section := image_bundle.parse(file.read(image_bundle.BLOCK)):
             with tarfile.open(fileobj=io.BytesIO(file.read(section.size))) as tar:
                 found[section.image_id] = {name for name in tar.getnames() if name.endswith(".tar")}
     return found

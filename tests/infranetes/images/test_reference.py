@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How image references are read."""
 
 from __future__ import annotations

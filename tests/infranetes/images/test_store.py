@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The image store with a real registry: what is pulled, found, kept and removed."""
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from infranetes.images import Credentials, credentials
+from infranetes.images import Credentials, ImagesConfig, credentials
+from infranetes_common.config import structure
 from infranetes_common.errors import (
     ConfigError,
     FailedPrecondition,
@@ -240,17 +242,15 @@ class PullTests(StoreCase):
 
         return self.run_(body())
 
-    def test_configuration_that_makes_no_sense_names_its_key(self) -> Any:
-        async def body() -> None:
-            cases: tuple[tuple[str, Any], ...] = (
-                ("insecure_registries", ("http://x",)), ("pinned", ("Bad",)), ("platform", "amd64"),
-                ("attempts", 0), ("stall_seconds", -1), ("max_parallel_pulls", 0),
-            )  # fmt: skip
-            for key, value in cases:
-                message = await self.fails(ConfigError, self.new_store(**{key: value}))
-                self.assertIn(f"images.{key}", message)
-
-        return self.run_(body())
+    def test_configuration_that_makes_no_sense_names_file_and_key(self) -> None:
+        cases: tuple[tuple[str, Any], ...] = (
+            ("insecure_registries", ["http://x"]), ("pinned", ["Bad"]), ("preload", ["Bad"]),
+            ("platform", "amd64"), ("attempts", 0), ("stall_seconds", -1), ("max_parallel_pulls", 0),
+        )  # fmt: skip
+        for key, value in cases:
+            with self.assertRaises(ConfigError) as caught:
+                structure({key: value}, ImagesConfig, source="the file", prefix="images")
+            self.assertIn(f"the file: images.{key}: ", str(caught.exception))
 
 
 class AuthTests(StoreCase):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process that writes one log until it is killed: python -m tests.infranetes.logs.child DIRECTORY LINES.
 
 The agent's side is a function of the cursor, so every process reads the same. The checkpoint is a file.
@@ -16,7 +17,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater, react
 
 from infranetes.logs import Checkpoint, ContainerLog
-from tests.infranetes.logs.world import record
+from tests.infranetes.logs.log_scenario import record
 
 
 def line(number: int) -> Any:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Many owners' pieces of blocking work, in few trips to a thread."""
 
 from __future__ import annotations
@@ -5,13 +6,13 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from twisted.internet import reactor as _reactor
 from twisted.internet.defer import CancelledError, Deferred, gatherResults
 from twisted.trial.unittest import TestCase
 
 from infranetes.logs.batch import batched
+from infranetes_common.reactors import installed
 
-reactor: Any = _reactor
+reactor = installed()
 
 
 class BatchTests(TestCase):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A container's log is in its files exactly once, whatever happens to whom."""
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.logs import container as module
+from infranetes.logs import writer as module
 from infranetes_common.errors import InvalidArgument, NotFound, ResourceExhausted
-from tests.infranetes.logs.world import Killed, World, expected, record
+from tests.infranetes.logs.log_scenario import Killed, LogScenario, expected, record
 
 
 def some(count: int, size: int = 20) -> list[Any]:
     return [record(i + 1, b"%d " % i + b"x" * size, stream=i % 2, partial=i % 5 == 0) for i in range(count)]
 
 
-class WorldCase(SynchronousTestCase):
-    def world(self, records: list[Any]) -> World:
-        world = World(Path(self.mktemp()), records)
+class LogTestCase(SynchronousTestCase):
+    def world(self, records: list[Any]) -> LogScenario:
+        world = LogScenario(Path(self.mktemp()), records)
         self.addCleanup(lambda: Deferred.fromCoroutine(world.log.stop()))
         return world
 
-    def assert_exact(self, world: World) -> None:
+    def assert_exact(self, world: LogScenario) -> None:
         self.assertEqual(world.finished, [None])
         self.assertEqual(world.content(), expected(world.source.records))
 
@@ -38,7 +39,7 @@ class WorldCase(SynchronousTestCase):
         self.flushLoggedErrors(Killed)
 
 
-class LogTests(WorldCase):
+class LogTests(LogTestCase):
     def test_lines_are_in_the_file_while_the_container_runs(self) -> None:
         world = self.world(some(10))
         for i in range(10):
@@ -63,7 +64,7 @@ class LogTests(WorldCase):
         self.assertEqual(world.path.stat().st_mode & 0o777, 0o640)
 
     def test_who_waits_for_the_file_finds_it(self) -> None:
-        world = World(Path(self.mktemp()), some(1), lag=0.03)
+        world = LogScenario(Path(self.mktemp()), some(1), lag=0.03)
         self.addCleanup(lambda: Deferred.fromCoroutine(world.log.stop()))
         waiting = Deferred.fromCoroutine(world.log.open())
         self.assertNoResult(waiting)
@@ -133,7 +134,7 @@ class LogTests(WorldCase):
         self.assert_exact(world)
 
 
-class RotationTests(WorldCase):
+class RotationTests(LogTestCase):
     def test_until_reopen_lines_go_to_the_renamed_file_then_to_a_new_one(self) -> None:
         world = self.world(some(9))
         world.source.emit(3)
@@ -189,7 +190,7 @@ class RotationTests(WorldCase):
     def test_the_tail_is_met_while_a_reopen_is_under_way(self) -> None:
         """What the old file has counts as written from that moment, also for the new file's checkpoint."""
         for torn in (False, True):
-            world = World(Path(self.mktemp()), some(6), lag=0.03)
+            world = LogScenario(Path(self.mktemp()), some(6), lag=0.03)
             self.addCleanup(world.kill)
             world.clock.pump([0.01] * 100)
             world.source.emit(3)
@@ -202,7 +203,7 @@ class RotationTests(WorldCase):
             reopening = Deferred.fromCoroutine(world.log.reopen())
             world.clock.advance(0.03)
             for one in world.source.records[:3]:
-                world.log._take(one)
+                world.log._writer.add(one)
             while not reopening.called:
                 world.clock.advance(0.03)
             world.renamed = False
@@ -215,7 +216,7 @@ class RotationTests(WorldCase):
         world = self.world(some(9))
         world.source.emit(3)
         world.rename()
-        world.log._save = lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+        world.log._writer._save = lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device"))
         failure = self.failureResultOf(Deferred.fromCoroutine(world.log.reopen()))
         failure.trap(ResourceExhausted)
         self.assertFalse(world.path.exists())
@@ -247,7 +248,7 @@ class RotationTests(WorldCase):
         directory = Path(self.mktemp())
         (directory / "pod").mkdir(parents=True)
         (directory / "pod" / "0.log").write_bytes(b"old\n")
-        world = World(directory, some(3))
+        world = LogScenario(directory, some(3))
         world.source.end()
         self.assertEqual(world.path.read_bytes(), b"old\n" + expected(world.source.records))
 
@@ -265,7 +266,7 @@ class RotationTests(WorldCase):
         self.kills_seen()
 
 
-class FullDiskTests(WorldCase):
+class FullDiskTests(LogTestCase):
     def test_nothing_is_lost_while_the_disk_is_full(self) -> None:
         world = self.world(some(10))
         world.source.emit(3)
@@ -285,7 +286,7 @@ class FullDiskTests(WorldCase):
         world.files.full = True
         world.source.emit(2000)
         world.clock.advance(1)
-        self.assertLess(world.log._buffered, module.BATCH_BYTES + 2000)
+        self.assertLess(world.log._writer._buffered, module.BATCH_BYTES + 2000)
         world.files.full = False
         world.source.end()
         world.clock.pump([5.0] * 10)
@@ -360,7 +361,7 @@ class KilledAnywhereTests(SynchronousTestCase):
         before, module.CHECKPOINT_BYTES = module.CHECKPOINT_BYTES, every
         try:
             records = [record(i + 1, t, partial=p, stream=int(e)) for i, (t, p, e) in enumerate(texts)]
-            world = World(directory, records, lag)
+            world = LogScenario(directory, records, lag)
             for step, *arguments in todo:
                 if step == "emit":
                     world.source.emit(*arguments)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Container logs in real processes, on real disks, and very many of them."""
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from twisted.internet import reactor as _reactor
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes.logs import Checkpoint, ContainerLog, stop_all
+from infranetes_common.reactors import installed
 from tests.infranetes.logs.child import line
-from tests.infranetes.logs.world import expected, record
+from tests.infranetes.logs.log_scenario import expected, record
 
-reactor: Any = _reactor
+reactor = installed()
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -125,7 +126,7 @@ class ManyTests(TestCase):
             for log in logs:
                 log.start()
             content = expected(records)
-            while not all(log._written.size == len(content) for log in logs):
+            while not all(log._writer._written.size == len(content) for log in logs):
                 await deferLater(reactor, 0.02)
             self.assertLess(len(os.listdir("/proc/self/fd")) - before, 20)
             threads = len(os.listdir("/proc/self/task"))

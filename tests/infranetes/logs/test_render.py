@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lines as kubelet reads them."""
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.logs import render
 from infranetes.logs.render import timestamp
-from tests.infranetes.logs.world import record
+from tests.infranetes.logs.log_scenario import record
 
 LINE = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z) (stdout|stderr) (P|F) ([^\n]*)\n")
 

@@ -1,38 +1,51 @@
-"""The outside world of `pods`, in memory: a store, a provider, agents, images and logs."""
+# SPDX-License-Identifier: Apache-2.0
+"""The collaborators of `pods`, faked in memory, and a node made of them."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, cast
 
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 
-from infranetes.agent.view import ViewTimes
-from infranetes.authority import Signed
+from infranetes.authority import Authority
+from infranetes.certificates import Signed
+from infranetes.hostports.hostports import HostPorts
+from infranetes.hostports.table import Table
+from infranetes.images import Image
+from infranetes.machines.agent.client import AgentClient
+from infranetes.machines.agent.container_watch import WatchTimes
+from infranetes.machines.context import NodeNames
+from infranetes.machines.pod_machine import PodMachine
+from infranetes.machines.pool import Pool
+from infranetes.machines.pool_config import PoolConfig
+from infranetes.machines.renewal import Renewal
 from infranetes.pods import database
 from infranetes.pods.containers import Containers
-from infranetes.pods.node import Node, NodeNames, Times
-from infranetes.pods.pool import Pool
-from infranetes.pods.poolconfig import PoolConfig
+from infranetes.pods.context import NodeContext, Times
+from infranetes.pods.inventory import Container, Sandbox
+from infranetes.pods.logs import Logs
 from infranetes.pods.reconcile import Reconciler
-from infranetes.pods.records import ContainerRecord, Contents, LogPosition, PoolRecord, SandboxRecord
-from infranetes.pods.renewal import Renewal
+from infranetes.pods.records import Contents, SandboxRecord
+from infranetes.pods.sandbox_vm import reachable_machines
 from infranetes.pods.sandboxes import Sandboxes
-from infranetes.pods.waits import go
-from infranetes.providers.interface import Instance, InstanceSpec, InstanceState
-from infranetes_common import cri, vmserver
+from infranetes.pods.store import Store
+from infranetes.providers.interface import Instance, InstanceSpec, InstanceState, IPodProvider
+from infranetes.volumes.volumes import Volumes
+from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import cri, vmserver
 from txgrpc import Code, GrpcError
 
 IMAGE = "sha256:" + "1" * 64
 
 
-class InlineStore:
-    """The real schema in memory, without a thread. `failing`: every write fails with it. `held`: writes
-    wait there until they are let go."""
+class InlineStore(Store):
+    """The store without its thread, over a database in memory. :ivar failing: every write fails with this."""
 
     def __init__(self) -> None:
         self.connection = sqlite3.connect(":memory:", isolation_level=None)
@@ -44,36 +57,6 @@ class InlineStore:
 
     def contents(self) -> Contents:
         return database.load(self.connection)
-
-    def put_sandbox(self, record: SandboxRecord) -> Deferred[None]:
-        return self._write(database.put("sandboxes", record))
-
-    def delete_sandbox(self, sandbox_id: str) -> Deferred[None]:
-        return self._write(database.delete("sandboxes", sandbox_id))
-
-    def put_pool(self, record: PoolRecord) -> Deferred[None]:
-        return self._write(database.put("pool", record))
-
-    def update_pool(self, record: PoolRecord) -> Deferred[None]:
-        return self._write(database.update_pool(record))
-
-    def delete_pool(self, id: str) -> Deferred[None]:
-        return self._write(database.delete("pool", id))
-
-    def claim(self, record: SandboxRecord) -> Deferred[None]:
-        return self._write(database.claim(record))
-
-    def put_container(self, record: ContainerRecord) -> Deferred[None]:
-        return self._write(database.put("containers", record))
-
-    def delete_container(self, container_id: str) -> Deferred[None]:
-        return self._write(database.delete("containers", container_id))
-
-    def put_log(self, container_id: str, position: LogPosition) -> Deferred[None]:
-        return self._write(database.put_log(container_id, position))
-
-    def put_setting(self, name: str, value: str) -> Deferred[None]:
-        return self._write(database.put_setting(name, value))
 
     def _write(self, write: database.Write) -> Deferred[None]:
         if self.failing is not None:
@@ -92,7 +75,7 @@ class FakeProvider:
 
     name = "fake"
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: FakeNode) -> None:
         self._world = world
         self.instances: dict[str, Instance] = {}
         self.calls: list[tuple[str, str]] = []
@@ -224,6 +207,7 @@ class FakeAgent:
         self.calls: list[tuple[str, str]] = []
         self.streams: list[FakeStream] = []
         self.configured: list[Any] = []
+        self.node_dns: list[Any] = []
         self.certificates: list[str] = []
         self.away = False
         self.silent = False
@@ -247,9 +231,10 @@ class FakeAgent:
         self._reach()
         self.certificates.append(certificate)
 
-    async def configure(self, config: Any, within: float = 30.0) -> None:
+    async def configure(self, config: Any, node_dns: Any, within: float = 30.0) -> None:
         self._reach()
         self.configured.append(config)
+        self.node_dns.append(node_dns)
 
     def watch(self) -> FakeStream:
         stream = FakeStream()
@@ -347,22 +332,16 @@ class FakeAgent:
             stream.break_(GrpcError(Code.UNAVAILABLE, "closed here"))
 
 
-@attrs.frozen
-class FakeImage:
-    """What is used of infranetes.images.Image."""
-
-    id: str = IMAGE
-    repo_digests: tuple[str, ...] = ()
-    diff_ids: tuple[str, ...] = ("sha256:a", "sha256:b")
-    url: str = ""
-    machine: str = ""
+def image(url: str = "", machine: str = "") -> Image:
+    """An image of two layers, unless VMs fetch it or boot from it."""
+    return Image(IMAGE, (), (), 1, ("sha256:a", "sha256:b"), "", False, url, machine)
 
 
 class FakeImages:
     """One image, called busybox."""
 
-    image = FakeImage()
-    boots = False
+    image = image()
+    machine_images = False
 
     def __init__(self) -> None:
         self.checked: list[str] = []
@@ -370,12 +349,12 @@ class FakeImages:
     async def check(self, image_id: str) -> None:
         self.checked.append(image_id)
 
-    def resolve(self, name: str) -> FakeImage:
-        if name not in ("busybox", IMAGE):
-            raise NotFound(f"image {name} is not on this node: pull it first")
+    def resolve(self, name_or_id: str) -> Image:
+        if name_or_id not in ("busybox", IMAGE):
+            raise NotFound(f"image {name_or_id} is not on this node: pull it first")
         return self.image
 
-    async def archive(self, image_id: str, present: int) -> AsyncIterator[bytes]:
+    async def archive(self, image_id: str, present: int = 0) -> AsyncIterator[bytes]:
         yield f"{image_id} without {present}".encode()
 
 
@@ -389,7 +368,7 @@ class FakeLogs:
         self.slow: Deferred[None] | None = None
         self.opening: Deferred[None] = succeed(None)
 
-    async def opened(self, container: Any) -> None:
+    async def wait_until_open(self, container: Any) -> None:
         await self.opening
 
     def ensure(self, container: Any) -> None:
@@ -403,6 +382,31 @@ class FakeLogs:
 
     async def reopen(self, container: Any) -> None:
         self.reopened.append(container.id)
+
+
+class NoVolumes:
+    """Containers have no mounts."""
+
+    async def prepare(self, container: Container, config: cri.ContainerConfig) -> cri.ContainerConfig:
+        return config
+
+    async def release(self, container: Container) -> None:
+        pass
+
+    def flush(self, container: Container) -> Deferred[str]:
+        return succeed("")
+
+    def possibly_missing(self, container: Container) -> str:
+        return ""
+
+    def forget(self, sandbox: Sandbox) -> None:
+        pass
+
+
+class NoTable:
+    """No pod has host ports."""
+
+    guards = False
 
 
 class FakeAuthority:
@@ -424,8 +428,8 @@ class FakeAuthority:
         return attrs.evolve(self.issue(sandbox_id, lifetime_seconds), key_pem="")
 
 
-class World:
-    """One node with its surroundings; `restart` makes the next daemon over the same ones."""
+class FakeNode:
+    """A daemon over fakes; `restart` makes the next daemon over the same ones."""
 
     def __init__(self, pool: PoolConfig | None = None, **times: Any) -> None:
         self.pool_config = pool or PoolConfig()
@@ -434,34 +438,49 @@ class World:
         self.store = InlineStore()
         self.agents: dict[str, FakeAgent] = {}
         self.provider = FakeProvider(self)
-        self.times = Times(view=ViewTimes(unknown_after=5.0), **times)
+        self.times = Times(watch=WatchTimes(unknown_after=5.0), **times)
         self.begin()
 
     def begin(self) -> None:
         """A daemon starts over what there is."""
-        self.logs = FakeLogs()
-        self.node = Node(
-            self.clock,
+        self.logs = self.make_logs()
+        self.images = self.make_images()
+        self.node = NodeContext(
+            cast(IReactor, self.clock),
             self.store,
-            self.provider,
-            FakeImages(),
-            FakeAuthority(self.clock),
-            lambda sandbox_id, host, port: self.agents[sandbox_id],  # type: ignore[arg-type,return-value]
-            self.logs,
+            cast(IPodProvider, self.provider),
+            self.images,
+            cast(Authority, FakeAuthority(self.clock)),
+            lambda sandbox_id, host, port: cast(AgentClient, self.agents[sandbox_id]),
+            cast(Logs, self.logs),
+            cast(Volumes, NoVolumes()),
+            HostPorts(cast(Table, NoTable())),
             NodeNames("c", "n"),
             self.times,
         )
         self.node.pool = Pool(self.node, self.pool_config)
-        self.node.renewal = Renewal(self.node)
+        self.node.renewal = Renewal(self.node, lambda: reachable_machines(self.node))
         self.sandboxes = Sandboxes(self.node)
         self.containers = Containers(self.node, self.sandboxes)
         self.reconciler = Reconciler(self.node, self.sandboxes, self.containers)
+        self.made()
         contents = self.store.contents()
         self.node.pool.load(contents.pool, contents.settings)
-        loaded = go(self.reconciler.load(contents, _at_once))
+        loaded = start(self.reconciler.load(contents, _at_once))
         assert loaded.called
         loaded.addErrback(lambda failure: failure.raiseException())
         self.node.renewal.start()
+
+    def make_images(self) -> FakeImages:
+        """The images of the daemon that starts."""
+        return FakeImages()
+
+    def make_logs(self) -> FakeLogs:
+        """The logs of the daemon that starts."""
+        return FakeLogs()
+
+    def made(self) -> None:
+        """The daemon that starts is there, and knows nothing yet."""
 
     def _ended(self, instance: Instance) -> None:
         self.sandboxes.ended(instance)
@@ -471,19 +490,19 @@ class World:
         """The provider has started."""
         self.provider.ended = self._ended
         self.node.trouble = ""
-        self.node.ready.fire()
+        self.node.ready.succeed(None)
         self.node.pool.provider_ready()
         self.reconciler.provider_ready()
 
     def kill(self) -> None:
         """The daemon is no more; nothing that it had under way goes on or is told."""
         self.node.stopping = True
-        self.node.store = Gone()
+        self.node.store = DeadStore()
         self.reconciler.stop()
         self.node.renewal.stop()
         for sandbox in self.node.inventory:
-            if sandbox.view is not None:
-                sandbox.view.stop()
+            if sandbox.watch is not None:
+                sandbox.watch.stop()
         for agent in self.agents.values():
             agent.streams.clear()
 
@@ -499,15 +518,23 @@ class World:
             self.clock.advance(step)
 
 
-class Gone:
-    """The store of a daemon that is no more."""
+class DeadStore(Store):
+    """The store of a killed daemon: nothing is written, and no write is ever answered."""
 
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_: Deferred()
+    def __init__(self) -> None:
+        pass
+
+    def _write(self, write: database.Write) -> Deferred[None]:
+        return Deferred()
 
 
 async def _at_once() -> None:
     pass
+
+
+def lone_sandbox(record: SandboxRecord) -> Sandbox:
+    """A sandbox of no node, which is only looked at."""
+    return Sandbox(record, lambda _: cast(PodMachine, None))
 
 
 def pod(name: str = "web", uid: str = "u1", attempt: int = 0, **fields: Any) -> Any:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Profiles of the node are found by name in its files."""
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.pods import apparmor
-from infranetes_common import cri
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from infranetes_common.wire import cri
 
 TEXT = """\
 #include <tunables/global>
@@ -44,11 +45,11 @@ class NameTests(SynchronousTestCase):
             ({"apparmor": local("localhost/new"), "apparmor_profile": "localhost/old"}, "new"),
             ({"apparmor": cri.SecurityProfile(), "apparmor_profile": "localhost/old"}, ""),
         ):
-            self.assertEqual(apparmor.name(config(**fields)), expected)
+            self.assertEqual(apparmor.profile_name(config(**fields)), expected)
 
     def test_what_is_no_name_is_refused(self) -> None:
         for reference in ("", "a\nb", "a b", "x" * 256):
-            self.assertRaises(InvalidArgument, apparmor.name, config(apparmor=local(reference)))
+            self.assertRaises(InvalidArgument, apparmor.profile_name, config(apparmor=local(reference)))
 
 
 class FindTests(SynchronousTestCase):
@@ -59,11 +60,11 @@ class FindTests(SynchronousTestCase):
 
     def test_the_file_that_defines_it_is_found(self) -> None:
         for name in ("deny-write", "/usr/bin/man"):
-            self.assertEqual(apparmor.find(self.directory, name), TEXT)
+            self.assertEqual(apparmor.find_profile(self.directory, name), TEXT)
 
     def test_what_is_not_defined_is_not_found(self) -> None:
         for name in ("deny", "commented", "write", ".*", "flags=(attach_disconnected)"):
-            said = str(self.assertRaises(FailedPrecondition, apparmor.find, self.directory, name))
+            said = str(self.assertRaises(FailedPrecondition, apparmor.find_profile, self.directory, name))
             self.assertIn(str(self.directory), said)
 
     def test_what_is_no_file_is_passed_over(self) -> None:
@@ -71,12 +72,12 @@ class FindTests(SynchronousTestCase):
         (self.directory / "abstractions").mkdir()
         (self.directory / "large").write_text("profile large {\n" + "#" * apparmor.MAX_BYTES)
         (self.directory / "broken").symlink_to("nowhere")
-        self.assertEqual(apparmor.find(self.directory, "deny-write"), TEXT)
-        self.assertRaises(FailedPrecondition, apparmor.find, self.directory, "large")
-        self.assertRaises(FailedPrecondition, apparmor.find, self.directory / "none", "deny-write")
+        self.assertEqual(apparmor.find_profile(self.directory, "deny-write"), TEXT)
+        self.assertRaises(FailedPrecondition, apparmor.find_profile, self.directory, "large")
+        self.assertRaises(FailedPrecondition, apparmor.find_profile, self.directory / "none", "deny-write")
 
     def test_the_agent_gets_name_and_file_in_one(self) -> None:
         asked = config(apparmor_profile="localhost/deny-write")
-        sent = apparmor.put(asked, "deny-write", TEXT).linux.security_context
+        sent = apparmor.with_profile(asked, "deny-write", TEXT).linux.security_context
         self.assertEqual((sent.apparmor_profile, sent.apparmor.localhost_ref), ("", f"deny-write\n{TEXT}"))
         self.assertEqual(asked.linux.security_context.apparmor_profile, "localhost/deny-write")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Creating, running, stopping and removing containers."""
 
 from __future__ import annotations
@@ -7,11 +8,12 @@ from typing import Any
 import attrs
 from twisted.internet.defer import Deferred
 
-from infranetes.pods.follow import LOG_SECONDS
+from infranetes.machines.agent.limits import PURGES
+from infranetes.pods import listing
+from infranetes.pods.reports import LOG_SECONDS
 from infranetes.pods.states import ContainerState, SandboxState
-from infranetes.pods.waits import go
 from infranetes.providers.interface import InstanceState
-from infranetes_common import cri
+from infranetes_common.concurrency import start
 from infranetes_common.errors import (
     AlreadyExists,
     DeadlineExceeded,
@@ -21,33 +23,12 @@ from infranetes_common.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from tests.infranetes.pods.fakes import IMAGE, FakeImage, box
-from tests.infranetes.pods.test_sandboxes import Base
+from infranetes_common.wire import cri, vmserver
+from tests.infranetes.pods.case import ContainersTestCase
+from tests.infranetes.pods.fakes import IMAGE, box, image
 
 
-class ContainerBase(Base):
-    def setUp(self) -> None:
-        super().setUp()
-        self.sandbox = self.run_pod()
-        self.agent = self.world.agents[self.sandbox]
-
-    def start_create(self, config: Any = None) -> Deferred[str]:
-        config = config or box()
-        return go(self.world.containers.create(self.sandbox, config))
-
-    def create(self, config: Any = None) -> str:
-        return self.successResultOf(self.start_create(config))
-
-    def run_container(self, config: Any = None) -> str:
-        made = self.create(config)
-        self.do(self.world.containers.start(made))
-        return made
-
-    def kept(self, container: str) -> Any:
-        return next(one for one in self.world.store.contents().containers if one.id == container)
-
-
-class CreateTests(ContainerBase):
+class CreateTests(ContainersTestCase):
     """CreateContainer."""
 
     def test_the_image_is_brought_once_then_the_container_is_made(self) -> None:
@@ -59,7 +40,7 @@ class CreateTests(ContainerBase):
         self.assertEqual(len(self.agent.loads), 1)
 
     def test_an_image_with_a_url_is_fetched_by_the_vm_itself(self) -> None:
-        self.world.node.images.image = FakeImage(url="https://localhost/program")
+        self.world.images.image = image(url="https://localhost/program")
         self.create()
         self.assertEqual(self.agent.loads, [(IMAGE, "https://localhost/program")])
 
@@ -148,29 +129,129 @@ class CreateTests(ContainerBase):
         (container,) = self.world.node.inventory.containers
         self.assertEqual(self.create(), container)
 
+    def test_kubelets_second_call_joins_although_it_has_other_words(self) -> None:
+        self.agent.holding = Deferred()
+        first = self.start_create(box(envs=[variable("DNS"), variable("WEB")]))
+        second = self.start_create(box(envs=[variable("WEB"), variable("DNS")]))
+        self.agent.holding.callback(None)
+        self.assertEqual(self.successResultOf(second), self.successResultOf(first))
 
-class LifeTests(ContainerBase):
-    """From its start to its end."""
+    def test_a_call_for_another_container_of_that_name_does_not_join(self) -> None:
+        self.agent.holding = Deferred()
+        first = self.start_create(box(envs=[variable("DNS")]))
+        self.failureResultOf(self.start_create(box(envs=[variable("WEB")])), AlreadyExists)
+        self.agent.holding.callback(None)
+        self.successResultOf(first)
+
+
+def variable(name: str) -> cri.KeyValue:
+    """One of the environment."""
+    return cri.KeyValue(key=name, value=b"x")
+
+
+class LifeTests(ContainersTestCase):
+    """StartContainer, StopContainer and RemoveContainer."""
 
     def test_starting_runs_it_and_begins_its_log(self) -> None:
         made = self.run_container()
         self.assertEqual((self.kept(made).state, self.kept(made).started_at), (ContainerState.RUNNING, 6))
         self.assertIn(made, self.world.logs.ensured)
-        self.do(self.world.containers.start(made))
 
     def test_a_start_is_told_once_the_logs_file_is_there(self) -> None:
         made = self.create()
         self.world.logs.opening = Deferred()
-        starting = go(self.world.containers.start(made))
+        starting = start(self.world.containers.start(made))
         self.assertNoResult(starting)
         self.assertEqual(self.kept(made).state, ContainerState.RUNNING)
         self.world.logs.opening.callback(None)
         self.successResultOf(starting)
 
-    def test_what_has_ended_does_not_start_again(self) -> None:
+    def test_what_runs_or_has_ended_does_not_start_again(self) -> None:
         made = self.run_container()
+        for words in ("is running already", "has ended, and runs once: create another attempt"):
+            failure = self.failureResultOf(start(self.world.containers.start(made)), FailedPrecondition)
+            self.assertIn(words, str(failure.value))
+            self.do(self.world.containers.stop(made, 0))
+
+    def test_what_is_being_started_is_not_started_again(self) -> None:
+        made = self.create()
+        real = self.agent.start
+        held: Deferred[None] = Deferred()
+
+        async def start_held(id: str) -> Any:
+            await held
+            return await real(id)
+
+        self.agent.start = start_held  # type: ignore[method-assign]
+        first = start(self.world.containers.start(made))
+        again = start(self.world.containers.start(made))
+        self.assertIn("is being started already", str(self.failureResultOf(again, FailedPrecondition).value))
+        removing = start(self.world.containers.remove(made))
+        self.assertNoResult(removing)
+        again = start(self.world.containers.start(made))
+        self.assertIn("is being removed", str(self.failureResultOf(again, FailedPrecondition).value))
+        held.callback(None)
+        self.successResultOf(first)
+        self.successResultOf(removing)
+
+    def test_one_whose_start_is_refused_has_ended_and_never_ran(self) -> None:
+        made = self.create()
+
+        async def start_held(id: str) -> Any:
+            raise ResourceExhausted("no process can be had")
+
+        self.agent.start = start_held  # type: ignore[method-assign]
+        self.agent.stop = self.stop_created  # type: ignore[method-assign]
+        self.failureResultOf(start(self.world.containers.start(made)), ResourceExhausted)
+        record = self.kept(made)
+        self.assertEqual(
+            (record.state, record.exit_code, record.reason, record.message),
+            (ContainerState.EXITED, 128, "StartError", "no process can be had"),
+        )
+        self.assertEqual(record.started_at, record.finished_at)
+
+    async def stop_created(self, id: str, grace_seconds: int, within: float = 30.0) -> Any:
+        """Report an end as an agent does whose container never ran."""
+        return self.agent.containers[id]
+
+    def test_one_whose_start_was_lost_is_unknown_until_its_agent_says_more(self) -> None:
+        made = self.create()
+        real = self.agent.start
+
+        async def start_held(id: str) -> Any:
+            raise Unavailable("the connection is lost")
+
+        self.agent.start = start_held  # type: ignore[method-assign]
+        self.failureResultOf(start(self.world.containers.start(made)), Unavailable)
+        container = self.world.node.inventory.containers[made]
+        self.assertEqual(listing.shown_state(container), cri.CONTAINER_UNKNOWN)
+        self.agent.become(made, cri.CONTAINER_CREATED)
+        self.assertEqual(listing.shown_state(container), cri.CONTAINER_UNKNOWN)
+        self.agent.start = real  # type: ignore[method-assign]
+        self.do(self.world.containers.start(made))
+        self.assertEqual(listing.shown_state(container), cri.CONTAINER_RUNNING)
+
+    def test_one_whose_start_was_lost_is_ended_by_a_stop(self) -> None:
+        made = self.create()
+
+        async def start_held(id: str) -> Any:
+            raise Unavailable("the connection is lost")
+
+        self.agent.start = start_held  # type: ignore[method-assign]
+        self.agent.stop = self.stop_created  # type: ignore[method-assign]
+        self.failureResultOf(start(self.world.containers.start(made)), Unavailable)
         self.do(self.world.containers.stop(made, 0))
-        self.failureResultOf(go(self.world.containers.start(made)), FailedPrecondition)
+        record = self.kept(made)
+        self.assertEqual((record.state, record.reason), (ContainerState.EXITED, "StartError"))
+
+    def test_no_start_is_asked_for_when_it_can_not_be_recorded(self) -> None:
+        made = self.create()
+        self.world.node.inventory.container(made).record = attrs.evolve(self.kept(made), claimed=True)
+        self.world.store.failing = ResourceExhausted("full")
+        self.failureResultOf(start(self.world.containers.start(made)), ResourceExhausted)
+        self.assertEqual(self.agent.containers[made].state, cri.CONTAINER_CREATED)
+        self.world.store.failing = None
+        self.do(self.world.containers.start(made))
 
     def test_its_own_end_is_told_once_its_log_is_complete(self) -> None:
         made = self.run_container()
@@ -238,7 +319,7 @@ class LifeTests(ContainerBase):
             return await real(*arguments)
 
         self.agent.stop = stop  # type: ignore[method-assign,assignment]
-        call = go(self.world.containers.stop(made, 30))
+        call = start(self.world.containers.stop(made, 30))
         call.cancel()
         self.failureResultOf(call)
         held.callback(None)
@@ -247,10 +328,10 @@ class LifeTests(ContainerBase):
     def test_an_unreachable_agent_is_said(self) -> None:
         made = self.run_container()
         self.agent.go_away()
-        stop = go(self.world.containers.stop(made, 0))
+        stop = start(self.world.containers.stop(made, 0))
         self.world.wait(3)
         self.failureResultOf(stop, Unavailable)
-        self.failureResultOf(go(self.world.containers.exec_sync(made, ["ls"], 0, None)), Unavailable)
+        self.failureResultOf(start(self.world.containers.exec_sync(made, ["ls"], 0, None)), Unavailable)
         self.assertEqual(self.kept(made).state, ContainerState.RUNNING)
 
     def test_removing_ends_it_writes_its_log_and_leaves_nothing(self) -> None:
@@ -264,7 +345,7 @@ class LifeTests(ContainerBase):
     def test_removing_waits_for_the_log_but_not_for_ever(self) -> None:
         made = self.run_container()
         self.world.logs.slow = Deferred()
-        remove = go(self.world.containers.remove(made))
+        remove = start(self.world.containers.remove(made))
         self.assertNoResult(remove)
         self.assertIn(made, self.agent.containers)
         self.world.wait(self.world.times.drain + 3)
@@ -273,7 +354,7 @@ class LifeTests(ContainerBase):
     def test_a_removal_that_the_agent_did_not_hear_is_finished_by_the_next(self) -> None:
         made = self.create()
         self.agent.away = True
-        self.failureResultOf(go(self.world.containers.remove(made)), Unavailable)
+        self.failureResultOf(start(self.world.containers.remove(made)), Unavailable)
         self.assertEqual(self.kept(made).state, ContainerState.REMOVING)
         self.agent.away = False
         self.do(self.world.containers.remove(made))
@@ -293,7 +374,7 @@ class LifeTests(ContainerBase):
         self.assertEqual((record.state, record.reason), (ContainerState.EXITED, "ContainerLost"))
 
 
-class WhileItRunsTests(ContainerBase):
+class WhileItRunsTests(ContainersTestCase):
     """ExecSync, UpdateContainerResources, ReopenContainerLog."""
 
     def setUp(self) -> None:
@@ -311,24 +392,76 @@ class WhileItRunsTests(ContainerBase):
 
     def test_a_command_that_takes_too_long(self) -> None:
         self.agent.exec_error = DeadlineExceeded("no answer")
-        call = go(self.world.containers.exec_sync(self.made, ["sleep"], 2, None))
+        call = start(self.world.containers.exec_sync(self.made, ["sleep"], 2, None))
         self.assertIn("longer than 2 s", str(self.failureResultOf(call, DeadlineExceeded).value))
 
     def test_no_command_in_what_does_not_run(self) -> None:
         self.do(self.world.containers.stop(self.made, 0))
-        call = go(self.world.containers.exec_sync(self.made, ["ls"], 0, None))
+        call = start(self.world.containers.exec_sync(self.made, ["ls"], 0, None))
         self.failureResultOf(call, FailedPrecondition)
 
     def test_new_limits_are_in_force(self) -> None:
         limits = cri.LinuxContainerResources(memory_limit_in_bytes=5)
         self.do(self.world.containers.update(self.made, limits))
         container = self.world.node.inventory.containers[self.made]
-        self.assertEqual(container.seen.resources, limits)
+        self.assertEqual(container.reported.resources, limits)
         self.do(self.world.containers.stop(self.made, 0))
-        self.failureResultOf(go(self.world.containers.update(self.made, limits)), FailedPrecondition)
+        self.failureResultOf(start(self.world.containers.update(self.made, limits)), FailedPrecondition)
 
     def test_a_log_is_reopened_while_it_runs(self) -> None:
         self.do(self.world.containers.reopen_log(self.made))
         self.assertEqual(self.world.logs.reopened, [self.made])
         self.do(self.world.containers.stop(self.made, 0))
-        self.failureResultOf(go(self.world.containers.reopen_log(self.made)), FailedPrecondition)
+        self.failureResultOf(start(self.world.containers.reopen_log(self.made)), FailedPrecondition)
+
+
+class UnknownTests(ContainersTestCase):
+    """Containers that the agent reports and that have no record."""
+
+    def say(self, id: str) -> None:
+        state = vmserver.ContainerState(id=id, state=cri.CONTAINER_RUNNING)
+        self.agent.streams[-1].feed(vmserver.WatchEvent(container=state))
+
+    def removals(self) -> list[str]:
+        return [id for what, id in self.agent.calls if what == "remove"]
+
+    def test_each_is_removed_once_and_no_more_than_some_at_a_time(self) -> None:
+        held: list[Deferred[None]] = []
+
+        async def remove(id: str, within: float = 30.0) -> None:
+            self.agent.calls.append(("remove", id))
+            held.append(Deferred())
+            await held[-1]
+
+        self.patch(self.agent, "remove", remove)
+        for _ in range(3):
+            for number in range(PURGES * 3):
+                self.say(f"unknown{number}")
+        self.assertEqual(self.removals(), [f"unknown{number}" for number in range(PURGES)])
+        for one in held:
+            one.callback(None)
+        self.say("another")
+        self.assertEqual(self.removals()[PURGES:], ["another"])
+        held[-1].callback(None)
+
+    def test_in_the_long_run_they_are_few(self) -> None:
+        for number in range(PURGES * 40):
+            self.say(f"unknown{number}")
+        self.assertEqual(len(self.removals()), PURGES * 4)
+        self.world.wait(5.0)
+        self.say("later")
+        self.assertEqual(self.removals()[-1], "later")
+
+    def test_the_same_end_again_and_again_is_one(self) -> None:
+        made = self.run_container()
+        (container,) = self.world.node.inventory.sandboxes[self.sandbox].containers.values()
+        waiting: Deferred[str] = Deferred()
+        self.patch(self.world.node.volumes, "flush", lambda _: waiting)
+        for _ in range(100):
+            state = vmserver.ContainerState(id=made, state=cri.CONTAINER_EXITED, exit_code=3)
+            self.agent.streams[-1].feed(vmserver.WatchEvent(container=state))
+        assert container.collecting is not None
+        self.assertEqual(container.collecting.waiters, 1)
+        waiting.callback("")
+        self.world.wait(20.0)
+        self.assertEqual((self.kept(made).state, self.kept(made).exit_code), (ContainerState.EXITED, 3))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two calls for one pod, the second one begun at every step of the first; and the daemon ending there.
 
 All that the daemon waits for (the provider, the agents, the store) is held at a gate before it is done
@@ -13,11 +14,12 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.trial import unittest
 
-from infranetes.pods.poolconfig import PoolConfig, PoolSize
-from infranetes.pods.states import PoolState, SandboxState
-from infranetes.pods.waits import go
+from infranetes.machines.pool_config import PoolConfig, PoolSize
+from infranetes.machines.pool_record import PoolState
+from infranetes.pods.states import SandboxState
+from infranetes_common.concurrency import start
 from infranetes_common.errors import InfranetesError
-from tests.infranetes.pods.fakes import FakeAgent, FakeProvider, InlineStore, World, pod
+from tests.infranetes.pods.fakes import FakeAgent, FakeNode, FakeProvider, InlineStore, pod
 
 MOST_STEPS = 400
 PROVIDER = ("launch", "wait_running", "get", "list", "destroy")
@@ -26,7 +28,7 @@ STORE = ("put_sandbox", "delete_sandbox", "put_pool", "update_pool", "delete_poo
 
 
 class Gates:
-    """What waits, in the order in which it came."""
+    """Gates at which steps of a daemon wait, in the order in which they came."""
 
     def __init__(self) -> None:
         self.closed: list[Deferred[None]] = []
@@ -51,11 +53,11 @@ class Gates:
 class RaceTests(unittest.SynchronousTestCase):
     """Whatever happens in whatever order: each VM has one record, each call an answer, each pod an end."""
 
-    def world(self, pooled: int) -> World:
+    def world(self, pooled: int) -> FakeNode:
         """A world with its gates open, its pool filled."""
         self.gates = Gates()
         self.gates.open = True
-        world = World(
+        world = FakeNode(
             pool=PoolConfig(sizes=(PoolSize(count=pooled),), per_minute=1000, parallel=8),
             launch=100.0,
             sweep=1e6,
@@ -103,7 +105,7 @@ class RaceTests(unittest.SynchronousTestCase):
 
     # ---- playing
 
-    def settle(self, world: World, calls: list[Deferred[Any]], choose: Callable[[int], int]) -> None:
+    def settle(self, world: FakeNode, calls: list[Deferred[Any]], choose: Callable[[int], int]) -> None:
         """Open gates, and let time pass where there are none, until all calls have their answer."""
         for _ in range(MOST_STEPS):
             if self.gates.closed:
@@ -115,11 +117,11 @@ class RaceTests(unittest.SynchronousTestCase):
         self.fail(f"not settled: {[call.called for call in calls]}, {len(self.gates.closed)} gates")
 
     def call(self, work: Any) -> Deferred[Any]:
-        """Begin; what is refused with one of our errors is an answer too."""
-        return go(work).addErrback(lambda failure: failure.trap(InfranetesError))
+        """Begin a call. An InfranetesError counts as its answer."""
+        return start(work).addErrback(lambda failure: failure.trap(InfranetesError))
 
-    def check(self, world: World) -> None:
-        """Each VM has one record, and each record that says so a VM."""
+    def check(self, world: FakeNode) -> None:
+        """Check that each VM has one record, and each record with a VM has one."""
         contents = world.store.contents()
         pooled = [one.token for one in contents.pool]
         alive = [one.token for one in contents.sandboxes if one.state is not SandboxState.STOPPED]
@@ -130,10 +132,10 @@ class RaceTests(unittest.SynchronousTestCase):
         self.assertEqual(set(world.node.inventory.sandboxes), {one.id for one in contents.sandboxes})
         self.assertEqual(set(world.node.pool.members), {one.id for one in contents.pool})
 
-    def end(self, world: World, choose: Callable[[int], int]) -> None:
-        """Everything removed and drained: nothing is left."""
-        calls = [go(world.sandboxes.remove(one.id)) for one in world.node.inventory]
-        calls.append(go(world.node.pool.drain()))
+    def end(self, world: FakeNode, choose: Callable[[int], int]) -> None:
+        """Remove and drain everything; check that nothing is left."""
+        calls: list[Deferred[Any]] = [start(world.sandboxes.remove(one.id)) for one in world.node.inventory]
+        calls.append(start(world.node.pool.drain()))
         self.settle(world, calls, choose)
         for call in calls:
             self.successResultOf(call)
@@ -148,8 +150,8 @@ class RaceTests(unittest.SynchronousTestCase):
 
     def race(
         self,
-        first: Callable[[World], list[Deferred[Any]]],
-        second: Callable[[World], list[Deferred[Any]]],
+        first: Callable[[FakeNode], list[Deferred[Any]]],
+        second: Callable[[FakeNode], list[Deferred[Any]]],
         ready: bool = False,
         killed: bool = False,
     ) -> None:
@@ -176,10 +178,10 @@ class RaceTests(unittest.SynchronousTestCase):
                         break
         self.assertGreater(steps_seen, 3, "there was nothing to come between")
 
-    def run_pod(self, world: World) -> list[Deferred[Any]]:
+    def run_pod(self, world: FakeNode) -> list[Deferred[Any]]:
         return [self.call(world.sandboxes.run(pod(), ""))]
 
-    def each(self, world: World, method: str) -> list[Deferred[Any]]:
+    def each(self, world: FakeNode, method: str) -> list[Deferred[Any]]:
         """Stop or remove whatever there is of the pod."""
         work = getattr(world.sandboxes, method)
         return [self.call(work(one.id)) for one in world.node.inventory]
@@ -212,7 +214,7 @@ class RaceTests(unittest.SynchronousTestCase):
         self.race(lambda world: self.each(world, "remove"), self.run_pod, ready=True)
 
     def test_its_vm_ends_while_it_starts(self) -> None:
-        def end(world: World) -> list[Deferred[Any]]:
+        def end(world: FakeNode) -> list[Deferred[Any]]:
             for id in list(world.provider.instances):
                 world.provider.end(id, "power")
             return []
@@ -223,7 +225,7 @@ class RaceTests(unittest.SynchronousTestCase):
         self.race(self.run_pod, lambda world: [self.call(world.node.pool.drain())])
 
     def test_the_daemon_ends_in_the_middle(self) -> None:
-        """SIGKILL: nothing of what waits goes on; the next daemon is asked the same."""
+        """SIGKILL: nothing that waits goes on, and the next daemon is asked for the same."""
         for begin in (
             self.run_pod,
             lambda world: self.each(world, "stop"),
@@ -231,7 +233,7 @@ class RaceTests(unittest.SynchronousTestCase):
         ):
             self.race(begin, self.killed, ready=begin != self.run_pod, killed=True)
 
-    def killed(self, world: World) -> list[Deferred[Any]]:
+    def killed(self, world: FakeNode) -> list[Deferred[Any]]:
         world.kill()
         self.gates = Gates()  # what waits at the old ones waits for ever
         world.begin()

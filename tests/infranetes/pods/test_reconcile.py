@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The next daemon, and the passes over the provider's VMs."""
 
 from __future__ import annotations
@@ -7,20 +8,19 @@ from typing import Any
 import attrs
 from twisted.internet.defer import Deferred, fail
 
-from infranetes.agent.view import Reach
+from infranetes.machines.agent.container_watch import Reach
 from infranetes.pods import listing
-from infranetes.pods.sandboxes import AGENT_SECONDS
+from infranetes.pods.sandbox_stop import AGENT_SECONDS
 from infranetes.pods.states import ContainerState, SandboxState
-from infranetes.pods.waits import go
 from infranetes.providers.interface import Instance, InstanceState
-from infranetes_common import cri
+from infranetes_common.concurrency import start
 from infranetes_common.errors import Unavailable
+from infranetes_common.wire import cri
+from tests.infranetes.pods.case import ContainersTestCase, PodsTestCase
 from tests.infranetes.pods.fakes import pod
-from tests.infranetes.pods.test_containers import ContainerBase
-from tests.infranetes.pods.test_sandboxes import Base
 
 
-class RestartTests(ContainerBase):
+class RestartTests(ContainersTestCase):
     """A daemon that is killed and started again."""
 
     def test_pods_are_as_they_were(self) -> None:
@@ -50,6 +50,24 @@ class RestartTests(ContainerBase):
         self.world.restart()
         self.assertEqual((self.kept(made).state, self.kept(made).exit_code), (ContainerState.EXITED, 1))
         self.assertIn(made, self.world.logs.ensured)
+
+    def test_what_was_started_is_not_shown_as_never_started(self) -> None:
+        made = self.create()
+        self.do(self.world.containers.start(made))
+        for state, shown in (
+            (ContainerState.RUNNING, cri.CONTAINER_RUNNING),
+            (ContainerState.STARTING, cri.CONTAINER_UNKNOWN),
+        ):
+            self.world.kill()
+            self.world.store.put_container(attrs.evolve(self.kept(made), state=state))
+            self.agent.silent = True
+            self.world.begin()
+            (container,) = listing.containers(self.world.node)
+            self.assertEqual(listing.shown_state(container), shown)
+            self.agent.silent = False
+            self.world.restart()
+            (container,) = listing.containers(self.world.node)
+            self.assertEqual(listing.shown_state(container), cri.CONTAINER_RUNNING)
 
     def test_a_vm_that_ended_meanwhile_is_lost(self) -> None:
         made = self.run_container()
@@ -156,17 +174,17 @@ class RestartTests(ContainerBase):
         self.world.wait(6)
         inventory = self.world.node.inventory
         self.assertEqual(listing.shown_state(inventory.containers[made]), cri.CONTAINER_UNKNOWN)
-        self.assertTrue(self.view(other).live)
+        self.assertTrue(self.watch(other).live)
         self.agent.away = False
         self.world.wait(20)
         self.assertEqual(listing.shown_state(inventory.containers[made]), cri.CONTAINER_RUNNING)
 
 
-class InterruptedLaunchTests(Base):
+class InterruptedLaunchTests(PodsTestCase):
     """A daemon that is killed while it launches."""
 
     def interrupt(self, **changes: Any) -> str:
-        """A launch of which so much was recorded, then the next daemon."""
+        """Begin a launch, record only so much of it, and start the next daemon."""
         self.world.provider.booting = Deferred()
         self.start()
         (sandbox,) = self.world.node.inventory
@@ -218,7 +236,7 @@ class InterruptedLaunchTests(Base):
         self.assertNothingLeft()
 
 
-class PassTests(Base):
+class PassTests(PodsTestCase):
     """VMs and records that do not agree."""
 
     def stray(self) -> str:
@@ -276,18 +294,18 @@ class PassTests(Base):
 
     def test_a_vm_that_is_missing_from_the_list_alone_is_not_lost(self) -> None:
         id = self.run_pod()
-        self.world.provider.list = lambda: go(_nothing())  # type: ignore[method-assign]
+        self.world.provider.list = lambda: start(_nothing())  # type: ignore[method-assign]
         for _ in range(3):
             self.do(self.world.reconciler.once())
         self.assertEqual(self.record(id).state, SandboxState.READY)
 
 
-class ListTests(ContainerBase):
+class ListTests(ContainersTestCase):
     """A list never waits for the slowest VM."""
 
     def test_live_views_are_waited_for_by_nobody(self) -> None:
         self.run_container()
-        self.successResultOf(go(listing.refresh(self.world.node, self.world.node.inventory)))
+        self.successResultOf(start(listing.refresh(self.world.node, self.world.node.inventory)))
 
     def test_one_moment_once_after_a_loss(self) -> None:
         made = self.run_container()
@@ -295,16 +313,16 @@ class ListTests(ContainerBase):
         self.agent.go_away()
         self.agent.away = False
         self.world.wait(0.5)
-        first = go(listing.refresh(self.world.node, self.world.node.inventory))
+        first = start(listing.refresh(self.world.node, self.world.node.inventory))
         self.assertNoResult(first)
         self.world.wait(self.world.times.listing + 0.25)
         self.successResultOf(first)
-        self.successResultOf(go(listing.refresh(self.world.node, self.world.node.inventory)))
+        self.successResultOf(start(listing.refresh(self.world.node, self.world.node.inventory)))
         container = self.world.node.inventory.containers[made]
         self.assertEqual(listing.shown_state(container), cri.CONTAINER_RUNNING)
         self.world.wait(6)
         self.assertEqual(listing.shown_state(container), cri.CONTAINER_UNKNOWN)
-        self.assertIs(self.view(self.sandbox).reach, Reach.UNREACHABLE)
+        self.assertIs(self.watch(self.sandbox).reach, Reach.UNREACHABLE)
 
     def test_an_agent_that_only_restarts_is_never_unknown(self) -> None:
         """kubelet kills and restarts what is unknown."""
@@ -316,7 +334,7 @@ class ListTests(ContainerBase):
             self.assertEqual(listing.shown_state(container), cri.CONTAINER_RUNNING)
         self.agent.away = False
         self.world.wait(4)
-        self.assertTrue(self.view(self.sandbox).live)
+        self.assertTrue(self.watch(self.sandbox).live)
 
     def test_what_has_ended_is_never_unknown(self) -> None:
         made = self.run_container()

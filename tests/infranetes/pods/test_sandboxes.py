@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Running, stopping and removing sandboxes."""
 
 from __future__ import annotations
@@ -5,14 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 from twisted.internet.defer import Deferred
-from twisted.trial import unittest
 
 from infranetes.pods.launch import size_of
 from infranetes.pods.sandboxes import Sandboxes
 from infranetes.pods.states import ContainerState, SandboxState
-from infranetes.pods.waits import go
 from infranetes.providers.interface import Instance, InstanceState, Size
-from infranetes_common import cri
+from infranetes_common.concurrency import start
 from infranetes_common.errors import (
     AlreadyExists,
     DeadlineExceeded,
@@ -21,38 +20,12 @@ from infranetes_common.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from tests.infranetes.pods.fakes import World, box, pod
+from infranetes_common.wire import cri
+from tests.infranetes.pods.case import PodsTestCase
+from tests.infranetes.pods.fakes import box, pod
 
 
-class Base(unittest.SynchronousTestCase):
-    def setUp(self) -> None:
-        self.world = World()
-        self.world.provider_ready()
-        self.addCleanup(self.world.kill)
-
-    def start(self, config: Any = None, handler: str = "") -> Deferred[str]:
-        return go(self.world.sandboxes.run(config or pod(), handler))
-
-    def run_pod(self, config: Any = None) -> str:
-        return self.successResultOf(self.start(config))
-
-    def record(self, id: str) -> Any:
-        return next(one for one in self.world.store.contents().sandboxes if one.id == id)
-
-    def do(self, work: Any) -> Any:
-        return self.successResultOf(go(work))
-
-    def view(self, id: str) -> Any:
-        return self.world.node.inventory.sandboxes[id].view
-
-    def assertNothingLeft(self) -> None:
-        self.assertEqual(self.world.provider.instances, {})
-        self.assertEqual(self.world.store.contents().sandboxes, ())
-        self.assertEqual(self.world.store.contents().containers, ())
-        self.assertEqual(list(self.world.node.inventory), [])
-
-
-class RunTests(Base):
+class RunTests(PodsTestCase):
     """RunPodSandbox."""
 
     def test_a_ready_sandbox_has_a_vm_a_configured_agent_and_a_record(self) -> None:
@@ -153,7 +126,7 @@ class RunTests(Base):
         self.failureResultOf(first)
         self.world.provider.booting.callback(None)
         (sandbox,) = self.world.node.inventory
-        self.world.sandboxes.known(sandbox.id)
+        self.world.sandboxes.lookup(sandbox.id)
         self.world.wait(self.world.times.desertion + 1)
         self.assertEqual(self.record(sandbox.id).state, SandboxState.READY)
         self.assertTrue(self.record(sandbox.id).claimed)
@@ -178,9 +151,9 @@ class RunTests(Base):
         self.world.provider.booting = Deferred()
         launch = self.start()
         (sandbox,) = self.world.node.inventory
-        self.assertRaises(NotFound, self.world.sandboxes.known, sandbox.id)
+        self.assertRaises(NotFound, self.world.sandboxes.lookup, sandbox.id)
         self.world.provider.booting.callback(None)
-        self.assertIs(self.world.sandboxes.known(self.successResultOf(launch)), sandbox)
+        self.assertIs(self.world.sandboxes.lookup(self.successResultOf(launch)), sandbox)
 
     def test_before_the_provider_has_started_the_answer_is_what_it_waits_for(self) -> None:
         self.world.node.trouble = "building the template"
@@ -199,7 +172,7 @@ class RunTests(Base):
         self.assertEqual(size_of(pod(linux=cri.LinuxPodSandboxConfig(resources=shares))), Size(0, 0))
 
 
-class FailureTests(Base):
+class FailureTests(PodsTestCase):
     """A launch that fails leaves nothing, whichever step it was."""
 
     def test_the_provider_refuses(self) -> None:
@@ -294,11 +267,11 @@ class FailureTests(Base):
         self.assertEqual(len(self.world.store.contents().sandboxes), 1)
 
     def test_a_launch_is_stopped_while_the_provider_is_still_at_it(self) -> None:
-        """Its answer is waited for, so that there is something to be destroyed by its name."""
+        """The provider's answer is waited for: it names what is to be destroyed."""
         self.world.provider.launching = Deferred()
         launch = self.start()
         (sandbox,) = self.world.node.inventory
-        stop = go(self.world.sandboxes.stop(sandbox.id))
+        stop = start(self.world.sandboxes.stop(sandbox.id))
         self.assertNoResult(stop)
         self.world.provider.launching.callback(None)
         self.successResultOf(stop)
@@ -306,7 +279,7 @@ class FailureTests(Base):
         self.assertNothingLeft()
 
 
-class StopTests(Base):
+class StopTests(PodsTestCase):
     """StopPodSandbox and RemovePodSandbox."""
 
     def setUp(self) -> None:
@@ -326,8 +299,8 @@ class StopTests(Base):
         self.assertEqual((record.exit_code, record.finished_at), (143, 7))
 
     def test_twice_is_once(self) -> None:
-        first = go(self.world.sandboxes.stop(self.sandbox))
-        second = go(self.world.sandboxes.stop(self.sandbox))
+        first = start(self.world.sandboxes.stop(self.sandbox))
+        second = start(self.world.sandboxes.stop(self.sandbox))
         self.successResultOf(first)
         self.successResultOf(second)
         self.do(self.world.sandboxes.stop(self.sandbox))
@@ -343,7 +316,7 @@ class StopTests(Base):
 
     def test_an_agent_that_does_not_answer_delays_it_no_longer_than_a_moment(self) -> None:
         self.agent.go_away()
-        stop = go(self.world.sandboxes.stop(self.sandbox))
+        stop = start(self.world.sandboxes.stop(self.sandbox))
         self.world.wait(6)
         self.successResultOf(stop)
         (record,) = self.world.store.contents().containers
@@ -352,7 +325,7 @@ class StopTests(Base):
 
     def test_a_log_that_does_not_end_does_not_keep_the_vm(self) -> None:
         self.world.logs.slow = Deferred()
-        stop = go(self.world.sandboxes.stop(self.sandbox))
+        stop = start(self.world.sandboxes.stop(self.sandbox))
         self.assertNoResult(stop)
         self.assertEqual(len(self.world.provider.instances), 1)
         self.world.wait(self.world.times.drain + 1)
@@ -360,7 +333,7 @@ class StopTests(Base):
 
     def test_a_vm_that_can_not_be_destroyed_is_said_and_tried_again_when_asked(self) -> None:
         self.world.provider.destroy_error = Unavailable("the IaaS is down")
-        self.failureResultOf(go(self.world.sandboxes.stop(self.sandbox)), Unavailable)
+        self.failureResultOf(start(self.world.sandboxes.stop(self.sandbox)), Unavailable)
         self.assertEqual(self.record(self.sandbox).state, SandboxState.STOPPING)
         self.world.provider.destroy_error = None
         self.do(self.world.sandboxes.stop(self.sandbox))
@@ -385,13 +358,13 @@ class StopTests(Base):
     def test_a_container_being_created_does_not_outlive_the_sandbox(self) -> None:
         self.agent.holding = Deferred()
         self.agent.loaded.clear()
-        create = go(self.world.containers.create(self.sandbox, box("late")))
+        create = start(self.world.containers.create(self.sandbox, box("late")))
         self.do(self.world.sandboxes.stop(self.sandbox))
         self.failureResultOf(create, Unavailable)
         self.assertEqual(len(self.world.store.contents().containers), 1)
 
 
-class LossTests(Base):
+class LossTests(PodsTestCase):
     """A VM that ends by itself."""
 
     def setUp(self) -> None:
@@ -423,7 +396,7 @@ class LossTests(Base):
 
     def test_nothing_can_be_made_in_it(self) -> None:
         self.world.provider.end(self.instance, "gone")
-        create = go(self.world.containers.create(self.sandbox, box("more")))
+        create = start(self.world.containers.create(self.sandbox, box("more")))
         self.failureResultOf(create, FailedPrecondition)
 
     def test_an_unknown_vm_ends(self) -> None:

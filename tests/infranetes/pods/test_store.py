@@ -1,4 +1,5 @@
-"""The store: what was answered is on the disk, and only that."""
+# SPDX-License-Identifier: Apache-2.0
+"""The store: a write that was answered is on the disk, and one that failed is not."""
 
 from __future__ import annotations
 
@@ -10,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from twisted.internet import reactor
 from twisted.internet.defer import gatherResults
 from twisted.trial import unittest
 
+from infranetes.machines.pool_record import PoolRecord, PoolState
 from infranetes.pods import database
-from infranetes.pods.records import ContainerRecord, Contents, LogPosition, PoolRecord, SandboxRecord
-from infranetes.pods.states import ContainerState, PoolState, SandboxState
+from infranetes.pods.records import ContainerRecord, Contents, LogPosition, SandboxRecord
+from infranetes.pods.states import ContainerState, SandboxState
 from infranetes.pods.store import FILE, Store
 from infranetes_common.errors import ConfigError, FailedPrecondition, ResourceExhausted, Unavailable
+from infranetes_common.reactors import installed
 
 _MIGRATIONS = database.MIGRATIONS
 
@@ -68,17 +70,17 @@ class StoreTests(unittest.TestCase):
 
     def setUp(self) -> None:
         self.directory = Path(self.mktemp())
-        self.store = Store(reactor, self.directory)
+        self.store = Store(installed(), self.directory)
 
     async def reopened(self) -> Contents:
         await self.store.close()
-        self.store = Store(reactor, self.directory)
+        self.store = Store(installed(), self.directory)
         contents = await self.store.open()
         self.addCleanup(self.store.close)
         return contents
 
     def write_and_die(self, writes: int) -> int:
-        """The signal that ended a process which has written so much."""
+        """Kill a process after so many writes; return the signal that ended it."""
         child = os.fork()
         if not child:
             try:
@@ -211,7 +213,7 @@ class StoreTests(unittest.TestCase):
         with sqlite3.connect(self.directory / FILE) as connection:
             connection.execute("PRAGMA user_version = 99")
         connection.close()
-        self.store = Store(reactor, self.directory)
+        self.store = Store(installed(), self.directory)
         error = await self.assertFailure(self.store.open(), FailedPrecondition)
         self.assertIn("newer release", str(error))
         await self.store.close()
@@ -274,7 +276,7 @@ class StoreTests(unittest.TestCase):
         self.assertEqual((found.id, found.agent_port, found.certificate_until), ("a", 7, 0))
 
     async def test_a_killed_writer_leaves_whole_records(self) -> None:
-        """What is answered survives SIGKILL; what is not may be there or not, never in part."""
+        """Writes that were answered survive SIGKILL; others are there as a whole or not at all."""
         self.assertEqual(self.write_and_die(50), 9)
         contents = await self.store.open()
         self.assertEqual(len(contents.sandboxes), 50)

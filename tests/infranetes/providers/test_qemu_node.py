@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the QEMU provider does to the node: processes, bridge, taps, nftables, and the proof of KVM."""
 
 from __future__ import annotations
@@ -7,120 +8,109 @@ import os
 import signal
 import stat
 import subprocess
-import time
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
-from twisted.internet import reactor as _reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
+from infranetes import commands
 from infranetes.providers.qemu import accelerator, process
-from infranetes.providers.qemu.network import Network, Port, open_tap
-from infranetes.providers.qemu.process import Watched, named
-from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, InfranetesError, InvalidArgument
+from infranetes.providers.qemu.bridge import Bridge, BridgePort, open_tap
+from infranetes.providers.qemu.privileges import QemuUser
+from infranetes.providers.qemu.process import WatchedProcess, pids_by_argument
+from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from infranetes_common.reactors import installed
 from tests.support.waiting import until
 
-reactor: Any = _reactor
+reactor = installed()
 BRIDGE = "inftest1"
 SUBNET = IPv4Network("10.217.0.0/24")
 QEMU = "/usr/bin/qemu-system-x86_64"
-ME: tuple[int, int, list[int]] = (os.getuid(), os.getgid(), [])
+ME = QemuUser(os.getuid(), os.getgid())
 
 
 def said(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-class RunTests(TestCase):
-    """Commands that are waited for."""
-
-    async def test_code_and_output(self) -> None:
-        output = await process.run(reactor, ["sh", "-c", "cat; echo bad >&2; exit 3"], 10.0, b"in")
-        self.assertEqual((output.code, output.stdout, output.words()), (3, b"in", "bad"))
-        output = await process.run(reactor, ["sh", "-c", "kill -9 $$"], 10.0)
-        self.assertEqual(output.code, -9)
-
-    async def test_a_failure_has_its_words(self) -> None:
-        error = await self.assertFailure(
-            Deferred.fromCoroutine(process.check(reactor, ["ip", "link", "show", "nosuch0"], 10.0)),
-            InfranetesError,
-        )
-        self.assertIn("nosuch0", str(error))
-
-    async def test_one_that_hangs_is_killed_and_not_waited_for(self) -> None:
-        began = time.monotonic()
-        await self.assertFailure(
-            Deferred.fromCoroutine(process.run(reactor, ["sleep", "61.25"], 0.2)), DeadlineExceeded
-        )
-        self.assertLess(time.monotonic() - began, 5.0)
-        await until(lambda: not named(["61.25"]), "it is killed")
-
-    def test_a_program_that_is_not_there_is_named(self) -> None:
-        with self.assertRaises(FailedPrecondition) as caught:
-            process.find_program("no-such-program")
-        self.assertIn("no-such-program", str(caught.exception))
-
-
-class WatchedTests(TestCase):
-    """Processes that are not waited for."""
+class WatchedProcessTests(TestCase):
+    """Processes that outlive the daemon."""
 
     async def start(self, marker: str) -> int:
         with open(os.devnull) as null:
-            pid = process.spawn(reactor, ["sleep", marker], {0: null.fileno(), 1: null.fileno()})
-        while marker not in named([marker]):
+            pid = process.spawn(reactor, ["sleep", marker], {0: null.fileno(), 1: null.fileno()}).pid
+        while marker not in pids_by_argument([marker]):
             await deferLater(reactor, 0.01, lambda: None)
         return pid
 
     async def test_its_end_is_told_once_and_kill_waits_for_it(self) -> None:
         ended: list[None] = []
         pid = await self.start("62.5")
-        self.assertEqual(named(["62.5", "other"]), {"62.5": [pid]})
-        watched = Watched(reactor, pid, lambda: ended.append(None))
+        self.assertEqual(pids_by_argument(["62.5", "other"]), {"62.5": [pid]})
+        watched = WatchedProcess(reactor, pid, lambda: ended.append(None))
         self.assertTrue(watched.alive)
         await watched.kill()
         await watched.kill()
         self.assertEqual((watched.alive, watched.gone), (False, True))
-        self.assertEqual((ended, named(["62.5"])), ([None], {}))
+        self.assertEqual((ended, pids_by_argument(["62.5"])), ([None], {}))
 
     async def test_one_that_ends_by_itself_is_told(self) -> None:
         done: Deferred[None] = Deferred()
         pid = await self.start("63.5")
-        Watched(reactor, pid, lambda: done.callback(None))
+        WatchedProcess(reactor, pid, lambda: done.callback(None))
         os.kill(pid, signal.SIGTERM)
         await done.addTimeout(10.0, reactor)
 
+    async def test_how_it_ended_is_known_of_those_started_here(self) -> None:
+        for script, words in (
+            ("exit 3", "ended with exit code 3"),
+            ("kill -TERM $$", "was killed by SIGTERM"),
+            ("kill -KILL $$", "was killed by SIGKILL (by a person, or by the kernel for want of memory"),
+        ):
+            with open(os.devnull) as null:
+                child = process.spawn(reactor, ["sh", "-c", f"read x; {script}"], {0: "w", 1: null.fileno()})  # type: ignore[dict-item]
+            done: Deferred[None] = Deferred()
+            watched = WatchedProcess(reactor, child.pid, lambda: done.callback(None), child)  # noqa: B023
+            child.transport.closeStdin()  # type: ignore[union-attr]
+            await done.addTimeout(10.0, reactor)
+            self.assertIn(words, watched.end)
+        pid = await self.start("69.5")
+        stranger = WatchedProcess(reactor, pid, lambda: None)
+        await stranger.kill()
+        self.assertIn("not known", stranger.end)
+
     async def test_an_event_that_is_not_its_end_is_no_end(self) -> None:
         pid = await self.start("66.25")
-        watched = Watched(reactor, pid, lambda: self.fail("told"))
+        watched = WatchedProcess(reactor, pid, lambda: self.fail("told"))
         watched.doRead()
         self.assertTrue(watched.alive)
-        watched.forget()
-        await Watched(reactor, pid, lambda: None).kill()
+        watched.unwatch()
+        await WatchedProcess(reactor, pid, lambda: None).kill()
 
     async def test_one_that_is_forgotten_goes_on(self) -> None:
         pid = await self.start("64.5")
-        watched = Watched(reactor, pid, lambda: self.fail("told"))
-        watched.forget()
-        watched.forget()
+        watched = WatchedProcess(reactor, pid, lambda: self.fail("told"))
+        watched.unwatch()
+        watched.unwatch()
         self.assertEqual((watched.alive, watched.gone), (False, False))
-        self.assertEqual(named(["64.5"]), {"64.5": [pid]})
-        await Watched(reactor, pid, lambda: None).kill()
+        self.assertEqual(pids_by_argument(["64.5"]), {"64.5": [pid]})
+        await WatchedProcess(reactor, pid, lambda: None).kill()
 
     async def test_one_that_is_gone_is_no_process(self) -> None:
         pid = await self.start("65.5")
-        await Watched(reactor, pid, lambda: None).kill()
+        await WatchedProcess(reactor, pid, lambda: None).kill()
         await until(lambda: not os.path.exists(f"/proc/{pid}"), "it is reaped")
-        self.assertRaises(ProcessLookupError, Watched, reactor, pid, lambda: None)
+        self.assertRaises(ProcessLookupError, WatchedProcess, reactor, pid, lambda: None)
 
 
-class NetworkTests(TestCase):
+class BridgeTests(TestCase):
     """The bridge and its table, on this machine's kernel."""
 
     def setUp(self) -> None:
-        self.network = Network(reactor, BRIDGE, 1400)
+        self.network = Bridge(reactor, BRIDGE, 1400)
 
     def tearDown(self) -> Any:
         return Deferred.fromCoroutine(self.network.remove())
@@ -136,7 +126,6 @@ class NetworkTests(TestCase):
         return said("nft", "list", "table", family, f"infranetes_{BRIDGE}")
 
     async def test_it_is_there_afterwards_however_often_it_is_set_up(self) -> None:
-        others = said("nft", "list", "ruleset")
         for _ in range(2):
             await self.network.set_up(SUBNET, [])
             self.assertEqual(self.addresses(), ["10.217.0.1/24"])
@@ -145,8 +134,20 @@ class NetworkTests(TestCase):
         self.assertEqual(Path("/proc/sys/net/ipv4/ip_forward").read_text().strip(), "1")
         await self.network.remove()
         await self.network.remove()
-        self.assertEqual(said("nft", "list", "ruleset"), others)
+        self.assertNotIn(BRIDGE, said("nft", "list", "tables"))
         self.assertNotIn(BRIDGE, said("ip", "link"))
+
+    async def test_a_node_whose_kernel_has_no_ipv6(self) -> None:
+        proc = Path(self.mktemp())
+        (proc / "net/ipv4").mkdir(parents=True)
+        (proc / "net/ipv4/ip_forward").write_text("0\n")
+        network = Bridge(reactor, BRIDGE, 1400, proc)
+        await network.set_up(SUBNET, [])
+        self.assertEqual((proc / "net/ipv4/ip_forward").read_text(), "1")
+        tap = open_tap("inftesttap")
+        self.addCleanup(os.close, tap)
+        await network.join(BridgePort("inftesttap", "10.217.0.7"))
+        self.assertIn("inftesttap", said("ip", "link", "show", "master", BRIDGE))
 
     async def test_another_subnet_replaces_the_one_before(self) -> None:
         await self.network.set_up(SUBNET, [])
@@ -178,8 +179,8 @@ class NetworkTests(TestCase):
         self.assertIn("lo", str(error))
 
     async def test_a_vm_may_send_as_itself_alone(self) -> None:
-        await self.network.set_up(SUBNET, [Port("infaaaa", "10.217.0.5")])
-        port = Port("infbbbb", "10.217.0.6")
+        await self.network.set_up(SUBNET, [BridgePort("infaaaa", "10.217.0.5")])
+        port = BridgePort("infbbbb", "10.217.0.6")
         for _ in range(2):
             await self.network.allow(port)
         self.assertIn('"infbbbb" . 0a:58:0a:d9:00:06 . 10.217.0.6', self.table("bridge"))
@@ -192,7 +193,7 @@ class NetworkTests(TestCase):
         await self.network.set_up(SUBNET, [])
         tap = open_tap("inftesttap")
         try:
-            await self.network.join(Port("inftesttap", "10.217.0.7"))
+            await self.network.join(BridgePort("inftesttap", "10.217.0.7"))
             [found] = json.loads(said("ip", "-j", "link", "show", "dev", "inftesttap"))
             self.assertEqual((found["master"], found["mtu"]), (BRIDGE, 1400))
             self.assertRaises(OSError, open_tap, "inftesttap")
@@ -212,20 +213,20 @@ class AcceleratorTests(TestCase):
 
     async def test_the_guest_proves_what_works(self) -> None:
         """Emulation always works, so there the proof has to come out well."""
-        self.assertEqual(await accelerator.works(reactor, QEMU, "tcg", *ME, 60.0), "")
+        self.assertEqual(await accelerator.probe(reactor, QEMU, "tcg", ME, 60.0), "")
 
     async def test_a_guest_that_hangs_proves_nothing_and_is_killed(self) -> None:
         hanging = self.script("exec sleep 66.5")
-        fault = await accelerator.works(reactor, hanging, "kvm", *ME, 0.5)
+        fault = await accelerator.probe(reactor, hanging, "kvm", ME, 0.5)
         self.assertIn("hung for 0.5 s", fault)
-        await until(lambda: not named(["66.5"]), "it is killed")
+        await until(lambda: not pids_by_argument(["66.5"]), "it is killed")
 
     async def test_a_qemu_that_refuses_is_quoted(self) -> None:
-        fault = await accelerator.works(
-            reactor, self.script("echo Could not access KVM kernel module >&2; exit 1"), "kvm", *ME, 10.0
+        fault = await accelerator.probe(
+            reactor, self.script("echo Could not access KVM kernel module >&2; exit 1"), "kvm", ME, 10.0
         )
         self.assertIn("Could not access KVM", fault)
-        self.assertTrue(await accelerator.works(reactor, self.script("exit 0"), "kvm", *ME, 10.0))
+        self.assertTrue(await accelerator.probe(reactor, self.script("exit 0"), "kvm", ME, 10.0))
 
     async def test_the_answer_is_remembered_for_this_boot_and_this_qemu(self) -> None:
         device = Path(self.mktemp())
@@ -257,4 +258,4 @@ class DependencyTests(SynchronousTestCase):
     def test_this_runs_as_root_with_the_tools(self) -> None:
         self.assertEqual(os.geteuid(), 0, "bridges and taps are made by root")
         for program in ("ip", "nft", "setpriv", "setsid", QEMU, "qemu-img"):
-            process.find_program(program)
+            commands.find_program(program)

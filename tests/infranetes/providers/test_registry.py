@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Providers are found by name: built in first, then plug-ins, each imported only when asked for."""
 
 from __future__ import annotations
@@ -6,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
@@ -16,6 +17,7 @@ from zope.interface import implementer
 from infranetes.providers import registry
 from infranetes.providers.interface import IPodProvider, ProviderContext
 from infranetes_common.errors import ConfigError
+from infranetes_common.reactors import IReactor
 
 CONTEXT = ProviderContext(Path("/nonexistent/state"), Path("/nonexistent/run"), "cluster", "node")
 
@@ -87,7 +89,7 @@ class RegistryTests(SynchronousTestCase):
         self.entry_points.write_text("\n".join(["[infranetes.providers]", *lines, ""]))
 
     def create(self, name: str, table: Any = None) -> Any:
-        return registry.create(Clock(), name, table or {}, CONTEXT)
+        return registry.create(cast(IReactor, Clock()), name, table or {}, CONTEXT)
 
     def refused(self, name: str) -> str:
         return str(self.assertRaises(ConfigError, self.create, name))
@@ -98,7 +100,7 @@ class RegistryTests(SynchronousTestCase):
         self.assertLessEqual({"aws", "qemu", "simulated", "whole"}, set(names))
 
     def test_a_plug_in_is_made_with_reactor_table_and_context(self) -> None:
-        clock = Clock()
+        clock = cast(IReactor, Clock())
         provider: Any = registry.create(clock, "whole", {"a": 1}, CONTEXT)
         self.assertIsInstance(provider, Whole)
         self.assertEqual(provider.made_with, (clock, {"a": 1}, CONTEXT))
@@ -109,9 +111,15 @@ class RegistryTests(SynchronousTestCase):
         for name in ("qemu", "simulated", "vsphere", "whole"):
             self.assertIn(name, message)
 
+    def test_one_of_this_projects_own_says_which_package_it_is_in(self) -> None:
+        self.patch(registry, "entry_points", lambda group: ())
+        error = self.assertRaises(ConfigError, registry.create, Clock(), "simulated", {}, CONTEXT)
+        self.assertIn("install", str(error))
+        self.assertIn("infranetes-simulation", str(error))
+
     def test_a_plug_in_can_not_take_a_built_in_name(self) -> None:
-        self.plug_in("simulated = tests.infranetes.providers.test_registry:Whole")
-        self.assertNotIsInstance(self.create("simulated"), Whole)
+        self.plug_in("qemu = tests.infranetes.providers.test_registry:Whole")
+        self.assertNotIsInstance(self.create("qemu"), Whole)
 
     def test_two_plug_ins_of_one_name_are_refused_with_both(self) -> None:
         second = Path(sys.path[0]) / "b_cloud-1.0.dist-info"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Figures of many VMs: none is waited for longer than the others, and none is asked twice at once."""
 
 from __future__ import annotations
@@ -7,15 +8,15 @@ from typing import Any
 
 from twisted.internet.defer import Deferred, succeed
 
-from infranetes.pods.waits import go
 from infranetes.stats.gather import CALL_SECONDS, FRESH_SECONDS, KEPT_SECONDS, WAIT_SECONDS, Gatherer
-from infranetes_common import vmserver
+from infranetes_common.concurrency import start
 from infranetes_common.errors import Unavailable
+from infranetes_common.wire import vmserver
+from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fakes import pod
-from tests.infranetes.pods.test_sandboxes import Base
 
 
-class GatherTests(Base):
+class GatherTests(PodsTestCase):
     """On a clock of its own."""
 
     def setUp(self) -> None:
@@ -24,7 +25,7 @@ class GatherTests(Base):
         self.asked: list[str] = []
 
     def pods(self, count: int, answer: Callable[[], Any] | None = None) -> list[str]:
-        """Pods whose agents answer at once, or so."""
+        """Run pods whose agents answer at once."""
         return [self.a_pod(f"p{number}", answer) for number in range(count)]
 
     def a_pod(self, name: str, answer: Callable[[], Any] | None = None) -> str:
@@ -41,7 +42,7 @@ class GatherTests(Base):
         self.world.agents[id].stats = stats  # type: ignore[attr-defined]
 
     def ask(self) -> Any:
-        asking = go(self.gatherer.now(list(self.world.node.inventory)))
+        asking = start(self.gatherer.now(list(self.world.node.inventory)))
         for _ in range(50):
             self.world.clock.advance(0)
         return asking

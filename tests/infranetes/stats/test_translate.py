@@ -1,4 +1,5 @@
-"""An agent's figures in the CRI's words, and as cAdvisor's metrics."""
+# SPDX-License-Identifier: Apache-2.0
+"""An agent's figures as the CRI's messages and as cAdvisor's metrics."""
 
 from __future__ import annotations
 
@@ -11,15 +12,15 @@ from infranetes.pods.records import ContainerRecord, SandboxRecord
 from infranetes.pods.states import ContainerState, SandboxState
 from infranetes.stats import metrics
 from infranetes.stats.translate import container_stats, sandbox_stats
-from infranetes_common import cri, vmserver
-from tests.infranetes.pods.fakes import box, pod
+from infranetes_common.wire import cri, vmserver
+from tests.infranetes.pods.fakes import box, lone_sandbox, pod
 
 SECOND = 10**9
 
 
 def sandbox() -> Sandbox:
     config = pod("web", labels={"app": "web"}, annotations={"a": "b"})
-    return Sandbox(SandboxRecord("5a", "t", SandboxState.READY, "n", config.SerializeToString(), "", 1))
+    return lone_sandbox(SandboxRecord("5a", "t", SandboxState.READY, "n", config.SerializeToString(), "", 1))
 
 
 def container(of: Sandbox, id: str = "c0", name: str = "main") -> Container:
@@ -136,7 +137,7 @@ class MetricsTests(SynchronousTestCase):
         return dict(zip(self.keys[metric.name], metric.label_values, strict=True))
 
     def values(self, found: Any, name: str) -> dict[tuple[str, ...], int]:
-        """By the labels that are the metric's own."""
+        """The values by the metric's own labels."""
         return {
             tuple(one.label_values[len(metrics.LABELS) :]): one.value.value
             for one in found
@@ -159,7 +160,7 @@ class MetricsTests(SynchronousTestCase):
             self.assertTrue(metric.HasField("value"))
 
     def test_no_two_have_the_same_name_and_labels(self) -> None:
-        """Prometheus refuses all of them otherwise."""
+        """Otherwise Prometheus refuses all of them."""
         everything = [*self.found.metrics, *self.found.container_metrics[0].metrics]
         self.assertEqual(len({(one.name, *one.label_values) for one in everything}), len(everything))
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A client of the streaming server, for tests: raw TCP, SPDY's other end, WebSocket's other end."""
 
 from __future__ import annotations
@@ -151,6 +152,13 @@ class WebSocketClient(Raw):
 
     def write_text(self, text: str) -> None:
         self.transport.write(self.socket.send(TextMessage(data=text)))
+
+
+def take(wire: Any, data: bytes) -> None:
+    """Have the wire handle all of it."""
+    wire.receive(data)
+    for _ in wire.work():
+        pass
 
 
 async def connect(reactor: Any, url: str, client: Raw, head: str) -> Any:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Conversations that are valid but for some bytes, for as long as `FUZZ_SECONDS` says, 3 s for each wire.
 
 Whatever comes, it is understood or refused in words; nothing else gets out of a wire. A failure names its
@@ -22,6 +23,7 @@ from infranetes.streaming.spdywire import SpdyWire
 from infranetes.streaming.tunnel import TunnelWire
 from infranetes.streaming.websocketwire import WebSocketWire
 from infranetes_common.errors import InvalidArgument
+from tests.infranetes.streaming.client import take
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "3"))
 SEED = os.environ.get("FUZZ_SEED", "")
@@ -116,7 +118,7 @@ class FuzzTests(SynchronousTestCase):
         wire = make(transport)
         try:
             for piece in said:
-                wire.data_received(piece)
+                take(wire, piece)
             return True
         except InvalidArgument:
             return False

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The streaming server over real sockets; the agent's side of each session is the test's."""
 
 from __future__ import annotations
@@ -6,14 +7,14 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from twisted.internet import reactor
+from twisted.internet import reactor as the_reactor
 from twisted.internet.defer import Deferred, DeferredQueue
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from infranetes.streaming.server import StreamingServer
-from infranetes_common import cri, vmserver
 from infranetes_common.errors import InvalidArgument, NotFound
+from infranetes_common.wire import cri, vmserver
 from tests.infranetes.streaming.client import (
     Raw,
     SpdyClient,
@@ -25,6 +26,8 @@ from tests.infranetes.streaming.client import (
     websocket_head,
 )
 from txgrpc import Code, GrpcError
+
+reactor: Any = the_reactor
 
 
 class Call:
@@ -244,7 +247,7 @@ class Exec(StreamingCase):
         client.write(streams["stdin"], bytes(64 * 1024 * 1024))
         await self.settle(lambda: bool(room))
         connection = next(iter(self.server._connections))
-        await self.settle(lambda: not connection.flow._reading)
+        await self.settle(lambda: not connection.flow.reading)
         self.assertLess(connection.flow._unread, 1024 * 1024)
         for waiting in room:
             waiting.callback(None)
@@ -268,6 +271,7 @@ class WebSockets(StreamingCase):
         url = self.exec_url(stdin=True, stderr=True)
         client = await self.connect(url, WebSocketClient(), websocket_head("v4.channel.k8s.io"))
         call = await self.call()
+        await client.until(lambda: bool(client.head))
         self.assertIn(b"Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=", client.head)
         client.write(0, b"input")
         await call.until(lambda: call.stdin() == b"input")

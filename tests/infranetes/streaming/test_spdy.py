@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SPDY/3.1 without I/O: what two ends say to each other, and what nonsense does."""
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kubernetes' channels over WebSocket without I/O: what comes through, and what nonsense does."""
 
 from __future__ import annotations
 
 import base64
-from typing import Any
+from typing import Any, cast
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from wsproto.events import BytesMessage, CloseConnection, Event, Ping, Pong, Tex
 from infranetes.streaming.channels import Flow
 from infranetes.streaming.websocketwire import MAX_TEXT, WebSocketWire
 from infranetes_common.errors import InvalidArgument
+from tests.infranetes.streaming.client import take
 
 NAMES = ("stdin", "stdout", "stderr", "error", "resize")
 
@@ -23,7 +25,7 @@ class Ends:
     """The server's wire, and a client of wsproto's."""
 
     def __init__(self, *, base64_form: bool = False, close_signal: bool = False) -> None:
-        self.transport = StringTransport()
+        self.transport = cast(Any, StringTransport())
         self.closed = 0
         self.wire = WebSocketWire(
             Flow(self.transport),
@@ -40,7 +42,7 @@ class Ends:
 
     def say(self, *events: Event) -> None:
         for event in events:
-            self.wire.data_received(self.client.send(event))
+            take(self.wire, self.client.send(event))
 
     def heard(self) -> list[Event]:
         """What the client understands of our answers."""
@@ -72,7 +74,7 @@ class WebSocketWireTests(SynchronousTestCase):
         ends = Ends()
         whole = ends.client.send(BytesMessage(data=b"\0" + data))
         for at in range(0, len(whole), size):
-            ends.wire.data_received(whole[at : at + size])
+            take(ends.wire, whole[at : at + size])
         self.assertEqual(ends.unread(0), data)
 
     @settings(max_examples=300)
@@ -81,7 +83,7 @@ class WebSocketWireTests(SynchronousTestCase):
         ends = Ends(base64_form=form, close_signal=not form)
         try:
             for piece in pieces:
-                ends.wire.data_received(piece)
+                take(ends.wire, piece)
         except InvalidArgument:
             pass
 

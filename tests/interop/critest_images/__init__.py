@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small images, made from Debian's packages, for every name that critest asks a registry for.
 
 They are stand-ins: what a spec does with its image works in them as in Kubernetes' own. An image that is
@@ -27,6 +28,7 @@ BASE = f"{REGISTRIES[0]}/{E2E}/busybox:1.29-2"
 PAUSE = ("pause", "sandbox")
 
 _LIBRARY = re.compile(r"(/\S+) \(0x")
+_ENVIRONMENT = {"Env": ["PATH=/usr/sbin:/bin"]}
 _PASSWD = """\
 root:x:0:0:root:/root:/bin/sh
 www-data:x:33:33:www-data:/var/www:/bin/false
@@ -130,6 +132,12 @@ def _base(cache: Path) -> dict[str, File]:
     return files
 
 
+def busybox(cache: Path) -> oci.BuiltImage:
+    """The first of `images`, by itself: unlike the static one it finds hosts by their names."""
+    cache.mkdir(parents=True, exist_ok=True)
+    return oci.image([layer(_base(cache))], {"Cmd": ["sh"], **_ENVIRONMENT})
+
+
 def _compiled(source: str, cache: Path) -> bytes:
     """A static program from the C beside this."""
     program = cache / source.removesuffix(".c")
@@ -146,10 +154,9 @@ def images(cache: Path) -> Iterator[tuple[str, str, oci.BuiltImage]]:
     :param cache: a directory for what is fetched and compiled; made if need be."""
     cache.mkdir(parents=True, exist_ok=True)
     base = layer(_base(cache))
-    environment = {"Env": ["PATH=/usr/sbin:/bin"]}
 
     def image(config: Mapping[str, object] | None = None, *more: bytes) -> oci.BuiltImage:
-        return oci.image([base, *more], {"Cmd": ["sh"], **environment, **(config or {})})
+        return oci.image([base, *more], {"Cmd": ["sh"], **_ENVIRONMENT, **(config or {})})
 
     def marked(mark: str) -> oci.BuiltImage:
         return image(None, layer({"mark": File(mark.encode())}))

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Tells who it runs as. It is root's and has the set-user-id bit, which no_new_privs takes away. */
 #include <stdio.h>
 #include <unistd.h>

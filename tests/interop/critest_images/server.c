@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A web server of one page for the images that critest expects nginx and httpd in.
  *
  *     nginx [PORT]

@@ -1,15 +1,16 @@
-"""EC2 as moto simulates it, between which and the provider stand the faults; its instances have agents.
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated EC2: moto, with faults between it and the provider, and agents in its instances.
 
-What is done here because moto does not, or does otherwise than EC2:
+What is added here because moto lacks it, or differs from EC2:
 
-- the XML namespace of answers ends with a slash, and that of errors is none at all;
+- the XML namespace of answers ends with a slash, and errors have none;
 - a client token makes RunInstances idempotent, and refuses other parameters (source: EC2 API reference,
   "Ensuring idempotency in Amazon EC2 API requests");
-- an instance is pending until its machine is started, and its agent listens at its own address:
-  the VPC is a part of 127.0.0.0/8, where every address is the loopback interface's;
-- an image that was deregistered boots nothing;
-- an instance of an image that was made with `AwsWorld.machine_image` is a whole machine, and switching it off
-  ends the instance.
+- an instance is pending until its agent is started, which listens at an address of its own: the VPC is a part
+  of 127.0.0.0/8, where every address is the loopback interface's;
+- a deregistered image can't be launched;
+- an instance of an image from `SimulatedAws.machine_image` is the one container of its pod, and ends when it
+  powers itself off.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from twisted.web.client import Agent, FileBodyProducer, HTTPConnectionPool, read
 from twisted.web.http_headers import Headers
 
 from infranetes.providers.cloud.interface import SANDBOX, TOKEN
-from tests.support.clouds import machines, moto
+from tests.support.clouds import agent_processes, moto
 from tests.support.clouds.ec2errors import error, refusal
-from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Faults, Kind
+from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, FaultKind, Faults
+from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
 from tests.support.clouds.imds import Imds
-from tests.support.clouds.sites import Answer, Answering, CutSite
-from tests.support.clouds.whole import Seen, Whole
+from tests.support.clouds.vm_image_instances import RunningVM, VMImageInstances
 
 IMAGE = "ami-785db401"
 NETWORK = "127.77.0.0/16"
@@ -49,7 +50,7 @@ _PENDING = b"<instanceState><code>0</code><name>pending</name></instanceState>"
 
 EMPTY_LIST = (
     b"<DescribeInstancesResponse " + _EC2 + b"><reservationSet/></DescribeInstancesResponse>"
-)  # what a list had before there was anything
+)  # a list from before anything was launched
 
 
 @attrs.define
@@ -61,20 +62,20 @@ class _Vm:
     booted: bool = False
 
 
-class AwsWorld:
+class SimulatedAws:
     """One test's cloud.
 
-    :ivar faults: what goes wrong. :ivar behaviour: how instances behave that are launched from now on.
-    :ivar user_data: what the metadata service has, by address. :ivar whole: its whole machines.
+    :ivar faults: what goes wrong. :ivar behaviour: of instances that are launched from now on.
+    :ivar user_data: of the metadata service, by address. :ivar vm_images: its images of VM-image pods.
     """
 
     def __init__(self, reactor: Any, directory: Path) -> None:
         self._reactor = reactor
         self._directory = directory
         self._moto = moto.shared()
-        self._machines = machines.shared()
+        self._agent_processes = agent_processes.shared()
         self._pool = HTTPConnectionPool(reactor)
-        self._agent = Agent(reactor, pool=self._pool)
+        self._http = Agent(reactor, pool=self._pool)
         self._vms: dict[str, _Vm] = {}
         self._tokens: dict[str, tuple[dict[str, str], bytes]] = {}
         self._stale: dict[str, bytes] = {}
@@ -83,42 +84,42 @@ class AwsWorld:
         self.behaviour = NORMAL
         self.user_data: dict[str, bytes] = {}
         self.requests: list[dict[str, str]] = []
-        self.whole = Whole(reactor, self._switched_off)
+        self.vm_images = VMImageInstances(reactor, self._switched_off)
         self._deregistered: set[str] = set()
         self._imds_site, self._proxy_site = (
-            CutSite(Imds(self.user_data)),
-            CutSite(Answering(self._answer, "text/xml;charset=UTF-8")),
+            ClosableSite(Imds(self.user_data)),
+            ClosableSite(Answering(self._answer, "text/xml;charset=UTF-8")),
         )
         self.urls: list[bytes] = []
 
     def start(self) -> None:
-        """Have a cloud with a VPC, two subnets and a security group. Its instances of earlier tests have
-        ended, and are still shown, as EC2 does: a test takes a cluster of its own."""
+        """Start a cloud with a VPC, two subnets and a security group. Instances of earlier tests have ended
+        and are still listed, as by EC2: each test uses a cluster of its own."""
         self.ec2 = self._moto.client()
         self.subnets, self.group = _network(self.ec2)
         self._imds = self._reactor.listenTCP(0, self._imds_site, interface="0.0.0.0")
         self._proxy = self._reactor.listenTCP(0, self._proxy_site, interface="127.0.0.1")
-        self.whole.start()
+        self.vm_images.start()
         self.endpoint = f"http://127.0.0.1:{self._proxy.getHost().port}"
 
     async def stop(self) -> None:
-        """Take it all away."""
+        """Stop everything."""
         for timer in self._timers:
             if timer.active():
                 timer.cancel()
         for id in self._vms:
-            self._machines.kill(id)
+            self._agent_processes.kill(id)
         await deferToThread(self._thd_end_all)
-        await self.whole.stop()
+        await self.vm_images.stop()
         for port in (self._imds, self._proxy):
             await port.stopListening()
         await self._pool.closeCachedConnections()
         for site in (self._imds_site, self._proxy_site):
-            await site.cut()
+            await site.close_connections()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def table(self) -> dict[str, Any]:
-        """What a provider's configuration says of this cloud."""
+        """Return the provider's configuration for this cloud."""
         return {
             "region": moto.REGION,
             "image": IMAGE,
@@ -139,21 +140,21 @@ class AwsWorld:
             "destroy_seconds": 20.0,
         }
 
-    # ---- Looking and acting from outside
+    # ---- The cloud from outside
 
     def instances(self) -> list[Any]:
-        """Instances that have not ended, as EC2 describes them."""
+        """Return instances that have not ended, as EC2 describes them."""
         found = [one for each in self.ec2.describe_instances()["Reservations"] for one in each["Instances"]]
         return [one for one in found if one["State"]["Name"] not in ("terminated", "shutting-down")]
 
     def running(self) -> list[str]:
-        """Ids of the instances that have not ended."""
+        """Return the ids of instances that have not ended."""
         return [one["InstanceId"] for one in self.instances()]
 
-    def seen(self) -> list[Seen]:
-        """The same, and what is known of each."""
+    def seen(self) -> list[RunningVM]:
+        """Return instances that have not ended."""
         return [
-            Seen(
+            RunningVM(
                 one["InstanceId"],
                 one["ImageId"],
                 one["InstanceType"],
@@ -164,7 +165,7 @@ class AwsWorld:
         ]
 
     def held(self) -> dict[str, str]:
-        """All that costs money, in words, and the token that it is tagged with."""
+        """Return descriptions of everything that costs money, with the token that it is tagged with."""
         found = {f"instance {one['InstanceId']}": one for one in self.instances()}
         addresses = self.ec2.describe_addresses()["Addresses"]
         found |= {f"address {one['AllocationId']}": one for one in addresses}
@@ -172,24 +173,24 @@ class AwsWorld:
         return {words: _tag(one, TOKEN) for words, one in found.items()}
 
     def holdings(self) -> list[str]:
-        """All that costs money, in words."""
+        """Return descriptions of everything that costs money."""
         return list(self.held())
 
     def _thd_end_all(self) -> None:
-        """Leave nothing in moto, which tests share, also where one has failed."""
+        """End everything in moto, which tests share, also after a failed test."""
         left = [one["InstanceId"] for one in self.instances() if one["InstanceId"] in self._vms]
         if left:
             self.ec2.terminate_instances(InstanceIds=left)
-        for image in self.whole.images:
+        for image in self.vm_images.images:
             self.ec2.deregister_image(ImageId=image)
 
     def end(self, id: str) -> None:
-        """Somebody else ends an instance."""
+        """End an instance, as somebody else would."""
         self.ec2.terminate_instances(InstanceIds=[id])
-        self._machines.kill(id)
+        self._agent_processes.kill(id)
 
     def add_twin(self, id: str) -> None:
-        """Another instance with the same tags."""
+        """Launch another instance with the same tags."""
         [described] = [one for one in self.instances() if one["InstanceId"] == id]
         tags = [tag for tag in described["Tags"] if not tag["Key"].startswith("aws:")]
         self.ec2.run_instances(
@@ -201,44 +202,44 @@ class AwsWorld:
         )
 
     async def machine_image(self, name: str, source: str = IMAGE, **tags: str) -> str:
-        """The id of a new image whose instances are whole machines, with `name` (NAME:VERSION) in its tags.
+        """Return the id of a new image of VM-image pods, with `name` (NAME:VERSION) in its tags.
 
-        :param tags: others than those that the catalogue goes by, or in place of them."""
+        :param tags: more tags, or other values of the usual ones."""
         made = {"infranetes": "true", "infranetes.image_name": name, **tags}
         id: str = self.ec2.copy_image(SourceImageId=source, SourceRegion=moto.REGION, Name="machine")[
             "ImageId"
         ]
         tagged = [{"Key": key, "Value": value} for key, value in made.items()]
         self.ec2.create_tags(Resources=[id], Tags=tagged)
-        return await self.whole.add(id)
+        return await self.vm_images.add(id)
 
     def deregister(self, image: str) -> None:
-        """Somebody removes an image."""
-        self.whole.images.remove(image)
+        """Remove an image, as somebody else would."""
+        self.vm_images.images.remove(image)
         self._deregistered.add(image)
         self.ec2.deregister_image(ImageId=image)
 
-    # ---- The way of a call
+    # ---- Calls
 
     async def _answer(self, request: Any) -> Answer:
         self.urls.append(request.uri)
         return await self.call(dict(parse_qsl(request.content.read().decode(), keep_blank_values=True)))
 
     async def call(self, parameters: dict[str, str]) -> tuple[int, bytes]:
-        """What EC2 answers. :raise ConnectionError: nothing, the connection breaks."""
+        """Return EC2's answer. :raise ConnectionError: the connection breaks instead."""
         self.requests.append(parameters)
         fault = self.faults.befalling(parameters)
         early: Any = refusal(fault) if fault is not None else None
         if early is not None:
             return early  # type: ignore[no-any-return]
         status, body = await self._served(parameters)
-        if fault is not None and fault.kind is Kind.STALE:
+        if fault is not None and fault.kind is FaultKind.STALE:
             body = self._stale.get(_key(parameters), EMPTY_LIST)
         elif status == 200:
             self._stale[_key(parameters)] = body
-        if fault is not None and fault.kind is Kind.ACTED:
+        if fault is not None and fault.kind is FaultKind.ACTED:
             return 500, error("InternalError", "An internal error has occurred")
-        if fault is not None and fault.kind is Kind.LOST:
+        if fault is not None and fault.kind is FaultKind.LOST:
             raise ConnectionError
         return status, body
 
@@ -262,7 +263,7 @@ class AwsWorld:
                 self._tokens[token] = (parameters, body)
         elif action == "TerminateInstances":
             for id in _ITEM.findall(body):
-                self._machines.kill(id.decode())
+                self._agent_processes.kill(id.decode())
         return 200, body
 
     async def _forward(self, parameters: dict[str, str]) -> tuple[int, bytes]:
@@ -276,12 +277,12 @@ class AwsWorld:
             }
         )
         producer = FileBodyProducer(io.BytesIO(urlencode(parameters).encode()))
-        response: Any = await self._agent.request(b"POST", f"{self._moto.url}/".encode(), headers, producer)
+        response: Any = await self._http.request(b"POST", f"{self._moto.url}/".encode(), headers, producer)
         body: bytes = await readBody(response)
         return int(response.code), body
 
     def _as_booted(self, body: bytes) -> bytes:
-        """Instances whose machine has not booted are pending, whatever moto says."""
+        """Show instances that have not booted as pending, whatever moto says."""
         pending = {vm.id.encode() for vm in self._vms.values() if not vm.booted}
         if not pending:
             return body
@@ -292,7 +293,7 @@ class AwsWorld:
                 parts[number] = _RUNNING.sub(_PENDING, part)
         return b"".join(parts)
 
-    # ---- Machines
+    # ---- AgentProcesses
 
     def _launched(self, parameters: dict[str, str], body: bytes) -> None:
         found = _ITEM.search(body)
@@ -309,10 +310,10 @@ class AwsWorld:
         if vm.behaviour == NO_AGENT:
             return
         directory = self._directory / vm.id
-        self._machines.run(
+        self._agent_processes.run(
             vm.id,
             {
-                **self.whole.containers(vm.image, vm.id, directory),
+                **self.vm_images.containers(vm.image, vm.id, directory),
                 "listen": f"{vm.address}:2475",
                 "run_dir": str(directory),
                 "volumes_dir": str(directory / "volumes"),
@@ -326,15 +327,15 @@ class AwsWorld:
         )
 
     def _switched_off(self, id: str) -> None:
-        """An instance that switches itself off ends."""
+        """End an instance that powers itself off."""
         ending = {"Action": "TerminateInstances", "InstanceId.1": id, "Version": "2016-11-15"}
         Deferred.fromCoroutine(self._forward(ending)).addErrback(lambda _: None)
-        self._machines.kill(id)
+        self._agent_processes.kill(id)
 
 
 @lru_cache
 def _network(ec2: Any) -> tuple[tuple[str, ...], str]:
-    """Subnets and a security group, made once."""
+    """Return subnets and a security group, which are created once."""
     vpc = ec2.create_vpc(CidrBlock=NETWORK)["Vpc"]["VpcId"]
     subnets = [
         ec2.create_subnet(VpcId=vpc, CidrBlock=cidr, AvailabilityZone=f"{moto.REGION}{zone}")["Subnet"]
@@ -345,7 +346,7 @@ def _network(ec2: Any) -> tuple[tuple[str, ...], str]:
 
 
 def _tag(resource: dict[str, Any], key: str) -> str:
-    """A tag's value; "": it has none."""
+    """Return a tag's value; "": there is none."""
     return next((str(tag["Value"]) for tag in resource.get("Tags", []) if tag["Key"] == key), "")
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What goes wrong between a provider and its cloud."""
 
 from __future__ import annotations
@@ -8,32 +9,32 @@ from collections.abc import Callable
 
 import attrs
 
-NORMAL, NEVER, NO_AGENT = "normal", "never", "no-agent"  # how machines behave once they are launched
+NORMAL, NEVER, NO_AGENT = "normal", "never", "no-agent"  # behaviours of launched VMs
 
 
-class Kind(enum.Enum):
+class FaultKind(enum.Enum):
     """What happens to a call."""
 
-    THROTTLE = "throttle"  # refused: too many
-    ERROR = "error"  # 503, and the cloud did nothing
-    ACTED = "acted"  # the cloud acts, and the answer is an error 500
-    LOST = "lost"  # the cloud acts, and the connection breaks before the answer
-    STALE = "stale"  # a list from before
+    THROTTLE = "throttle"  # refused: too many calls
+    ERROR = "error"  # 503, without effect
+    ACTED = "acted"  # done, but the answer is an error 500
+    LOST = "lost"  # done, but the connection breaks before the answer
+    STALE = "stale"  # an old list
     QUOTA = "quota"
     CAPACITY = "capacity"
     REVOKED = "revoked"
-    BUSY = "busy"  # refused: something else is being done to the VM
-    UNKNOWN = "unknown"  # the instance is not known (yet)
+    BUSY = "busy"  # refused: the VM is busy
+    UNKNOWN = "unknown"  # refused: the VM is not known (yet)
 
 
 @attrs.define
 class Fault:
-    """One rule: `kind` befalls calls of `action` (of all, when empty) while `times` lasts.
+    """A rule: the next `times` calls of `action` ("": of any) fail as `kind` says.
 
-    :param share: of the calls that it befalls. :param only: which calls, by their parameters.
+    :param share: of these calls, chosen at random. :param only: restricts the calls by their parameters.
     """
 
-    kind: Kind
+    kind: FaultKind
     action: str = ""
     times: int = 10**9
     share: float = 1.0
@@ -44,24 +45,24 @@ class Fault:
 
 @attrs.define
 class Faults:
-    """The rules in force."""
+    """The active rules."""
 
     rules: list[Fault] = attrs.field(factory=list)
     chance: random.Random = attrs.field(factory=lambda: random.Random(1))  # noqa: S311
     calls: dict[str, int] = attrs.field(factory=dict)
 
-    def add(self, kind: Kind, action: str = "", **options: object) -> Fault:
-        """Put a rule in force."""
+    def add(self, kind: FaultKind, action: str = "", **options: object) -> Fault:
+        """Add a rule."""
         fault = Fault(kind, action, **options)  # type: ignore[arg-type]
         self.rules.append(fault)
         return fault
 
     def clear(self) -> None:
-        """From now on all goes well."""
+        """Remove all rules."""
         self.rules.clear()
 
     def befalling(self, parameters: dict[str, str]) -> Fault | None:
-        """What happens to this call."""
+        """Return the rule that applies to this call."""
         action = parameters.get("Action", "")
         self.calls[action] = self.calls.get(action, 0) + 1
         for rule in self.rules:

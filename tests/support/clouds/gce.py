@@ -1,7 +1,8 @@
-"""Compute Engine over HTTP, with faults between it and the provider; its instances have agents.
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated Compute Engine over HTTP, with faults between it and the provider, and agents in its instances.
 
 One server is the API, the token service and the metadata server of the node; another one is the metadata
-server of all instances, which are known by the address at which they ask: the network is a part of
+server of all instances, which it knows by their source address: the network is a part of
 127.0.0.0/8, where every address is the loopback interface's.
 """
 
@@ -22,12 +23,12 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from infranetes.providers.cloud.gcp.names import label, value
 from infranetes.providers.cloud.interface import SANDBOX, TOKEN
-from tests.support.clouds import gce_resources, machines
-from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Fault, Faults, Kind
+from tests.support.clouds import agent_processes, gce_resources
+from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Fault, FaultKind, Faults
 from tests.support.clouds.gce_api import Gce, Refusal, Task
 from tests.support.clouds.gce_resources import PROJECT, ZONES
-from tests.support.clouds.sites import Answer, Answering, CutSite
-from tests.support.clouds.whole import Seen, Whole
+from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
+from tests.support.clouds.vm_image_instances import RunningVM, VMImageInstances
 
 BOOT_SECONDS = 0.1
 ACCOUNT = f"node@{PROJECT}.iam.gserviceaccount.com"
@@ -38,7 +39,7 @@ _ATTRIBUTE = "/computeMetadata/v1/instance/attributes/infranetes-identity"
 
 @lru_cache
 def _key() -> rsa.RSAPrivateKey:
-    """The service account's, made once."""
+    """Return the service account's key, which is made once."""
     return rsa.generate_private_key(65537, 2048)
 
 
@@ -51,46 +52,46 @@ class _Vm:
     image: str
 
 
-class GceWorld:
+class SimulatedGce:
     """One test's cloud.
 
-    :ivar faults: what goes wrong. :ivar behaviour: how instances behave that are launched from now on.
-    :ivar requests: what was asked, each with its `Action`. :ivar urls: all of them.
-    :ivar whole: its whole machines.
+    :ivar faults: what goes wrong. :ivar behaviour: of instances that are launched from now on.
+    :ivar requests: all requests, each with its `Action`. :ivar urls: their URLs.
+    :ivar vm_images: its images of VM-image pods.
     """
 
     def __init__(self, reactor: Any, directory: Path) -> None:
         self._reactor = reactor
         self._directory = directory
-        self._machines = machines.shared()
+        self._agent_processes = agent_processes.shared()
         self._vms: dict[str, _Vm] = {}
         self._tokens: set[str] = set()
         self._stale: dict[str, dict[str, Any]] = {}
         self._timers: list[Any] = []
-        self.api = Gce(self._launched, self._machines.kill)
+        self.api = Gce(self._launched, self._agent_processes.kill)
         self.api.later = lambda work: self._timers.append(reactor.callLater(BOOT_SECONDS, work))
         self.faults = Faults()
         self.behaviour = NORMAL
-        self.whole = Whole(reactor, self._switched_off)
+        self.vm_images = VMImageInstances(reactor, self._switched_off)
         self.refusal = (
             "ZONE_RESOURCE_POOL_EXHAUSTED",
             "The zone does not have enough resources available to fulfill the request.",
         )
-        self.refused: Fault | None = None  # how the launch that is under way is to end
+        self.refused: Fault | None = None  # how the current launch shall fail
         self.requests: list[dict[str, str]] = []
         self.bodies: list[dict[str, Any]] = []  # of launches
         self.urls: list[bytes] = []
         self._sites = [
-            CutSite(Answering(self._answer, "application/json; charset=UTF-8")),
-            CutSite(Answering(self._metadata, "application/text")),
+            ClosableSite(Answering(self._answer, "application/json; charset=UTF-8")),
+            ClosableSite(Answering(self._metadata, "application/text")),
         ]
 
     def start(self) -> None:
-        """Have a cloud with a subnetwork in two zones, an image and a service account."""
+        """Start a cloud with a subnetwork in two zones, an image and a service account."""
         self._directory.mkdir(parents=True, exist_ok=True)
         self._imds = self._reactor.listenTCP(0, self._sites[1], interface="0.0.0.0")
         self._port = self._reactor.listenTCP(0, self._sites[0], interface="127.0.0.1")
-        self.whole.start()
+        self.vm_images.start()
         self.endpoint = f"http://127.0.0.1:{self._port.getHost().port}"
         self.key_file = self._directory / "key.json"
         private = _key().private_bytes(
@@ -101,21 +102,21 @@ class GceWorld:
         self.key_file.write_text(json.dumps(key))
 
     async def stop(self) -> None:
-        """Take it all away."""
+        """Stop everything."""
         for timer in self._timers:
             if timer.active():
                 timer.cancel()
         for name in self._vms:
-            self._machines.kill(name)
-        await self.whole.stop()
+            self._agent_processes.kill(name)
+        await self.vm_images.stop()
         await self._imds.stopListening()
         await self._port.stopListening()
         for site in self._sites:
-            await site.cut()
+            await site.close_connections()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def table(self) -> dict[str, Any]:
-        """What a provider's configuration says of this cloud."""
+        """Return the provider's configuration for this cloud."""
         return {
             "project": PROJECT,
             "zones": list(ZONES),
@@ -137,24 +138,24 @@ class GceWorld:
             "destroy_seconds": 20.0,
         }
 
-    # ---- Looking and acting from outside
+    # ---- The cloud from outside
 
     def running(self) -> list[str]:
-        """Ids of the instances that have not ended."""
+        """Return the ids of instances that have not ended."""
         return [
             f"{zone}.{name}"
             for (zone, name), one in self.api.instances.items()
             if one["status"] not in ("TERMINATED", "STOPPING")
         ]
 
-    def seen(self) -> list[Seen]:
-        """The same, and what is known of each."""
+    def seen(self) -> list[RunningVM]:
+        """Return instances that have not ended."""
         found = []
         for id in self.running():
             zone, _, name = id.partition(".")
             one = self.api.instances[zone, name]
             found.append(
-                Seen(
+                RunningVM(
                     id,
                     self._vms[name].image,
                     one["machineType"].rpartition("/")[2],
@@ -165,28 +166,29 @@ class GceWorld:
         return found
 
     def held(self) -> dict[str, str]:
-        """All that costs money, in words, and the token that it is tagged with. May be called in a thread."""
+        """Return descriptions of everything that costs money, with the token that it is tagged with. Thread-
+        safe."""
         found = {f"instance {zone}.{name}": one for (zone, name), one in list(self.api.instances.items())}
         found |= {f"disk {zone}.{name}": one for (zone, name), one in list(self.api.disks.items())}
         found |= {f"address {name}": one for name, one in list(self.api.addresses.items())}
         return {words: value(one.get("labels", {}).get(TOKEN, "")) for words, one in found.items()}
 
     def holdings(self) -> list[str]:
-        """All that costs money, in words."""
+        """Return descriptions of everything that costs money."""
         return list(self.held())
 
     def end(self, id: str) -> None:
-        """Somebody else stops an instance."""
+        """Stop an instance, as somebody else would."""
         zone, _, name = id.partition(".")
         self.api.stop(zone, name)
 
     def preempt(self, id: str) -> None:
-        """Google takes a spot instance away."""
+        """Preempt a spot instance."""
         zone, _, name = id.partition(".")
         self.api.stop(zone, name, "compute.instances.preempted")
 
     def add_twin(self, id: str) -> None:
-        """Another instance with the same labels."""
+        """Create another instance with the same labels."""
         zone, _, name = id.partition(".")
         one = self.api.instances[zone, name]
         twin = {**one, "name": f"{name}9", "id": "9", "creationTimestamp": gce_resources.now()}
@@ -194,19 +196,19 @@ class GceWorld:
         self.api.instances[zone, f"{name}9"] = twin
 
     async def machine_image(self, name: str) -> str:
-        """The path of a new image of whole machines, with `name` (NAME:VERSION) in its labels."""
+        """Return the path of a new image of VM-image pods, with `name` (NAME:VERSION) in its labels."""
         called, _, version = name.partition(":")
         labels = {"infranetes-image-name": label(called), "infranetes-image-version": label(version)}
         image = f"machine-{secrets.token_hex(4)}"
         self.api.add_image(image, labels={"infranetes": "true", **labels})
-        return await self.whole.add(f"projects/{PROJECT}/global/images/{image}")
+        return await self.vm_images.add(f"projects/{PROJECT}/global/images/{image}")
 
     def deregister(self, image: str) -> None:
-        """Somebody removes an image."""
-        self.whole.images.remove(image)
+        """Remove an image, as somebody else would."""
+        self.vm_images.images.remove(image)
         del self.api.images[image.rpartition("/")[2]]
 
-    # ---- The way of a call
+    # ---- Calls
 
     async def _answer(self, request: Any) -> Answer:
         self.urls.append(request.uri)
@@ -225,35 +227,35 @@ class GceWorld:
         bearer = (request.getHeader("Authorization") or "").removeprefix("Bearer ")
         if bearer not in self._tokens:
             return _error(401, "authError", "Invalid Credentials")
-        self.refused = fault if fault is not None and fault.kind is Kind.CAPACITY else None
+        self.refused = fault if fault is not None and fault.kind is FaultKind.CAPACITY else None
         if parameters["Action"] == "launch":
             self.bodies.append(body)
         try:
             answer = self.api.answer(request.method.decode(), path, query, body)
         except Refusal as refusal:
-            if fault is not None and fault.kind in (Kind.LOST, Kind.ACTED):
+            if fault is not None and fault.kind in (FaultKind.LOST, FaultKind.ACTED):
                 return self._sent(parameters, {}, fault)
             return _error(refusal.status, refusal.reason, refusal.message)
         return self._sent(parameters, json.loads(json.dumps(answer)), fault)
 
     def _sent(self, parameters: dict[str, str], answer: dict[str, Any], fault: Fault | None) -> Answer:
-        """What of an answer arrives."""
+        """Return what arrives of an answer."""
         key = json.dumps(parameters)
         kind = fault.kind if fault is not None else None
-        if kind is Kind.STALE:
+        if kind is FaultKind.STALE:
             answer = self._stale.get(key, {"kind": "compute#instanceAggregatedList", "items": {}})
         else:
             self._stale[key] = answer
-        if kind is Kind.ACTED:
+        if kind is FaultKind.ACTED:
             return _error(500, "internalError", "Internal error. Please try again")
-        if kind is Kind.LOST:
+        if kind is FaultKind.LOST:
             raise ConnectionError
         return 200, json.dumps(answer).encode()
 
     def _token(self, request: Any, path: str, content: bytes) -> Answer:
-        """The token service's, or the metadata server's."""
+        """Return a token, as the token service or the metadata server."""
         revoked = self.faults.befalling({"Action": "token"})
-        if revoked is not None and revoked.kind is Kind.REVOKED:
+        if revoked is not None and revoked.kind is FaultKind.REVOKED:
             return 400, json.dumps({"error": "invalid_grant", "error_description": "revoked"}).encode()
         if path == _TOKEN:
             if request.getHeader("Metadata-Flavor") != "Google":
@@ -267,7 +269,7 @@ class GceWorld:
         return 200, json.dumps(answer).encode()
 
     def revoke_tokens(self) -> None:
-        """The tokens that are out are no longer taken."""
+        """Refuse all tokens from before."""
         self._tokens.clear()
 
     async def _metadata(self, request: Any) -> Answer:
@@ -279,7 +281,7 @@ class GceWorld:
             return 404, b"Not Found"
         return 200, mine[-1].identity
 
-    # ---- Machines
+    # ---- AgentProcesses
 
     def _launched(self, one: dict[str, Any], task: Task) -> None:
         items = {each["key"]: each["value"] for each in one["metadata"]["items"]}
@@ -293,7 +295,7 @@ class GceWorld:
             self.api.later(partial(self._boot, one, task, vm))
 
     def _refuse(self, one: dict[str, Any], task: Task) -> None:
-        """As Google tells that it has nothing free: the operation was taken, and fails."""
+        """Refuse a launch as Google does without capacity: its operation fails."""
         self.api.remove(task.zone, one["name"])
         self.api.finish(task, *self.refusal)
 
@@ -305,10 +307,10 @@ class GceWorld:
         if vm.behaviour == NO_AGENT:
             return
         directory = self._directory / vm.name
-        self._machines.run(
+        self._agent_processes.run(
             vm.name,
             {
-                **self.whole.containers(vm.image, f"{task.zone}.{vm.name}", directory),
+                **self.vm_images.containers(vm.image, f"{task.zone}.{vm.name}", directory),
                 "listen": f"{vm.address}:2475",
                 "run_dir": str(directory),
                 "volumes_dir": str(directory / "volumes"),
@@ -322,13 +324,13 @@ class GceWorld:
         )
 
     def _switched_off(self, id: str) -> None:
-        """An instance that switches itself off is stopped, and there until it is deleted."""
+        """Stop an instance that powers itself off; it exists until it is deleted."""
         if id in self.running():
             self.end(id)
 
 
 def _parameters(method: str, path: str, query: dict[str, str], body: dict[str, Any]) -> dict[str, str]:
-    """A request in the words that faults are given in."""
+    """Return a request's action and parameters, as rules of faults name them."""
     found = {"Action": "", "path": path, **query}
     match (method, *path.split("/")[1:]):
         case ("GET", "aggregated", kind):
@@ -348,7 +350,7 @@ def _parameters(method: str, path: str, query: dict[str, str], body: dict[str, A
 
 
 def _is_signed(form: dict[str, list[str]]) -> bool:
-    """Whether this is a grant that our service account's key has signed (source: RFC 7523)."""
+    """Whether this is a grant signed with our service account's key (source: RFC 7523)."""
     try:
         head, claims, signature = form["assertion"][0].split(".")
         document = json.loads(_decoded(claims))
@@ -367,15 +369,15 @@ def _decoded(text: str) -> bytes:
 
 
 def _refusal(fault: Fault) -> Answer | None:
-    """The answer of a cloud that did nothing."""
-    if fault.kind is Kind.THROTTLE:
+    """Return the answer to a call that had no effect."""
+    if fault.kind is FaultKind.THROTTLE:
         header = [("Retry-After", f"{fault.retry_after:g}")] if fault.retry_after else []
         return (*_error(403, "rateLimitExceeded", "Rate Limit Exceeded"), *header)
     answers = {
-        Kind.ERROR: (503, "backendError", "Backend Error"),
-        Kind.QUOTA: (403, "quotaExceeded", "Quota 'CPUS' exceeded. Limit: 8.0 in region europe-west1."),
-        Kind.UNKNOWN: (404, "notFound", "The resource was not found"),
-        Kind.REVOKED: (401, "authError", "Invalid Credentials"),
+        FaultKind.ERROR: (503, "backendError", "Backend Error"),
+        FaultKind.QUOTA: (403, "quotaExceeded", "Quota 'CPUS' exceeded. Limit: 8.0 in region europe-west1."),
+        FaultKind.UNKNOWN: (404, "notFound", "The resource was not found"),
+        FaultKind.REVOKED: (401, "authError", "Invalid Credentials"),
     }
     return _error(*answers[fault.kind]) if fault.kind in answers else None
 

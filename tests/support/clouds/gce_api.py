@@ -1,8 +1,9 @@
-"""Compute Engine's resources, as much as the provider asks for: no HTTP, no time of its own.
+# SPDX-License-Identifier: Apache-2.0
+"""Compute Engine's resources, as far as the provider uses them. No HTTP, no clock.
 
-Source: Compute Engine API reference, v1. What is emitted is held against the answers that libcloud's tests
-have recorded (tests/infranetes/providers/cloud/test_gce_simulator.py). Deletions and launches take the time
-that `later` gives them; meanwhile there is an operation.
+Source: Compute Engine API reference, v1. Answers are checked against those recorded by libcloud's tests
+(tests/infranetes/providers/cloud/test_gce_simulator.py). Deletions and launches take the time that `later`
+gives them; meanwhile there is an operation.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tests.support.clouds import gce_resources as resources
 from tests.support.clouds.gce_resources import HERE, NETWORK, PROJECT, REGION, ZONES
 
 IMAGE = "infranetes-guest"
-# name, CPUs, MiB, GPUs; what only the first zone has ends with !
+# name (with ! if only the first zone has it), CPUs, MiB, GPUs
 TYPES = (
     ("e2-micro", 2, 1024, 0),
     ("e2-small", 2, 2048, 0),
@@ -37,7 +38,7 @@ _TERM = re.compile(r'\(?([A-Za-z.0-9_-]+) = "([^"]*)"\)?')
 
 
 class Refusal(Exception):
-    """An answer that is an error."""
+    """An error that is answered."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -46,16 +47,16 @@ class Refusal(Exception):
 
 @attrs.define
 class Task:
-    """What an operation does, and what it is to end with."""
+    """What an operation does, and how it ends."""
 
     zone: str
     answer: dict[str, Any]
 
 
 class Gce:
-    """One project, and images of it.
+    """One project with its images.
 
-    :param launched: told of instances that are asked for; starts their machines and says when they run.
+    :param launched: is called with instances that are created; starts their agents and says when they run.
     :param ended: told of instances that stop to execute.
     """
 
@@ -70,14 +71,14 @@ class Gce:
         self.images: dict[str, dict[str, Any]] = {}
         self.tasks: dict[str, Task] = {}
         self.unreachable = ""  # a zone that does not answer
-        self.page = 500  # results at the most
+        self.page = 500  # results per page
         self.later: Callable[[Callable[[], None]], None] = lambda work: work()
         self.add_image(IMAGE, family="infranetes")
 
-    # ---- What a request is answered with
+    # ---- Requests
 
     def answer(self, method: str, path: str, query: dict[str, str], body: Any) -> dict[str, Any]:
-        """:param path: behind `/compute/v1/projects/`. :raise Refusal: an error."""
+        """Answer a request. :param path: after `/compute/v1/projects/`. :raise Refusal: an error."""
         parts = [unquote(part) for part in path.strip("/").split("/")]
         if parts.pop(0) != PROJECT:
             raise Refusal(404, "notFound", "The resource 'projects/…' was not found")
@@ -175,18 +176,18 @@ class Gce:
         more = {"nextPageToken": str(start + most)} if len(found) > start + most else {}
         return found[start : start + most], more
 
-    # ---- Resources that are there from the start
+    # ---- Resources that exist from the start
 
     def add_image(self, name: str, **fields: Any) -> None:
-        """An image; fields in place of the usual ones."""
+        """Add an image. :param fields: other values than the usual ones."""
         self.images[name] = resources.image(name, **fields)
 
     def add_address(self, name: str) -> None:
-        """A reserved address."""
+        """Add a reserved address."""
         self.addresses[name] = resources.address(name)
 
     def add_disk(self, zone: str, name: str, labels: dict[str, str], gib: str = "10") -> dict[str, Any]:
-        """A disk that nobody uses."""
+        """Add an unused disk."""
         self.disks[zone, name] = found = resources.disk(zone, name, labels, gib)
         return found
 
@@ -216,7 +217,7 @@ class Gce:
         return asked
 
     def _check(self, zone: str, body: dict[str, Any]) -> None:
-        """What Google refuses at once."""
+        """Refuse what Google refuses at once."""
         kind = body["machineType"].rpartition("/")[2]
         source = body["disks"][0]["initializeParams"]["sourceImage"]
         subnetwork = body["networkInterfaces"][0].get("subnetwork", "")
@@ -258,7 +259,7 @@ class Gce:
         return asked
 
     def remove(self, zone: str, name: str) -> None:
-        """An instance is gone, and its disk with it."""
+        """Remove an instance with its disk."""
         one = self.instances.pop((zone, name), None)
         if one is not None and one["disks"][0]["autoDelete"]:
             self.disks.pop((zone, name), None)
@@ -271,13 +272,13 @@ class Gce:
         return task
 
     def finish(self, task: Task, code: str = "", message: str = "") -> None:
-        """An operation ends; with an error if it has a code."""
+        """End an operation; `code` is its error."""
         task.answer.update(status="DONE", progress=100, endTime=resources.now())
         if code:
             task.answer["error"] = {"errors": [{"code": code, "message": message}]}
 
     def stop(self, zone: str, name: str, why: str = "stop") -> None:
-        """An instance stops to execute, by somebody's or Google's will."""
+        """Stop an instance, on somebody's request or as Google preempts it."""
         one = self.instances[zone, name]
         one["status"] = "TERMINATED"
         self._ended(name)
@@ -285,7 +286,7 @@ class Gce:
 
 
 def _terms(expression: str) -> list[tuple[str, str]]:
-    """A filter's equalities, with AND between. :raise Refusal: it is something else."""
+    """Return a filter's equalities. :raise Refusal: it is more than equalities joined by AND."""
     found = [_TERM.fullmatch(term) for term in expression.split(" AND ")] if expression else []
     if None in found:
         raise Refusal(400, "invalid", f"Invalid value for field 'filter': '{expression}'")
@@ -293,7 +294,7 @@ def _terms(expression: str) -> list[tuple[str, str]]:
 
 
 def _fits(resource: dict[str, Any], terms: list[tuple[str, str]]) -> bool:
-    """Whether a filter lets a resource through."""
+    """Whether a resource matches a filter."""
     labels = resource.get("labels") or {}
     has = {**resource, **{f"labels.{key}": value for key, value in labels.items()}}
     return all(has.get(key) == wanted for key, wanted in terms)

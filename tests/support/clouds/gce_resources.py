@@ -1,4 +1,5 @@
-"""What Compute Engine's resources look like: held against the answers that libcloud's tests have recorded."""
+# SPDX-License-Identifier: Apache-2.0
+"""Compute Engine's resources as JSON, checked against the answers recorded by libcloud's tests."""
 
 from __future__ import annotations
 
@@ -11,27 +12,27 @@ PROJECT = "test-project"
 REGION = "europe-west1"
 ZONES = (f"{REGION}-b", f"{REGION}-c")
 HERE = f"https://www.googleapis.com/compute/v1/projects/{PROJECT}"
-NETWORK = ipaddress.ip_network("127.78.0.0/16")  # every address of which is the loopback interface's
+NETWORK = ipaddress.ip_network("127.78.0.0/16")  # all of it is the loopback interface's
 
 
 def error(status: int, reason: str, message: str) -> dict[str, Any]:
-    """The body of an error."""
+    """Return the body of an error."""
     one = {"domain": "global", "message": message, "reason": reason}
     return {"error": {"code": status, "errors": [one], "message": message}}
 
 
 def now() -> str:
-    """The time as Google writes it."""
+    """Return the time as Google writes it."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def number() -> str:
-    """An id."""
+    """Return a new id."""
     return str(secrets.randbelow(9 * 10**18) + 10**18)
 
 
 def image(name: str, **fields: Any) -> dict[str, Any]:
-    """An image; fields in place of the usual ones."""
+    """Return an image. :param fields: other values than the usual ones."""
     return {
         "kind": "compute#image",
         "id": number(),
@@ -50,7 +51,7 @@ def image(name: str, **fields: Any) -> dict[str, Any]:
 
 
 def address(name: str) -> dict[str, Any]:
-    """A reserved address."""
+    """Return a reserved address."""
     return {
         "kind": "compute#address",
         "id": number(),
@@ -65,7 +66,7 @@ def address(name: str) -> dict[str, Any]:
 
 
 def disk(zone: str, name: str, labels: dict[str, str], gib: str) -> dict[str, Any]:
-    """A disk that nobody uses."""
+    """Return an unused disk."""
     return {
         "kind": "compute#disk",
         "id": number(),
@@ -81,7 +82,7 @@ def disk(zone: str, name: str, labels: dict[str, str], gib: str) -> dict[str, An
 
 
 def subnetwork() -> dict[str, Any]:
-    """The pods'."""
+    """Return the pods' subnetwork."""
     return {
         "kind": "compute#subnetwork",
         "id": "4297043163355844284",
@@ -96,7 +97,7 @@ def subnetwork() -> dict[str, Any]:
 
 
 def machine_type(zone: str, name: str, cpus: int, mib: int, gpus: int) -> dict[str, Any]:
-    """A type, with GPUs of its own or without."""
+    """Return a machine type."""
     accelerators = [{"guestAcceleratorType": "nvidia-l4", "guestAcceleratorCount": gpus}]
     return {
         "kind": "compute#machineType",
@@ -116,7 +117,7 @@ def machine_type(zone: str, name: str, cpus: int, mib: int, gpus: int) -> dict[s
 
 
 def instance(zone: str, body: dict[str, Any], address: str) -> dict[str, Any]:
-    """A new one, as it was asked for."""
+    """Return a new instance, as requested."""
     name, asked = body["name"], body["networkInterfaces"][0]
     access = [
         {"kind": "compute#accessConfig", "natIP": f"198.51.100.{secrets.randbelow(250) + 1}", **each}
@@ -161,7 +162,7 @@ def instance(zone: str, body: dict[str, Any], address: str) -> dict[str, Any]:
 
 
 def operation(zone: str, kind: str, target: dict[str, Any]) -> dict[str, Any]:
-    """One that has begun."""
+    """Return a running operation."""
     name = f"operation-{secrets.token_hex(12)}"
     return {
         "kind": "compute#operation",

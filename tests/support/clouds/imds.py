@@ -1,4 +1,5 @@
-"""EC2's metadata service, version 2: one listener, and each machine is known by the address it asks."""
+# SPDX-License-Identifier: Apache-2.0
+"""EC2's metadata service, version 2: one listener, which tells instances apart by the address they call."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""A content library at vcsim, and the way of REST requests to it through the faults.
+# SPDX-License-Identifier: Apache-2.0
+"""A content library at vcsim, and the proxy that adds faults to REST requests.
 
-What is done here because vcsim does otherwise than vCenter: what is deployed from a VM template is a VM, and
-no template (vcsim's is one); a second VM of a name in a folder is refused in vCenter's words (vcsim makes it,
-or has other words).
+What is added here because vcsim differs from vCenter: a VM template is deployed as a VM (vcsim deploys a
+template), and a second VM of a name in a folder is refused with vCenter's error (vcsim creates it, or has
+another error).
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from twisted.web.client import FileBodyProducer, readBody
 from twisted.web.http_headers import Headers
 
 from tests.support.clouds import vcsim
-from tests.support.clouds.faults import Fault, Kind
-from tests.support.clouds.sites import Answer
+from tests.support.clouds.faults import Fault, FaultKind
+from tests.support.clouds.http_sites import Answer
 
 LOGIN, LOGOUT, DEPLOY, FIND, ITEM = "RestLogin", "RestLogout", "RestDeploy", "RestFind", "RestItem"
 
@@ -45,7 +46,7 @@ _CPUS, _UNKNOWN = 3, 99  # types of resources
 
 
 class ContentLibrary:
-    """A library of the test's own, which asks vcsim itself, past the faults."""
+    """A library of one test. It calls vcsim directly, without faults."""
 
     def __init__(self, world: vcsim.Vcsim, name: str) -> None:
         self._vcsim = world
@@ -62,14 +63,14 @@ class ContentLibrary:
         self._items: list[str] = []
 
     def put(self, name: str, kind: str) -> str:
-        """An item without content."""
+        """Add an item without content."""
         spec = {"library_id": self.id, "name": name, "type": kind}
         id = str(self._ask("POST", _ITEMS, {"create_spec": spec}))
         self._items.append(id)
         return id
 
     def put_ovf(self, name: str, fit: bool = True) -> str:
-        """An OVF package. :param fit: whether it can be deployed."""
+        """Add an OVF package. :param fit: whether it can be deployed."""
         id = self.put(name, "ovf")
         session = self._ask("POST", f"{_ITEMS}/update-session", {"create_spec": {"library_item_id": id}})
         file = self._ask(
@@ -83,7 +84,7 @@ class ContentLibrary:
         return id
 
     def put_template(self, name: str, source: Any, folder: Any) -> str:
-        """A copy of a VM. :param folder: where vcsim has it."""
+        """Add a copy of a VM as a VM template. :param folder: where vcsim puts it."""
         placement = {
             "folder": folder._moId,
             "resource_pool": self._vcsim.find(f"host/{vcsim.POOLS[0]}")._moId,
@@ -94,7 +95,7 @@ class ContentLibrary:
         return id
 
     def remove(self) -> None:
-        """Take it away, with all that is in it."""
+        """Remove the library with its items."""
         for id in self._items:
             self._ask("DELETE", f"{_ITEMS}/id:{id}")
         self._ask("DELETE", f"/rest/com/vmware/content/local-library/id:{self.id}")
@@ -118,28 +119,28 @@ class ContentLibrary:
             connection.close()
 
 
-class RestWay:
-    """The way of REST requests of a `VsphereWorld`.
+class RestProxy:
+    """Proxies the REST requests to a `SimulatedVcenter`.
 
     :ivar held: deploys wait for it, when it is set. :ivar tokens: of the sessions that are open.
-    :ivar vapps: items are of vApps, which vcsim can't deploy."""
+    :ivar vapps: whether items are vApps, which vcsim can't deploy."""
 
     def __init__(self, world: Any, agent: Any) -> None:
         self._world = world
-        self._agent = agent
+        self._http = agent
         self.held: Deferred[None] | None = None
         self.tokens: list[str] = []
         self.vapps = False
         self._deploys = DeferredLock()
 
     def release(self) -> None:
-        """Deploys that wait go on."""
+        """Let waiting deployments go on."""
         held, self.held = self.held, None
         assert held is not None
         held.callback(None)
 
     async def answer(self, request: Any) -> Answer:
-        """What vcsim answers. :raise ConnectionError: nothing, the connection breaks."""
+        """Return vcsim's answer. :raise ConnectionError: the connection breaks instead."""
         body = request.content.read()
         action = _action(request.method.decode(), request.uri.decode())
         parameters = {"Action": action, "this": request.uri.decode(), "body": body.decode()}
@@ -186,7 +187,7 @@ class RestWay:
             for value in request.requestHeaders.getRawHeaders(name, []):
                 kept.addRawHeader(name, value)
         url = f"http://127.0.0.1:{self._world.vcsim.port}".encode() + request.uri
-        response = await self._agent.request(request.method, url, kept, FileBodyProducer(io.BytesIO(body)))
+        response = await self._http.request(request.method, url, kept, FileBodyProducer(io.BytesIO(body)))
         return int(response.code), await readBody(response)
 
     def _thd_as_vm(self, id: str) -> None:
@@ -215,29 +216,29 @@ def _action(method: str, uri: str) -> str:
 
 
 def _refusal(fault: Fault | None) -> Answer | None:
-    """The answer of a vCenter that did nothing."""
+    """Return the answer to a request that had no effect."""
     kind = fault.kind if fault is not None else None
-    if kind is Kind.THROTTLE:
+    if kind is FaultKind.THROTTLE:
         return 429, b"Too Many Requests", ("Retry-After", "0")
-    if kind is Kind.ERROR:
+    if kind is FaultKind.ERROR:
         return 503, b"Service Unavailable"
-    if kind is Kind.REVOKED:
+    if kind is FaultKind.REVOKED:
         return 403, json.dumps({"type": "com.vmware.vapi.std.errors.unauthorized", "value": {}}).encode()
-    if kind is Kind.UNKNOWN:  # the session
+    if kind is FaultKind.UNKNOWN:  # the session
         return 401, b""
     return None
 
 
 def _late(fault: Fault | None) -> Answer | None:
-    """The answer of a vCenter that did it."""
+    """Return the failed answer to a request that was done."""
     kind = fault.kind if fault is not None else None
-    if kind is Kind.ACTED:
+    if kind is FaultKind.ACTED:
         return 503, b"Service Unavailable"
-    if kind is Kind.LOST:
+    if kind is FaultKind.LOST:
         raise ConnectionError
-    if kind is Kind.STALE:
+    if kind is FaultKind.STALE:
         return 200, b'{"value": ["' + b"x" * (1 << 21)
-    if kind is Kind.QUOTA:
+    if kind is FaultKind.QUOTA:
         messages = [{"default_message": "The disk could not be filled."}]
         error = {
             "category": "SERVER",

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """moto's server, in a process of its own that ends with this one.
 
 `python -m tests.support.clouds.moto` prints its port and serves until its standard input ends.
@@ -12,14 +13,14 @@ import threading
 from importlib.util import find_spec
 from typing import Any
 
-from tests.support.clouds.machines import ROOT
+from tests.support.clouds.agent_processes import ROOT
 
 REGION = "eu-west-1"
 KEYS = ("AKIATEST", "secret-of-the-test")
 
 
 class Moto:
-    """The side of the test. Debian has no moto: it is the virtual environment's, then."""
+    """The test's side. Debian has no moto, so it is always the virtual environment's."""
 
     def __init__(self) -> None:
         python = sys.executable if find_spec("moto") else str(ROOT / ".venv" / "bin" / "python")
@@ -33,12 +34,12 @@ class Moto:
         assert process.stdout is not None
         with process.stdout:
             self.port = int(process.stdout.readline())
-        self._input = process.stdin  # open as long as moto is to run
+        self._input = process.stdin  # moto runs until it is closed
         self._client: Any = None
         self.url = f"http://127.0.0.1:{self.port}"
 
     def client(self) -> Any:
-        """A boto3 client of EC2, straight to moto; always the same one."""
+        """Return the boto3 client that calls moto directly."""
         if self._client is None:
             self._client = self._make_client()
         return self._client
@@ -61,7 +62,7 @@ _shared: list[Moto] = []
 
 
 def shared() -> Moto:
-    """One for all tests of this process."""
+    """Return the one for all tests of this process."""
     if not _shared:
         _shared.append(Moto())
     return _shared[0]

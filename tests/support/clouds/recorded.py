@@ -1,7 +1,8 @@
-"""The answers of Compute Engine that libcloud's own tests have recorded.
+# SPDX-License-Identifier: Apache-2.0
+"""Answers of Compute Engine that were recorded by libcloud's own tests.
 
-They are fetched with pip, pinned, into build/. The wheel has the same recordings as the source distribution
-of its release and needs nothing built.
+They are fetched with pip, pinned, into build/: the wheel has the same recordings as its release's source
+distribution, and nothing has to be built.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tests.support.clouds.machines import ROOT
+from tests.support.clouds.agent_processes import ROOT
 
 WHEEL = "apache_libcloud-3.9.1-py3-none-any.whl"
 PINNED = (
@@ -28,7 +29,7 @@ Shape = dict[str, set[str]]
 
 
 def answers() -> list[Any]:
-    """All of them."""
+    """Return all answers."""
     with zipfile.ZipFile(_wheel()) as wheel:
         names = [name for name in wheel.namelist() if name.startswith(_DIRECTORY) and name.endswith(".json")]
         return [json.loads(wheel.read(name)) for name in names]
@@ -50,7 +51,7 @@ def _wheel() -> Path:
 
 
 def resources(answer: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What of an answer says what kind it is, and its kind."""
+    """Yield the resources in an answer with their kinds."""
     if isinstance(answer, dict):
         if isinstance(answer.get("kind"), str):
             yield answer["kind"], answer
@@ -62,7 +63,7 @@ def resources(answer: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def shape(resource: Any) -> Shape:
-    """Of one resource, without those in it that are of a kind of their own. Labels are anything."""
+    """Return the types in a resource, without resources within it. Labels may have any names."""
     found: Shape = {}
     for key, value in resource.items():
         _add(found, "*" if "/" in key else key, value)
@@ -80,6 +81,6 @@ def _add(found: Shape, path: str, value: Any) -> None:
 
 
 def merge(into: Shape, more: Shape) -> None:
-    """Put two shapes together."""
+    """Add a shape to another."""
     for path, types in more.items():
         into.setdefault(path, set()).update(types)

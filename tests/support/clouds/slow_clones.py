@@ -1,7 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clones that take as long as a test wants: vcsim's take milliseconds.
 
-While they are slow, a clone is answered with a task of our own, which runs until it is released or cancelled;
-from its release on it is another name of vcsim's own task.
+While they are slow, a clone is answered with a task of ours, which runs until it is released or cancelled;
+once released it stands for vcsim's own task.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ def _response(method: str, inner: str = "") -> str:
 
 
 class SlowClones:
-    """:ivar on: whether clones that are asked for from now on are slow.
+    """:ivar on: whether clones from now on are slow.
 
-    :param envelope: makes an answer of its body."""
+    :param envelope: makes an answer from its body."""
 
     def __init__(self, envelope: Callable[[str], bytes]) -> None:
         self.on = False
@@ -28,7 +29,7 @@ class SlowClones:
         self._aliases: dict[str, str] = {}
 
     def early(self, action: str, body: bytes) -> Answer | None:
-        """The answer, if it is about a clone that vcsim knows nothing of."""
+        """Return the answer, if it is about a clone that vcsim does not know."""
         if action == "CloneVM_Task" and self.on:
             id = f"slow-{len(self._held)}-"
             self._held[id] = body
@@ -57,20 +58,20 @@ class SlowClones:
         return _response("RetrievePropertiesEx", f"<returnval>{objects}</returnval>")
 
     async def release(self, clone: Callable[[bytes], Awaitable[str]]) -> None:
-        """Clones are made now. :param clone: has vcsim do one and returns its task."""
+        """Make the clones now. :param clone: lets vcsim make one and returns its task."""
         self.on = False
         while self._held:
             id, body = self._held.popitem()
             self._aliases[id] = await clone(body)
 
     def known(self, body: bytes) -> bytes:
-        """A request in vcsim's names."""
+        """Return a request with vcsim's task ids."""
         for alias, real in self._aliases.items():
             body = body.replace(alias.encode(), real.encode())
         return body
 
     def told(self, body: bytes) -> bytes:
-        """An answer in ours."""
+        """Return an answer with our task ids."""
         for alias, real in self._aliases.items():
             body = body.replace(f">{real}<".encode(), f">{alias}<".encode())
         return body

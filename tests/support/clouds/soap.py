@@ -1,8 +1,9 @@
-"""The words of SOAP that a simulated vCenter adds to vcsim's."""
+# SPDX-License-Identifier: Apache-2.0
+"""SOAP messages that the simulated vCenter adds to vcsim's."""
 
 from __future__ import annotations
 
-from tests.support.clouds.faults import Fault, Kind
+from tests.support.clouds.faults import Fault, FaultKind
 
 _NAMESPACES = (
     'xmlns:soapenv="http://schemas.xmlsoap.org/soap/envelope/" '
@@ -11,29 +12,29 @@ _NAMESPACES = (
 
 
 def envelope(body: str) -> bytes:
-    """A whole answer or request."""
+    """Return a whole message with this body."""
     head = f'<?xml version="1.0" encoding="UTF-8"?>\n<soapenv:Envelope {_NAMESPACES}>'
     return f"{head}<soapenv:Body>{body}</soapenv:Body></soapenv:Envelope>".encode()
 
 
 def reconfigure(vm: str, spec: str) -> bytes:
-    """A request that changes a VM."""
+    """Return a request that reconfigures a VM."""
     this = f'<_this type="VirtualMachine">{vm}</_this>'
     return envelope(f'<ReconfigVM_Task xmlns="urn:vim25">{this}{spec}</ReconfigVM_Task>')
 
 
 def refusal(fault: Fault) -> tuple[int, bytes] | None:
-    """The answer of a cloud that did nothing."""
-    if fault.kind is Kind.THROTTLE:
+    """Return the answer to a request that had no effect."""
+    if fault.kind is FaultKind.THROTTLE:
         return 429, b"Too Many Requests"
-    if fault.kind is Kind.ERROR:
+    if fault.kind is FaultKind.ERROR:
         return 503, b"Service Unavailable"
     name = {
-        Kind.QUOTA: "NotEnoughLicenses",
-        Kind.CAPACITY: "InsufficientResourcesFault",
-        Kind.UNKNOWN: "ManagedObjectNotFound",
-        Kind.REVOKED: "NotAuthenticated",
-        Kind.BUSY: "TaskInProgress",
+        FaultKind.QUOTA: "NotEnoughLicenses",
+        FaultKind.CAPACITY: "InsufficientResourcesFault",
+        FaultKind.UNKNOWN: "ManagedObjectNotFound",
+        FaultKind.REVOKED: "NotAuthenticated",
+        FaultKind.BUSY: "TaskInProgress",
     }.get(fault.kind)
     return (500, _fault(name)) if name is not None else None
 
@@ -42,7 +43,7 @@ def _fault(name: str) -> bytes:
     inner = {
         "ManagedObjectNotFound": '<obj type="VirtualMachine">vm-0</obj>',
         "TaskInProgress": '<task type="Task">task-0</task>',
-        "NotAuthenticated": '<object type="Folder">f-0</object><privilegeId>System.View</privilegeId>',
+        "NotAuthenticated": '<object type="Folder">f-0</object><privilegeId>System.Ledger</privilegeId>',
     }.get(name, "")
     detail = f'<{name}Fault xmlns="urn:vim25" xsi:type="{name}">{inner}</{name}Fault>'
     return envelope(

@@ -1,4 +1,5 @@
-"""A certificate for 127.0.0.1 that signs itself, for servers of tests."""
+# SPDX-License-Identifier: Apache-2.0
+"""A self-signed certificate for 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from twisted.internet.ssl import CertificateOptions
 
 @attrs.frozen
 class Certificate:
-    """What a client believes, and what a server shows."""
+    """The certificate, for clients to trust, and the server's key."""
 
     pem: bytes
     options: Any
@@ -26,7 +27,7 @@ class Certificate:
 
 @lru_cache
 def certificate() -> Certificate:
-    """One for all tests of this process."""
+    """Return the one for all tests of this process."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "tests")])
     now = datetime.datetime.now(datetime.UTC).replace(tzinfo=None)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """govmomi's vcsim, a simulated vCenter, in a process of its own that ends with this one.
 
 `tests/interop/tools` builds it. Its template is made once; each test has a folder of its own.
@@ -13,7 +14,7 @@ from typing import Any
 from pyVmomi import SoapStubAdapter, vim
 
 from infranetes.providers.cloud.vsphere.session import API
-from tests.support.clouds.machines import ROOT
+from tests.support.clouds.agent_processes import ROOT
 
 PROGRAM = ROOT / "build" / "tools" / "vcsim"
 USER, PASSWORD = "infranetes", "secret-of-the-test"
@@ -23,7 +24,7 @@ NETWORKS = ("DC0_DVPG0", "DC0_DVPG1")
 
 
 class Vcsim:
-    """The side of the test, which asks vcsim itself, past the faults."""
+    """The test's side, which calls vcsim directly, without faults."""
 
     def __init__(self) -> None:
         command = [str(PROGRAM), "-tls=false", "-l", "127.0.0.1:0", "-stdinexit", "-E", "-"]
@@ -43,7 +44,7 @@ class Vcsim:
         ]
         process = subprocess.Popen(
             ["setsid", "--fork", *command],
-            stdin=subprocess.PIPE,  # open as long as vcsim is to run
+            stdin=subprocess.PIPE,  # vcsim runs until it is closed
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
@@ -78,22 +79,22 @@ class Vcsim:
         self.find(f"host/{POOLS[0]}").CreateResourcePool("second", pool)
 
     def find(self, path: str) -> Any:
-        """What is at a path below the datacenter."""
+        """Return what is at a path below the datacenter."""
         return self.content.searchIndex.FindByInventoryPath(f"DC0/{path}")
 
     def reconfigure(self, vm: Any, extra: dict[str, str]) -> None:
-        """Set keys of a VM's extraConfig. Those that begin with SET. are what the guest tells."""
+        """Set keys of a VM's extraConfig. Keys that begin with SET. are the guest's reports."""
         options = [vim.option.OptionValue(key=key, value=value) for key, value in extra.items()]
         done(vm.ReconfigVM_Task(vim.vm.ConfigSpec(extraConfig=options)))
 
 
 def extra_config(vm: Any) -> dict[str, str]:
-    """A VM's extraConfig."""
+    """Return a VM's extraConfig."""
     return {each.key: str(each.value) for each in vm.config.extraConfig}
 
 
 def done(task: Any) -> None:
-    """Wait for a task that has to succeed. Those of vcsim take milliseconds."""
+    """Wait for a task, which has to succeed. vcsim's take milliseconds."""
     until = time.monotonic() + 10
     while task.info.state not in ("success", "error"):
         assert time.monotonic() < until, task.info
@@ -105,7 +106,7 @@ _shared: list[Vcsim] = []
 
 
 def shared() -> Vcsim:
-    """One for all tests of this process."""
+    """Return the one for all tests of this process."""
     if not _shared:
         _shared.append(Vcsim())
     return _shared[0]

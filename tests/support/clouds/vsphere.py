@@ -1,10 +1,11 @@
-"""vSphere as vcsim simulates it, behind TLS and the faults; its VMs have agents.
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated vCenter: vcsim, behind TLS and faults, with agents in its VMs.
 
-What is done here because vcsim does not, or does otherwise than vCenter:
+What is added here because vcsim lacks it, or differs from vCenter:
 
-- a clone has the extraConfig, the CPUs, the memory and the annotation that it was asked for with (vcsim sets
-  them in a copy, which it drops): before the clone's task is answered with, they are set;
-- a VM that is powered on has an address, of loopback's network 127.78.0.0/16, once its machine is started.
+- a clone gets its requested extraConfig, CPUs, memory and annotation before its task is returned (vcsim sets
+  them in a copy, which it drops);
+- a VM that is powered on gets an address of the loopback network 127.78.0.0/16 once its agent is started.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from twisted.web.http_headers import Headers
 from infranetes.providers.cloud.interface import SANDBOX
 from infranetes.providers.cloud.vsphere.inventory import IMAGE_NAME
 from infranetes.providers.cloud.vsphere.specs import IDENTITY
-from tests.support.clouds import machines, vcsim
-from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Faults, Kind
-from tests.support.clouds.library import RestWay
-from tests.support.clouds.sites import Answer, Answering, CutSite
+from tests.support.clouds import agent_processes, vcsim
+from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, FaultKind, Faults
+from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
+from tests.support.clouds.library import RestProxy
 from tests.support.clouds.slow_clones import SlowClones
 from tests.support.clouds.soap import envelope, reconfigure, refusal
 from tests.support.clouds.tls import certificate
-from tests.support.clouds.whole import Seen, Whole
+from tests.support.clouds.vm_image_instances import RunningVM, VMImageInstances
 
 BOOT_SECONDS = 0.1
-LIST = "List"  # what is called so in faults: the one call that asks for the VMs of a folder
+LIST = "List"  # the action, in faults, of the one call that lists the VMs of a folder
 _ACTION = re.compile(r"<(?:\w+:)?Body[^>]*>\s*<(\w+)")
 _THIS = re.compile(r"<_this[^>]*>([^<]+)</_this>")
 _TASK = re.compile(r'<returnval[^>]*type="Task"[^>]*>([^<]+)</returnval>')
@@ -59,40 +60,40 @@ class _Vm:
     address: str
 
 
-class VsphereWorld:
+class SimulatedVcenter:
     """One test's cloud.
 
-    :ivar faults: what goes wrong. :ivar behaviour: how VMs behave that are powered on from now on.
-    :ivar requests: what was asked for: the method as Action, the object as this, the whole as body.
-    :ivar whole: its whole machines.
-    :ivar rest: the way of requests to the REST interface.
+    :ivar faults: what goes wrong. :ivar behaviour: of VMs that are powered on from now on.
+    :ivar requests: all requests, each with the method as `Action`, the object as `this`, and the `body`.
+    :ivar vm_images: its images of VM-image pods.
+    :ivar rest: the proxy of requests to the REST interface.
     """
 
     def __init__(self, reactor: Any, directory: Path) -> None:
         self._reactor = reactor
         self._directory = directory
-        self._machines = machines.shared()
+        self._agent_processes = agent_processes.shared()
         self._pool = HTTPConnectionPool(reactor)
-        self._agent = Agent(reactor, pool=self._pool)
+        self._http = Agent(reactor, pool=self._pool)
         self._vms: dict[str, _Vm] = {}
-        self._images: dict[str, str] = {}  # what VMs were cloned of
+        self._images: dict[str, str] = {}  # the templates that VMs were cloned from
         self._stale: dict[str, bytes] = {}
         self._booting: list[Deferred[None]] = []
         self._stopped = False
         self.slow_clones = SlowClones(envelope)
-        self.rest = RestWay(self, self._agent)
-        self._site = CutSite(Answering(self._answer, "text/xml; charset=utf-8"))
+        self.rest = RestProxy(self, self._http)
+        self._site = ClosableSite(Answering(self._answer, "text/xml; charset=utf-8"))
         self.vcsim = vcsim.shared()
         self.folder = f"test-{secrets.token_hex(4)}"
         self.faults = Faults()
         self.behaviour = NORMAL
-        self.whole = Whole(reactor, self._switched_off)
+        self.vm_images = VMImageInstances(reactor, self._switched_off)
         self.requests: list[dict[str, str]] = []
 
     def start(self) -> None:
-        """Have a folder for VMs, with one for images in it."""
+        """Start a vCenter with a folder for VMs, and one for images in it."""
         self._directory.mkdir(mode=0o700, parents=True)
-        self.whole.start()
+        self.vm_images.start()
         self.inventory = self.vcsim.find("vm").CreateFolder(self.folder)
         self.images = self.inventory.CreateFolder("images")
         self.password = self._directory / "password"
@@ -103,21 +104,21 @@ class VsphereWorld:
         self._port = self._reactor.listenSSL(0, self._site, certificate().options, interface="127.0.0.1")
 
     async def stop(self) -> None:
-        """Take it all away."""
+        """Stop everything."""
         self._stopped = True
         for booting in self._booting:
             await booting
         for id in self._vms:
-            self._machines.kill(id)
-        await self.whole.stop()
+            self._agent_processes.kill(id)
+        await self.vm_images.stop()
         await self._port.stopListening()
         await self._pool.closeCachedConnections()
-        await self._site.cut()
+        await self._site.close_connections()
         vcsim.done(self.inventory.Destroy_Task())
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def table(self) -> dict[str, Any]:
-        """What a provider's configuration says of this cloud."""
+        """Return the provider's configuration for this vCenter."""
         return {
             "host": f"127.0.0.1:{self._port.getHost().port}",
             "username": vcsim.USER,
@@ -142,18 +143,18 @@ class VsphereWorld:
             "destroy_seconds": 20.0,
         }
 
-    # ---- Looking and acting from outside
+    # ---- The vCenter from outside
 
     def vms(self) -> list[Any]:
-        """The VMs that there are."""
+        """Return all VMs."""
         return [each for each in self.inventory.childEntity if each._wsdlName == "VirtualMachine"]
 
     def names(self) -> list[str]:
-        """Their names."""
+        """Return the names of all VMs."""
         return sorted(vm.name for vm in self.vms())
 
-    def seen(self) -> list[Seen]:
-        """Those that are not switched off for good, and what is known of each."""
+    def seen(self) -> list[RunningVM]:
+        """Return VMs that have not ended."""
         found = []
         for vm in self.vms():
             if vm.runtime.powerState == "poweredOn" or vm._moId not in self._vms:
@@ -161,31 +162,33 @@ class VsphereWorld:
                 size = f"{hardware.numCPU}cpu-{hardware.memoryMB}mib"
                 sandbox = vcsim.extra_config(vm).get(SANDBOX, "")
                 found.append(
-                    Seen(vm.name, self._images.get(vm._moId, ""), size, sandbox, vm.guest.ipAddress or "")
+                    RunningVM(
+                        vm.name, self._images.get(vm._moId, ""), size, sandbox, vm.guest.ipAddress or ""
+                    )
                 )
         return found
 
     def held(self) -> dict[str, str]:
-        """All that costs money, in words, and the token that it is tagged with, as it is in its name."""
+        """Return descriptions of everything that costs money, with the token in its name."""
         return {f"VM {name}": "".join(_TOKEN.findall(name)) for name in self.names()}
 
     def holdings(self) -> list[str]:
-        """All that costs money, in words."""
+        """Return descriptions of everything that costs money."""
         return list(self.held())
 
     def vm(self, name: str) -> Any:
-        """A VM by its name."""
+        """Return a VM by its name."""
         return self.vcsim.find(f"vm/{self.folder}/{name}")
 
     def end(self, name: str) -> None:
-        """Somebody else cuts a VM's power."""
+        """Power a VM off, as somebody else would."""
         vm = self.vm(name)
         vcsim.done(vm.PowerOffVM_Task())
-        self._machines.kill(self._machine(vm._moId))
+        self._agent_processes.kill(self._agent_of(vm._moId))
 
     async def machine_image(self, name: str) -> str:
-        """The instance UUID of a new template whose VMs are whole machines, called `name` (NAME:VERSION)."""
-        return await self.whole.add(await deferToThread(self._thd_template, name))
+        """Return the instance UUID of a new template of VM-image pods, called `name` (NAME:VERSION)."""
+        return await self.vm_images.add(await deferToThread(self._thd_template, name))
 
     def _thd_template(self, name: str) -> str:
         where = vim.vm.RelocateSpec(pool=self.vcsim.find(f"host/{vcsim.POOLS[0]}"))
@@ -199,8 +202,8 @@ class VsphereWorld:
         return str(made.config.instanceUuid)
 
     def deregister(self, image: str) -> None:
-        """Somebody removes a template."""
-        self.whole.images.remove(image)
+        """Remove a template, as somebody else would."""
+        self.vm_images.images.remove(image)
         [template] = [vm for vm in self.images.childEntity if vm.config.instanceUuid == image]
         vcsim.done(template.Destroy_Task())
 
@@ -210,10 +213,10 @@ class VsphereWorld:
         return bool(file.exists() and file.read_text() == "-")
 
     def asked(self, action: str) -> list[dict[str, str]]:
-        """The requests for a method."""
+        """Return the requests for a method."""
         return [one for one in self.requests if one["Action"] == action]
 
-    # ---- The way of a call
+    # ---- Calls
 
     async def _answer(self, request: Any) -> Answer:
         if request.uri.startswith(b"/rest/"):
@@ -222,7 +225,7 @@ class VsphereWorld:
         return (status, body, *headers)
 
     async def call(self, body: bytes, headers: Headers) -> tuple[int, bytes, list[tuple[str, str]]]:
-        """What vcsim answers. :raise ConnectionError: nothing, the connection breaks."""
+        """Return vcsim's answer. :raise ConnectionError: the connection breaks instead."""
         parameters = _parameters(body.decode())
         self.requests.append(parameters)
         fault = self.faults.befalling(parameters)
@@ -237,18 +240,18 @@ class VsphereWorld:
             await self._acted(parameters, answer.decode(), headers)
         answer = self.slow_clones.told(answer)
         key = parameters["Action"]
-        if fault is not None and fault.kind is Kind.STALE:
+        if fault is not None and fault.kind is FaultKind.STALE:
             answer = self._stale.get(key, _EMPTY_LIST)
         elif key == LIST:
             self._stale[key] = answer
-        if fault is not None and fault.kind is Kind.ACTED:
+        if fault is not None and fault.kind is FaultKind.ACTED:
             return 503, b"Service Unavailable", []
-        if fault is not None and fault.kind is Kind.LOST:
+        if fault is not None and fault.kind is FaultKind.LOST:
             raise ConnectionError
         return status, answer, more
 
     async def release_clones(self) -> None:
-        """Clones that were slow are made, whoever still waits for them."""
+        """Make the slow clones now."""
         cookie = self.inventory._stub.cookie
         headers = Headers({"Cookie": [cookie], "SOAPAction": ["urn:vim25/6.5"]})
 
@@ -266,7 +269,7 @@ class VsphereWorld:
         for name in ("SOAPAction", "Cookie"):
             for value in headers.getRawHeaders(name, []):
                 kept.addRawHeader(name, value)
-        response: Any = await self._agent.request(
+        response: Any = await self._http.request(
             b"POST",
             f"http://127.0.0.1:{self.vcsim.port}/sdk".encode(),
             kept,
@@ -277,7 +280,7 @@ class VsphereWorld:
         return int(response.code), answer, [("Set-Cookie", each) for each in cookies]
 
     async def _acted(self, parameters: dict[str, str], answer: str, headers: Headers) -> None:
-        """Something was begun at vcsim."""
+        """Follow up a request that vcsim has begun to serve."""
         action, this = parameters["Action"], parameters["this"]
         task = _TASK.search(answer)
         if action == "CloneVM_Task" and task is not None:
@@ -296,10 +299,10 @@ class VsphereWorld:
             self._vms[this] = vm = _Vm(this, self.behaviour, f"127.78.{number >> 8 & 255}.{number & 255}")
             self._booting.append(Deferred.fromCoroutine(self._boot(vm)))
         elif action in ("PowerOffVM_Task", "Destroy_Task"):
-            self._machines.kill(self._machine(this))
+            self._agent_processes.kill(self._agent_of(this))
 
     def _thd_made(self, task_id: str) -> str:
-        """What a clone's task has made; "": nothing."""
+        """Return the id of what a clone's task has created; "": nothing."""
         task: Any = vim.Task(task_id, self.inventory._stub)
         try:
             vcsim.done(task)
@@ -308,15 +311,15 @@ class VsphereWorld:
         return str(task.info.result._moId)
 
     def _thd_uuid(self, id: str) -> str:
-        """A template's instance UUID; "": it is not there."""
+        """Return a template's instance UUID; "": it does not exist."""
         try:
             return str(vim.VirtualMachine(id, self.inventory._stub).config.instanceUuid)
         except vmodl.fault.ManagedObjectNotFound:
             return ""
 
-    # ---- Machines
+    # ---- AgentProcesses
 
-    def _machine(self, id: str) -> str:
+    def _agent_of(self, id: str) -> str:
         return f"{self.folder}-{id}"
 
     async def _boot(self, vm: _Vm) -> None:
@@ -327,10 +330,10 @@ class VsphereWorld:
         directory = self._directory / vm.id
         directory.mkdir(mode=0o700)
         tools = _tools(directory, identity)
-        self._machines.run(
-            self._machine(vm.id),
+        self._agent_processes.run(
+            self._agent_of(vm.id),
             {
-                **self.whole.containers(self._images.get(vm.id, ""), vm.id, directory),
+                **self.vm_images.containers(self._images.get(vm.id, ""), vm.id, directory),
                 "listen": f"{vm.address}:2475",
                 "run_dir": str(directory / "run"),
                 "volumes_dir": str(directory / "volumes"),
@@ -340,16 +343,16 @@ class VsphereWorld:
         )
 
     def _switched_off(self, id: str) -> None:
-        """A VM that switches itself off is there until it is destroyed."""
-        self._machines.kill(self._machine(id))
+        """Power off a VM that powers itself off; it exists until it is destroyed."""
+        self._agent_processes.kill(self._agent_of(id))
         self._booting.append(deferToThread(self._thd_off, id))
 
     def _thd_off(self, id: str) -> None:
-        with contextlib.suppress(vmodl.fault.ManagedObjectNotFound, AssertionError):  # somebody was first
+        with contextlib.suppress(vmodl.fault.ManagedObjectNotFound, AssertionError):  # somebody was faster
             vcsim.done(vim.VirtualMachine(id, self.inventory._stub).PowerOffVM_Task())
 
     def _thd_boot(self, vm: _Vm) -> str:
-        """VMware Tools come up and tell the address; what is in guestinfo. "": it is gone meanwhile."""
+        """Let VMware Tools report the address. Returns the identity in guestinfo; "": the VM is gone."""
         there = vim.VirtualMachine(vm.id, self.inventory._stub)
         try:
             if there.runtime.powerState != "poweredOn":
@@ -362,7 +365,7 @@ class VsphereWorld:
 
 
 def _tools(directory: Path, identity: str) -> Path:
-    """open-vm-tools' vmtoolsd, as far as the agent asks it."""
+    """Write a fake of open-vm-tools' vmtoolsd, as far as the agent uses it."""
     file = directory / "guestinfo"
     file.touch(mode=0o600)
     file.write_text(identity)
@@ -380,7 +383,7 @@ def _tools(directory: Path, identity: str) -> Path:
 
 
 def identity_of(vm: Any) -> bytes:
-    """The document in a VM's guestinfo."""
+    """Return the identity in a VM's guestinfo."""
     return base64.b64decode(vcsim.extra_config(vm)[IDENTITY])
 
 

@@ -1,17 +1,18 @@
-"""Profiles of the node in the machine's AppArmor, with a stand-in for its parser."""
+# SPDX-License-Identifier: Apache-2.0
+"""The node's AppArmor profiles are loaded, with a script in place of apparmor_parser."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import TestCase
 
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
-from vmserver.containers.docker.apparmor import MAX_POLICY_BYTES, Profiles
+from infranetes_common.reactors import installed
+from vmserver.containers.docker.apparmor import MAX_POLICY_BYTES, ProfileLoader
 
-# Does what the parser does as far as it can be seen: the kernel's list has the names.
+# Like the parser, it adds the names of profiles to the kernel's list.
 PARSER = r"""#!/bin/sh
 echo "$@" >>{directory}/asked
 policy=$(cat)
@@ -29,13 +30,13 @@ class ProfilesTests(TestCase):
         parser.chmod(0o755)
         self.listed = self.directory / "profiles"
         self.listed.write_text("docker-default (enforce)\n")
-        self.profiles = Profiles(reactor, self.listed, str(parser))
+        self.profiles = ProfileLoader(installed(), self.listed, str(parser))
 
     def load(self, reference: str) -> Deferred[None]:
         return Deferred.fromCoroutine(self.profiles.load(reference))
 
     async def refused(self, reference: str, how: type[Exception]) -> str:
-        """What the error says."""
+        """Return the error's message."""
         try:
             await self.load(reference)
         except how as error:
@@ -57,7 +58,7 @@ class ProfilesTests(TestCase):
         said = await self.refused("web\nprofile other {\n}\n", InvalidArgument)
         self.assertIn("no profile web", said)
 
-    async def test_what_the_parser_says_is_told(self) -> None:
+    async def test_the_parsers_message_is_in_the_error(self) -> None:
         for _ in range(2):  # and is not remembered as loaded
             said = await self.refused("web\nprofile web { broken }\n", InvalidArgument)
             self.assertIn("syntax error", said)
@@ -67,7 +68,7 @@ class ProfilesTests(TestCase):
         said = await self.refused("web\nprofile web {}\n", FailedPrecondition)
         self.assertIn("no AppArmor", said)
 
-    async def test_what_comes_by_the_wire_is_bounded(self) -> None:
+    async def test_what_comes_from_the_wire_is_bounded(self) -> None:
         long = "web\n" + "x" * (MAX_POLICY_BYTES + 1)
         for reference in ("", "web", "we b\nprofile", "\nprofile", "w" * 300 + "\nx", long):
             await self.refused(reference, InvalidArgument)

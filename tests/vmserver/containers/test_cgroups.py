@@ -1,4 +1,5 @@
-"""Limits as files of a cgroup, and what is kept of them."""
+# SPDX-License-Identifier: Apache-2.0
+"""Limits are written to cgroups, and stored for a restarted agent."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes_common import cri
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from infranetes_common.wire import cri
 from vmserver.containers.docker import cgroups
-from vmserver.containers.docker.kept import Kept
-from vmserver.containers.docker.limits import Limits
+from vmserver.containers.docker.limits import LimitStore
+from vmserver.containers.docker.message_store import MessageStore
 
 PID = 42
 _FILES = {
@@ -25,7 +26,7 @@ def limits(**fields: Any) -> Any:
 
 
 class CgroupTests(SynchronousTestCase):
-    """A tree of plain files stands in for the kernel's."""
+    """With a tree of plain files in place of the kernel's."""
 
     def setUp(self) -> None:
         top = Path(self.mktemp())
@@ -57,7 +58,7 @@ class CgroupTests(SynchronousTestCase):
         expected |= {"memory.swap.max": "2048", "memory.high": "3000"}
         self.assertEqual(found, {**_FILES, **expected})
 
-    def test_what_is_left_out_stays(self) -> None:
+    def test_missing_limits_stay_as_they_are(self) -> None:
         group = self.group("x")
         (group / "cpu.max").write_text("50000 200000\n")
         self.apply(cpu_period=100000)
@@ -77,7 +78,7 @@ class CgroupTests(SynchronousTestCase):
         self.assertEqual((group / "memory.max").read_text(), "4096")
         self.assertEqual((group.parent / "memory.max").read_text(), "4096")
 
-    def test_what_can_not_be_had_is_refused(self) -> None:
+    def test_what_is_not_supported_is_refused(self) -> None:
         self.group("x")
         error = self.assertRaises(InvalidArgument, self.apply, memory_limit_in_bytes=999)
         self.assertIn("1000 bytes are in use", str(error))
@@ -88,37 +89,48 @@ class CgroupTests(SynchronousTestCase):
         self.apply(memory_limit_in_bytes=1)
 
 
-class KeptTests(SynchronousTestCase):
-    def test_they_are_kept_until_the_container_is_gone(self) -> None:
+class MessageStoreTests(SynchronousTestCase):
+    def test_they_are_stored_until_the_container_is_removed(self) -> None:
         directory = Path(self.mktemp()) / "limits"
-        kept = Limits(directory)
+        kept = LimitStore(directory)
         kept.load()
-        self.assertIsNone(kept.of("c1"))
+        self.assertIsNone(kept.get("c1"))
         kept.put("c1", limits(memory_limit_in_bytes=5, unified={"memory.low": "1"}))
         kept.put("c1", limits(cpu_shares=7, unified={"memory.high": "2"}))
         (directory / "broken").write_bytes(b"\xff")
-        again = Limits(directory)
+        again = LimitStore(directory)
         again.load()
         expected = limits(
             memory_limit_in_bytes=5, memory_swap_limit_in_bytes=5, cpu_shares=7,
             unified={"memory.low": "1", "memory.high": "2"},
         )  # fmt: skip
-        self.assertEqual(again.of("c1"), expected)
-        self.assertIsNone(again.of("broken"))
+        self.assertEqual(again.get("c1"), expected)
+        self.assertIsNone(again.get("broken"))
         for _ in range(2):
-            again.drop("c1")
+            again.remove("c1")
         self.assertFalse((directory / "c1").exists())
         (directory / "c2").mkdir()
         self.assertRaises(FailedPrecondition, again.put, "c2", limits(cpu_shares=1))
-        self.assertIsNone(again.of("c2"))
+        self.assertIsNone(again.get("c2"))
 
-    def test_what_is_only_remembered_goes_with_the_agent(self) -> None:
+    def test_what_is_only_remembered_is_lost_with_the_agent(self) -> None:
         directory = Path(self.mktemp()) / "users"
-        kept = Kept(directory, cri.ContainerUser)
+        kept = MessageStore(directory, cri.ContainerUser)
         user = cri.ContainerUser(linux=cri.LinuxContainerUser(uid=7))
         kept.put("c1", user)
         kept.remember("c2", user)
-        self.assertEqual((kept.of("c2"), kept.ids()), (user, {"c1", "c2"}))
-        again = Kept(directory, cri.ContainerUser)
+        self.assertEqual((kept.get("c2"), kept.ids()), (user, {"c1", "c2"}))
+        again = MessageStore(directory, cri.ContainerUser)
         again.load()
-        self.assertEqual((again.of("c1"), again.ids()), (user, {"c1"}))
+        self.assertEqual((again.get("c1"), again.ids()), (user, {"c1"}))
+
+    def test_what_a_killed_agent_was_writing_is_no_message(self) -> None:
+        directory = Path(self.mktemp()) / "users"
+        directory.mkdir(parents=True)
+        user = cri.ContainerUser(linux=cri.LinuxContainerUser(uid=7))
+        (directory / "c1.new").write_bytes(user.SerializeToString())
+        store = MessageStore(directory, cri.ContainerUser)
+        store.load()
+        self.assertEqual(store.ids(), set())
+        store.put("c1", user)
+        self.assertEqual([path.name for path in directory.iterdir()], ["c1"])

@@ -1,4 +1,5 @@
-"""What is docker's own: isolation, limits, and an engine that is down, blocked or full."""
+# SPDX-License-Identifier: Apache-2.0
+"""Docker in particular: isolation, limits, and an engine that is down, blocked or full."""
 
 from __future__ import annotations
 
@@ -7,38 +8,38 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from twisted.internet import reactor as _reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import UNIXServerEndpoint
 from twisted.internet.protocol import Factory, Protocol
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from infranetes_common import cri
 from infranetes_common.errors import InvalidArgument, ResourceExhausted, Unavailable
-from tests.contract.container_provider import pieces
+from infranetes_common.reactors import installed
+from infranetes_common.wire import cri
+from tests.contract.container_provider_case import pieces
 from tests.support.dockerd import Dockerd, archive
 from tests.support.oci import busybox
 from tests.vmserver.containers.test_docker import DockerCase
 from vmserver.containers.docker.engine import Engine
-from vmserver.containers.docker.execs import Demultiplexer
+from vmserver.containers.docker.execs import CapturedOutput
 from vmserver.containers.docker.kernel import KernelLog
+from vmserver.containers.docker.names import NAME_PREFIX
 from vmserver.containers.docker.provider import DockerConfig, DockerProvider
-from vmserver.containers.docker.security import NAME_PREFIX
 
-reactor: Any = _reactor
+reactor = installed()
 
 
 class IsolationTests(DockerCase, TestCase):
-    """What a container sees, asked of itself."""
+    """What a container sees, according to its own output."""
 
     async def output(self, script: str, **fields: Any) -> str:
-        """What a container writes that runs `script` to its end."""
+        """Return the output of a container that runs `script`."""
         id = await self.run_container("sh", "-c", script, **fields)
         await self.ended(id)
         return "\n".join(record.line.decode() for record in await self.lines(id))
 
     def secured(self, **fields: Any) -> Any:
-        """A LinuxContainerConfig."""
+        """Return a LinuxContainerConfig with these fields of the security context."""
         return cri.LinuxContainerConfig(security_context=cri.LinuxContainerSecurityContext(**fields))
 
     async def test_it_has_the_machines_network_and_name(self) -> None:
@@ -54,7 +55,7 @@ class IsolationTests(DockerCase, TestCase):
             await self.output("cat /etc/hosts /etc/resolv.conf"), "10.1.2.3\tpod\nnameserver 10.96.0.10"
         )
 
-    async def test_user_and_groups_are_those_asked_for_and_are_told(self) -> None:
+    async def test_user_and_groups_are_the_configured_ones_and_reported(self) -> None:
         linux = self.secured(
             run_as_user=cri.Int64Value(value=1000), run_as_group=cri.Int64Value(value=3000),
             supplemental_groups=[4000],
@@ -102,7 +103,7 @@ class IsolationTests(DockerCase, TestCase):
         self.assertIn("/var/lib/kubelet/p", await self.refused(InvalidArgument, making))
         self.assertEqual(await self.provider.containers(), [])
 
-    async def test_one_that_takes_too_much_memory_is_killed_and_says_so(self) -> None:
+    async def test_one_that_exceeds_its_memory_is_killed_with_that_reason(self) -> None:
         limits = cri.LinuxContainerResources(memory_limit_in_bytes=16 << 20)
         id = await self.run_container(
             "sh", "-c", "tail /dev/zero", linux=cri.LinuxContainerConfig(resources=limits)
@@ -160,7 +161,7 @@ class IsolationTests(DockerCase, TestCase):
 
 
 class DownTests(DockerCase, TestCase):
-    """An engine of the test's own, that is ended and started."""
+    """An engine that is stopped and started."""
 
     def engine(self) -> Dockerd:
         return Dockerd().start()
@@ -172,11 +173,11 @@ class DownTests(DockerCase, TestCase):
         finally:
             self._engine.stop()
 
-    async def test_calls_say_what_to_do_and_go_on_once_it_is_back(self) -> None:
+    async def test_calls_say_what_to_do_and_succeed_once_it_is_back(self) -> None:
         id = await self.run_container("sh", "-c", "echo here; sleep 600")
         await self.until(lambda: self.lines(id), "it has written")
         self._engine.stop_engine(9)
-        await self.until(lambda: not self.provider._view.live, "the loss is seen")
+        await self.until(lambda: not self.provider._index.live, "the loss is seen")
         for work in (
             self.provider.containers(),
             self.provider.start_container(id),
@@ -188,10 +189,10 @@ class DownTests(DockerCase, TestCase):
         ):
             words = await self.refused(Unavailable, work)
             self.assertIn("service docker", words)
-        # What it wrote can be read all the same.
+        # Its log can still be read.
         self.assertEqual([record.line for record in await self.lines(id)], [b"here"])
         self._engine.start()
-        await self.until(lambda: self.provider._view.live, "the provider is back", 60)
+        await self.until(lambda: self.provider._index.live, "the provider is back", 60)
         self.assertEqual([state.id for state in await self.provider.containers()], [id])
         state = await self.ended(id)  # without live-restore it died with the engine
         self.assertNotEqual(state.exit_code, 0)
@@ -208,7 +209,7 @@ class DownTests(DockerCase, TestCase):
         for each in (running, stopping):
             self.assertIsInstance(await each, Unavailable)
         self._engine.start()
-        await self.until(lambda: self.provider._view.live, "the provider is back", 60)
+        await self.until(lambda: self.provider._index.live, "the provider is back", 60)
 
 
 class FullTests(TestCase):
@@ -216,7 +217,7 @@ class FullTests(TestCase):
 
     timeout = 120
 
-    async def test_a_full_disk_is_said_and_nothing_of_the_image_stays(self) -> None:
+    async def test_a_full_disk_is_reported_and_nothing_of_the_image_remains(self) -> None:
         engine = Dockerd()
         self.addCleanup(engine.stop)
         data = engine.root / "data"
@@ -240,11 +241,27 @@ class FullTests(TestCase):
 
 
 class _Mute(Protocol):
-    """Takes requests and never answers."""
+    """Accepts requests and never answers."""
+
+
+class _Halting(Protocol):
+    """Begins an answer and does not go on."""
+
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n[1"
+
+    def dataReceived(self, data: bytes) -> None:
+        assert self.transport is not None
+        self.transport.write(self.answer)
+
+
+class _Chunked(_Halting):
+    """The same without a length."""
+
+    answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n[1\r\n"
 
 
 class BlockedTests(TestCase):
-    """An engine that accepts and does not answer, or is not there."""
+    """An engine that accepts connections and does not answer, or does not exist."""
 
     timeout = 30
 
@@ -262,10 +279,10 @@ class BlockedTests(TestCase):
             self.assertIn("did not answer", str(caught.exception))
             self.assertIn("service docker", str(caught.exception))
         await engine.close()
-        self.assertEqual(engine._under_way, set())
+        self.assertEqual(engine._pending, set())
         with self.assertRaises(Unavailable) as late:
             await engine.call("GET", "/info")
-        self.assertIn("about to end", str(late.exception))
+        self.assertIn("the agent is stopping", str(late.exception))
 
     async def test_a_cancelled_call_is_cancelled(self) -> None:
         from twisted.internet.defer import CancelledError
@@ -280,7 +297,19 @@ class BlockedTests(TestCase):
             await calling
         await engine.close()
 
-    async def test_no_engine_at_all(self) -> None:
+    async def test_an_answer_that_does_not_go_on_is_given_up_without_a_word(self) -> None:
+        """Whatever still comes of it: nothing is logged, which would fail this test."""
+        for number, kind in enumerate((_Halting, _Chunked)):
+            short = Path("/tmp") / f"halting-{os.getpid()}-{number}.sock"
+            port = await UNIXServerEndpoint(reactor, str(short)).listen(Factory.forProtocol(kind))
+            self.addCleanup(port.stopListening)
+            engine = Engine(reactor, short)
+            with self.assertRaises(Unavailable) as caught:
+                await engine.call("GET", "/info", within=0.3)
+            self.assertIn("did not answer", str(caught.exception))
+            await engine.close()
+
+    async def test_an_engine_that_does_not_exist(self) -> None:
         provider = DockerProvider(
             reactor, DockerConfig(socket=Path("/no/such.sock")), Path("/nowhere"), Path("/nowhere")
         )
@@ -292,23 +321,23 @@ class BlockedTests(TestCase):
         await provider.stop()
 
 
-class DemultiplexerTests(SynchronousTestCase):
-    """Docker's raw stream."""
+class CapturedOutputTests(SynchronousTestCase):
+    """Docker's multiplexed stream."""
 
     def frame(self, kind: int, data: bytes) -> bytes:
-        """One frame."""
+        """Return one frame."""
         return bytes([kind, 0, 0, 0]) + len(data).to_bytes(4, "big") + data
 
     def test_however_it_is_cut(self) -> None:
         stream = self.frame(1, b"one") + self.frame(2, b"two") + self.frame(1, b"") + self.frame(1, b"three")
         for size in range(1, len(stream) + 1):
-            output = Demultiplexer(100)
+            output = CapturedOutput(100)
             for at in range(0, len(stream), size):
                 output.feed(stream[at : at + size])
             self.assertEqual((bytes(output.stdout), bytes(output.stderr)), (b"onethree", b"two"))
 
     def test_each_stream_has_its_bound(self) -> None:
-        output = Demultiplexer(4)
+        output = CapturedOutput(4)
         output.feed(
             self.frame(1, b"123456") + self.frame(2, b"ab") + self.frame(1, b"7") + self.frame(2, b"cde")
         )

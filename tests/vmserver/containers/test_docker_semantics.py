@@ -1,4 +1,5 @@
-"""What a container is given of what was asked for, as it looks from within, over a real engine."""
+# SPDX-License-Identifier: Apache-2.0
+"""Containers of a real engine have what their configuration says, as seen from within."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ from typing import Any
 
 from twisted.trial.unittest import TestCase
 
-from infranetes_common import cri
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
-from tests.contract.container_provider import ContainerProviderCase, pieces
+from infranetes_common.wire import cri
+from tests.contract.container_provider_case import ContainerProviderCase, pieces
 from tests.support.dockerd import archive
 from tests.support.oci import BuiltImage, image, layer
 from tests.vmserver.containers.test_docker import DockerCase
@@ -34,10 +35,10 @@ def cgroup_lines(pid: int) -> list[str]:
 
 
 class SemanticsCase(DockerCase):
-    """Containers that say what they see."""
+    """Runs containers that print what they see."""
 
     async def said(self, script: str, context: Any = None, sandbox: Any = None, **fields: Any) -> str:
-        """What a container writes that runs `script` to its end."""
+        """Return the output of a container that runs `script`."""
         linux = fields.pop("linux", None) or cri.LinuxContainerConfig(security_context=context)
         script = f"exec 2>&1; {script}"  # of two streams nobody knows the order
         config = cri.ContainerConfig(command=["sh", "-c", script], linux=linux, **fields)
@@ -56,7 +57,7 @@ class SemanticsCase(DockerCase):
 
 
 class UserTests(SemanticsCase, ContainerProviderCase, TestCase):
-    """Who the first process is."""
+    """User and groups of the first process."""
 
     async def who(self, **fields: Any) -> str:
         return (await self.said("id", self.secured(**fields))).strip()
@@ -73,7 +74,7 @@ class UserTests(SemanticsCase, ContainerProviderCase, TestCase):
             "uid=1000(app) gid=6 groups=6,7,2000(extra)",
         )
 
-    async def test_strict_groups_are_those_that_were_asked_for(self) -> None:
+    async def test_strict_groups_are_exactly_the_configured_ones(self) -> None:
         strict = {"supplemental_groups_policy": cri.Strict, "supplemental_groups": [7]}
         self.assertEqual(
             await self.who(run_as_user=number(1000), **strict),
@@ -86,14 +87,14 @@ class UserTests(SemanticsCase, ContainerProviderCase, TestCase):
         state = [one for one in await self.provider.containers() if one.state == cri.CONTAINER_EXITED]
         self.assertEqual(len(state), 2, "what was made to read the image's users is gone")
 
-    async def test_a_user_that_the_image_has_not_is_refused(self) -> None:
+    async def test_a_user_that_the_image_lacks_is_refused(self) -> None:
         context = self.secured(run_as_username="nobody-here", supplemental_groups_policy=cri.Strict)
         words = await self.refused(InvalidArgument, self.said("id", context))
         self.assertIn("nobody-here", words)
 
 
 class PrivilegeTests(SemanticsCase, ContainerProviderCase, TestCase):
-    """What its processes may do."""
+    """Privileges of its processes."""
 
     async def capabilities(self, **fields: Any) -> int:
         context = self.secured(capabilities=cri.Capability(**fields))
@@ -119,7 +120,7 @@ class PrivilegeTests(SemanticsCase, ContainerProviderCase, TestCase):
         self.assertIn("Read-only file system", said)
         self.assertTrue(said.endswith("/w/x\n"), "a working directory is made where it is missing")
 
-    async def test_masked_and_read_only_paths_are_those_that_are_named(self) -> None:
+    async def test_masked_and_read_only_paths_are_exactly_the_listed_ones(self) -> None:
         look = "head -c 1 /proc/timer_list | wc -c; cat /proc/self/mountinfo | cut -d' ' -f 5,6 | grep /proc/"
         paths = {"masked_paths": ["/proc/timer_list"], "readonly_paths": ["/proc/sys"]}
         said = await self.said(look, self.secured(**paths))
@@ -145,7 +146,7 @@ class PrivilegeTests(SemanticsCase, ContainerProviderCase, TestCase):
 
 
 class NamespaceTests(SemanticsCase, ContainerProviderCase, TestCase):
-    """With whom its namespaces are shared."""
+    """Which namespaces it shares."""
 
     async def test_process_namespaces(self) -> None:
         option = cri.NamespaceOption
@@ -269,7 +270,7 @@ class ImageVolumeTests(SemanticsCase, ContainerProviderCase, TestCase):
         said = await self.said("cat /volume/only", mounts=[self.mount(image_id=built.id)])
         self.assertEqual(said, "only\n")
 
-    async def test_it_stays_while_a_container_has_it(self) -> None:
+    async def test_it_remains_while_a_container_uses_it(self) -> None:
         await self.load(_FILES)
         id = await self.run_container("sleep", "600", mounts=[self.mount()])
         words = await self.refused(FailedPrecondition, self.provider.remove_image(_FILES.id))
@@ -279,7 +280,7 @@ class ImageVolumeTests(SemanticsCase, ContainerProviderCase, TestCase):
         await self.provider.remove_image(_FILES.id)
         self.assertNotIn(_FILES.id, await self.provider.images())
 
-    async def test_what_is_not_there_is_refused(self) -> None:
+    async def test_missing_paths_are_refused(self) -> None:
         await self.load(_FILES)
         for sub_path in ("none", "outside/passwd", "top/below", "../../etc/passwd"):
             words = await self.refused(InvalidArgument, self.said("true", mounts=[self.mount(sub_path)]))
@@ -289,7 +290,7 @@ class ImageVolumeTests(SemanticsCase, ContainerProviderCase, TestCase):
 
 
 class MountTests(SemanticsCase, ContainerProviderCase, TestCase):
-    """Propagation between the containers of a pod, whose volume is one file system."""
+    """Mount propagation between the containers of a pod."""
 
     async def setUp(self) -> None:
         await super().setUp()

@@ -1,4 +1,5 @@
-"""Sessions through Docker: its framing, its terminals, and an engine that does not play along."""
+# SPDX-License-Identifier: Apache-2.0
+"""Docker's sessions: multiplexed output, terminals, and an engine that answers something else."""
 
 from __future__ import annotations
 
@@ -9,20 +10,20 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from twisted.internet import reactor as _reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import UNIXServerEndpoint
 from twisted.internet.protocol import Factory, Protocol
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes_common.errors import InfranetesError, Unavailable
+from infranetes_common.reactors import installed
 from tests.contract.container_sessions import Heard
 from tests.vmserver.containers.test_docker import DockerCase
 from vmserver.containers.docker.engine import EngineError
-from vmserver.containers.docker.hijack import Frames, Hijacked, hijack
+from vmserver.containers.docker.hijack import Demultiplexer, HijackedConnection, hijack
 from vmserver.containers.interface import Streams
 
-reactor: Any = _reactor
+reactor = installed()
 PIECES = st.lists(st.tuples(st.sampled_from(["stdout", "stderr"]), st.binary(max_size=40)), max_size=8)
 
 
@@ -30,7 +31,7 @@ def joined(pieces: list[tuple[str, bytes]], stream: str) -> bytes:
     return b"".join(data for which, data in pieces if which == stream)
 
 
-class FramesTests(SynchronousTestCase):
+class DemultiplexerTests(SynchronousTestCase):
     """Docker's multiplexed stream."""
 
     @given(PIECES, st.integers(1, 30))
@@ -39,14 +40,14 @@ class FramesTests(SynchronousTestCase):
             bytes([2 if stream == "stderr" else 1, 0, 0, 0]) + len(data).to_bytes(4, "big") + data
             for stream, data in pieces
         )
-        frames = Frames()
+        frames = Demultiplexer()
         found = [each for at in range(0, len(wire), size) for each in frames.feed(wire[at : at + size])]
         for stream in ("stdout", "stderr"):
             self.assertEqual(joined(found, stream), joined(pieces, stream))
 
 
 class Answering(Protocol):
-    """An engine that answers whatever it is asked with the same bytes."""
+    """An engine that answers every request with the same bytes."""
 
     transport: Any
     answer = b""
@@ -60,11 +61,11 @@ class Answering(Protocol):
 
 
 class HijackTests(TestCase):
-    """The answers of an engine."""
+    """The answers of an engine to a request that hijacks the connection."""
 
     timeout = 30
 
-    async def hijacked(self, answer: bytes, close: bool = False) -> Hijacked:
+    async def hijacked(self, answer: bytes, close: bool = False) -> HijackedConnection:
         kind = type("Answers", (Answering,), {"answer": answer, "close": close})
         directory = tempfile.mkdtemp(prefix="hijack-")  # a socket's path has to be short
         self.addCleanup(shutil.rmtree, directory, True)
@@ -89,14 +90,14 @@ class HijackTests(TestCase):
         said = b"".join([data async for _, data in connection.output])
         self.assertEqual(said, b"hello")
 
-    async def test_a_refusal_has_its_words(self) -> None:
+    async def test_a_refusal_has_the_engines_message(self) -> None:
         body = b'{"message":"no such thing"}'
         head = b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n" % len(body)
         error = await self.refused(EngineError, head + body)
         assert isinstance(error, EngineError)
         self.assertEqual((error.status, error.message), (404, "no such thing"))
 
-    async def test_what_is_no_answer(self) -> None:
+    async def test_an_answer_that_is_not_http(self) -> None:
         await self.refused(EngineError, b"what?\r\n\r\n")
         await self.refused(EngineError, b"HTTP/1.1 101 " + b"x" * 70000)
         await self.refused(Unavailable, b"HTTP/1.1 1", close=True)
@@ -109,9 +110,9 @@ class HijackTests(TestCase):
 
 
 class TerminalTests(DockerCase, TestCase):
-    """A container that has a terminal itself."""
+    """A container that was created with a terminal."""
 
-    async def test_attached_it_has_a_size_and_one_stream(self) -> None:
+    async def test_an_attached_terminal_has_a_size_and_one_stream(self) -> None:
         script = "while read x; do stty size; echo err $x >&2; done"
         id = await self.run_container("sh", "-c", script, tty=True, stdin=True)
         streams = Streams(tty=True, stdin=True, stdout=True)

@@ -1,4 +1,5 @@
-"""What Docker says of a container, in the agent's words."""
+# SPDX-License-Identifier: Apache-2.0
+"""Docker's ContainerInspect is translated to a ContainerState."""
 
 from __future__ import annotations
 
@@ -6,13 +7,13 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes_common import cri
+from infranetes_common.wire import cri
+from vmserver.containers.docker.names import LABEL_ID
 from vmserver.containers.docker.state import container_state
-from vmserver.containers.docker.translate import LABEL_ID
 
 
 def inspected(**state: Any) -> Any:
-    """A part of ContainerInspect's answer."""
+    """Return the part of ContainerInspect that is used."""
     never = "0001-01-01T00:00:00Z"
     first = {"Status": "exited", "ExitCode": 0, "Error": "", "OOMKilled": False, "Pid": 0}
     return {

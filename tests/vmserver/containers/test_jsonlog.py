@@ -1,4 +1,5 @@
-"""Logs in Docker's json-file form are read exactly, across rotation, restarts and damage."""
+# SPDX-License-Identifier: Apache-2.0
+"""Logs in Docker's json-file format are read exactly, across rotation, restarts and damage."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from vmserver.containers.jsonlog import MAX_PART_BYTES, JsonLog, format_time, pa
 
 
 def entry(text: str, stream: str = "stdout", nanos: int = 1_700_000_000_123_456_789) -> bytes:
-    """One line as Docker writes it."""
+    """Return a line as Docker writes it."""
     return json.dumps({"log": text, "stream": stream, "time": format_time(nanos)}).encode() + b"\n"
 
 
@@ -30,7 +31,7 @@ class JsonLogTests(SynchronousTestCase):
             file.write(b"".join(lines))
 
     def rotate(self, keep: int = 3) -> None:
-        """As Docker does: PATH becomes PATH.1, and so on; the oldest goes."""
+        """Rotate as Docker does: PATH becomes PATH.1, and so on; the oldest is deleted."""
         for number in range(keep - 1, 0, -1):
             older = self.path if number == 1 else Path(f"{self.path}.{number - 1}")
             if older.exists():
@@ -52,11 +53,11 @@ class JsonLogTests(SynchronousTestCase):
     def test_a_log_that_is_not_there_yet_is_empty(self) -> None:
         self.assertEqual(self.read(), [])
 
-    def test_a_full_buffer_without_newline_is_a_part(self) -> None:
+    def test_a_line_without_a_newline_is_partial(self) -> None:
         part = "x" * MAX_PART_BYTES
         self.write(entry(part), entry("b\n"), entry("c"))
         self.assertEqual(
-            [(r.line, r.partial) for r in self.read()], [(part.encode(), True), (b"b", False), (b"c", False)]
+            [(r.line, r.partial) for r in self.read()], [(part.encode(), True), (b"b", False), (b"c", True)]
         )
 
     def test_a_half_written_line_waits_for_its_rest(self) -> None:
@@ -69,7 +70,7 @@ class JsonLogTests(SynchronousTestCase):
         self.assertEqual([record.line for record in log.read()], [b"second"])
         log.close()
 
-    def test_damage_is_skipped_and_marked(self) -> None:
+    def test_damage_is_skipped_and_marked_as_a_gap(self) -> None:
         self.write(entry("1\n"), b"garbage\n", b'{"log": 5}\n', b"\n", entry("2\n"), entry("3\n"))
         self.assertEqual([(r.line, r.gap) for r in self.read()], [(b"1", False), (b"2", True), (b"3", False)])
 
@@ -77,7 +78,7 @@ class JsonLogTests(SynchronousTestCase):
         self.write(entry("1\n"), b"x" * 3_000_000, b"\n", entry("2\n"))
         self.assertEqual([(r.line, r.gap) for r in self.read()], [(b"1", False), (b"2", True)])
 
-    def test_rotation_loses_and_doubles_nothing(self) -> None:
+    def test_rotation_neither_loses_nor_repeats_records(self) -> None:
         log = JsonLog(self.path)
         found = []
         for number in range(30):
@@ -95,7 +96,7 @@ class JsonLogTests(SynchronousTestCase):
         for number, record in enumerate(found, 1):
             self.assertEqual(self.texts(record.cursor), [b"%d" % n for n in range(number, 30)])
 
-    def test_what_was_rotated_away_unread_is_marked(self) -> None:
+    def test_what_was_rotated_away_unread_is_a_gap(self) -> None:
         self.write(entry("1\n"), entry("2\n"))
         cursor = self.read()[0].cursor
         for number in range(3, 7):
@@ -104,7 +105,7 @@ class JsonLogTests(SynchronousTestCase):
         rest = self.read(cursor)
         self.assertEqual([(r.line, r.gap) for r in rest], [(b"5", True), (b"6", False)])
 
-    def test_a_reader_whose_file_is_gone_goes_on_with_a_mark(self) -> None:
+    def test_a_reader_whose_file_was_deleted_continues_with_a_gap(self) -> None:
         self.write(entry("1\n"))
         log = JsonLog(self.path)
         log.read()
@@ -128,7 +129,7 @@ class JsonLogTests(SynchronousTestCase):
         self.path.write_bytes(entry("same\n"))
         self.assertEqual([(r.line, r.gap) for r in self.read(cursor)], [(b"same", True)])
 
-    def test_what_docker_made_longer_comes_in_parts_of_the_bound(self) -> None:
+    def test_longer_lines_of_docker_are_split_into_bounded_parts(self) -> None:
         text = "\ufffd" * MAX_PART_BYTES  # bytes that were no UTF-8, three bytes each
         self.write(entry(text + "\n"), entry("next\n"))
         found = self.read()
@@ -140,7 +141,7 @@ class JsonLogTests(SynchronousTestCase):
 
     @settings(max_examples=50)
     @given(st.text(max_size=60))
-    def test_no_text_is_a_cursor_that_harms(self, text: str) -> None:
+    def test_no_text_as_a_cursor_does_harm(self, text: str) -> None:
         try:
             self.read(text)
         except InvalidArgument:
@@ -175,7 +176,7 @@ class JsonLogTests(SynchronousTestCase):
 
 class TimeTests(SynchronousTestCase):
     @given(st.integers(min_value=0, max_value=4_000_000_000 * 10**9))
-    def test_times_go_there_and_back(self, nanos: int) -> None:
+    def test_times_are_parsed_as_they_were_formatted(self, nanos: int) -> None:
         self.assertEqual(parse_time(format_time(nanos)), nanos)
 
     def test_other_forms_of_rfc_3339(self) -> None:
@@ -183,6 +184,6 @@ class TimeTests(SynchronousTestCase):
         self.assertEqual(parse_time("1970-01-01T01:00:01.5+01:00"), 15 * 10**8)
         self.assertEqual(parse_time("0001-01-01T00:00:00Z"), 0)
 
-    def test_what_is_no_time_is_refused(self) -> None:
+    def test_invalid_times_are_refused(self) -> None:
         for text in ("", "now", "1970-01-01", "1970-01-01T00:00:00", "1970-01-01T00:00:00.xZ"):
             self.assertRaises(ValueError, parse_time, text)

@@ -1,4 +1,5 @@
-"""The ContainerProvider whose container is the machine: here, the one that the tests run on."""
+# SPDX-License-Identifier: Apache-2.0
+"""The ContainerProvider whose container is the VM: here, the machine that runs the tests."""
 
 from __future__ import annotations
 
@@ -12,26 +13,27 @@ from typing import Any
 import attrs
 from hypothesis import given
 from hypothesis import strategies as st
-from twisted.internet import reactor as _reactor
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from infranetes_common import cri
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound
-from infranetes_common.vmserver import LogRecord
-from tests.contract.container_provider import ContainerProviderCase, ExecContract
+from infranetes_common.reactors import installed
+from infranetes_common.wire import cri
+from infranetes_common.wire.vmserver import LogRecord
+from tests.contract.container_provider import ExecContract
+from tests.contract.container_provider_case import ContainerProviderCase
 from tests.contract.container_sessions import Heard
 from tests.support.systemd import Systemd
 from vmserver.containers.interface import Streams
 from vmserver.containers.machine import log
 from vmserver.containers.machine.provider import MachineConfig, MachineProvider
 
-reactor: Any = _reactor
+reactor = installed()
 IMAGE = "sha256:" + "e" * 64
 
 
 class MachineCase(ContainerProviderCase):
-    """Its state and its switch are in the test's directory."""
+    """Keeps the state in the test's directory, where its stop command leaves a mark too."""
 
     systemd: Systemd | None = None
 
@@ -61,12 +63,12 @@ class MachineCase(ContainerProviderCase):
             shutil.rmtree(self.directory)
 
     async def run_container(self, *command: str, **fields: Any) -> str:
-        """What the contract wants to run beside its commands runs already."""
+        """Run the container without the command, which is the machine's own affair."""
         return await super().run_container(**fields)
 
 
 class MachineExecTests(MachineCase, ExecContract, TestCase):
-    """ExecSync. A machine that has ended runs nothing."""
+    """ExecSync."""
 
     async def test_only_a_running_container_runs_commands(self) -> None:
         id = await self.create()
@@ -77,7 +79,7 @@ class MachineExecTests(MachineCase, ExecContract, TestCase):
 
 
 class MachineTests(MachineCase, TestCase):
-    """Its life."""
+    """Create, start, stop, remove."""
 
     async def test_it_runs_until_it_is_stopped_also_for_the_next_agent(self) -> None:
         id = await self.create()
@@ -89,7 +91,7 @@ class MachineTests(MachineCase, TestCase):
         self.assertEqual(await self.provider.images(), [IMAGE])
         await self.refused(FailedPrecondition, self.provider.remove_image(IMAGE))
 
-    async def test_to_stop_it_is_to_switch_the_machine_off(self) -> None:
+    async def test_stopping_it_powers_the_machine_off(self) -> None:
         id = await self.run_container()
         for _ in range(2):
             state = await self.provider.stop_container(id, 30)
@@ -100,13 +102,13 @@ class MachineTests(MachineCase, TestCase):
         self.assertEqual(await self.state(id), state)
         await self.refused(FailedPrecondition, self.provider.start_container(id))
 
-    async def test_without_grace_it_is_switched_off_at_once(self) -> None:
+    async def test_without_a_grace_period_it_is_powered_off_at_once(self) -> None:
         id = await self.run_container()
         state = await self.provider.stop_container(id, 0)
         self.assertEqual((state.exit_code, state.reason), (137, "Error"))
         self.assertTrue((self.directory / "killed").exists())
 
-    async def test_removing_it_switches_it_off(self) -> None:
+    async def test_removing_it_powers_it_off(self) -> None:
         id = await self.run_container()
         for _ in range(2):
             await self.provider.remove(id)
@@ -120,7 +122,7 @@ class MachineTests(MachineCase, TestCase):
         again = await self.provider.create(id, IMAGE, cri.ContainerConfig(), cri.PodSandboxConfig())
         self.assertEqual(again, await self.state(id))
 
-    async def test_what_a_machine_can_not_have_is_named(self) -> None:
+    async def test_what_a_vm_does_not_support_is_named(self) -> None:
         for fields, named in (
             ({"command": ["true"]}, "config.command"),
             ({"args": ["x"]}, "config.args"),
@@ -166,7 +168,7 @@ class MachineTests(MachineCase, TestCase):
         session.close_stdin()
         self.assertEqual((await heard.over, heard.out), (4, b"in\npod /tmp\n"))
 
-    async def test_what_it_uses_is_what_the_machine_uses(self) -> None:
+    async def test_its_usage_is_the_machines(self) -> None:
         id = await self.run_container()
         (usage,) = await self.provider.usage()
         self.assertEqual(usage.id, id)
@@ -174,7 +176,7 @@ class MachineTests(MachineCase, TestCase):
 
 
 class MachineLogTests(MachineCase, TestCase):
-    """Its log is the journal, of a real systemd."""
+    """The log is a real systemd's journal."""
 
     async def setUp(self) -> None:
         self.systemd = Systemd().start()
@@ -188,7 +190,7 @@ class MachineLogTests(MachineCase, TestCase):
             self.systemd.stop()
 
     def write(self, *words: str, priority: int = 6) -> None:
-        """Something of the machine writes into its journal."""
+        """Write to the journal as one of the machine's programs."""
         assert self.systemd is not None
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sending:
             for word in words:
@@ -236,10 +238,10 @@ class MachineLogTests(MachineCase, TestCase):
 
 
 class LineTests(SynchronousTestCase):
-    """Entries as records."""
+    """Journal entries become records."""
 
     @given(st.binary(max_size=60000), st.integers(0, 5))
-    def test_the_rest_of_an_entry_is_the_same_whoever_reads(self, message: bytes, known: int) -> None:
+    def test_the_rest_of_an_entry_is_the_same_for_every_reader(self, message: bytes, known: int) -> None:
         entry = {"__CURSOR": b"s", "MESSAGE": message, "SYSLOG_IDENTIFIER": b"p", "_PID": b"7"}
         every = log.entry_records(entry, 0, False)
         self.assertEqual(log.entry_records(entry, known, False), every[known:])

@@ -1,4 +1,5 @@
-"""The systemd ContainerProvider passes the contract over a real systemd and its journal."""
+# SPDX-License-Identifier: Apache-2.0
+"""The systemd ContainerProvider fulfils the contract, with a real systemd and its journal."""
 
 from __future__ import annotations
 
@@ -9,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from twisted.internet import reactor
 from twisted.trial.unittest import TestCase
 
 from infranetes_common.config import Bytes
+from infranetes_common.reactors import installed
 from tests.contract.container_output import ImageContract, LogContract
-from tests.contract.container_provider import ContainerProviderCase, ExecContract, LifecycleContract
+from tests.contract.container_provider import ExecContract, LifecycleContract
+from tests.contract.container_provider_case import ContainerProviderCase
 from tests.contract.container_sessions import SessionContract
 from tests.contract.container_usage import UsageContract
 from tests.support.systemd import Inside, Systemd, shared
@@ -24,7 +26,7 @@ from vmserver.containers.systemd.provider import SystemdProvider
 
 @attrs.frozen
 class Executable:
-    """An image of this provider's."""
+    """An image of this provider: a file and its checksum."""
 
     data: bytes
     diff_ids: tuple[str, ...] = ("sha256:" + "1" * 64, "sha256:" + "2" * 64)
@@ -35,7 +37,7 @@ class Executable:
 
 
 class SystemdCase(ContainerProviderCase):
-    """Its state is a real manager's, and the test's directory's."""
+    """Uses a real systemd."""
 
     def build(self, extra: dict[str, bytes] | None = None) -> Any:
         rest = b"".join(name.encode() + data for name, data in (extra or {}).items())
@@ -46,11 +48,11 @@ class SystemdCase(ContainerProviderCase):
         return data
 
     def manager(self) -> Systemd:
-        """The manager of this test."""
+        """Return the systemd of this test."""
         return shared()
 
     def config(self, **changes: Any) -> SystemdConfig:
-        """The provider's."""
+        """Return the provider's configuration."""
         config = SystemdConfig(
             journal_dir=self.systemd.run / "log/journal",
             image_dir=self.directory / "images",
@@ -60,11 +62,11 @@ class SystemdCase(ContainerProviderCase):
 
     def make_provider(self) -> Any:
         return SystemdProvider(
-            reactor,
+            installed(),
             self.config(),
             self.memory,
             endpoint=Inside(self.systemd),
-            outside=self.systemd.outside,
+            own_pid=self.systemd.outside,
         )
 
     async def setUp(self) -> None:
@@ -106,6 +108,6 @@ class SystemdImageTests(SystemdCase, ImageContract, TestCase):
 
 
 class SystemdUsageTests(SystemdCase, UsageContract, TestCase):
-    """Figures."""
+    """Stats."""
 
     counts_written = False

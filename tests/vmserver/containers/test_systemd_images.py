@@ -1,4 +1,5 @@
-"""Executables fetched over https."""
+# SPDX-License-Identifier: Apache-2.0
+"""Executables are downloaded over https."""
 
 from __future__ import annotations
 
@@ -9,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from twisted.internet import reactor as _reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import SSL4ServerEndpoint, TCP4ServerEndpoint
 from twisted.internet.task import deferLater
@@ -28,17 +28,18 @@ from infranetes_common.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from infranetes_common.reactors import installed
 from tests.txgrpc.certificates import Authority
 from vmserver.containers.systemd.config import SystemdConfig
 from vmserver.containers.systemd.images import Executables
 
-reactor: Any = _reactor
+reactor = installed()
 
 PROGRAM = b"#!/bin/sh\necho fetched\n" + b"# \n" * 100_000
 
 
 class Server(Resource):
-    """Answers by the path."""
+    """Answers as the path says."""
 
     isLeaf = True
 
@@ -74,7 +75,7 @@ class Server(Resource):
 
 
 class FetchTests(TestCase):
-    """Over a real connection."""
+    """With real connections."""
 
     timeout = 60
 
@@ -101,7 +102,7 @@ class FetchTests(TestCase):
         self.image_id = "sha256:" + hashlib.sha256(PROGRAM).hexdigest()
 
     async def tearDown(self) -> None:
-        """Nothing stays connected."""
+        """Wait until every connection is closed."""
         while self.connections.protocols:
             await deferLater(reactor, 0.02, lambda: None)
 
@@ -111,13 +112,13 @@ class FetchTests(TestCase):
         return images
 
     async def refused(self, kind: type[InfranetesError], url: str, images: Executables | None = None) -> str:
-        """The words; nothing of it stays."""
+        """Return the error's message, and check that nothing of the file remains."""
         with self.assertRaises(kind) as caught:
             await (images or self.images).fetch(self.image_id, url)
         self.assertEqual([*(self.directory / "images").iterdir()], [])
         return str(caught.exception)
 
-    async def test_it_is_there_and_can_be_executed_and_is_fetched_once(self) -> None:
+    async def test_it_is_downloaded_once_and_is_executable(self) -> None:
         for _ in range(2):
             await self.images.fetch(self.image_id, f"{self.base}/program")
         self.assertEqual(self.server.asked, ["/program"])
@@ -158,7 +159,7 @@ class FetchTests(TestCase):
         self.assertIn(self.image_id, str(caught.exception))
         self.assertEqual([*(self.directory / "images").iterdir()], [])
 
-    async def test_what_the_server_says(self) -> None:
+    async def test_the_servers_answers_are_errors(self) -> None:
         self.assertIn("404", await self.refused(NotFound, f"{self.base}/none?token=secret"))
         await self.refused(PermissionDenied, f"{self.base}/forbidden")
         await self.refused(Unavailable, f"{self.base}/broken")
@@ -174,7 +175,7 @@ class FetchTests(TestCase):
         patient = self.made(fetch_timeout=0.5)
         self.assertIn("0.5 s", await self.refused(Unavailable, f"{self.base}/endless", patient))
 
-    async def test_a_server_that_nobody_vouches_for(self) -> None:
+    async def test_a_server_with_an_untrusted_certificate(self) -> None:
         other = self.directory / "other.pem"
         other.write_bytes(Authority("other").pem)
         await self.refused(Unavailable, f"{self.base}/program", self.made(ca_file=other))
@@ -182,7 +183,7 @@ class FetchTests(TestCase):
         await self.refused(ConfigError, f"{self.base}/program", self.made(ca_file=other))
         self.assertEqual(self.server.asked, [])
 
-    async def test_what_an_agent_that_was_killed_had_in_parts_is_removed(self) -> None:
+    async def test_partial_files_of_a_killed_agent_are_removed(self) -> None:
         (self.directory / "images" / ".part-x").write_bytes(b"x")
         self.made()
         self.assertEqual([*(self.directory / "images").iterdir()], [])

@@ -1,42 +1,42 @@
-"""What is systemd's own: what containers may and see, how they are asked for, and journals that fail."""
+# SPDX-License-Identifier: Apache-2.0
+"""systemd in particular: privileges, limits, mounts, properties of units, and a journal that rotates."""
 
 from __future__ import annotations
 
 import os
 import pwd
-import struct
 from pathlib import Path
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from twisted.internet import reactor as _reactor
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from infranetes_common import cri
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable
+from infranetes_common.reactors import installed
+from infranetes_common.wire import cri
 from tests.contract.container_sessions import living
 from tests.support.systemd import Inside, Systemd
 from tests.vmserver.containers.test_systemd import SystemdCase
-from vmserver.containers.journal import ExportParser
-from vmserver.containers.systemd import logs, units
+from vmserver.containers.resources import cpu_weight
+from vmserver.containers.systemd import logs, privileges, units
 from vmserver.containers.systemd.bus import Bus
 from vmserver.containers.systemd.programs import CannotRun, Located, locate
 
-reactor: Any = _reactor
+reactor = installed()
 
 
 def secured(**fields: Any) -> Any:
-    """A LinuxContainerConfig."""
+    """Return a LinuxContainerConfig with these fields of the security context."""
     return cri.LinuxContainerConfig(security_context=cri.LinuxContainerSecurityContext(**fields))
 
 
 class UnitTests(SystemdCase, TestCase):
-    """Containers asked what they see."""
+    """What containers see, according to their own output."""
 
     async def output(self, script: str, **fields: Any) -> str:
-        """What a container writes that runs `script` to its end."""
+        """Return the output of a container that runs `script`."""
         id = await self.run_container("sh", "-c", script, **fields)
         await self.ended(id)
         return "\n".join(record.line.decode() for record in await self.lines(id))
@@ -51,7 +51,7 @@ class UnitTests(SystemdCase, TestCase):
             [f"{path} runs with one two words $HOME %n \\x41"],
         )
 
-    async def test_words_and_variables_reach_it_as_they_are(self) -> None:
+    async def test_arguments_and_variables_are_passed_as_they_are(self) -> None:
         odd = "$X ${X} %i 'q' \"d\" \\n; exit 9 ż"
         value = "a=b $PATH %h\ttab\nline"
         id = await self.run_container(
@@ -67,7 +67,7 @@ class UnitTests(SystemdCase, TestCase):
             b"\n".join(record.line for record in await self.lines(id)).decode(), f"{odd}|{value}"
         )
 
-    async def test_user_and_groups_are_those_asked_for_and_are_told(self) -> None:
+    async def test_user_and_groups_are_the_configured_ones_and_reported(self) -> None:
         linux = secured(
             run_as_user=cri.Int64Value(value=12345), run_as_group=cri.Int64Value(value=3000),
             supplemental_groups=[4000],
@@ -99,7 +99,7 @@ class UnitTests(SystemdCase, TestCase):
             state = await self.ended(await self.run_container("sh", "-c", f"exit {code}"))
             self.assertEqual((state.exit_code, state.reason), (code, "Error"))
 
-    async def test_a_file_that_the_kernel_does_not_take(self) -> None:
+    async def test_a_file_that_the_kernel_refuses_to_execute(self) -> None:
         file = self.directory / "no-program"
         file.write_bytes(b"\x7fELF nothing of the kind")
         file.chmod(0o755)
@@ -108,10 +108,10 @@ class UnitTests(SystemdCase, TestCase):
         self.assertIn("format", words)
         self.assertEqual((await self.state(id)).exit_code, 126)
 
-    async def test_capabilities_are_the_usual_or_those_asked_for(self) -> None:
+    async def test_capabilities_are_the_default_or_configured_ones(self) -> None:
         script = "grep -E 'CapBnd|NoNewPrivs' /proc/self/status"
         usual = (await self.output(script)).split()[1]
-        self.assertEqual(int(usual, 16), units.capabilities(cri.Capability()))
+        self.assertEqual(int(usual, 16), privileges.capabilities(cri.Capability()))
         none = secured(no_new_privs=True, capabilities=cri.Capability(drop_capabilities=["ALL"]))
         self.assertEqual(await self.output(script, linux=none), "CapBnd:\t0000000000000000\nNoNewPrivs:\t1")
         id = await self.run_container("sleep", "600", linux=none)
@@ -151,7 +151,7 @@ class UnitTests(SystemdCase, TestCase):
             "read-only\nwritten",
         )
 
-    async def test_limits_are_the_kernels_and_hold_for_commands_too(self) -> None:
+    async def test_limits_are_the_kernels_and_apply_to_commands_too(self) -> None:
         limits = cri.LinuxContainerResources(
             memory_limit_in_bytes=48 << 20, cpu_shares=512, cpu_quota=50_000, cpu_period=100_000,
             oom_score_adj=500, unified={"pids.max": "32"},
@@ -182,7 +182,7 @@ class UnitTests(SystemdCase, TestCase):
         await running
 
     def limit(self, pid: int, which: str) -> str:
-        """memory or pids of the group that a process is in."""
+        """Return the limit of memory or pids in a process's control group."""
         root = Path("/sys/fs/cgroup")
         groups = dict(line.split(":", 2)[1:] for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines())
         old, new = {"memory": ("memory.limit_in_bytes", "memory.max"), "pids": ("pids.max", "pids.max")}[
@@ -192,7 +192,7 @@ class UnitTests(SystemdCase, TestCase):
             return (root / which / groups[which].lstrip("/") / old).read_text().strip()
         return (root / groups[""].lstrip("/") / new).read_text().strip()
 
-    async def test_what_it_leaves_behind_ends_with_it(self) -> None:
+    async def test_its_surviving_processes_end_with_it(self) -> None:
         marker = str(800000 + os.getpid() % 100000)
         id = await self.run_container("sh", "-c", f"setsid sleep {marker} & exit 0")
         self.assertEqual((await self.ended(id)).exit_code, 0)
@@ -217,7 +217,7 @@ class UnitTests(SystemdCase, TestCase):
         await self.until(lambda: marker.read_text(), "it runs")
         self.assertEqual(marker.read_text(), "x\n")
 
-    async def test_nothing_of_one_that_ended_stays_with_systemd(self) -> None:
+    async def test_systemd_forgets_the_units_of_an_ended_container(self) -> None:
         id = await self.run_container("false")
         await self.ended(id)
 
@@ -229,7 +229,7 @@ class UnitTests(SystemdCase, TestCase):
 
         await self.until(none, "its units are gone")
 
-    async def test_what_can_not_be_had_is_named(self) -> None:
+    async def test_what_is_not_supported_is_named(self) -> None:
         for fields, named in (
             ({"tty": True}, "config.tty"),
             ({"devices": [cri.Device(host_path="/dev/null")]}, "config.devices"),
@@ -254,7 +254,7 @@ class UnitTests(SystemdCase, TestCase):
 
 
 class RotationTests(SystemdCase, TestCase):
-    """A journal that is small."""
+    """A journal that soon deletes entries."""
 
     def manager(self) -> Systemd:
         return Systemd(journal="4M", lines="SystemMaxFileSize=512K\nRuntimeMaxFileSize=512K\n").start()
@@ -265,7 +265,7 @@ class RotationTests(SystemdCase, TestCase):
         finally:
             self.systemd.stop()
 
-    async def test_what_was_thrown_away_is_a_gap_and_nothing_comes_twice(self) -> None:
+    async def test_deleted_entries_are_a_gap_and_nothing_is_repeated(self) -> None:
         script = "i=0; while [ $i -lt 5000 ]; do i=$((i+1)); echo $i $0; done"
         id = await self.run_container("sh", "-c", script, "x" * 4000)
         first = await self.lines(id)
@@ -284,7 +284,7 @@ class RotationTests(SystemdCase, TestCase):
 
 
 class DownTests(TestCase):
-    """No systemd."""
+    """A machine without systemd."""
 
     async def test_no_socket(self) -> None:
         from twisted.internet.endpoints import UNIXClientEndpoint
@@ -308,7 +308,7 @@ class DownTests(TestCase):
 
 
 class TranslationTests(SynchronousTestCase):
-    """Names and numbers."""
+    """Configurations become names and values of properties."""
 
     @given(st.text("0123456789abcdefghijklmnopqrstuvwxyz-", min_size=1, max_size=64))
     def test_a_container_is_known_by_its_units_path(self, id: str) -> None:
@@ -316,9 +316,9 @@ class TranslationTests(SynchronousTestCase):
         self.assertEqual(units.container_of(units.object_path(f"{units.LOGGER_PREFIX}{id}.0.service")), "")
 
     def test_shares_as_weight(self) -> None:
-        self.assertEqual([units.weight(shares) for shares in (2, 1024, 262144)], [1, 39, 10000])
+        self.assertEqual([cpu_weight(shares) for shares in (2, 1024, 262144)], [1, 39, 10000])
 
-    def test_processors_as_bits(self) -> None:
+    def test_cpus_as_a_bit_mask(self) -> None:
         found = dict(units.limits(cri.LinuxContainerResources(cpuset_cpus="0-2,9")))
         self.assertEqual(found["AllowedCPUs"], ("ay", bytes([0b111, 0b10])))
         for wrong in ("x", "3-1", "-1", "1,,2", "99999"):
@@ -350,31 +350,3 @@ class TranslationTests(SynchronousTestCase):
         for wrong in (place, f"2.7.{place}", f"1.-7.{place}", f"1.7.{place} --version", "1.7."):
             with self.assertRaises(InvalidArgument):
                 logs.parse(wrong)
-
-
-ENTRIES = st.lists(
-    st.dictionaries(st.sampled_from(["MESSAGE", "A", "B_1"]), st.binary(max_size=40), min_size=1), max_size=5
-)
-
-
-class ExportTests(SynchronousTestCase):
-    """The journal's export format."""
-
-    @given(ENTRIES, st.integers(1, 40))
-    def test_cut_anywhere_it_is_the_same(self, entries: list[dict[str, bytes]], size: int) -> None:
-        wire = b""
-        for entry in entries:
-            for name, value in entry.items():
-                if b"\n" in value or len(value) % 2:
-                    wire += name.encode() + b"\n" + struct.pack("<Q", len(value)) + value + b"\n"
-                else:
-                    wire += name.encode() + b"=" + value + b"\n"
-            wire += b"\n"
-        parser = ExportParser()
-        found = [one for at in range(0, len(wire), size) for one in parser.feed(wire[at : at + size])]
-        self.assertEqual(found, entries)
-
-    def test_what_is_not_the_format_is_refused(self) -> None:
-        for wire in (b"lower=1\n", b"MESSAGE\n" + struct.pack("<Q", 2**40)):
-            with self.assertRaises(ValueError):
-                ExportParser().feed(wire)

@@ -1,4 +1,5 @@
-"""A CRI ContainerConfig in Docker's words; what Docker can't give is refused by name."""
+# SPDX-License-Identifier: Apache-2.0
+"""A CRI ContainerConfig is translated for Docker, and refused where Docker does not support it."""
 
 from __future__ import annotations
 
@@ -8,10 +9,10 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes_common import cri
 from infranetes_common.errors import InvalidArgument
-from vmserver.containers.docker.accounts import Accounts, Identity, as_asked, of_image
-from vmserver.containers.docker.cgroups import files as cgroup_files
+from infranetes_common.wire import cri
+from vmserver.containers.docker.accounts import Accounts, Identity, configured, resolve
+from vmserver.containers.docker.cgroups import extra_files as cgroup_files
 from vmserver.containers.docker.limits import overlay
 from vmserver.containers.docker.security import seccomp_profile
 from vmserver.containers.docker.translate import create_body
@@ -23,13 +24,13 @@ THERE = {"/data", "/dev/fuse", "/vm/hosts", "/vm/resolv.conf"}
 
 
 def body(config: Any = None, **fields: Any) -> Any:
-    """What Docker would be asked for."""
+    """Return the request that creates a container with this configuration."""
     config = config or cri.ContainerConfig(**fields)
     return create_body(
         "c1",
         IMAGE,
         config,
-        identity=as_asked(config.linux.security_context) or Identity("", ()),
+        identity=configured(config.linux.security_context) or Identity("", ()),
         files=FILES,
         log_options={"max-size": "1m"},
         exists=THERE.__contains__,
@@ -39,7 +40,7 @@ def body(config: Any = None, **fields: Any) -> Any:
 
 
 def secured(**fields: Any) -> Any:
-    """The same with a security context."""
+    """Return the request for a container with these fields of the security context."""
     context = cri.LinuxContainerSecurityContext(**fields)
     return body(linux=cri.LinuxContainerConfig(security_context=context))
 
@@ -84,7 +85,7 @@ class TranslateTests(SynchronousTestCase):
         self.refused("userns", secured, namespace_options=cri.NamespaceOption(userns_options=pod))
         secured(namespace_options=cri.NamespaceOption(userns_options=cri.UserNamespace(mode=cri.NODE)))
 
-    def test_the_pods_sysctls_are_said_again_where_ipc_is_the_containers_own(self) -> None:
+    def test_the_pods_sysctls_are_repeated_for_an_ipc_namespace_of_its_own(self) -> None:
         host = secured(namespace_options=cri.NamespaceOption(ipc=cri.CONTAINER))["HostConfig"]
         self.assertEqual(host["Sysctls"], {"kernel.shmmax": "1"})
         self.assertNotIn("Sysctls", secured()["HostConfig"])
@@ -109,7 +110,7 @@ class TranslateTests(SynchronousTestCase):
         value = lambda number: cri.Int64Value(value=number)  # noqa: E731
 
         def who(**fields: Any) -> tuple[str, tuple[int, ...]]:
-            found = of_image(cri.LinuxContainerSecurityContext(**fields), accounts)
+            found = resolve(cri.LinuxContainerSecurityContext(**fields), accounts)
             return found.user, found.groups
 
         strict: Any = {"supplemental_groups_policy": cri.Strict, "supplemental_groups": [7, 7]}
@@ -134,7 +135,7 @@ class TranslateTests(SynchronousTestCase):
         wanted = cri.Capability(add_capabilities=["ALL", "CHOWN", "KILL"], drop_capabilities=["all", "KILL"])
         host = secured(capabilities=wanted)["HostConfig"]
         self.assertEqual((host["CapAdd"], host["CapDrop"]), (["CAP_CHOWN"], ["ALL", "CAP_KILL"]))
-        self.refused("no capability", secured, capabilities=cri.Capability(add_capabilities=["x y"]))
+        self.refused("not a capability", secured, capabilities=cri.Capability(add_capabilities=["x y"]))
         self.refused("ambient", secured, capabilities=cri.Capability(add_ambient_capabilities=["CHOWN"]))
 
     def test_profiles(self) -> None:
@@ -158,15 +159,15 @@ class TranslateTests(SynchronousTestCase):
         self.refused("sent no profile", secured, apparmor=local)
         self.refused("sent no profile", secured, apparmor_profile="localhost/x")
         local.localhost_ref = "deny write\nprofile"
-        self.refused("no profile's name", secured, apparmor=local)
+        self.refused("not the name of a profile", secured, apparmor=local)
 
     def test_a_profile_of_the_node_is_checked_again(self) -> None:
         profile = {"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": 1, "syscalls": None}
         self.assertEqual(json.loads(seccomp_profile(json.dumps(profile))), profile)
         for text, words in (
-            ("{", "no JSON"),
-            ("[" * 100_000, "no JSON"),
-            ("[]", "no object"),
+            ("{", "not JSON"),
+            ("[" * 100_000, "not JSON"),
+            ("[]", "not an object"),
             ("{}", "defaultAction"),
             ('{"defaultAction": 1}', "defaultAction"),
             ('{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": ["x"]}', "list of objects"),
@@ -178,7 +179,7 @@ class TranslateTests(SynchronousTestCase):
         ):
             self.refused(words, lambda text=text: seccomp_profile(text))
 
-    def test_masked_paths_are_as_said_and_docker_decides_where_nothing_is(self) -> None:
+    def test_masked_paths_are_the_listed_ones_or_dockers_default(self) -> None:
         self.assertNotIn("MaskedPaths", body()["HostConfig"])
         host = secured(masked_paths=["/proc/kcore"], readonly_paths=["/proc/sys"])["HostConfig"]
         self.assertEqual((host["MaskedPaths"], host["ReadonlyPaths"]), (["/proc/kcore"], ["/proc/sys"]))
@@ -201,13 +202,13 @@ class TranslateTests(SynchronousTestCase):
         self.assertEqual(found["Labels"]["io.infranetes.images"], IMAGE)
         self.assertNotIn("io.infranetes.images", body()["Labels"])
 
-    def test_a_mount_in_the_place_of_the_sandboxes_own_files(self) -> None:
+    def test_a_mount_hides_the_sandboxes_own_file(self) -> None:
         mount = cri.Mount(container_path="/etc/hosts", host_path="/data")
         found = body(mounts=[mount])["HostConfig"]["Mounts"]
         self.assertEqual([(one["Target"], one["Source"]) for one in found],
                          [("/etc/hosts", "/data"), ("/etc/resolv.conf", "/vm/resolv.conf")])  # fmt: skip
 
-    def test_mounts_that_can_not_be_had_name_their_path(self) -> None:
+    def test_unsupported_mounts_name_their_path(self) -> None:
         self.refused("/node/only", body, mounts=[cri.Mount(container_path="/x", host_path="/node/only")])
         for mount in (
             cri.Mount(container_path="relative", host_path="/data"),
@@ -234,7 +235,7 @@ class TranslateTests(SynchronousTestCase):
         )  # fmt: skip
         host = body(linux=cri.LinuxContainerConfig(resources=limits))["HostConfig"]
         self.assertEqual((host["CpuShares"], host["CpuQuota"], host["CpuPeriod"]), (512, 50000, 100000))
-        # No swap beyond the limit unless it is asked for.
+        # No swap unless it is set.
         self.assertEqual((host["Memory"], host["MemorySwap"]), (1 << 26, 1 << 26))
         self.assertEqual((host["OomScoreAdj"], host["CpusetCpus"]), (500, "0"))
         for field, value in (("cpu_shares", -1), ("memory_limit_in_bytes", -1), ("oom_score_adj", 2000)):

@@ -1,4 +1,5 @@
-"""A control group's files as figures."""
+# SPDX-License-Identifier: Apache-2.0
+"""A control group's files are parsed."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from vmserver.stats import cgroup, container
 
-# Of a container of 64 MiB on Debian 12 (Linux 6.1), shortened.
+# From a container of 64 MiB on Debian 12 (Linux 6.1), shortened.
 SAMPLE = {
     "cpu.stat": "usage_usec 2500000\nuser_usec 2000000\nsystem_usec 500000\n"
     "core_sched.force_idle_usec 0\nnr_periods 40\nnr_throttled 7\nthrottled_usec 123456\n",
@@ -32,7 +33,7 @@ SAMPLE = {
 
 
 class UsageTests(SynchronousTestCase):
-    """What the files say."""
+    """The content of files."""
 
     def test_a_containers_group(self) -> None:
         usage = cgroup.usage(SAMPLE, 77)
@@ -74,22 +75,22 @@ class UsageTests(SynchronousTestCase):
         stat = "anon 1\nkernel_stack 10\npagetables 20\npercpu 30\nslab 40\n"
         self.assertEqual(cgroup.usage({**SAMPLE, "memory.stat": stat}, 1).memory.kernel, 100)
 
-    def test_more_files_pages_than_use_is_no_use(self) -> None:
+    def test_a_working_set_is_never_negative(self) -> None:
         usage = cgroup.usage({**SAMPLE, "memory.current": "100\n"}, 1)
         self.assertEqual(usage.memory.working_set, 0)
 
-    def test_nothing_to_be_read_is_none(self) -> None:
+    def test_without_files_there_is_no_usage(self) -> None:
         self.assertIsNone(cgroup.usage({}, 1))
         self.assertIsNone(cgroup.usage(cgroup.read(Path("/nonexistent")), 1))
 
     @given(st.dictionaries(st.sampled_from(cgroup.FILES), st.text(max_size=200)))
-    def test_whatever_the_files_are_it_is_a_figure_or_none(self, files: dict[str, str]) -> None:
+    def test_any_content_is_parsed_or_ignored(self, files: dict[str, str]) -> None:
         usage = cgroup.usage(files, 1)
         self.assertEqual(usage is None, "cpu.stat" not in files)
 
 
 class ReadTests(SynchronousTestCase):
-    """From a directory."""
+    """Files in a directory."""
 
     def setUp(self) -> None:
         self.root = Path(self.mktemp())
@@ -100,10 +101,10 @@ class ReadTests(SynchronousTestCase):
         for name, text in SAMPLE.items():
             (self.group / name).write_text(text)
 
-    def test_what_is_there_is_read(self) -> None:
+    def test_the_existing_files_are_read(self) -> None:
         self.assertEqual(cgroup.read(self.group), SAMPLE)
 
-    def test_what_is_no_file_is_left_out(self) -> None:
+    def test_names_that_are_no_files_are_left_out(self) -> None:
         (self.group / "memory.stat").unlink()
         (self.group / "memory.stat").mkdir()
         self.assertNotIn("memory.stat", cgroup.read(self.group))
@@ -133,7 +134,7 @@ class ReadTests(SynchronousTestCase):
         self.assertEqual(usage.memory.limit, 1 << 40)
         self.assertGreater(usage.cpu.total_nanos, 0)
 
-    def test_a_process_that_is_gone_has_none(self) -> None:
+    def test_a_process_that_does_not_exist_has_none(self) -> None:
         pid = os.fork()
         if not pid:
             os._exit(0)

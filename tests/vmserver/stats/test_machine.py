@@ -1,4 +1,5 @@
-"""The machine's figures from proc(5)."""
+# SPDX-License-Identifier: Apache-2.0
+"""The VM's usage is read from proc(5)."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ SAMPLE = {
 
 
 class MachineTests(SynchronousTestCase):
-    """What the files say."""
+    """The content of files."""
 
     def test_processors_and_memory(self) -> None:
         usage = machine.usage(SAMPLE)
@@ -47,7 +48,7 @@ class MachineTests(SynchronousTestCase):
         self.assertFalse(memory.HasField("swap_limit"))
         self.assertEqual(usage.cpu_pressure.Some.Total, 99)
 
-    def test_the_pods_card_comes_first_and_what_stays_inside_is_no_card(self) -> None:
+    def test_the_pods_card_comes_first_and_inner_interfaces_are_left_out(self) -> None:
         first, second = machine.cards(SAMPLE)
         self.assertEqual((first.name, second.name), ("ens4", "ens5"))
         self.assertEqual(

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rates between two samples."""
 
 from __future__ import annotations
@@ -8,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes_common import vmserver as messages
+from infranetes_common.wire import vmserver as messages
 from vmserver.stats.rates import Rates
 
 SECOND = 10**9
 
 
 def usage(at: float, used: float) -> Any:
-    """Both in seconds."""
+    """Return a usage. Both arguments are seconds."""
     found = messages.Usage(time_nanos=int(at * SECOND))
     found.cpu.total_nanos = int(used * SECOND)
     return found
@@ -38,18 +39,18 @@ class RatesTests(SynchronousTestCase):
         self.assertEqual(self.rate(112, 19), 2 * SECOND)
         self.assertEqual(self.rate(122, 19), 0)
 
-    def test_the_first_is_that_since_the_beginning_where_it_is_known(self) -> None:
+    def test_the_first_rate_is_that_since_a_known_beginning(self) -> None:
         self.assertEqual(self.rate(110, 5, began=100), SECOND // 2)
         self.assertEqual(self.rate(120, 5, began=100), 0)
 
-    def test_asked_again_at_once_it_is_still_that_of_a_second_or_more(self) -> None:
+    def test_a_rate_covers_a_second_even_when_asked_for_more_often(self) -> None:
         self.rate(100, 0)
         self.rate(110, 10)
         for step in range(1, 10):
             self.assertEqual(self.rate(110 + step / 100, 10 + step / 100), SECOND)
         self.assertEqual(self.rate(112, 12), SECOND)
 
-    def test_who_asks_all_the_time_gets_a_rate_of_late(self) -> None:
+    def test_frequent_requests_get_a_recent_rate(self) -> None:
         self.rate(100, 0)
         for step in range(1, 50):
             self.rate(100 + step / 10, step / 10)
@@ -58,17 +59,17 @@ class RatesTests(SynchronousTestCase):
             last = self.rate(100 + step / 10, 5)
         self.assertEqual(last, 0)
 
-    def test_counters_that_begin_anew_have_no_huge_rate(self) -> None:
+    def test_counters_that_were_reset_have_no_huge_rate(self) -> None:
         self.rate(100, 50)
         self.assertIsNone(self.rate(110, 1))
         self.assertEqual(self.rate(120, 2), SECOND // 10)
 
-    def test_a_clock_that_was_set_back_begins_anew(self) -> None:
+    def test_a_clock_that_was_set_back_resets_the_rate(self) -> None:
         self.rate(100, 50)
         self.assertIsNone(self.rate(50, 51))
         self.assertEqual(self.rate(60, 52), SECOND // 10)
 
-    def test_what_is_gone_is_forgotten(self) -> None:
+    def test_other_keys_are_forgotten(self) -> None:
         for number in range(100):
             self.rates.put(str(number), usage(1, 1))
         self.rates.keep(["7", "new"])

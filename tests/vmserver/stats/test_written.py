@@ -1,4 +1,5 @@
-"""What was written is counted slowly, now and then, and never beyond its bounds."""
+# SPDX-License-Identifier: Apache-2.0
+"""The size of what containers wrote is counted in the background and within bounds."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ reactor: Any = the_reactor
 
 
 def fill(directory: Path) -> int:
-    """Bytes on the disk of what is put there: five inodes."""
+    """Create five inodes; return their bytes on the disk."""
     (directory / "etc").mkdir(parents=True)
     (directory / "etc" / "data").write_bytes(b"x" * 100_000)
     os.link(directory / "etc" / "data", directory / "again")
@@ -31,7 +32,7 @@ def fill(directory: Path) -> int:
 
 
 class CountTests(SynchronousTestCase):
-    """One walk."""
+    """A single count."""
 
     def setUp(self) -> None:
         self.top = Path(os.path.realpath(self.mktemp()))
@@ -60,7 +61,7 @@ class CountTests(SynchronousTestCase):
         self.assertGreaterEqual(inodes, written.MAX_DEPTH)
         self.assertLess(inodes, written.MAX_DEPTH * 2)
 
-    def test_after_its_time_it_answers_with_what_it_has(self) -> None:
+    def test_after_its_time_it_returns_what_was_counted(self) -> None:
         self.patch(written, "WORK_SECONDS", 0.0)
         self.patch(written, "MAX_SECONDS", 0.0)
         self.top.mkdir()
@@ -79,7 +80,7 @@ class CountTests(SynchronousTestCase):
 
 
 class LayersTests(TestCase):
-    """Counts that are kept."""
+    """Counts of several layers over time."""
 
     timeout = 60
 
@@ -104,19 +105,19 @@ class LayersTests(TestCase):
         while self.layers._walking is not None:
             await deferLater(reactor, 0.01, lambda: None)
 
-    async def test_the_first_one_who_asks_has_it(self) -> None:
+    async def test_the_first_request_has_it(self) -> None:
         self.patch(written, "FIRST_SECONDS", 30.0)
         found = await self.layers.of({"a": str(self.top)})
         self.assertEqual((found["a"].bytes, found["a"].inodes), (self.size, 4))
         self.assertGreater(found["a"].time_nanos, 0)
 
-    async def test_a_count_is_not_made_again_at_once(self) -> None:
+    async def test_a_count_is_not_repeated_at_once(self) -> None:
         self.patch(written, "FIRST_SECONDS", 30.0)
         for _ in range(5):
             await self.layers.of({"a": str(self.top)})
         self.assertEqual(self.walks, [str(self.top)])
 
-    async def test_a_slow_one_holds_nobody_and_is_known_later(self) -> None:
+    async def test_a_slow_count_delays_nobody_and_is_there_later(self) -> None:
         self.patch(written, "FIRST_SECONDS", 0.01)
         self.gate.clear()
         wanted = {"a": str(self.top), "b": "/nonexistent"}
@@ -127,7 +128,7 @@ class LayersTests(TestCase):
         await self.settled()
         self.assertEqual(set(await self.layers.of(wanted)), {"a", "b"})
 
-    async def test_an_old_count_answers_while_it_is_made_again(self) -> None:
+    async def test_an_old_count_is_returned_while_it_is_repeated(self) -> None:
         self.patch(written, "FIRST_SECONDS", 30.0)
         await self.layers.of({"a": str(self.top)})
         self.layers._counts["a"] = attrs.evolve(self.layers._counts["a"], due=0.0)
@@ -138,19 +139,19 @@ class LayersTests(TestCase):
         await self.settled()
         self.assertEqual((await self.layers.of({"a": str(self.top)}))["a"].inodes, 5)
 
-    async def test_what_is_no_longer_asked_for_is_forgotten(self) -> None:
+    async def test_layers_that_are_not_requested_any_more_are_forgotten(self) -> None:
         self.patch(written, "FIRST_SECONDS", 30.0)
         await self.layers.of({"a": str(self.top)})
         await self.layers.of({})
         self.assertEqual(self.layers._counts, {})
 
-    async def test_one_who_asks_no_longer_leaves_nothing(self) -> None:
+    async def test_a_cancelled_request_leaves_nothing(self) -> None:
         self.patch(written, "FIRST_SECONDS", 30.0)
         self.gate.clear()
         asking = Deferred.fromCoroutine(self.layers.of({"a": str(self.top)}))
         asking.addErrback(lambda _: None)
         asking.cancel()
         await asking
-        self.assertEqual(self.layers._waiting, [])
+        self.assertEqual(self.layers._walked.waiters, 0)
         self.gate.set()
         await self.settled()

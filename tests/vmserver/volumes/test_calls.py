@@ -1,4 +1,5 @@
-"""Volumes over the agent's wire: brought, listed, read, watched and removed."""
+# SPDX-License-Identifier: Apache-2.0
+"""Volumes are written, listed, read, watched and removed through the agent's RPCs."""
 
 from __future__ import annotations
 
@@ -9,12 +10,13 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes_common import cri
-from infranetes_common import vmserver as messages
-from infranetes_common.entries import DIRECTORY, FILE, SYMLINK, Bounds, Change, Entry, Removed
 from infranetes_common.errors import FailedPrecondition
-from infranetes_common.volumes import PREFIX, change_to_wire
-from tests.vmserver.test_agent import ID, AgentCase
+from infranetes_common.filesync.manifest import DIRECTORY, FILE, SYMLINK, Bounds, Change, Entry, Removed
+from infranetes_common.filesync.scan import scan
+from infranetes_common.filesync.wire import PREFIX, change_to_wire
+from infranetes_common.wire import cri
+from infranetes_common.wire import vmserver as messages
+from tests.vmserver.rpc.test_agent import ID, AgentCase
 from txgrpc import Code
 from vmserver.volumes.store import VolumeStore
 
@@ -65,6 +67,19 @@ class VolumeCallTests(AgentCase):
             await self.stub.RemoveVolume(messages.RemoveVolumeRequest(id="v1"), timeout=5.0)
         self.assertFalse(self.path.parent.exists())
         await self.refused(Code.NOT_FOUND, self.listed())
+
+    async def test_one_entry_that_fails_is_named_and_the_others_are_written(self) -> None:
+        await self.put(Entry(b"busy", DIRECTORY, 0o755, 0, 0))
+        busy = self.path / "busy"
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(busy)], check=True)
+        self.addCleanup(subprocess.run, ["umount", "-l", str(busy)])
+        changes: list[Change] = [
+            Entry(b"busy", FILE, 0o640, 1, 2, 3, 77), b"abc",
+            Entry(b"z", FILE, 0o640, 1, 2, 3, 77), b"xyz",
+        ]  # fmt: skip
+        message = await self.refused(Code.FAILED_PRECONDITION, self.put(*changes))
+        self.assertIn("busy: Device or resource busy", message)
+        self.assertEqual((self.path / "z").read_bytes(), b"xyz")
 
     async def test_secrets_are_apart_and_nobody_elses(self) -> None:
         await self.put(Entry(b"token", FILE, 0o600, 0, 0, 1), b"x", in_memory=True)
@@ -147,7 +162,7 @@ class MountedBelowTests(SynchronousTestCase):
         (at / "theirs").write_text("x")
         held = os.open(at, os.O_RDONLY)
         self.addCleanup(os.close, held)
-        self.assertEqual(sorted(store.tree("v1").scan(Bounds(10, 1000))), [b"", b"a b"])
+        self.assertEqual(sorted(scan(store.tree("v1"), Bounds(10, 1000))), [b"", b"a b"])
         for _ in range(2):
             store.remove("v1")
         self.assertFalse((top / "disk" / "v1").exists())

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Volumes as a container of a real Docker engine sees them."""
 
 from __future__ import annotations
@@ -6,18 +7,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from twisted.internet import reactor as _reactor
-
-from infranetes_common import cri
-from infranetes_common import vmserver as messages
-from infranetes_common.entries import DIRECTORY, FILE, SYMLINK, Change, Entry, Removed
-from infranetes_common.volumes import PREFIX, change_to_wire
+from infranetes_common.filesync.manifest import DIRECTORY, FILE, SYMLINK, Change, Entry, Removed
+from infranetes_common.filesync.wire import PREFIX, change_to_wire
+from infranetes_common.reactors import installed
+from infranetes_common.wire import cri
+from infranetes_common.wire import vmserver as messages
 from tests.support.dockerd import shared
 from tests.vmserver.harness import Agent
-from tests.vmserver.test_agent import ID, AgentCase
+from tests.vmserver.rpc.test_agent import ID, AgentCase
 from vmserver.containers.docker.provider import DockerConfig, DockerProvider
 
-reactor: Any = _reactor
+reactor = installed()
 
 
 class DockerVolumeTests(AgentCase):
@@ -50,7 +50,7 @@ class DockerVolumeTests(AgentCase):
         return str((ran.stdout + ran.stderr).decode())
 
     def version(self, name: bytes, old: bytes = b"") -> list[Change]:
-        """As the node sends what kubelet's writer made."""
+        """Send what kubelet wrote, as the node does."""
         return [
             Entry(b".." + name, DIRECTORY, 0o755, 0, 0),
             Entry(b".." + name + b"/key", FILE, 0o644, 0, 0, len(name), time.time_ns()),

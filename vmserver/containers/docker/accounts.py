@@ -1,8 +1,9 @@
-"""Users and groups as an image's /etc/passwd and /etc/group have them.
+# SPDX-License-Identifier: Apache-2.0
+"""The user and groups of a container's first process, from an image's /etc/passwd and /etc/group.
 
-Docker reads both by itself, and merges the groups that a user is a member of unless a group is named
-beside the user. So where the CRI wants what Docker would not do of itself, who the first process is to be
-is worked out here and said in numbers, which Docker takes as they are.
+Docker reads these files itself, and adds the groups that a user is a member of unless the request names a
+group beside the user. Where the CRI wants something else, the ids are resolved here: Docker takes numbers as
+they are.
 """
 
 from __future__ import annotations
@@ -10,25 +11,25 @@ from __future__ import annotations
 import io
 import posixpath
 import tarfile
-from typing import Any
 
 import attrs
 from twisted.internet.defer import DeferredLock
 
-from infranetes_common import cri
 from infranetes_common.errors import InvalidArgument
+from infranetes_common.wire import cri
+from vmserver.containers.docker.api import Request
 from vmserver.containers.docker.engine import Engine, EngineError
-from vmserver.containers.docker.security import NAME_PREFIX
+from vmserver.containers.docker.names import container_name
 
 MAX_FILE_BYTES = 1024 * 1024
 MAX_ID = 2**31 - 1
-_LINKS = 8  # followed at most
-_KEPT = 64  # images
+_MAX_LINKS = 8  # symbolic links that are followed
+_MAX_IMAGES = 64  # whose accounts are cached
 
 
 @attrs.frozen
 class Accounts:
-    """The two files of an image, empty where it has none, and the user that it names."""
+    """The two files of an image (empty where it has none) and the user in its configuration."""
 
     passwd: bytes = b""
     group: bytes = b""
@@ -37,17 +38,16 @@ class Accounts:
 
 @attrs.frozen
 class Identity:
-    """In Docker's words: `User`, and `GroupAdd` in numbers."""
+    """Docker's fields `User` and `GroupAdd`."""
 
     user: str
     groups: tuple[int, ...]
 
 
-def as_asked(context: Any) -> Identity | None:
-    """Who a container's first process is, where Docker finds that by itself; None: it would not, see
-    `of_image`.
+def configured(context: cri.LinuxContainerSecurityContext) -> Identity | None:
+    """Return the configured user and groups, if Docker can resolve them itself; None if `resolve` has to.
 
-    :raise InvalidArgument: malformed; names the field.
+    :raise InvalidArgument: something is malformed; names the field.
     """
     numbers = (
         ("run_as_user", [context.run_as_user.value]),
@@ -58,7 +58,7 @@ def as_asked(context: Any) -> Identity | None:
         for value in values:
             if not 0 <= value <= MAX_ID:
                 raise InvalidArgument(f"security_context.{field}: {value} is not 0 to {MAX_ID}")
-    user = _named(context)
+    user = _user_field(context)
     if context.HasField("run_as_group") and not user:
         raise InvalidArgument("security_context.run_as_group: needs run_as_user or run_as_username beside it")
     if context.HasField("run_as_group") or context.supplemental_groups_policy == cri.Strict:
@@ -66,12 +66,12 @@ def as_asked(context: Any) -> Identity | None:
     return Identity(user, tuple(context.supplemental_groups))
 
 
-def of_image(context: Any, accounts: Accounts) -> Identity:
-    """The same by the image's accounts, in numbers alone.
+def resolve(context: cri.LinuxContainerSecurityContext, accounts: Accounts) -> Identity:
+    """Return the user and groups as numbers, looked up in the image's accounts.
 
-    :raise InvalidArgument: there is no such user or group in the image.
+    :raise InvalidArgument: the image has no such user or group.
     """
-    who, _, group = (_named(context) or accounts.user).partition(":")
+    who, _, group = (_user_field(context) or accounts.user).partition(":")
     uid, gid, name = _user(who, accounts.passwd)
     if context.HasField("run_as_group"):
         gid = context.run_as_group.value
@@ -83,12 +83,12 @@ def of_image(context: Any, accounts: Accounts) -> Identity:
     return Identity(f"{uid}:{gid}", tuple(dict.fromkeys(groups)))
 
 
-def _named(context: Any) -> str:
+def _user_field(context: cri.LinuxContainerSecurityContext) -> str:
     return str(context.run_as_user.value) if context.HasField("run_as_user") else context.run_as_username
 
 
 def _user(who: str, passwd: bytes) -> tuple[int, int, str]:
-    """Its id, its group, and its name where the image has it: the first that fits."""
+    """Return uid, gid and name of the first account that fits; an unknown uid has no name."""
     number = _number(who) if who else 0
     for name, _, uid, gid, *_ in _lines(passwd, 4):
         ids = _number(uid), _number(gid)
@@ -127,33 +127,32 @@ def _number(text: str) -> int | None:
 
 
 class ImageAccounts:
-    """Reads them, once for each image, from a container that is made for it and never started."""
+    """Reads the accounts of images, from a container that is created for this and never started."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._known: dict[str, Accounts] = {}
+        self._cache: dict[str, Accounts] = {}
         self._lock = DeferredLock()
 
     async def of(self, image_id: str) -> Accounts:
-        """:raise EngineError: the image is not there. :raise InvalidArgument: a file is too large."""
-        await self._lock.acquire()
-        try:
-            if image_id not in self._known:
-                while len(self._known) >= _KEPT:
-                    del self._known[next(iter(self._known))]
-                self._known[image_id] = await self._read(image_id)
-            return self._known[image_id]
-        finally:
-            self._lock.release()
+        """Return an image's accounts.
+
+        :raise EngineError: there is no such image. :raise InvalidArgument: a file is too large."""
+        async with self._lock:
+            if image_id not in self._cache:
+                while len(self._cache) >= _MAX_IMAGES:
+                    del self._cache[next(iter(self._cache))]
+                self._cache[image_id] = await self._read(image_id)
+            return self._cache[image_id]
 
     async def _read(self, image_id: str) -> Accounts:
-        name = f"{NAME_PREFIX}accounts-{image_id.removeprefix('sha256:')[:32]}"
-        user = (await self._engine.call("GET", f"/images/{image_id}/json"))["Config"].get("User") or ""
-        body = {"Image": image_id, "Entrypoint": ["/"], "HostConfig": {"NetworkMode": "none"}}
+        name = container_name(f"accounts-{image_id.removeprefix('sha256:')[:32]}")
+        user = (await self._engine.inspect_image(image_id))["Config"].get("User") or ""
+        body: Request = {"Image": image_id, "Entrypoint": ["/"], "HostConfig": {"NetworkMode": "none"}}
         try:
             await self._engine.call("POST", "/containers/create", {"name": name}, body)
         except EngineError as error:
-            if error.status != 409:  # one that an agent which is gone has made serves as well
+            if error.status != 409:  # that of an earlier agent serves as well
                 raise
         try:
             passwd = await self._file(name, "/etc/passwd")
@@ -162,8 +161,8 @@ class ImageAccounts:
             await self._engine.call("DELETE", f"/containers/{name}", {"force": "1", "v": "1"})
 
     async def _file(self, name: str, path: str) -> bytes:
-        """Its content, links followed within the image; nothing where there is none."""
-        for _ in range(_LINKS):
+        """Return a file's content; links are followed within the image. Empty if there is no such file."""
+        for _ in range(_MAX_LINKS):
             data = await self._archive(name, path)
             if not data:
                 return b""
@@ -183,12 +182,12 @@ class ImageAccounts:
             if error.status == 404:
                 return b""
             raise
-        found = b""
+        archive = b""
         try:
-            while piece := await stream.read():
-                found += piece
-                if len(found) > MAX_FILE_BYTES:
+            while chunk := await stream.read():
+                archive += chunk
+                if len(archive) > MAX_FILE_BYTES:
                     raise InvalidArgument(f"the image's {path} has over {MAX_FILE_BYTES} bytes")
         finally:
             stream.close()
-        return found
+        return archive

@@ -1,7 +1,8 @@
-"""AppArmor profiles of the node, loaded into the machine's kernel when a container asks for one.
+# SPDX-License-Identifier: Apache-2.0
+"""The node's AppArmor profiles, loaded into the VM's kernel when a container needs one.
 
-The node sends a profile's name and, on the lines after it, the file that defines it. Such a file may include
-what Debian's package apparmor has in /etc/apparmor.d. Source of the interfaces: apparmor_parser(8) and
+A reference, as the node sends it, is a profile's name followed by the lines of the file that defines it. The
+file may include those of Debian's package apparmor in /etc/apparmor.d. Sources: apparmor_parser(8),
 securityfs' apparmor/profiles.
 """
 
@@ -10,11 +11,11 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 from twisted.internet.defer import DeferredLock
-from twisted.internet.threads import deferToThreadPool
+from twisted.internet.interfaces import IReactorThreads
 
+from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 
 MAX_POLICY_BYTES = 256 * 1024
@@ -25,13 +26,13 @@ _SECONDS = 60.0
 _PROFILES = Path("/sys/kernel/security/apparmor/profiles")
 
 
-def parted(reference: str) -> tuple[str, str]:
-    """A profile's name and the file that defines it.
+def split_reference(reference: str) -> tuple[str, str]:
+    """Return a profile's name and the file that defines it.
 
-    :raise InvalidArgument: there is no name, or no file with it."""
+    :raise InvalidArgument: the name is invalid, or the file is missing or too large."""
     name, _, policy = reference.partition("\n")
     if not _NAME.fullmatch(name):
-        raise InvalidArgument(f"{_FIELD}: {name[:80]!r} is no profile's name")
+        raise InvalidArgument(f"{_FIELD}: {name[:80]!r} is not the name of a profile")
     if not policy:
         raise InvalidArgument(f"{_FIELD}: the node sent no profile {name}")
     if len(policy.encode()) > MAX_POLICY_BYTES:
@@ -39,10 +40,14 @@ def parted(reference: str) -> tuple[str, str]:
     return name, policy
 
 
-class Profiles:
-    """:param listed: where the kernel lists what is loaded. :param parser: the program."""
+class ProfileLoader:
+    """Loads profiles into the kernel.
 
-    def __init__(self, reactor: Any, listed: Path = _PROFILES, parser: str = "apparmor_parser") -> None:
+    :param listed: the file in which the kernel lists loaded profiles. :param parser: the program."""
+
+    def __init__(
+        self, reactor: IReactorThreads, listed: Path = _PROFILES, parser: str = "apparmor_parser"
+    ) -> None:
         self._reactor = reactor
         self._parser = parser
         self._listed = listed
@@ -50,25 +55,21 @@ class Profiles:
         self._loaded: dict[str, str] = {}  # the file, by profile
 
     async def load(self, reference: str) -> None:
-        """Have the kernel know the profile; at once when it does.
+        """Load a profile unless it is loaded already.
 
-        :raise FailedPrecondition: the machine has no AppArmor. :raise InvalidArgument: the file can't be
-            loaded, or does not define the profile."""
-        name, policy = parted(reference)
-        await self._lock.acquire()
-        try:
+        :raise FailedPrecondition: the VM has no AppArmor.
+        :raise InvalidArgument: the file can't be loaded, or does not define the profile."""
+        name, policy = split_reference(reference)
+        async with self._lock:
             if self._loaded.get(name) != policy:
-                pool = self._reactor.getThreadPool()
-                await deferToThreadPool(self._reactor, pool, self._load, name, policy)
+                await run_in_thread(self._reactor, self._thd_load, name, policy)
                 self._loaded[name] = policy
-        finally:
-            self._lock.release()
 
-    def _load(self, name: str, policy: str) -> None:
+    def _thd_load(self, name: str, policy: str) -> None:
         if not self._listed.exists():
             raise FailedPrecondition(
-                f"{_FIELD}: the VM has no AppArmor, so the node's profile {name} can't be had; "
-                "ask for RuntimeDefault or none"
+                f"{_FIELD}: the VM has no AppArmor, so the node's profile {name} can't be loaded; "
+                "use RuntimeDefault or none"
             )
         command = [self._parser, "--replace"]
         try:
@@ -78,8 +79,8 @@ class Profiles:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise FailedPrecondition(f"{_FIELD}: profile {name} can't be loaded: {error}") from error
         if done.returncode:
-            said = done.stderr.decode(errors="replace").strip()[-500:]
-            raise InvalidArgument(f"{_FIELD}: profile {name} can't be loaded: {said}")
-        known = self._listed.read_text(errors="replace").splitlines()
-        if not any(line.rpartition(" (")[0] == name for line in known):
+            message = done.stderr.decode(errors="replace").strip()[-500:]
+            raise InvalidArgument(f"{_FIELD}: profile {name} can't be loaded: {message}")
+        loaded = self._listed.read_text(errors="replace").splitlines()
+        if not any(line.rpartition(" (")[0] == name for line in loaded):
             raise InvalidArgument(f"{_FIELD}: the node's file defines no profile {name}")

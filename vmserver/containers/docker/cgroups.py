@@ -1,8 +1,9 @@
-"""Limits written into a running container's own cgroup (v2): those that the Engine API has no word for, and
-all of them where they are changed, because crun refuses every change that this Docker asks it for.
+# SPDX-License-Identifier: Apache-2.0
+"""Limits that are written to a running container's cgroup (v2).
 
-Source: Linux Documentation/admin-guide/cgroup-v2.rst. crun(1) puts a container's processes into a group
-"container" below its scope, and the same limits on both.
+These are the limits that the Engine API lacks, and all limits when they are changed later, because crun
+refuses the changes that this Docker requests. crun(1) puts a container's processes into a group "container"
+below its scope, and the same limits on both. Source: Linux Documentation/admin-guide/cgroup-v2.rst.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from infranetes_common.errors import InvalidArgument
+from infranetes_common.wire import cri
+from vmserver.containers.resources import cpu_weight
 
 CGROUP2 = Path("/sys/fs/cgroup")
 
@@ -22,31 +24,31 @@ _MAX_VALUE = 256
 _SUBGROUP = "container"
 
 
-def files(limits: Any) -> dict[str, str]:
-    """File and value of each limit that the engine knows nothing of.
+def extra_files(limits: cri.LinuxContainerResources) -> dict[str, str]:
+    """Return file and value of each limit that the engine does not support.
 
-    :raise InvalidArgument: malformed; names it."""
+    :raise InvalidArgument: a limit is malformed; names the field."""
     found = {}
     for page in limits.hugepage_limits:
         if not _PAGE_SIZE.fullmatch(page.page_size):
             raise InvalidArgument(
-                f"resources.hugepage_limits: {page.page_size[:40]!r} is no page size (2MB, 1GB)"
+                f"resources.hugepage_limits: {page.page_size[:40]!r} is not a page size (2MB, 1GB)"
             )
         found[f"hugetlb.{page.page_size}.max"] = str(page.limit)
     for name, value in limits.unified.items():
         if not _FILE.fullmatch(name) or ".." in name or len(value) > _MAX_VALUE or not value.isprintable():
             raise InvalidArgument(
-                f"resources.unified: {name[:80]!r} is no file of a cgroup, or its value no line"
+                f"resources.unified: {name[:80]!r} is not a file of a cgroup, or its value not one line"
             )
         found[name] = value
     return found
 
 
-def engine_files(limits: Any, current: Callable[[str], str]) -> dict[str, str]:
-    """The same of each limit that the engine knows, fields left 0 left out.
+def engine_files(limits: cri.LinuxContainerResources, current: Callable[[str], str]) -> dict[str, str]:
+    """Return file and value of each limit that the engine does support, except those that are 0 or empty.
 
-    :param current: what a file has now.
-    :raise InvalidArgument: less memory than is in use."""
+    :param current: returns a file's present content.
+    :raise InvalidArgument: more memory is in use than the limit allows."""
     found = {}
     if limits.cpu_quota or limits.cpu_period:
         quota, period = [*current("cpu.max").split(), "max", "100000"][:2]
@@ -54,10 +56,7 @@ def engine_files(limits: Any, current: Callable[[str], str]) -> dict[str, str]:
             quota = str(limits.cpu_quota) if limits.cpu_quota > 0 else "max"
         found["cpu.max"] = f"{quota} {limits.cpu_period or period}"
     if limits.cpu_shares:
-        shares = min(max(limits.cpu_shares, 2), 262144)
-        found["cpu.weight"] = str(
-            1 + (shares - 2) * 9999 // 262142
-        )  # as the OCI runtimes turn one into the other
+        found["cpu.weight"] = str(cpu_weight(limits.cpu_shares))
     memory, swap = limits.memory_limit_in_bytes, limits.memory_swap_limit_in_bytes
     if memory:
         used = int(current("memory.current") or 0)
@@ -72,26 +71,32 @@ def engine_files(limits: Any, current: Callable[[str], str]) -> dict[str, str]:
 
 
 def is_v2(cgroup2: Path = CGROUP2) -> bool:
-    """Whether this machine has cgroup v2."""
+    """Return whether this VM has cgroup v2."""
     return (cgroup2 / "cgroup.controllers").exists()
 
 
-def check(limits: Any, cgroup2: Path = CGROUP2) -> None:
-    """:raise InvalidArgument: a limit that is malformed, or that this machine has no cgroup v2 for."""
-    if files(limits) and limits.unified and not is_v2(cgroup2):
-        raise InvalidArgument("resources.unified: the machine has no cgroup v2")
+def check(limits: cri.LinuxContainerResources, cgroup2: Path = CGROUP2) -> None:
+    """Validate limits. :raise InvalidArgument: one is malformed, or needs cgroup v2 and the VM has none."""
+    if extra_files(limits) and limits.unified and not is_v2(cgroup2):
+        raise InvalidArgument("resources.unified: the VM has no cgroup v2")
 
 
 def apply(
-    pid: int, limits: Any, cgroup2: Path = CGROUP2, *, every: bool = False, proc: Path = Path("/proc")
+    pid: int,
+    limits: cri.LinuxContainerResources,
+    cgroup2: Path = CGROUP2,
+    *,
+    every: bool = False,
+    proc: Path = Path("/proc"),
 ) -> None:
-    """Put them in force for the container whose first process is `pid`.
+    """Apply limits to the container whose first process is `pid`.
 
-    A page size that the machine does not have is left out: there is nothing to limit.
+    A page size that the VM does not have is left out: there is nothing to limit.
 
-    :param every: also those that the engine knows. :raise InvalidArgument: the kernel refuses a value.
+    :param every: whether to include the limits that the engine supports.
+    :raise InvalidArgument: the kernel refuses a value.
     """
-    if not every and not files(limits):
+    if not every and not extra_files(limits):
         return
     try:
         group = (proc / str(pid) / "cgroup").read_text()
@@ -102,14 +107,14 @@ def apply(
         return
     leaf = cgroup2 / own[0].lstrip("/")
     directories = [leaf.parent, leaf] if leaf.name == _SUBGROUP else [leaf]
-    wanted = files(limits)
+    wanted = extra_files(limits)
     if every:
         wanted = {**engine_files(limits, lambda name: _read(directories[0] / name)), **wanted}
     for name, value in wanted.items():
-        places = [directory / name for directory in directories if (directory / name).exists()]
-        if not places and leaf.exists() and not name.startswith(("hugetlb.", "memory.swap.")):
-            raise InvalidArgument(f"resources: {name} = {value!r}: the machine's kernel has no such limit")
-        for file in places:
+        files = [directory / name for directory in directories if (directory / name).exists()]
+        if not files and leaf.exists() and not name.startswith(("hugetlb.", "memory.swap.")):
+            raise InvalidArgument(f"resources: {name} = {value!r}: the VM's kernel has no such limit")
+        for file in files:
             _write(file, name, value, leaf)
 
 

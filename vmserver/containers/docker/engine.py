@@ -1,42 +1,38 @@
-"""Docker's Engine API over its unix socket, on Twisted's own HTTP client.
+# SPDX-License-Identifier: Apache-2.0
+"""A client of Docker's Engine API over its unix socket.
 
-Source: Docker Engine API v1.41 (Docker 20.10), https://docs.docker.com/engine/api/v1.41/. The
-client is native to the reactor: no call takes a thread, so long ones (events, exec, load, a stop
-with its grace) cost a connection each and nothing else.
+It uses Twisted's HTTP client, so that no call takes a thread: long ones (events, exec, load, a stop with its
+grace period) cost a connection each and nothing else.
 """
 
 from __future__ import annotations
 
 import json
-from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar, cast
 from urllib.parse import quote, urlencode
 
-from twisted.internet.defer import CancelledError, Deferred, TimeoutError, succeed
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.internet.error import ConnectError, ConnectionClosed
-from twisted.internet.protocol import Protocol
-from twisted.internet.task import deferLater
+from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 from twisted.web._newclient import RequestNotSent
 from twisted.web.client import (
+    URI,
     Agent,
     HTTPConnectionPool,
     RequestGenerationFailed,
     RequestTransmissionFailed,
-    ResponseDone,
     ResponseFailed,
     ResponseNeverReceived,
-    readBody,
 )
-from twisted.web.http import PotentialDataLoss
 from twisted.web.http_headers import Headers
-from twisted.web.iweb import UNKNOWN_LENGTH, IAgentEndpointFactory, IBodyProducer
+from twisted.web.iweb import IAgentEndpointFactory, IBodyProducer, IResponse
 from zope.interface import implementer
 
+from infranetes_common.concurrency import deferred, sleep, start
 from infranetes_common.errors import (
     AlreadyExists,
     FailedPrecondition,
@@ -46,12 +42,21 @@ from infranetes_common.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from infranetes_common.reactors import IReactor
+from vmserver.containers.docker.api import (
+    ContainerInspect,
+    ContainerSummary,
+    ExecInspect,
+    ImageInspect,
+    ImageSummary,
+    Request,
+)
+from vmserver.containers.docker.bodies import ByteStream, JsonBody, StreamBody, read_body
 
 API = "/v1.41"
 CONNECT_SECONDS = 5.0
 CLOSE_SECONDS = 2.0
-CALL_SECONDS = 60.0  # an emulated machine's Docker takes its time
-_HIGH_WATER = 256 * 1024
+CALL_SECONDS = 60.0  # Docker in an emulated VM is slow
 _log = Logger()
 _BROKEN = (
     ConnectError,
@@ -68,9 +73,12 @@ _KINDS: dict[int, type[InfranetesError]] = {
     409: FailedPrecondition,
 }
 
+T = TypeVar("T")
+_Work: TypeAlias = Coroutine[Deferred[Any], Any, T]  # Any: what it awaits is its own affair
+
 
 class EngineError(Exception):
-    """The engine refused a request. :ivar status: HTTP's. :ivar message: its words."""
+    """The engine refused a request. :ivar status: the HTTP status. :ivar message: the engine's."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(status, message)
@@ -78,7 +86,7 @@ class EngineError(Exception):
         self.message = message
 
     def translated(self, what: str) -> InfranetesError:
-        """Our error for it; `what` says what was tried, and on what."""
+        """Return it as one of our errors. :param what: what was attempted, for the message."""
         kind = _KINDS.get(self.status, Unavailable)
         if "no space left on device" in self.message or "disk quota exceeded" in self.message:
             kind = ResourceExhausted
@@ -88,169 +96,37 @@ class EngineError(Exception):
 
 
 @implementer(IAgentEndpointFactory)
-class _OneSocket:
-    def __init__(self, reactor: Any, path: Path) -> None:
+class _UnixSocket:
+    def __init__(self, reactor: IReactor, path: Path) -> None:
         self._endpoint = UNIXClientEndpoint(reactor, str(path), timeout=CONNECT_SECONDS)
 
-    def endpointForURI(self, uri: Any) -> Any:
+    def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:
         return self._endpoint
 
 
-class ByteStream(Protocol):
-    """A response's body, read at the reader's pace."""
-
-    transport: Any  # the response's IPushProducer
-
-    def __init__(self) -> None:
-        self._chunks: deque[bytes] = deque()
-        self._size = 0
-        self._paused = False
-        self._over: Failure | None = None
-        self._wake: Deferred[None] | None = None
-
-    def dataReceived(self, data: bytes) -> None:
-        self._chunks.append(data)
-        self._size += len(data)
-        if self._size > _HIGH_WATER and not self._paused and self.transport is not None:
-            self._paused = True
-            self.transport.pauseProducing()
-        self._notify()
-
-    def connectionLost(self, reason: Failure = ResponseDone) -> None:  # type: ignore[assignment]
-        self._over = reason
-        self._notify()
-
-    def _notify(self) -> None:
-        if self._wake is not None:
-            wake, self._wake = self._wake, None
-            wake.callback(None)
-
-    async def read(self) -> bytes:
-        """Some bytes; none at the end. :raise Unavailable: the connection broke."""
-        while not self._chunks:
-            if self._over is not None:
-                if self._over.check(ResponseDone, PotentialDataLoss) is None:
-                    raise Unavailable(f"Docker's engine broke off: {self._over.getErrorMessage()}")
-                return b""
-            self._wake = Deferred()
-            await self._wake
-        data = self._chunks.popleft()
-        self._size -= len(data)
-        if self._paused and self._size < _HIGH_WATER // 2 and self.transport is not None:
-            self._paused = False
-            self.transport.resumeProducing()
-        return data
-
-    def close(self) -> None:
-        """End the exchange, whatever is still to come. Twice is once."""
-        if self._over is None and self.transport is not None:
-            self.transport.stopProducing()
-
-    async def lines(self) -> AsyncIterator[bytes]:
-        """The body line by line."""
-        rest = b""
-        while data := await self.read():
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                if line.strip():
-                    yield line
-        if rest.strip():
-            yield rest
-
-
-@implementer(IBodyProducer)
-class _JsonBody:
-    def __init__(self, value: Any) -> None:
-        self._body = json.dumps(value).encode()
-        self.length = len(self._body)
-
-    def startProducing(self, consumer: Any) -> Deferred[None]:
-        consumer.write(self._body)
-        return succeed(None)
-
-    def pauseProducing(self) -> None:
-        """It is written at once."""
-
-    def resumeProducing(self) -> None:
-        """It is written at once."""
-
-    def stopProducing(self) -> None:
-        """It is written at once."""
-
-
-@implementer(IBodyProducer)
-class StreamBody:
-    """A request's body from an async iterator, at the pace of the other side."""
-
-    length = UNKNOWN_LENGTH
-
-    def __init__(self, source: AsyncIterator[bytes]) -> None:
-        self._source = source
-        self._resume: Deferred[None] | None = None
-        self._paused = False
-        self._task: Deferred[None] | None = None
-        self.failure: Failure | None = None  # of the source
-
-    def startProducing(self, consumer: Any) -> Deferred[None]:
-        self._task = Deferred.fromCoroutine(self._pump(consumer))
-        return self._task
-
-    async def _pump(self, consumer: Any) -> None:
-        while True:
-            if self._paused:
-                self._resume = Deferred()
-                await self._resume
-            try:
-                data = await anext(self._source, None)
-            except CancelledError:
-                raise
-            except Exception:
-                self.failure = Failure()
-                raise
-            if data is None:
-                return
-            consumer.write(data)
-
-    def pauseProducing(self) -> None:
-        self._paused = True
-
-    def resumeProducing(self) -> None:
-        self._paused = False
-        if self._resume is not None:
-            resume, self._resume = self._resume, None
-            resume.callback(None)
-
-    def stopProducing(self) -> None:
-        if self._task is not None:
-            self._task.addErrback(lambda failure: None)
-            self._task.cancel()
-
-
 class Engine:
-    """One Docker engine.
+    """A Docker engine.
 
     Every method raises `Unavailable` when the engine can't be reached or does not answer, and
     `EngineError` when it refuses.
     """
 
-    def __init__(self, reactor: Any, socket: Path) -> None:
+    def __init__(self, reactor: IReactor, socket: Path) -> None:
         self._reactor = reactor
         self._socket = socket
         self._pool = HTTPConnectionPool(reactor, persistent=True)
         self._pool.maxPersistentPerHost = 4
-        self._under_way: set[Deferred[Any]] = set()
+        self._pending: set[Deferred[Any]] = set()  # Any: calls with results of every kind
         self._closed = False
-        self._agent = Agent.usingEndpointFactory(reactor, _OneSocket(reactor, socket), self._pool)
+        self._agent = Agent.usingEndpointFactory(reactor, _UnixSocket(reactor, socket), self._pool)
 
-    def close(self) -> Deferred[None]:
-        """End calls that are under way and close every connection; later calls are refused. Twice is once."""
-        return Deferred.fromCoroutine(self._close())
-
-    async def _close(self) -> None:
+    @deferred
+    async def close(self) -> None:
+        """Cancel pending calls, refuse later ones and close every connection. Idempotent."""
         self._closed = True
-        for call in list(self._under_way):
+        for call in list(self._pending):
             call.cancel()
-        await deferLater(self._reactor, 0, lambda: None)  # connections end in the next turn
+        await sleep(self._reactor, 0)  # cancelled calls close their connections in the next turn
         closing: Deferred[None] = self._pool.closeCachedConnections()
         closing.addTimeout(CLOSE_SECONDS, self._reactor)
         try:
@@ -260,48 +136,92 @@ class Engine:
                 "connections to Docker's engine did not close within {seconds} s", seconds=CLOSE_SECONDS
             )
 
+    def run_in_background(self, work: _Work[None]) -> None:
+        """Run `work` without waiting for it. `close` cancels it; errors are logged."""
+        running = start(work)
+        self._pending.add(running)
+        running.addErrback(lambda failure: failure.trap(CancelledError))
+        running.addErrback(lambda failure: _log.failure("background work for Docker failed", failure))
+        running.addBoth(lambda _: self._pending.discard(running))
+
+    # Typed calls
+
+    async def inspect_container(self, name: str) -> ContainerInspect:
+        """Return what the engine says of a container."""
+        return cast(ContainerInspect, await self.call("GET", f"/containers/{name}/json"))
+
+    async def list_containers(self, label: str) -> list[ContainerSummary]:
+        """Return all containers with a label, whether they run or not."""
+        query = {"all": "1", "filters": {"label": [label]}}
+        return cast(list[ContainerSummary], await self.call("GET", "/containers/json", query))
+
+    async def inspect_image(self, image_id: str) -> ImageInspect:
+        """Return what the engine says of an image."""
+        return cast(ImageInspect, await self.call("GET", f"/images/{image_id}/json"))
+
+    async def list_images(self) -> list[ImageSummary]:
+        """Return all images."""
+        return cast(list[ImageSummary], await self.call("GET", "/images/json"))
+
+    async def create_exec(self, container: str, body: Request) -> str:
+        """Prepare a command in a container; return the id of the exec."""
+        return str((await self.call("POST", f"/containers/{container}/exec", body=body))["Id"])
+
+    async def inspect_exec(self, exec_id: str) -> ExecInspect:
+        """Return what the engine says of an exec."""
+        return cast(ExecInspect, await self.call("GET", f"/exec/{exec_id}/json"))
+
+    # HTTP
+
     async def call(
         self,
         method: str,
         path: str,
-        query: Mapping[str, Any] | None = None,
-        body: Any = None,
+        query: Mapping[str, object] | None = None,
+        body: Request | None = None,
         within: float = CALL_SECONDS,
-    ) -> Any:
-        """The answer's JSON, or None where there is none. `within`: seconds for all of it."""
+    ) -> Any:  # Any: JSON, which the typed calls above cast
+        """Send a request and return the answer's JSON; None if it is empty.
 
-        async def whole() -> Any:
-            response = await self._send(method, path, query, None if body is None else _JsonBody(body))
-            return response.code, await readBody(response)
+        :param query: values that are not strings are sent as JSON.
+        :param within: seconds until the whole answer has to be there; 0 for no limit."""
 
-        status, text = await self._within(within, whole(), f"{method} {path}")
+        async def exchange() -> tuple[int, bytes]:
+            response = await self._send(method, path, query, None if body is None else JsonBody(body))
+            return response.code, await read_body(response)
+
+        status, text = await self._within(within, exchange(), f"{method} {path}")
         if status >= 400:
-            raise EngineError(status, _message(text))
+            raise EngineError(status, error_message(text))
         return json.loads(text) if text.strip() else None
 
     async def stream(
         self,
         method: str,
         path: str,
-        query: Mapping[str, Any] | None = None,
-        body: Any = None,
+        query: Mapping[str, object] | None = None,
+        body: Request | StreamBody | None = None,
         within: float = CALL_SECONDS,
     ) -> ByteStream:
-        """The answer's body as it comes. `within`: seconds for its beginning. The caller closes it."""
-        producer = body if body is None or IBodyProducer.providedBy(body) else _JsonBody(body)
+        """Send a request and return the answer's body while it arrives. The caller closes it.
 
-        async def begin() -> Any:
+        :param within: seconds until the answer has to begin."""
+        producer = JsonBody(body) if isinstance(body, dict) else body
+
+        async def begin() -> tuple[IResponse, bytes]:
             response = await self._send(method, path, query, producer)
-            return response, (await readBody(response) if response.code >= 400 else b"")
+            return response, (await read_body(response) if response.code >= 400 else b"")
 
-        response, refused = await self._within(within, begin(), f"{method} {path}")
+        response, refusal = await self._within(within, begin(), f"{method} {path}")
         if response.code >= 400:
-            raise EngineError(response.code, _message(refused))
+            raise EngineError(response.code, error_message(refusal))
         stream = ByteStream()
         response.deliverBody(stream)
         return stream
 
-    async def _send(self, method: str, path: str, query: Mapping[str, Any] | None, body: Any) -> Any:
+    async def _send(
+        self, method: str, path: str, query: Mapping[str, object] | None, body: IBodyProducer | None
+    ) -> IResponse:
         parameters = {
             key: value if isinstance(value, str) else json.dumps(value)
             for key, value in (query or {}).items()
@@ -309,20 +229,21 @@ class Engine:
         uri = f"http://docker{API}{quote(path)}" + (f"?{urlencode(parameters)}" if parameters else "")
         headers = Headers({"Host": ["docker"]})
         if body is not None:
-            kind = "application/json" if isinstance(body, _JsonBody) else "application/x-tar"
+            kind = "application/json" if isinstance(body, JsonBody) else "application/x-tar"
             headers.addRawHeader("Content-Type", kind)
-        return await self._agent.request(method.encode(), uri.encode(), headers, body)
+        response: IResponse = await self._agent.request(method.encode(), uri.encode(), headers, body)
+        return response
 
-    async def _within(self, seconds: float, work: Any, what: str) -> Any:
+    async def _within(self, seconds: float, work: _Work[T], what: str) -> T:
         if self._closed:
             work.close()
-            raise Unavailable(f"the agent is about to end: Docker's engine is not asked to {what}")
-        deferred: Deferred[Any] = Deferred.fromCoroutine(_cancellable(work))
+            raise Unavailable(f"the agent is stopping: no {what} is sent to Docker's engine")
+        pending = start(_cancellable(work))
         if seconds:
-            deferred.addTimeout(seconds, self._reactor)
-        self._under_way.add(deferred)
+            pending.addTimeout(seconds, self._reactor)
+        self._pending.add(pending)
         try:
-            return await deferred
+            return await pending
         except TimeoutError:
             raise Unavailable(
                 f"Docker's engine did not answer {what} within {seconds:g} s; {self._advice}"
@@ -332,15 +253,15 @@ class Engine:
                 f"Docker's engine can't be reached: {_reason(error)}; {self._advice}"
             ) from error
         finally:
-            self._under_way.discard(deferred)
+            self._pending.discard(pending)
 
     @property
     def _advice(self) -> str:
-        return f"see to the service docker in the machine and its socket {self._socket}"
+        return f"see to the service docker in the VM and its socket {self._socket}"
 
 
-async def _cancellable(work: Any) -> Any:
-    """`work`, whose cancellation is seen as one: the HTTP client wraps it in its own errors."""
+async def _cancellable(work: _Work[T]) -> T:
+    """Await `work`, and raise CancelledError where the HTTP client wraps it in its own errors."""
     try:
         return await work
     except _BROKEN as error:
@@ -349,7 +270,7 @@ async def _cancellable(work: Any) -> Any:
         raise
 
 
-def _was_cancelled(error: Any) -> bool:
+def _was_cancelled(error: BaseException) -> bool:
     return any(
         reason.check(CancelledError) or _was_cancelled(reason.value)
         for reason in getattr(error, "reasons", ())
@@ -361,7 +282,8 @@ def _reason(error: Exception) -> str:
     return "; ".join(reason.getErrorMessage() for reason in reasons) if reasons else str(error)
 
 
-def _message(body: bytes) -> str:
+def error_message(body: bytes) -> str:
+    """Return the message in an error's body."""
     try:
         return str(json.loads(body)["message"])
     except (ValueError, KeyError, TypeError):

@@ -1,21 +1,23 @@
-"""Runs a command in a container to its end and keeps what it writes.
+# SPDX-License-Identifier: Apache-2.0
+"""Commands in a container that run to their end, and whose output is captured.
 
-Docker has no call that ends an exec, so one that is out of time is killed as what it is: a process
-of this machine. Docker starts each as the leader of a session of its own, so its children are found.
+Docker can't end an exec. One that has run out of time is killed as a process of this VM: Docker starts each
+as the leader of a session of its own, so its descendants are found.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from twisted.internet.defer import CancelledError, Deferred, TimeoutError
-from twisted.internet.task import deferLater
+from twisted.internet.defer import CancelledError, TimeoutError
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
+from infranetes_common.concurrency import sleep, start
 from infranetes_common.errors import DeadlineExceeded, InfranetesError
-from vmserver.containers.docker.engine import ByteStream, Engine, EngineError
-from vmserver.containers.docker.hijack import Frames
+from vmserver.containers.docker.bodies import ByteStream
+from vmserver.containers.docker.engine import Engine, EngineError
+from vmserver.containers.docker.hijack import Demultiplexer
 from vmserver.containers.interface import ExecResult
 from vmserver.processes import kill_family
 
@@ -25,48 +27,47 @@ _KILL_PAUSE = 0.1
 _log = Logger()
 
 
-class Demultiplexer:
-    """Keeps at most `limit` bytes of each stream of Docker's and drops the rest."""
+class CapturedOutput:
+    """Keeps the first `limit` bytes of stdout and of stderr, and drops the rest."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._frames = Frames()
+        self._demultiplexer = Demultiplexer()
         self.stdout = bytearray()
         self.stderr = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Take bytes in, split anywhere."""
-        for stream, piece in self._frames.feed(data):
-            kept = self.stderr if stream == "stderr" else self.stdout
-            kept += piece[: max(0, self._limit - len(kept))]
+        """Add bytes of Docker's multiplexed stream, split anywhere."""
+        for stream, piece in self._demultiplexer.feed(data):
+            captured = self.stderr if stream == "stderr" else self.stdout
+            captured += piece[: max(0, self._limit - len(captured))]
 
 
 async def exec_sync(
-    reactor: Any, engine: Engine, container: str, command: Sequence[str], within: float, limit: int
+    clock: IReactorTime, engine: Engine, container: str, command: Sequence[str], within: float, limit: int
 ) -> ExecResult:
-    """See `IContainerProvider.exec_sync`; `container` is Docker's name of it.
+    """Run a command: see `IContainerProvider.exec_sync`.
 
-    :raise EngineError: Docker refuses.
+    :param container: Docker's name of it. :raise EngineError: Docker refuses.
     """
     body = {"AttachStdout": True, "AttachStderr": True, "Cmd": list(command)}
-    made = await engine.call("POST", f"/containers/{container}/exec", body=body)
-    exec_id = made["Id"]
-    running: Deferred[Demultiplexer] = Deferred.fromCoroutine(_output(engine, exec_id, limit))
+    exec_id = await engine.create_exec(container, body)
+    running = start(_output(engine, exec_id, limit))
     if within:
-        running.addTimeout(within, reactor)
+        running.addTimeout(within, clock)
     try:
         output = await running
-    except (TimeoutError, CancelledError) as ended:
-        Deferred.fromCoroutine(kill_exec(reactor, engine, exec_id))
-        if isinstance(ended, CancelledError):
+    except (TimeoutError, CancelledError) as error:
+        engine.run_in_background(kill_exec(clock, engine, exec_id))
+        if isinstance(error, CancelledError):
             raise
         raise DeadlineExceeded(f"the command was killed: it did not end within {within:g} s") from None
-    state = await engine.call("GET", f"/exec/{exec_id}/json")
+    state = await engine.inspect_exec(exec_id)
     return ExecResult(bytes(output.stdout), bytes(output.stderr), int(state["ExitCode"] or 0))
 
 
-async def _output(engine: Engine, exec_id: str, limit: int) -> Demultiplexer:
-    output = Demultiplexer(limit)
+async def _output(engine: Engine, exec_id: str, limit: int) -> CapturedOutput:
+    output = CapturedOutput(limit)
     stream: ByteStream | None = None
     try:
         stream = await engine.stream("POST", f"/exec/{exec_id}/start", body={"Detach": False, "Tty": False})
@@ -78,15 +79,15 @@ async def _output(engine: Engine, exec_id: str, limit: int) -> Demultiplexer:
     return output
 
 
-async def kill_exec(reactor: Any, engine: Engine, exec_id: str) -> None:
-    """Kill the exec's processes, also when it is only now being started."""
+async def kill_exec(clock: IReactorTime, engine: Engine, exec_id: str) -> None:
+    """Kill an exec's processes, even if it is only being started."""
     try:
         for _ in range(_KILL_TRIES):
-            state = await engine.call("GET", f"/exec/{exec_id}/json")
+            state = await engine.inspect_exec(exec_id)
             if state["Pid"] and not state["Running"]:
                 return
             if state["Pid"]:
                 kill_family(state["Pid"])
-            await deferLater(reactor, _KILL_PAUSE, lambda: None)
+            await sleep(clock, _KILL_PAUSE)
     except (EngineError, InfranetesError) as error:
-        _log.warn("a command out of time may still run: {error}", error=error)
+        _log.warn("a command that ran out of time may still run: {error}", error=error)

@@ -1,7 +1,9 @@
-"""A connection to Docker's engine that becomes the raw streams of an exec or an attach.
+# SPDX-License-Identifier: Apache-2.0
+"""HTTP connections to Docker's engine that turn into the raw streams of an exec or attach.
 
-Source: Docker Engine API v1.41, ContainerAttach: the request asks for ``Upgrade: tcp``, the answer is
-``101 UPGRADED``, and then both directions are the streams': without a terminal, output is multiplexed.
+The request has ``Upgrade: tcp``, the answer is ``101 UPGRADED``, and then the connection carries stdin in one
+direction and output in the other, multiplexed unless there is a terminal. Source: Docker Engine API v1.41,
+ContainerAttach.
 """
 
 from __future__ import annotations
@@ -10,19 +12,25 @@ import json
 from collections.abc import Mapping
 from email.parser import BytesParser
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, urlencode
 
 from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.endpoints import UNIXClientEndpoint, connectProtocol
 from twisted.internet.error import ConnectError
-from twisted.internet.interfaces import IHalfCloseableProtocol
-from twisted.internet.protocol import Protocol
-from zope.interface import implementer
+from twisted.internet.protocol import connectionDone
+from twisted.python.failure import Failure
 
 from infranetes_common.errors import Unavailable
-from vmserver.containers.docker.engine import API, CALL_SECONDS, CONNECT_SECONDS, EngineError
-from vmserver.containers.sessions import Output, Room
+from infranetes_common.reactors import IReactor
+from vmserver.containers.docker.api import Request
+from vmserver.containers.docker.engine import (
+    API,
+    CALL_SECONDS,
+    CONNECT_SECONDS,
+    EngineError,
+    error_message,
+)
+from vmserver.containers.session_connection import SessionConnection
 
 MAX_HEAD_BYTES = 64 * 1024
 _HEADER_BYTES = 8
@@ -30,8 +38,8 @@ _STDERR = 2
 _SWITCHING = 101
 
 
-class Frames:
-    """Docker's multiplexed stream: frames of type, three zeros, size (4 bytes, big endian), bytes."""
+class Demultiplexer:
+    """Parses Docker's multiplexed stream: frames of type, three zeros, size (4 bytes, big endian), bytes."""
 
     def __init__(self) -> None:
         self._header = b""
@@ -39,7 +47,7 @@ class Frames:
         self._left = 0
 
     def feed(self, data: bytes) -> list[tuple[str, bytes]]:
-        """Bytes in, split anywhere; what they are of which stream out, nothing of it kept back."""
+        """Add bytes, split anywhere; return the streams' names and bytes, without buffering any."""
         pieces = []
         at = 0
         while at < len(data):
@@ -59,46 +67,37 @@ class Frames:
         return pieces
 
 
-@implementer(IHalfCloseableProtocol)
-class Hijacked(Protocol):
-    """The connection.
+class HijackedConnection(SessionConnection):
+    """A connection that becomes streams.
 
-    :param frames: how output is multiplexed; None: it is all stdout.
-    :ivar output: what comes in. :ivar answered: fires when the streams stand; fails with EngineError.
+    :param demultiplexer: for the output; None if all of it is stdout.
+    :ivar answered: fires when the engine has agreed; fails with EngineError.
     """
 
-    transport: Any
-
-    def __init__(self, frames: Frames | None) -> None:
-        self._frames = frames
-        self._head: bytes | None = b""  # of the answer, while it is read
-        self._finished = False
-        self._lost = False
-        self._room = Room()
-        self.output = Output(self._pause, self._resume)
+    def __init__(self, demultiplexer: Demultiplexer | None) -> None:
+        super().__init__()
+        self._demultiplexer = demultiplexer
+        self._head: bytes | None = b""  # the answer's header so far; None once it is complete
         self.answered: Deferred[None] = Deferred(lambda _: self.transport.abortConnection())
-
-    def connectionMade(self) -> None:
-        self.transport.registerProducer(self._room, True)
 
     def dataReceived(self, data: bytes) -> None:
         if self._head is not None:
             self._head += data
             data = self._answer()
-        if self._frames is None:
+        if self._demultiplexer is None:
             self.output.put("stdout", data)
         else:
-            for stream, piece in self._frames.feed(data):
+            for stream, piece in self._demultiplexer.feed(data):
                 self.output.put(stream, piece)
 
     def _answer(self) -> bytes:
-        """Look whether the answer is whole; what follows it."""
+        """Parse the answer once its header is complete; return what follows it."""
         assert self._head is not None
         head, separator, rest = self._head.partition(b"\r\n\r\n")
         status_line, _, fields = head.partition(b"\r\n")
         words = status_line.split(None, 2)
         if len(self._head) > MAX_HEAD_BYTES or (separator and (len(words) < 2 or not words[1].isdigit())):
-            self._refused(500, "its answer is not HTTP")
+            self._refused(500, "the answer is not HTTP")
         elif separator and int(words[1]) == _SWITCHING:
             self._head = None
             self.answered.callback(None)
@@ -106,7 +105,7 @@ class Hijacked(Protocol):
         elif separator:
             length = BytesParser().parsebytes(fields + b"\r\n\r\n")["Content-Length"] or "0"
             if not length.isdigit() or len(rest) >= int(length):
-                self._refused(int(words[1]), _message(rest))
+                self._refused(int(words[1]), error_message(rest))
         return b""
 
     def _refused(self, status: int, message: str) -> None:
@@ -116,57 +115,36 @@ class Hijacked(Protocol):
         self.transport.abortConnection()
 
     def readConnectionLost(self) -> None:
-        """Docker has written all: the process is over."""
+        """The process has ended, and Docker has sent all of its output."""
         self.close()
 
-    def writeConnectionLost(self) -> None:
-        self._room.stopProducing()
-
-    def connectionLost(self, reason: Any = None) -> None:
-        self._lost = True
-        self._room.stopProducing()
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        super().connectionLost(reason)
         if not self.answered.called:
             self.answered.errback(Unavailable("Docker's engine closed the connection before it answered"))
-        self.output.end()
-
-    def _pause(self) -> None:
-        if not self._lost:
-            self.transport.pauseProducing()
-
-    def _resume(self) -> None:
-        if not self._lost:
-            self.transport.resumeProducing()
-
-    async def write(self, data: bytes) -> None:
-        """Write, and wait until more may follow. After the end: dropped."""
-        if not self._finished and not self._lost:
-            self.transport.write(data)
-            await self._room.wait()
-
-    def finish(self) -> None:
-        """Write no more. Twice is once."""
-        if not self._finished and not self._lost:
-            self._finished = True
-            self.transport.unregisterProducer()
-            self.transport.loseWriteConnection()
 
     def close(self) -> None:
-        """End both directions. Twice is once."""
+        """Close both directions. Idempotent."""
         self._finished = True
         if not self._lost:
             self.transport.abortConnection()
 
 
 async def hijack(
-    reactor: Any, socket: Path, path: str, query: Mapping[str, str], body: Any, frames: Frames | None
-) -> Hijacked:
-    """POST `body` (JSON) to the engine's `path` and take the connection over.
+    reactor: IReactor,
+    socket: Path,
+    path: str,
+    query: Mapping[str, str],
+    body: Request | None,
+    demultiplexer: Demultiplexer | None,
+) -> HijackedConnection:
+    """POST `body` to the engine's `path` and take over the connection.
 
     :raise EngineError: it refuses. :raise Unavailable: it can't be reached, or does not answer.
     """
     endpoint = UNIXClientEndpoint(reactor, str(socket), timeout=CONNECT_SECONDS)
     try:
-        connection: Hijacked = await connectProtocol(endpoint, Hijacked(frames))
+        connection: HijackedConnection = await connectProtocol(endpoint, HijackedConnection(demultiplexer))
     except ConnectError as error:
         raise Unavailable(f"Docker's engine can't be reached at {socket}: {error}") from error
     content = b"" if body is None else json.dumps(body).encode()
@@ -186,10 +164,3 @@ async def hijack(
     except TimeoutError:
         raise Unavailable(f"Docker's engine did not answer POST {path} within {CALL_SECONDS:g} s") from None
     return connection
-
-
-def _message(body: bytes) -> str:
-    try:
-        return str(json.loads(body)["message"])
-    except (ValueError, KeyError, TypeError):
-        return body.decode(errors="replace")[:500]

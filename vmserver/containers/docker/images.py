@@ -1,46 +1,49 @@
-"""The images that the machine's Docker has, and how more come in."""
+# SPDX-License-Identifier: Apache-2.0
+"""The images of the VM's Docker."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import cast
 
-from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
+from infranetes_common.concurrency import KeyedLock
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
-from vmserver.containers.docker.engine import Engine, EngineError, StreamBody
+from vmserver.containers.docker.api import ImageInspect, LoadProgress
+from vmserver.containers.docker.bodies import StreamBody
+from vmserver.containers.docker.engine import Engine, EngineError
 
-LOAD_SECONDS = 3600.0  # an emulated machine unpacks slowly; the caller has its own deadline
+LOAD_SECONDS = 3600.0  # an emulated VM unpacks slowly; the caller has a deadline of its own
 
 _log = Logger()
 
 
 class Images:
-    """Docker's images, by the id of their configuration."""
+    """Docker's images, identified by the digest of their configuration."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._layers: dict[str, tuple[str, ...]] = {}  # image id -> its diff ids; an image never changes
-        self._locks: dict[str, DeferredLock] = {}
+        self._layers: dict[str, tuple[str, ...]] = {}  # diff ids by image id; an image never changes
+        self._loading: KeyedLock[str] = KeyedLock()
 
     async def ids(self) -> list[str]:
-        """Ids of all images."""
-        found = await self._engine.call("GET", "/images/json")
-        return sorted({image["Id"] for image in found})
+        """Return the ids of all images, sorted."""
+        return sorted({image["Id"] for image in await self._engine.list_images()})
 
     async def has(self, image_id: str) -> bool:
-        """Whether it is loaded."""
+        """Return whether an image is loaded."""
         return await self._inspect(image_id) is not None
 
     async def missing_layers(self, diff_ids: Sequence[str]) -> int:
-        """How many of these, lowest first, are the lowest of some image here: Docker knows layers by
-        the chain below them."""
+        """Return how many of these layers, counted from the lowest, are the lowest layers of some image.
+
+        Other layers don't count: Docker identifies a layer together with all that are below it."""
         present = 0
         ids = await self.ids()
-        for gone in self._layers.keys() - set(ids):
-            del self._layers[gone]
+        for removed in self._layers.keys() - set(ids):
+            del self._layers[removed]
         for image_id in ids:
             layers = self._layers.get(image_id)
             if layers is None:
@@ -57,64 +60,58 @@ class Images:
         return present
 
     async def load(self, image_id: str, archive: AsyncIterator[bytes]) -> None:
-        """See `IContainerProvider.load_image`. Loads of one image are one at a time."""
-        lock = self._locks.setdefault(image_id, DeferredLock())
-        await lock.acquire()
-        try:
+        """See `IContainerProvider.load_image`. Loads of the same image run one after the other."""
+        async with self._loading.held(image_id):
             if await self.has(image_id):
                 async for _ in archive:
                     pass
                 return
             await self._load(image_id, archive)
-        finally:
-            lock.release()
-            if not lock.locked and not lock.waiting:
-                self._locks.pop(image_id, None)
 
     async def _load(self, image_id: str, archive: AsyncIterator[bytes]) -> None:
         before = set(await self.ids())
         body = StreamBody(archive)
         try:
-            words = await self._send(body)
+            failure = await self._upload(body)
         except (EngineError, Unavailable) as error:
             if body.failure is not None:
                 body.failure.raiseException()
-            await self._drop_all_but(before, image_id, keep=False)
+            await self._remove_strays(before, image_id, keep=False)
             if isinstance(error, EngineError):
                 raise _load_error(image_id, error.message) from error
             raise
         loaded = await self.has(image_id)
-        await self._drop_all_but(before, image_id, keep=loaded and not words)
-        if words:
-            raise _load_error(image_id, words)
+        await self._remove_strays(before, image_id, keep=loaded and not failure)
+        if failure:
+            raise _load_error(image_id, failure)
         if not loaded:
             raise InvalidArgument(
                 f"the archive is not that of image {image_id}: it has another image or none"
             )
 
-    async def _send(self, body: StreamBody) -> str:
-        """Upload; the engine's words where it failed while it read."""
+    async def _upload(self, body: StreamBody) -> str:
+        """Send the archive; return the engine's error message if loading fails after the upload began."""
         stream = await self._engine.stream("POST", "/images/load", {"quiet": "1"}, body, within=LOAD_SECONDS)
-        words = ""
+        failure = ""
         try:
             async for line in stream.lines():
                 try:
-                    words = str(json.loads(line).get("error") or words)
+                    failure = str(cast(LoadProgress, json.loads(line)).get("error") or failure)
                 except (ValueError, AttributeError):
                     continue
         finally:
             stream.close()
-        return words
+        return failure
 
-    async def _drop_all_but(self, before: set[str], image_id: str, *, keep: bool) -> None:
-        """Take out what an archive brought beside what it was to bring, or all of it."""
+    async def _remove_strays(self, before: set[str], image_id: str, *, keep: bool) -> None:
+        """Remove the images that a load has added, except `image_id` if it is to be kept."""
         try:
-            under_way = {*self._locks} - {image_id}
-            for stray in set(await self.ids()) - before - under_way - ({image_id} if keep else set()):
+            loading = set(self._loading.busy()) - {image_id}
+            for stray in set(await self.ids()) - before - loading - ({image_id} if keep else set()):
                 await self.remove(stray)
         except (EngineError, Unavailable, FailedPrecondition) as error:
             _log.error(
-                "what a failed load of {image} left could not be removed: {error}",
+                "what a failed load of {image} left can't be removed: {error}",
                 image=image_id,
                 error=error,
             )
@@ -124,7 +121,7 @@ class Images:
         found = await self._inspect(image_id)
         if found is None:
             return
-        # With several names only the last one may go by the id.
+        # An image with several names can't be removed by its id before the names are.
         for name in found.get("RepoTags") or []:
             await self._delete(name, image_id)
         await self._delete(image_id, image_id)
@@ -140,16 +137,16 @@ class Images:
             if error.status != 404:
                 raise error.translated(f"removing image {image_id}") from error
 
-    async def _inspect(self, image_id: str) -> Any:
+    async def _inspect(self, image_id: str) -> ImageInspect | None:
         try:
-            return await self._engine.call("GET", f"/images/{image_id}/json")
+            return await self._engine.inspect_image(image_id)
         except EngineError as error:
             if error.status == 404:
                 return None
-            raise error.translated(f"looking at image {image_id}") from error
+            raise error.translated(f"inspecting image {image_id}") from error
 
 
-def _load_error(image_id: str, words: str) -> Exception:
-    if "no space left on device" in words or "disk quota exceeded" in words:
-        return ResourceExhausted(f"loading image {image_id}: the VM's disk is full: {words}")
-    return InvalidArgument(f"the archive of image {image_id} can't be loaded: Docker says: {words}")
+def _load_error(image_id: str, message: str) -> Exception:
+    if "no space left on device" in message or "disk quota exceeded" in message:
+        return ResourceExhausted(f"loading image {image_id}: the VM's disk is full: {message}")
+    return InvalidArgument(f"the archive of image {image_id} can't be loaded: Docker says: {message}")

@@ -1,7 +1,8 @@
-"""The kernel's own word for a container that it killed for want of memory.
+# SPDX-License-Identifier: Apache-2.0
+"""Containers that the kernel killed because they were out of memory, according to the kernel's log.
 
-Docker hears of such a kill and of the container's end from two sources, and says nothing of the first where
-the second comes before it. The kernel's log names the container's cgroup.
+Docker learns of the kill and of the container's end from different sources, and misses the kill if the end
+comes first. The kernel's log names the container's cgroup.
 
 Sources: Linux Documentation/ABI/testing/dev-kmsg; dump_oom_summary in Linux mm/oom_kill.c.
 """
@@ -12,65 +13,67 @@ import os
 import re
 import threading
 from pathlib import Path
-from typing import Any
 
-from twisted.internet.defer import Deferred
-from twisted.internet.threads import deferToThreadPool
+from twisted.internet.interfaces import IReactorThreads
+
+from infranetes_common.concurrency import run_in_thread
+from vmserver.containers.docker.api import ContainerInspect
 
 KMSG = Path("/dev/kmsg")
 KILLED = 137  # the exit code of a process that SIGKILL ended
-_RECORD = 8192  # bytes; no record is longer, and one that did not fit would be EINVAL
+_RECORD = 8192  # bytes; no record is longer
 _VICTIM = re.compile(rb"oom-kill:[^\n]*task_memcg=[^,\n]*?([0-9a-f]{64})")
 
 
 class KernelLog:
-    """Follows the kernel's log from its oldest record on, whenever it is asked.
+    """Reads the kernel's log from its oldest record on, when it is needed.
 
-    :param path: dev-kmsg, or what reads like it. One that can't be opened or read knows of nothing."""
+    :param path: /dev/kmsg, or a file in the same format. One that can't be read counts as empty."""
 
-    def __init__(self, reactor: Any, path: Path = KMSG) -> None:
+    def __init__(self, reactor: IReactorThreads, path: Path = KMSG) -> None:
         self._reactor = reactor
         self._path = path
         self._file: int | None = None
         self._killed: set[str] = set()
-        self._lock = threading.Lock()  # one thread reads at a time; the reactor's never waits for it
+        self._lock = threading.Lock()  # held by the thread that reads; the reactor never waits for it
         self._closed = False
 
     def close(self) -> None:
-        """Let go of the log, at once or when who reads it is done; asked again, it is read anew."""
+        """Close the log, now or when the thread that reads it is done. A later read opens it again."""
         self._closed = True
-        self._let_go()
+        self._close_unless_reading()
 
-    async def corrected(self, found: Any) -> Any:
-        """ContainerInspect's JSON `found`, where the kernel knows better of `OOMKilled`."""
-        state = found["State"]
-        if state["ExitCode"] != KILLED or state["OOMKilled"]:
+    async def corrected(self, found: ContainerInspect) -> ContainerInspect:
+        """Return `found`, with `OOMKilled` set if the kernel's log says so."""
+        if found["State"]["ExitCode"] != KILLED or found["State"]["OOMKilled"]:
             return found
-        pool = self._reactor.getThreadPool()
-        reading: Deferred[bool] = deferToThreadPool(self._reactor, pool, self._names, found["Id"])
-        return {**found, "State": {**state, "OOMKilled": await reading}}
+        killed = await run_in_thread(self._reactor, self._thd_killed, found["Id"])
+        corrected, state = found.copy(), found["State"].copy()
+        state["OOMKilled"] = killed
+        corrected["State"] = state
+        return corrected
 
-    def _names(self, id: str) -> bool:
+    def _thd_killed(self, id: str) -> bool:
         with self._lock:
             if id not in self._killed:
                 try:
                     self._read()
-                except OSError:  # no such log, or none that we may read
-                    self._close()
-            known = id in self._killed
+                except OSError:  # no such log, or no permission
+                    self._close_file()
+            killed = id in self._killed
         if self._closed:
-            self._let_go()
-        return known
+            self._close_unless_reading()
+        return killed
 
-    def _let_go(self) -> None:
-        if self._lock.acquire(blocking=False):  # else the one who has it lets go, after this
+    def _close_unless_reading(self) -> None:
+        if self._lock.acquire(blocking=False):  # otherwise the reading thread closes it
             try:
-                self._close()
+                self._close_file()
             finally:
                 self._lock.release()
 
     def _read(self) -> None:
-        """Take in what was logged since the last time."""
+        """Read what was logged since the last time."""
         if self._file is None:
             self._file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         while True:
@@ -78,13 +81,13 @@ class KernelLog:
                 records = os.read(self._file, _RECORD)
             except BlockingIOError:
                 return
-            except BrokenPipeError:  # some were overwritten before they were read
+            except BrokenPipeError:  # some records were overwritten before they were read
                 continue
             if not records:
                 return
             self._killed.update(id.decode() for id in _VICTIM.findall(records))
 
-    def _close(self) -> None:
+    def _close_file(self) -> None:
         file, self._file = self._file, None
         if file is not None:
             os.close(file)

@@ -1,52 +1,53 @@
-"""The limits that were put in force after a container was made, kept until it is gone.
+# SPDX-License-Identifier: Apache-2.0
+"""The limits that were changed after a container's creation.
 
-Docker knows of those that went through it alone; what was written to cgroups is kept here for agents to come.
+Docker knows only those that were changed through it; limits that were written to cgroups are stored here for
+a restarted agent.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from infranetes_common import cri
 from infranetes_common.errors import FailedPrecondition
-from vmserver.containers.docker.kept import Kept
+from infranetes_common.wire import cri
+from vmserver.containers.docker.message_store import MessageStore
 
 
-class Limits(Kept):
-    """LinuxContainerResources by container; None where nothing was changed.
+class LimitStore(MessageStore[cri.LinuxContainerResources]):
+    """The changed limits of each container.
 
-    :param directory: one small file for each container; made when first needed."""
+    :param directory: see `MessageStore`."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, cri.LinuxContainerResources)
 
-    def put(self, id: str, later: Any) -> None:
-        """Put `later` over what is kept. :raise FailedPrecondition: it can't be kept."""
+    def put(self, id: str, message: cri.LinuxContainerResources) -> None:
+        """Add changes to the stored ones. :raise FailedPrecondition: they can't be written."""
         limits = cri.LinuxContainerResources()
-        if (before := self.of(id)) is not None:
+        if (before := self.get(id)) is not None:
             limits.CopyFrom(before)
-        overlay(limits, later)
+        overlay(limits, message)
         try:
             super().put(id, limits)
         except OSError as error:
-            raise FailedPrecondition(f"the limits of container {id} can't be kept: {error}") from error
+            raise FailedPrecondition(f"the limits of container {id} can't be written: {error}") from error
 
 
 _FIELDS = ("cpu_period", "cpu_quota", "cpu_shares", "memory_limit_in_bytes", "memory_swap_limit_in_bytes",
            "oom_score_adj", "cpuset_cpus", "cpuset_mems")  # fmt: skip
 
 
-def overlay(limits: Any, later: Any) -> None:
-    """Put into `limits` what `later` has; fields left 0 there stay as they are."""
+def overlay(limits: cri.LinuxContainerResources, changes: cri.LinuxContainerResources) -> None:
+    """Apply `changes` to `limits`; fields that are 0 or empty in `changes` stay as they are."""
     for field in _FIELDS:
-        if getattr(later, field):
-            setattr(limits, field, getattr(later, field))
-    if later.memory_limit_in_bytes and not later.memory_swap_limit_in_bytes:
-        limits.memory_swap_limit_in_bytes = later.memory_limit_in_bytes  # no swap unless asked for
-    limits.unified.update(later.unified)
-    sizes = {page.page_size for page in later.hugepage_limits}
-    kept = [page for page in limits.hugepage_limits if page.page_size not in sizes]
-    pages = [*kept, *later.hugepage_limits]
+        if getattr(changes, field):
+            setattr(limits, field, getattr(changes, field))
+    if changes.memory_limit_in_bytes and not changes.memory_swap_limit_in_bytes:
+        limits.memory_swap_limit_in_bytes = changes.memory_limit_in_bytes  # no swap unless it is set
+    limits.unified.update(changes.unified)
+    sizes = {page.page_size for page in changes.hugepage_limits}
+    unchanged = [page for page in limits.hugepage_limits if page.page_size not in sizes]
+    pages = [*unchanged, *changes.hugepage_limits]
     limits.ClearField("hugepage_limits")
     limits.hugepage_limits.extend(pages)

@@ -1,63 +1,78 @@
-"""The ContainerProvider whose state is Docker's own: `view` knows it, this changes it."""
+# SPDX-License-Identifier: Apache-2.0
+"""The ContainerProvider for Docker: it changes the containers that `index` has."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import attrs
-from twisted.internet.defer import Deferred, DeferredLock
-from twisted.internet.task import deferLater
+from twisted.internet.defer import Deferred, succeed
 from zope.interface import implementer
 
-from infranetes_common import cri
+from infranetes_common.concurrency import Flight, KeyedLock, deferred, sleep
 from infranetes_common.errors import (
     AlreadyExists,
     FailedPrecondition,
+    InfranetesError,
     InvalidArgument,
     NotFound,
     Unavailable,
 )
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import cri
+from infranetes_common.wire import vmserver as messages
 from vmserver.containers.docker import accounts, cgroups
-from vmserver.containers.docker.apparmor import Profiles
+from vmserver.containers.docker.apparmor import ProfileLoader
 from vmserver.containers.docker.engine import CALL_SECONDS, Engine, EngineError
 from vmserver.containers.docker.execs import exec_sync
 from vmserver.containers.docker.image_volumes import ImageVolumes
 from vmserver.containers.docker.images import Images
-from vmserver.containers.docker.limits import Limits
-from vmserver.containers.docker.security import NAME_PREFIX, apparmor_profile
+from vmserver.containers.docker.index import RETRY_SECONDS, ContainerIndex
+from vmserver.containers.docker.limits import LimitStore
+from vmserver.containers.docker.names import container_name
+from vmserver.containers.docker.security import apparmor_profile
 from vmserver.containers.docker.sessions import attach_session, exec_session
-from vmserver.containers.docker.translate import create_body, resources
-from vmserver.containers.docker.usage import Usages
-from vmserver.containers.docker.view import RETRY_SECONDS, View
-from vmserver.containers.interface import ExecResult, IContainerProvider, ISession, Streams
+from vmserver.containers.docker.translate import create_body, limits_body
+from vmserver.containers.docker.usage import UsageReader
+from vmserver.containers.interface import (
+    Changed,
+    ExecResult,
+    IContainerProvider,
+    ISession,
+    Removed,
+    Streams,
+)
 from vmserver.containers.jsonlog import JsonLog, records
-from vmserver.sandbox import ipc_sysctls
+from vmserver.pod_settings import ipc_sysctls
 
 REMOVE_SECONDS = 60.0
+
+T = TypeVar("T")
 
 
 @attrs.frozen
 class DockerConfig:
-    """`[providers.docker]`"""
+    """`[providers.docker]` of the agent's configuration."""
 
     socket: Path = Path("/run/docker.sock")
-    log_max_size: str = "16m"  # of one log file, as Docker's json-file driver reads it
-    log_max_files: int = 4  # the newest among them
+    log_max_size: str = "16m"  # of one log file, in the notation of Docker's json-file driver
+    log_max_files: int = 4  # including the newest
 
 
 @implementer(IContainerProvider)
 class DockerProvider:
-    """See `IContainerProvider`.
+    """An `IContainerProvider` whose containers are Docker's.
 
-    :param etc_dir: where the sandbox's hosts and resolv.conf are, which each container sees.
-    :param run_dir: of the agent; images that are volumes are mounted below.
+    :param etc_dir: has the sandbox's hosts and resolv.conf, which every container sees.
+    :param run_dir: the agent's; images that are volumes are mounted below it.
     """
 
     name = "docker"
 
-    def __init__(self, reactor: Any, config: DockerConfig, etc_dir: Path, run_dir: Path) -> None:
+    def __init__(self, reactor: IReactor, config: DockerConfig, etc_dir: Path, run_dir: Path) -> None:
         self._reactor = reactor
         self._config = config
         self._files = {f"/etc/{name}": etc_dir / name for name in ("hosts", "resolv.conf")}
@@ -65,45 +80,43 @@ class DockerProvider:
         self._images = Images(self._engine)
         self._accounts = accounts.ImageAccounts(self._engine)
         self._image_volumes = ImageVolumes(reactor, self._engine, run_dir / self.name / "images")
-        self._profiles = Profiles(reactor)
-        self._usages = Usages(reactor)
-        self._limits = Limits(run_dir / self.name / "limits")
-        self._view = View(reactor, self._engine, self._limits, run_dir / self.name / "users")
-        self._making: dict[str, DeferredLock] = {}  # one creation of an id at a time
+        self._profiles = ProfileLoader(reactor)
+        self._usage = UsageReader(reactor)
+        self._limits = LimitStore(run_dir / self.name / "limits")
+        self._index = ContainerIndex(reactor, self._engine, self._limits, run_dir / self.name / "users")
+        self._starting: dict[str, Flight[messages.ContainerState]] = {}
+        self._creating: KeyedLock[str] = KeyedLock()
 
-    # Life
+    # Starting and stopping
 
-    def start(self) -> Deferred[None]:
-        return Deferred.fromCoroutine(self._view.start())
+    @deferred
+    async def start(self) -> None:
+        await self._index.start()
 
     def stop(self) -> Deferred[None]:
-        self._view.stop()
-        self._usages.stop()
+        self._index.stop()
+        self._usage.stop()
         return self._engine.close()
 
-    def watch(self, changed: Callable[[Any], None], removed: Callable[[str], None]) -> None:
-        self._view.watch(changed, removed)
+    def watch(self, changed: Changed, removed: Removed) -> None:
+        self._index.watch(changed, removed)
 
-    def configure(self, sandbox_config: Any) -> Deferred[None]:
-        return Deferred.fromCoroutine(_nothing())
+    def configure(self, sandbox_config: cri.PodSandboxConfig) -> Deferred[None]:
+        return succeed(None)
 
     # Containers
 
-    def create(self, id: str, image_id: str, config: Any, sandbox_config: Any) -> Deferred[Any]:
-        return Deferred.fromCoroutine(self._create(id, image_id, config, sandbox_config))
-
-    async def _create(self, id: str, image_id: str, config: Any, sandbox_config: Any) -> Any:
+    @deferred
+    async def create(
+        self, id: str, image_id: str, config: cri.ContainerConfig, sandbox_config: cri.PodSandboxConfig
+    ) -> messages.ContainerState:
         cgroups.check(config.linux.resources)
-        lock = self._making.setdefault(id, DeferredLock())
-        await lock.acquire()
-        try:
-            return await self._create_alone(id, image_id, config, sandbox_config)
-        finally:
-            lock.release()
-            if not lock.locked and not lock.waiting:
-                self._making.pop(id, None)
+        async with self._creating.held(id):
+            return await self._create(id, image_id, config, sandbox_config)
 
-    async def _create_alone(self, id: str, image_id: str, config: Any, sandbox_config: Any) -> Any:
+    async def _create(
+        self, id: str, image_id: str, config: cri.ContainerConfig, sandbox_config: cri.PodSandboxConfig
+    ) -> messages.ContainerState:
         log_options = {
             "max-size": self._config.log_max_size,
             "max-file": str(self._config.log_max_files),
@@ -124,166 +137,184 @@ class DockerProvider:
         if kind == cri.SecurityProfile.Localhost:
             await self._profiles.load(profile)
         try:
-            await self._engine.call("POST", "/containers/create", {"name": NAME_PREFIX + id}, body)
+            await self._engine.call("POST", "/containers/create", {"name": container_name(id)}, body)
         except EngineError as error:
             translated = error.translated(f"creating container {id}")
             if isinstance(translated, NotFound):
                 raise FailedPrecondition(f"image {image_id} is not loaded; load it first") from error
             if not isinstance(translated, AlreadyExists):
                 raise translated from error
-        # An agent that is gone may have asked for it too, and the engine still be at work.
+        # An earlier agent may have sent the same request, and the engine may still work on that.
         deadline = self._reactor.seconds() + CALL_SECONDS
-        while (known := await self._view.refresh(id)) is None:
+        while (container := await self._index.refresh(id)) is None:
             if self._reactor.seconds() > deadline:
-                raise Unavailable(f"Docker is creating container {id} and does not come to an end")
-            await deferLater(self._reactor, RETRY_SECONDS[0], lambda: None)
-        return known.state
+                raise Unavailable(f"Docker did not create container {id} within {CALL_SECONDS:g} s")
+            await sleep(self._reactor, RETRY_SECONDS[0])
+        return container.state
 
-    async def _identity(self, image_id: str, context: Any) -> accounts.Identity:
-        """Who the first process is to be."""
-        asked = accounts.as_asked(context)
-        if asked is not None:
-            return asked
+    async def _identity(self, image_id: str, context: cri.LinuxContainerSecurityContext) -> accounts.Identity:
+        """Return the user and groups of the first process."""
+        configured = accounts.configured(context)
+        if configured is not None:
+            return configured
         try:
-            return accounts.of_image(context, await self._accounts.of(image_id))
+            return accounts.resolve(context, await self._accounts.of(image_id))
         except EngineError as error:
             if error.status == 404:
                 raise FailedPrecondition(f"image {image_id} is not loaded; load it first") from error
             raise error.translated(f"reading the users of image {image_id}") from error
 
-    def start_container(self, id: str) -> Deferred[Any]:
-        return Deferred.fromCoroutine(self._start_container(id))
+    def start_container(self, id: str) -> Deferred[messages.ContainerState]:
+        """See `IContainerProvider.start_container`.
 
-    async def _start_container(self, id: str) -> Any:
-        known = self._view.get(id) if self._view.live else None
-        if known is None or known.state.state != cri.CONTAINER_CREATED:
-            known = await self._view.existing(id)
-        if known.has_ended:
-            raise FailedPrecondition(f"container {id} has ended ({known.state.reason}); make another one")
-        if known.state.state == cri.CONTAINER_RUNNING:
-            return known.state
+        Concurrent calls share one start, which goes on even if all of them are cancelled: a second start
+        would run a container again that has ended meanwhile."""
+        starting = self._starting.get(id)
+        if starting is None:
+            starting = Flight(self._start_container(id))
+            if not starting.done:
+                self._starting[id] = starting
+        return starting.join()
+
+    async def _start_container(self, id: str) -> messages.ContainerState:
         try:
-            await self._engine.call("POST", f"/containers/{NAME_PREFIX}{id}/start", within=2 * CALL_SECONDS)
+            return await self._start_created(id)
+        finally:
+            self._starting.pop(id, None)
+
+    async def _start_created(self, id: str) -> messages.ContainerState:
+        container = self._index.get(id) if self._index.live else None
+        if container is None or container.state.state != cri.CONTAINER_CREATED:
+            container = await self._index.existing(id)
+        if container.has_ended:
+            reason = container.state.reason
+            raise FailedPrecondition(f"container {id} has ended ({reason}); make another one")
+        if container.state.state == cri.CONTAINER_RUNNING:
+            return container.state
+        try:
+            await self._engine.call(
+                "POST", f"/containers/{container_name(id)}/start", within=2 * CALL_SECONDS
+            )
         except EngineError as error:
-            state = (await self._view.existing(id)).state
+            state = (await self._index.existing(id)).state
             if state.state != cri.CONTAINER_EXITED:
                 raise error.translated(f"starting container {id}") from error
             kind = InvalidArgument if state.exit_code in (126, 127) else FailedPrecondition
             raise kind(f"container {id} can't be started: Docker says: {error.message}") from error
-        known = await self._view.existing(id)
-        if known.state.pid:
-            await self._limit(id, known.state)
-        return known.state
+        container = await self._index.existing(id)
+        if container.state.pid:
+            await self._apply_limits(id, container.state)
+        return container.state
 
-    async def _limit(self, id: str, state: Any) -> None:
-        """Put in force what the engine knows nothing of. A container that can't have it does not run."""
+    async def _apply_limits(self, id: str, state: messages.ContainerState) -> None:
+        """Apply the limits that the engine does not support, or kill the container if that fails."""
         try:
             cgroups.apply(state.pid, state.resources)
-            changed = self._limits.of(id)
-            if changed is not None and changed.oom_score_adj:
-                _adjust_oom_score(state.pid, changed.oom_score_adj)
+            changes = self._limits.get(id)
+            if changes is not None and changes.oom_score_adj:
+                _adjust_oom_score(state.pid, changes.oom_score_adj)
         except InvalidArgument:
             await self._stop_container(id, 0)
             raise
 
-    def stop_container(self, id: str, grace_seconds: int) -> Deferred[Any]:
-        return Deferred.fromCoroutine(self._stop_container(id, grace_seconds))
+    @deferred
+    async def stop_container(self, id: str, grace_seconds: int) -> messages.ContainerState:
+        starting = self._starting.get(id)
+        if starting is not None:
+            with contextlib.suppress(InfranetesError):
+                await starting.join()
+        return await self._stop_container(id, grace_seconds)
 
-    async def _stop_container(self, id: str, grace: int) -> Any:
-        known = await self._view.existing(id)
-        if known.state.state != cri.CONTAINER_RUNNING:
-            return known.state
-        path = f"/containers/{NAME_PREFIX}{id}"
+    async def _stop_container(self, id: str, grace: int) -> messages.ContainerState:
+        container = await self._index.existing(id)
+        if container.state.state != cri.CONTAINER_RUNNING:
+            return container.state
+        path = f"/containers/{container_name(id)}"
         try:
             if grace:
                 await self._engine.call(
                     "POST", path + "/stop", {"t": str(grace)}, within=grace + CALL_SECONDS
                 )
             else:
-                await self._kill(path)
+                await self._engine.call("POST", path + "/kill", {"signal": "SIGKILL"})
+                await self._engine.call("POST", path + "/wait", {"condition": "not-running"})
         except EngineError as error:
             if error.status not in (304, 404, 409):
                 raise error.translated(f"stopping container {id}") from error
-        return (await self._view.existing(id)).state
+        return (await self._index.existing(id)).state
 
-    async def _kill(self, path: str) -> None:
-        await self._engine.call("POST", path + "/kill", {"signal": "SIGKILL"})
-        await self._engine.call("POST", path + "/wait", {"condition": "not-running"})
-
-    def remove(self, id: str) -> Deferred[None]:
-        return Deferred.fromCoroutine(self._remove(id))
-
-    async def _remove(self, id: str) -> None:
-        path = f"/containers/{NAME_PREFIX}{id}"
+    @deferred
+    async def remove(self, id: str) -> None:
+        path = f"/containers/{container_name(id)}"
         deadline = self._reactor.seconds() + REMOVE_SECONDS
         while True:
             try:
                 await self._engine.call("DELETE", path, {"force": "1", "v": "1"})
             except EngineError as error:
-                under_way = error.status == 409 and self._reactor.seconds() < deadline
-                if error.status != 404 and not under_way:
+                in_progress = error.status == 409 and self._reactor.seconds() < deadline
+                if error.status != 404 and not in_progress:
                     raise error.translated(f"removing container {id}") from error
-            if await self._view.refresh(id) is None:
+            if await self._index.refresh(id) is None:
                 return
-            await deferLater(self._reactor, RETRY_SECONDS[0], lambda: None)
+            await sleep(self._reactor, RETRY_SECONDS[0])
 
-    def update(self, id: str, resources: Any) -> Deferred[Any]:
-        return Deferred.fromCoroutine(self._update(id, resources))
-
-    async def _update(self, id: str, limits: Any) -> Any:
-        known = await self._view.existing(id)
-        cgroups.check(limits)
-        body = resources(limits)
-        score = body.pop("OomScoreAdj", 0)
-        by_hand = bool(known.state.pid) and cgroups.is_v2()
-        if body and not by_hand:
+    @deferred
+    async def update(self, id: str, resources: cri.LinuxContainerResources) -> messages.ContainerState:
+        container = await self._index.existing(id)
+        cgroups.check(resources)
+        body = limits_body(resources)
+        score = resources.oom_score_adj
+        body.pop("OomScoreAdj", None)
+        pid = container.state.pid
+        by_cgroup = bool(pid) and cgroups.is_v2()
+        if body and not by_cgroup:
             try:
-                await self._engine.call("POST", f"/containers/{NAME_PREFIX}{id}/update", body=body)
+                await self._engine.call("POST", f"/containers/{container_name(id)}/update", body=body)
             except EngineError as error:
                 refused = error.translated(f"resources of container {id}")
-                # The kernel's refusals (a limit below what is in use) come as a fault of the engine.
+                # A limit that the kernel refuses (less memory than is in use) is an internal error to Docker.
                 raise InvalidArgument(str(refused)) if error.status == 500 else refused from error
-        if known.state.pid:
-            cgroups.apply(known.state.pid, limits, every=by_hand)
-            if score and score != known.state.resources.oom_score_adj:
-                _adjust_oom_score(known.state.pid, score)
-        self._limits.put(id, limits)
-        return (await self._view.existing(id)).state
+        if pid:
+            cgroups.apply(pid, resources, every=by_cgroup)
+            if score and score != container.state.resources.oom_score_adj:
+                _adjust_oom_score(pid, score)
+        self._limits.put(id, resources)
+        return (await self._index.existing(id)).state
 
-    def containers(self) -> Deferred[list[Any]]:
-        return Deferred.fromCoroutine(self._containers())
+    @deferred
+    async def containers(self) -> list[messages.ContainerState]:
+        if not self._index.live:
+            await self._index.resync()
+        return [container.state for container in self._index.all().values()]
 
-    async def _containers(self) -> list[Any]:
-        if not self._view.live:
-            await self._view.resync()
-        return [known.state for known in self._view.all().values()]
+    @deferred
+    async def usage(self) -> list[messages.ContainerUsage]:
+        containers = self._index.all().items()
+        return await self._usage.read({id: (each.state, each.usage_source) for id, each in containers})
 
-    def usage(self) -> Deferred[list[Any]]:
-        known = {id: (one.state, one.traces) for id, one in self._view.all().items()}
-        return Deferred.fromCoroutine(self._usages.of(known))
+    # Commands and streams
 
-    def exec_sync(
-        self, id: str, command: Sequence[str], timeout: float, max_output: int
-    ) -> Deferred[ExecResult]:
-        return Deferred.fromCoroutine(self._exec_sync(id, command, timeout, max_output))
+    @deferred
+    async def exec_sync(self, id: str, command: Sequence[str], timeout: float, max_output: int) -> ExecResult:
+        running = exec_sync(self._reactor, self._engine, container_name(id), command, timeout, max_output)
+        return await self._in_running(id, running)
 
-    async def _exec_sync(self, id: str, command: Sequence[str], within: float, limit: int) -> ExecResult:
-        running = exec_sync(self._reactor, self._engine, NAME_PREFIX + id, command, within, limit)
-        result: ExecResult = await self._in_running(id, running)
-        return result
-
-    def exec_session(self, id: str, command: Sequence[str], streams: Streams) -> Deferred[ISession]:
+    @deferred
+    async def exec_session(self, id: str, command: Sequence[str], streams: Streams) -> ISession:
         opening = exec_session(
-            self._reactor, self._engine, self._config.socket, NAME_PREFIX + id, command, streams
+            self._reactor, self._engine, self._config.socket, container_name(id), command, streams
         )
-        return Deferred.fromCoroutine(self._in_running(id, opening))
+        return await self._in_running(id, opening)
 
-    def attach_session(self, id: str, streams: Streams) -> Deferred[ISession]:
-        opening = attach_session(self._reactor, self._engine, self._config.socket, NAME_PREFIX + id, streams)
-        return Deferred.fromCoroutine(self._in_running(id, opening))
+    @deferred
+    async def attach_session(self, id: str, streams: Streams) -> ISession:
+        opening = attach_session(
+            self._reactor, self._engine, self._config.socket, container_name(id), streams
+        )
+        return await self._in_running(id, opening)
 
-    async def _in_running(self, id: str, work: Any) -> Any:
-        """`work` in a running container, Docker's refusals as our errors."""
+    async def _in_running(self, id: str, work: Awaitable[T]) -> T:
+        """Await `work` in a running container, with Docker's refusals as our errors."""
         try:
             return await work
         except EngineError as error:
@@ -293,58 +324,59 @@ class DockerProvider:
                 raise FailedPrecondition(f"container {id} is not running") from error
             raise error.translated(f"running a command in container {id}") from error
 
-    async def read_log(self, id: str, cursor: str, follow: bool) -> AsyncIterator[Any]:
-        known = self._view.get(id) or await self._view.existing(id)
-        if not known.log_path:
-            known = await self._view.existing(id)
-        log = JsonLog(Path(known.log_path), cursor) if known.log_path else None
+    async def read_log(self, id: str, cursor: str, follow: bool) -> AsyncGenerator[messages.LogRecord, None]:
+        container = self._index.get(id) or await self._index.existing(id)
+        if not container.log_path:
+            container = await self._index.existing(id)
+        log = JsonLog(Path(container.log_path), cursor) if container.log_path else None
         while log is None:
-            # Docker names the log when the container is first started.
+            # Docker names the log when the container is started for the first time.
             if not follow or self._has_ended(id):
                 return
-            await deferLater(self._reactor, RETRY_SECONDS[0], lambda: None)
-            seen = self._view.get(id)
-            log = JsonLog(Path(seen.log_path), cursor) if seen is not None and seen.log_path else None
+            await sleep(self._reactor, RETRY_SECONDS[0])
+            found = self._index.get(id)
+            log = JsonLog(Path(found.log_path), cursor) if found is not None and found.log_path else None
         reading = records(self._reactor, log, follow, lambda: self._has_ended(id))
         try:
             async for record in reading:
                 yield record
         finally:
-            await reading.aclose()  # type: ignore[attr-defined]
+            await reading.aclose()
 
     def _has_ended(self, id: str) -> bool:
-        known = self._view.get(id)
-        return known is None or known.has_ended
+        container = self._index.get(id)
+        return container is None or container.has_ended
 
     # Images
 
-    def missing_layers(self, diff_ids: Sequence[str]) -> Deferred[int]:
-        return Deferred.fromCoroutine(
-            self._translating(self._images.missing_layers(diff_ids), "listing images")
-        )
+    @deferred
+    async def missing_layers(self, diff_ids: Sequence[str]) -> int:
+        with _translated("listing images"):
+            return await self._images.missing_layers(diff_ids)
 
-    def load_image(self, image_id: str, archive: AsyncIterator[bytes]) -> Deferred[None]:
-        return Deferred.fromCoroutine(self._images.load(image_id, archive))
+    @deferred
+    async def load_image(self, image_id: str, archive: AsyncIterator[bytes]) -> None:
+        await self._images.load(image_id, archive)
 
-    def images(self) -> Deferred[list[str]]:
-        return Deferred.fromCoroutine(self._translating(self._images.ids(), "listing images"))
+    @deferred
+    async def images(self) -> list[str]:
+        with _translated("listing images"):
+            return await self._images.ids()
 
-    def remove_image(self, image_id: str) -> Deferred[None]:
-        return Deferred.fromCoroutine(self._remove_image(image_id))
-
-    async def _remove_image(self, image_id: str) -> None:
-        await self._translating(self._image_volumes.release(image_id), f"removing image {image_id}")
+    @deferred
+    async def remove_image(self, image_id: str) -> None:
+        with _translated(f"removing image {image_id}"):
+            await self._image_volumes.release(image_id)
         await self._images.remove(image_id)
 
-    async def _translating(self, work: Any, what: str) -> Any:
-        try:
-            return await work
-        except EngineError as error:
-            raise error.translated(what) from error
 
-
-async def _nothing() -> None:
-    """The sandbox's files are the agent's; Docker needs no word of them."""
+@contextlib.contextmanager
+def _translated(what: str) -> Iterator[None]:
+    """Raise the engine's refusals as our errors. :param what: what is attempted, for the message."""
+    try:
+        yield
+    except EngineError as error:
+        raise error.translated(what) from error
 
 
 def _adjust_oom_score(pid: int, score: int) -> None:

@@ -1,56 +1,62 @@
-"""A CRI LinuxContainerSecurityContext in Docker's words; what Docker can't give is refused by name.
+# SPDX-License-Identifier: Apache-2.0
+"""Translation of a CRI LinuxContainerSecurityContext to Docker's HostConfig.
 
-Docker's and the CRI's defaults differ: a seccomp profile that the CRI leaves out is none, and paths are
-masked as they are listed, so both are always said to Docker.
+What Docker does not support is refused, naming the field. The defaults differ: in the CRI, no seccomp profile
+means unconfined, and only the listed paths are masked, so both are always set explicitly.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
 
-from infranetes_common import cri
 from infranetes_common.errors import InvalidArgument
+from infranetes_common.wire import cri
 from vmserver.containers.docker import apparmor
+from vmserver.containers.docker.api import Request
+from vmserver.containers.docker.names import container_name
 
-NAME_PREFIX = "infranetes-"
 MAX_PROFILE_BYTES = 256 * 1024
 
 _PROFILE = cri.SecurityProfile
 _ALL = "ALL"
-_DEFAULT_ERRNO = 1  # EPERM: the only one that this Docker has for a profile's default action
+_DEFAULT_ERRNO = 1  # EPERM, the only one that this Docker supports for a profile's default action
 
 
 def refuse(present: bool, field: str, what: str) -> None:
-    """:raise InvalidArgument: it is there."""
+    """Refuse something that is not supported. :raise InvalidArgument: it is present."""
     if present:
-        raise InvalidArgument(f"{field}: {what} can't be had in this runtime; leave it out")
+        raise InvalidArgument(f"{field}: {what} is not supported by this runtime; leave it out")
 
 
-def put(linux: Any, host: dict[str, Any]) -> None:
-    """Add to HostConfig all but the user and groups.
+def security_fields(linux: cri.LinuxContainerConfig) -> Request:
+    """Return the security context as fields of HostConfig, without the user and groups.
 
-    :raise InvalidArgument: something that can't be had; names the field.
+    :raise InvalidArgument: something is invalid or not supported; names the field.
     """
     context = linux.security_context
     refuse(
         bool(context.capabilities.add_ambient_capabilities),
         "security_context.capabilities.add_ambient_capabilities",
-        "ambient capabilities",
+        "an ambient capability",
     )
-    host["CapAdd"], host["CapDrop"] = capabilities(context.capabilities)
-    host["Privileged"] = context.privileged
-    host["ReadonlyRootfs"] = context.readonly_rootfs
+    add, drop = capabilities(context.capabilities)
+    fields: Request = {
+        "CapAdd": add,
+        "CapDrop": drop,
+        "Privileged": context.privileged,
+        "ReadonlyRootfs": context.readonly_rootfs,
+        "SecurityOpt": options(context),
+        **namespaces(context.namespace_options),
+    }
     if linux.HasField("security_context") and not context.privileged:
-        # Said and empty is "none", as with procMount: Unmasked; unsaid leaves Docker's own.
-        host["MaskedPaths"] = list(context.masked_paths)
-        host["ReadonlyPaths"] = list(context.readonly_paths)
-    host["SecurityOpt"] = options(context)
-    host.update(namespaces(context.namespace_options))
+        # An empty list masks nothing, as for procMount: Unmasked; a missing one means Docker's own list.
+        fields["MaskedPaths"] = list(context.masked_paths)
+        fields["ReadonlyPaths"] = list(context.readonly_paths)
+    return fields
 
 
-def capabilities(wanted: Any) -> tuple[list[str], list[str]]:
-    """CapAdd and CapDrop. What is both added and dropped is dropped; ALL dropped leaves what is added."""
+def capabilities(wanted: cri.Capability) -> tuple[list[str], list[str]]:
+    """Return CapAdd and CapDrop. What is in both lists is dropped; dropping ALL leaves what is added."""
     drop = [_capability(name) for name in wanted.drop_capabilities]
     add = [_capability(name) for name in wanted.add_capabilities]
     return [name for name in add if name not in drop], drop
@@ -58,13 +64,13 @@ def capabilities(wanted: Any) -> tuple[list[str], list[str]]:
 
 def _capability(name: str) -> str:
     if not name.replace("_", "").isalpha() or not name.isascii():
-        raise InvalidArgument(f"security_context.capabilities: {name[:80]!r} is no capability")
+        raise InvalidArgument(f"security_context.capabilities: {name[:80]!r} is not a capability")
     upper = name.upper()
     return upper if upper == _ALL or upper.startswith("CAP_") else "CAP_" + upper
 
 
-def options(context: Any) -> list[str]:
-    """HostConfig.SecurityOpt."""
+def options(context: cri.LinuxContainerSecurityContext) -> list[str]:
+    """Return HostConfig.SecurityOpt."""
     found = ["no-new-privileges"] if context.no_new_privs else []
     kind, reference = _profile(context, "seccomp", context.seccomp_profile_path, _PROFILE.Unconfined)
     if kind == _PROFILE.Unconfined:
@@ -73,39 +79,41 @@ def options(context: Any) -> list[str]:
         found.append("seccomp=" + seccomp_profile(reference))
     kind, reference = apparmor_profile(context)
     if kind == _PROFILE.Localhost:
-        found.append("apparmor=" + apparmor.parted(reference)[0])
+        found.append("apparmor=" + apparmor.split_reference(reference)[0])
     if kind == _PROFILE.Unconfined:
         found.append("apparmor=unconfined")
     return found
 
 
-def apparmor_profile(context: Any) -> tuple[int, str]:
-    """Which AppArmor profile is asked for: its kind and, of the node's, what `apparmor` takes."""
+def apparmor_profile(context: cri.LinuxContainerSecurityContext) -> tuple[int, str]:
+    """Return the kind of the AppArmor profile and, for one of the node's, its reference: see `apparmor`."""
     return _profile(context, "apparmor", context.apparmor_profile, _PROFILE.RuntimeDefault)
 
 
-def _profile(context: Any, field: str, old: str, unsaid: int) -> tuple[int, str]:
-    """Which profile is asked for, by the field of today or the one before it, and its reference."""
+def _profile(
+    context: cri.LinuxContainerSecurityContext, field: str, old: str, default: int
+) -> tuple[int, str]:
+    """Return kind and reference of a profile. :param old: the deprecated field's value."""
     if context.HasField(field):
         profile = getattr(context, field)
         return profile.profile_type, profile.localhost_ref
     if old.startswith("localhost/"):
         return _PROFILE.Localhost, old.removeprefix("localhost/")
-    known = {"": unsaid, "unconfined": _PROFILE.Unconfined}
+    known: dict[str, int] = {"": default, "unconfined": _PROFILE.Unconfined}
     for name in ("runtime/default", "docker/default"):
         known[name] = _PROFILE.RuntimeDefault
     if old not in known:
         raise InvalidArgument(
-            f"security_context.{field}: {old[:80]!r} is no profile; known are runtime/default, unconfined "
-            "and localhost/PATH"
+            f"security_context.{field}: {old[:80]!r} is not a profile; known are runtime/default, "
+            "unconfined and localhost/PATH"
         )
     return known[old], ""
 
 
 def seccomp_profile(text: str) -> str:
-    """A profile's JSON, as the node read it, for Docker.
+    """Validate the JSON of a profile that the node sent; return it for Docker.
 
-    :raise InvalidArgument: no profile, or something in it that Docker would leave out silently.
+    :raise InvalidArgument: it is not a profile, or has something that Docker would silently ignore.
     """
     field = "security_context.seccomp"
     if len(text.encode()) > MAX_PROFILE_BYTES:
@@ -113,17 +121,17 @@ def seccomp_profile(text: str) -> str:
     try:
         profile = json.loads(text)
     except (ValueError, RecursionError):
-        raise InvalidArgument(f"{field}: the profile that the node sent is no JSON") from None
+        raise InvalidArgument(f"{field}: the profile that the node sent is not JSON") from None
     if not isinstance(profile, dict) or not isinstance(profile.get("defaultAction"), str):
-        raise InvalidArgument(f"{field}: the profile is no object with a defaultAction")
+        raise InvalidArgument(f"{field}: the profile is not an object with a defaultAction")
     rules = profile.get("syscalls") or []
     if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
-        raise InvalidArgument(f"{field}: the profile's syscalls are no list of objects")
+        raise InvalidArgument(f"{field}: the profile's syscalls are not a list of objects")
     actions = {profile["defaultAction"], *(str(rule.get("action")) for rule in rules)}
     refuse(
         "SCMP_ACT_NOTIFY" in actions or bool(profile.get("listenerPath")),
         field,
-        "a profile that asks a listener (SCMP_ACT_NOTIFY)",
+        "a profile with a listener (SCMP_ACT_NOTIFY)",
     )
     refuse(bool(profile.get("flags")), field, "a profile with flags")
     default = profile.get("defaultErrnoRet", _DEFAULT_ERRNO)
@@ -135,8 +143,8 @@ def seccomp_profile(text: str) -> str:
     return json.dumps(profile)
 
 
-def namespaces(wanted: Any) -> dict[str, str]:
-    """The machine is the pod: its network, IPC and process namespaces are the pod's and the "node's"."""
+def namespaces(wanted: cri.NamespaceOption) -> dict[str, str]:
+    """Return PidMode and IpcMode. The VM's own namespaces serve both as the pod's and as the node's."""
     refuse(wanted.network in (cri.CONTAINER, cri.TARGET), "namespace_options.network", "a network of its own")
     refuse(wanted.ipc == cri.TARGET, "namespace_options.ipc", "another container's IPC")
     users = wanted.userns_options
@@ -147,10 +155,10 @@ def namespaces(wanted: Any) -> dict[str, str]:
     )
     if wanted.pid == cri.TARGET and not wanted.target_id:
         raise InvalidArgument("namespace_options.target_id: empty, but pid is TARGET")
-    pid = {
+    pid_modes: dict[int, str] = {
         cri.POD: "host",
         cri.NODE: "host",
         cri.CONTAINER: "",
-        cri.TARGET: f"container:{NAME_PREFIX}{wanted.target_id}",
-    }[wanted.pid]
-    return {"PidMode": pid, "IpcMode": "private" if wanted.ipc == cri.CONTAINER else "host"}
+        cri.TARGET: f"container:{container_name(wanted.target_id)}",
+    }
+    return {"PidMode": pid_modes[wanted.pid], "IpcMode": "private" if wanted.ipc == cri.CONTAINER else "host"}

@@ -1,4 +1,5 @@
-"""What Docker says of a container (ContainerInspect) as a ContainerState.
+# SPDX-License-Identifier: Apache-2.0
+"""Translation of Docker's ContainerInspect to a ContainerState.
 
 Docker                            CRI       reason
 created                           CREATED
@@ -10,27 +11,26 @@ exited, dead, removing            EXITED    Completed (0), OOMKilled, else Error
 from __future__ import annotations
 
 import base64
-from typing import Any
+from collections.abc import Mapping
 
-from infranetes_common import cri
-from infranetes_common import vmserver as messages
-from vmserver.containers.docker.translate import LABEL_ID, LABEL_RESOURCES
+from infranetes_common.wire import cri
+from infranetes_common.wire import vmserver as messages
+from vmserver.containers.docker.api import ContainerInspect, HostConfig
+from vmserver.containers.docker.names import LABEL_ID, LABEL_RESOURCES
 from vmserver.containers.jsonlog import parse_time
-from vmserver.containers.users import process_user as process_user
 
-START_ERROR = 128  # the exit code that kubelet knows for a container that could not be started
+START_ERROR = 128  # the exit code that kubelet expects of a container that could not be started
 
 _RUNNING = ("running", "paused", "restarting")
 
 
-def container_state(found: Any, user: Any = None) -> Any:
-    """`found` is ContainerInspect's JSON, `user` a ContainerUser known from elsewhere."""
+def container_state(found: ContainerInspect) -> messages.ContainerState:
+    """Translate it."""
     config, state, host = found["Config"], found["State"], found["HostConfig"]
     result = messages.ContainerState(
         id=config["Labels"][LABEL_ID],
         created_at=_time(found["Created"]),
         image_id=found["Image"],
-        user=user,
     )
     result.resources.CopyFrom(_resources(config["Labels"], host))
     status = state["Status"]
@@ -43,12 +43,12 @@ def container_state(found: Any, user: Any = None) -> Any:
         result.pid = state["Pid"]
         return result
     result.state = cri.CONTAINER_EXITED
-    # Docker notes the start when it hears of it: of a short life, at times after the end.
+    # Docker notes the start when it learns of it, which may be after the end of a short-lived container.
     result.finished_at = max(_time(state["FinishedAt"]), result.started_at)
     result.exit_code = state["ExitCode"]
     result.message = state["Error"]
     if status == "created" or (state["Error"] and not result.started_at):
-        # It never ran. Docker keeps no time of the attempt: it is that of the creation.
+        # It never ran. Docker keeps no time of the attempt, so the creation's is used.
         result.exit_code = result.exit_code or START_ERROR
         result.reason = "ContainerCannotRun" if result.exit_code in (126, 127) else "StartError"
         result.started_at = result.started_at or result.created_at
@@ -64,8 +64,8 @@ def _time(text: str) -> int:
     return 0 if text.startswith("0001-") else parse_time(text)
 
 
-def _resources(labels: Any, host: Any) -> Any:
-    """The limits in force: as asked for at first, overlaid with what Docker has now."""
+def _resources(labels: Mapping[str, str], host: HostConfig) -> cri.LinuxContainerResources:
+    """Return the limits in force: those of the creation, overlaid with what Docker has now."""
     limits = cri.LinuxContainerResources.FromString(base64.b64decode(labels.get(LABEL_RESOURCES, "")))
     limits.cpu_period = host.get("CpuPeriod") or 0
     limits.cpu_quota = host.get("CpuQuota") or 0

@@ -1,63 +1,69 @@
-"""What Docker's containers use. Docker itself is not asked: it need not answer, and is not held up."""
+# SPDX-License-Identifier: Apache-2.0
+"""Resource usage of Docker's containers, measured without asking Docker."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import attrs
-from twisted.internet.threads import deferToThreadPool
 
-from infranetes_common import vmserver as messages
+from infranetes_common.concurrency import run_in_thread
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import vmserver as messages
+from vmserver.containers.docker.api import ContainerInspect
 from vmserver.stats import container
 from vmserver.stats.written import WrittenLayers
 
 
 @attrs.frozen
-class Traces:
-    """Where a container's figures are found."""
+class UsageSource:
+    """Where a container's usage is measured."""
 
-    engine_id: str = ""  # Docker's own id, which the control group's name has in it
-    layer: str = ""  # the directory of what it wrote over its image; "": not known
+    engine_id: str = ""  # Docker's own id, which is part of the control group's name
+    layer: str = ""  # the directory of what it wrote over its image; "" if not known
 
     @classmethod
-    def of(cls, found: Any) -> Traces:
-        """From ContainerInspect's JSON. Only overlay2 has a directory of nothing but the container's own."""
-        layer = ((found.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir", "")
-        return cls(str(found.get("Id", "")), str(layer))
+    def of(cls, found: ContainerInspect) -> UsageSource:
+        """Pick it. Only overlay2 has a directory with nothing but what the container wrote."""
+        driver = found.get("GraphDriver")
+        data = (driver.get("Data") if driver else None) or {}
+        return cls(str(found.get("Id", "")), str(data.get("UpperDir", "")))
 
 
-class Usages:
-    """Measures in a thread."""
+class UsageReader:
+    """Measures containers in a thread."""
 
-    def __init__(self, reactor: Any) -> None:
+    def __init__(self, reactor: IReactor) -> None:
         self._reactor = reactor
         self._written = WrittenLayers(reactor)
 
-    async def of(self, known: Mapping[str, tuple[Any, Traces]]) -> list[Any]:
-        """The ContainerUsage of each of these (ContainerState and Traces by id)."""
-        pool = self._reactor.getThreadPool()
-        measured = await deferToThreadPool(self._reactor, pool, _thd_measure, dict(known))
+    async def read(
+        self, containers: Mapping[str, tuple[messages.ContainerState, UsageSource]]
+    ) -> list[messages.ContainerUsage]:
+        """Return the usage of each of these containers."""
+        measured = await run_in_thread(self._reactor, _thd_measure, dict(containers))
         written = await self._written.of(
-            {id: traces.layer for id, (_, traces) in known.items() if traces.layer}
+            {id: source.layer for id, (_, source) in containers.items() if source.layer}
         )
         return [
             messages.ContainerUsage(
                 id=id, started_at=state.started_at, usage=measured.get(id), written=written.get(id)
             )
-            for id, (state, _) in known.items()
+            for id, (state, _) in containers.items()
         ]
 
     def stop(self) -> None:
-        """Count no more. Twice is once."""
+        """Stop counting. Idempotent."""
         self._written.stop()
 
 
-def _thd_measure(known: Mapping[str, tuple[Any, Traces]]) -> dict[str, Any]:
+def _thd_measure(
+    containers: Mapping[str, tuple[messages.ContainerState, UsageSource]],
+) -> dict[str, messages.Usage]:
     found = {}
-    for id, (state, traces) in known.items():
+    for id, (state, source) in containers.items():
         if state.pid:
-            usage = container.usage(state.pid, state.resources.memory_limit_in_bytes, traces.engine_id)
+            usage = container.usage(state.pid, state.resources.memory_limit_in_bytes, source.engine_id)
             if usage is not None:
                 found[id] = usage
     return found

@@ -1,25 +1,28 @@
-"""The machine's journal as a container's log: exact places, and every entry once.
+# SPDX-License-Identifier: Apache-2.0
+"""The VM's journal as a container's log, with exact cursors and every entry once.
 
-An entry is one or more lines; each line is a LogRecord, or several where it is long. A cursor is the entry's
-place in the journal and how many of its records come before: the same entry always has the same records.
+An entry has one or more lines, each of which becomes a LogRecord, or several if it is long. A cursor is the
+journal's cursor of the entry and the number of its records that have been read; the same entry always has the
+same records.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncGenerator
 
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall
 
-from infranetes_common import vmserver as messages
 from infranetes_common.errors import InvalidArgument
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import vmserver as messages
 from vmserver.containers.journal import CURSOR, Entry, Journal
 
 PART_BYTES = 16 * 1024
 MAX_RECORDS = 10**6
-ERRORS = 3  # syslog(3): err and worse go to stderr
-SETTLE_SECONDS = 1.0  # after the end, for what the journal takes in still
+ERRORS = 3  # the priority err of syslog(3); this and more urgent ones go to stderr
+SETTLE_SECONDS = 1.0  # how long entries are read after the end
 
 _CURSOR = re.compile(rf"1\.([0-9]{{1,6}})\.({CURSOR})", re.ASCII)
 _FIELDS = ("MESSAGE", "PRIORITY", "SYSLOG_IDENTIFIER", "SYSLOG_PID", "_PID", "_COMM", "_SYSTEMD_UNIT",
@@ -28,17 +31,19 @@ OWN_UNIT = b"vmserver.service"
 
 
 def parse(cursor: str) -> tuple[int, str]:
-    """Records of an entry that are known, and its place. :raise InvalidArgument: not one of ours."""
+    """Return how many records of an entry have been read, and the journal's cursor of the entry.
+
+    :raise InvalidArgument: not a cursor of this log."""
     if not cursor:
         return 0, ""
     found = _CURSOR.fullmatch(cursor)
     if found is None:
-        raise InvalidArgument("cursor: not one of ours; begin with an empty one")
+        raise InvalidArgument("cursor: not a cursor of this log; begin with an empty one")
     return int(found[1]), found[2]
 
 
 def lines(entry: Entry) -> list[tuple[bytes, bool]]:
-    """The lines of an entry, with whether more of the same line follows."""
+    """Split an entry into lines, and long lines into parts: each with whether more of its line follows."""
     who = entry.get("SYSLOG_IDENTIFIER") or entry.get("_COMM") or entry.get("_TRANSPORT", b"")
     pid = entry.get("SYSLOG_PID") or entry.get("_PID", b"")
     head = who + (b"[" + pid + b"]" if pid else b"") + b": " if who else b""
@@ -50,9 +55,9 @@ def lines(entry: Entry) -> list[tuple[bytes, bool]]:
     return found[:MAX_RECORDS]
 
 
-def entry_records(entry: Entry, known: int, gap: bool) -> list[Any]:
-    """The LogRecords of an entry after the first `known`."""
-    place = entry["__CURSOR"].decode()
+def entry_records(entry: Entry, skip: int, gap: bool) -> list[messages.LogRecord]:
+    """Return the LogRecords of an entry except the first `skip`."""
+    position = entry["__CURSOR"].decode()
     priority = entry.get("PRIORITY", b"6")
     error = priority.isdigit() and int(priority) <= ERRORS
     return [
@@ -61,30 +66,31 @@ def entry_records(entry: Entry, known: int, gap: bool) -> list[Any]:
             stream=messages.LogRecord.STDERR if error else messages.LogRecord.STDOUT,
             line=line,
             partial=partial,
-            cursor=f"1.{number}.{place}",
-            gap=gap and number == known + 1,
+            cursor=f"1.{number}.{position}",
+            gap=gap and number == skip + 1,
         )
         for number, (line, partial) in enumerate(lines(entry), 1)
-        if number > known
+        if number > skip
     ]
 
 
 async def records(
-    reactor: Any,
+    reactor: IReactor,
     journal: Journal,
     cursor: str,
     follow: bool,
     finished: Deferred[None],
     since: int = 0,
-) -> AsyncIterator[Any]:
-    """All LogRecords after `cursor`; with `follow` on until `finished` fires, which is cancelled in the end.
+) -> AsyncGenerator[messages.LogRecord, None]:
+    """Iterate over the LogRecords after `cursor`; with `follow`, continue until `finished` fires.
 
-    What the agent itself writes is left out: reading its own log would never come to an end.
+    The agent's own entries are left out, since reading them would cause more of them. `finished` is cancelled
+    in the end.
     """
-    known, place = parse(cursor)
-    reading = journal.open((), _FIELDS, place, follow, since)
+    read_before, position = parse(cursor)
+    reading = journal.open((), _FIELDS, position, follow, since)
     over = False
-    timers: list[Any] = []
+    timers: list[IDelayedCall] = []
 
     def settled() -> None:
         nonlocal over
@@ -96,18 +102,18 @@ async def records(
             lambda _: timers.append(reactor.callLater(SETTLE_SECONDS, settled)), lambda failure: None
         )
     entries = aiter(reading)
-    first = bool(place)
+    first = bool(position)
     try:
         async for entry in entries:
             if entry is None:
                 if over:
                     return
                 continue
-            again = first and entry["__CURSOR"].decode() == place
+            again = first and entry["__CURSOR"].decode() == position
             gap, first = first and not again, False
             if entry.get("_SYSTEMD_UNIT") == OWN_UNIT:
                 continue
-            for record in entry_records(entry, known if again else 0, gap):
+            for record in entry_records(entry, read_before if again else 0, gap):
                 yield record
     finally:
         finished.addErrback(lambda failure: None)
@@ -115,5 +121,5 @@ async def records(
         for timer in timers:
             if timer.active():
                 timer.cancel()
-        await entries.aclose()  # type: ignore[attr-defined]
+        await entries.aclose()
         await reading.close()

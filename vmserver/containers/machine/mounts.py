@@ -1,55 +1,53 @@
-"""The pod's mounts in the machine's own file system."""
+# SPDX-License-Identifier: Apache-2.0
+"""Bind mounts of a pod's volumes in the VM's own file system, for pods whose container is the VM."""
 
 from __future__ import annotations
 
 import os
-import posixpath
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from twisted.internet.interfaces import IReactorProcess
 from twisted.internet.utils import getProcessOutputAndValue
 
-from infranetes_common import cri
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from infranetes_common.wire import cri
+from vmserver.containers import mount_checks
+
+Mount = tuple[str, str, bool]
+"""Source, target, and whether it is read-only."""
 
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 
 
-def check(config: Any) -> list[tuple[str, str, bool]]:
-    """Source, target and whether it is read-only of each. :raise InvalidArgument: one that can't be had."""
+def validated(config: cri.ContainerConfig) -> list[Mount]:
+    """Return the mounts of a container. :raise InvalidArgument: one is invalid or not supported."""
     found = []
     for mount in config.mounts:
-        field = f"config.mounts {mount.container_path[:200]!r}"
-        target = posixpath.normpath(mount.container_path)
-        if not target.startswith("/") or target == "/" or "\0" in target + mount.host_path:
-            raise InvalidArgument(f"{field}: container_path has to be an absolute path below /")
+        field, target = mount_checks.field(mount), mount_checks.target(mount)
         if mount.HasField("image") or mount.uidMappings or mount.gidMappings or mount.recursive_read_only:
             raise InvalidArgument(
-                f"{field}: images, mapped ids and recursive_read_only can't be had in a machine"
+                f"{field}: images, mapped ids and recursive_read_only are not supported in a VM"
             )
         if mount.propagation == cri.PROPAGATION_BIDIRECTIONAL:
-            raise InvalidArgument(f"{field}: propagation can't be had in a machine")
-        if not mount.host_path.startswith("/") or not os.path.exists(mount.host_path):
-            raise InvalidArgument(f"{field}: the node has not brought {mount.host_path[:200]!r} into the VM")
-        found.append((mount.host_path, target, mount.readonly))
+            raise InvalidArgument(f"{field}: propagation is not supported in a VM")
+        found.append((mount_checks.source(mount, os.path.exists), target, mount.readonly))
     return found
 
 
-async def put(reactor: Any, wanted: Sequence[tuple[str, str, bool]]) -> None:
-    """Mount each where it is not mounted yet. :raise FailedPrecondition: the machine refuses."""
-    for source, target, read_only in wanted:
+async def mount(reactor: IReactorProcess, mounts: Sequence[Mount]) -> None:
+    """Mount those that are not mounted yet. :raise FailedPrecondition: mounting fails."""
+    for source, target, read_only in mounts:
         if mounted(target):
             continue
-        _make(source, target)
+        _make_mount_point(source, target)
         await _run(reactor, "mount", "--bind", "--", source, target)
         if read_only:
             await _run(reactor, "mount", "-o", "remount,bind,ro", "--", target)
 
 
-def _make(source: str, target: str) -> None:
-    """What can be mounted over."""
+def _make_mount_point(source: str, target: str) -> None:
     try:
         if os.path.isdir(source):
             Path(target).mkdir(parents=True, exist_ok=True)
@@ -60,22 +58,22 @@ def _make(source: str, target: str) -> None:
         raise FailedPrecondition(f"{target} can't be made for a mount: {error.strerror}") from error
 
 
-async def drop(reactor: Any, targets: Sequence[str]) -> None:
-    """Undo `put`, as far as the machine lets go."""
-    for target in reversed(targets):
+async def unmount(reactor: IReactorProcess, mounts: Sequence[Mount]) -> None:
+    """Undo `mount`. :raise FailedPrecondition: unmounting fails."""
+    for _, target, _ in reversed(mounts):
         while mounted(target):
             await _run(reactor, "umount", "--lazy", "--", target)
 
 
 def mounted(target: str) -> bool:
-    """Whether something is mounted at a path (proc_pid_mounts(5))."""
+    """Return whether something is mounted at a path (proc_pid_mounts(5))."""
     octal = "".join(f"\\{ord(char):03o}" if char in " \t\n\\" else char for char in target)
     return any(line.split(" ", 2)[1] == octal for line in Path("/proc/self/mounts").read_text().splitlines())
 
 
-async def _run(reactor: Any, program: str, *arguments: str) -> None:
+async def _run(reactor: IReactorProcess, program: str, *arguments: str) -> None:
     path = shutil.which(program, path=_ENVIRONMENT["PATH"]) or program
-    _, said, code = await getProcessOutputAndValue(path, arguments, _ENVIRONMENT, "/", reactor)
+    _, stderr, code = await getProcessOutputAndValue(path, arguments, _ENVIRONMENT, "/", reactor)
     if code:
-        words = said.decode(errors="replace").strip()[:300]
-        raise FailedPrecondition(f"{program} failed: {words or f'exit code {code}'}")
+        message = stderr.decode(errors="replace").strip()[:300]
+        raise FailedPrecondition(f"{program} failed: {message or f'exit code {code}'}")

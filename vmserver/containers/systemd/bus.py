@@ -1,6 +1,8 @@
-"""Calls to systemd over its own socket, in D-Bus's protocol and without a D-Bus daemon.
+# SPDX-License-Identifier: Apache-2.0
+"""D-Bus calls to systemd over its private socket, without a D-Bus daemon.
 
-Source: D-Bus Specification 0.41; org.freedesktop.systemd1(5). On this socket every signal comes unasked.
+On this socket systemd sends every signal without a subscription. Sources: D-Bus Specification 0.41;
+org.freedesktop.systemd1(5).
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ from jeepney import DBusAddress, HeaderFields, Message, MessageType, Parser, new
 from jeepney.auth import BEGIN, AuthenticationError, Authenticator
 from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.endpoints import connectProtocol
-from twisted.internet.interfaces import IStreamClientEndpoint
-from twisted.internet.protocol import Protocol
-from twisted.internet.task import deferLater
+from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
+from twisted.internet.protocol import Protocol, connectionDone
+from twisted.internet.unix import Client
+from twisted.python.failure import Failure
 
+from infranetes_common.concurrency import sleep, start
 from infranetes_common.errors import InfranetesError, Unavailable
 
 SERVICE = "org.freedesktop.systemd1"
@@ -27,8 +31,14 @@ CONNECT_SECONDS = 10.0
 SETTLE_SECONDS = 0.002
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
-Signal = Callable[[str, str, tuple[Any, ...]], None]
-"""`signal(path, member, body)`"""
+Body = tuple[Any, ...]  # Any: a message's signature, not Python's types, says what is in it
+"""The values of a D-Bus message."""
+
+Properties = dict[str, Any]  # Any: as `Body`; `state.Unit` and `state.Service` have those that are used
+"""An object's properties by name."""
+
+Signalled = Callable[[str, str, Body], None]
+"""`signalled(path, member, body)`, called with each signal."""
 
 
 class BusError(Exception):
@@ -41,29 +51,33 @@ class BusError(Exception):
 
 
 class Bus(Protocol):
-    """One connection.
+    """A connection to systemd.
 
-    :param signal: is told each signal. :param lost: is called once the connection is no more.
+    :param signalled: called with each signal. :param lost: called once the connection is lost.
     """
 
-    transport: Any
+    transport: Client
 
-    def __init__(self, reactor: Any, signal: Signal, lost: Callable[[], None]) -> None:
+    def __init__(self, reactor: IReactorTime, signalled: Signalled, lost: Callable[[], None]) -> None:
         self._reactor = reactor
-        self._signal, self._lost = signal, lost
+        self._signalled, self._lost = signalled, lost
         self._auth: Authenticator | None = Authenticator(enable_fds=True)
         self._parser = Parser()
         self._serial = 0
-        self._calls: dict[int, Deferred[tuple[Any, ...]]] = {}
+        self._calls: dict[int, Deferred[Body]] = {}
         self._ready: Deferred[None] = Deferred()
         self._over = False
 
     @classmethod
     async def connect(
-        cls, reactor: Any, endpoint: IStreamClientEndpoint, signal: Signal, lost: Callable[[], None]
+        cls,
+        reactor: IReactorTime,
+        endpoint: IStreamClientEndpoint,
+        signalled: Signalled,
+        lost: Callable[[], None],
     ) -> Bus:
-        """:raise Unavailable: systemd does not answer."""
-        bus = cls(reactor, signal, lost)
+        """Connect, and wait until systemd answers. :raise Unavailable: it does not."""
+        bus = cls(reactor, signalled, lost)
         try:
             await connectProtocol(endpoint, bus)
             bus._ready.addTimeout(CONNECT_SECONDS, reactor)
@@ -76,28 +90,27 @@ class Bus(Protocol):
             raise
         except Exception as error:
             raise Unavailable(
-                f"systemd can't be reached: {error}; this agent needs systemd as the machine's "
-                "process 1, and to be root"
+                f"systemd can't be reached: {error}; the agent has to run as root, in a VM "
+                "whose process 1 is systemd"
             ) from None
         return bus
 
     async def _settle(self) -> None:
-        """Until an answer has come. What systemd reads together with the end of the handshake it looks at
-        only when more arrives."""
+        """Ping until there is an answer: a message that systemd receives together with the end of the
+        handshake is not processed before the next one arrives."""
         until = self._reactor.seconds() + CONNECT_SECONDS
-        asked: list[Deferred[Any]] = []
+        pings: list[Deferred[Body | None]] = []
         try:
-            while not any(each.called for each in asked):
+            while not any(ping.called for ping in pings):
                 if self._over or self._reactor.seconds() > until:
                     raise Unavailable("systemd does not answer on its socket")
-                await deferLater(self._reactor, SETTLE_SECONDS * min(10, len(asked) + 1), lambda: None)
-                one = Deferred.fromCoroutine(self.call(_PEER, "Ping"))
-                one.addErrback(lambda failure: None)
-                asked.append(one)
-                await deferLater(self._reactor, SETTLE_SECONDS, lambda: None)
+                await sleep(self._reactor, SETTLE_SECONDS * min(10, len(pings) + 1))
+                call = start(self.call(_PEER, "Ping"))
+                pings.append(call.addErrback(lambda failure: None))
+                await sleep(self._reactor, SETTLE_SECONDS)
         finally:
-            for one in asked:
-                one.cancel()
+            for ping in pings:
+                ping.cancel()
 
     # Protocol
 
@@ -106,16 +119,16 @@ class Bus(Protocol):
 
     def _negotiate(self) -> None:
         assert self._auth is not None
-        said = self._auth.data_to_send()
-        if said:
-            self.transport.write(said)
+        data = self._auth.data_to_send()
+        if data:
+            self.transport.write(data)
 
     def dataReceived(self, data: bytes) -> None:
         if self._auth is not None:
             try:
                 self._auth.feed(data)
             except AuthenticationError as error:
-                self._fail(Unavailable(f"systemd lets this process not in: {error}; it has to be root"))
+                self._fail(Unavailable(f"systemd refuses this process: {error}; it has to be root"))
                 return
             if self._auth.authenticated:
                 self._auth = None
@@ -128,31 +141,32 @@ class Bus(Protocol):
         while True:
             try:
                 message = self._parser.get_next_message()
-            except Exception as error:  # a fault of the other side, whatever it is
-                self._fail(Unavailable(f"systemd sent what is no message of D-Bus: {error}"))
+            except Exception as error:  # the parser raises whatever its input leads to
+                self._fail(Unavailable(f"systemd sent an invalid D-Bus message: {error}"))
                 return
             if message is None:
                 break
-            self._take(message)
+            self._received(message)
         if self._parser.buf.bytes_buffered > MAX_MESSAGE_BYTES:
             self._fail(Unavailable("systemd sent a message that is too large"))
 
-    def _take(self, message: Message) -> None:
+    def _received(self, message: Message) -> None:
         fields = message.header.fields
         kind = message.header.message_type
         if kind is MessageType.signal:
-            self._signal(fields.get(HeaderFields.path, ""), fields.get(HeaderFields.member, ""), message.body)
+            path, member = fields.get(HeaderFields.path, ""), fields.get(HeaderFields.member, "")
+            self._signalled(path, member, message.body)
             return
         waiting = self._calls.pop(fields.get(HeaderFields.reply_serial, 0), None)
         if waiting is None or waiting.called:
             return
         if kind is MessageType.error:
-            words = str(message.body[0]) if message.body else ""
-            waiting.errback(BusError(fields.get(HeaderFields.error_name, ""), words))
+            text = str(message.body[0]) if message.body else ""
+            waiting.errback(BusError(fields.get(HeaderFields.error_name, ""), text))
         else:
             waiting.callback(message.body)
 
-    def connectionLost(self, reason: Any = None) -> None:
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._end(Unavailable("the connection to systemd was lost; try again"))
 
     def _fail(self, error: InfranetesError) -> None:
@@ -174,7 +188,7 @@ class Bus(Protocol):
     # Calls
 
     def close(self) -> None:
-        """Let go. Twice is once; calls under way fail."""
+        """Close the connection; pending calls fail. Idempotent."""
         self._lost = lambda: None
         self._end(Unavailable("the agent is stopping"))
         if self.transport is not None:
@@ -185,12 +199,15 @@ class Bus(Protocol):
         address: DBusAddress,
         method: str,
         signature: str = "",
-        body: Sequence[Any] = (),
+        body: Sequence[object] = (),
         within: float = CALL_SECONDS,
-    ) -> tuple[Any, ...]:
-        """The body of the answer. For file descriptors in `body` see `manager_with_descriptors`.
+    ) -> Body:
+        """Call a method and return the reply's values.
 
-        :raise BusError: systemd refuses. :raise Unavailable: no answer.
+        For file descriptors in `body` see `manager_with_descriptors`.
+
+        :param within: seconds.
+        :raise BusError: systemd refuses. :raise Unavailable: there is no answer.
         """
         if self._over:
             raise Unavailable("the connection to systemd was lost; try again")
@@ -202,7 +219,7 @@ class Bus(Protocol):
         for descriptor in descriptors:
             self.transport.sendFileDescriptor(descriptor)
         self.transport.write(data)
-        answer: Deferred[tuple[Any, ...]] = Deferred()
+        answer: Deferred[Body] = Deferred()
         self._calls[serial] = answer
         answer.addTimeout(within, self._reactor)
         try:
@@ -212,25 +229,31 @@ class Bus(Protocol):
         finally:
             self._calls.pop(serial, None)
 
-    async def manager(self, method: str, signature: str = "", body: Sequence[Any] = ()) -> tuple[Any, ...]:
-        """A call to the manager itself."""
+    async def manager(self, method: str, signature: str = "", body: Sequence[object] = ()) -> Body:
+        """Call a method of systemd's manager object."""
         return await self.call(MANAGER, method, signature, body)
 
     @classmethod
     async def manager_with_descriptors(
-        cls, reactor: Any, endpoint: IStreamClientEndpoint, method: str, signature: str, body: Sequence[Any]
-    ) -> tuple[Any, ...]:
-        """As `manager`, with file descriptors in `body`, which stay the caller's; over a connection of its
-        own: Twisted sends descriptors with the first bytes that it has to send, which have to be this
-        call's."""
+        cls,
+        reactor: IReactorTime,
+        endpoint: IStreamClientEndpoint,
+        method: str,
+        signature: str,
+        body: Sequence[object],
+    ) -> Body:
+        """Call a method of the manager with file descriptors in `body`, which the caller closes.
+
+        This takes a connection of its own: Twisted sends descriptors with the next bytes of the connection,
+        which have to be those of this call."""
         bus = await cls.connect(reactor, endpoint, lambda *_: None, lambda: None)
         try:
             return await bus.manager(method, signature, body)
         finally:
             bus.close()
 
-    async def properties(self, path: str, interface: str) -> dict[str, Any]:
-        """All properties of an object, without their types."""
+    async def properties(self, path: str, interface: str) -> Properties:
+        """Return all properties of an object."""
         address = DBusAddress(path, SERVICE, "org.freedesktop.DBus.Properties")
         (found,) = await self.call(address, "GetAll", "s", (f"{SERVICE}.{interface}",))
         return {name: value for name, (_, value) in found.items()}

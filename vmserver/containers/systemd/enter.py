@@ -1,23 +1,27 @@
-"""Commands in a running container: in its control group and mounts, as its user, with its capabilities."""
+# SPDX-License-Identifier: Apache-2.0
+"""Commands in a running container: in its control group and mounts, with its user and capabilities."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from vmserver.containers.systemd.units import setpriv
+from infranetes_common.wire import cri
+from vmserver.containers.systemd.privileges import setpriv
 
-# The first shell joins the groups named in $0, the second says what can't be run with 126 and 127.
+# The first shell joins the groups named in $0, the second reports what can't be executed with 126 or 127.
 _JOIN = 'for group in $0; do echo 0 >"$group" || :; done 2>/dev/null; exec "$@"'
 _RUN = 'cd "$0" && exec "$@"'
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
-def entering(pid: int, config: Any, command: Sequence[str], mounts: Path = Path("/proc/mounts")) -> list[str]:
-    """The command that runs `command` beside process `pid`, the first of a container with this config.
+def entering(
+    pid: int, config: cri.ContainerConfig, command: Sequence[str], mounts: Path = Path("/proc/mounts")
+) -> list[str]:
+    """Return the arguments of a process that enters a container and executes `command`.
 
+    :param pid: the container's first process. :param config: the container's.
     :raise ProcessLookupError: there is no such process.
     """
     try:
@@ -32,7 +36,7 @@ def entering(pid: int, config: Any, command: Sequence[str], mounts: Path = Path(
 
 
 def _procs_files(groups: str, mounts: Path) -> list[str]:
-    """cgroup.procs of each hierarchy's group, from /proc/PID/cgroup (cgroups(7))."""
+    """Return the cgroup.procs of each hierarchy's group, from /proc/PID/cgroup (cgroups(7))."""
     where: dict[str, str] = {}
     for line in mounts.read_text().splitlines():
         _, path, kind, options = line.split()[:4]

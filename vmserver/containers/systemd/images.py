@@ -1,4 +1,5 @@
-"""Executables by their checksum: fetched over https, or brought by the node, and kept as files."""
+# SPDX-License-Identifier: Apache-2.0
+"""The store of executables by their checksum, downloaded over https or sent by the node."""
 
 from __future__ import annotations
 
@@ -9,19 +10,21 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 from urllib.parse import urljoin, urlsplit
 
 import treq
 from OpenSSL.crypto import FILETYPE_PEM, load_certificate
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
-from twisted.internet.protocol import Protocol
+from twisted.internet.protocol import Protocol, connectionDone
 from twisted.internet.ssl import Certificate, trustRootFromCertificates
 from twisted.python.failure import Failure
 from twisted.web.client import Agent, BrowserLikePolicyForHTTPS, ResponseDone, ResponseFailed
 from twisted.web.http import PotentialDataLoss
 from twisted.web.http_headers import Headers
+from twisted.web.iweb import IResponse
 
+from infranetes_common.concurrency import start
 from infranetes_common.errors import (
     ConfigError,
     FailedPrecondition,
@@ -32,7 +35,11 @@ from infranetes_common.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from infranetes_common.reactors import IReactor
 from vmserver.containers.systemd.config import SystemdConfig
+
+if TYPE_CHECKING:
+    from twisted.internet._sslverify import IOpenSSLTrustRoot
 
 REDIRECTS = 5
 CONNECT_SECONDS = 30.0
@@ -40,16 +47,18 @@ _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", r
 
 
 class Executables:
-    """The image store of one machine. An image's id is sha256: and the checksum of the file."""
+    """The image store of one VM. An image's id is "sha256:" and the checksum of the file."""
 
-    def __init__(self, reactor: Any, config: SystemdConfig) -> None:
+    def __init__(self, reactor: IReactor, config: SystemdConfig) -> None:
         self._reactor = reactor
         self._config = config
         self._directory = config.image_dir
-        self._agent: Any = None
+        self._agent: Agent | None = None
 
     def start(self) -> None:
-        """Remove what an earlier process had in parts. :raise FailedPrecondition: no directory to be had."""
+        """Remove the partial files of earlier processes.
+
+        :raise FailedPrecondition: the directory can't be used."""
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o755)
             for part in self._directory.glob(".part-*"):
@@ -58,15 +67,15 @@ class Executables:
             raise FailedPrecondition(f"{self._directory} can't be used: {error.strerror}") from error
 
     def path(self, image_id: str) -> Path:
-        """Where an image's executable is, or would be."""
+        """Return the path of an image's executable, whether it exists or not."""
         return self._directory / image_id.removeprefix("sha256:")
 
     def has(self, image_id: str) -> bool:
-        """Whether it is there."""
+        """Return whether an image is present."""
         return self.path(image_id).is_file()
 
     def list(self) -> list[str]:
-        """Ids, sorted."""
+        """Return the ids of all images, sorted."""
         return sorted(
             f"sha256:{file.name}"
             for file in self._directory.glob("*")
@@ -74,20 +83,21 @@ class Executables:
         )
 
     def remove(self, image_id: str) -> None:
-        """Unknown: nothing to do."""
+        """Delete an image. Idempotent."""
         self.path(image_id).unlink(missing_ok=True)
 
-    async def take(self, image_id: str, pieces: AsyncIterator[bytes]) -> None:
-        """Keep what has the checksum that `image_id` says, and nothing else.
+    async def store(self, image_id: str, chunks: AsyncIterator[bytes]) -> None:
+        """Store an executable. After a failure nothing of it remains.
 
-        :raise InvalidArgument: another checksum. :raise ResourceExhausted: too large, or the disk is full.
+        :raise InvalidArgument: `image_id` is not its checksum.
+        :raise ResourceExhausted: it is too large, or the disk is full.
         """
         part = self._directory / f".part-{secrets.token_hex(8)}"
         try:
-            with open(part, "xb") as file:  # noqa: ASYNC230  pieces of what comes by the network
+            with open(part, "xb") as file:  # noqa: ASYNC230  small chunks
                 sink = Sink(image_id, self._config.image_max_size, file.write)
-                async for piece in pieces:
-                    sink.add(piece)
+                async for chunk in chunks:
+                    sink.add(chunk)
                 sink.end()
                 os.fchmod(file.fileno(), 0o755)
             os.rename(part, self.path(image_id))
@@ -97,30 +107,25 @@ class Executables:
             part.unlink(missing_ok=True)
 
     async def fetch(self, image_id: str, url: str) -> None:
-        """Bring an executable here. There already: nothing to do.
-
-        :param url: https. :raise InvalidArgument: another kind of URL, or it has another checksum.
-        :raise NotFound: :raise PermissionDenied: as the server says. :raise Unavailable: it can't be had now.
-        :raise ResourceExhausted: it is too large, or the disk is full.
-        """
+        """Download an executable unless it is present: see `IImageFetcher.fetch_image`."""
         if self.has(image_id):
             return
         check_url(url)
         part = self._directory / f".part-{secrets.token_hex(8)}"
-        fetching = Deferred.fromCoroutine(self._fetch(image_id, url, part))
+        fetching = start(self._fetch(image_id, url, part))
         fetching.addTimeout(self._config.fetch_timeout, self._reactor)
         try:
             await fetching
         except TimeoutError:
             limit = self._config.fetch_timeout
-            raise Unavailable(f"{shown(url)} was not here within {limit:g} s; try again") from None
+            raise Unavailable(f"downloading {shown(url)} took over {limit:g} s; try again") from None
         finally:
             part.unlink(missing_ok=True)
 
     async def _fetch(self, image_id: str, url: str, part: Path) -> None:
         try:
             response = await self._open(url)
-            with open(part, "xb") as file:  # noqa: ASYNC230  pieces of what comes by the network
+            with open(part, "xb") as file:  # noqa: ASYNC230  small chunks
                 sink = Sink(image_id, self._config.image_max_size, file.write)
                 await Body(sink.add).of(response)
                 sink.end()
@@ -131,11 +136,11 @@ class Executables:
         except OSError as error:
             raise _disk(self._directory, error) from error
         except Exception as error:
-            raise Unavailable(f"{shown(url)} can't be fetched: {_reason(error)}; try again") from None
+            raise Unavailable(f"{shown(url)} can't be downloaded: {_reason(error)}; try again") from None
 
-    async def _open(self, url: str) -> Any:
-        """The answer that has the file, after redirections, each of which is to https."""
-        asked = url
+    async def _open(self, url: str) -> IResponse:
+        """Send the request and return the response with the file, after redirections to https URLs."""
+        requested = url
         for _ in range(REDIRECTS + 1):
             response = await treq.get(
                 url, agent=self._https(), allow_redirects=False, unbuffered=True,
@@ -143,21 +148,21 @@ class Executables:
             )  # fmt: skip
             if response.code not in (301, 302, 303, 307, 308):
                 break
-            to = response.headers.getRawHeaders("location") or [""]
+            location = response.headers.getRawHeaders("location") or [""]
             await treq.collect(response, lambda data: None)
-            url = urljoin(url, to[0])
+            url = urljoin(url, location[0])
             check_url(url)
         if response.code == 200:
-            return response
+            return cast(IResponse, response)
         await treq.collect(response, lambda data: None)
         kind: type[InfranetesError] = Unavailable
         if response.code in (404, 410):
             kind = NotFound
         elif response.code in (401, 403):
             kind = PermissionDenied
-        raise kind(f"{shown(asked)}: the server answers {response.code}")
+        raise kind(f"{shown(requested)}: the server answered {response.code}")
 
-    def _https(self) -> Any:
+    def _https(self) -> Agent:
         if self._agent is None:
             policy = BrowserLikePolicyForHTTPS(_roots(self._config.ca_file))
             self._agent = Agent(self._reactor, policy, connectTimeout=CONNECT_SECONDS)
@@ -165,22 +170,22 @@ class Executables:
 
 
 class Body(Protocol):
-    """The body of an answer, handed on as it comes; the connection is closed as soon as that fails."""
+    """Passes a response's body to `write` as it arrives, and closes the connection if that raises."""
 
-    def __init__(self, take: Callable[[bytes], None]) -> None:
-        self._take = take
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        self._write = write
         self._failure: Failure | None = None
         self._over: Deferred[None] = Deferred(lambda _: self._stop())
 
-    async def of(self, response: Any) -> None:
-        """Until it is over. :raise Exception: what `take` raised, or how the connection was lost."""
+    async def of(self, response: IResponse) -> None:
+        """Read the body to its end. :raise Exception: what `write` raised, or how the connection was lost."""
         response.deliverBody(self)
         await self._over
 
     def dataReceived(self, data: bytes) -> None:
         if self._failure is None:
             try:
-                self._take(data)
+                self._write(data)
             except Exception:
                 self._failure = Failure()
                 self._stop()
@@ -189,7 +194,7 @@ class Body(Protocol):
         if self.transport is not None:
             self.transport.stopProducing()  # type: ignore[attr-defined]
 
-    def connectionLost(self, reason: Any = None) -> None:
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
         if self._over.called:
             return
         if self._failure is not None:
@@ -201,15 +206,15 @@ class Body(Protocol):
 
 
 class Sink:
-    """Bytes on their way to a file: counted, summed and bounded."""
+    """Writes a file while it computes the checksum and enforces a size limit."""
 
-    def __init__(self, image_id: str, limit: int, write: Callable[[bytes], Any]) -> None:
+    def __init__(self, image_id: str, limit: int, write: Callable[[bytes], object]) -> None:
         self._image_id, self._limit, self._write = image_id, limit, write
         self._sum = hashlib.sha256()
         self._size = 0
 
     def add(self, data: bytes) -> None:
-        """:raise ResourceExhausted: that is too much."""
+        """Write some bytes. :raise ResourceExhausted: the size limit is exceeded."""
         self._size += len(data)
         if self._size > self._limit:
             raise ResourceExhausted(
@@ -219,7 +224,7 @@ class Sink:
         self._write(data)
 
     def end(self) -> None:
-        """:raise InvalidArgument: it is something else."""
+        """Compare the checksum. :raise InvalidArgument: it is another one."""
         found = f"sha256:{self._sum.hexdigest()}"
         if found != self._image_id:
             raise InvalidArgument(
@@ -229,29 +234,29 @@ class Sink:
 
 
 def check_url(url: str) -> None:
-    """:raise InvalidArgument: not one that is fetched from."""
+    """Validate a URL. :raise InvalidArgument: it is malformed, not https, or has credentials."""
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise InvalidArgument(f"{url[:200]!r} is no URL") from None
+        raise InvalidArgument(f"{url[:200]!r} is not a URL") from None
     if parts.scheme != "https" or not parts.hostname or port == 0:
-        raise InvalidArgument(f"{shown(url)}: executables are fetched by https only")
+        raise InvalidArgument(f"{shown(url)}: executables are downloaded over https only")
     if parts.username is not None or parts.password is not None:
-        raise InvalidArgument(f"{shown(url)}: a URL with credentials in it is not taken")
+        raise InvalidArgument(f"{shown(url)}: a URL with credentials is refused")
 
 
 def shown(url: str) -> str:
-    """A URL as errors and logs have it: without what may be secret in it."""
+    """Return a URL for errors and logs, without the parts that may be secret."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"[:300]
 
 
-def _roots(file: Path | None) -> Any:
+def _roots(file: Path | None) -> IOpenSSLTrustRoot:
     if file is None:
         from twisted.internet.ssl import platformTrust
 
-        return platformTrust()
+        return cast("IOpenSSLTrustRoot", platformTrust())
     try:
         pem = file.read_bytes()
         found = [Certificate.loadPEM(one) for one in _PEM.findall(pem)]
@@ -261,7 +266,7 @@ def _roots(file: Path | None) -> Any:
         raise ConfigError(f"providers.systemd.ca_file: {file} can't be read: {error}") from None
     if not found:
         raise ConfigError(f"providers.systemd.ca_file: {file} has no certificate in it")
-    return trustRootFromCertificates(found)
+    return cast("IOpenSSLTrustRoot", trustRootFromCertificates(found))
 
 
 def _reason(error: Exception) -> str:

@@ -1,15 +1,16 @@
-"""Brings what one container writes into the journal, as a unit of its own, and outlives the agent.
+# SPDX-License-Identifier: Apache-2.0
+"""The program that sends one container's output to the journal; a unit of its own, which outlives the agent.
 
     python -I -S logger.py ID JOURNAL-SOCKET
 
-Its descriptors 0 and 1 are the reading ends of the container's stdout and stderr; 2, where it is a socket,
-has a message with the writing end of the container's stdin, which is kept open until SIGUSR1 (systemd keeps
-what it gives to a unit open itself, so it is not given that). Needs nothing but the standard library, so that
-it starts fast.
+Descriptors 0 and 1 are the reading ends of the container's stdout and stderr. If descriptor 2 is a socket, it
+carries the writing end of the container's stdin, which is held open until SIGUSR1; it does not come from
+systemd, which keeps every descriptor that it passes to a unit open itself. The program imports the standard
+library alone, so that it starts fast.
 
-The journal's own reading of stdout drops empty lines and cuts at NUL, so the entries are sent in its native
-protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL). Each has a number, by which a reader sees what the journal has
-thrown away; the last one has no line and says that it is the last.
+Entries use the journal's native protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL), since the journal drops empty
+lines and cuts lines at NUL when it reads a unit's stdout itself. Entries are numbered, so that a reader
+notices which ones the journal has deleted. The last entry has no line and is marked as the last.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ RETRY_SECONDS = 0.2
 
 
 class Journal:
-    """Sends entries, each once, however long the journal needs."""
+    """Sends entries to the journal, each exactly once, waiting while the journal is down."""
 
     def __init__(self, id: str, path: str) -> None:
         self._path = path
@@ -39,7 +40,7 @@ class Journal:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
 
     def send(self, stream: str, line: bytes, partial: bool = False, end: bool = False) -> None:
-        """One entry."""
+        """Send one entry."""
         self._number += 1
         fields = [
             self._fixed,
@@ -56,12 +57,12 @@ class Journal:
             try:
                 self._socket.sendto(data, self._path)
                 return
-            except OSError:  # the journal starts again
+            except OSError:  # the journal restarts
                 time.sleep(RETRY_SECONDS)
 
 
 def split(journal: Journal, stream: str, data: bytes, last: bool) -> bytes:
-    """Send what is complete; the rest."""
+    """Send the complete lines and return the rest. With `last`, no more data will follow, and all is sent."""
     start = 0
     while start < len(data):
         end = data.find(b"\n", start, start + PART_BYTES + 1)
@@ -72,7 +73,7 @@ def split(journal: Journal, stream: str, data: bytes, last: bool) -> bytes:
             journal.send(stream, data[start : start + PART_BYTES], partial=True)
             start += PART_BYTES
         elif last:
-            journal.send(stream, data[start:])
+            journal.send(stream, data[start:], partial=True)
             start = len(data)
         else:
             break
@@ -80,27 +81,26 @@ def split(journal: Journal, stream: str, data: bytes, last: bool) -> bytes:
 
 
 def _ready() -> None:
-    """Tell systemd that signals may come (sd_notify(3))."""
+    """Tell systemd that the signal handlers are in place (sd_notify(3))."""
     kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
-    with contextlib.suppress(OSError, KeyError), socket.socket(socket.AF_UNIX, kind) as told:
-        told.sendto(b"READY=1", os.environ["NOTIFY_SOCKET"].replace("@", "\0", 1))
+    with contextlib.suppress(OSError, KeyError), socket.socket(socket.AF_UNIX, kind) as notify:
+        notify.sendto(b"READY=1", os.environ["NOTIFY_SOCKET"].replace("@", "\0", 1))
 
 
 def main(id: str, path: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    held: list[int] = []
+    stdin: list[int] = []  # the writing end, until SIGUSR1
     if stat.S_ISSOCK(os.fstat(2).st_mode):
-        with socket.socket(fileno=os.dup(2)) as brings:
-            held += socket.recv_fds(brings, 1, 1)[1]
+        with socket.socket(fileno=os.dup(2)) as carrier:
+            stdin += socket.recv_fds(carrier, 1, 1)[1]
 
-    def let_go(*_: object) -> None:
-        if held:
-            os.close(held.pop())
+    def close_stdin(*_: object) -> None:
+        if stdin:
+            os.close(stdin.pop())
 
-    signal.signal(signal.SIGUSR1, let_go)
+    signal.signal(signal.SIGUSR1, close_stdin)
     _ready()
-    # For whoever holds the reading end alone: nothing.
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     journal = Journal(id, path)
     selector = selectors.DefaultSelector()

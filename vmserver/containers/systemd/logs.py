@@ -1,19 +1,19 @@
-"""A container's log: the entries that its logger sent to the journal, as LogRecords."""
+# SPDX-License-Identifier: Apache-2.0
+"""A container's log: the journal entries of its logger, as LogRecords."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncGenerator
 
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
-from infranetes_common import vmserver as messages
 from infranetes_common.errors import InvalidArgument
-from vmserver.containers.journal import CURSOR, Journal
+from infranetes_common.wire import vmserver as messages
+from vmserver.containers.journal import CURSOR, Entry, Journal
 
-# A follower whose container is over waits at most so long for the entry that says that it was the last.
-LAST_SECONDS = 5.0
+LAST_SECONDS = 5.0  # how long a reader waits, after the container's end, for the entry that is marked as last
 SPAWN_SECONDS = 1.0
 # systemd's sd-messages.h: SD_MESSAGE_SPAWN_FAILED
 SPAWN_FAILED = "641257651c1b4ec9a8624d7a40a9e1e7"
@@ -24,38 +24,40 @@ _FIELDS = ("MESSAGE", "INFRANETES_NUMBER", "INFRANETES_TIME", "INFRANETES_STREAM
 
 
 def parse(cursor: str) -> tuple[int, str]:
-    """An entry's number and its place in the journal. :raise InvalidArgument: not one of ours."""
+    """Return an entry's number and the journal's cursor of it.
+
+    :raise InvalidArgument: not a cursor of this log."""
     if not cursor:
         return 0, ""
     found = _CURSOR.fullmatch(cursor)
     if found is None:
-        raise InvalidArgument("cursor: not one of ours; begin with an empty one")
+        raise InvalidArgument("cursor: not a cursor of this log; begin with an empty one")
     return int(found[1]), found[2]
 
 
 async def records(
-    reactor: Any,
+    reactor: IReactorTime,
     journal: Journal,
     log: str,
     cursor: str,
     follow: bool,
     finished: Deferred[None],
     since: int = 0,
-) -> AsyncIterator[Any]:
-    """The LogRecords of `log` after `cursor`; with `follow` until it has ended and all is read.
+) -> AsyncGenerator[messages.LogRecord, None]:
+    """Iterate over the LogRecords of `log` after `cursor`; with `follow`, until it has ended.
 
-    :param finished: fires when its container has ended; cancelled in the end. Entries reach the journal a
-        little later, so if it has fired already they are waited for also without `follow`.
+    :param finished: fires when the container has ended; cancelled in the end. Entries reach the journal a
+        little later: if `finished` has fired already, they are waited for even without `follow`.
     """
-    last, place = parse(cursor)
+    last, position = parse(cursor)
     waits = follow or finished.called
-    # Who sent an entry is the kernel's word: only root can write into another's log.
+    # The kernel supplies _UID, so that no container can write into another's log.
     matches = [f"INFRANETES_CONTAINER={log}", "_UID=0"]
-    reading = journal.open(matches, _FIELDS, place, waits, since)
-    timers: list[Any] = []
+    reading = journal.open(matches, _FIELDS, position, waits, since)
+    timers: list[IDelayedCall] = []
     over = expired = ended = False
 
-    def is_over(_: Any) -> None:
+    def is_over(_: None) -> None:
         nonlocal over
         over = True
         timers.append(reactor.callLater(LAST_SECONDS, expire))
@@ -73,7 +75,7 @@ async def records(
         async for entry in entries:
             if entry is not None and "INFRANETES_END" not in entry:
                 number = int(entry.get("INFRANETES_NUMBER", b"0"))
-                if entry["__CURSOR"].decode() != place:
+                if entry["__CURSOR"].decode() != position:
                     yield _record(entry, number, number > last + 1)
                 last = number
                 continue
@@ -86,12 +88,12 @@ async def records(
         for timer in timers:
             if timer.active():
                 timer.cancel()
-        await entries.aclose()  # type: ignore[attr-defined]
+        await entries.aclose()
         await reading.close()
 
 
-async def spawn_failure(reactor: Any, journal: Journal, unit: str, invocation: bytes) -> str:
-    """What systemd says of a unit whose program it could not execute; "": it was executed.
+async def spawn_failure(reactor: IReactorTime, journal: Journal, unit: str, invocation: bytes) -> str:
+    """Return systemd's reason why it could not execute a unit's program; "" if it was executed.
 
     :param invocation: the unit's InvocationID."""
     matches = [f"MESSAGE_ID={SPAWN_FAILED}", f"UNIT={unit}", f"INVOCATION_ID={bytes(invocation).hex()}"]
@@ -103,13 +105,13 @@ async def spawn_failure(reactor: Any, journal: Journal, unit: str, invocation: b
     finally:
         if timer.active():
             timer.cancel()
-        await entries.aclose()  # type: ignore[attr-defined]
+        await entries.aclose()
         await reading.close()
-    said = "" if entry is None else entry.get("MESSAGE", b"").decode(errors="replace")
-    return said.partition(": Failed at step ")[2] and said.partition(": ")[2]
+    message = "" if entry is None else entry.get("MESSAGE", b"").decode(errors="replace")
+    return message.partition(": Failed at step ")[2] and message.partition(": ")[2]
 
 
-def _record(entry: dict[str, bytes], number: int, gap: bool) -> Any:
+def _record(entry: Entry, number: int, gap: bool) -> messages.LogRecord:
     error = entry.get("INFRANETES_STREAM") == b"stderr"
     return messages.LogRecord(
         time_nanos=int(entry.get("INFRANETES_TIME", b"0")),

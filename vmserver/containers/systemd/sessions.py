@@ -1,22 +1,26 @@
-"""A client that is attached to a container."""
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions of clients that are attached to a container."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
-from typing import Any
 
-from vmserver.containers.fake.sessions import AttachSession
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import vmserver as messages
+from vmserver.containers.child_sessions import AttachSession
 from vmserver.containers.interface import Streams
 
 
-class Attached(AttachSession):
-    """A container's streams; the end of its stdin is the logger's to make."""
+class UnitAttachSession(AttachSession):
+    """The streams of a unit, whose stdin is held open by its logger.
+
+    :param end_stdin: called for the logger to close stdin."""
 
     def __init__(
         self,
-        reactor: Any,
-        reading: AsyncIterator[Any],
+        reactor: IReactor,
+        reading: AsyncGenerator[messages.LogRecord, None],
         since: int,
         streams: Streams,
         stdin: Path | None,
@@ -27,7 +31,7 @@ class Attached(AttachSession):
         self._end_stdin = end_stdin
 
     def close_stdin(self) -> None:
-        had = self._fifo is not None
+        had_stdin = self._fifo is not None
         super().close_stdin()
-        if had:
+        if had_stdin:
             self._end_stdin()

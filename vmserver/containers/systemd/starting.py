@@ -1,4 +1,5 @@
-"""The two units of a container: its program, and the logger that its output goes through."""
+# SPDX-License-Identifier: Apache-2.0
+"""The start of a container's two units: its program, and the logger that sends its output to the journal."""
 
 from __future__ import annotations
 
@@ -8,29 +9,32 @@ import secrets
 import socket
 import sys
 from pathlib import Path
-from typing import Any
 
-from vmserver.containers.systemd import logger, records, units
+from vmserver.containers import records
+from vmserver.containers.records import Record
+from vmserver.containers.systemd import logger, units
 from vmserver.containers.systemd.manager import Manager
-from vmserver.containers.systemd.records import Record
+from vmserver.containers.systemd.programs import Located
 
 JOURNAL_SOCKET = "/run/systemd/journal/socket"
 
 
-async def begin(manager: Manager, directory: Path, record: Record, located: Any, tasks_max: int) -> None:
-    """Have systemd begin both. Begun already: nothing to do.
+async def start_units(
+    manager: Manager, directory: Path, record: Record, located: Located, tasks_max: int
+) -> None:
+    """Have systemd start both units. Units that exist are left as they are.
 
-    :param directory: of the records. :param located: the program, as `programs.locate` found it.
-    :raise InvalidArgument: systemd does not take a property."""
+    :param directory: of the records. :param located: the program.
+    :raise InvalidArgument: systemd refuses a property."""
     with contextlib.ExitStack() as opened:
-        await _begin(manager, directory, record, located, tasks_max, opened)
+        await _start_units(manager, directory, record, located, tasks_max, opened)
 
 
-async def _begin(
+async def _start_units(
     manager: Manager,
     directory: Path,
     record: Record,
-    located: Any,
+    located: Located,
     tasks_max: int,
     opened: contextlib.ExitStack,
 ) -> None:
@@ -44,26 +48,26 @@ async def _begin(
         writing.append(ends[1])
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     opened.callback(os.close, null)
-    stdin, kept = _stdin(directory / f"{id}.stdin", opened) if config.stdin else (null, null)
+    stdin, carrier = _stdin(directory / f"{id}.stdin", opened) if config.stdin else (null, null)
     record.logger = f"{units.LOGGER_PREFIX}{id}.{secrets.token_hex(4)}.service"
     records.save(directory, record)
-    words = [sys.executable, "-I", "-S", logger.__file__, record.log, JOURNAL_SOCKET]
+    command = [sys.executable, "-I", "-S", logger.__file__, record.log, JOURNAL_SOCKET]
     await manager.start_transient(
         record.logger,
         [
             ("Description", ("s", f"Output of Infranetes container {id}")),
             ("Type", ("s", "notify")),
             ("CollectMode", ("s", "inactive-or-failed")),
-            ("ExecStartEx", ("a(sasas)", [(words[0], words, ["no-env-expand"])])),
-            *_streams(reading[0], reading[1], kept),
+            ("ExecStartEx", ("a(sasas)", [(command[0], command, ["no-env-expand"])])),
+            *_streams(reading[0], reading[1], carrier),
         ],
     )
-    program = units.unit_properties(id, config, located.words, located.path, os.path.exists, tasks_max)
+    program = units.unit_properties(id, config, located.command, located.path, os.path.exists, tasks_max)
     await manager.start_transient(units.unit_name(id), [*program, *_streams(stdin, writing[0], writing[1])])
 
 
 def _stdin(path: Path, opened: contextlib.ExitStack) -> tuple[int, int]:
-    """The container's end of its stdin, and what keeps that open when nobody is attached."""
+    """Return the container's end of its stdin, and a socket that carries the other end to the logger."""
     path.unlink(missing_ok=True)
     os.mkfifo(path, 0o600)
     both = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -72,11 +76,11 @@ def _stdin(path: Path, opened: contextlib.ExitStack) -> tuple[int, int]:
     opened.callback(os.close, reading)
     writing = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     opened.callback(os.close, writing)
-    ours, its = socket.socketpair()
-    opened.callback(ours.close)
-    opened.callback(its.close)
-    socket.send_fds(ours, [b"stdin"], [writing])
-    return reading, its.fileno()
+    sender, carrier = socket.socketpair()
+    opened.callback(sender.close)
+    opened.callback(carrier.close)
+    socket.send_fds(sender, [b"stdin"], [writing])
+    return reading, carrier.fileno()
 
 
 def _streams(stdin: int, stdout: int, stderr: int) -> list[units.Property]:

@@ -1,78 +1,124 @@
-"""What systemd says of a container's unit as a ContainerState.
+# SPDX-License-Identifier: Apache-2.0
+"""Translation of a unit's properties to a ContainerState.
 
-ActiveState   SubState         and                       CRI       reason
-activating    (any)                                      CREATED   (its program is not running yet)
-active        running                                    RUNNING
-deactivating  (any)            it was RUNNING            RUNNING   (what it left behind is being killed)
-active        exited                                     EXITED    Completed
-failed        failed           its program was executed  EXITED    OOMKilled, Error
-failed        failed           it was not                EXITED    ContainerCannotRun, StartError
+ActiveState   SubState  condition                 CRI       reason
+activating    (any)                               CREATED   (the program does not run yet)
+active        running                             RUNNING
+deactivating  (any)     it was RUNNING            RUNNING   (its remaining processes are being killed)
+active        exited                              EXITED    Completed
+failed        failed    its program was executed  EXITED    OOMKilled, Error
+failed        failed    it was not                EXITED    ContainerCannotRun, StartError
 
-A program that ends at once may have ended before systemd calls the unit active.
+A short-lived program may end before systemd calls the unit active.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import attrs
 
-from infranetes_common import cri
+from infranetes_common.wire import cri
+from infranetes_common.wire import vmserver as messages
+from vmserver.containers.systemd.bus import Properties
 
 CANNOT_RUN = "ContainerCannotRun"
 START_ERROR = 128  # the exit code that kubelet knows for a container that could not be started
 CLD_EXITED = 1
 EXIT_EXEC = 203
 
-# systemd.exec(5), "Process Exit Codes": what systemd could not do before the program, which may use them too.
-_BEFORE = range(200, 244)
+# systemd.exec(5), "Process Exit Codes": failures of systemd before it executes the program. The program may
+# use these codes itself.
+_SYSTEMD_FAILURES = range(200, 244)
 
 
-def may_never_have_run(unit: Mapping[str, Any], service: Mapping[str, Any]) -> bool:
-    """Whether it may have ended before its program was executed; systemd's entry in the journal says so."""
+@attrs.frozen
+class Unit:
+    """The properties of a unit that are used, of the interface org.freedesktop.systemd1.Unit."""
+
+    active_state: str
+    sub_state: str
+    active_enter_usec: int  # when it became active; 0 if it never did
+    invocation_id: bytes
+
+    @classmethod
+    def of(cls, properties: Properties) -> Unit:
+        """Pick the properties."""
+        return cls(
+            active_state=str(properties["ActiveState"]),
+            sub_state=str(properties["SubState"]),
+            active_enter_usec=int(properties["ActiveEnterTimestamp"]),
+            invocation_id=bytes(properties["InvocationID"]),
+        )
+
+
+@attrs.frozen
+class Service:
+    """The properties of a service that are used, of the interface org.freedesktop.systemd1.Service."""
+
+    main_pid: int
+    main_code: int  # CLD_EXITED and the like of waitid(2); 0 before the end
+    main_status: int  # exit code or signal
+    main_start_usec: int
+    main_exit_usec: int
+    result: str
+
+    @classmethod
+    def of(cls, properties: Properties) -> Service:
+        """Pick the properties."""
+        return cls(
+            main_pid=int(properties["MainPID"]),
+            main_code=int(properties["ExecMainCode"]),
+            main_status=int(properties["ExecMainStatus"]),
+            main_start_usec=int(properties["ExecMainStartTimestamp"]),
+            main_exit_usec=int(properties["ExecMainExitTimestamp"]),
+            result=str(properties["Result"]),
+        )
+
+
+def may_never_have_run(unit: Unit, service: Service) -> bool:
+    """Return whether the unit may have failed before its program was executed; the journal tells for sure."""
     return (
-        unit["ActiveState"] == "failed"
-        and not unit["ActiveEnterTimestamp"]
-        and service["ExecMainStatus"] in _BEFORE
-        and service["ExecMainCode"] in (0, CLD_EXITED)
+        unit.active_state == "failed"
+        and not unit.active_enter_usec
+        and service.main_status in _SYSTEMD_FAILURES
+        and service.main_code in (0, CLD_EXITED)
     )
 
 
-def apply(state: Any, unit: Mapping[str, Any], service: Mapping[str, Any], never_ran: str = "") -> None:
-    """Bring `state`, a ContainerState, up to the properties of the Unit and the Service.
+def apply(state: messages.ContainerState, unit: Unit, service: Service, never_ran: str = "") -> None:
+    """Update `state` from a unit's properties.
 
-    :param never_ran: why its program was never executed, where it was not.
+    :param never_ran: why the program was never executed; "" if it was.
     """
-    active = unit["ActiveState"]
+    active = unit.active_state
     if active == "activating":
         return
-    if (active == "active" and unit["SubState"] == "running") or (
+    if (active == "active" and unit.sub_state == "running") or (
         active == "deactivating" and state.state != cri.CONTAINER_CREATED
     ):
         state.state = cri.CONTAINER_RUNNING
-        state.started_at = max(service["ExecMainStartTimestamp"] * 1000, state.created_at)
-        state.pid = service["MainPID"] or state.pid
+        state.started_at = max(service.main_start_usec * 1000, state.created_at)
+        state.pid = service.main_pid or state.pid
         return
     if active not in ("active", "failed"):
         return
     state.state = cri.CONTAINER_EXITED
     state.pid = 0
-    state.started_at = max(service["ExecMainStartTimestamp"] * 1000, state.created_at)
-    state.finished_at = max(service["ExecMainExitTimestamp"] * 1000, state.started_at)
-    status = service["ExecMainStatus"]
-    if never_ran or not service["ExecMainStartTimestamp"]:
+    state.started_at = max(service.main_start_usec * 1000, state.created_at)
+    state.finished_at = max(service.main_exit_usec * 1000, state.started_at)
+    if never_ran or not service.main_start_usec:
         state.exit_code, state.reason = START_ERROR, "StartError"
-        state.message = never_ran or f"systemd could not start it: {service['Result']}"
+        state.message = never_ran or f"systemd could not start it: {service.result}"
         return
-    state.exit_code = status if service["ExecMainCode"] == CLD_EXITED else 128 + status
-    if service["Result"] == "oom-kill":
+    state.exit_code = service.main_status if service.main_code == CLD_EXITED else 128 + service.main_status
+    if service.result == "oom-kill":
         state.exit_code = state.exit_code or 137
         state.reason = "OOMKilled"
     else:
         state.reason = "Error" if state.exit_code else "Completed"
 
 
-def cannot_run(state: Any, code: int, message: str, now: int) -> None:
-    """Its command can't be run."""
+def cannot_run(state: messages.ContainerState, code: int, message: str, now: int) -> None:
+    """Update `state` for a command that can't be executed."""
     state.state = cri.CONTAINER_EXITED
     state.started_at = state.started_at or now
     state.finished_at = max(state.finished_at, state.started_at)
@@ -80,9 +126,9 @@ def cannot_run(state: Any, code: int, message: str, now: int) -> None:
     state.pid = 0
 
 
-def lost(state: Any, now: int) -> None:
-    """It ran, and systemd knows it no more."""
+def lost(state: messages.ContainerState, now: int) -> None:
+    """Update `state` for a running unit that systemd no longer has."""
     state.state = cri.CONTAINER_EXITED
     state.finished_at = now
     state.exit_code, state.reason, state.pid = 137, "Error", 0
-    state.message = "systemd knows its unit no more: the machine was started anew, or somebody removed it"
+    state.message = "systemd no longer has its unit: the VM was rebooted, or somebody removed the unit"

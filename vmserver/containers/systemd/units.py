@@ -1,60 +1,46 @@
-"""A CRI ContainerConfig as the properties of a transient unit, and nothing but that.
+# SPDX-License-Identifier: Apache-2.0
+"""Translation of a CRI ContainerConfig to the properties of a transient unit.
 
-Source: org.freedesktop.systemd1(5), systemd.exec(5), systemd.resource-control(5). What systemd can't give is
-refused by name: a container never runs with less than was asked for.
+What systemd does not support is refused, naming the field; nothing is left out silently. Sources:
+org.freedesktop.systemd1(5), systemd.exec(5), systemd.resource-control(5).
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import posixpath
-import pwd
-import shutil
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-import attrs
-
-from infranetes_common import cri
-from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from infranetes_common.errors import InvalidArgument
+from infranetes_common.wire import cri
+from vmserver.containers import mount_checks, resources
 from vmserver.containers.signals import signal_number
+from vmserver.containers.systemd.privileges import (
+    capabilities,
+    identity,
+    setpriv,
+    setpriv_program,
+)
+from vmserver.processes import DEFAULT_PATH
 
 UNIT_PREFIX = "infranetes-"
 LOGGER_PREFIX = "infranetes.log-"
-DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 INFINITY = 2**64 - 1
 CPU_PERIOD = 100_000  # microseconds, the kernel's default
 RECURSIVE = 16384  # MS_REC
 MAX_CPU = 8191
 
-Property = tuple[str, tuple[str, Any]]
-
-# What a container may do of what root may, as docker and containerd have it.
-CAPABILITIES = (
-    "CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID", "SETUID", "SETFCAP", "SETPCAP",
-    "NET_BIND_SERVICE", "SYS_CHROOT", "KILL", "AUDIT_WRITE",
-)  # fmt: skip
-# By their numbers in linux/capability.h.
-ALL_CAPABILITIES = (
-    "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP",
-    "LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_ADMIN", "NET_RAW", "IPC_LOCK", "IPC_OWNER",
-    "SYS_MODULE", "SYS_RAWIO", "SYS_CHROOT", "SYS_PTRACE", "SYS_PACCT", "SYS_ADMIN", "SYS_BOOT", "SYS_NICE",
-    "SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "MKNOD", "LEASE", "AUDIT_WRITE", "AUDIT_CONTROL", "SETFCAP",
-    "MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG", "WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ", "PERFMON", "BPF",
-    "CHECKPOINT_RESTORE",
-)  # fmt: skip
+Property = tuple[str, tuple[str, object]]
+"""A name, and a value with its D-Bus signature."""
 
 
 def unit_name(id: str) -> str:
-    """The unit of a container."""
+    """Return the name of a container's unit."""
     return f"{UNIT_PREFIX}{id}.service"
 
 
 def object_path(unit: str) -> str:
-    """A unit's path on the bus."""
+    """Return a unit's D-Bus path."""
     escaped = "".join(
         char if char.isascii() and (char.isalpha() or (char.isdigit() and at)) else f"_{ord(char):02x}"
         for at, char in enumerate(unit)
@@ -63,21 +49,21 @@ def object_path(unit: str) -> str:
 
 
 def container_of(path: str) -> str:
-    """The container whose unit has this path on the bus; "": none."""
+    """Return the id of the container whose unit has this D-Bus path; "" if there is none."""
     first = object_path(UNIT_PREFIX)
     if not path.startswith(first) or not path.endswith("_2eservice"):
         return ""
-    # Ids are of 0-9, a-z and -: nothing else can be escaped in one.
+    # Ids consist of 0-9, a-z and "-", of which "-" alone is escaped.
     return path[len(first) : -len("_2eservice")].replace("_2d", "-")
 
 
-def argv(config: Any, executable: Path) -> list[str]:
-    """What is run: the config's command, else the image's own executable, with the config's arguments."""
+def argv(config: cri.ContainerConfig, executable: Path) -> list[str]:
+    """Return the configured command, or else the image's executable, with the configured arguments."""
     return [*(config.command or [str(executable)]), *config.args]
 
 
-def environment(config: Any) -> dict[str, str]:
-    """A container's variables."""
+def environment(config: cri.ContainerConfig) -> dict[str, str]:
+    """Return the environment variables. :raise InvalidArgument: systemd does not support a value."""
     found = {"PATH": DEFAULT_PATH}
     who = identity(config.linux.security_context)
     if who is not None:
@@ -92,14 +78,16 @@ def environment(config: Any) -> dict[str, str]:
     return found
 
 
-def stop_signal(config: Any) -> int:
-    """The number of the signal that asks it to end."""
-    unsaid = config.stop_signal == cri.RUNTIME_DEFAULT
-    return int(signal.SIGTERM if unsaid else signal_number(config.stop_signal))
+def stop_signal(config: cri.ContainerConfig) -> int:
+    """Return the number of the stop signal."""
+    default = config.stop_signal == cri.RUNTIME_DEFAULT
+    return int(signal.SIGTERM if default else signal_number(config.stop_signal))
 
 
-def check(config: Any, exists: Callable[[str], bool]) -> None:
-    """:raise InvalidArgument: something that can't be had; names the field."""
+def check(config: cri.ContainerConfig, exists: Callable[[str], bool]) -> None:
+    """Validate a configuration.
+
+    :raise InvalidArgument: something is invalid or not supported; names the field."""
     _refuse(config.tty, "config.tty", "a terminal")
     _refuse(bool(config.devices), "config.devices", "devices")
     _refuse(bool(config.CDI_devices), "config.CDI_devices", "CDI devices")
@@ -110,33 +98,33 @@ def check(config: Any, exists: Callable[[str], bool]) -> None:
 
 def unit_properties(
     id: str,
-    config: Any,
-    words: Sequence[str],
+    config: cri.ContainerConfig,
+    command: Sequence[str],
     program: str,
     exists: Callable[[str], bool],
     tasks_max: int,
 ) -> list[Property]:
-    """All of a container's unit but where its streams go.
+    """Return the properties of a container's unit, except its standard streams.
 
-    :param words: its command. :param program: the path of the file that is run.
-    :param exists: whether the machine has a path.
-    :raise InvalidArgument: something that can't be had; names the field.
+    :param command: the arguments. :param program: the path of the file to execute.
+    :param exists: tells whether the VM has a path.
+    :raise InvalidArgument: something is invalid or not supported; names the field.
     """
     context = config.linux.security_context
     who = identity(context)
     if who is not None:
-        words, program = [*setpriv(context), program, *words[1:]], _setpriv()
+        command, program = [*setpriv(context), program, *command[1:]], setpriv_program()
     variables = [f"{name}={value}" for name, value in environment(config).items()]
     found: list[Property] = [
         ("Description", ("s", f"Infranetes container {id}")),
         ("Type", ("s", "exec")),
-        ("RemainAfterExit", ("b", True)),  # until the agent has seen how it ended
+        ("RemainAfterExit", ("b", True)),  # until the agent has recorded its end
         ("KillMode", ("s", "control-group")),
-        ("KillSignal", ("i", int(signal.SIGKILL))),  # when its first process has ended, all end
+        ("KillSignal", ("i", int(signal.SIGKILL))),  # for the processes that outlive the first
         ("OOMPolicy", ("s", "kill")),
         ("TimeoutStartUSec", ("t", 60_000_000)),
         ("TimeoutStopUSec", ("t", 10_000_000)),
-        ("ExecStartEx", ("a(sasas)", [(program, list(words), ["no-env-expand"])])),
+        ("ExecStartEx", ("a(sasas)", [(program, list(command), ["no-env-expand"])])),
         ("Environment", ("as", variables)),
         ("WorkingDirectory", ("s", config.working_dir or "/")),
         ("UMask", ("u", 0o022)),
@@ -154,22 +142,18 @@ def unit_properties(
 
 def _refuse(present: bool, field: str, what: str) -> None:
     if present:
-        raise InvalidArgument(f"{field}: {what} can't be had with the systemd provider; leave it out")
+        raise InvalidArgument(f"{field}: {what} is not supported by the systemd provider; leave it out")
 
 
-def limits(wanted: Any) -> list[Property]:
-    """LinuxContainerResources that may change while it runs; fields left 0 are left out.
+def limits(wanted: cri.LinuxContainerResources) -> list[Property]:
+    """Return the limits that can change while a container runs, without those that are 0 or empty.
 
-    :raise InvalidArgument: out of bounds, or nothing that systemd has; names the field.
+    :raise InvalidArgument: a limit is out of range or not supported; names the field.
     """
-    for field in ("cpu_period", "cpu_shares", "memory_limit_in_bytes"):
-        if getattr(wanted, field) < 0:
-            raise InvalidArgument(f"resources.{field} {getattr(wanted, field)}: expected 0 or more")
-    if not -1000 <= wanted.oom_score_adj <= 1000:
-        raise InvalidArgument(f"resources.oom_score_adj {wanted.oom_score_adj}: expected -1000 to 1000")
+    resources.check(wanted)
     found: list[Property] = []
     if wanted.cpu_shares:
-        found.append(("CPUWeight", ("t", weight(wanted.cpu_shares))))
+        found.append(("CPUWeight", ("t", resources.cpu_weight(wanted.cpu_shares))))
     if wanted.cpu_quota:
         period = wanted.cpu_period or CPU_PERIOD
         quota = INFINITY if wanted.cpu_quota < 0 else wanted.cpu_quota * 1_000_000 // period
@@ -178,9 +162,9 @@ def limits(wanted: Any) -> list[Property]:
     memory, swap = wanted.memory_limit_in_bytes, wanted.memory_swap_limit_in_bytes
     if memory:
         found.append(("MemoryMax", ("t", memory)))
-        # As kubelet means it: no swap unless asked for.
-        more = INFINITY if swap < 0 else max(0, swap - memory)
-        found.append(("MemorySwapMax", ("t", more)))
+        # kubelet expects no swap unless it sets some.
+        swap_alone = INFINITY if swap < 0 else max(0, swap - memory)
+        found.append(("MemorySwapMax", ("t", swap_alone)))
     for name, field in (("AllowedCPUs", "cpuset_cpus"), ("AllowedMemoryNodes", "cpuset_mems")):
         if getattr(wanted, field):
             found.append((name, ("ay", _mask(f"resources.{field}", getattr(wanted, field)))))
@@ -198,19 +182,14 @@ _UNIFIED = {"pids.max": "TasksMax", "memory.high": "MemoryHigh", "memory.low": "
 def _unified(name: str, value: str) -> Property:
     if name not in _UNIFIED:
         known = ", ".join(_UNIFIED)
-        raise InvalidArgument(f"resources.unified: {name[:80]!r} can't be had; these can: {known}")
+        raise InvalidArgument(f"resources.unified: {name[:80]!r} is not supported; these are: {known}")
     if value != "max" and not (value.isascii() and value.isdecimal() and len(value) < 20):
         raise InvalidArgument(f"resources.unified: {name} {value[:40]!r}: expected a number, or max")
     return _UNIFIED[name], ("t", INFINITY if value == "max" else min(int(value), INFINITY))
 
 
-def weight(shares: int) -> int:
-    """cgroup v1's shares (2 to 262144) as cgroup v2's weight (1 to 10000), as Kubernetes counts it."""
-    return 1 + (min(max(shares, 2), 262144) - 2) * 9999 // 262142
-
-
 def _mask(field: str, text: str) -> bytes:
-    """A kernel's list, "0-2,7", as a set of bits."""
+    """Convert a list in the kernel's format, such as "0-2,7", to a bit mask."""
     bits = 0
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -223,25 +202,18 @@ def _mask(field: str, text: str) -> bytes:
     return bits.to_bytes((bits.bit_length() + 7) // 8 or 1, "little")
 
 
-def _mounts(config: Any, exists: Callable[[str], bool]) -> list[Property]:
+def _mounts(config: cri.ContainerConfig, exists: Callable[[str], bool]) -> list[Property]:
     writable: list[tuple[str, str, bool, int]] = []
     readable: list[tuple[str, str, bool, int]] = []
     targets = []
     for mount in config.mounts:
-        field = f"config.mounts {mount.container_path[:200]!r}"
-        target = posixpath.normpath(mount.container_path)
-        if not target.startswith("/") or target == "/" or "\0" in mount.container_path + mount.host_path:
-            raise InvalidArgument(f"{field}: container_path has to be an absolute path below /")
+        field, target = mount_checks.field(mount), mount_checks.target(mount)
         _refuse(mount.HasField("image"), field, "an image as a volume")
         _refuse(bool(mount.uidMappings or mount.gidMappings), field, "an id-mapped mount")
         _refuse(mount.recursive_read_only, field, "recursive_read_only")
-        _refuse(
-            mount.propagation == cri.PROPAGATION_BIDIRECTIONAL, field, "mounts that go back to the machine"
-        )
-        if not mount.host_path.startswith("/") or not exists(mount.host_path):
-            raise InvalidArgument(f"{field}: the node has not brought {mount.host_path[:200]!r} into the VM")
-        one = (mount.host_path, target, False, RECURSIVE)
-        (readable if mount.readonly else writable).append(one)
+        _refuse(mount.propagation == cri.PROPAGATION_BIDIRECTIONAL, field, "mount propagation to the VM")
+        bind = (mount_checks.source(mount, exists), target, False, RECURSIVE)
+        (readable if mount.readonly else writable).append(bind)
         if not mount.readonly:
             targets.append(target)
     found: list[Property] = []
@@ -256,10 +228,10 @@ def _mounts(config: Any, exists: Callable[[str], bool]) -> list[Property]:
     return found
 
 
-def _security(context: Any) -> list[Property]:
+def _security(context: cri.LinuxContainerSecurityContext) -> list[Property]:
     found: list[Property] = []
     if identity(context) is None and context.run_as_username:
-        found.append(("User", ("s", context.run_as_username)))  # systemd says that there is none
+        found.append(("User", ("s", context.run_as_username)))  # systemd reports that it does not exist
     names = cri.SecurityProfile
     for field in ("seccomp", "apparmor"):
         profile = getattr(context, field)
@@ -280,7 +252,7 @@ def _security(context: Any) -> list[Property]:
         "a user namespace",
     )
     allowed = capabilities(context.capabilities)
-    if identity(context) is None:  # else setpriv does it, which needs more than it leaves
+    if identity(context) is None:  # otherwise setpriv drops them, which needs some itself
         if not context.privileged:
             found.append(("CapabilityBoundingSet", ("t", allowed)))
         if context.no_new_privs:
@@ -291,98 +263,3 @@ def _security(context: Any) -> list[Property]:
         "ambient capabilities",
     )
     return found
-
-
-@attrs.frozen
-class Identity:
-    """Whom a container runs as, in numbers. The machine need not have names for them, which systemd wants."""
-
-    uid: int
-    gid: int
-    groups: tuple[int, ...]
-    home: str
-
-
-def identity(context: Any) -> Identity | None:
-    """None: root, or a name that the machine does not know.
-
-    :raise InvalidArgument: a number that can't be had."""
-    for field, value in (
-        ("run_as_user", context.run_as_user.value),
-        ("run_as_group", context.run_as_group.value),
-        *(("supplemental_groups", group) for group in context.supplemental_groups),
-    ):
-        if not 0 <= value < 2**32 - 1:
-            raise InvalidArgument(f"security_context.{field} {value}: expected 0 to {2**32 - 2}")
-    name = context.run_as_username
-    if context.HasField("run_as_group") and not (name or context.HasField("run_as_user")):
-        raise InvalidArgument("security_context.run_as_group: needs run_as_user or run_as_username beside it")
-    known = None
-    with contextlib.suppress(KeyError):
-        by_name = name and not context.HasField("run_as_user")
-        known = pwd.getpwnam(name) if by_name else pwd.getpwuid(context.run_as_user.value)
-    if name and not context.HasField("run_as_user"):
-        if known is None:
-            return None
-    elif not context.HasField("run_as_user") and not context.supplemental_groups:
-        return None
-    uid = known.pw_uid if known is not None else context.run_as_user.value
-    gid = known.pw_gid if known is not None else 0
-    if context.HasField("run_as_group"):
-        gid = context.run_as_group.value
-    groups = set(context.supplemental_groups)
-    if known is not None and context.supplemental_groups_policy != cri.Strict:
-        groups |= set(os.getgrouplist(known.pw_name, known.pw_gid)) if known.pw_uid else set()
-    return Identity(uid, gid, tuple(sorted(groups)), known.pw_dir if known is not None else "/")
-
-
-def setpriv(context: Any) -> list[str]:
-    """The command (setpriv(1) of util-linux) that becomes whom a container runs as, with what that may do."""
-    found = ["setpriv"]
-    who = identity(context)
-    if who is not None:
-        found += [f"--reuid={who.uid}", f"--regid={who.gid}"]
-        found.append(f"--groups={','.join(map(str, who.groups))}" if who.groups else "--clear-groups")
-    if not context.privileged:
-        bits = capabilities(context.capabilities) & bounding()
-        kept = [f"+cap_{bit}" for bit in range(bits.bit_length()) if bits >> bit & 1]
-        found.append(f"--bounding-set={','.join(['-all', *kept])}")
-    if context.no_new_privs:
-        found.append("--no-new-privs")
-    return [*found, "--"]
-
-
-def bounding() -> int:
-    """What this process may give: its own bounding set."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("CapBnd:"):
-            return int(line.split()[1], 16)
-    return 0
-
-
-def _setpriv() -> str:
-    path = shutil.which("setpriv", path=DEFAULT_PATH)
-    if path is None:
-        raise FailedPrecondition("there is no setpriv on this machine: install util-linux")
-    return path
-
-
-def capabilities(wanted: Any) -> int:
-    """The bits of what a container may do that is not privileged."""
-    added, dropped = _names(wanted.add_capabilities), _names(wanted.drop_capabilities)
-    every = set(ALL_CAPABILITIES)
-    base = set() if "ALL" in dropped else set(CAPABILITIES) - dropped
-    return _capability_bits((base | (every - dropped if "ALL" in added else added)) - {"ALL"})
-
-
-def _names(words: Sequence[str]) -> set[str]:
-    return {word.upper().removeprefix("CAP_") for word in words}
-
-
-def _capability_bits(words: Any) -> int:
-    bits = 0
-    for name in _names(words):
-        if name not in ALL_CAPABILITIES:
-            raise InvalidArgument(f"security_context.capabilities: {name[:80]!r} is no capability")
-        bits |= 1 << ALL_CAPABILITIES.index(name)
-    return bits

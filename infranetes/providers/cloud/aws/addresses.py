@@ -1,23 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
 """Elastic addresses and disks: what can outlive an instance.
 
-libcloud allocates addresses without tags and lists them without filters, and lists disks likewise: of
-these, what is ours could not be told from what is not.
+libcloud allocates addresses without tags, and lists addresses and disks without filters, so that ours could
+not be told from others: the requests are made here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import attrs
 
 from infranetes.providers.cloud.aws.driver import Driver, items, text
-from infranetes.providers.cloud.interface import CLUSTER, NODE, TOKEN, CloudError, Found, Leftover, Trouble
+from infranetes.providers.cloud.aws.errors import classify
+from infranetes.providers.cloud.aws.libcloud_types import Element
+from infranetes.providers.cloud.interface import (
+    CLUSTER,
+    NODE,
+    TOKEN,
+    CloudError,
+    CloudVM,
+    ErrorKind,
+    Leftover,
+)
 
 
 @attrs.frozen
-class Elastic:
-    """One elastic address."""
+class ElasticAddress:
+    """One elastic address of the account."""
 
     id: str
     address: str
@@ -27,7 +37,7 @@ class Elastic:
 
 
 def tag_parameters(kind: str, tags: Mapping[str, str], number: int = 1) -> dict[str, str]:
-    """Parameters that give a resource its tags when it is made."""
+    """Return parameters that tag a resource when it is created."""
     root = f"TagSpecification.{number}"
     parameters = {f"{root}.ResourceType": kind}
     for count, (key, value) in enumerate(tags.items(), start=1):
@@ -37,7 +47,7 @@ def tag_parameters(kind: str, tags: Mapping[str, str], number: int = 1) -> dict[
 
 
 def filter_parameters(filters: Mapping[str, str]) -> dict[str, str]:
-    """Parameters that restrict a list."""
+    """Return parameters that restrict a list."""
     parameters = {}
     for count, (name, value) in enumerate(filters.items(), start=1):
         parameters[f"Filter.{count}.Name"] = name
@@ -45,11 +55,10 @@ def filter_parameters(filters: Mapping[str, str]) -> dict[str, str]:
     return parameters
 
 
-def _thd_elastic(driver: Driver, filters: Mapping[str, str]) -> list[Elastic]:
-    """Addresses of the account."""
-    answer = driver.ask("DescribeAddresses", **filter_parameters(filters))
+def _thd_list(driver: Driver, filters: Mapping[str, str]) -> list[ElasticAddress]:
+    answer = driver.request("DescribeAddresses", **filter_parameters(filters))
     return [
-        Elastic(
+        ElasticAddress(
             id=text(each, "allocationId"),
             address=text(each, "publicIp"),
             token=_tag(each, TOKEN),
@@ -60,25 +69,25 @@ def _thd_elastic(driver: Driver, filters: Mapping[str, str]) -> list[Elastic]:
     ]
 
 
-def _thd_associate(driver: Driver, found: Found, tags: Mapping[str, str]) -> None:
-    """Give an instance the address that it wants; one that is made for it has its tags."""
-    if found.wanted_address == "new":
-        mine = _thd_elastic(driver, {f"tag:{TOKEN}": found.token})
-        if not mine:
+def _thd_associate(driver: Driver, vm: CloudVM, tags: Mapping[str, str]) -> None:
+    """Give an instance its wanted address. A new address gets `tags`."""
+    if vm.wanted_address == "new":
+        allocated = _thd_list(driver, {f"tag:{TOKEN}": vm.token})
+        if not allocated:
             parameters = {"Domain": "vpc", **tag_parameters("elastic-ip", tags)}
-            answer = driver.ask("AllocateAddress", **parameters)
+            answer = driver.request("AllocateAddress", **parameters)
             id, holder = text(answer, "allocationId"), ""
         else:
-            id, holder = mine[0].id, mine[0].instance_id
+            id, holder = allocated[0].id, allocated[0].instance_id
     else:
-        id, holder = found.wanted_address, ""
-    if holder != found.id:
-        driver.ask("AssociateAddress", InstanceId=found.id, AllocationId=id)
+        id, holder = vm.wanted_address, ""
+    if holder != vm.id:
+        driver.request("AssociateAddress", InstanceId=vm.id, AllocationId=id)
 
 
 def _thd_release_of(driver: Driver, token: str) -> None:
-    """Release the addresses that were made for an instance."""
-    for address in _thd_elastic(driver, {f"tag:{TOKEN}": token}):
+    """Release the addresses that were allocated for an instance."""
+    for address in _thd_list(driver, {f"tag:{TOKEN}": token}):
         _thd_release_address(driver, address.id, address.association_id)
 
 
@@ -89,23 +98,23 @@ def _thd_release_address(driver: Driver, id: str, association_id: str = "") -> N
 
 
 def _thd_leftovers(driver: Driver, cluster: str, node: str) -> list[Leftover]:
-    """Addresses and disks of ours that no instance uses."""
+    """Return addresses and disks of ours that no instance uses."""
     ours = {f"tag:{CLUSTER}": cluster, f"tag:{NODE}": node}
-    found = [
-        Leftover(one.id, "address", one.token)
-        for one in _thd_elastic(driver, ours)
-        if not one.instance_id and not one.association_id
+    leftovers = [
+        Leftover(address.id, "address", address.token)
+        for address in _thd_list(driver, ours)
+        if not address.instance_id and not address.association_id
     ]
-    answer = driver.ask("DescribeVolumes", **filter_parameters({**ours, "status": "available"}))
-    found += [
+    answer = driver.request("DescribeVolumes", **filter_parameters({**ours, "status": "available"}))
+    leftovers += [
         Leftover(text(each, "volumeId"), "disk", _tag(each, TOKEN))
         for each in items(answer, "volumeSet/item")
     ]
-    return found
+    return leftovers
 
 
 def _thd_release(driver: Driver, leftover: Leftover) -> None:
-    """Give one back; it may be gone."""
+    """Release an address or a disk. Idempotent."""
     if leftover.kind == "address":
         _thd_release_address(driver, leftover.id)
     else:
@@ -113,22 +122,16 @@ def _thd_release(driver: Driver, leftover: Leftover) -> None:
 
 
 def _ignoring_missing(driver: Driver, action: str, **parameters: str) -> None:
-    from infranetes.providers.cloud.aws.errors import judge
-
     try:
-        driver.ask(action, **parameters)
+        driver.request(action, **parameters)
     except Exception as error:
-        found = error if isinstance(error, CloudError) else judge(error)
-        if found is None or found.trouble is not Trouble.MISSING:
+        cloud_error = error if isinstance(error, CloudError) else classify(error)
+        if cloud_error is None or cloud_error.kind is not ErrorKind.NOT_FOUND:
             raise
 
 
-def _tag(element: Any, key: str) -> str:
-    for tag in _tags(element):
+def _tag(element: Element, key: str) -> str:
+    for tag in items(element, "tagSet/item"):
         if text(tag, "key") == key:
             return text(tag, "value")
     return ""
-
-
-def _tags(element: Any) -> Iterator[Any]:
-    yield from items(element, "tagSet/item")

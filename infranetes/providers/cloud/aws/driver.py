@@ -1,117 +1,199 @@
-"""libcloud's EC2 driver, with what it lacks or has wrong.
+# SPDX-License-Identifier: Apache-2.0
+"""libcloud's EC2 driver, with what it lacks or gets wrong.
 
 - `create_node` has no argument for the metadata service's settings or for the tags of disks:
-  `_Connection.adding` puts such parameters beside its own.
-- It sends everything as a GET, so user-data, which for us holds a key, would be in a URL and so in the
-  logs of what is between: requests are POSTed.
-- It ignores `nextToken`, so long lists end early: all pages are asked for.
-- `list_nodes` also asks for addresses, naming each instance in a filter, which EC2 allows for 200 of
-  them: the instances' own answer has the addresses already.
-- A node lacks the reason of its state, an image its root disk's name and its disks' sizes; when it was made
-  is text or a date, by libcloud's release.
+  `Connection.adding` adds such parameters to its own.
+- It sends everything as a GET, so user-data, which for us holds a key, would be in a URL and so in proxies'
+  logs: requests are POSTed.
+- It ignores `nextToken`, so long lists end early: all pages are requested.
+- `list_nodes` also asks for addresses, naming each instance in a filter, which EC2 allows for at most 200:
+  the instances' own answer has the addresses already.
+- A node lacks the reason of its state, an image its root disk's name and its disks' sizes; whether a creation
+  date is text or a date depends on libcloud's release.
+
+libcloud is untyped; from here on its answers have the types of `libcloud_types`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
 
-from libcloud.compute.drivers.ec2 import NAMESPACE, EC2Connection, EC2NodeDriver
+from libcloud.compute.base import Node, NodeImage, NodeSize
+from libcloud.compute.drivers.ec2 import NAMESPACE, EC2Connection, EC2NetworkSubnet, EC2NodeDriver
+from libcloud.compute.types import NodeState
 from libcloud.utils.xml import fixxpath
+
+from infranetes.providers.cloud.aws.credentials import Keys
+from infranetes.providers.cloud.aws.libcloud_types import (
+    BlockDevice,
+    Element,
+    Image,
+    Instance,
+    InstanceType,
+    Response,
+)
 
 _MAX_PAGES = 100
 _FORM = "application/x-www-form-urlencoded; charset=utf-8"
 
 
 class Connection(EC2Connection):  # type: ignore[misc]
-    """Requests as forms, answers whole."""
+    """Sends requests as forms and reads all pages of answers."""
 
     _additions: Mapping[str, str] = {}
 
     @contextmanager
     def adding(self, parameters: Mapping[str, str]) -> Iterator[None]:
-        """Every request meanwhile has these parameters too."""
+        """Add parameters to every request in this block."""
         self._additions = parameters
         try:
             yield
         finally:
             self._additions = {}
 
-    def request(self, action: str, params: Any = None, **options: Any) -> Any:
+    def request(
+        self,
+        action: str,
+        params: Mapping[str, object] | None = None,
+        **options: Any,  # Any: libcloud passes what its HTTP connection takes; a form needs none of it
+    ) -> Response:
         form = {**(params or {}), **self._additions}
         answer = self._post(action, form)
-        token = _text(answer.object, "nextToken")
+        token = text(answer.object, "nextToken")
         for _ in range(_MAX_PAGES):
             if not token:
                 break
-            more = self._post(action, {**form, "NextToken": token}).object
-            for part in more:
+            page = self._post(action, {**form, "NextToken": token}).object
+            for part in page:
                 if len(part):
-                    mine = answer.object.find(part.tag)
-                    if mine is None:
+                    merged = answer.object.find(part.tag)
+                    if merged is None:
                         answer.object.append(part)
                     else:
-                        mine.extend(list(part))
-            token = _text(more, "nextToken")
+                        merged.extend(list(part))
+            token = text(page, "nextToken")
         return answer
 
-    def _post(self, action: str, form: Mapping[str, Any]) -> Any:
+    def _post(self, action: str, form: Mapping[str, object]) -> Response:
         everything = {**form, "Version": self.version}
         body = "&".join(
             f"{quote(str(key), safe='')}={quote(str(value), safe='')}" for key, value in everything.items()
         )
-        return super().request(
+        response: Response = super().request(
             action, data=body, headers={"Content-Type": _FORM}, method="POST", retry_failed=False
         )
+        return response
 
 
 class Driver(EC2NodeDriver):  # type: ignore[misc]
-    """One thread's."""
+    """One thread's driver. :ivar keys: what it signs requests with."""
 
     connectionCls = Connection
     connection: Connection
-    infranetes_keys: Any
+    keys: Keys
 
-    def ex_describe_addresses(self, nodes: Any) -> dict[str, list[str]]:
+    # ---- Overrides of libcloud's
+
+    def ex_describe_addresses(self, nodes: Sequence[Instance]) -> dict[str, list[str]]:
         return {node.id: [] for node in nodes}
 
-    def _to_node(self, element: Any) -> Any:
-        node = super()._to_node(element)
-        node.extra["state_reason"] = _text(element, "stateReason/message")
-        return node
+    def _to_node(self, element: Element) -> Instance:
+        instance: Instance = super()._to_node(element)
+        instance.extra["state_reason"] = text(element, "stateReason/message")
+        return instance
 
-    def _to_image(self, element: Any) -> Any:
-        image = super()._to_image(element)
-        name = image.extra["root_device_name"] = _text(element, "rootDeviceName")
+    def _to_image(self, element: Element) -> Image:
+        image: Image = super()._to_image(element)
+        name = image.extra["root_device_name"] = text(element, "rootDeviceName")
         disks = {
-            _text(disk, "deviceName"): int(_text(disk, "ebs/volumeSize") or 0)
+            text(disk, "deviceName"): int(text(disk, "ebs/volumeSize") or 0)
             for disk in items(element, "blockDeviceMapping/item")
         }
         image.extra["root_disk_gib"] = disks.get(name, 0)
         image.extra["disks_gib"] = sum(disks.values())
-        image.extra["created"] = _text(element, "creationDate")  # ISO 8601, so it sorts
+        image.extra["created"] = text(element, "creationDate")
         return image
 
-    def ask(self, action: str, **parameters: str) -> Any:
-        """What EC2 answers to an action that libcloud has no method for.
+    # ---- libcloud's calls with types
 
-        :param parameters: `__` in a name stands for a point."""
-        form = {"Action": action, **{key.replace("__", "."): value for key, value in parameters.items()}}
+    def request(self, action: str, **parameters: str) -> Element:
+        """Send a request that libcloud has no method for, and return its answer."""
+        form = {"Action": action, **parameters}
         return self.connection.request(self.path, params=form).object
 
+    def instance_types(self) -> list[InstanceType]:
+        """The region's instance types, from libcloud's tables."""
+        sizes: list[InstanceType] = self.list_sizes()
+        return sizes
 
-def _text(element: Any, path: str) -> str:
+    def images(self, ids: Sequence[str] = (), filters: Mapping[str, str] | None = None) -> list[Image]:
+        """The images with these ids, or that match these filters."""
+        images: list[Image] = self.list_images(ex_image_ids=list(ids) or None, ex_filters=filters)
+        return images
+
+    def instances(self, ids: Sequence[str] = (), filters: Mapping[str, str] | None = None) -> list[Instance]:
+        """The instances with these ids, or that match these filters."""
+        nodes: list[Instance] = self.list_nodes(ex_node_ids=list(ids) or None, ex_filters=filters)
+        return nodes
+
+    def check_subnets(self, ids: Sequence[str]) -> None:
+        """Fail unless all of these subnets exist."""
+        self.ex_list_subnets(subnet_ids=list(ids))
+
+    def run_instance(
+        self,
+        *,
+        name: str,
+        instance_type: str,
+        image: str,
+        user_data: str,
+        key_name: str,
+        subnet: str,
+        security_groups: Sequence[str],
+        tags: Mapping[str, str],
+        client_token: str,
+        disks: Sequence[BlockDevice],
+        instance_profile: str,
+        public_address: bool,
+    ) -> Instance:
+        """Launch one instance; empty arguments are left out of the request."""
+        instance: Instance = self.create_node(
+            name=name,
+            size=NodeSize(instance_type, instance_type, 0, 0, 0, 0.0, self),
+            image=NodeImage(image, "", self),
+            ex_userdata=user_data,
+            ex_keyname=key_name or None,
+            ex_subnet=EC2NetworkSubnet(subnet, "", "") if subnet else None,
+            ex_security_group_ids=list(security_groups) or None,
+            ex_metadata=dict(tags),
+            ex_clienttoken=client_token,
+            ex_blockdevicemappings=list(disks) or None,
+            ex_iamprofile=instance_profile or None,
+            ex_assign_public_ip=public_address,
+        )
+        return instance
+
+    def terminate_instance(self, id: str) -> None:
+        """Ask for an instance's end."""
+        self.destroy_node(self._node(id))
+
+    def console_output(self, id: str) -> str:
+        """The end of an instance's console output."""
+        return str(self.ex_get_console_output(self._node(id)).get("output") or "").strip()
+
+    def _node(self, id: str) -> Node:
+        return Node(id, id, NodeState.UNKNOWN, [], [], self)
+
+
+def text(element: Element | None, path: str) -> str:
+    """The text at a path of EC2's names; "" where there is none."""
     found = element.find(fixxpath(path, namespace=NAMESPACE)) if element is not None else None
     return (found.text or "") if found is not None else ""
 
 
-def text(element: Any, path: str) -> str:
-    """The text at a path of EC2's names; "" where there is none."""
-    return _text(element, path)
-
-
-def items(element: Any, path: str) -> list[Any]:
+def items(element: Element, path: str) -> list[Element]:
     """The elements at a path of EC2's names."""
     return list(element.findall(fixxpath(path, namespace=NAMESPACE)))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """EC2's error codes (source: the EC2 API reference, "Error codes for the Amazon EC2 API")."""
 
 from __future__ import annotations
@@ -8,49 +9,49 @@ from libcloud.common.exceptions import BaseHTTPError
 from libcloud.common.types import InvalidCredsError
 from libcloud.compute.drivers.ec2 import IdempotentParamError
 
-from infranetes.providers.cloud.interface import CloudError, Trouble
-from infranetes.providers.cloud.judge import retry_after, said
+from infranetes.providers.cloud.errors import message_of, retry_after
+from infranetes.providers.cloud.interface import CloudError, ErrorKind
 
 _CODES = {
-    Trouble.THROTTLED: (
+    ErrorKind.THROTTLED: (
         "RequestLimitExceeded Throttling ThrottlingException RequestThrottled EC2ThrottledException "
         "TooManyRequestsException SlowDown BandwidthLimitExceeded"
     ),
-    Trouble.PASSING: "InternalError InternalFailure Unavailable ServiceUnavailable RequestTimeout",
-    Trouble.CAPACITY: (
+    ErrorKind.TRANSIENT: "InternalError InternalFailure Unavailable ServiceUnavailable RequestTimeout",
+    ErrorKind.CAPACITY: (
         "InsufficientInstanceCapacity InsufficientHostCapacity InsufficientReservedInstanceCapacity "
         "InsufficientCapacity InsufficientFreeAddressesInSubnet Unsupported SpotMaxPriceTooLow "
         "InsufficientAddressCapacity InsufficientVolumeCapacity"
     ),
-    Trouble.QUOTA: (
+    ErrorKind.QUOTA: (
         "InstanceLimitExceeded VcpuLimitExceeded AddressLimitExceeded VolumeLimitExceeded "
         "MaxSpotInstanceCountExceeded ResourceCountExceeded MaxIOPSLimitExceeded"
     ),
-    Trouble.CREDENTIALS: (
+    ErrorKind.CREDENTIALS: (
         "AuthFailure InvalidClientTokenId SignatureDoesNotMatch OptInRequired ExpiredToken RequestExpired "
         "UnauthorizedOperation AccessDenied Blocked PendingVerification UnrecognizedClientException "
         "MissingAuthenticationToken"
     ),
-    Trouble.CONFLICT: "IdempotentParameterMismatch IdempotentInstanceTerminated",
-    Trouble.MISSING: (
+    ErrorKind.CONFLICT: "IdempotentParameterMismatch IdempotentInstanceTerminated",
+    ErrorKind.NOT_FOUND: (
         "InvalidInstanceID.NotFound InvalidInstanceID.Malformed InvalidAllocationID.NotFound "
         "InvalidAssociationID.NotFound InvalidVolume.NotFound InvalidAddress.NotFound"
     ),
 }
-_TROUBLES = {code: trouble for trouble, codes in _CODES.items() for code in codes.split()}
+_KINDS = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
 _MESSAGE = re.compile(r"([A-Za-z]+(?:\.[A-Za-z]+)*): ")
 
 
-def judge(error: Exception) -> CloudError | None:
-    """What EC2 means by an error; None: it did not say."""
+def classify(error: Exception) -> CloudError | None:
+    """Return what an error code of EC2 means; None: it has none that is known."""
     if isinstance(error, IdempotentParamError):
-        return CloudError(Trouble.CONFLICT, said(error))
+        return CloudError(ErrorKind.CONFLICT, message_of(error))
     if isinstance(error, InvalidCredsError):
-        return CloudError(Trouble.CREDENTIALS, said(error))
+        return CloudError(ErrorKind.CREDENTIALS, message_of(error))
     if not isinstance(error, BaseHTTPError):
         return None
-    found = _MESSAGE.match(str(error))
-    if found is None or found[1].removeprefix("Client.").removeprefix("Server.") not in _TROUBLES:
+    match = _MESSAGE.match(str(error))
+    if match is None:
         return None
-    trouble = _TROUBLES[found[1].removeprefix("Client.").removeprefix("Server.")]
-    return CloudError(trouble, said(error), retry_after(error))
+    kind = _KINDS.get(match[1].removeprefix("Client.").removeprefix("Server."))
+    return CloudError(kind, message_of(error), retry_after(error)) if kind is not None else None

@@ -1,17 +1,18 @@
-"""Machine images: those of the catalogue, by their tags, and what their disks are."""
+# SPDX-License-Identifier: Apache-2.0
+"""Machine images: finding them by their tags, and their disks."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import attrs
 
 from infranetes.providers.cloud.aws.driver import Driver
-from infranetes.providers.cloud.interface import CloudError, MachineImage, Trouble
+from infranetes.providers.cloud.aws.libcloud_types import Image
+from infranetes.providers.cloud.interface import CloudError, ErrorKind, MachineImage
 
-OURS = "infranetes"  # the tag that says so, with the value "true"
+OURS = "infranetes"  # the tag of images of ours; its value is "true"
 NAME = "infranetes.image_name"  # the tag with NAME:VERSION
 
 _ID = re.compile(r"ami-[0-9a-f]{8,17}")
@@ -20,7 +21,7 @@ _GIB = 1 << 30
 _MAX_DISKS = 256  # images whose disks are remembered
 
 
-def are_owners(instance: Any, attribute: Any, value: Sequence[str]) -> None:
+def are_owners(instance: object, attribute: attrs.Attribute[tuple[str, ...]], value: Sequence[str]) -> None:
     """The validator of `image_owners`."""
     if not 1 <= len(value) <= 20 or not all(_OWNER.fullmatch(owner) for owner in value):
         raise ValueError("1 to 20 of self, amazon, aws-marketplace or account ids of 12 digits are expected")
@@ -28,25 +29,25 @@ def are_owners(instance: Any, attribute: Any, value: Sequence[str]) -> None:
 
 @attrs.frozen
 class RootDisk:
-    """Of an image: the device's name, and GiB; "" and 0 where EC2 does not tell."""
+    """An image's root disk: device name and GiB; "" and 0 where EC2 does not tell."""
 
     name: str
     gib: int
 
 
 class Images:
-    """One region's. Methods are called in threads."""
+    """The images of one region. Methods are called in threads."""
 
     def __init__(self, owners: Sequence[str]) -> None:
         self._owners = owners
-        self._disks: dict[str, RootDisk] = {}  # an image never changes, so this doesn't either
+        self._disks: dict[str, RootDisk] = {}  # by the image, which never changes
 
-    def _thd_get(self, driver: Driver, id: str) -> Any:
-        """libcloud's image, or None."""
-        found = driver.list_images(ex_image_ids=[id])
-        if found:
-            self._remember(found[0])
-        return found[0] if found else None
+    def _thd_get(self, driver: Driver, id: str) -> Image | None:
+        """Return the image with this id, if there is one."""
+        for image in driver.images([id]):
+            self._remember(image)
+            return image
+        return None
 
     def _thd_find(self, driver: Driver, name: str, version: str, architecture: str) -> MachineImage:
         wanted = {
@@ -55,35 +56,34 @@ class Images:
             "architecture": architecture,
             "state": "available",
         }
-        # libcloud takes one owner
+        # libcloud's own parameter takes one owner only.
         with driver.connection.adding({f"Owner.{n}": owner for n, owner in enumerate(self._owners, 1)}):
-            images = driver.list_images(ex_filters=wanted)
-        fit = [image for image in images if _ID.fullmatch(image.id or "")]
-        if not fit:
+            images = driver.images(filters=wanted)
+        usable = [image for image in images if _ID.fullmatch(image.id or "")]
+        if not usable:
             raise CloudError(
-                Trouble.MISSING,
-                f"none of {architecture} is available whose owner is {' or '.join(self._owners)} and whose "
+                ErrorKind.NOT_FOUND,
+                f"none for {architecture} is available whose owner is {' or '.join(self._owners)} and whose "
                 f"tags are {OURS}=true and {NAME}={name}:{version}",
             )
-        newest = max(fit, key=lambda image: (image.extra["created"], image.id))
+        newest = max(usable, key=lambda image: (image.extra["created"], image.id))
         self._remember(newest)
         return MachineImage(newest.id, name, version, newest.extra["disks_gib"] * _GIB)
 
     def _thd_has(self, driver: Driver, id: str) -> bool:
-        # A filter, for an id that is not there is an error.
-        return bool(driver.list_images(ex_filters={"image-id": id, "state": "available"}))
+        # By a filter, as asking for an id that does not exist is an error.
+        return bool(driver.images(filters={"image-id": id, "state": "available"}))
 
     def _thd_root_disk(self, driver: Driver, id: str) -> RootDisk:
-        """:raise CloudError: there is no such image."""
-        known = self._disks.get(id)
-        if known is not None:
-            return known
+        """Return an image's root disk. :raise CloudError: there is no such image."""
+        if id in self._disks:
+            return self._disks[id]
         image = self._thd_get(driver, id)
         if image is None:
-            raise CloudError(Trouble.INVALID, f"there is no image {id}")
+            raise CloudError(ErrorKind.INVALID, f"there is no image {id}")
         return self._remember(image)
 
-    def _remember(self, image: Any) -> RootDisk:
+    def _remember(self, image: Image) -> RootDisk:
         if len(self._disks) >= _MAX_DISKS:
             self._disks.clear()
         disk = RootDisk(image.extra["root_device_name"], image.extra["root_disk_gib"])

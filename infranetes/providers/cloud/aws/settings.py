@@ -1,9 +1,9 @@
-"""What the configuration may say of AWS."""
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration keys of AWS."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import attrs
 from libcloud.compute.drivers.ec2 import EC2NodeDriver
@@ -13,22 +13,22 @@ from infranetes.providers.cloud.settings import CloudSettings
 from infranetes_common.config import secret
 
 
-def _is_region(instance: Any, attribute: Any, value: str) -> None:
+def _is_region(instance: object, attribute: attrs.Attribute[str], value: str) -> None:
     if value not in EC2NodeDriver.list_regions():
         raise ValueError("not a region that libcloud knows")
 
 
-def _is_image(instance: Any, attribute: Any, value: str) -> None:
+def _is_image(instance: object, attribute: attrs.Attribute[str], value: str) -> None:
     if not re.fullmatch(r"ami-[0-9a-f]{8,17}", value):
         raise ValueError("a machine image's id is expected: ami-…")
 
 
-def _is_endpoint(instance: Any, attribute: Any, value: str) -> None:
+def _is_endpoint(instance: object, attribute: attrs.Attribute[str], value: str) -> None:
     if value and not re.fullmatch(r"https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?/?", value):
         raise ValueError("https://HOST or https://HOST:PORT is expected")
 
 
-def _pair(instance: Any, attribute: Any, value: str) -> None:
+def _pair(instance: Settings, attribute: attrs.Attribute[str], value: str) -> None:
     if bool(value) != bool(instance.access_key):
         raise ValueError("access_key and secret_key go together")
 

@@ -1,85 +1,92 @@
-"""An instance as Compute Engine is asked for it (source: Compute Engine API, "Method: instances.insert")."""
+# SPDX-License-Identifier: Apache-2.0
+"""The body of a request for an instance (source: Compute Engine API, "Method: instances.insert")."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 from infranetes.providers.cloud.gcp.names import image_path, labels, name_of, region_of
 from infranetes.providers.cloud.gcp.settings import Settings
-from infranetes.providers.cloud.interface import Order
+from infranetes.providers.cloud.interface import LaunchRequest
 
-IDENTITY = "infranetes-identity"  # the attribute in which the agent finds its identity
-_PODS_SCOPE = "https://www.googleapis.com/auth/cloud-platform"  # the account's roles say what pods may
+IDENTITY = "infranetes-identity"  # the attribute where the agent finds its identity
+# A pod may do what its account's roles allow: the scope restricts nothing.
+_PODS_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
-def instance(settings: Settings, order: Order, address: str, gpus: int, gib: int) -> dict[str, Any]:
-    """The body of the request.
+def instance(
+    settings: Settings, request: LaunchRequest, address: str, gpus: int, gib: int
+) -> Mapping[str, object]:
+    """Return the body.
 
-    :param address: the reserved address that it is to have, or "". :param gpus: that its type has.
-    :param gib: of its disk; 0: as the image has it."""
-    zone, wishes = order.place, order.wishes
+    :param address: the reserved address that it shall get, or "". :param gpus: of its machine type.
+    :param gib: the size of its disk; 0: as the image says."""
+    zone, wishes = request.zone, request.wishes
     account = wishes.instance_profile or settings.service_account
     tags = list(wishes.security_groups or settings.tags)
     return {
-        "name": name_of(order.token, order.number),
-        "machineType": f"zones/{zone}/machineTypes/{order.size}",
-        "labels": labels(order.tags),
-        "disks": [_disk(settings, order, gib)],
-        "networkInterfaces": [_interface(settings, order, address)],
+        "name": name_of(request.token, request.number),
+        "machineType": f"zones/{zone}/machineTypes/{request.size}",
+        "labels": labels(request.tags),
+        "disks": [_disk(settings, request, gib)],
+        "networkInterfaces": [_interface(settings, request, address)],
         "scheduling": _scheduling(wishes.spot, gpus),
         "serviceAccounts": [{"email": account, "scopes": [_PODS_SCOPE]}] if account else [],
         "tags": {"items": tags},
         "metadata": {
             "items": [
-                {"key": IDENTITY, "value": order.identity.decode()},
+                {"key": IDENTITY, "value": request.identity.decode()},
                 {"key": "block-project-ssh-keys", "value": "TRUE"},
             ]
         },
     }
 
 
-def _disk(settings: Settings, order: Order, gib: int) -> dict[str, Any]:
-    """The boot disk, which goes with the VM."""
-    source = image_path(order.image or settings.image, settings.project)
-    made: dict[str, Any] = {
+def _disk(settings: Settings, request: LaunchRequest, gib: int) -> Mapping[str, object]:
+    """The boot disk, which is deleted with the VM."""
+    source = image_path(request.image or settings.image, settings.project)
+    parameters: dict[str, object] = {
         "sourceImage": source,
-        "diskType": f"zones/{order.place}/diskTypes/{settings.disk_type}",
-        "labels": labels(order.tags),
+        "diskType": f"zones/{request.zone}/diskTypes/{settings.disk_type}",
+        "labels": labels(request.tags),
     }
     if gib:
-        made["diskSizeGb"] = str(gib)
+        parameters["diskSizeGb"] = str(gib)
     return {
         "boot": True,
         "autoDelete": True,
         "type": "PERSISTENT",
         "mode": "READ_WRITE",
-        "initializeParams": made,
+        "initializeParams": parameters,
     }
 
 
-def _interface(settings: Settings, order: Order, address: str) -> dict[str, Any]:
-    wishes, region = order.wishes, region_of(order.place)
-    found: dict[str, Any] = {}
+def _interface(settings: Settings, request: LaunchRequest, address: str) -> Mapping[str, object]:
+    wishes, region = request.wishes, region_of(request.zone)
+    interface: dict[str, object] = {}
     network, subnetwork = settings.network, wishes.subnet or settings.subnetwork
     if network:
-        found["network"] = network if "/" in network else f"global/networks/{network}"
+        interface["network"] = network if "/" in network else f"global/networks/{network}"
     if subnetwork:
-        found["subnetwork"] = (
+        interface["subnetwork"] = (
             subnetwork if "/" in subnetwork else f"regions/{region}/subnetworks/{subnetwork}"
         )
-    if not found:
-        found["network"] = "global/networks/default"
+    if not interface:
+        interface["network"] = "global/networks/default"
     public = settings.public_address if wishes.public_address is None else wishes.public_address
     if public or wishes.elastic_address:
         access = {"type": "ONE_TO_ONE_NAT", "name": "External NAT"}
-        found["accessConfigs"] = [{**access, "natIP": address} if address else access]
-    return found
+        interface["accessConfigs"] = [{**access, "natIP": address} if address else access]
+    return interface
 
 
-def _scheduling(spot: bool, gpus: int) -> dict[str, Any]:
-    """A pod's VM that has ended is not started again: Kubernetes makes another one. A spot VM is stopped
-    and not deleted when it is taken away, so that its end is seen."""
-    found = {"automaticRestart": False, "onHostMaintenance": "TERMINATE" if spot or gpus else "MIGRATE"}
+def _scheduling(spot: bool, gpus: int) -> Mapping[str, object]:
+    """Never restart a VM that has ended, as Kubernetes replaces the pod. Stop a preempted spot VM rather than
+    delete it, so that its end can be seen."""
+    scheduling: dict[str, object] = {
+        "automaticRestart": False,
+        "onHostMaintenance": "TERMINATE" if spot or gpus else "MIGRATE",
+    }
     if spot:
-        found.update(provisioningModel="SPOT", instanceTerminationAction="STOP")
-    return found
+        scheduling.update(provisioningModel="SPOT", instanceTerminationAction="STOP")
+    return scheduling

@@ -1,8 +1,9 @@
-"""Whose calls these are: a service account by its key file, or by the metadata server of the node.
+# SPDX-License-Identifier: Apache-2.0
+"""The credentials of calls to Google: a service account's key file, or the metadata server of the node.
 
-libcloud gets the tokens, but would do so for each driver and so for each thread, would keep them in a file
-in the home directory, and would check the key's numbers each time, which stops all threads for up to 80 ms.
-Here one token serves all threads, in memory, and a key is taken as it comes from Google.
+libcloud's drivers would each get a token, so each thread would, keep it in a file in the home directory, and
+validate the key each time, which stops all threads for up to 80 ms. Here all threads share one token in
+memory, and Google's key is not validated.
 """
 
 from __future__ import annotations
@@ -13,24 +14,25 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import TypedDict, cast
 
 import attrs
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from libcloud.common.google import GoogleAuthError, GoogleBaseAuthConnection, GoogleBaseError
 from libcloud.utils.connection import get_response_object
 
+from infranetes.providers.cloud.connections import connection_arguments
 from infranetes.providers.cloud.gcp.settings import Settings
-from infranetes.providers.cloud.interface import CloudError, Trouble
+from infranetes.providers.cloud.interface import CloudError, ErrorKind
 
 SCOPE = "https://www.googleapis.com/auth/compute"
 _METADATA = "http://metadata.google.internal"
 _TOKEN_PATH = "/computeMetadata/v1/instance/service-accounts/default/token"  # noqa: S105  a path
 _GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 _AUDIENCE = "https://accounts.google.com/o/oauth2/token"  # where libcloud asks
-_EARLY = 300.0  # seconds before its end that a token is renewed; the metadata server keeps them so long
+_EARLY = 300.0  # seconds before its end that a token is renewed; as long as the metadata server keeps it
 _MAX_KEY_FILE = 64 * 1024
 
 
@@ -40,41 +42,46 @@ class _Token:
     until: float  # of the monotonic clock
 
 
-def where(endpoint: str) -> dict[str, Any]:
-    """libcloud's arguments for another endpoint than Google's own."""
-    if not endpoint:
-        return {}
-    parts = urlsplit(endpoint)
-    secure = parts.scheme == "https"
-    return {"host": parts.hostname, "port": parts.port or (443 if secure else 80), "secure": secure}
+class _TokenAnswer(TypedDict, total=False):
+    """A new token, as Google answers."""
+
+    access_token: str
+    expires_in: float
+
+
+class _AccountKey(TypedDict):
+    """What is used of a service account's key file."""
+
+    client_email: str
+    private_key: str
 
 
 class _Account(GoogleBaseAuthConnection):  # type: ignore[misc]
-    """Asks for a token with a service account's key (source: RFC 7523)."""
+    """Gets tokens with a service account's key (source: RFC 7523)."""
 
-    def get_new_token(self) -> Any:
+    def get_new_token(self) -> _TokenAnswer:
         now = int(time.time())
         claims = {"iss": self.user_id, "scope": self.scopes, "aud": _AUDIENCE, "iat": now, "exp": now + 3600}
-        words = b".".join(
+        message = b".".join(
             base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=")
             for part in ({"alg": "RS256", "typ": "JWT"}, claims)
         )
-        signed = base64.urlsafe_b64encode(_thd_sign(self.key.encode(), words)).rstrip(b"=")
-        assertion = (words + b"." + signed).decode()
-        return self._token_request({"grant_type": _GRANT, "assertion": assertion})
+        signed = base64.urlsafe_b64encode(_thd_sign(self.key.encode(), message)).rstrip(b"=")
+        assertion = (message + b"." + signed).decode()
+        answer: _TokenAnswer = self._token_request({"grant_type": _GRANT, "assertion": assertion})
+        return answer
 
 
-def _thd_sign(key_pem: bytes, words: bytes) -> bytes:
+def _thd_sign(key_pem: bytes, message: bytes) -> bytes:
     try:
-        key: Any = serialization.load_pem_private_key(key_pem, None, unsafe_skip_rsa_key_validation=True)
+        key = serialization.load_pem_private_key(key_pem, None, unsafe_skip_rsa_key_validation=True)
     except TypeError:  # before cryptography 39
         key = serialization.load_pem_private_key(key_pem, None)
-    signature: bytes = key.sign(words, PKCS1v15(), hashes.SHA256())
-    return signature
+    return cast(RSAPrivateKey, key).sign(message, PKCS1v15(), hashes.SHA256())
 
 
 class Credentials:
-    """The token of now, as libcloud's connections ask for it. Used in threads."""
+    """Gives the current token, as libcloud's connections ask for it. Used in threads."""
 
     def __init__(self, settings: Settings) -> None:
         self._key_file = settings.key_file
@@ -85,7 +92,7 @@ class Credentials:
 
     @property
     def access_token(self) -> str:
-        """:raise CloudError: there is none."""
+        """The current token. :raise CloudError: there is none."""
         with self._lock:
             if self._token is None or time.monotonic() > self._token.until:
                 self._token = None
@@ -93,7 +100,7 @@ class Credentials:
             return self._token.text
 
     def _thd_forget(self, text: str) -> None:
-        """A token was refused."""
+        """Drop a token that was refused."""
         with self._lock:
             if self._token is not None and self._token.text == text:
                 self._token = None
@@ -106,46 +113,50 @@ class Credentials:
         except GoogleBaseError as error:
             if int(error.http_code or 0) >= 500:
                 raise
-            words = str(error.value)[:200]
-            raise CloudError(Trouble.CREDENTIALS, f"Google gives no token: {words}") from error
+            message = str(error.value)[:200]
+            raise CloudError(ErrorKind.CREDENTIALS, f"Google gives no token: {message}") from error
         except (GoogleAuthError, KeyError, TypeError, ValueError) as error:
-            raise CloudError(Trouble.CREDENTIALS, f"no token: {type(error).__name__}") from error
+            raise CloudError(ErrorKind.CREDENTIALS, f"no token: {type(error).__name__}") from error
         return _Token(text, begun + max(seconds - _EARLY, seconds / 2))
 
-    def _thd_by_key(self) -> dict[str, Any]:
+    def _thd_by_key(self) -> _TokenAnswer:
         key = _thd_read(Path(self._key_file))
-        found = _Account(
-            key["client_email"], key["private_key"], [SCOPE], timeout=self._timeout, **where(self._endpoint)
-        )
-        token: dict[str, Any] = found.get_new_token()
-        return token
+        return _Account(
+            key["client_email"],
+            key["private_key"],
+            [SCOPE],
+            timeout=self._timeout,
+            **connection_arguments(self._endpoint),
+        ).get_new_token()
 
-    def _thd_by_metadata(self) -> dict[str, Any]:
-        """libcloud's own way can't be told another address, nor to end after some time."""
+    def _thd_by_metadata(self) -> _TokenAnswer:
+        """Ask the metadata server. libcloud's own way takes neither another address nor a timeout."""
         answer = get_response_object(
             (self._endpoint or _METADATA) + _TOKEN_PATH,
             headers={"Metadata-Flavor": "Google"},
             retry_failed=False,
         )
         if answer.status == 404:
-            raise CloudError(Trouble.CREDENTIALS, "the node's instance has no service account; see key_file")
+            raise CloudError(
+                ErrorKind.CREDENTIALS, "the node's instance has no service account; see key_file"
+            )
         if answer.status != 200:
-            raise CloudError(Trouble.PASSING, f"the metadata server answers {answer.status}")
-        token: dict[str, Any] = json.loads(answer.body)
+            raise CloudError(ErrorKind.TRANSIENT, f"the metadata server answers {answer.status}")
+        token: _TokenAnswer = json.loads(answer.body)
         return token
 
 
-def _thd_read(path: Path) -> dict[str, str]:
-    """A service account's key. :raise CloudError: it can't be used; says why, without its content."""
+def _thd_read(path: Path) -> _AccountKey:
+    """Read a service account's key. :raise CloudError: it can't be used; says why, without its content."""
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode & 0o777
             content = file.read(_MAX_KEY_FILE)
     except OSError as error:
-        raise CloudError(Trouble.CREDENTIALS, f"key_file {path} can't be read: {error.strerror}") from None
+        raise CloudError(ErrorKind.CREDENTIALS, f"key_file {path} can't be read: {error.strerror}") from None
     if mode & 0o077:
         raise CloudError(
-            Trouble.CREDENTIALS, f"key_file {path} may be read by others (mode {mode:04o}): chmod 600 it"
+            ErrorKind.CREDENTIALS, f"key_file {path} may be read by others (mode {mode:04o}): chmod 600 it"
         )
     try:
         key = json.loads(content)
@@ -153,5 +164,5 @@ def _thd_read(path: Path) -> dict[str, str]:
         if not fits or not isinstance(key["client_email"], str):
             raise ValueError
     except (ValueError, KeyError, TypeError):
-        raise CloudError(Trouble.CREDENTIALS, f"key_file {path} is no service account's key") from None
-    return {name: key[name] for name in ("client_email", "private_key")}
+        raise CloudError(ErrorKind.CREDENTIALS, f"key_file {path} is no service account's key") from None
+    return {"client_email": key["client_email"], "private_key": key["private_key"]}

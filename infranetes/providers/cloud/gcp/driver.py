@@ -1,15 +1,17 @@
-"""libcloud's GCE driver, with what it lacks or has wrong.
+# SPDX-License-Identifier: Apache-2.0
+"""libcloud's GCE driver, with what it lacks or gets wrong.
 
 - Its constructor asks for all zones and regions, which for us is each thread's first act: they are not
-  needed, since the names in the configuration are what the API takes.
+  needed, since the API takes names as they are configured.
 - Each connection gets a token of its own and keeps it in a file: see `credentials`.
-- `create_node` and `destroy_volume` wait for their operation, up to three minutes in which they hold their
-  thread; `destroy_node` does so too, or hides the operation; and `create_node` knows neither spot VMs nor
-  labels of disks and gives VMs an account that may read storage: the request is made by `ask`, and the
-  operation looked at when it is time to.
+- `create_node` and `destroy_volume` wait up to three minutes for their operation and hold their thread;
+  `destroy_node` does so too, or hides the operation; `create_node` knows neither spot VMs nor labels of disks
+  and gives VMs an account that may read storage. Here requests return at once and their operation is polled.
 - `list_nodes` takes no filter, asks for all disks of the project too, and hides that a zone did not answer;
-  `list_sizes` ends after the first page: `pages` is used.
-- Errors lose their headers, and with them how long to stay away.
+  `list_sizes` ends after the first page. Here all pages are requested.
+- Errors lose their headers, and with them how long not to call.
+
+libcloud is untyped; from here on resources have the types of `libcloud_types`.
 """
 
 from __future__ import annotations
@@ -19,10 +21,21 @@ from typing import Any
 
 from libcloud.common.base import ConnectionUserAndKey
 from libcloud.common.google import GoogleBaseError
+from libcloud.compute.base import Node, NodeLocation
 from libcloud.compute.drivers.gce import API_VERSION, GCEConnection, GCENodeDriver, GCEResponse
+from libcloud.compute.types import NodeState
 
+from infranetes.providers.cloud.connections import connection_arguments
 from infranetes.providers.cloud.gcp.credentials import Credentials
-from infranetes.providers.cloud.interface import CloudError, Trouble
+from infranetes.providers.cloud.gcp.libcloud_types import (
+    Address,
+    Disk,
+    Image,
+    Instance,
+    MachineType,
+    Operation,
+)
+from infranetes.providers.cloud.interface import CloudError, ErrorKind
 
 _MAX_PAGES = 1000
 _PAGE = 500
@@ -30,9 +43,9 @@ _ROOT = f"https://www.googleapis.com/compute/{API_VERSION}/"  # libcloud takes t
 
 
 class Response(GCEResponse):  # type: ignore[misc]
-    """Errors have their headers."""
+    """Keeps the headers of errors."""
 
-    def parse_body(self) -> Any:
+    def parse_body(self) -> Any:  # Any: JSON
         try:
             return super().parse_body()
         except GoogleBaseError as error:
@@ -43,7 +56,7 @@ class Response(GCEResponse):  # type: ignore[misc]
 
 
 class Connection(GCEConnection):  # type: ignore[misc]
-    """Requests with the token that all threads share."""
+    """Sends requests with the token that all threads share."""
 
     responseCls = Response
 
@@ -57,14 +70,14 @@ class Connection(GCEConnection):  # type: ignore[misc]
         *,
         project: str,
         credentials: Credentials,
-        **options: Any,
+        **options: Any,  # Any: libcloud's base class takes them
     ) -> None:
         ConnectionUserAndKey.__init__(self, user_id, key, secure=secure, host=host, port=port, **options)
         self.oauth2_credential = credentials
         self.request_path = f"/compute/{API_VERSION}/projects/{project}"
         self.gce_params = None
 
-    def request(self, *args: Any, **options: Any) -> Any:
+    def request(self, *args: Any, **options: Any) -> Any:  # Any: libcloud's base class takes and returns them
         try:
             return super().request(*args, **options)
         except GoogleBaseError as error:
@@ -73,7 +86,9 @@ class Connection(GCEConnection):  # type: ignore[misc]
             self.oauth2_credential._thd_forget(self._sent_token)
         return super().request(*args, **options)  # nothing was done: once more, with a new token
 
-    def pre_connect_hook(self, params: Any, headers: Any) -> Any:
+    def pre_connect_hook(
+        self, params: dict[str, str], headers: dict[str, str]
+    ) -> tuple[dict[str, str], dict[str, str]]:
         params, headers = super().pre_connect_hook(params, headers)
         self._sent_token = headers["Authorization"].removeprefix("Bearer ")
         return params, headers
@@ -82,63 +97,153 @@ class Connection(GCEConnection):  # type: ignore[misc]
 
 
 class Driver(GCENodeDriver):  # type: ignore[misc]
-    """One thread's."""
+    """One thread's driver."""
 
     connectionCls = Connection
     connection: Connection
 
-    def __init__(self, project: str, credentials: Credentials, timeout: float, **where: Any) -> None:
+    def __init__(self, project: str, credentials: Credentials, timeout: float, endpoint: str) -> None:
         self._credentials = credentials
-        super().__init__("-", "-", project=project, timeout=timeout, **where)
+        super().__init__("-", "-", project=project, timeout=timeout, **connection_arguments(endpoint))
 
-    def _ex_connection_class_kwargs(self) -> dict[str, Any]:
+    # ---- Overrides of libcloud's
+
+    def _ex_connection_class_kwargs(self) -> dict[str, object]:
         return {"project": self.project, "credentials": self._credentials}
 
-    def ex_list_zones(self) -> list[Any]:
+    def ex_list_zones(self) -> list[object]:
         return []
 
-    def ex_list_regions(self) -> list[Any]:
+    def ex_list_regions(self) -> list[object]:
         return []
 
-    def ask(self, method: str, path: str, params: Any = None, data: Any = None) -> dict[str, Any]:
-        """What the API answers.
+    # ---- Instances and disks
+
+    def instances(self, filter: str) -> list[Instance]:
+        """The instances of all zones that match a filter."""
+        instances: list[Instance] = self._in_all_zones("instances", filter)
+        return instances
+
+    def instance(self, zone: str, name: str) -> Instance | None:
+        """One instance, if it exists."""
+        instance: Instance | None = self._find(f"/zones/{zone}/instances/{name}")
+        return instance
+
+    def insert_instance(self, zone: str, body: Mapping[str, object]) -> Operation:
+        """Create an instance."""
+        operation: Operation = self._request("POST", f"/zones/{zone}/instances", body=body)
+        return operation
+
+    def delete_instance(self, zone: str, name: str) -> Operation:
+        """Delete an instance with its disk."""
+        operation: Operation = self._request("DELETE", f"/zones/{zone}/instances/{name}")
+        return operation
+
+    def console_output(self, zone: str, name: str) -> str:
+        """The end of an instance's output to its serial port."""
+        extra = {"zone": NodeLocation(zone, zone, "", self), "boot_disk": None}
+        node = Node(name, name, NodeState.UNKNOWN, [], [], self, extra=extra)
+        return str(self.ex_get_serial_output(node) or "").strip()
+
+    def disks(self, filter: str) -> list[Disk]:
+        """The disks of all zones that match a filter."""
+        disks: list[Disk] = self._in_all_zones("disks", filter)
+        return disks
+
+    def delete_disk(self, zone: str, name: str) -> None:
+        """Delete a disk. Idempotent."""
+        try:
+            self._request("DELETE", f"/zones/{zone}/disks/{name}")
+        except GoogleBaseError as error:
+            if int(error.http_code or 0) != 404:
+                raise
+
+    # ---- Operations
+
+    def operation(self, zone: str, name: str) -> Operation | None:
+        """One operation; None: it is not known everywhere yet.
+
+        :raise GoogleBaseError: it failed; the error is as if its request had failed."""
+        operation: Operation | None = self._find(f"/zones/{zone}/operations/{name}")
+        return operation
+
+    def operations(self, zone: str, filter: str) -> list[Operation]:
+        """The zone's latest operations that match a filter."""
+        page = self._request("GET", f"/zones/{zone}/operations", {"filter": filter})
+        operations: list[Operation] = page.get("items") or []
+        return operations
+
+    # ---- What VMs are made of
+
+    def image(self, path: str) -> Image | None:
+        """An image, or the newest of a family, by its path from `projects` on."""
+        image: Image | None = self._find(path)
+        return image
+
+    def images(self, project: str, filter: str) -> Iterator[Image]:
+        """A project's images that match a filter."""
+        for page in self._pages(f"projects/{project}/global/images", filter=filter):
+            yield from page.get("items") or []
+
+    def machine_types(self, zone: str) -> Iterator[MachineType]:
+        """A zone's machine types."""
+        for page in self._pages(f"/zones/{zone}/machineTypes"):
+            yield from page.get("items") or []
+
+    def address(self, region: str, name: str) -> Address | None:
+        """A reserved address."""
+        address: Address | None = self._find(f"/regions/{region}/addresses/{name}")
+        return address
+
+    def has_subnetwork(self, region: str, name: str) -> bool:
+        """Whether a region has a subnetwork of that name."""
+        return self._find(f"/regions/{region}/subnetworks/{name}") is not None
+
+    # ---- Requests
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str | int] | None = None,
+        body: Mapping[str, object] | None = None,
+    ) -> Any:  # Any: JSON
+        """Return what the API answers.
 
         :param path: of this project, such as `/zones/Z/instances`; or of any: `projects/P/global/…`."""
         action = path if path.startswith("/") else _ROOT + path
-        answer: dict[str, Any] = self.connection.request(
-            action, params=params, data=data, method=method, retry_failed=False
+        return self.connection.request(
+            action, params=params, data=body, method=method, retry_failed=False
         ).object
-        return answer
 
-    def find(self, path: str) -> dict[str, Any] | None:
-        """A resource; None: there is no such."""
+    def _find(self, path: str) -> Any:  # Any: JSON
+        """Return a resource; None: it does not exist."""
         try:
-            return self.ask("GET", path)
+            return self._request("GET", path)
         except GoogleBaseError as error:
             if int(error.http_code or 0) == 404:
                 return None
             raise
 
-    def pages(self, path: str, **params: Any) -> Iterator[dict[str, Any]]:
-        """A list's pages."""
+    def _pages(self, path: str, **params: str | int) -> Iterator[Mapping[str, Any]]:  # Any: JSON
         params["maxResults"] = _PAGE
         for _ in range(_MAX_PAGES):
-            page = self.ask("GET", path, params)
+            page = self._request("GET", path, params)
             yield page
             if not page.get("nextPageToken"):
                 return
             params["pageToken"] = page["nextPageToken"]
-        raise CloudError(Trouble.BROKEN, f"the list {path} does not end")
+        raise CloudError(ErrorKind.UNEXPECTED, f"the list {path} does not end")
 
-    def everywhere(self, kind: str, filter: str) -> list[dict[str, Any]]:
-        """Resources in all zones.
+    def _in_all_zones(self, kind: str, filter: str) -> Any:  # Any: JSON, a list
+        """Return resources of all zones.
 
-        :raise CloudError: a zone did not answer: what it has is not gone."""
-        found: list[dict[str, Any]] = []
-        for page in self.pages(f"/aggregated/{kind}", filter=filter):
-            scopes: Mapping[str, Any] = page.get("items") or {}
+        :raise CloudError: a zone did not answer, which does not mean that its resources are gone."""
+        found: list[object] = []
+        for page in self._pages(f"/aggregated/{kind}", filter=filter):
+            scopes: Mapping[str, Any] = page.get("items") or {}  # Any: JSON
             for name, scope in [*scopes.items(), ("the project", page)]:
                 if (scope.get("warning") or {}).get("code") == "UNREACHABLE":
-                    raise CloudError(Trouble.PASSING, f"{name} can't be reached by Google itself")
+                    raise CloudError(ErrorKind.TRANSIENT, f"Google itself can't reach {name}")
                 found += scope.get(kind) or []
         return found

@@ -1,51 +1,51 @@
-"""The catalogue of machine images: custom images with our labels."""
+# SPDX-License-Identifier: Apache-2.0
+"""Machine images: custom images with our labels."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from infranetes.providers.cloud.gcp.driver import Driver
+from infranetes.providers.cloud.gcp.libcloud_types import Image
 from infranetes.providers.cloud.gcp.names import IMAGE, filter_of, image_path, label
-from infranetes.providers.cloud.interface import CloudError, MachineImage, Trouble
+from infranetes.providers.cloud.interface import CloudError, ErrorKind, MachineImage
 
 OURS, NAME, VERSION = "infranetes", "infranetes-image-name", "infranetes-image-version"
 
 
-def architecture_of(image: dict[str, Any]) -> str:
-    """Of an image as the API describes it, which tells of ARM only for certain."""
+def architecture_of(image: Image) -> str:
+    """Return an image's architecture. The API leaves out x86-64 of older images."""
     return "arm64" if image.get("architecture") == "ARM64" else "x86_64"
 
 
 def _thd_find(
     driver: Driver, projects: Sequence[str], name: str, version: str, architecture: str
 ) -> MachineImage:
-    """The newest image that can be used. :raise CloudError: there is none; says what was looked for."""
+    """Return the newest usable image. :raise CloudError: there is none; says what was looked for."""
     wanted = {OURS: "true", NAME: name, VERSION: version}
-    found = [
-        (str(one.get("creationTimestamp")), project, one)
+    usable = [
+        (str(image.get("creationTimestamp")), project, image)
         for project in projects
-        for page in driver.pages(f"projects/{project}/global/images", filter=filter_of(wanted))
-        for one in page.get("items") or []
-        if one.get("status") == "READY"
-        and (one.get("deprecated") or {}).get("state") not in ("OBSOLETE", "DELETED")
-        and architecture_of(one) == architecture
+        for image in driver.images(project, filter_of(wanted))
+        if image.get("status") == "READY"
+        and (image.get("deprecated") or {}).get("state") not in ("OBSOLETE", "DELETED")
+        and architecture_of(image) == architecture
     ]
-    if not found:
+    if not usable:
         shown = " ".join(f"{key}={label(value)}" for key, value in wanted.items())
         raise CloudError(
-            Trouble.MISSING,
-            f"none of {architecture} is ready in {' or '.join(projects)} whose labels are {shown}",
+            ErrorKind.NOT_FOUND,
+            f"none for {architecture} is ready in {' or '.join(projects)} whose labels are {shown}",
         )
-    _, project, one = max(found, key=lambda each: (each[0], each[1]))
-    size = int(one.get("archiveSizeBytes") or 0)
-    return MachineImage(f"projects/{project}/global/images/{one['name']}", name, version, size)
+    _, project, newest = max(usable, key=lambda each: (each[0], each[1]))
+    size = int(newest.get("archiveSizeBytes") or 0)
+    return MachineImage(f"projects/{project}/global/images/{newest['name']}", name, version, size)
 
 
 def _thd_has(driver: Driver, project: str, id: str) -> bool:
-    """Whether an image is there. What is no image's path is none."""
+    """Whether `id` is the path of an image that exists."""
     if not re.fullmatch(IMAGE, id):
         return False
-    found = driver.find(image_path(id, project))
-    return found is not None and found.get("status") == "READY"
+    image = driver.image(image_path(id, project))
+    return image is not None and image.get("status") == "READY"

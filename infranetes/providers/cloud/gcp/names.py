@@ -1,4 +1,5 @@
-"""Names that Compute Engine takes (source: Compute Engine, "Naming resources" and "Labeling resources")."""
+# SPDX-License-Identifier: Apache-2.0
+"""Names and labels for Compute Engine (source: "Naming resources" and "Labeling resources" of its manual)."""
 
 from __future__ import annotations
 
@@ -24,30 +25,31 @@ def region_of(zone: str) -> str:
 
 
 def name_of(token: str, number: int) -> str:
-    """A VM's name. There can't be two of a name in a zone, so it is the idempotency key, too."""
+    """Return a VM's name. Names are unique in a zone, so it is the idempotency key, too."""
     return f"infranetes-{token}-{number}"
 
 
 def id_of(zone: str, name: str) -> str:
-    """What we call a VM: its name is its zone's only."""
+    """Return a VM's id: its name is unique in its zone only."""
     return f"{zone}.{name}"
 
 
 def is_id(text: str) -> bool:
-    """Whether `id_of` could have made this."""
+    """Whether `id_of` could have returned this."""
     return _ID.fullmatch(text) is not None
 
 
 def split_id(id: str) -> tuple[str, str]:
-    """Zone and name."""
+    """Return an id's zone and name."""
     zone, _, name = id.partition(".")
     return zone, name
 
 
 def label(value: str) -> str:
-    """What stands for `value` in a label, which holds lower-case letters, digits, `-` and `_` only. Different
-    values have different labels: what is not allowed is escaped as `_` and two hex digits, and what is too
-    long then ends, behind two `_`, with its hash."""
+    """Return `value` as a label, which may have lower-case letters, digits, `-` and `_` only.
+
+    Different values have different labels: other characters are escaped as `_` and two hex digits, and what
+    is then too long ends with `__` and its hash."""
     if _PLAIN.fullmatch(value):
         return value
     escaped = "".join(
@@ -60,7 +62,7 @@ def label(value: str) -> str:
 
 
 def value(text: str) -> str:
-    """What a label stands for, unless it ends with a hash: then it stands for itself."""
+    """Return the value of a label. One that ends with a hash is returned as it is."""
     if "__" in text:
         return text
     whole = _ESCAPE.sub(lambda found: chr(int(found[1], 16)), text)
@@ -71,22 +73,22 @@ def value(text: str) -> str:
 
 
 def labels(tags: Mapping[str, str]) -> dict[str, str]:
-    """Tags as labels. The names of ours are fit for both."""
+    """Return tags as labels. The names of ours are valid as both."""
     return {key: label(each) for key, each in tags.items()}
 
 
 def filter_of(wanted: Mapping[str, str]) -> str:
-    """The expression that restricts a list to resources with these labels."""
+    """Return a filter for resources with these labels."""
     return " AND ".join(f'(labels.{key} = "{label(each)}")' for key, each in wanted.items())
 
 
 def image_path(image: str, project: str) -> str:
-    """An image's or family's path from the API's version on. Of a family the newest image is meant."""
+    """Return the path of an image, or of a family, which means its newest image."""
     if image.startswith("projects/"):
         return image
     return f"projects/{project}/global/images/{image.removeprefix('global/images/')}"
 
 
 def last(link: str) -> str:
-    """The name in a link to a resource."""
+    """Return the name in a link to a resource."""
     return link.rpartition("/")[2]

@@ -1,42 +1,46 @@
-"""What the configuration may say of GCP."""
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration keys of GCP."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 import attrs
 
 from infranetes.providers.cloud.gcp.names import IMAGE, LABEL, NETWORK, PROJECT, SUBNETWORK, region_of
 from infranetes.providers.cloud.settings import CloudSettings
 
+T = TypeVar("T")
+_Validator: TypeAlias = Callable[[object, "attrs.Attribute[T]", T], None]
+
 _ENDPOINT = r"https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?/?"
 _ACCOUNT = r"[a-z0-9][a-z0-9.-]*@[a-z0-9.-]+"
 
 
-def _matching(pattern: str, expected: str) -> Callable[[Any, Any, str], None]:
-    def check(instance: Any, attribute: Any, value: str) -> None:
+def _matching(pattern: str, expected: str) -> _Validator[str]:
+    def check(instance: object, attribute: attrs.Attribute[str], value: str) -> None:
         if value and not re.fullmatch(pattern, value):
             raise ValueError(f"{expected} is expected")
 
     return check
 
 
-def _given(instance: Any, attribute: Any, value: str) -> None:
+def _given(instance: object, attribute: attrs.Attribute[str], value: str) -> None:
     if not value:
         raise ValueError("it has to be given")
 
 
-def _are_zones(instance: Any, attribute: Any, value: tuple[str, ...]) -> None:
+def _are_zones(instance: object, attribute: attrs.Attribute[tuple[str, ...]], value: tuple[str, ...]) -> None:
     if not value or not all(re.fullmatch(r"[a-z]+-[a-z]+[0-9]+-[a-z]", zone) for zone in value):
         raise ValueError("zones are expected, such as europe-west1-b")
     if len({region_of(zone) for zone in value}) > 1:
-        raise ValueError("zones of one region are expected: subnetworks do not go further")
+        raise ValueError("zones of one region are expected: subnetworks are regional")
 
 
-def _all(pattern: str, expected: str) -> Callable[[Any, Any, tuple[str, ...]], None]:
-    def check(instance: Any, attribute: Any, value: tuple[str, ...]) -> None:
+def _all(pattern: str, expected: str) -> _Validator[tuple[str, ...]]:
+    def check(instance: object, attribute: attrs.Attribute[tuple[str, ...]], value: tuple[str, ...]) -> None:
         if not all(re.fullmatch(pattern, each) for each in value):
             raise ValueError(f"{expected} are expected")
 

@@ -1,41 +1,45 @@
-"""Machine types as the zones offer them, with libcloud's prices."""
+# SPDX-License-Identifier: Apache-2.0
+"""The zones' machine types, with libcloud's prices."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 from libcloud.pricing import get_pricing
 
 from infranetes.providers.cloud.gcp.driver import Driver
+from infranetes.providers.cloud.gcp.libcloud_types import MachineType
 from infranetes.providers.cloud.gcp.names import region_of
 from infranetes.providers.cloud.interface import Offer
 
-# The part of a CPU that these have for good, though they show two (source: Compute Engine, "E2 shared-core
-# machine types"). libcloud prices them as if they had two.
+# The sustained share of a CPU of types that claim two (source: Compute Engine, "E2 shared-core machine
+# types"). libcloud prices them as if they had two.
 _SHARED = {"e2-micro": 0.25, "e2-small": 0.5, "e2-medium": 1.0, "f1-micro": 0.2, "g1-small": 0.5}
 _ARM = ("t2a-", "c4a-", "n4a-", "a4x-")
 
 
 @lru_cache
-def prices() -> dict[str, Any]:
-    """libcloud's list, by family. Takes a moment, once."""
-    found: dict[str, Any] = get_pricing(driver_type="compute", driver_name="gce_instances")
+def prices() -> Mapping[str, Any]:  # Any: libcloud's price list, whose depth differs
+    """Return libcloud's price list, by family. The first call takes long."""
+    found: Mapping[str, Any] = get_pricing(  # Any: as above
+        driver_type="compute", driver_name="gce_instances"
+    )
     return found
 
 
 def _thd_types(driver: Driver, zone: str) -> dict[str, Offer]:
-    """A zone's machine types by name."""
+    """Return a zone's machine types by name."""
     return {
         each["name"]: offer(each, region_of(zone))
-        for page in driver.pages(f"/zones/{zone}/machineTypes")
-        for each in page.get("items") or []
+        for each in driver.machine_types(zone)
         if (each.get("deprecated") or {}).get("state") not in ("OBSOLETE", "DELETED")
     }
 
 
-def offer(machine_type: dict[str, Any], region: str) -> Offer:
-    """One machine type as the API describes it."""
+def offer(machine_type: MachineType, region: str) -> Offer:
+    """Return a machine type as an offer."""
     name, shown = str(machine_type["name"]), float(machine_type.get("guestCpus") or 0)
     cpus = _SHARED.get(name, shown)
     mib = int(machine_type.get("memoryMb") or 0)
@@ -52,12 +56,12 @@ def offer(machine_type: dict[str, Any], region: str) -> Offer:
 
 
 def _price(name: str, region: str, cpus: float, mib: int) -> float | None:
-    """Of an hour. As libcloud reckons, which takes the first two letters for the family: n2d is not n2."""
+    """The price of an hour, computed as libcloud does, except that n2d is not taken for n2."""
     family = prices().get(name.partition("-")[0], {})
     try:
         cpu = float(family["cpu"]["on_demand"][region]["price"])
         if name in ("f1-micro", "g1-small"):
-            return cpu  # of the whole machine
+            return cpu  # the price of the whole machine
         return cpus * cpu + mib / 1024 * float(family["ram"]["on_demand"][region]["price"])
     except KeyError:
         return None

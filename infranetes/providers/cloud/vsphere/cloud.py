@@ -1,36 +1,35 @@
-"""A vCenter as an `ICloud`. Which VMs there are is `vms`' business."""
+# SPDX-License-Identifier: Apache-2.0
+"""A vCenter as a `Cloud`. Its VMs and their states are in `vms`."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from libcloud.compute.types import NodeState
 from pyVmomi import vmodl
-from zope.interface import implementer
 
-from infranetes.providers.cloud.annotations import PREFIX, Wishes
+from infranetes.providers.annotations import PREFIX, Wishes
 from infranetes.providers.cloud.interface import (
     CloudError,
-    Found,
-    ICloud,
+    CloudVM,
+    ErrorKind,
+    LaunchRequest,
     Leftover,
     MachineImage,
-    Order,
-    Trouble,
 )
 from infranetes.providers.cloud.vsphere import errors, sizes
-from infranetes.providers.cloud.vsphere.deploys import Deploys
+from infranetes.providers.cloud.vsphere.deployments import LibraryDeployments
 from infranetes.providers.cloud.vsphere.driver import Driver
-from infranetes.providers.cloud.vsphere.inventory import Inventory
-from infranetes.providers.cloud.vsphere.launches import Launch, Launches, _thd_glance
+from infranetes.providers.cloud.vsphere.inventory import VCenterInventory
+from infranetes.providers.cloud.vsphere.launches import Launch, Launches, _thd_wait_briefly
 from infranetes.providers.cloud.vsphere.library import Library
+from infranetes.providers.cloud.vsphere.pyvmomi_types import Entity
 from infranetes.providers.cloud.vsphere.rest import Rest
 from infranetes.providers.cloud.vsphere.session import Session
 from infranetes.providers.cloud.vsphere.settings import Settings
-from infranetes.providers.cloud.vsphere.vms import Vms, under_way
+from infranetes.providers.cloud.vsphere.vms import VMs, launching_vm
 from infranetes.providers.interface import ProviderContext
 from infranetes_common.errors import InvalidArgument
 
@@ -46,7 +45,6 @@ _NOT_OFFERED = {
 }
 
 
-@implementer(ICloud)
 class VsphereCloud:
     """One folder of one datacenter."""
 
@@ -54,12 +52,12 @@ class VsphereCloud:
 
     def __init__(self, settings: Settings, context: ProviderContext) -> None:
         self._settings = settings
-        self._inventory = Inventory(settings)
-        self._deploys = Deploys(settings, self._inventory, self._rest)
+        self._inventory = VCenterInventory(settings)
+        self._deployments = LibraryDeployments(settings, self._inventory, self._rest)
         self._launches = Launches()
-        self._vms = Vms(context, self._launches, settings.addresses)
+        self._vms = VMs(context, self._launches, settings.addresses)
         self.offers = sizes.offers()
-        self.place = f"vsphere {settings.host} {settings.datacenter}/vm/{settings.folder}"
+        self.location = f"vsphere {settings.host} {settings.datacenter}/vm/{settings.folder}"
 
     def is_id(self, text: str) -> bool:
         return self._vms.is_name(text)
@@ -77,11 +75,11 @@ class VsphereCloud:
                 f"annotation {PREFIX}image: pods may name none without image_folder in providers.vsphere"
             )
 
-    def places(self, wishes: Wishes) -> Sequence[str]:
+    def zones(self, wishes: Wishes) -> Sequence[str]:
         return self._settings.resource_pools
 
-    def judge(self, error: Exception) -> CloudError | None:
-        return errors.judge(error)
+    def classify(self, error: Exception) -> CloudError | None:
+        return errors.classify(error)
 
     # ---- Drivers
 
@@ -97,7 +95,10 @@ class VsphereCloud:
         return Rest(settings.host, settings.username, settings.password_file, settings.ca_file, timeout)
 
     def _thd_is_current(self, driver: Driver) -> bool:
-        return True  # a session goes on with its own password; the next one reads the file anew
+        return True  # a session outlives a change of the password; the next login reads the file anew
+
+    def _thd_disconnect(self, driver: Driver) -> None:
+        driver.close()
 
     def _thd_check(self, driver: Driver) -> str:
         self._inventory._thd_check(driver)
@@ -110,15 +111,15 @@ class VsphereCloud:
     def _thd_find_image(self, driver: Driver, name: str, version: str) -> MachineImage:
         try:
             return self._inventory._thd_find_image(driver, name, version)
-        except CloudError as lacks:
-            if lacks.trouble is not Trouble.MISSING or not self._settings.content_library:
+        except CloudError as missing:
+            if missing.kind is not ErrorKind.NOT_FOUND or not self._settings.content_library:
                 raise
             try:
-                self._deploys._thd_bring(driver, name, version)
+                self._deployments._thd_deploy(driver, name, version)
             except CloudError as error:
-                if error.trouble is not Trouble.MISSING:
+                if error.kind is not ErrorKind.NOT_FOUND:
                     raise
-                raise CloudError(Trouble.MISSING, f"{lacks}; {error}") from None
+                raise CloudError(ErrorKind.NOT_FOUND, f"{missing}; {error}") from None
         return self._inventory._thd_find_image(driver, name, version)
 
     def _thd_has_image(self, driver: Driver, id: str) -> bool:
@@ -126,126 +127,125 @@ class VsphereCloud:
 
     # ---- VMs
 
-    def _thd_launch(self, driver: Driver, order: Order) -> Found:
-        name = self._vms.name(order.token, order.number)
+    def _thd_launch(self, driver: Driver, request: LaunchRequest) -> CloudVM:
+        name = self._vms.name(request.token, request.number)
         launch = self._launches.get(name)
         if launch is None:
-            launch = Launch(name, "", order.sandbox_id, time.time(), order.size)
-            fault = self._thd_clone(driver, order, launch)
-            if fault is not None and fault.trouble is not Trouble.CONFLICT:
+            launch = Launch(name, "", request.sandbox_id, time.time(), request.size)
+            fault = self._thd_clone(driver, request, launch)
+            if fault is not None and fault.kind is not ErrorKind.CONFLICT:
                 raise fault
         if launch.running:
-            return under_way(launch)
+            return launching_vm(launch)
         before = self._vms.have_run()
         with self._thd_in_folder(driver) as folder:
             node = self._vms._thd_get(driver, folder, name)
         if node is None:
             self._launches.forget(name)
-            lacks = CloudError(Trouble.CONFLICT, f"VM {name} is there, and is not shown yet")
-            raise launch.fault or lacks
-        found = self._vms.found(driver, name, node, before)
+            raise launch.fault or CloudError(ErrorKind.CONFLICT, f"VM {name} exists but is not shown yet")
+        vm = self._vms._thd_vm(driver, name, node, before)
         failed = self._launches.get(name)
         if failed is not None and failed.fault is not None:
-            # Nothing of it may remain, so that it can be made at another place.
-            _thd_glance(driver, driver.destroy_node(node)._moId, patient=True)
-            self._vms.gone(name)
+            # Destroy it, so that it can be launched in another resource pool.
+            _thd_wait_briefly(driver, driver.destroy_node(node)._moId, patient=True)
+            self._vms.forget(name)
             raise failed.fault
-        return found
+        return vm
 
-    def _thd_clone(self, driver: Driver, order: Order, launch: Launch) -> CloudError | None:
-        """Begin to make a VM, and look whether that fails soon."""
+    def _thd_clone(self, driver: Driver, request: LaunchRequest, launch: Launch) -> CloudError | None:
+        """Begin to clone a VM. Returns the fault if that fails soon."""
         for is_last in (False, True):
             fault = self._launches._thd_begin(
-                driver, launch, lambda: self._inventory._thd_clone(driver, launch.name, order)
+                driver, launch, lambda: self._inventory._thd_clone(driver, launch.name, request)
             )
-            if fault is None or fault.trouble is Trouble.CONFLICT:
+            if fault is None or fault.kind is ErrorKind.CONFLICT:
                 break
-            self._inventory.forget()  # what was there under some path may be another now
-            if is_last or fault.trouble is not Trouble.MISSING:
+            self._inventory.forget()  # there may be something else at some path now
+            if is_last or fault.kind is not ErrorKind.NOT_FOUND:
                 break
         return fault
 
-    def _thd_settle(self, driver: Driver, found: Found) -> Found:
-        return found  # what a clone's task ends with shows in the lists
+    def _thd_poll_launch(self, driver: Driver, vm: CloudVM) -> CloudVM:
+        return vm  # how a clone's task ended shows in lists
 
-    def _thd_find(self, driver: Driver, token: str) -> list[Found]:
-        return [found for found in self._thd_list(driver) if found.token == token]
+    def _thd_find(self, driver: Driver, token: str) -> list[CloudVM]:
+        return [vm for vm in self._thd_list(driver) if vm.token == token]
 
-    def _thd_list(self, driver: Driver) -> list[Found]:
+    def _thd_list(self, driver: Driver) -> list[CloudVM]:
         with self._thd_in_folder(driver) as folder:
             return self._vms._thd_list(driver, folder)
 
-    def _thd_get(self, driver: Driver, id: str) -> Found | None:
+    def _thd_get(self, driver: Driver, id: str) -> CloudVM | None:
         self._launches._thd_look(driver)
         before = self._vms.have_run()
         with self._thd_in_folder(driver) as folder:
             node = self._vms._thd_get(driver, folder, id)
         if node is not None:
-            return self._vms.found(driver, id, node, before)
+            return self._vms._thd_vm(driver, id, node, before)
         launch = self._launches.get(id)
-        return under_way(launch) if launch is not None else None
+        return launching_vm(launch) if launch is not None else None
 
     @contextmanager
-    def _thd_in_folder(self, driver: Driver) -> Iterator[Any]:
-        """The folder of VMs. That it is not there must not be taken for a VM that is not there."""
+    def _thd_in_folder(self, driver: Driver) -> Iterator[Entity]:
+        """Yield the folder of VMs. That it is gone must not be taken for a VM that is gone."""
         try:
             yield self._inventory._thd_folder(driver)
         except vmodl.fault.ManagedObjectNotFound:
             self._inventory.forget()
-            raise CloudError(Trouble.PASSING, "the folder of VMs is not what it was") from None
+            raise CloudError(ErrorKind.TRANSIENT, "the folder of VMs was replaced") from None
 
-    def _thd_destroy(self, driver: Driver, found: Found) -> bool:
+    def _thd_destroy(self, driver: Driver, vm: CloudVM) -> bool:
         self._launches._thd_look(driver)
-        launch = self._launches.get(found.id)
+        launch = self._launches.get(vm.id)
         if launch is not None and launch.running:
             driver.ex_cancel(launch.task)
         with self._thd_in_folder(driver) as folder:
-            node = self._vms._thd_get(driver, folder, found.id)
+            node = self._vms._thd_get(driver, folder, vm.id)
         if node is None:
             if launch is not None and launch.running:
-                return False  # it may still come
-            if launch is None and found.id not in self._vms.ending:
-                raise CloudError(Trouble.MISSING, f"there is no VM {found.id}")
-            self._vms.gone(found.id)
+                return False  # it may still appear
+            if launch is None and vm.id not in self._vms.ending:
+                raise CloudError(ErrorKind.NOT_FOUND, f"there is no VM {vm.id}")
+            self._vms.forget(vm.id)
             return True
-        self._vms.ending.add(found.id)
+        self._vms.ending.add(vm.id)
         try:
             if node.state is not NodeState.STOPPED:
-                _thd_settled(driver, driver.stop_node(node)._moId)
-            if not _thd_settled(driver, driver.destroy_node(node)._moId):
+                _thd_has_succeeded(driver, driver.stop_node(node)._moId)
+            if not _thd_has_succeeded(driver, driver.destroy_node(node)._moId):
                 return False
         except vmodl.MethodFault as fault:
-            judged = errors.judge(fault)
-            if judged is not None and judged.trouble in (Trouble.PASSING, Trouble.MISSING):
-                return False  # it is being made or deleted just now: look again
+            cloud_error = errors.classify(fault)
+            if cloud_error is not None and cloud_error.kind in (ErrorKind.TRANSIENT, ErrorKind.NOT_FOUND):
+                return False  # it is being cloned or deleted right now
             raise
-        self._vms.gone(found.id)
+        self._vms.forget(vm.id)
         return True
 
-    def _thd_release_all(self, driver: Driver, found: Found) -> None:
-        """Disks go with their VM, and addresses are the network's."""
-        self._vms.gone(found.id)
+    def _thd_release_resources(self, driver: Driver, vm: CloudVM) -> None:
+        """Forget the VM: its disks were deleted with it, and addresses are the network's."""
+        self._vms.forget(vm.id)
 
-    # ---- What there is none of
+    # ---- What vSphere does not have
 
-    def _thd_address(self, driver: Driver, found: Found) -> None:
-        """`check_wishes` lets nobody have one of its own."""
+    def _thd_assign_address(self, driver: Driver, vm: CloudVM) -> None:
+        """Do nothing: `check_wishes` refuses elastic addresses."""
 
     def _thd_leftovers(self, driver: Driver) -> list[Leftover]:
         return []
 
     def _thd_release(self, driver: Driver, leftover: Leftover) -> None:
-        """There are no leftovers."""
+        """Do nothing: there are no leftovers."""
 
-    def _thd_console(self, driver: Driver, id: str) -> str:
-        return ""  # vSphere shows a console as a picture only
+    def _thd_console_output(self, driver: Driver, id: str) -> str:
+        return ""  # vSphere shows consoles as pictures only
 
 
-def _thd_settled(driver: Driver, task: str) -> bool:
-    """Whether a task has done what it is for. What may pass has not.
+def _thd_has_succeeded(driver: Driver, task: str) -> bool:
+    """Wait a moment for a task. Returns whether it has succeeded; False also after a transient fault.
 
-    :raise CloudError: it never will."""
-    ended, fault = _thd_glance(driver, task, patient=True)
-    if fault is not None and fault.trouble not in (Trouble.PASSING, Trouble.MISSING):
+    :raise CloudError: it has failed for good."""
+    ended, fault = _thd_wait_briefly(driver, task, patient=True)
+    if fault is not None and fault.kind not in (ErrorKind.TRANSIENT, ErrorKind.NOT_FOUND):
         raise fault
     return ended and fault is None

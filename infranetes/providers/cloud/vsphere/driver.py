@@ -1,32 +1,47 @@
-"""libcloud's vSphere driver, with what it lacks or has wrong. It stands on pyVmomi, and so does this.
+# SPDX-License-Identifier: Apache-2.0
+"""libcloud's vSphere driver, with what it lacks or gets wrong. Both stand on pyVmomi.
 
 - The constructor gives up on verifying TLS, and has no deadlines: see `session`.
-- `list_nodes` makes a view of the whole inventory that it never takes away, asks for each VM's host by a call
-  of its own, then for all events of deployments; it has no extraConfig, where our tags are, and no network
-  cards, which tell the pod's address from a bridge's. Here one call asks for one folder.
-- `create_node` holds its thread until the VM runs, asking every 10 s; can't make linked clones or set
-  extraConfig, so the VM would have no tags when it is made, and no identity; adds a network card to the
-  template's; picks a datastore cluster by its name. Here the clone's task is what is returned.
-- `start_node` and `destroy_node` hold their threads likewise, and fail when the VM is as it is to be.
-- `find_by_uuid` takes a text that is no VM's for a VM's id. `list_images` asks for each property of each
-  template of the whole inventory by a call of its own.
+- `list_nodes` makes a view of the whole inventory and never removes it, asks for each VM's host in a call of
+  its own, then for all events of deployments; it lacks extraConfig, where our tags are, and network cards,
+  which tell the pod's address from a bridge's. Here one call asks for one folder.
+- `create_node` holds its thread until the VM runs, asking every 10 s; it can't make linked clones or set
+  extraConfig, so the VM would have neither tags nor identity when it is created; it adds a network card to
+  the template's; it picks a datastore cluster by its name. Here the clone's task is returned.
+- `start_node` and `destroy_node` hold their threads likewise, and fail when nothing is left to do.
+- `find_by_uuid` takes text that is no VM's for a VM's id. `list_images` asks for each property of each
+  template of the whole inventory in a call of its own.
 - `_get_item_by_moid` calls what newer releases of pyVmomi no longer have.
 - Tasks, networks by path and whether a VM ever ran: libcloud has no call.
+
+pyVmomi is untyped; from here on its objects have the types of `pyvmomi_types`.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeAlias, cast
 
-from libcloud.compute.base import Node
+from libcloud.compute.base import Node as LibcloudNode
 from libcloud.compute.drivers.vsphere import VSphereNodeDriver
 from libcloud.compute.types import NodeState
 from pyVmomi import vim, vmodl
 
-from infranetes.providers.cloud.interface import CloudError, Trouble
-from infranetes.providers.cloud.vsphere.errors import said
+from infranetes.providers.cloud.interface import CloudError, ErrorKind
+from infranetes.providers.cloud.vsphere.errors import message_of
+from infranetes.providers.cloud.vsphere.pyvmomi_types import (
+    DataObject,
+    Entity,
+    ManagedObject,
+    Node,
+    ObjectContent,
+    ServiceContent,
+    Task,
+    TaskProperties,
+    VirtualMachine,
+    VMProperties,
+)
 from infranetes.providers.cloud.vsphere.rest import Rest
 from infranetes.providers.cloud.vsphere.session import Session
 
@@ -39,41 +54,57 @@ _VM = (
     "summary.config.numCpu",
     "summary.config.memorySizeMB",
 )
-_RAN = ["VmPoweredOnEvent", "DrsVmPoweredOnEvent"]
-_NO_END = (vmodl.fault.NotSupported, vim.fault.InvalidState, vmodl.fault.ManagedObjectNotFound)
+_POWERED_ON_EVENTS = ["VmPoweredOnEvent", "DrsVmPoweredOnEvent"]
+_NOT_CANCELLABLE = (vmodl.fault.NotSupported, vim.fault.InvalidState, vmodl.fault.ManagedObjectNotFound)
 _ENDED = (vim.TaskInfo.State.success, vim.TaskInfo.State.error)
 
 
+VMWithProperties: TypeAlias = tuple[VirtualMachine, VMProperties]
+
+
+class ManagedClass(Protocol):
+    """A class of managed objects, such as `vim.VirtualMachine`."""
+
+    def __call__(self, id: str, stub: Session) -> Any: ...  # Any: an object of that class
+
+
 class Driver(VSphereNodeDriver):  # type: ignore[misc]
-    """One thread's. :ivar rest: for what only vCenter's other interface has."""
+    """One thread's driver. :ivar rest: for what only vCenter's other interface has."""
 
     def __init__(self, session: Session, rest: Rest) -> None:
         self.session = session
         self.rest = rest
         self.connection = vim.ServiceInstance("ServiceInstance", session)
-        self._content: Any = None
+        self._content: ServiceContent | None = None
 
     @property
-    def content(self) -> Any:
-        """The vCenter's managers. They are always the same."""
+    def content(self) -> ServiceContent:
+        """The vCenter's managers, which never change."""
         if self._content is None:
-            self._content = self.connection.RetrieveContent()
+            self._content = cast(ServiceContent, self.connection.RetrieveContent())
         return self._content
 
-    def object(self, kind: Any, id: str) -> Any:
-        """A managed object by its id, for this driver's connection; whether there is one is not asked."""
+    def object(self, kind: ManagedClass, id: str) -> Any:  # Any: an object of `kind`
+        """Return a managed object by its id, without asking whether it exists."""
         return kind(id, self.session)
 
-    def find(self, path: str) -> Any:
-        """What is at a path of the inventory, or None."""
+    def vm(self, id: str) -> VirtualMachine:
+        """Return a VM by its id, without asking whether it exists."""
+        vm: VirtualMachine = self.object(vim.VirtualMachine, id)
+        return vm
+
+    def find(self, path: str) -> Entity | None:
+        """Return what is at a path of the inventory."""
         return self.content.searchIndex.FindByInventoryPath(path)
 
     # ---- Properties
 
-    def properties(self, starts: Sequence[Any], wanted: Mapping[Any, Sequence[str]]) -> list[tuple[Any, Any]]:
-        """Objects with their properties, by name, in one call, or some for very many.
+    def _properties(
+        self, starts: Sequence[DataObject], wanted: Mapping[ManagedClass, Sequence[str]]
+    ) -> list[tuple[ManagedObject, Mapping[str, Any]]]:  # Any: each property has a type of its own
+        """Return objects with their properties by path, in one call or, for very many, in a few.
 
-        :param starts: `ObjectSpec`s. :param wanted: names of properties by the objects' class.
+        :param starts: `ObjectSpec`s. :param wanted: paths of properties by the objects' class.
         """
         spec = _Collector.FilterSpec(
             objectSet=list(starts),
@@ -84,59 +115,66 @@ class Driver(VSphereNodeDriver):  # type: ignore[misc]
         collector = self.content.propertyCollector
         for is_last in (False, True):
             page = collector.RetrievePropertiesEx([spec], _Collector.RetrieveOptions())
-            objects: list[Any] = []
+            objects: list[ObjectContent] = []
             while page is not None:
                 objects += page.objects
                 token = getattr(page, "token", None)
                 page = collector.ContinueRetrievePropertiesEx(token) if token else None
-            lacking = _lacking(objects)
-            if lacking is None:
+            refusal = _refusal(objects)
+            if refusal is None:
                 break
-            if is_last or not isinstance(lacking, vim.fault.NotAuthenticated):
-                # What can't be seen must not be taken for what is not there.
-                raise CloudError(Trouble.CREDENTIALS, f"properties of VMs can't be read: {said(lacking)}")
+            if is_last or not isinstance(refusal, vim.fault.NotAuthenticated):
+                # What may not be seen must not be taken for what does not exist.
+                raise CloudError(
+                    ErrorKind.CREDENTIALS, f"properties of VMs can't be read: {message_of(refusal)}"
+                )
             self.session.expired()
-        return [(one.obj, {each.name: each.val for each in one.propSet}) for one in objects]
+        return [(each.obj, {value.name: value.val for value in each.propSet}) for each in objects]
 
-    def properties_of(self, objects: Iterable[Any], *paths: str) -> list[tuple[Any, Any]]:
-        """The properties of objects of one class."""
-        each = list(objects)
-        if not each:
+    def _properties_of(
+        self, objects: Sequence[ManagedObject], *paths: str
+    ) -> list[tuple[ManagedObject, Mapping[str, Any]]]:  # Any: as in `_properties`
+        if not objects:
             return []
-        return self.properties([_Collector.ObjectSpec(obj=one) for one in each], {type(each[0]): paths})
+        specs = [_Collector.ObjectSpec(obj=each) for each in objects]
+        return self._properties(specs, {cast(ManagedClass, type(objects[0])): paths})
 
-    def children(self, folder: Any, *paths: str) -> list[tuple[Any, Any]]:
-        """The VMs in a folder, not those in folders below."""
+    def vm_properties(self, vms: Iterable[VirtualMachine], *paths: str) -> list[VMWithProperties]:
+        """Return VMs with these of their properties."""
+        return cast(list[VMWithProperties], self._properties_of(list(vms), *paths))
+
+    def children(self, folder: Entity, *paths: str) -> list[VMWithProperties]:
+        """Return the VMs in a folder, without those in folders below, with these of their properties."""
         inside = _Collector.TraversalSpec(type=vim.Folder, path="childEntity", skip=False)
         start = _Collector.ObjectSpec(obj=folder, skip=True, selectSet=[inside])
-        return self.properties([start], {vim.VirtualMachine: paths})
+        return cast(list[VMWithProperties], self._properties([start], {vim.VirtualMachine: paths}))
 
     # ---- VMs
 
-    def list_nodes(self, ex_folder: Any) -> list[Node]:
-        """The VMs in a folder, without their extraConfig."""
+    def list_nodes(self, ex_folder: Entity) -> list[Node]:
+        """Return the VMs in a folder, without their extraConfig."""
         return [self._node(vm, properties) for vm, properties in self.children(ex_folder, *_VM)]
 
-    def ex_get_node(self, folder: Any, name: str) -> Node | None:
-        """The VM of that name in a folder."""
+    def ex_get_node(self, folder: Entity, name: str) -> Node | None:
+        """Return the VM of that name in a folder."""
         vm = self.content.searchIndex.FindChild(folder, name)
         if vm is None:
             return None
         try:
-            found = self.properties_of([vm], *_VM)
+            found = self.vm_properties([vm], *_VM)
         except vmodl.fault.ManagedObjectNotFound:
             return None
         return self._node(*found[0]) if found else None
 
-    def ex_extra_config(self, vms: Iterable[Any]) -> list[tuple[str, dict[str, str]]]:
-        """The extraConfig of VMs, by the VMs' ids. A VM that is still being made has none yet."""
+    def ex_extra_config(self, vms: Iterable[VirtualMachine]) -> list[tuple[str, dict[str, str]]]:
+        """Return VMs' ids with their extraConfig, which a VM that is still being created lacks."""
         return [
-            (vm._moId, {each.key: str(each.value) for each in properties["config.extraConfig"]})
-            for vm, properties in self.properties_of(vms, "config.extraConfig")
+            (vm._moId, {option.key: str(option.value) for option in properties["config.extraConfig"]})
+            for vm, properties in self.vm_properties(vms, "config.extraConfig")
             if "config.extraConfig" in properties
         ]
 
-    def _node(self, vm: Any, properties: Mapping[str, Any]) -> Node:
+    def _node(self, vm: VirtualMachine, properties: VMProperties) -> Node:
         state = self.NODE_STATE_MAP.get(properties.get("runtime.powerState"), NodeState.UNKNOWN)
         extra = {
             "cpus": properties.get("summary.config.numCpu") or 0,
@@ -146,47 +184,52 @@ class Driver(VSphereNodeDriver):  # type: ignore[misc]
         }
         address = properties.get("guest.ipAddress")
         ips = [address] if address else []
-        return Node(vm._moId, properties.get("name") or "", state, [], ips, self, extra=extra)
+        node: Node = LibcloudNode(vm._moId, properties.get("name") or "", state, [], ips, self, extra=extra)
+        return node
 
-    def create_node(self, name: str, ex_template: Any, ex_folder: Any, ex_spec: Any) -> Any:
-        """Begin a clone. Returns its task."""
+    def create_node(
+        self, name: str, ex_template: VirtualMachine, ex_folder: Entity, ex_spec: DataObject
+    ) -> Task:
+        """Begin a clone."""
         return ex_template.CloneVM_Task(folder=ex_folder, name=name, spec=ex_spec)
 
-    def start_node(self, node: Node) -> Any:
-        """Begin to power a VM on. Returns the task."""
+    def start_node(self, node: Node) -> Task:
+        """Begin to power a VM on."""
         return node.extra["vm"].PowerOnVM_Task()
 
-    def stop_node(self, node: Node) -> Any:
-        """Begin to cut a VM's power. Returns the task."""
+    def stop_node(self, node: Node) -> Task:
+        """Begin to power a VM off."""
         return node.extra["vm"].PowerOffVM_Task()
 
-    def destroy_node(self, node: Node) -> Any:
-        """Begin to delete a VM, which has no power, with its disks. Returns the task."""
+    def destroy_node(self, node: Node) -> Task:
+        """Begin to delete a VM that is off, with its disks."""
         return node.extra["vm"].Destroy_Task()
 
     def ex_has_run(self, node: Node) -> bool:
-        """Whether a VM was ever powered on, by the vCenter's own record."""
-        alone = vim.event.EventFilterSpec.RecursionOption("self")
-        by = vim.event.EventFilterSpec.ByEntity(entity=node.extra["vm"], recursion=alone)
-        events = self.content.eventManager.QueryEvents(vim.event.EventFilterSpec(entity=by, eventTypeId=_RAN))
-        return bool(events)
+        """Whether a VM was ever powered on, by the vCenter's own events."""
+        itself = vim.event.EventFilterSpec.RecursionOption("self")
+        entity = vim.event.EventFilterSpec.ByEntity(entity=node.extra["vm"], recursion=itself)
+        filter = vim.event.EventFilterSpec(entity=entity, eventTypeId=_POWERED_ON_EVENTS)
+        return bool(self.content.eventManager.QueryEvents(filter))
 
     def ex_is_on(self, node: Node) -> bool:
-        """Whether a VM has power now. One that is gone has none."""
+        """Whether a VM exists and is powered on now."""
         try:
-            [(_, properties)] = self.properties_of([node.extra["vm"]], "runtime.powerState")
+            [(_, properties)] = self.vm_properties([node.extra["vm"]], "runtime.powerState")
         except vmodl.fault.ManagedObjectNotFound:
             return False
         return bool(properties.get("runtime.powerState") == vim.VirtualMachine.PowerState.poweredOn)
 
     # ---- Tasks
 
-    def ex_tasks(self, ids: Iterable[str]) -> dict[str, Any]:
-        """What is known of tasks: whether each has ended, and its fault or None, as a pair. A task that the
-        vCenter has forgotten, as it does some minutes after its end, is not in it."""
-        wanted = [self.object(vim.Task, id) for id in ids]
+    def ex_tasks(self, ids: Iterable[str]) -> dict[str, tuple[bool, Exception | None]]:
+        """Return whether tasks have ended, and their faults, by id. vCenter forgets a task some minutes after
+        its end; such tasks are left out."""
+        wanted: list[Task] = [self.object(vim.Task, id) for id in ids]
         try:
-            found = self.properties_of(wanted, "info.state", "info.error")
+            found = cast(
+                list[tuple[Task, TaskProperties]], self._properties_of(wanted, "info.state", "info.error")
+            )
         except vmodl.fault.ManagedObjectNotFound:
             if len(wanted) == 1:
                 return {}
@@ -197,19 +240,22 @@ class Driver(VSphereNodeDriver):  # type: ignore[misc]
         }
 
     def ex_cancel(self, id: str) -> None:
-        """Ask for the end of a task. It may not be one that can be cancelled."""
-        with contextlib.suppress(*_NO_END):
-            self.object(vim.Task, id).CancelTask()
+        """Cancel a task, if it is one that can be cancelled."""
+        task: Task = self.object(vim.Task, id)
+        with contextlib.suppress(*_NOT_CANCELLABLE):
+            task.CancelTask()
 
-    def _thd_close(self) -> None:
+    def close(self) -> None:
+        """End the sessions."""
         self.session.close()
         self.rest.close()
 
 
-def _lacking(objects: Iterable[Any]) -> Any:
-    """A fault for which a property is missing that may not be seen; what is not set is in no such list."""
-    for one in objects:
-        for each in getattr(one, "missingSet", None) or []:
-            if isinstance(each.fault, vim.fault.NoPermission):
-                return each.fault
+def _refusal(objects: Iterable[ObjectContent]) -> Exception | None:
+    """Return the fault of a property that exists and may not be seen."""
+    for each in objects:
+        for missing in getattr(each, "missingSet", None) or []:
+            if isinstance(missing.fault, vim.fault.NoPermission):
+                fault: Exception = missing.fault
+                return fault
     return None

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What vSphere's faults mean."""
 
 from __future__ import annotations
@@ -5,42 +6,41 @@ from __future__ import annotations
 import re
 import ssl
 from http.client import HTTPException
-from typing import Any
 from xml.parsers.expat import ExpatError
 
 from pyVmomi import vim, vmodl
 
-from infranetes.providers.cloud.interface import CloudError, Trouble
+from infranetes.providers.cloud.interface import CloudError, ErrorKind
 
-_MAX_WORDS = 400
-# The first that fits counts: some of these derive from others.
+_MAX_MESSAGE = 400
+# The first match counts: some of these derive from others.
 _NAMES = (
-    (Trouble.CREDENTIALS, "InvalidLogin NoPermission NotAuthenticated PasswordExpired NoClientCertificate"),
-    (Trouble.MISSING, "ManagedObjectNotFound NotFound"),
-    (Trouble.CONFLICT, "DuplicateName AlreadyExists"),
+    (ErrorKind.CREDENTIALS, "InvalidLogin NoPermission NotAuthenticated PasswordExpired NoClientCertificate"),
+    (ErrorKind.NOT_FOUND, "ManagedObjectNotFound NotFound"),
+    (ErrorKind.CONFLICT, "DuplicateName AlreadyExists"),
     (
-        Trouble.CAPACITY,
+        ErrorKind.CAPACITY,
         "InsufficientResourcesFault NoDiskSpace NoCompatibleHost NoActiveHostInCluster "
         "DatacenterMismatch InaccessibleDatastore DatastoreNotWritableOnHost",
     ),
     (
-        Trouble.QUOTA,
+        ErrorKind.QUOTA,
         "LicenseRestricted NotEnoughLicenses LimitExceeded TooManyHosts TooManyDevices",
     ),
     (
-        Trouble.PASSING,
+        ErrorKind.TRANSIENT,
         "TaskInProgress ConcurrentAccess HostCommunication HostNotReachable Timedout RequestCanceled "
         "FileLocked ResourceInUse HostConfigFailed SystemError MethodDisabled InvalidState",
     ),
     (
-        Trouble.INVALID,
+        ErrorKind.INVALID,
         "InvalidArgument NotSupported MethodNotFound InvalidType InvalidRequest InvalidName InvalidVmConfig "
         "InvalidFolder InvalidDatastore VmConfigFault VirtualHardwareCompatibilityIssue",
     ),
 )
 _FAULTS = [
-    (trouble, getattr(module, name))
-    for trouble, names in _NAMES
+    (kind, getattr(module, name))
+    for kind, names in _NAMES
     for name in names.split()
     for module in (vim.fault, vmodl.fault)
     if hasattr(module, name)
@@ -48,39 +48,39 @@ _FAULTS = [
 _STATUS = re.compile(r"([0-9]{3})\b")
 
 
-def judge(error: Any) -> CloudError | None:
-    """What pyVmomi means by an error, or a task by its fault; None: it did not say."""
+def classify(error: Exception) -> CloudError | None:
+    """Return what an error of pyVmomi, or the fault of a task, means; None: it is neither."""
     if isinstance(error, CloudError):
         return error
     if isinstance(error, vmodl.MethodFault):
-        return CloudError(_trouble(error), said(error))
+        return CloudError(_kind(error), message_of(error))
     if isinstance(error, ssl.SSLCertVerificationError):
         return CloudError(
-            Trouble.INVALID,
-            f"the vCenter's certificate is not to be trusted ({said(error)}): see host and ca_file",
+            ErrorKind.INVALID,
+            f"the vCenter's certificate can't be verified ({message_of(error)}): see host and ca_file",
         )
     if isinstance(error, ExpatError):
-        return CloudError(Trouble.PASSING, "an answer that is none; something between may have made it")
+        return CloudError(ErrorKind.TRANSIENT, "a malformed answer, perhaps of a proxy in between")
     if isinstance(error, HTTPException):
-        found = _STATUS.match(str(error))
-        status = int(found[1]) if found else 500  # no answer at all, otherwise
-        trouble = {429: Trouble.THROTTLED, 401: Trouble.CREDENTIALS, 403: Trouble.CREDENTIALS}
-        return CloudError(trouble.get(status, Trouble.PASSING), said(error))
+        match = _STATUS.match(str(error))
+        status = int(match[1]) if match else 500  # without a status there was no answer at all
+        kinds = {429: ErrorKind.THROTTLED, 401: ErrorKind.CREDENTIALS, 403: ErrorKind.CREDENTIALS}
+        return CloudError(kinds.get(status, ErrorKind.TRANSIENT), message_of(error))
     return None
 
 
-def _trouble(fault: Any) -> Trouble:
-    for trouble, kind in _FAULTS:
-        if isinstance(fault, kind):
-            return trouble
-    # A bare one is vCenter's way to say that something in it failed.
-    return Trouble.PASSING if type(fault) is vmodl.RuntimeFault else Trouble.BROKEN
+def _kind(fault: Exception) -> ErrorKind:
+    for kind, fault_class in _FAULTS:
+        if isinstance(fault, fault_class):
+            return kind
+    # vCenter raises a bare RuntimeFault when something within it failed.
+    return ErrorKind.TRANSIENT if type(fault) is vmodl.RuntimeFault else ErrorKind.UNEXPECTED
 
 
-def said(error: Any) -> str:
-    """The fault's kind and words: one line, bounded."""
-    kind = type(error).__name__.rpartition(".")[2]
-    words = getattr(error, "msg", None) or ("" if isinstance(error, vmodl.MethodFault) else str(error))
+def message_of(error: Exception) -> str:
+    """The fault's class and message as one line of bounded length."""
+    name = type(error).__name__.rpartition(".")[2]
+    message = getattr(error, "msg", None) or ("" if isinstance(error, vmodl.MethodFault) else str(error))
     privilege = getattr(error, "privilegeId", None)
     needs = f" (privilege {privilege})" if privilege else ""
-    return f"{kind}{needs}: {' '.join(str(words).split())}"[:_MAX_WORDS].rstrip(": ")
+    return f"{name}{needs}: {' '.join(str(message).split())}"[:_MAX_MESSAGE].rstrip(": ")

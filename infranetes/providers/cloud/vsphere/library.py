@@ -1,19 +1,19 @@
-"""A vCenter's content libraries, over its REST interface, which alone has them."""
+# SPDX-License-Identifier: Apache-2.0
+"""A vCenter's content libraries, which only its REST interface has."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
 from urllib.parse import quote
 
 import attrs
 
-from infranetes.providers.cloud.interface import CloudError, Trouble
-from infranetes.providers.cloud.vsphere.rest import Rest, nonsense, trouble_of, words_in
+from infranetes.providers.cloud.interface import CloudError, ErrorKind
+from infranetes.providers.cloud.vsphere.rest import Rest, kind_of, malformed_answer, messages_in
 
-OVF, VM_TEMPLATE = "ovf", "vm-template"  # types of items that are machines
+OVF, VM_TEMPLATE = "ovf", "vm-template"  # the types of items that VMs can be deployed from
 
 _LIBRARY = "/rest/com/vmware/content/library"
 _ITEM = "/rest/com/vmware/content/library/item"
@@ -25,7 +25,7 @@ _ID = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 
 @attrs.frozen
 class Item:
-    """One of a library's."""
+    """One item of a library."""
 
     id: str
     name: str
@@ -35,7 +35,7 @@ class Item:
 
 @attrs.frozen
 class Target:
-    """Where a VM is deployed, by vCenter's ids. :ivar datastore: "": vCenter chooses."""
+    """Where to deploy a VM, by vCenter's ids. :ivar datastore: "": vCenter chooses."""
 
     folder: str
     pool: str
@@ -49,58 +49,58 @@ class Library:
         self._rest = rest
 
     def _thd_find(self, name: str) -> str:
-        """The id of the library of that name. :raise CloudError: there is none."""
+        """Return the id of the library of that name. :raise CloudError: there is none."""
         ids = self._thd_ids(_LIBRARY, {"name": name})
         if len(ids) != 1:
             what = "no library" if not ids else "more than one library"
             raise CloudError(
-                Trouble.INVALID,
+                ErrorKind.INVALID,
                 f"content_library in providers.vsphere: there is {what} {name!r} that may be seen",
             )
         return ids[0]
 
     def _thd_item(self, library: str, names: Sequence[str]) -> Item | None:
-        """The newest item that is called one of `names`."""
+        """Return the newest item with one of these names."""
         found = []
         for name in names:
             for id in self._thd_ids(_ITEM, {"library_id": library, "name": name})[:_MAX_NAMESAKES]:
-                item = _item(self._rest._thd_value("GET", f"{_ITEM}/id:{quote(id)}"))
-                if item.name in names:  # vCenter takes no notice of capitals
+                item = _item(self._rest._thd_request("GET", f"{_ITEM}/id:{quote(id)}"))
+                if item.name in names:  # vCenter ignores case
                     found.append(item)
         return max(found, key=lambda item: (item.modified, item.id), default=None)
 
     def _thd_ids(self, path: str, spec: Mapping[str, str]) -> list[str]:
-        ids = self._rest._thd_value("POST", f"{path}?~action=find", {"spec": spec})
+        ids = self._rest._thd_request("POST", f"{path}?~action=find", {"spec": spec})
         if ids is None:
             return []
         if not isinstance(ids, list) or not all(isinstance(id, str) and _ID.fullmatch(id) for id in ids):
-            raise nonsense()
+            raise malformed_answer()
         return ids
 
     def _thd_deploy(self, item: Item, name: str, target: Target) -> tuple[str, str]:
-        """Make a VM of an item, and leave it off. Returns the kind and id of what was made.
+        """Deploy a VM from an item, powered off. Returns the type and id of what was created.
 
-        :raise CloudError: it was not, unless the answer was lost: `Trouble.PASSING`."""
+        :raise CloudError: nothing was created, except that after `ErrorKind.TRANSIENT` it may have been."""
         if item.type == OVF:
             return self._thd_deploy_ovf(item, name, target)
         storage = {"datastore": target.datastore}
-        spec: dict[str, Any] = {
+        spec = {
             "name": name,
             "placement": {"folder": target.folder, "resource_pool": target.pool},
             "powered_on": False,
             **({"disk_storage": storage, "vm_home_storage": storage} if target.datastore else {}),
         }
         path = f"{_VM_TEMPLATE_ITEM}/{quote(item.id)}?action=deploy"
-        id = self._rest._thd_value("POST", path, {"spec": spec})
+        id = self._rest._thd_request("POST", path, {"spec": spec})
         if not isinstance(id, str) or not _ID.fullmatch(id):
-            raise nonsense()
+            raise malformed_answer()
         return "VirtualMachine", id
 
     def _thd_deploy_ovf(self, item: Item, name: str, target: Target) -> tuple[str, str]:
-        spec = {"name": name, "accept_all_EULA": False}
+        spec: dict[str, object] = {"name": name, "accept_all_EULA": False}
         if target.datastore:
             spec["default_datastore_id"] = target.datastore
-        answer = self._rest._thd_value(
+        answer = self._rest._thd_request(
             "POST",
             f"{_OVF_ITEM}/id:{quote(item.id)}?~action=deploy",
             {
@@ -113,17 +113,18 @@ class Library:
                 return kind, id
             case {"error": {"errors": [dict(first), *_]}}:
                 inner = first.get("error")
-                told = inner if isinstance(inner, dict) else {}
-                trouble = trouble_of(told.get("@class")) or Trouble.INVALID
-                raise CloudError(trouble, words_in(first) or "vCenter does not say why")
-        raise nonsense()
+                error_kind = kind_of(inner.get("@class")) if isinstance(inner, dict) else None
+                raise CloudError(
+                    error_kind or ErrorKind.INVALID, messages_in(first) or "vCenter gives no reason"
+                )
+        raise malformed_answer()
 
 
-def _item(value: Any) -> Item:
+def _item(value: object) -> Item:
     match value:
-        case {"id": str(id), "name": str(name)} if _ID.fullmatch(id):
-            return Item(id, name, str(value.get("type")), _seconds(value.get("last_modified_time")))
-    raise nonsense()
+        case {"id": str(id), "name": str(name), **rest} if _ID.fullmatch(id):
+            return Item(id, name, str(rest.get("type")), _seconds(rest.get("last_modified_time")))
+    raise malformed_answer()
 
 
 def _seconds(time: object) -> float:

@@ -1,13 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
 """Requests to a vCenter's REST interface, with a session of their own.
 
 libcloud 3.4.1 has a driver for that interface, `VSphere_REST_NodeDriver`, which can't be used. Without a file
-of CAs it sends the password to whoever answers, for it switches verifying off; a content library that can't
-be read is an empty list or None to it; it deploys an OVF into no folder that could be named, accepts licenses
-in the user's name, and asks for nodes, sizes and networks around the deploy, where a failure leaves the VM.
+of CAs it does not verify the server, so sends the password to whoever answers; it returns an empty list or
+None for a content library that can't be read; it can't deploy an OVF into a folder, accepts licenses in the
+user's name, and asks for nodes, sizes and networks around the deploy, where a failure leaves the VM behind.
 
-Each request has a connection of its own, by the standard library's client: that takes the same TLS rules and
-fails in the same ways as pyVmomi's, and reads no proxies or passwords from the environment, as requests does.
-What is asked here is asked rarely.
+Each request has a connection of its own, by the standard library's client: it takes the same TLS context and
+fails in the same ways as pyVmomi's, and unlike `requests` reads no proxies or passwords from the environment.
+Requests are rare.
 """
 
 from __future__ import annotations
@@ -15,38 +16,38 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import ssl
 from base64 import b64encode
 from collections.abc import Mapping
 from http.client import HTTPSConnection
 from pathlib import Path
-from typing import Any
 
 import attrs
 
-from infranetes.providers.cloud.interface import CloudError, Trouble
+from infranetes.providers.cloud.interface import CloudError, ErrorKind
 from infranetes.providers.cloud.vsphere.session import GOODBYE_SECONDS, PORT, _thd_password, tls_context
 
 _SESSION = "/rest/com/vmware/cis/session"
 _MAX_ANSWER = 1 << 20  # bytes
-_MAX_WORDS = 400
+_MAX_MESSAGE = 400
 _MAX_RETRY_AFTER = 300.0
 _TOKEN = re.compile(r"[\x21-\x7e]{1,1000}")
-# The last part of what vCenter calls its errors; others are as the answer's status says.
+# By the last part of the name of vCenter's error; other errors are classified by their status.
 _ERRORS = {
-    "already_exists": Trouble.CONFLICT,
-    "not_found": Trouble.MISSING,
-    "unauthenticated": Trouble.CREDENTIALS,
-    "unauthorized": Trouble.CREDENTIALS,
-    "unable_to_allocate_resource": Trouble.CAPACITY,
+    "already_exists": ErrorKind.CONFLICT,
+    "not_found": ErrorKind.NOT_FOUND,
+    "unauthenticated": ErrorKind.CREDENTIALS,
+    "unauthorized": ErrorKind.CREDENTIALS,
+    "unable_to_allocate_resource": ErrorKind.CAPACITY,
     **dict.fromkeys(
         ("concurrent_change", "resource_busy", "resource_in_use", "service_unavailable", "timed_out"),
-        Trouble.PASSING,
+        ErrorKind.TRANSIENT,
     ),
 }
 
 
 class Rest:
-    """One thread's. Logs in with the first request, and once more when the session has expired.
+    """One thread's connection. Logs in with the first request, and once more when the session has expired.
 
     :param timeout: seconds that one answer may take."""
 
@@ -59,11 +60,11 @@ class Rest:
         self._password_file = password_file
         self._ca_file = ca_file
         self._timeout = timeout
-        self._tls: Any = None
+        self._tls: ssl.SSLContext | None = None
         self._token = ""
 
-    def _thd_value(self, method: str, path: str, body: object = None) -> Any:
-        """What is answered. :raise CloudError: it is refused."""
+    def _thd_request(self, method: str, path: str, body: object = None) -> object:
+        """Send a request and return its answer's value. :raise CloudError: it is refused."""
         for is_last in (False, True):
             if not self._token:
                 self._thd_log_in()
@@ -77,11 +78,13 @@ class Rest:
 
     def _thd_log_in(self) -> None:
         password = _thd_password(self._password_file)
-        who = b64encode(f"{self._username}:{password}".encode()).decode()
-        answer = self._thd_send("POST", _SESSION, {"Authorization": f"Basic {who}"}, None, self._timeout)
+        credentials = b64encode(f"{self._username}:{password}".encode()).decode()
+        answer = self._thd_send(
+            "POST", _SESSION, {"Authorization": f"Basic {credentials}"}, None, self._timeout
+        )
         token = answer.value()
         if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-            raise nonsense()
+            raise malformed_answer()
         self._token = token
 
     def _thd_send(
@@ -99,8 +102,8 @@ class Rest:
                 {"Content-Type": "application/json", "Accept": "application/json", **headers},
             )
             response = connection.getresponse()
-            read = response.read(_MAX_ANSWER + 1)
-            return Answer(response.status, response.getheader("Retry-After") or "", read)
+            content = response.read(_MAX_ANSWER + 1)
+            return Answer(response.status, response.getheader("Retry-After") or "", content)
 
     def close(self) -> None:
         """End the session, which would count among the vCenter's."""
@@ -112,14 +115,14 @@ class Rest:
 
 @attrs.frozen
 class Answer:
-    """What came back, whatever it is."""
+    """An answer, as it came."""
 
     status: int
     retry_after: str
-    body: bytes = attrs.field(repr=False)  # it may be a session's token
+    body: bytes = attrs.field(repr=False)  # may hold a session's token
 
-    def value(self) -> Any:
-        """What it says. :raise CloudError: it is a refusal, or makes no sense."""
+    def value(self) -> object:
+        """Return its value. :raise CloudError: it is a refusal, or malformed."""
         try:
             if len(self.body) > _MAX_ANSWER:
                 raise ValueError
@@ -128,63 +131,64 @@ class Answer:
             answer = None
         if 200 <= self.status < 300:
             if not isinstance(answer, dict):
-                raise nonsense()
+                raise malformed_answer()
             return answer.get("value")
         raise self._refusal(answer if isinstance(answer, dict) else {})
 
-    def _refusal(self, answer: Mapping[str, Any]) -> CloudError:
-        kind = _last(answer.get("type"))
-        value = answer.get("value")
-        words = words_in(value) if isinstance(value, dict) else ""
-        said = f"{self.status} {kind}".rstrip() + (f": {words}" if words else "")
-        return CloudError(_ERRORS.get(kind) or _of_status(self.status), said, self._pause())
+    def _refusal(self, answer: Mapping[str, object]) -> CloudError:
+        name = _last(answer.get("type"))
+        details = messages_in(answer.get("value"))
+        message = f"{self.status} {name}".rstrip() + (f": {details}" if details else "")
+        kind = _ERRORS.get(name) or _kind_of_status(self.status)
+        return CloudError(kind, message, self._retry_after_seconds())
 
-    def _pause(self) -> float:
+    def _retry_after_seconds(self) -> float:
         if not re.fullmatch(r"[0-9]{1,6}", self.retry_after):
             return 0.0
         return min(float(self.retry_after), _MAX_RETRY_AFTER)
 
 
-def _of_status(status: int) -> Trouble:
+def _kind_of_status(status: int) -> ErrorKind:
     kinds = {
-        401: Trouble.CREDENTIALS,
-        403: Trouble.CREDENTIALS,
-        404: Trouble.MISSING,
-        408: Trouble.PASSING,
-        429: Trouble.THROTTLED,
+        401: ErrorKind.CREDENTIALS,
+        403: ErrorKind.CREDENTIALS,
+        404: ErrorKind.NOT_FOUND,
+        408: ErrorKind.TRANSIENT,
+        429: ErrorKind.THROTTLED,
     }
-    return kinds.get(status, Trouble.PASSING if status >= 500 else Trouble.INVALID)
+    return kinds.get(status, ErrorKind.TRANSIENT if status >= 500 else ErrorKind.INVALID)
 
 
-def words_in(told: Mapping[str, Any]) -> str:
-    """The messages anywhere in an error: one line, bounded."""
-    found: list[str] = []
+def messages_in(error: object) -> str:
+    """Return all messages in the JSON of an error as one line of bounded length."""
+    messages: list[str] = []
 
-    def look(thing: Any) -> None:
-        if isinstance(thing, list):
-            for each in thing:
-                look(each)
-        elif isinstance(thing, dict):
-            message = thing.get("default_message")
-            if isinstance(message, str) and message not in found:
-                found.append(message)
-            look([each for key, each in thing.items() if key not in ("args", "params")])
+    def collect(value: object) -> None:
+        if isinstance(value, list):
+            for each in value:
+                collect(each)
+        elif isinstance(value, dict):
+            message = value.get("default_message")
+            if isinstance(message, str) and message not in messages:
+                messages.append(message)
+            collect([each for key, each in value.items() if key not in ("args", "params")])
 
-    look(told)
-    return " ".join("; ".join(found).split())[:_MAX_WORDS]
+    if isinstance(error, dict):
+        collect(error)
+    return " ".join("; ".join(messages).split())[:_MAX_MESSAGE]
 
 
-def trouble_of(name: object) -> Trouble | None:
-    """What one of vCenter's errors means, by its name; None: that depends."""
+def kind_of(name: object) -> ErrorKind | None:
+    """Return what one of vCenter's errors means, by its name; None: that depends on its status."""
     return _ERRORS.get(_last(name))
 
 
 def _last(name: object) -> str:
-    """The last part of an error's name; "": it has none that makes sense."""
+    """Return the last part of an error's name; "": it has no valid name."""
     last = name.rpartition(".")[2] if isinstance(name, str) else ""
     return last if re.fullmatch(r"[a-z_]{1,60}", last) else ""
 
 
-def nonsense() -> CloudError:
-    """The error of an answer that is none."""
-    return CloudError(Trouble.PASSING, "an answer that makes no sense; something between may have made it")
+def malformed_answer() -> CloudError:
+    """Return the error for an answer that is not as documented."""
+    return CloudError(ErrorKind.TRANSIENT, "a malformed answer, perhaps of a proxy in between")

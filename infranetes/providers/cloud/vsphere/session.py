@@ -1,8 +1,9 @@
-"""One thread's connection to a vCenter, and its session there, which is renewed when it has expired.
+# SPDX-License-Identifier: Apache-2.0
+"""One thread's session at a vCenter, which is renewed when it has expired.
 
-libcloud's driver logs in by itself, and can't be used for that: when the server's certificate does not
-verify, 3.4.1 says nothing and sends the password all the same, over a connection that is not verified. It has
-no deadline for an answer, and no word for a session that has expired.
+libcloud's own login can't be used: when the server's certificate does not verify, 3.4.1 sends the password
+all the same, over a connection that is not verified, and says nothing. It has no deadline for answers and
+does not notice that a session has expired.
 """
 
 from __future__ import annotations
@@ -10,22 +11,30 @@ from __future__ import annotations
 import contextlib
 import ssl
 import stat
+from collections.abc import Sequence
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pyVim.connect import VimSessionOrientedStub
 from pyVmomi import SoapStubAdapter, vim
 
-from infranetes.providers.cloud.interface import CloudError, Trouble
+from infranetes.providers.cloud.interface import CloudError, ErrorKind
+from infranetes.providers.cloud.vsphere.pyvmomi_types import ManagedObject, ServiceContent, SessionManager
 
-API = "vim.version.version11"  # vSphere 6.5, which all later ones speak too
+API = "vim.version.version11"  # vSphere 6.5's, which later ones speak too
 PORT = 443
 GOODBYE_SECONDS = 2.0
 
 
+class _MethodInfo(Protocol):
+    """What pyVmomi knows of a method."""
+
+    wsdlName: str
+
+
 class Session(VimSessionOrientedStub):  # type: ignore[misc]
-    """How requests are sent. Logs in with the first one, and again when the session has expired.
+    """Sends requests. Logs in with the first one, and again when the session has expired.
 
     :param timeout: seconds that one answer may take."""
 
@@ -41,9 +50,11 @@ class Session(VimSessionOrientedStub):  # type: ignore[misc]
         self._username = username
         self._password_file = password_file
 
-    def InvokeMethod(self, mo: Any, info: Any, args: Any) -> Any:
-        """pyVmomi's own also sends again what may have been done, several times, each with its deadline. Here
-        only what changes nothing is asked for once more: vCenter closes connections that were idle."""
+    def InvokeMethod(
+        self, mo: ManagedObject, info: _MethodInfo, args: Sequence[object]
+    ) -> Any:  # Any: each method has an answer of its own
+        """Send a request, and once more only if it changes nothing: vCenter closes idle connections. pyVmomi
+        itself would repeat several times, each with its own deadline, what may have been done already."""
         may_repeat, is_renewed = not info.wsdlName.endswith("_Task"), False
         while True:
             try:
@@ -76,25 +87,30 @@ class Session(VimSessionOrientedStub):  # type: ignore[misc]
         self.expired()
         self.soapStub.DropConnections()
 
-    def _log_in(self, stub: Any) -> None:
+    def _log_in(self, stub: SoapStubAdapter) -> None:
         password = _thd_password(self._password_file)
         _manager(stub).Login(self._username, password, None)
 
 
-def _manager(stub: Any) -> Any:
-    return vim.ServiceInstance("ServiceInstance", stub).RetrieveContent().sessionManager
+def _manager(stub: SoapStubAdapter) -> SessionManager:
+    content: ServiceContent = vim.ServiceInstance("ServiceInstance", stub).RetrieveContent()
+    return content.sessionManager
 
 
 def tls_context(ca_file: Path | None) -> ssl.SSLContext:
-    """Certificates and host names are verified, always."""
+    """Return a context that always verifies certificates and host names. It allows TLS 1.2, for older
+    vCenters, without renegotiation."""
     try:
-        return ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
+        context = ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION
+        return context
     except (OSError, ssl.SSLError) as error:
-        raise CloudError(Trouble.INVALID, f"ca_file {ca_file} can't be used: {error}") from None
+        raise CloudError(ErrorKind.INVALID, f"ca_file {ca_file} can't be used: {error}") from None
 
 
 def _thd_password(file: Path) -> str:
-    """Read anew for each session: it may have been changed meanwhile.
+    """Read the password, anew for each session: it may have been changed meanwhile.
 
     :raise CloudError: there is none, or others may read it."""
     try:
@@ -102,11 +118,11 @@ def _thd_password(file: Path) -> str:
             mode = stat.S_IMODE(file.stat().st_mode)
             password = opened.readline(1024).rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise CloudError(Trouble.CREDENTIALS, f"password_file {file} can't be read: {error}") from None
+        raise CloudError(ErrorKind.CREDENTIALS, f"password_file {file} can't be read: {error}") from None
     if mode & 0o077:
         raise CloudError(
-            Trouble.CREDENTIALS, f"password_file {file} may be read by others (mode {mode:o}): chmod 600 it"
+            ErrorKind.CREDENTIALS, f"password_file {file} may be read by others (mode {mode:o}): chmod 600 it"
         )
     if not password:
-        raise CloudError(Trouble.CREDENTIALS, f"password_file {file} is empty")
+        raise CloudError(ErrorKind.CREDENTIALS, f"password_file {file} is empty")
     return password

@@ -1,4 +1,5 @@
-"""What the configuration may say of vSphere."""
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration keys of vSphere."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ import re
 from collections.abc import Sequence
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any
 
 import attrs
 
@@ -15,39 +15,43 @@ from infranetes.providers.cloud.settings import CloudSettings
 _PATH = re.compile(r"[^/\x00-\x1f]{1,240}(?:/[^/\x00-\x1f]{1,240}){0,20}")
 
 
-def _is_host(instance: Any, attribute: Any, value: str) -> None:
+def _is_host(instance: object, attribute: attrs.Attribute[str], value: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?(?::[0-9]{1,5})?", value):
         raise ValueError("HOST or HOST:PORT is expected; it is always asked over https")
 
 
-def _is_given(instance: Any, attribute: Any, value: str) -> None:
+def _is_given(instance: object, attribute: attrs.Attribute[str], value: str) -> None:
     if not value.strip():
         raise ValueError("it is empty")
 
 
-def _is_path(instance: Any, attribute: Any, value: str) -> None:
+def _check_path(value: str) -> None:
     if not _PATH.fullmatch(value):
         raise ValueError("a path in the inventory is expected, such as NAME or FOLDER/NAME")
 
 
-def _is_path_or_empty(instance: Any, attribute: Any, value: str) -> None:
+def _is_path(instance: object, attribute: attrs.Attribute[str], value: str) -> None:
+    _check_path(value)
+
+
+def _is_path_or_empty(instance: object, attribute: attrs.Attribute[str], value: str) -> None:
     if value:
-        _is_path(instance, attribute, value)
+        _check_path(value)
 
 
-def _are_paths(instance: Any, attribute: Any, value: Sequence[str]) -> None:
+def _are_paths(instance: object, attribute: attrs.Attribute[tuple[str, ...]], value: Sequence[str]) -> None:
     if not value:
         raise ValueError("at least one is expected")
     for each in value:
-        _is_path(instance, attribute, each)
+        _check_path(each)
 
 
-def _is_network(instance: Any, attribute: Any, value: str) -> None:
+def _is_network(instance: object, attribute: attrs.Attribute[str], value: str) -> None:
     if value:
         ip_network(value)
 
 
-def _has_image_folder(instance: Any, attribute: Any, value: str) -> None:
+def _has_image_folder(instance: Settings, attribute: attrs.Attribute[str], value: str) -> None:
     if value and not instance.image_folder:
         raise ValueError("it needs image_folder, where its items are deployed")
 
@@ -59,18 +63,18 @@ class Settings(CloudSettings):
     host: str = attrs.field(validator=_is_host)  # the vCenter
     username: str = attrs.field(validator=_is_given)
     password_file: Path  # its first line; nobody but its owner may read it
-    ca_file: Path | None = None  # whose certificates are believed; none: those that the system believes
+    ca_file: Path | None = None  # of trusted CAs; none: the system's
     datacenter: str = attrs.field(validator=_is_path)
     folder: str = attrs.field(validator=_is_path)  # of pods' VMs, below vm/
     image: str = attrs.field(validator=_is_path)  # the template of a guest with our agent, below vm/
-    image_folder: str = attrs.field(
-        default="", validator=_is_path_or_empty
-    )  # of templates that pods may name
+    # Of templates that pods may name, below vm/.
+    image_folder: str = attrs.field(default="", validator=_is_path_or_empty)
     content_library: str = attrs.field(default="", validator=_has_image_folder)  # whose items pods may name
     resource_pools: tuple[str, ...] = attrs.field(validator=_are_paths)  # tried in this order, below host/
     # below network/: the first one is what pods get, the others they may ask for
     networks: tuple[str, ...] = attrs.field(validator=_are_paths)
     datastore: str = attrs.field(default="", validator=_is_path_or_empty)  # empty: where the template is
-    addresses: str = attrs.field(default="", validator=_is_network)  # only these are pods'; empty: any
-    # A size that is larger is not more likely to be had: resource pools are what can be tried instead.
+    # The network of pods' addresses; empty: any.
+    addresses: str = attrs.field(default="", validator=_is_network)
+    # A larger size is not more likely to be available: other resource pools are tried instead.
     max_sizes: int = attrs.field(default=1, validator=attrs.validators.ge(1))

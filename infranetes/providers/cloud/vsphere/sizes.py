@@ -1,4 +1,5 @@
-"""The sizes of VMs. vSphere makes any; these are what pods are fitted into."""
+# SPDX-License-Identifier: Apache-2.0
+"""The sizes of VMs. vSphere allows any; pods get one of these."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ _MIB = tuple(
 
 
 def offers() -> tuple[Offer, ...]:
-    """Each number of CPUs with each amount of memory: `2cpu-4096mib`. vSphere knows no prices."""
+    """Return each number of CPUs with each amount of memory, as `2cpu-4096mib`, without prices."""
     return tuple(
         Offer(name=f"{cpus}cpu-{mib}mib", cpu_millis=cpus * 1000, memory_bytes=mib << 20)
         for cpus in _CPUS
@@ -20,6 +21,6 @@ def offers() -> tuple[Offer, ...]:
 
 
 def parse(name: str) -> tuple[int, int]:
-    """CPUs and MiB of a size's name."""
+    """Return CPUs and MiB of a size's name."""
     cpus, _, mib = name.partition("cpu-")
     return int(cpus), int(mib.removesuffix("mib"))

@@ -1,22 +1,24 @@
-"""What a clone is asked for with."""
+# SPDX-License-Identifier: Apache-2.0
+"""The specs of clones."""
 
 from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 from pyVmomi import vim
 
-from infranetes.providers.cloud.interface import SANDBOX, CloudError, Order, Trouble
+from infranetes.providers.cloud.interface import SANDBOX, CloudError, ErrorKind, LaunchRequest
 from infranetes.providers.cloud.vsphere import sizes
+from infranetes.providers.cloud.vsphere.pyvmomi_types import DataObject, ManagedObject, NetworkCard
 
 IDENTITY = "guestinfo.infranetes.identity"  # where vmserver's `metadata` looks
-CREATED = "infranetes-created"  # seconds since 1970: what the API tells of that is newer than 6.5
-NAME = "infranetes-name"  # the VM's name as it was made: people may rename it
-MAX_IDENTITY = 44 * 1024  # bytes: with base64, under the 64 KiB that open-vm-tools reads at once
+CREATED = "infranetes-created"  # seconds since 1970: vSphere 6.5 itself does not tell
+NAME = "infranetes-name"  # the VM's original name: people may rename it
+MAX_IDENTITY = 44 * 1024  # bytes: as base64 less than the 64 KiB that open-vm-tools reads at once
 
 _Operation = vim.vm.device.VirtualDeviceSpec.Operation
 _Card = vim.vm.device.VirtualEthernetCard
@@ -24,54 +26,62 @@ _Card = vim.vm.device.VirtualEthernetCard
 
 @attrs.frozen
 class Template:
-    """What is known of a template."""
+    """A template."""
 
     id: str
     uuid: str
     name: str
     is_template: bool
-    snapshot: Any = None  # with one, clones share its disks
-    card: Any = None  # its first network card
+    snapshot: ManagedObject | None = None  # clones of one share the template's disks
+    card: NetworkCard | None = None  # its first one
 
 
-def clone(name: str, order: Order, template: Template, pool: Any, datastore: Any, network: Any) -> Any:
-    """The CloneSpec. What costs money has its tags from the first moment on.
+def clone(
+    name: str,
+    request: LaunchRequest,
+    template: Template,
+    pool: ManagedObject,
+    datastore: ManagedObject | None,
+    network: DataObject,
+) -> DataObject:
+    """Return the CloneSpec of a VM, which has its tags from the moment it is created.
 
-    :param datastore: None: the template's. :param network: a card's backing.
+    :param datastore: None: the template's. :param network: the backing of its network card.
     :raise CloudError: the identity is too large."""
-    if len(order.identity) > MAX_IDENTITY:
-        raise CloudError(Trouble.INVALID, "the VM's identity is larger than guestinfo may be")
-    cpus, mib = sizes.parse(order.size)
+    if len(request.identity) > MAX_IDENTITY:
+        raise CloudError(ErrorKind.INVALID, "the VM's identity is larger than guestinfo may be")
+    cpus, mib = sizes.parse(request.size)
     extra = {
-        **order.tags,
+        **request.tags,
         NAME: name,
         CREATED: f"{time.time():.3f}",
-        IDENTITY: base64.b64encode(order.identity).decode(),
+        IDENTITY: base64.b64encode(request.identity).decode(),
     }
     config = vim.vm.ConfigSpec(
         numCPUs=cpus,
         numCoresPerSocket=1,
         memoryMB=mib,
-        annotation=f"Sandbox {order.tags.get(SANDBOX, '')} of Infranetes, which makes and ends this VM",
-        extraConfig=_options(extra),
+        annotation=f"Sandbox {request.tags.get(SANDBOX, '')} of Infranetes, which makes and ends this VM",
+        extraConfig=options(extra),
         deviceChange=[_card(template.card, network)],
     )
     where = vim.vm.RelocateSpec(pool=pool)
     if datastore is not None:
         where.datastore = datastore
-    spec = vim.vm.CloneSpec(location=where, config=config, template=False, powerOn=False)
     if template.snapshot is not None:
         where.diskMoveType = "createNewChildDiskBacking"
-        spec.snapshot = template.snapshot
-    return spec
+    return vim.vm.CloneSpec(
+        location=where, config=config, template=False, powerOn=False, snapshot=template.snapshot
+    )
 
 
-def _options(values: Mapping[str, str]) -> list[Any]:
+def options(values: Mapping[str, str]) -> list[DataObject]:
+    """Return entries of extraConfig."""
     return [vim.option.OptionValue(key=key, value=value) for key, value in values.items()]
 
 
-def _card(old: Any, backing: Any) -> Any:
-    """The template's network card, or a new one, at a network."""
+def _card(old: NetworkCard | None, backing: DataObject) -> DataObject:
+    """Return the change that connects the template's network card, or a new one, to a network."""
     connected = vim.vm.device.VirtualDevice.ConnectInfo(
         startConnected=True, connected=True, allowGuestControl=False
     )
@@ -80,21 +90,22 @@ def _card(old: Any, backing: Any) -> Any:
             key=-1, backing=backing, connectable=connected, addressType="generated"
         )
         return vim.vm.device.VirtualDeviceSpec(operation=_Operation.add, device=card)
-    card = type(old)(
+    card_class: Callable[..., DataObject] = type(old)
+    edited = card_class(
         key=old.key,
         controllerKey=old.controllerKey,
         unitNumber=old.unitNumber,
         backing=backing,
         connectable=connected,
-        addressType="generated",  # each VM has an address of its own
+        addressType="generated",  # a MAC address of its own
     )
-    return vim.vm.device.VirtualDeviceSpec(operation=_Operation.edit, device=card)
+    return vim.vm.device.VirtualDeviceSpec(operation=_Operation.edit, device=edited)
 
 
-def backing(network: Any) -> Any:
-    """How a card is at a network: an opaque one, a port group of a distributed switch, or of a host's own."""
+def backing(network: Any) -> DataObject:  # Any: one of pyVmomi's three classes of networks
+    """Return a card's backing at an opaque network or a port group of a distributed or standard switch."""
     if isinstance(network, vim.dvs.DistributedVirtualPortgroup):
-        switch: Any = network.config.distributedVirtualSwitch
+        switch: Any = network.config.distributedVirtualSwitch  # Any: as `network`
         port = vim.dvs.PortConnection(portgroupKey=network.key, switchUuid=switch.uuid)
         return _Card.DistributedVirtualPortBackingInfo(port=port)
     if isinstance(network, vim.OpaqueNetwork):

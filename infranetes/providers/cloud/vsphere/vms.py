@@ -1,14 +1,15 @@
-"""Which VMs are ours, and what is to be said of each.
+# SPDX-License-Identifier: Apache-2.0
+"""Which VMs in the folder are ours, and their states.
 
-A VM is cloned without power, then powered on. So one without power has either never run, because its launch
-was broken off: it is powered on when it is seen; or it has run, and has ended.
+A VM is cloned, then powered on. So a VM that is off either has never run, because its launch was interrupted,
+and is powered on when it is seen; or it has run and ended.
 
-power  has ever run              state
-off    its clone is being made   PENDING
-off    no: it is powered on now  PENDING
-off    no: it can't be           ENDED, with vCenter's reason
-on     -                         PENDING, and RUNNING once it has an address
-off    yes                       ENDED
+power  ever powered on            state
+off    it is still being cloned   PENDING
+off    no: it is powered on now   PENDING
+off    no, and vCenter refuses    ENDED, with vCenter's reason
+on     yes                        PENDING, and RUNNING once it has an address
+off    yes                        ENDED
 """
 
 from __future__ import annotations
@@ -18,25 +19,24 @@ import re
 import threading
 from collections.abc import Sequence, Set
 from ipaddress import ip_address, ip_network
-from typing import Any
 
 import attrs
-from libcloud.compute.base import Node
 from libcloud.compute.types import NodeState
 from pyVmomi import vmodl
 
-from infranetes.providers.cloud.interface import CLUSTER, NODE, SANDBOX, TOKEN, Found, Trouble
+from infranetes.providers.cloud.interface import CLUSTER, NODE, SANDBOX, TOKEN, CloudVM, ErrorKind
 from infranetes.providers.cloud.vsphere import specs
 from infranetes.providers.cloud.vsphere.driver import Driver
 from infranetes.providers.cloud.vsphere.launches import Launch, Launches
+from infranetes.providers.cloud.vsphere.pyvmomi_types import Entity, Node
 from infranetes.providers.interface import InstanceState, ProviderContext
 
 _NAME = re.compile(r"infranetes-([0-9a-f]{12})-([0-9a-f]{32})-[0-9]{1,4}")
 
 
 @attrs.frozen
-class Marks:
-    """What a VM's extraConfig says of it. It never changes."""
+class Tags:
+    """Our tags in a VM's extraConfig, which never change."""
 
     name: str
     cluster: str
@@ -46,10 +46,10 @@ class Marks:
     created_at: float
 
 
-class Vms:
+class VMs:
     """The VMs of one cluster and node in one folder. Methods are called in threads.
 
-    :param addresses: the network that pods' addresses are of; "": any."""
+    :param addresses: the network of pods' addresses; "": any."""
 
     def __init__(self, context: ProviderContext, launches: Launches, addresses: str) -> None:
         self._cluster, self._node = context.cluster, context.node
@@ -58,49 +58,49 @@ class Vms:
         self._launches = launches
         self._range = ip_network(addresses) if addresses else None
         self._lock = threading.Lock()
-        self._marks: dict[str, Marks] = {}  # by the VM's id at vCenter
-        self._ran: set[str] = set()  # names of VMs that are known to have run
+        self._tags: dict[str, Tags] = {}  # by the VM's id at vCenter
+        self._ran: set[str] = set()  # names of VMs that were powered on
         self.ending: set[str] = set()  # names of VMs that are being destroyed
 
     def name(self, token: str, number: int) -> str:
-        """A VM's name: whose it is, and its idempotency key, for there are no two of a name in a folder."""
+        """Return a VM's name. Names are unique in a folder, so it is the idempotency key, too."""
         return f"{self._prefix}{token}-{number}"
 
     def is_name(self, text: str) -> bool:
-        """Whether a VM of ours may be called that."""
+        """Whether this may be the name of a VM of ours."""
         return _NAME.fullmatch(text) is not None and text.startswith(self._prefix)
 
     # ---- Finding
 
-    def _thd_list(self, driver: Driver, folder: Any) -> list[Found]:
-        """All that are ours, and those that are being made."""
+    def _thd_list(self, driver: Driver, folder: Entity) -> list[CloudVM]:
+        """Return all VMs of ours, including those that are being cloned."""
         self._launches._thd_look(driver)
         before = self.have_run()
         nodes = self._thd_ours(driver, folder)
-        founds = [self.found(driver, name, node, before) for name, node in nodes.items()]
+        vms = [self._thd_vm(driver, name, node, before) for name, node in nodes.items()]
         with self._lock:
             self._ran &= set(nodes)
         missing = [launch for launch in self._launches.all() if launch.name not in nodes]
-        return founds + [under_way(launch) for launch in missing]
+        return vms + [launching_vm(launch) for launch in missing]
 
-    def _thd_get(self, driver: Driver, folder: Any, name: str) -> Node | None:
-        """A VM of ours by its name, also if it was renamed."""
+    def _thd_get(self, driver: Driver, folder: Entity, name: str) -> Node | None:
+        """Return a VM of ours by its original name, even if it was renamed."""
         node = driver.ex_get_node(folder, name)
         if node is not None:
-            self._thd_read_marks(driver, [node])
+            self._thd_read_tags(driver, [node])
             if self._name_of(node) == name:
                 return node
         return self._thd_ours(driver, folder).get(name)
 
-    def _thd_ours(self, driver: Driver, folder: Any) -> dict[str, Node]:
-        """Those in the folder, by the names that they were made with."""
+    def _thd_ours(self, driver: Driver, folder: Entity) -> dict[str, Node]:
+        """Return our VMs in the folder by their original names."""
         nodes = driver.list_nodes(folder)
-        self._thd_read_marks(driver, nodes)
+        self._thd_read_tags(driver, nodes)
         ids = {node.id for node in nodes}
         with self._lock:
-            self._marks = {id: marks for id, marks in self._marks.items() if id in ids}
+            self._tags = {id: tags for id, tags in self._tags.items() if id in ids}
         ours: dict[str, Node] = {}
-        # Somebody's clone of a VM of ours has its tags too: the one with the name goes first.
+        # A clone that somebody made of our VM has its tags too: the VM that has the name comes first.
         for node in sorted(nodes, key=lambda node: node.name != self._name_of(node)):
             name = self._name_of(node)
             if name:
@@ -108,57 +108,55 @@ class Vms:
         return ours
 
     def _name_of(self, node: Node) -> str:
-        """The name that a VM of ours was made with; "": it is not ours."""
-        marks = self._marks.get(node.id)
-        if marks is None:  # it is being made, and has nothing but its name
+        """Return the original name of a VM of ours; "": it is not ours."""
+        tags = self._tags.get(node.id)
+        if tags is None:  # it is being cloned, and has nothing but its name
             return node.name if self.is_name(node.name) else ""
-        ours = (marks.cluster, marks.node) == (self._cluster, self._node)
-        return marks.name if ours and self.is_name(marks.name) else ""
+        is_ours = (tags.cluster, tags.node) == (self._cluster, self._node)
+        return tags.name if is_ours and self.is_name(tags.name) else ""
 
-    def _thd_read_marks(self, driver: Driver, nodes: Sequence[Node]) -> None:
-        """Read the tags of VMs that were not seen before. They have the identity beside them until the agent
-        has erased it: reading them with every list would carry that about."""
+    def _thd_read_tags(self, driver: Driver, nodes: Sequence[Node]) -> None:
+        """Read the tags of VMs that were not seen before. Until the agent erases the identity, it is
+        beside the tags, so they are not read with every list."""
         with self._lock:
-            new = [node for node in nodes if node.id not in self._marks]
+            new = [node for node in nodes if node.id not in self._tags]
         if not new:
             return
         try:
             read = dict(driver.ex_extra_config(node.extra["vm"] for node in new))
         except vmodl.fault.ManagedObjectNotFound:
             if len(new) > 1:
-                for node in new:  # one of them has gone meanwhile
-                    self._thd_read_marks(driver, [node])
+                for node in new:  # one of them is gone
+                    self._thd_read_tags(driver, [node])
             return
         for node in new:
-            marks = _marks(read[node.id]) if node.id in read else None
-            # A clone may show its template's before it has its own.
-            if marks is not None and (marks.name or not self.is_name(node.name)):
+            tags = _tags_in(read[node.id]) if node.id in read else None
+            # A new clone may still show its template's extraConfig.
+            if tags is not None and (tags.name or not self.is_name(node.name)):
                 with self._lock:
-                    self._marks[node.id] = marks
+                    self._tags[node.id] = tags
 
     # ---- States
 
     def have_run(self) -> Set[str]:
-        """The VMs that are known to have run, by now."""
+        """Return the names of VMs that are known to have been powered on."""
         with self._lock:
             return frozenset(self._ran)
 
-    def found(self, driver: Driver, name: str, node: Node, before: Set[str]) -> Found:
-        """A VM of ours. One that was never powered on is.
+    def _thd_vm(self, driver: Driver, name: str, node: Node, before: Set[str]) -> CloudVM:
+        """Return a VM of ours, and power it on if it never was.
 
-        :param before: `have_run` as it was before the VM was looked at: other threads power VMs on."""
-        marks = self._marks.get(node.id)
+        :param before: `have_run` from before `node` was read, as other threads power VMs on."""
+        tags = self._tags.get(node.id)
         state, detail = self._thd_state(driver, name, node, before)
         address = self._address(node) if node.state is NodeState.RUNNING else ""
-        parts = _NAME.fullmatch(name)
-        assert parts is not None
-        return Found(
+        return CloudVM(
             id=name,
-            token=parts[2],
-            sandbox_id=marks.sandbox_id if marks is not None else "",
+            token=_token_of(name),
+            sandbox_id=tags.sandbox_id if tags is not None else "",
             state=InstanceState.RUNNING if address else state,
             private_address=address,
-            created_at=marks.created_at if marks is not None else 0.0,
+            created_at=tags.created_at if tags is not None else 0.0,
             size=_size(node),
             detail=detail,
         )
@@ -167,61 +165,61 @@ class Vms:
         self, driver: Driver, name: str, node: Node, before: Set[str]
     ) -> tuple[InstanceState, str]:
         if node.state is NodeState.RUNNING:
-            self._has_run(name)
+            self._record_run(name)
             self._launches.forget(name)
             return InstanceState.PENDING, ""
         launch = self._launches.get(name)
         if name in before or node.state is NodeState.SUSPENDED:
-            return (
-                InstanceState.ENDED,
-                "it is suspended" if node.state is NodeState.SUSPENDED else "it is off",
-            )
+            suspended = node.state is NodeState.SUSPENDED
+            return InstanceState.ENDED, "the VM is suspended" if suspended else "the VM is off"
         if launch is not None and launch.running:
             return InstanceState.PENDING, ""
-        if launch is None and node.id in self._marks and name not in self.ending:
+        if launch is None and node.id in self._tags and name not in self.ending:
             if self._thd_has_run(driver, name, node):
                 if driver.ex_is_on(node):  # since a moment ago
                     return InstanceState.PENDING, ""
-                return InstanceState.ENDED, "it is off"
+                return InstanceState.ENDED, "the VM is off"
             launch = self._thd_power_on(driver, name, node)
         if launch is not None and launch.fault is not None:
-            return InstanceState.ENDED, f"it can't be powered on: {launch.fault}"
+            return InstanceState.ENDED, f"the VM can't be powered on: {launch.fault}"
         return InstanceState.PENDING, ""
 
     def _thd_has_run(self, driver: Driver, name: str, node: Node) -> bool:
         if name not in self._ran and driver.ex_has_run(node):
-            self._has_run(name)
+            self._record_run(name)
         return name in self._ran
 
     def _thd_power_on(self, driver: Driver, name: str, node: Node) -> Launch:
         """Power a VM on for the first time."""
-        marks = self._marks[node.id]
-        launch = Launch(name, "", marks.sandbox_id, marks.created_at, _size(node))
+        tags = self._tags[node.id]
+        launch = Launch(name, "", tags.sandbox_id, tags.created_at, _size(node))
         fault = self._launches._thd_begin(driver, launch, lambda: driver.start_node(node))
         if fault is None:
             if not launch.running:
-                self._has_run(name)
-        elif fault.trouble is not Trouble.PASSING:  # else it is being made, or on: the next look will show
+                self._record_run(name)
+        elif fault.kind is not ErrorKind.TRANSIENT:
+            # A transient fault means that the VM is still being cloned, or already on.
             launch.fault = fault
             self._launches.put(launch)
         return launch
 
-    def _has_run(self, name: str) -> None:
+    def _record_run(self, name: str) -> None:
         with self._lock:
             self._ran.add(name)
 
-    def gone(self, name: str) -> None:
-        """There is no such VM any more, and will be none."""
+    def forget(self, name: str) -> None:
+        """Forget a VM that is gone for good."""
         self._launches.forget(name)
         with self._lock:
             self.ending.discard(name)
             self._ran.discard(name)
 
     def _address(self, node: Node) -> str:
-        """The pod's address as VMware Tools tell it: of a card of the VM, and not of a bridge in it."""
-        cards = node.extra["cards"]
-        told = [text for card in cards if (card.deviceConfigId or 0) > 0 for text in card.ipAddress or []]
-        for text in sorted(told if cards else node.private_ips, key=lambda text: ":" in text):  # IPv4 first
+        """Return the pod's address by VMware Tools: that of a network card, not of a bridge in the guest."""
+        nics = node.extra["cards"]
+        of_cards = [text for nic in nics if (nic.deviceConfigId or 0) > 0 for text in nic.ipAddress or []]
+        reported = of_cards if nics else node.private_ips
+        for text in sorted(reported, key=lambda text: ":" in text):  # IPv4 first
             try:
                 address = ip_address(text)
             except ValueError:
@@ -233,13 +231,11 @@ class Vms:
         return ""
 
 
-def under_way(launch: Launch) -> Found:
-    """A VM that the inventory does not show yet, or never will."""
-    parts = _NAME.fullmatch(launch.name)
-    assert parts is not None
-    return Found(
+def launching_vm(launch: Launch) -> CloudVM:
+    """Return a VM that the inventory does not show yet, or never will."""
+    return CloudVM(
         id=launch.name,
-        token=parts[2],
+        token=_token_of(launch.name),
         sandbox_id=launch.sandbox_id,
         state=InstanceState.PENDING if launch.fault is None else InstanceState.ENDED,
         created_at=launch.created_at,
@@ -248,12 +244,12 @@ def under_way(launch: Launch) -> Found:
     )
 
 
-def _marks(extra: dict[str, str]) -> Marks:
+def _tags_in(extra: dict[str, str]) -> Tags:
     try:
         created = float(extra.get(specs.CREATED, "0"))
     except ValueError:
         created = 0.0
-    return Marks(
+    return Tags(
         name=extra.get(specs.NAME, ""),
         cluster=extra.get(CLUSTER, ""),
         node=extra.get(NODE, ""),
@@ -261,6 +257,12 @@ def _marks(extra: dict[str, str]) -> Marks:
         token=extra.get(TOKEN, ""),
         created_at=created,
     )
+
+
+def _token_of(name: str) -> str:
+    match = _NAME.fullmatch(name)
+    assert match is not None
+    return match[2]
 
 
 def _size(node: Node) -> str:

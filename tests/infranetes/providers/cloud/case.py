@@ -1,4 +1,5 @@
-"""The ground of tests of the clouds' providers."""
+# SPDX-License-Identifier: Apache-2.0
+"""Base classes for tests of the providers of AWS and GCP."""
 
 from __future__ import annotations
 
@@ -10,49 +11,49 @@ from infranetes.providers.cloud.aws.cloud import offers
 from infranetes.providers.cloud.gcp.sizes import prices
 from infranetes.providers.interface import Instance
 from tests.contract.pod_provider_case import ProviderCase, reactor
-from tests.support.clouds.aws import AwsWorld
-from tests.support.clouds.faults import Kind
-from tests.support.clouds.gce import GceWorld
+from tests.support.clouds.aws import SimulatedAws
+from tests.support.clouds.faults import FaultKind
+from tests.support.clouds.gce import SimulatedGce
 from tests.support.clouds.gce_resources import ZONES
 from tests.support.clouds.moto import REGION
 
-offers(REGION)  # large files, which the daemon reads before its reactor runs
+offers(REGION)  # libcloud's large files, which the daemon reads before its reactor runs
 prices()
 
 Call = Mapping[str, str]
 
 
 class CloudCase(ProviderCase):
-    """A world for each test, and what tests of any cloud have to know of one."""
+    """A simulated cloud for each test, and what tests have to know of it."""
 
     boot_timeout: ClassVar[float] = 30.0
     agent_timeout: ClassVar[float] = 60.0
     interrupt_after = (0.05, 0.5)
-    launch_action: ClassVar[str]  # as in a world's `requests`
+    launch_action: ClassVar[str]  # as in the cloud's `requests`
     destroy_action: ClassVar[str]
     list_action: ClassVar[str]
-    cheapest: ClassVar[tuple[str, str]]  # the first two sizes that are tried for a pod without wishes
-    large: ClassVar[str]  # one that is tried for 4 CPUs
-    quota: ClassVar[str]  # of a quota's words
+    cheapest: ClassVar[tuple[str, str]]  # the first two sizes that are tried for a pod without requests
+    large: ClassVar[str]  # a size that is tried for 4 CPUs
+    quota: ClassVar[str]  # a part of the message about a full quota
 
     def make_world(self) -> Any:
-        """A cloud, not yet started."""
+        """Return a cloud that is not started yet."""
         raise NotImplementedError
 
     def is_list(self, call: Call) -> bool:
-        """Whether a call asks for the VMs."""
+        """Whether a call lists the VMs."""
         return call["Action"] == self.list_action
 
-    def places(self) -> Sequence[str]:
-        """Where VMs are tried to be made, in this order."""
+    def zones(self) -> Sequence[str]:
+        """Return the zones or subnets that are tried, in this order."""
         raise NotImplementedError
 
     def asked(self, launch: Call) -> tuple[str, str]:
-        """The size and the place that a launch asks for."""
+        """Return the size and the zone that a launch asks for."""
         raise NotImplementedError
 
     def key(self, launch: Call) -> str:
-        """The idempotency key of a launch."""
+        """Return the idempotency key of a launch."""
         raise NotImplementedError
 
     def setUp(self) -> Any:
@@ -70,8 +71,8 @@ class CloudCase(ProviderCase):
         self.world.end(instance.id)
 
     def break_launches(self) -> Callable[[], None]:
-        """The instance is made, and the answer is an error, each time."""
-        self.world.faults.add(Kind.ACTED, self.launch_action)
+        """Answer each launch with an error though the instance is created."""
+        self.world.faults.add(FaultKind.ACTED, self.launch_action)
         self.settings["retry_seconds"] = 0.3
 
         def mend() -> None:
@@ -89,20 +90,20 @@ class CloudCase(ProviderCase):
 
 
 class AwsCase(CloudCase):
-    """On EC2."""
+    """Tests on EC2."""
 
     provider_name = "aws"
     launch_action, destroy_action, list_action = "RunInstances", "TerminateInstances", "DescribeInstances"
     cheapest, large, quota = ("t3.nano", "t3.micro"), "t3.xlarge", "VcpuLimitExceeded"
-    world: AwsWorld
+    world: SimulatedAws
 
-    def make_world(self) -> AwsWorld:
-        return AwsWorld(reactor, self.run_dir / "machines")
+    def make_world(self) -> SimulatedAws:
+        return SimulatedAws(reactor, self.run_dir / "machines")
 
     def is_list(self, call: Call) -> bool:
         return super().is_list(call) and "InstanceId.1" not in call
 
-    def places(self) -> Sequence[str]:
+    def zones(self) -> Sequence[str]:
         return self.world.subnets
 
     def asked(self, launch: Call) -> tuple[str, str]:
@@ -113,17 +114,17 @@ class AwsCase(CloudCase):
 
 
 class GcpCase(CloudCase):
-    """On Compute Engine."""
+    """Tests on Compute Engine."""
 
     provider_name = "gcp"
     launch_action, destroy_action, list_action = "launch", "destroy", "list instances"
     cheapest, large, quota = ("e2-micro", "e2-small"), "e2-standard-4", "quotaExceeded"
-    world: GceWorld
+    world: SimulatedGce
 
-    def make_world(self) -> GceWorld:
-        return GceWorld(reactor, self.run_dir / "machines")
+    def make_world(self) -> SimulatedGce:
+        return SimulatedGce(reactor, self.run_dir / "machines")
 
-    def places(self) -> Sequence[str]:
+    def zones(self) -> Sequence[str]:
         return ZONES
 
     def asked(self, launch: Call) -> tuple[str, str]:

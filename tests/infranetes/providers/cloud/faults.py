@@ -1,4 +1,5 @@
-"""What goes wrong between a provider and its cloud, any one, and that nothing is left or lost by it."""
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of faults between a provider and any cloud: nothing is leaked or lost."""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ import time
 import attrs
 
 from infranetes.providers.interface import Instance, InstanceState, Size
-from infranetes_common import vmserver
 from infranetes_common.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -15,55 +15,56 @@ from infranetes_common.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from infranetes_common.wire import vmserver
 from tests.infranetes.providers.cloud.case import Call, CloudCase
-from tests.infranetes.providers.cloud.lives import Lives
-from tests.support.clouds.faults import NEVER, NO_AGENT, Kind
+from tests.infranetes.providers.cloud.lifecycle_case import LifecycleCase
+from tests.support.clouds.faults import NEVER, NO_AGENT, FaultKind
 from txgrpc import GrpcError
 
 
-class FaultCase(Lives, CloudCase):
-    """What was asked of the cloud."""
+class FaultCase(LifecycleCase, CloudCase):
+    """Base class of tests with faults."""
 
     def launches(self) -> list[Call]:
-        """The launches that were asked for."""
+        """Return the requested launches."""
         return [one for one in self.world.requests if one["Action"] == self.launch_action]
 
 
 class PassingFaults(FaultCase):
-    """Faults that are got over."""
+    """Faults that calls recover from."""
 
     async def test_throttling_of_a_third_of_the_calls(self) -> None:
-        fault = self.world.faults.add(Kind.THROTTLE, share=0.3)
-        await self.lives(4)
+        fault = self.world.faults.add(FaultKind.THROTTLE, share=0.3)
+        await self.run_lifecycles(4)
         self.assertGreater(fault.happened, 0)
 
     async def test_a_retry_after_is_honoured(self) -> None:
         provider = await self.started()
-        self.world.faults.add(Kind.THROTTLE, self.list_action, times=1, retry_after=2.0)
+        self.world.faults.add(FaultKind.THROTTLE, self.list_action, times=1, retry_after=2.0)
         begun = time.monotonic()
         await self.within(provider.list())
         self.assertGreaterEqual(time.monotonic() - begun, 1.9)
 
     async def test_errors_of_the_server(self) -> None:
-        self.world.faults.add(Kind.ERROR, share=0.3)
-        await self.lives(4)
+        self.world.faults.add(FaultKind.ERROR, share=0.3)
+        await self.run_lifecycles(4)
 
     async def test_errors_after_the_cloud_acted(self) -> None:
-        self.world.faults.add(Kind.ACTED, share=0.3)
-        await self.lives(4)
+        self.world.faults.add(FaultKind.ACTED, share=0.3)
+        await self.run_lifecycles(4)
 
     async def test_answers_that_are_lost_after_the_cloud_acted(self) -> None:
-        fault = self.world.faults.add(Kind.LOST, self.launch_action, times=2)
-        self.world.faults.add(Kind.LOST, self.destroy_action, times=1)
-        await self.lives(1)
+        fault = self.world.faults.add(FaultKind.LOST, self.launch_action, times=2)
+        self.world.faults.add(FaultKind.LOST, self.destroy_action, times=1)
+        await self.run_lifecycles(1)
         self.assertEqual(fault.happened, 2)
         self.assertEqual(len(self.launches()), 3)
         self.assertEqual(len({self.key(one) for one in self.launches()}), 1)
 
-    async def test_lists_that_do_not_have_a_new_vm_yet(self) -> None:
+    async def test_lists_that_lack_a_new_vm(self) -> None:
         provider = await self.started()
         await self.within(provider.list())
-        stale = self.world.faults.add(Kind.STALE, only=self.is_list)
+        stale = self.world.faults.add(FaultKind.STALE, only=self.is_list)
         spec = self.spec()
         launched = await self.within(provider.launch(spec))
         self.assertEqual([one.id for one in await self.within(provider.list())], [launched.id])
@@ -73,13 +74,13 @@ class PassingFaults(FaultCase):
         instance = await self.within(provider.wait_running(launched.id, self.boot_timeout))
         await self.within(provider.destroy(instance.id))
 
-    async def test_lists_that_still_have_an_ended_vm(self) -> None:
+    async def test_lists_that_still_show_an_ended_vm(self) -> None:
         provider = await self.started()
         ended: list[Instance] = []
         provider.watch(ended.append)
         instance = await self.running(provider, self.spec())
         await self.within(provider.list())
-        self.world.faults.add(Kind.STALE, only=self.is_list)
+        self.world.faults.add(FaultKind.STALE, only=self.is_list)
         await self.within(provider.destroy(instance.id))
         self.assertEqual(await self.within(provider.list()), [])
         await self.sleep(0.7)
@@ -87,13 +88,13 @@ class PassingFaults(FaultCase):
         self.world.faults.clear()
 
     async def test_a_daemon_that_was_killed_before_its_launch_was_listed(self) -> None:
-        """The next daemon sees no VM, asks with another identity, and has the first one's VM."""
+        """The next daemon sees no VM, launches with another identity, and gets the first one's VM."""
         provider = await self.started()
         await self.within(provider.list())
         spec = self.spec()
         launched = await self.within(provider.launch(spec))
         await self.within(provider.stop())
-        self.world.faults.add(Kind.STALE, self.list_action, times=2)
+        self.world.faults.add(FaultKind.STALE, self.list_action, times=2)
         provider = await self.started()
         certificate, key = self.authority.issue_vm(spec.sandbox_id, 3600)
         renewed = attrs.evolve(spec.identity, certificate_pem=certificate, key_pem=key)
@@ -102,16 +103,16 @@ class PassingFaults(FaultCase):
         self.assertEqual((await self.agent_info(adopted)).sandbox_id, spec.sandbox_id)
         self.assertEqual(len(self.world.running()), 1)
 
-    async def test_a_new_vm_that_not_all_of_the_cloud_knows_is_destroyed_all_the_same(self) -> None:
+    async def test_a_new_vm_that_not_all_of_the_cloud_knows_yet_is_destroyed(self) -> None:
         self.settings["settle_seconds"] = 20.0
         provider = await self.started()
         launched = await self.within(provider.launch(self.spec()))
-        fault = self.world.faults.add(Kind.UNKNOWN, self.destroy_action, times=3)
+        fault = self.world.faults.add(FaultKind.UNKNOWN, self.destroy_action, times=3)
         await self.within(provider.destroy(launched.id))
         self.assertEqual(fault.happened, 3)
         self.assertEqual(self.world.holdings(), [])
 
-    async def test_a_second_vm_of_a_token_is_ended(self) -> None:
+    async def test_a_second_vm_of_a_token_is_destroyed(self) -> None:
         provider = await self.started()
         instance = await self.running(provider, self.spec())
         self.world.add_twin(instance.id)
@@ -122,13 +123,13 @@ class PassingFaults(FaultCase):
 
 
 class LastingFaults(FaultCase):
-    """Faults that a call fails with."""
+    """Faults that calls fail with."""
 
-    async def test_a_cloud_that_acts_and_never_answers(self) -> None:
-        """What the launch left is found and ended, at the latest when it is shown."""
+    async def test_launches_whose_answers_are_always_lost(self) -> None:
+        """What the launch left is destroyed, at the latest when it is listed."""
         self.settings["retry_seconds"] = 0.5
         provider = await self.started()
-        self.world.faults.add(Kind.LOST, self.launch_action)
+        self.world.faults.add(FaultKind.LOST, self.launch_action)
         await self.refused(Unavailable, provider.launch(self.spec()))
         self.assertEqual(self.world.holdings(), [])
 
@@ -137,9 +138,11 @@ class LastingFaults(FaultCase):
         self.settings["settle_seconds"] = 5.0
         provider = await self.started()
         await self.within(provider.list())
-        self.world.faults.add(Kind.LOST, self.launch_action)
+        self.world.faults.add(FaultKind.LOST, self.launch_action)
         token: list[str] = []
-        stale = self.world.faults.add(Kind.STALE, self.list_action, only=lambda each: _of_token(each, token))
+        stale = self.world.faults.add(
+            FaultKind.STALE, self.list_action, only=lambda each: _of_token(each, token)
+        )
         spec = self.spec()
         token.append(spec.token)
         await self.refused(Unavailable, provider.launch(spec))
@@ -163,24 +166,24 @@ class LastingFaults(FaultCase):
         await self.within(provider.destroy(instance.id))
         self.assertEqual(self.world.holdings(), [])
 
-    async def test_a_quota_that_is_full(self) -> None:
+    async def test_a_full_quota(self) -> None:
         provider = await self.started()
-        self.world.faults.add(Kind.QUOTA, self.launch_action)
+        self.world.faults.add(FaultKind.QUOTA, self.launch_action)
         error = await self.refused(ResourceExhausted, provider.launch(self.spec()))
         self.assertIn(self.quota, str(error))
         self.assertEqual(len(self.launches()), 1)
         self.world.faults.clear()
-        await self.life(provider)
+        await self.run_lifecycle(provider)
 
-    async def test_a_type_without_capacity_gives_way_to_the_next_in_each_place(self) -> None:
+    async def test_without_capacity_the_next_zone_and_then_the_next_size_is_tried(self) -> None:
         provider = await self.started()
         first, second = self.cheapest
         self.world.faults.add(
-            Kind.CAPACITY, self.launch_action, only=lambda each: self.asked(each)[0] == first
+            FaultKind.CAPACITY, self.launch_action, only=lambda each: self.asked(each)[0] == first
         )
         instance = await self.running(provider, self.spec())
         self.assertEqual(instance.size, second)
-        here, there = self.places()
+        here, there = self.zones()
         self.assertEqual(
             [self.asked(one) for one in self.launches()], [(first, here), (first, there), (second, here)]
         )
@@ -189,17 +192,17 @@ class LastingFaults(FaultCase):
 
     async def test_no_capacity_at_all(self) -> None:
         provider = await self.started()
-        self.world.faults.add(Kind.CAPACITY, self.launch_action)
+        self.world.faults.add(FaultKind.CAPACITY, self.launch_action)
         error = await self.refused(ResourceExhausted, provider.launch(self.spec(size=Size(cpu_millis=4000))))
         self.assertIn(self.large, str(error))
         self.assertEqual(self.world.holdings(), [])
 
-    async def test_credentials_that_are_revoked_and_given_back(self) -> None:
+    async def test_credentials_that_are_revoked_and_restored(self) -> None:
         provider = await self.started()
         instance = await self.running(provider, self.spec())
         ended: list[Instance] = []
         provider.watch(ended.append)
-        self.world.faults.add(Kind.REVOKED)
+        self.world.faults.add(FaultKind.REVOKED)
         for call in (
             lambda: provider.list(),
             lambda: provider.launch(self.spec()),
@@ -213,10 +216,10 @@ class LastingFaults(FaultCase):
         self.assertEqual(await self.within(provider.list()), [instance])
         self.assertEqual((await self.agent_info(instance)).sandbox_id, instance.sandbox_id)
 
-    async def test_a_cloud_that_is_down_is_left_alone(self) -> None:
+    async def test_a_cloud_that_is_down_is_called_rarely(self) -> None:
         self.settings["retry_seconds"] = 1.0
         provider = await self.started()
-        self.world.faults.add(Kind.ERROR)
+        self.world.faults.add(FaultKind.ERROR)
         await self.refused(Unavailable, provider.list())
         before = len(self.world.requests)
         for _ in range(5):
@@ -226,9 +229,9 @@ class LastingFaults(FaultCase):
         self.assertIn("not answering", provider.status()["cloud"])
         self.world.faults.clear()
 
-    async def test_a_launch_that_is_cancelled_while_the_cloud_is_slow_to_take_it(self) -> None:
+    async def test_a_launch_that_is_cancelled_while_the_cloud_is_slow(self) -> None:
         provider = await self.started()
-        self.world.faults.add(Kind.THROTTLE, self.launch_action, times=4)
+        self.world.faults.add(FaultKind.THROTTLE, self.launch_action, times=4)
         spec = self.spec()
         launching = provider.launch(spec)
         await self.sleep(0.05)
@@ -237,10 +240,10 @@ class LastingFaults(FaultCase):
         instance = await self.running(provider, spec)
         self.assertEqual(self.world.running(), [instance.id])
 
-    async def test_a_provider_that_stops_in_a_launch_leaves_it_to_the_next(self) -> None:
+    async def test_a_launch_of_a_stopped_provider_is_adopted_by_the_next(self) -> None:
         provider = await self.started()
         spec = self.spec()
-        lost = self.world.faults.add(Kind.LOST, self.launch_action, times=100)
+        lost = self.world.faults.add(FaultKind.LOST, self.launch_action, times=100)
         launching = self.assertFailure(provider.launch(spec), InfranetesError)
         while not lost.happened:
             await self.sleep(0.01)

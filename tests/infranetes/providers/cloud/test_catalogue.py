@@ -1,4 +1,5 @@
-"""A cloud's machine images as images of pods: what their names are, and EC2's by owner and tags."""
+# SPDX-License-Identifier: Apache-2.0
+"""A cloud's machine images as images of pods: their names, and EC2's owners and tags."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 from zope.interface.verify import verifyObject
 
-from infranetes.images.interface import Found, IImageCatalogue
+from infranetes.images.interface import CatalogueImage, IImageCatalogue
 from infranetes.images.reference import is_digest
 from infranetes.providers.cloud.aws.settings import Settings
 from infranetes.providers.cloud.catalogue import parse
@@ -26,7 +27,7 @@ from infranetes_common.errors import (
 )
 from tests.infranetes.providers.cloud.case import AwsCase
 from tests.support.clouds.aws import IMAGE
-from tests.support.clouds.faults import Kind
+from tests.support.clouds.faults import FaultKind
 
 DIGEST = "sha256:" + "a" * 64
 ARM_IMAGE = "ami-0e9271c829888680e"  # one of moto's
@@ -34,9 +35,9 @@ ACCOUNT = "123456789012"  # moto's
 
 
 class ReferenceTests(SynchronousTestCase):
-    """How machine images are named where only Docker's references are taken."""
+    """Names of machine images as Docker references."""
 
-    def test_one_image_has_several_spellings(self) -> None:
+    def test_several_references_mean_one_image(self) -> None:
         for reference, meant in (
             ("web:1.0", ("web", "1.0", "")),
             ("web", ("web", "latest", "")),
@@ -49,7 +50,7 @@ class ReferenceTests(SynchronousTestCase):
         ):
             self.assertEqual(parse(reference, "aws"), meant)
 
-    def test_what_is_none_is_told_how_one_is_written(self) -> None:
+    def test_an_invalid_reference_is_refused_with_the_valid_form(self) -> None:
         for reference in (
             "", "Web:1.0", "web:", "web:1*", "quay.io/web:1.0", "gcp.infranetes.io/web:1.0",
             "web:1.0@sha256:ab", "web@", "a" * 300, "ami-0123456789abcdef0:", "web:1.0\n", "wéb:1.0",
@@ -59,7 +60,7 @@ class ReferenceTests(SynchronousTestCase):
             self.assertIn("aws.infranetes.io/NAME:VERSION", str(caught.exception))
 
     @given(st.text(max_size=80))
-    def test_nothing_else_than_names_reaches_a_cloud(self, text: str) -> None:
+    def test_only_valid_names_reach_a_cloud(self, text: str) -> None:
         try:
             name, version, digest = parse(text, "aws")
         except InvalidArgument:
@@ -70,17 +71,17 @@ class ReferenceTests(SynchronousTestCase):
 
 
 class OwnerTests(SynchronousTestCase):
-    """`image_owners` in the configuration."""
+    """The key `image_owners`."""
 
     def settings(self, **fields: Any) -> Settings:
         table = {"region": "eu-west-1", "image": IMAGE, **fields}
         return structure(table, Settings, source="configuration", prefix="providers.aws")
 
-    def test_our_own_unless_others_are_named(self) -> None:
+    def test_the_default_is_our_own_account(self) -> None:
         self.assertEqual(self.settings().image_owners, ("self",))
         self.assertEqual(self.settings(image_owners=["self", ACCOUNT]).image_owners, ("self", ACCOUNT))
 
-    def test_what_is_no_owner_is_named(self) -> None:
+    def test_an_invalid_owner_is_named(self) -> None:
         for owners in ([], ["me"], ["self", "12345"], ["*"], ["self"] * 21):
             with self.assertRaises(ConfigError) as caught:
                 self.settings(image_owners=owners)
@@ -95,16 +96,16 @@ class AwsCatalogueTests(AwsCase, TestCase):
         self.assertTrue(IHasCatalogue.providedBy(provider))
         return provider.catalogue  # type: ignore[attr-defined]
 
-    async def find(self, catalogue: Any, name: str) -> Found:
-        found: Found = await self.within(catalogue.find(name, {}))
+    async def find(self, catalogue: Any, name: str) -> CatalogueImage:
+        found: CatalogueImage = await self.within(catalogue.find(name, {}))
         return found
 
-    async def test_it_provides_the_whole_interface(self) -> None:
+    async def test_it_provides_its_interface(self) -> None:
         catalogue = await self.catalogue()
         verifyObject(IImageCatalogue, catalogue)
-        self.assertEqual((catalogue.name, catalogue.boots), ("aws", True))
+        self.assertEqual((catalogue.name, catalogue.machine_images), ("aws", True))
 
-    async def test_one_by_its_tags(self) -> None:
+    async def test_an_image_is_found_by_its_tags(self) -> None:
         ami = await self.world.machine_image("team/web:1.0")
         await self.world.machine_image("team/web:2.0")
         catalogue = await self.catalogue()
@@ -131,7 +132,7 @@ class AwsCatalogueTests(AwsCase, TestCase):
         found = await self.find(await self.catalogue(), "web:1.0")
         self.assertEqual(found.machine, new)
 
-    async def test_only_ours_that_can_be_booted(self) -> None:
+    async def test_only_bootable_images_of_ours_are_found(self) -> None:
         await self.world.machine_image("web:1", infranetes="false")
         await self.world.machine_image("web:10")
         await self.world.machine_image("web:1", source=ARM_IMAGE)
@@ -140,7 +141,7 @@ class AwsCatalogueTests(AwsCase, TestCase):
         for words in ("infranetes=true", "infranetes.image_name=web:1", "self", "x86_64", "aws eu-west-1"):
             self.assertIn(words, said)
 
-    async def test_images_of_whom_the_configuration_names(self) -> None:
+    async def test_images_of_configured_owners_are_found(self) -> None:
         ami = await self.world.machine_image("web:1")
         self.settings["image_owners"] = ["999999999999"]
         catalogue = await self.catalogue()
@@ -148,7 +149,7 @@ class AwsCatalogueTests(AwsCase, TestCase):
         self.settings["image_owners"] = ["999999999999", ACCOUNT]
         self.assertEqual((await self.find(await self.catalogue(), "web:1")).machine, ami)
 
-    async def test_whether_one_is_still_there(self) -> None:
+    async def test_whether_an_image_still_exists(self) -> None:
         ami = await self.world.machine_image("web:1")
         catalogue = await self.catalogue()
         found = await self.find(catalogue, "web:1")
@@ -167,22 +168,22 @@ class AwsCatalogueTests(AwsCase, TestCase):
         await self.within(provider.destroy(vm.id))
         self.assertEqual(self.world.holdings(), [])
 
-    async def test_an_image_that_is_not_there_boots_nothing(self) -> None:
+    async def test_a_missing_image_can_not_be_launched(self) -> None:
         provider = await self.started()
         launching = provider.launch(self.spec(image="ami-0123456789abcdef0"))
         self.assertIn("ami-0123456789abcdef0", str(await self.refused(InvalidArgument, launching)))
         self.assertEqual(self.world.holdings(), [])
 
-    async def test_clouds_that_fail(self) -> None:
+    async def test_failures_of_the_cloud(self) -> None:
         ami = await self.world.machine_image("web:1")
         unstarted: Any = self.make_provider()
         await self.refused(Unavailable, unstarted.catalogue.find("web:1", {}))
         catalogue = await self.catalogue()
-        throttled = self.world.faults.add(Kind.THROTTLE, "DescribeImages", times=2)
+        throttled = self.world.faults.add(FaultKind.THROTTLE, "DescribeImages", times=2)
         self.assertEqual((await self.find(catalogue, "web:1")).machine, ami)
         self.assertEqual(throttled.happened, 2)
-        self.world.faults.add(Kind.REVOKED, "DescribeImages")
-        for asked in (catalogue.find("web:1", {}), catalogue.present(Found(DIGEST, machine=ami))):
+        self.world.faults.add(FaultKind.REVOKED, "DescribeImages")
+        for asked in (catalogue.find("web:1", {}), catalogue.present(CatalogueImage(DIGEST, machine=ami))):
             self.assertIsInstance(asked, Deferred)
             await self.refused(FailedPrecondition, asked)
         self.world.faults.clear()

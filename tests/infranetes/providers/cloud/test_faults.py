@@ -1,4 +1,5 @@
-"""What goes wrong between AWS, GCP and their providers: the same for both."""
+# SPDX-License-Identifier: Apache-2.0
+"""Faults between AWS, GCP and their providers: the same tests for both."""
 
 from __future__ import annotations
 
@@ -9,16 +10,16 @@ from tests.infranetes.providers.cloud.faults import LastingFaults, PassingFaults
 
 
 class AwsPassingFaultTests(AwsCase, PassingFaults, TestCase):
-    """EC2's, that are got over."""
+    """EC2's transient errors: a call that meets one is retried and succeeds."""
 
 
 class AwsLastingFaultTests(AwsCase, LastingFaults, TestCase):
-    """EC2's, that a call fails with."""
+    """EC2's final errors: a call that meets one fails, and its error says why."""
 
 
 class GcpPassingFaultTests(GcpCase, PassingFaults, TestCase):
-    """Compute Engine's, that are got over."""
+    """Compute Engine's transient errors: a call that meets one is retried and succeeds."""
 
 
 class GcpLastingFaultTests(GcpCase, LastingFaults, TestCase):
-    """Compute Engine's, that a call fails with."""
+    """Compute Engine's final errors: a call that meets one fails, and its error says why."""

@@ -1,4 +1,5 @@
-"""The simulated Compute Engine speaks as the real one was recorded to."""
+# SPDX-License-Identifier: Apache-2.0
+"""The simulated Compute Engine answers as the recorded real one."""
 
 from __future__ import annotations
 
@@ -7,15 +8,15 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.providers.cloud.annotations import Wishes
+from infranetes.providers.annotations import Wishes
 from infranetes.providers.cloud.gcp import body
 from infranetes.providers.cloud.gcp.settings import Settings
-from infranetes.providers.cloud.interface import TOKEN, Order
+from infranetes.providers.cloud.interface import TOKEN, LaunchRequest
 from tests.support.clouds import gce_resources, recorded
 from tests.support.clouds.gce_api import IMAGE, Gce, Refusal, Task
 from tests.support.clouds.gce_resources import PROJECT, ZONES
 
-# What the recordings are too old for, or happen not to have (source: Compute Engine API reference, v1).
+# Fields that the recordings are too old for, or lack by chance (source: Compute Engine API reference, v1).
 NEWER = {
     "compute#instance": {
         "disks[].autoDelete",
@@ -44,7 +45,7 @@ NEWER = {
     "compute#instanceAggregatedList": {"nextPageToken"},
     "compute#machineTypeList": {"nextPageToken"},
 }
-ALIKE = {"compute#operationList": "compute#imageList"}  # never recorded, and of the form of all lists
+ALIKE = {"compute#operationList": "compute#imageList"}  # never recorded, but like all lists
 
 
 class SimulatorTests(SynchronousTestCase):
@@ -64,13 +65,15 @@ class SimulatorTests(SynchronousTestCase):
         settings = Settings(
             project=PROJECT, zones=ZONES, image=IMAGE, subnetwork="pods", service_account="a@b.example"
         )
-        order = Order(token, "s", 0, {TOKEN: token}, b"{}", Wishes(**wishes), size="e2-micro", place=ZONES[0])
+        order = LaunchRequest(
+            token, "s", 0, {TOKEN: token}, b"{}", Wishes(**wishes), size="e2-micro", zone=ZONES[0]
+        )
         wanted = body.instance(settings, order, "", 0, 20)
         self.ask("POST", f"zones/{ZONES[0]}/instances", wanted)
         return str(wanted["name"])
 
     def everything(self) -> None:
-        """Each request that the provider makes, with more than one state of what there is."""
+        """Make each request of the provider, in several states of the cloud."""
         zone = f"zones/{ZONES[0]}"
         names = [self.launch("1" * 32, spot=True, public_address=True), self.launch("2" * 32)]
         self.launch("3" * 32)
@@ -95,7 +98,7 @@ class SimulatorTests(SynchronousTestCase):
         self.ask("GET", f"{zone}/machineTypes")
         self.ask("DELETE", f"{zone}/instances/{names[0]}")
 
-    def test_nothing_has_a_name_or_a_type_that_was_not_recorded(self) -> None:
+    def test_all_fields_and_types_were_recorded(self) -> None:
         known: dict[str, recorded.Shape] = {}
         for kind, resource in recorded.resources(self.recorded):
             recorded.merge(known.setdefault(kind, {}), recorded.shape(resource))
@@ -113,7 +116,7 @@ class SimulatorTests(SynchronousTestCase):
                     wrong.append(f"{kind} {path}: {types}, and {known[kind][path]} recorded")
         self.assertEqual(sorted(set(wrong)), [])
 
-    def test_nothing_lacks_what_every_recording_has(self) -> None:
+    def test_fields_of_all_recordings_are_there(self) -> None:
         always: dict[str, set[str]] = {}
         for kind, resource in recorded.resources(self.recorded):
             keys = set(resource)
@@ -137,7 +140,7 @@ class SimulatorTests(SynchronousTestCase):
         self.assertEqual(recorded.shape(shown), recorded.shape(known))
         self.assertEqual(shown["error"]["errors"][0]["reason"], known["error"]["errors"][0]["reason"])
 
-    def test_what_it_does_not_know_is_refused(self) -> None:
+    def test_unknown_requests_are_refused(self) -> None:
         for path, query in (
             ("aggregated/networks", {}),
             ("aggregated/instances", {"filter": "labels.x:*"}),

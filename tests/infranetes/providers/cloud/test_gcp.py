@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The GCP provider on a simulated Compute Engine over HTTP, whose instances have real agents."""
 
 from __future__ import annotations
@@ -9,4 +10,4 @@ from tests.infranetes.providers.cloud.case import GcpCase
 
 
 class GcpContractTests(GcpCase, PodProviderContract, TestCase):
-    """What every provider does."""
+    """The contract of all providers."""

@@ -1,4 +1,5 @@
-"""What the GCP provider asks Compute Engine for: labels, secrets, addresses, annotations, tokens."""
+# SPDX-License-Identifier: Apache-2.0
+"""The GCP provider's requests: labels, secrets, addresses, annotations, tokens."""
 
 from __future__ import annotations
 
@@ -9,19 +10,19 @@ from twisted.trial.unittest import TestCase
 
 from infranetes.providers.cloud.gcp.cloud import GcpCloud
 from infranetes.providers.cloud.gcp.settings import Settings
-from infranetes.providers.cloud.interface import CloudError, MachineImage, Trouble
+from infranetes.providers.cloud.interface import CloudError, ErrorKind, MachineImage
 from infranetes.providers.interface import Instance, InstanceState, Size
-from infranetes.threads import in_thread
 from infranetes_common import config
+from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from tests.contract.pod_provider_case import reactor
 from tests.infranetes.providers.cloud.case import GcpCase
-from tests.support.clouds.faults import Kind
+from tests.support.clouds.faults import FaultKind
 from tests.support.clouds.gce_resources import ZONES
 
 
 class LaunchTests(GcpCase, TestCase):
-    """One launch, looked at closely."""
+    """The requests of one launch."""
 
     def actions(self, begun: int = 0) -> list[str]:
         return [one["Action"] for one in self.world.requests[begun:]]
@@ -31,7 +32,7 @@ class LaunchTests(GcpCase, TestCase):
         self.assertEqual(items["block-project-ssh-keys"], "TRUE")
         return json.loads(items["infranetes-identity"])
 
-    async def test_everything_is_labelled_when_it_is_made(self) -> None:
+    async def test_everything_is_labelled_when_it_is_created(self) -> None:
         provider = await self.started()
         spec = self.spec()
         await self.within(provider.launch(spec))
@@ -51,7 +52,7 @@ class LaunchTests(GcpCase, TestCase):
         self.assertEqual(body["scheduling"], {"automaticRestart": False, "onHostMaintenance": "MIGRATE"})
         self.assertNotIn("accessConfigs", body["networkInterfaces"][0])
 
-    async def test_names_that_no_label_can_hold(self) -> None:
+    async def test_names_that_are_no_valid_labels(self) -> None:
         provider = await self.started(cluster="Prod.Größe", node="node-1.example.org")
         spec = self.spec(cluster="Prod.Größe", node="node-1.example.org")
         instance = await self.within(provider.launch(spec))
@@ -83,7 +84,7 @@ class LaunchTests(GcpCase, TestCase):
         await self.within(provider.destroy(launched.id))
         self.assertEqual(self.actions(begun), ["get instances", "destroy", "get instances"])
 
-    async def test_all_threads_share_a_token_and_none_asks_for_zones(self) -> None:
+    async def test_all_threads_share_a_token_and_none_lists_zones(self) -> None:
         provider = await self.started()
         calls = [self.within(provider.list()) for _ in range(12)]
         for call in calls:
@@ -106,7 +107,7 @@ class LaunchTests(GcpCase, TestCase):
         provider = await self.started()
         for size, name in (
             (Size(), "e2-micro"),
-            (Size(cpu_millis=400), "e2-small"),  # of a shared CPU only a part is one's own
+            (Size(cpu_millis=400), "e2-small"),  # only a share of a shared CPU counts
             (Size(memory_bytes=3 << 30), "e2-medium"),
             (Size(cpu_millis=3000), "e2-standard-4"),
         ):
@@ -123,7 +124,7 @@ class LaunchTests(GcpCase, TestCase):
         self.assertTrue(instance.id.startswith(f"{ZONES[0]}."), instance.id)
         self.assertEqual(len(self.world.bodies), 1)
 
-    async def test_what_the_annotations_ask_for(self) -> None:
+    async def test_annotations_are_served(self) -> None:
         self.world.api.add_image("other")
         self.world.api.add_address("web")
         provider = await self.started()
@@ -175,7 +176,7 @@ class LaunchTests(GcpCase, TestCase):
         self.assertEqual(instance.size, "g2-standard-4")
         self.assertEqual(self.world.bodies[0]["scheduling"]["onHostMaintenance"], "TERMINATE")
 
-    async def test_a_public_address_comes_and_goes_with_the_vm(self) -> None:
+    async def test_a_public_address_is_released_with_the_vm(self) -> None:
         provider = await self.started()
         for name, value in (("public-address", "true"), ("elastic-address", "new")):
             instance = await self.running(provider, self.spec(annotations={f"infranetes.io/{name}": value}))
@@ -184,7 +185,7 @@ class LaunchTests(GcpCase, TestCase):
             await self.within(provider.destroy(instance.id))
             self.assertEqual(self.world.holdings(), [])
 
-    async def test_annotations_that_can_not_be_served_are_named(self) -> None:
+    async def test_unsupported_annotations_are_named(self) -> None:
         provider = await self.started()
         for name, value in (
             ("infranetes.io/region", "us-central1"),
@@ -194,13 +195,13 @@ class LaunchTests(GcpCase, TestCase):
             ("infranetes.io/elastic-address", "nowhere"),
             ("infranetes.io/instance-profile", "web"),
             ("infranetes.io/spot-max-price", "0.05"),
-            ("infranetes.io/instance-type", "n2-standard-2"),  # not among the sizes that are allowed
+            ("infranetes.io/instance-type", "n2-standard-2"),  # not among the allowed sizes
         ):
             error = await self.refused(InvalidArgument, provider.launch(self.spec(annotations={name: value})))
             self.assertIn(name, str(error))
         self.assertEqual(self.world.bodies, [])
 
-    async def test_what_the_configuration_names_and_is_not_there_is_told_at_the_start(self) -> None:
+    async def test_missing_resources_are_reported_at_the_start(self) -> None:
         for key, value in (("image", "nothing"), ("subnetwork", "nowhere")):
             good = self.settings[key]
             self.settings[key] = value
@@ -211,9 +212,9 @@ class LaunchTests(GcpCase, TestCase):
 
 
 class EndTests(GcpCase, TestCase):
-    """How VMs end, and what could outlive them."""
+    """VMs' ends, and what could outlive VMs."""
 
-    async def test_a_spot_vm_that_is_taken_away_says_so(self) -> None:
+    async def test_a_preempted_spot_vm_says_so(self) -> None:
         provider = await self.started()
         ended: list[Instance] = []
         provider.watch(ended.append)
@@ -235,7 +236,7 @@ class EndTests(GcpCase, TestCase):
         [listed] = await self.within(provider.list())
         self.assertEqual((listed.state, listed.detail), (InstanceState.ENDED, "its status is TERMINATED"))
 
-    async def test_a_zone_that_google_can_not_reach_loses_no_vm(self) -> None:
+    async def test_vms_of_an_unreachable_zone_have_not_ended(self) -> None:
         self.settings.update(retry_first=0.5, retry_most=0.5)
         provider = await self.started()
         ended: list[Instance] = []
@@ -248,7 +249,7 @@ class EndTests(GcpCase, TestCase):
         self.world.api.unreachable = ""
         self.assertEqual([one.id for one in await self.within(provider.list())], [instance.id])
 
-    async def test_disks_that_no_vm_uses_are_swept_and_what_is_not_ours_stays(self) -> None:
+    async def test_unused_disks_of_ours_are_swept_and_no_others(self) -> None:
         self.settings["sweep_seconds"] = 0.2
         mine = {
             "infranetes-cluster": self.cluster,
@@ -264,10 +265,10 @@ class EndTests(GcpCase, TestCase):
         self.assertEqual(set(self.world.holdings()), kept)
         self.world.api.disks.pop((ZONES[1], "others"))
 
-    async def test_a_quota_that_only_the_operation_tells_of(self) -> None:
+    async def test_a_full_quota_that_the_operation_reports(self) -> None:
         provider = await self.started()
         self.world.refusal = ("QUOTA_EXCEEDED", "Quota 'CPUS_ALL_REGIONS' exceeded.")
-        self.world.faults.add(Kind.CAPACITY, self.launch_action)
+        self.world.faults.add(FaultKind.CAPACITY, self.launch_action)
         error = await self.refused(ResourceExhausted, provider.launch(self.spec()))
         self.assertIn("CPUS_ALL_REGIONS", str(error))
         self.assertEqual(len(self.world.bodies), 1)
@@ -275,7 +276,7 @@ class EndTests(GcpCase, TestCase):
 
 
 class CredentialTests(GcpCase, TestCase):
-    """Whose calls they are."""
+    """The credentials of calls."""
 
     async def test_the_nodes_own_account_by_the_metadata_server(self) -> None:
         self.settings["key_file"] = ""
@@ -296,7 +297,7 @@ class CredentialTests(GcpCase, TestCase):
         self.assertEqual(self.world.requests, [])
         self.world.key_file.chmod(0o600)
 
-    async def test_a_key_that_is_none_is_refused_without_its_content(self) -> None:
+    async def test_an_invalid_key_is_refused_without_showing_it(self) -> None:
         good = self.world.key_file.read_text()
         for content in ("hush", '{"type": "authorized_user", "secret": "hush"}', "[]"):
             self.world.key_file.write_text(content)
@@ -309,20 +310,20 @@ class CredentialTests(GcpCase, TestCase):
 
 
 class ImageTests(GcpCase, TestCase):
-    """The catalogue."""
+    """Finding machine images."""
 
     async def found(self, work: Any) -> Any:
-        """What a cloud of its own answers."""
+        """Return what `work` does with a cloud and a driver."""
         settings = config.structure(self.settings, Settings, source="test")
         cloud = GcpCloud(settings, self.context())
-        return await in_thread(reactor, lambda: work(cloud, cloud._thd_connect(5.0)))
+        return await run_in_thread(reactor, lambda: work(cloud, cloud._thd_connect(5.0)))
 
     def add(self, name: str, version: str, **fields: Any) -> None:
         labels = {"infranetes": "true", "infranetes-image-name": "web"}
         labels["infranetes-image-version"] = version
         self.world.api.add_image(name, labels=labels, **fields)
 
-    async def test_the_newest_that_can_be_used(self) -> None:
+    async def test_the_newest_usable_image_is_found(self) -> None:
         self.add("web-old", "1_2e0", creationTimestamp="2024-01-01T00:00:00.000-08:00")
         self.add("web-new", "1_2e0", creationTimestamp="2025-01-01T00:00:00.000-08:00")
         self.add("web-arm", "1_2e0", architecture="ARM64")
@@ -338,7 +339,7 @@ class ImageTests(GcpCase, TestCase):
             there = await self.found(lambda cloud, driver, gone=gone: cloud._thd_has_image(driver, gone))
             self.assertFalse(there)
 
-    async def test_none_says_what_was_looked_for(self) -> None:
+    async def test_a_missing_image_error_says_what_was_looked_for(self) -> None:
         def look(cloud: Any, driver: Any) -> Any:
             try:
                 return cloud._thd_find_image(driver, "a/b", "1.0")
@@ -346,5 +347,5 @@ class ImageTests(GcpCase, TestCase):
                 return error
 
         error = await self.found(look)
-        self.assertIs(error.trouble, Trouble.MISSING)
+        self.assertIs(error.kind, ErrorKind.NOT_FOUND)
         self.assertIn("infranetes-image-name=a_2fb", str(error))

@@ -1,9 +1,9 @@
-"""The parts of the cloud provider that need no cloud: limits, sizes, annotations, the view, errors."""
+# SPDX-License-Identifier: Apache-2.0
+"""Parts that need no cloud: rate limits, circuit breakers, sizes, the ledger, errors, EC2 settings."""
 
 from __future__ import annotations
 
 import hashlib
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,18 @@ from libcloud.common.exceptions import exception_from_message
 from libcloud.common.types import InvalidCredsError, MalformedResponseError
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
-from zope.interface.verify import verifyObject
 
 from infranetes.providers import registry
-from infranetes.providers.cloud.annotations import PREFIX, TABLE, Wishes, read
+from infranetes.providers.annotations import Wishes
 from infranetes.providers.cloud.aws import errors
 from infranetes.providers.cloud.aws.cloud import AwsCloud, offers
 from infranetes.providers.cloud.aws.driver import Driver
 from infranetes.providers.cloud.aws.settings import Settings
-from infranetes.providers.cloud.interface import Found, ICloud, Offer, Trouble
-from infranetes.providers.cloud.judge import judge
-from infranetes.providers.cloud.limits import Circuit, RateLimit, backoff
+from infranetes.providers.cloud.errors import classify
+from infranetes.providers.cloud.interface import Cloud, CloudVM, ErrorKind, Offer
+from infranetes.providers.cloud.ledger import Ledger
 from infranetes.providers.cloud.sizes import choose, estimated_prices
-from infranetes.providers.cloud.view import View
+from infranetes.providers.cloud.throttle import CircuitBreaker, RateLimit
 from infranetes.providers.interface import InstanceState, ProviderContext, Size
 from infranetes_common.errors import ConfigError, InvalidArgument
 
@@ -41,7 +40,7 @@ class RateLimitTests(SynchronousTestCase):
         self.clock = Clock()
         self.limit = RateLimit(self.clock.seconds, rate=10.0, burst=5.0)
 
-    def test_a_burst_is_free_and_what_follows_is_spread(self) -> None:
+    def test_a_burst_is_free_and_further_calls_are_spread(self) -> None:
         self.assertEqual([self.limit.reserve() for _ in range(5)], [0.0] * 5)
         waits = [self.limit.reserve() for _ in range(10)]
         for number, wait in enumerate(waits, start=1):
@@ -59,7 +58,7 @@ class RateLimitTests(SynchronousTestCase):
             self.limit.served()
         self.assertEqual(self.limit.current, 10.0)
 
-    def test_nothing_goes_out_before_the_time_that_the_cloud_gave(self) -> None:
+    def test_retry_after_is_honoured(self) -> None:
         self.limit.throttled(7.0)
         self.assertGreaterEqual(self.limit.reserve(), 7.0)
         self.clock.advance(4.0)
@@ -69,7 +68,7 @@ class RateLimitTests(SynchronousTestCase):
 class CircuitTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
-        self.circuit = Circuit(self.clock.seconds, threshold=3, first=5.0, longest=20.0)
+        self.circuit = CircuitBreaker(self.clock.seconds, threshold=3, first=5.0, longest=20.0)
 
     def fail_often(self) -> None:
         for _ in range(3):
@@ -102,16 +101,12 @@ class CircuitTests(SynchronousTestCase):
             self.circuit.failed()
             self.assertEqual(self.circuit.wait(), pause)
 
-    def test_a_probe_that_is_not_made_is_left_to_the_next(self) -> None:
+    def test_an_abandoned_probe_is_left_to_the_next_call(self) -> None:
         self.fail_often()
         self.clock.advance(5.0)
         self.circuit.wait()
         self.circuit.abandoned()
         self.assertEqual(self.circuit.wait(), 0.0)
-
-    @given(st.integers(0, 1000), st.floats(0, 1))
-    def test_a_pause_is_bounded_and_never_nothing(self, attempt: int, chance: float) -> None:
-        self.assertTrue(0.25 <= backoff(attempt, 0.5, 15.0, lambda: chance) <= 15.0)
 
 
 OFFERS = (
@@ -136,12 +131,12 @@ class SizeTests(SynchronousTestCase):
     def test_the_guest_needs_memory_too(self) -> None:
         self.assertEqual(self.names(Size(memory_bytes=1 * GIB))[0], "b.large")
 
-    def test_only_what_is_allowed(self) -> None:
+    def test_only_allowed_sizes_are_chosen(self) -> None:
         self.assertEqual(self.names(Size(), allowed=("b.*", "c.hug?")), ["b.large", "c.huge"])
         for wishes, size in ((Wishes(), Size(cpu_millis=9000)), (Wishes(instance_type="a.small"), Size())):
             self.assertRaises(InvalidArgument, self.names, size, wishes, ("b.*",))
 
-    def test_the_pods_own_choice(self) -> None:
+    def test_a_pod_may_choose_a_size(self) -> None:
         self.assertEqual(self.names(Size(cpu_millis=9000), Wishes(instance_type="a.small")), ["a.small"])
 
     def test_gpus_only_where_they_are_asked_for(self) -> None:
@@ -153,7 +148,7 @@ class SizeTests(SynchronousTestCase):
         self.assertEqual(estimated_prices(family), {"t.small": 0.02, "t.large": 0.08})
 
     @given(st.integers(0, 200_000), st.integers(0, 2000))
-    def test_what_is_chosen_of_the_real_list_fits(self, cpu: int, gib: int) -> None:
+    def test_chosen_sizes_of_ec2_fit(self, cpu: int, gib: int) -> None:
         size = Size(cpu, gib * GIB)
         try:
             found = choose(
@@ -165,139 +160,92 @@ class SizeTests(SynchronousTestCase):
             self.assertTrue(one.cpu_millis >= cpu and one.memory_bytes >= gib * GIB and not one.gpus)
 
 
-class AnnotationTests(SynchronousTestCase):
-    def test_names_and_aliases_mean_the_same(self) -> None:
-        values = {"gpus": "2", "spot-max-price": "0.5", "elastic-address": "new", "metadata-access": "deny"}
-        for row in TABLE:
-            value = values.get(row.name, "true")
-            for name in row.aliases:
-                self.assertEqual(read({name: value}), read({PREFIX + row.name: value}))
-
-    def test_the_names_of_the_go_version_are_all_taken(self) -> None:
-        taken = {alias for row in TABLE for alias in row.aliases}
-        aws = "image instancetype securtiygroup securitygroup region subnet elasticip iaminstancename"
-        expected = {f"infranetes.aws.{name}" for name in aws.split()}
-        others = ("startproxy", "sethostname", "createinterface", "sharedpaths")
-        self.assertEqual(taken, expected | {f"infranetes.{name}" for name in others})
-
-    def test_a_value_that_does_not_fit_is_refused_by_name(self) -> None:
-        for name, value in (
-            ("infranetes.io/gpus", "many"),
-            ("infranetes.io/gpus", "-1"),
-            ("infranetes.io/spot", "maybe"),
-            ("infranetes.io/spot-max-price", "0"),
-            ("infranetes.io/instance-type", "m5.large; rm"),
-            ("infranetes.aws.securtiygroup", "sg-1,,sg-2"),
-            ("infranetes.io/subnet", "x" * 5000),
-            ("infranetes.io/metadata-access", "yes"),
-        ):
-            error = self.assertRaises(InvalidArgument, read, {name: value})
-            self.assertIn(name, str(error))
-
-    def test_two_names_with_two_values_are_refused(self) -> None:
-        both = {"infranetes.io/subnet": "subnet-1", "infranetes.aws.subnet": "subnet-2"}
-        self.assertRaises(InvalidArgument, read, both)
-        both["infranetes.aws.subnet"] = "subnet-1"
-        self.assertEqual(read(both).subnet, "subnet-1")
-
-    def test_what_is_not_ours_is_left_alone(self) -> None:
-        self.assertEqual(read({"example.org/spot": "x", "infranetes.io/other": "y"}), Wishes())
-
-    def test_the_page_has_every_row(self) -> None:
-        text = (TREE / "docs" / "annotations.md").read_text()
-        rows = {
-            name: (re.findall(r"`([^`]+)`", aliases), value)
-            for name, aliases, value in re.findall(r"^\| `([^`]+)` \|([^|]*)\| ([^|]*) \|", text, flags=re.M)
-        }
-        expected = {PREFIX + row.name: (list(row.aliases), row.expected) for row in TABLE}
-        self.assertEqual(rows, expected)
-
-
-class ViewTests(SynchronousTestCase):
+class LedgerTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
-        self.view = View(self.clock.seconds, settle=60.0)
+        self.ledger = Ledger(self.clock.seconds, staleness=60.0)
 
-    def found(self, id: str = "i-1", state: InstanceState = InstanceState.PENDING, **fields: Any) -> Found:
-        return Found(id, fields.pop("token", "t"), "s", state, **fields)
+    def found(self, id: str = "i-1", state: InstanceState = InstanceState.PENDING, **fields: Any) -> CloudVM:
+        return CloudVM(id, fields.pop("token", "t"), "s", state, **fields)
 
     def test_a_state_never_goes_back(self) -> None:
-        self.view.put(self.found(state=InstanceState.RUNNING, private_address="10.0.0.1"))
-        after = self.view.put(self.found())
+        self.ledger.record(self.found(state=InstanceState.RUNNING, private_address="10.0.0.1"))
+        after = self.ledger.record(self.found())
         self.assertEqual((after.state, after.private_address), (InstanceState.RUNNING, "10.0.0.1"))
-        self.view.put(self.found(state=InstanceState.ENDED))
-        self.assertIs(self.view.put(self.found(state=InstanceState.RUNNING)).state, InstanceState.ENDED)
+        self.ledger.record(self.found(state=InstanceState.ENDED))
+        self.assertIs(self.ledger.record(self.found(state=InstanceState.RUNNING)).state, InstanceState.ENDED)
 
-    def test_a_new_vm_is_listed_though_the_cloud_does_not_yet(self) -> None:
-        self.view.launched(self.found())
-        self.assertEqual(len(self.view.merge([])), 1)
+    def test_a_new_vm_is_listed_before_the_cloud_lists_it(self) -> None:
+        self.ledger.record_launch(self.found())
+        self.assertEqual(len(self.ledger.record_list([])), 1)
         self.clock.advance(61.0)
-        self.assertEqual(self.view.merge([]), [])
+        self.assertEqual(self.ledger.record_list([]), [])
 
-    def test_a_destroyed_vm_is_not_listed_though_the_cloud_still_does(self) -> None:
-        self.view.launched(self.found())
-        self.view.gone("i-1", "t")
-        self.assertEqual(self.view.merge([self.found(state=InstanceState.ENDED)]), [])
-        self.assertEqual(self.view.count_destroyed("t"), 1)
+    def test_a_destroyed_vm_is_not_listed_while_the_cloud_lists_it(self) -> None:
+        self.ledger.record_launch(self.found())
+        self.ledger.record_destroyed("i-1", "t")
+        self.assertEqual(self.ledger.record_list([self.found(state=InstanceState.ENDED)]), [])
+        self.assertEqual(self.ledger.count_destroyed("t"), 1)
 
-    def test_what_is_shown_alive_for_long_after_its_end_is_listed_again(self) -> None:
-        self.view.launched(self.found())
-        self.view.gone("i-1", "t")
+    def test_a_destroyed_vm_that_stays_alive_for_long_is_listed_again(self) -> None:
+        self.ledger.record_launch(self.found())
+        self.ledger.record_destroyed("i-1", "t")
         alive = self.found(state=InstanceState.RUNNING)
-        self.assertEqual(self.view.merge([alive]), [])
+        self.assertEqual(self.ledger.record_list([alive]), [])
         self.clock.advance(61.0)
-        self.assertEqual(self.view.merge([self.found(state=InstanceState.ENDED)]), [])
-        self.assertEqual(self.view.merge([alive]), [alive])
+        self.assertEqual(self.ledger.record_list([self.found(state=InstanceState.ENDED)]), [])
+        self.assertEqual(self.ledger.record_list([alive]), [alive])
 
-    def test_of_two_vms_of_a_token_the_one_that_was_answered_with_stays(self) -> None:
-        self.view.put(self.found("i-0", created_at=1.0))
-        self.view.launched(self.found("i-1", created_at=2.0))
-        self.view.put(self.found("i-2", created_at=0.0, token="other"))
-        self.assertEqual([one.id for one in self.view.twins()], ["i-0"])
+    def test_of_two_vms_of_a_token_the_launched_one_is_kept(self) -> None:
+        self.ledger.record(self.found("i-0", created_at=1.0))
+        self.ledger.record_launch(self.found("i-1", created_at=2.0))
+        self.ledger.record(self.found("i-2", created_at=0.0, token="other"))
+        self.assertEqual([one.id for one in self.ledger.duplicates()], ["i-0"])
 
 
 class ErrorTests(SynchronousTestCase):
-    def test_each_of_ec2s_codes(self) -> None:
+    def test_codes_of_ec2(self) -> None:
         for words, status, trouble in (
-            ("RequestLimitExceeded: slow", 503, Trouble.THROTTLED),
-            ("InternalError: oops", 500, Trouble.PASSING),
-            ("InsufficientInstanceCapacity: none", 500, Trouble.CAPACITY),
-            ("Server.InsufficientInstanceCapacity: none", 500, Trouble.CAPACITY),
-            ("VcpuLimitExceeded: none", 400, Trouble.QUOTA),
-            ("UnauthorizedOperation: no", 403, Trouble.CREDENTIALS),
-            ("InvalidInstanceID.NotFound: which", 400, Trouble.MISSING),
-            ("InvalidParameterValue: odd", 400, Trouble.INVALID),
+            ("RequestLimitExceeded: slow", 503, ErrorKind.THROTTLED),
+            ("InternalError: oops", 500, ErrorKind.TRANSIENT),
+            ("InsufficientInstanceCapacity: none", 500, ErrorKind.CAPACITY),
+            ("Server.InsufficientInstanceCapacity: none", 500, ErrorKind.CAPACITY),
+            ("VcpuLimitExceeded: none", 400, ErrorKind.QUOTA),
+            ("UnauthorizedOperation: no", 403, ErrorKind.CREDENTIALS),
+            ("InvalidInstanceID.NotFound: which", 400, ErrorKind.NOT_FOUND),
+            ("InvalidParameterValue: odd", 400, ErrorKind.INVALID),
         ):
             error = exception_from_message(status, words, {})
-            self.assertIs((errors.judge(error) or judge(error)).trouble, trouble, words)
+            self.assertIs((errors.classify(error) or classify(error)).kind, trouble, words)
 
-    def test_what_is_the_same_for_every_cloud(self) -> None:
+    def test_errors_of_all_clouds(self) -> None:
         for error, trouble in (
-            (exception_from_message(429, "slow", {"retry-after": "3"}), Trouble.THROTTLED),
-            (exception_from_message(502, "gateway", {}), Trouble.PASSING),
-            (exception_from_message(403, "no", {}), Trouble.CREDENTIALS),
-            (exception_from_message(404, "no", {}), Trouble.MISSING),
-            (InvalidCredsError("no"), Trouble.CREDENTIALS),
-            (MalformedResponseError("html", body="<html>"), Trouble.PASSING),
-            (requests.exceptions.ReadTimeout(), Trouble.PASSING),
-            (requests.exceptions.ConnectionError(), Trouble.PASSING),
-            (ConnectionResetError(), Trouble.PASSING),
-            (ValueError("a bug"), Trouble.BROKEN),
+            (exception_from_message(429, "slow", {"retry-after": "3"}), ErrorKind.THROTTLED),
+            (exception_from_message(502, "gateway", {}), ErrorKind.TRANSIENT),
+            (exception_from_message(403, "no", {}), ErrorKind.CREDENTIALS),
+            (exception_from_message(404, "no", {}), ErrorKind.NOT_FOUND),
+            (InvalidCredsError("no"), ErrorKind.CREDENTIALS),
+            (MalformedResponseError("html", body="<html>"), ErrorKind.TRANSIENT),
+            (requests.exceptions.ReadTimeout(), ErrorKind.TRANSIENT),
+            (requests.exceptions.ConnectionError(), ErrorKind.TRANSIENT),
+            (ConnectionResetError(), ErrorKind.TRANSIENT),
+            (ValueError("a bug"), ErrorKind.UNEXPECTED),
         ):
-            self.assertIs(judge(error).trouble, trouble, repr(error))
+            self.assertIs(classify(error).kind, trouble, repr(error))
 
-    def test_a_retry_after_of_either_kind(self) -> None:
-        found = judge(exception_from_message(503, "", {"retry-after": "12"}))
+    def test_retry_after_in_seconds_or_as_a_date(self) -> None:
+        found = classify(exception_from_message(503, "", {"retry-after": "12"}))
         self.assertEqual(found.retry_after, 12.0)
         date = "Fri, 31 Dec 2199 23:59:59 GMT"
-        self.assertEqual(judge(exception_from_message(503, "", {"retry-after": date})).retry_after, 300.0)
+        self.assertEqual(classify(exception_from_message(503, "", {"retry-after": date})).retry_after, 300.0)
 
 
 class AwsTests(SynchronousTestCase):
     settings = Settings(region="eu-west-1", image="ami-12345678")
 
     def test_it_is_a_cloud(self) -> None:
-        verifyObject(ICloud, AwsCloud(self.settings, CONTEXT, ()))
+        cloud: Cloud[Driver] = AwsCloud(self.settings, CONTEXT, ())
+        self.assertIsInstance(cloud, Cloud)
 
     def test_wrong_settings_are_named(self) -> None:
         good = {"region": "eu-west-1", "image": "ami-12345678"}
@@ -331,7 +279,7 @@ class AwsTests(SynchronousTestCase):
             raise ConnectionError
 
         connection.connection.request = capture
-        self.assertRaises(ConnectionError, driver.ask, "DescribeAddresses", Domain="vpc & more")
+        self.assertRaises(ConnectionError, driver.request, "DescribeAddresses", Domain="vpc & more")
         [request] = sent
         headers, body = request["headers"], request["body"]
         self.assertEqual((request["method"], request["url"]), ("POST", "/"))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the AWS provider asks EC2 for: tags, secrets, addresses, annotations."""
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ def _tags(resource: Any) -> dict[str, str]:
 
 
 class LaunchTests(AwsCase, TestCase):
-    """One launch, looked at closely."""
+    """The requests of one launch."""
 
-    async def test_everything_is_tagged_when_it_is_made(self) -> None:
+    async def test_everything_is_tagged_when_it_is_created(self) -> None:
         provider = await self.started()
         spec = self.spec()
         await self.within(provider.launch(spec))
@@ -72,7 +73,7 @@ class LaunchTests(AwsCase, TestCase):
             self.assertEqual(instance.size, name)
         self.assertTrue(any(one.cost_per_hour for one in await self.within(provider.list())))
 
-    async def test_what_the_annotations_ask_for(self) -> None:
+    async def test_annotations_are_served(self) -> None:
         provider = await self.started()
         wanted = {
             "infranetes.aws.instancetype": "t3.large",
@@ -92,12 +93,12 @@ class LaunchTests(AwsCase, TestCase):
         self.assertEqual(launch["ImageId"], "ami-760aaa0f")
         self.assertEqual(json.loads(base64.b64decode(launch["UserData"]))["hostname"], "")
 
-    async def test_annotations_that_can_not_be_served_are_named(self) -> None:
+    async def test_unsupported_annotations_are_named(self) -> None:
         provider = await self.started()
         for name, value in (
             ("infranetes.io/region", "us-east-1"),
             ("infranetes.aws.region", "us-east-1"),
-            ("infranetes.io/instance-type", "m5.large"),  # not among the sizes that are allowed
+            ("infranetes.io/instance-type", "m5.large"),  # not among the allowed sizes
             ("infranetes.io/instance-type", "x9.tiny"),
             ("infranetes.io/gpus", "1"),
             ("infranetes.io/elastic-address", "somewhere"),
@@ -107,7 +108,7 @@ class LaunchTests(AwsCase, TestCase):
                 self.assertIn(name.replace("infranetes.aws.", "infranetes.io/"), str(error))
         self.assertEqual([one for one in self.world.requests if one["Action"] == "RunInstances"], [])
 
-    async def test_an_image_that_is_not_there_is_told_at_the_start(self) -> None:
+    async def test_a_missing_image_is_reported_at_the_start(self) -> None:
         self.settings["image"] = "ami-00000000"
         provider = self.make_provider()
         error = await self.refused(FailedPrecondition, provider.start(lambda words: None))
@@ -122,9 +123,9 @@ class LaunchTests(AwsCase, TestCase):
 
 
 class AddressTests(AwsCase, TestCase):
-    """Elastic addresses, and disks: what could outlive a VM."""
+    """Elastic addresses and disks, which could outlive a VM."""
 
-    async def test_an_address_of_its_own_comes_and_goes_with_the_vm(self) -> None:
+    async def test_a_new_elastic_address_is_released_with_the_vm(self) -> None:
         provider = await self.started()
         instance = await self.running(provider, self.spec(annotations={"infranetes.aws.elasticip": "new"}))
         [address] = self.world.ec2.describe_addresses()["Addresses"]
@@ -136,7 +137,7 @@ class AddressTests(AwsCase, TestCase):
         await self.within(provider.destroy(instance.id))
         self.assertEqual(self.world.holdings(), [])
 
-    async def test_an_address_of_the_owner_is_used_and_left(self) -> None:
+    async def test_a_given_elastic_address_is_used_and_kept(self) -> None:
         owned = self.world.ec2.allocate_address(Domain="vpc")["AllocationId"]
         provider = await self.started()
         wanted = {"infranetes.io/elastic-address": owned}
@@ -147,7 +148,7 @@ class AddressTests(AwsCase, TestCase):
         self.assertEqual(self.world.holdings(), [f"address {owned}"])
         self.world.ec2.release_address(AllocationId=owned)
 
-    async def test_what_no_vm_uses_is_swept_and_what_is_not_ours_stays(self) -> None:
+    async def test_unused_resources_of_ours_are_swept_and_no_others(self) -> None:
         self.settings["sweep_seconds"] = 0.2
         mine = {
             "infranetes-cluster": self.cluster,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The vSphere provider on govmomi's simulated vCenter over HTTPS, whose VMs have real agents."""
 
 from __future__ import annotations
@@ -9,4 +10,4 @@ from tests.infranetes.providers.cloud.vsphere_case import VsphereCase
 
 
 class VsphereContractTests(VsphereCase, PodProviderContract, TestCase):
-    """What every provider does."""
+    """The contract of all providers."""

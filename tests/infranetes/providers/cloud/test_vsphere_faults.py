@@ -1,4 +1,5 @@
-"""What goes wrong between the vSphere provider and vCenter, and that nothing is left of it or is lost."""
+# SPDX-License-Identifier: Apache-2.0
+"""Faults between the vSphere provider and vCenter: nothing is leaked or lost."""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ import attrs
 from twisted.trial.unittest import TestCase
 
 from infranetes.providers.interface import Instance, InstanceState
-from infranetes_common import vmserver
 from infranetes_common.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -16,47 +16,48 @@ from infranetes_common.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from tests.infranetes.providers.cloud.lives import Lives
+from infranetes_common.wire import vmserver
+from tests.infranetes.providers.cloud.lifecycle_case import LifecycleCase
 from tests.infranetes.providers.cloud.vsphere_case import VsphereCase
 from tests.support.clouds import vcsim
-from tests.support.clouds.faults import NEVER, NO_AGENT, Kind
+from tests.support.clouds.faults import NEVER, NO_AGENT, FaultKind
 from tests.support.clouds.vsphere import LIST
 from txgrpc import GrpcError
 
 
-class FaultCase(Lives, VsphereCase):
+class FaultCase(LifecycleCase, VsphereCase):
     def forget_sessions(self) -> None:
-        """vCenter ends all sessions but the test's own."""
+        """End all sessions at the vCenter but the test's own."""
         manager = self.world.vcsim.content.sessionManager
         mine = manager.currentSession.key
         manager.TerminateSession([one.key for one in manager.sessionList if one.key != mine])
 
 
 class PassingFaultTests(FaultCase, TestCase):
-    """Faults that are got over."""
+    """Faults that calls recover from."""
 
     async def test_throttling_of_a_third_of_the_calls(self) -> None:
-        fault = self.world.faults.add(Kind.THROTTLE, share=0.3)
-        await self.lives(3)
+        fault = self.world.faults.add(FaultKind.THROTTLE, share=0.3)
+        await self.run_lifecycles(3)
         self.assertGreater(fault.happened, 0)
 
     async def test_errors_of_the_server(self) -> None:
-        fault = self.world.faults.add(Kind.ERROR, share=0.2)
-        await self.lives(3)
+        fault = self.world.faults.add(FaultKind.ERROR, share=0.2)
+        await self.run_lifecycles(3)
         self.assertGreater(fault.happened, 0)
 
     async def test_errors_after_vcenter_acted(self) -> None:
-        fault = self.world.faults.add(Kind.ACTED, share=0.2)
-        await self.lives(3)
+        fault = self.world.faults.add(FaultKind.ACTED, share=0.2)
+        await self.run_lifecycles(3)
         self.assertGreater(fault.happened, 0)
 
     async def test_answers_that_are_lost_after_vcenter_acted(self) -> None:
-        """A second clone of the same name is refused, and so the first one is the VM."""
+        """A second clone of the same name is refused, so the first one is the VM."""
         faults = [
-            self.world.faults.add(Kind.LOST, action, times=1)
+            self.world.faults.add(FaultKind.LOST, action, times=1)
             for action in ("CloneVM_Task", "PowerOnVM_Task", "PowerOffVM_Task", "Destroy_Task")
         ]
-        await self.lives(1)
+        await self.run_lifecycles(1)
         self.assertEqual([fault.happened for fault in faults], [1, 1, 1, 1])
         clones = self.world.asked("CloneVM_Task")
         self.assertGreater(len(clones), 1)
@@ -68,20 +69,20 @@ class PassingFaultTests(FaultCase, TestCase):
         self.forget_sessions()
         self.assertEqual(await self.within(provider.list()), [instance])
         self.forget_sessions()
-        await self.life(provider)
+        await self.run_lifecycle(provider)
 
-    async def test_a_list_that_does_not_have_a_new_vm_yet(self) -> None:
+    async def test_a_list_that_lacks_a_new_vm(self) -> None:
         provider = await self.started()
         await self.within(provider.list())
-        stale = self.world.faults.add(Kind.STALE, LIST)
+        stale = self.world.faults.add(FaultKind.STALE, LIST)
         launched = await self.within(provider.launch(self.spec()))
         self.assertEqual([one.id for one in await self.within(provider.list())], [launched.id])
         self.world.faults.rules.remove(stale)
         await self.within(provider.wait_running(launched.id, self.boot_timeout))
 
-    async def test_a_vm_whose_power_on_never_came_is_finished_by_the_next_daemon(self) -> None:
+    async def test_a_vm_that_was_never_powered_on_is_by_the_next_daemon(self) -> None:
         provider = await self.started()
-        refused = self.world.faults.add(Kind.ERROR, "PowerOnVM_Task")
+        refused = self.world.faults.add(FaultKind.ERROR, "PowerOnVM_Task")
         spec = self.spec()
         launching = self.assertFailure(provider.launch(spec), InfranetesError)
         while not refused.happened:
@@ -99,7 +100,7 @@ class PassingFaultTests(FaultCase, TestCase):
         instance = await self.within(provider.wait_running(found.id, self.boot_timeout))
         self.assertEqual((instance.token, instance.sandbox_id), (spec.token, spec.sandbox_id))
 
-    async def test_a_daemon_that_was_killed_before_its_answer_has_the_vm_with_the_first_identity(
+    async def test_a_vm_whose_launch_was_not_answered_is_adopted_with_its_first_identity(
         self,
     ) -> None:
         provider = await self.started()
@@ -132,7 +133,7 @@ class PassingFaultTests(FaultCase, TestCase):
         await self.until(lambda: ended, "its end is told")
         self.assertEqual([one.id for one in ended], [instance.id])
 
-    async def test_a_vm_that_somebody_renamed_is_still_known_and_ended(self) -> None:
+    async def test_a_renamed_vm_is_still_known_and_destroyed(self) -> None:
         provider = await self.started()
         instance = await self.running(provider, self.spec())
         vcsim.done(self.world.vm(instance.id).Rename_Task("something"))
@@ -143,12 +144,12 @@ class PassingFaultTests(FaultCase, TestCase):
 
 
 class LastingFaultTests(FaultCase, TestCase):
-    """Faults that a call fails with."""
+    """Faults that calls fail with."""
 
-    async def test_a_vcenter_that_acts_and_never_answers(self) -> None:
+    async def test_launches_whose_answers_are_always_lost(self) -> None:
         self.settings["retry_seconds"] = 0.5
         provider = await self.started()
-        self.world.faults.add(Kind.LOST, "CloneVM_Task")
+        self.world.faults.add(FaultKind.LOST, "CloneVM_Task")
         await self.refused(Unavailable, provider.launch(self.spec()))
         await self.until(lambda: not self.world.holdings(), "what the launch left is ended")
 
@@ -169,18 +170,18 @@ class LastingFaultTests(FaultCase, TestCase):
         await self.within(provider.destroy(instance.id))
         self.assertEqual(self.world.holdings(), [])
 
-    async def test_licenses_that_are_used_up(self) -> None:
+    async def test_no_licenses_left(self) -> None:
         provider = await self.started()
-        self.world.faults.add(Kind.QUOTA, "CloneVM_Task")
+        self.world.faults.add(FaultKind.QUOTA, "CloneVM_Task")
         error = await self.refused(ResourceExhausted, provider.launch(self.spec()))
         self.assertIn("NotEnoughLicenses", str(error))
         self.assertEqual(len(self.world.asked("CloneVM_Task")), 1)
         self.world.faults.clear()
-        await self.life(provider)
+        await self.run_lifecycle(provider)
 
-    async def test_a_resource_pool_without_capacity_gives_way_to_the_next(self) -> None:
+    async def test_without_capacity_the_next_resource_pool_is_tried(self) -> None:
         provider = await self.started()
-        fault = self.world.faults.add(Kind.CAPACITY, "PowerOnVM_Task", times=1)
+        fault = self.world.faults.add(FaultKind.CAPACITY, "PowerOnVM_Task", times=1)
         instance = await self.running(provider, self.spec())
         self.assertEqual(fault.happened, 1)
         [vm] = self.world.vms()
@@ -188,18 +189,18 @@ class LastingFaultTests(FaultCase, TestCase):
 
     async def test_no_capacity_at_all(self) -> None:
         provider = await self.started()
-        self.world.faults.add(Kind.CAPACITY, "PowerOnVM_Task")
+        self.world.faults.add(FaultKind.CAPACITY, "PowerOnVM_Task")
         error = await self.refused(ResourceExhausted, provider.launch(self.spec()))
         self.assertIn("InsufficientResourcesFault", str(error))
         self.assertEqual(len(self.world.asked("CloneVM_Task")), 2)
         self.assertEqual(self.world.holdings(), [])
 
-    async def test_credentials_that_are_revoked_and_given_back(self) -> None:
+    async def test_credentials_that_are_revoked_and_restored(self) -> None:
         provider = await self.started()
         instance = await self.running(provider, self.spec())
         ended: list[Instance] = []
         provider.watch(ended.append)
-        self.world.faults.add(Kind.REVOKED)
+        self.world.faults.add(FaultKind.REVOKED)
         for call in (
             lambda: provider.list(),
             lambda: provider.launch(self.spec()),
@@ -213,7 +214,7 @@ class LastingFaultTests(FaultCase, TestCase):
         self.world.faults.clear()
         self.assertEqual(await self.within(provider.list()), [instance])
 
-    async def test_a_password_that_has_changed_is_read_anew(self) -> None:
+    async def test_a_changed_password_is_read_again(self) -> None:
         self.world.password.write_text("another\n")
         provider = self.make_provider()
         error = await self.refused(FailedPrecondition, provider.start(lambda words: None))
@@ -222,24 +223,24 @@ class LastingFaultTests(FaultCase, TestCase):
         await self.within(provider.start(lambda words: None))
         self.assertEqual(await self.within(provider.list()), [])
 
-    async def test_a_folder_that_is_not_found_is_no_end_of_its_vms(self) -> None:
+    async def test_vms_of_a_folder_that_is_not_found_have_not_ended(self) -> None:
         self.settings["retry_seconds"] = 0.5
         provider = await self.started()
         ended: list[Instance] = []
         provider.watch(ended.append)
         instance = await self.running(provider, self.spec())
         for action in (LIST, "FindChild"):
-            self.world.faults.add(Kind.UNKNOWN, action)
+            self.world.faults.add(FaultKind.UNKNOWN, action)
         for call in (provider.list, lambda: provider.get(instance.id), lambda: provider.destroy(instance.id)):
             await self.refused(Unavailable, call())
         self.world.faults.clear()
-        self.assertEqual([one.id for one in await self.again(provider.list)], [instance.id])
+        self.assertEqual([one.id for one in await self.retried(provider.list)], [instance.id])
         self.assertEqual(ended, [])
 
-    async def test_a_vcenter_that_is_down_is_left_alone(self) -> None:
+    async def test_a_vcenter_that_is_down_is_called_rarely(self) -> None:
         self.settings["retry_seconds"] = 1.0
         provider = await self.started()
-        self.world.faults.add(Kind.ERROR)
+        self.world.faults.add(FaultKind.ERROR)
         await self.refused(Unavailable, provider.list())
         before = len(self.world.requests)
         for _ in range(5):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Items of a content library as images of VM-image pods."""
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from infranetes.providers.cloud.interface import CloudError, Trouble
-from infranetes.providers.cloud.vsphere.deploys import LIBRARY_ITEM, deploying_name
+from infranetes.providers.cloud.interface import CloudError, ErrorKind
+from infranetes.providers.cloud.vsphere.deployments import LIBRARY_ITEM, deploying_name
 from infranetes.providers.cloud.vsphere.rest import Answer, Rest
 from infranetes.providers.cloud.vsphere.settings import Settings
 from infranetes_common.config import structure
@@ -25,12 +26,12 @@ from infranetes_common.errors import (
 from tests.contract.pod_provider_case import reactor
 from tests.infranetes.providers.cloud.vsphere_case import SETTINGS, VsphereCase
 from tests.support.clouds import vcsim
-from tests.support.clouds.faults import Kind
+from tests.support.clouds.faults import FaultKind
 from tests.support.clouds.library import DEPLOY, FIND, ITEM, LOGIN, ContentLibrary
 
 
 class LibraryCase(VsphereCase):
-    """A library for each test."""
+    """Base class: a library for each test."""
 
     def setUp(self) -> Any:
         result = super().setUp()
@@ -43,12 +44,12 @@ class LibraryCase(VsphereCase):
         await super().finish()
 
     def put_template(self, name: str) -> str:
-        """An item that is a VM template."""
+        """Add an item that is a VM template."""
         source = self.world.vcsim.find(f"vm/{vcsim.BARE}")
         return self.library.put_template(name, source, self.world.inventory.CreateFolder("library"))
 
     def made(self) -> list[str]:
-        """What there is in the folder of images."""
+        """Return the names in the folder of images."""
         return sorted(vm.name for vm in self.world.images.childEntity)
 
     def template(self, name: str) -> Any:
@@ -63,7 +64,7 @@ class LibraryCase(VsphereCase):
         return await self.within(provider.catalogue.find(name, {}))
 
     async def had(self, provider: Any, name: str) -> Any:
-        """What kubelet has, which asks again."""
+        """Pull as kubelet does, which tries again."""
         until = reactor.seconds() + self.call_timeout
         while True:
             try:
@@ -75,9 +76,9 @@ class LibraryCase(VsphereCase):
 
 
 class PullTests(LibraryCase, TestCase):
-    """Pulls of what image_folder has not."""
+    """Pulls of images that image_folder lacks."""
 
-    async def test_an_ovf_becomes_a_template_that_pods_are_made_of(self) -> None:
+    async def test_an_ovf_becomes_a_template_for_pods(self) -> None:
         item = self.library.put_ovf("web-1.0")
         provider: Any = await self.started()
         found = await self.pulled(provider, "vsphere.infranetes.io/web:1.0")
@@ -94,7 +95,7 @@ class PullTests(LibraryCase, TestCase):
         self.assertEqual(clone["this"], template._moId)
         self.assertIn("createNewChildDiskBacking", clone["body"])
 
-    async def test_a_vm_template_becomes_one_likewise(self) -> None:
+    async def test_a_vm_template_becomes_a_template_for_pods(self) -> None:
         self.put_template("web-1.0")
         provider = await self.started()
         found = await self.pulled(provider, "web:1.0")
@@ -104,7 +105,7 @@ class PullTests(LibraryCase, TestCase):
         await self.running(provider, self.spec(image=found.machine))
         self.assertEqual(self.world.asked("CloneVM_Task")[-1]["this"], template._moId)
 
-    async def test_a_second_pull_makes_nothing_and_does_not_ask_the_library(self) -> None:
+    async def test_a_second_pull_does_not_ask_the_library(self) -> None:
         self.library.put_ovf("web-1.0")
         provider = await self.started()
         first = await self.pulled(provider, "web:1.0")
@@ -113,7 +114,7 @@ class PullTests(LibraryCase, TestCase):
         self.assertEqual((self.asked(DEPLOY), self.asked(FIND)), (1, looked))
         self.assertEqual(self.made(), ["web-1.0"])
 
-    async def test_pulls_at_once_deploy_once(self) -> None:
+    async def test_concurrent_pulls_deploy_once(self) -> None:
         self.library.put_ovf("web-1.0")
         self.world.rest.held = Deferred()
         provider = await self.started()
@@ -146,14 +147,14 @@ class PullTests(LibraryCase, TestCase):
         for one in self.world.asked(DEPLOY):
             self.assertIn(datastore._moId, one["body"])
 
-    async def test_what_the_library_has_not(self) -> None:
+    async def test_a_missing_item(self) -> None:
         self.library.put_ovf("web-1.0")
         provider: Any = await self.started()
         error = str(await self.refused(NotFound, provider.catalogue.find("web:2.0", {})))
         self.assertIn(self.library.name, error)
         self.assertIn("web-2.0", error)
 
-    async def test_an_item_that_is_no_machine(self) -> None:
+    async def test_an_item_of_another_type(self) -> None:
         self.library.put("web-1.0", "iso")
         provider: Any = await self.started()
         error = str(await self.refused(InvalidArgument, provider.catalogue.find("web:1.0", {})))
@@ -161,7 +162,7 @@ class PullTests(LibraryCase, TestCase):
         self.assertIn("'iso'", error)
         self.assertEqual(self.asked(DEPLOY), 0)
 
-    async def test_a_vm_of_somebody_by_the_templates_name_is_left_alone(self) -> None:
+    async def test_another_vm_with_the_templates_name_is_left_alone(self) -> None:
         self.library.put_ovf("web-1.0")
         provider: Any = await self.started()
         await self.pulled(provider, "web:1.0")
@@ -173,7 +174,7 @@ class PullTests(LibraryCase, TestCase):
         self.assertFalse(theirs.config.template)
         self.assertEqual(self.asked(DEPLOY), 1)
 
-    async def test_an_item_that_is_a_vapp_is_refused_and_not_left(self) -> None:
+    async def test_a_vapp_is_refused_and_deleted(self) -> None:
         item = self.library.put_ovf("web-1.0")
         self.world.rest.vapps = True
         provider: Any = await self.started()
@@ -183,7 +184,7 @@ class PullTests(LibraryCase, TestCase):
         self.assertEqual(self.made(), [])
         self.assertIsNone(self.world.vcsim.find(f"host/{vcsim.POOLS[0]}/{deploying_name(item)}"))
 
-    async def test_two_nodes_at_once_have_one_template(self) -> None:
+    async def test_two_nodes_make_one_template(self) -> None:
         self.library.put_ovf("web-1.0")
         self.put_template("app-1.0")
         nodes = [await self.started(), await self.started(node="node-2")]
@@ -201,9 +202,9 @@ class PullTests(LibraryCase, TestCase):
 
 
 class BrokenOffTests(LibraryCase, TestCase):
-    """Deploys that take long, fail, or are not heard of again."""
+    """Deployments that take long, fail, or whose answer is lost."""
 
-    async def test_a_deploy_that_takes_longer_than_a_call_is_had_by_a_later_pull(self) -> None:
+    async def test_a_slow_deployment_serves_a_later_pull(self) -> None:
         self.settings["call_seconds"] = 2.0
         self.library.put_ovf("web-1.0")
         self.world.rest.held = Deferred()
@@ -217,15 +218,15 @@ class BrokenOffTests(LibraryCase, TestCase):
         self.assertEqual(self.asked(DEPLOY), 1)
         self.assertEqual(self.made(), ["web-1.0"])
 
-    async def test_a_daemon_that_is_killed_before_it_has_marked_the_template(self) -> None:
-        """Whatever step is the first that does not come, the next daemon's pull goes on with it."""
+    async def test_a_daemon_that_is_killed_before_the_template_is_finished(self) -> None:
+        """The next daemon's pull goes on with whatever step was not done."""
         self.settings["retry_seconds"] = 0.5
         for number, step in enumerate(
             ("ReconfigVM_Task", "CreateSnapshot_Task", "Rename_Task", "MarkAsTemplate")
         ):
             item = self.library.put_ovf(f"web-{number}")
             provider: Any = await self.started()
-            self.world.faults.add(Kind.ERROR, step)
+            self.world.faults.add(FaultKind.ERROR, step)
             await self.refused(Unavailable, provider.catalogue.find(f"web:{number}", {}))
             left = f"web-{number}" if step == "MarkAsTemplate" else deploying_name(item)
             self.assertIn(left, self.made())
@@ -236,11 +237,11 @@ class BrokenOffTests(LibraryCase, TestCase):
             self.assertEqual(self.asked(DEPLOY), number + 1)
         self.assertEqual(self.made(), [f"web-{number}" for number in range(4)])
 
-    async def test_nodes_that_finish_at_once_what_another_has_left(self) -> None:
+    async def test_nodes_that_finish_the_same_vm(self) -> None:
         self.settings["retry_seconds"] = 0.5
         self.library.put_ovf("web-1.0")
         provider: Any = await self.started()
-        self.world.faults.add(Kind.ERROR, "ReconfigVM_Task")
+        self.world.faults.add(FaultKind.ERROR, "ReconfigVM_Task")
         await self.refused(Unavailable, provider.catalogue.find("web:1.0", {}))
         self.world.faults.clear()
         nodes = [await self.started(node=f"node-{number}") for number in range(3)]
@@ -251,20 +252,20 @@ class BrokenOffTests(LibraryCase, TestCase):
         self.assertEqual((self.made(), self.asked(DEPLOY)), (["web-1.0"], 1))
 
     async def test_a_vm_whose_disks_are_being_filled_is_waited_for(self) -> None:
-        """As vCenter says it of a deploy that a daemon before this one has asked for."""
+        """As vCenter shows a deployment that an earlier daemon has begun."""
         self.library.put_ovf("web-1.0")
-        self.world.faults.add(Kind.BUSY, "ReconfigVM_Task")
+        self.world.faults.add(FaultKind.BUSY, "ReconfigVM_Task")
         provider: Any = await self.started()
         for _ in range(2):
             error = str(await self.refused(Unavailable, provider.catalogue.find("web:1.0", {})))
-            self.assertIn("ask again", error)
+            self.assertIn("try again", error)
         self.world.faults.clear()
         await self.pulled(provider, "web:1.0")
         self.assertEqual(self.asked(DEPLOY), 1)
         self.assertEqual(self.made(), ["web-1.0"])
 
-    async def test_answers_of_a_deploy_that_are_lost(self) -> None:
-        for kind, name in ((Kind.LOST, "web"), (Kind.ACTED, "app"), (Kind.STALE, "db")):
+    async def test_lost_answers_of_a_deployment(self) -> None:
+        for kind, name in ((FaultKind.LOST, "web"), (FaultKind.ACTED, "app"), (FaultKind.STALE, "db")):
             self.library.put_ovf(f"{name}-1.0")
             fault = self.world.faults.add(kind, DEPLOY, times=1)
             provider = await self.started()
@@ -273,7 +274,7 @@ class BrokenOffTests(LibraryCase, TestCase):
             self.assertEqual(fault.happened, 1)
         self.assertEqual(self.asked(DEPLOY), 3)
 
-    async def test_a_deploy_that_vcenter_refuses_leaves_nothing(self) -> None:
+    async def test_a_refused_deployment_leaves_nothing(self) -> None:
         self.library.put_ovf("web-1.0", fit=False)
         provider: Any = await self.started()
         error = str(await self.refused(InvalidArgument, provider.catalogue.find("web:1.0", {})))
@@ -281,9 +282,9 @@ class BrokenOffTests(LibraryCase, TestCase):
         self.assertIn("unsupported resource type", error)
         self.assertEqual(self.made(), [])
 
-    async def test_what_a_failed_deploy_leaves_is_taken_away(self) -> None:
+    async def test_what_a_failed_deployment_leaves_is_deleted(self) -> None:
         self.library.put_ovf("web-1.0")
-        fault = self.world.faults.add(Kind.QUOTA, DEPLOY, times=1)
+        fault = self.world.faults.add(FaultKind.QUOTA, DEPLOY, times=1)
         provider: Any = await self.started()
         error = str(await self.refused(InvalidArgument, provider.catalogue.find("web:1.0", {})))
         self.assertIn("The disk could not be filled.", error)
@@ -292,7 +293,7 @@ class BrokenOffTests(LibraryCase, TestCase):
         await self.pulled(provider, "web:1.0")
         self.assertEqual(self.made(), ["web-1.0"])
 
-    async def test_a_failure_that_nobody_waited_for_is_told_to_the_next(self) -> None:
+    async def test_a_failure_that_nobody_waited_for_is_reported_to_the_next_pull(self) -> None:
         self.settings["call_seconds"] = 1.0
         self.library.put_ovf("web-1.0", fit=False)
         self.world.rest.held = Deferred()
@@ -312,15 +313,15 @@ class BrokenOffTests(LibraryCase, TestCase):
 class RequestTests(LibraryCase, TestCase):
     """The REST interface: faults, sessions, secrets."""
 
-    async def test_throttling_and_errors_are_got_over(self) -> None:
+    async def test_recovers_from_throttling_and_errors(self) -> None:
         self.library.put_ovf("web-1.0")
         faults = [
             self.world.faults.add(kind, action, times=1)
             for kind, action in (
-                (Kind.THROTTLE, FIND),
-                (Kind.ERROR, ITEM),
-                (Kind.LOST, LOGIN),
-                (Kind.THROTTLE, DEPLOY),
+                (FaultKind.THROTTLE, FIND),
+                (FaultKind.ERROR, ITEM),
+                (FaultKind.LOST, LOGIN),
+                (FaultKind.THROTTLE, DEPLOY),
             )
         ]
         await self.pulled(await self.started(), "web:1.0")
@@ -331,19 +332,19 @@ class RequestTests(LibraryCase, TestCase):
         self.settings["threads"] = 1
         self.library.put_ovf("web-1.0")
         provider: Any = await self.started()
-        expired = self.world.faults.add(Kind.UNKNOWN, ITEM, times=1)
+        expired = self.world.faults.add(FaultKind.UNKNOWN, ITEM, times=1)
         await self.pulled(provider, "web:1.0")
         self.assertEqual(expired.happened, 1)
-        self.world.faults.add(Kind.UNKNOWN, FIND)
+        self.world.faults.add(FaultKind.UNKNOWN, FIND)
         logins = self.asked(LOGIN)
         error = await self.refused(FailedPrecondition, provider.catalogue.find("web:2.0", {}))
         self.assertIn("credentials", str(error))
         self.assertEqual(self.asked(LOGIN), logins + 1)
         self.world.faults.clear()
 
-    async def test_a_privilege_that_lacks_is_told_as_it_is(self) -> None:
+    async def test_a_missing_privilege_is_reported(self) -> None:
         self.library.put_ovf("web-1.0")
-        self.world.faults.add(Kind.REVOKED, DEPLOY)
+        self.world.faults.add(FaultKind.REVOKED, DEPLOY)
         provider: Any = await self.started()
         error = str(await self.refused(FailedPrecondition, provider.catalogue.find("web:1.0", {})))
         self.assertIn("unauthorized", error)
@@ -359,7 +360,7 @@ class RequestTests(LibraryCase, TestCase):
         await self.within(provider.stop())
         self.assertEqual(self.world.rest.tokens, [])
 
-    async def test_no_secret_is_in_an_address_or_in_what_is_said(self) -> None:
+    async def test_no_secret_is_in_a_url_or_a_message(self) -> None:
         self.library.put_ovf("web-1.0")
         provider = await self.started()
         await self.pulled(provider, "web:1.0")
@@ -370,7 +371,7 @@ class RequestTests(LibraryCase, TestCase):
         for secret in (vcsim.PASSWORD, *self.world.rest.tokens):
             self.assertNotIn(secret, said)
 
-    async def test_a_library_that_is_not_there(self) -> None:
+    async def test_a_missing_library(self) -> None:
         self.settings["content_library"] = "nowhere"
         provider = self.make_provider()
         error = str(await self.refused(FailedPrecondition, provider.start(lambda words: None)))
@@ -378,46 +379,46 @@ class RequestTests(LibraryCase, TestCase):
         self.assertIn("nowhere", error)
         self.settings["content_library"] = self.library.name
 
-    async def test_a_certificate_that_nobody_vouches_for_gets_no_password(self) -> None:
+    async def test_an_untrusted_server_gets_no_password(self) -> None:
         host = self.world.table()["host"]
         for ca_file, kind in ((None, ssl.SSLCertVerificationError), (self.world.password, CloudError)):
             rest = Rest(host, vcsim.USER, self.world.password, ca_file, 5.0)
-            await self.assertFailure(deferToThread(rest._thd_value, "GET", "/rest/x"), kind)
+            await self.assertFailure(deferToThread(rest._thd_request, "GET", "/rest/x"), kind)
         self.assertEqual(self.world.requests, [])
 
 
 class AnswerTests(SynchronousTestCase):
-    """What answers of the REST interface mean."""
+    """Answers of the REST interface."""
 
     def test_refusals(self) -> None:
         def kind(name: str) -> bytes:
             return json.dumps({"type": f"com.vmware.vapi.std.errors.{name}", "value": {}}).encode()
 
         for status, body, trouble in (
-            (401, b"", Trouble.CREDENTIALS),
-            (403, kind("unauthorized"), Trouble.CREDENTIALS),
-            (404, kind("not_found"), Trouble.MISSING),
-            (429, b"slow down", Trouble.THROTTLED),
-            (400, kind("already_exists"), Trouble.CONFLICT),
-            (400, kind("resource_busy"), Trouble.PASSING),
-            (400, kind("unable_to_allocate_resource"), Trouble.CAPACITY),
-            (400, kind("invalid_argument"), Trouble.INVALID),
-            (503, b"<html>", Trouble.PASSING),
-            (500, kind("error"), Trouble.PASSING),
-            (302, b"", Trouble.INVALID),
+            (401, b"", ErrorKind.CREDENTIALS),
+            (403, kind("unauthorized"), ErrorKind.CREDENTIALS),
+            (404, kind("not_found"), ErrorKind.NOT_FOUND),
+            (429, b"slow down", ErrorKind.THROTTLED),
+            (400, kind("already_exists"), ErrorKind.CONFLICT),
+            (400, kind("resource_busy"), ErrorKind.TRANSIENT),
+            (400, kind("unable_to_allocate_resource"), ErrorKind.CAPACITY),
+            (400, kind("invalid_argument"), ErrorKind.INVALID),
+            (503, b"<html>", ErrorKind.TRANSIENT),
+            (500, kind("error"), ErrorKind.TRANSIENT),
+            (302, b"", ErrorKind.INVALID),
         ):
             error = self.assertRaises(CloudError, Answer(status, "7", body).value)
-            self.assertIs(error.trouble, trouble, f"{status} {body!r}")
+            self.assertIs(error.kind, trouble, f"{status} {body!r}")
             self.assertEqual(error.retry_after, 7.0)
 
-    def test_the_words_of_a_refusal_are_one_short_line(self) -> None:
+    def test_messages_are_one_bounded_line(self) -> None:
         messages = [{"default_message": "first\nline", "id": "x"}, {"default_message": "z" * 5000}]
         body = json.dumps({"type": "com.vmware.vapi.std.errors.error", "value": {"messages": messages}})
         said = str(self.assertRaises(CloudError, Answer(400, "soon", body.encode()).value))
         self.assertTrue(said.startswith("400 error: first line; zzz"), said)
         self.assertLess(len(said), 500)
 
-    def test_what_makes_no_sense(self) -> None:
+    def test_malformed_answers(self) -> None:
         for body in (
             b"<html>",
             b"[]",
@@ -426,7 +427,7 @@ class AnswerTests(SynchronousTestCase):
             b'{"value": "' + b"x" * (1 << 20) + b'"}',
         ):
             error = self.assertRaises(CloudError, Answer(200, "", body).value)
-            self.assertIs(error.trouble, Trouble.PASSING)
+            self.assertIs(error.kind, ErrorKind.TRANSIENT)
         self.assertIsNone(Answer(200, "", b"").value())
 
 

@@ -1,4 +1,5 @@
-"""What the vSphere provider asks vCenter for: tags, secrets, TLS, templates, annotations, few calls."""
+# SPDX-License-Identifier: Apache-2.0
+"""The vSphere provider's requests: tags, secrets, TLS, templates, annotations, few calls."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ from tests.support.clouds.vsphere import LIST, identity_of
 
 
 class LaunchTests(VsphereCase, TestCase):
-    """One launch, looked at closely."""
+    """The requests of one launch."""
 
-    async def test_everything_is_in_the_request_that_makes_the_vm(self) -> None:
+    async def test_a_vm_is_created_complete_with_one_request(self) -> None:
         self.world.behaviour = NEVER
         provider = await self.started()
         spec = self.spec(size=Size(cpu_millis=1500, memory_bytes=700 << 20))
@@ -61,8 +62,8 @@ class LaunchTests(VsphereCase, TestCase):
         await self.agent_info(instance)
         await self.until(lambda: self.world.is_erased(instance.id), "guestinfo has no key any more")
 
-    async def test_identities_are_not_carried_about_with_lists(self) -> None:
-        """The tags are asked for once for each VM, the rest with each list."""
+    async def test_lists_do_not_read_identities(self) -> None:
+        """Tags are read once per VM, everything else with each list."""
         provider = await self.started()
         await self.running(provider, self.spec())
         before = len([one for one in self.world.requests if "extraConfig" in one["body"]])
@@ -80,7 +81,8 @@ class LaunchTests(VsphereCase, TestCase):
             await self.running(provider, self.spec())
         await self.within(provider.list())
         begun = len(self.world.requests)
-        self.assertEqual(len(await self.within(provider.list())), 3)
+        listed = await self.within(provider.list())
+        self.assertEqual(len(listed), 3)
         self.assertEqual([one["Action"] for one in self.world.requests[begun:]], [LIST])
 
     async def test_one_pod_costs_few_calls(self) -> None:
@@ -94,7 +96,7 @@ class LaunchTests(VsphereCase, TestCase):
         await self.within(provider.destroy(launched.id))
         self.assertLessEqual(len(self.world.requests) - begun, 14)
 
-    async def test_another_network_of_the_configuration_and_no_other(self) -> None:
+    async def test_only_configured_networks_are_served(self) -> None:
         self.world.behaviour = NEVER
         provider = await self.started()
         await self.within(provider.launch(self.spec(annotations={"infranetes.io/subnet": "DC0_DVPG1"})))
@@ -113,7 +115,7 @@ class LaunchTests(VsphereCase, TestCase):
         [vm] = self.world.vms()
         self.assertEqual([network.name for network in vm.network], ["VM Network"])
 
-    async def test_annotations_that_can_not_be_served_are_named(self) -> None:
+    async def test_unsupported_annotations_are_named(self) -> None:
         provider = await self.started()
         for name, value in (
             ("infranetes.io/region", "us-east-1"),
@@ -130,8 +132,8 @@ class LaunchTests(VsphereCase, TestCase):
             self.assertIn(name, str(error))
         self.assertEqual(self.world.asked("CloneVM_Task"), [])
 
-    async def test_addresses_that_are_no_pods_are_not_believed(self) -> None:
-        """VMware Tools in a pod may tell what they like."""
+    async def test_addresses_outside_the_pods_network_are_ignored(self) -> None:
+        """VMware Tools in a pod may report anything."""
         self.settings["addresses"] = "10.9.0.0/16"
         provider = await self.started()
         launched = await self.within(provider.launch(self.spec()))
@@ -155,7 +157,7 @@ class LaunchTests(VsphereCase, TestCase):
 
 
 class ConfigurationTests(VsphereCase, TestCase):
-    """What is told at the start."""
+    """Errors at the start."""
 
     async def refused_start(self, **changes: Any) -> str:
         self.settings.update(changes)
@@ -165,7 +167,7 @@ class ConfigurationTests(VsphereCase, TestCase):
         self.settings = self.world.table()
         return str(error)
 
-    async def test_each_name_that_is_not_there(self) -> None:
+    async def test_each_missing_name_is_reported(self) -> None:
         for key, value in (
             ("datacenter", "nowhere"),
             ("folder", "nowhere"),
@@ -184,7 +186,7 @@ class ConfigurationTests(VsphereCase, TestCase):
         self.addCleanup(template.MarkAsTemplate)
         self.assertIn("markastemplate", await self.refused_start(image=vcsim.BARE))
 
-    async def test_a_certificate_that_nobody_vouches_for_gets_no_password(self) -> None:
+    async def test_an_untrusted_server_gets_no_password(self) -> None:
         self.settings.pop("ca_file")
         provider = self.make_provider()
         error = await self.refused(FailedPrecondition, provider.start(lambda words: None))
@@ -198,14 +200,14 @@ class ConfigurationTests(VsphereCase, TestCase):
         self.assertEqual(self.world.asked("Login"), [])
         self.world.password.chmod(0o600)
 
-    async def test_no_password_is_in_what_is_said(self) -> None:
+    async def test_messages_have_no_password(self) -> None:
         provider = await self.started()
         said = repr(provider.status()) + repr(vars(provider))
         self.assertNotIn(vcsim.PASSWORD, said)
 
 
 class SettingsTests(SynchronousTestCase):
-    def test_values_that_can_not_be_are_named(self) -> None:
+    def test_invalid_values_are_named(self) -> None:
         structure(SETTINGS, Settings, source="test")
         for key, value in (
             ("host", "https://vcenter"),
@@ -228,7 +230,7 @@ class CatalogueTests(VsphereCase, TestCase):
     """Templates as images of VM-image pods."""
 
     def put(self, name: str, extra: dict[str, str] | None = None, template: bool = True) -> Any:
-        """A VM in the folder of images."""
+        """Add a VM to the folder of images."""
         source = self.world.vcsim.find(f"vm/{vcsim.BARE}")
         where = vim.vm.RelocateSpec(pool=self.world.vcsim.find(f"host/{vcsim.POOLS[0]}"))
         vcsim.done(source.CloneVM_Task(self.world.images, name, vim.vm.CloneSpec(location=where)))
@@ -239,7 +241,7 @@ class CatalogueTests(VsphereCase, TestCase):
             made.MarkAsTemplate()
         return made
 
-    async def test_a_template_by_its_name_or_its_key_and_a_vm_of_it(self) -> None:
+    async def test_a_template_is_found_by_its_name_or_tag_and_launched(self) -> None:
         named = self.put("web-1.0")
         tagged = self.put("whatever", {"infranetes.image_name": "team/web:2.0"})
         self.put("web-3.0", template=False)
@@ -258,7 +260,7 @@ class CatalogueTests(VsphereCase, TestCase):
         vcsim.done(tagged.Destroy_Task())
         self.assertFalse(await self.within(catalogue.present(second)))
 
-    async def test_an_image_by_annotation_is_of_the_folder_of_images(self) -> None:
+    async def test_an_annotations_image_is_in_the_image_folder(self) -> None:
         self.put("web-1.0")
         provider = await self.started()
         await self.running(provider, self.spec(annotations={"infranetes.io/image": "web-1.0"}))

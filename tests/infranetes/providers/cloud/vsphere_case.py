@@ -1,4 +1,5 @@
-"""The ground of tests of the vSphere provider."""
+# SPDX-License-Identifier: Apache-2.0
+"""Base class for tests of the vSphere provider."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ from typing import Any, ClassVar
 from infranetes.providers.interface import Instance
 from tests.contract.pod_provider_case import ProviderCase, reactor
 from tests.support.clouds import tls, vcsim
-from tests.support.clouds.faults import Kind
-from tests.support.clouds.vsphere import VsphereWorld
+from tests.support.clouds.faults import FaultKind
+from tests.support.clouds.vsphere import SimulatedVcenter
 
-# The least that a configuration says.
+# The smallest valid configuration.
 SETTINGS = {
     "host": "vcenter.example.org",
     "username": "infranetes@vsphere.local",
@@ -26,7 +27,7 @@ SETTINGS = {
 
 
 class VsphereCase(ProviderCase):
-    """A world for each test."""
+    """A simulated vCenter for each test."""
 
     provider_name = "vsphere"
     boot_timeout: ClassVar[float] = 30.0
@@ -35,13 +36,13 @@ class VsphereCase(ProviderCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        vcsim.shared()  # both take a moment, once
+        vcsim.shared()  # both take a moment the first time
         tls.certificate()
 
     def setUp(self) -> Any:
         self.cluster = f"contract-{secrets.token_hex(4)}"  # type: ignore[misc]
         result = super().setUp()
-        self.world = VsphereWorld(reactor, self.run_dir / "machines")
+        self.world = SimulatedVcenter(reactor, self.run_dir / "machines")
         self.world.start()
         self.settings: dict[str, Any] = self.world.table()
         return result
@@ -53,10 +54,10 @@ class VsphereCase(ProviderCase):
         self.world.end(instance.id)
 
     def break_launches(self) -> Callable[[], None]:
-        """The VM is made and powered on, and the answer is an error, each time."""
-        self.world.faults.add(Kind.ACTED, "PowerOnVM_Task")
-        self.world.faults.add(Kind.ACTED, "CloneVM_Task")
-        self.settings["retry_seconds"] = 0.3
+        """Answer each launch with an error though the VM is created and powered on."""
+        self.world.faults.add(FaultKind.ACTED, "PowerOnVM_Task")
+        self.world.faults.add(FaultKind.ACTED, "CloneVM_Task")
+        self.settings["retry_seconds"] = 2.0
 
         def mend() -> None:
             self.world.faults.clear()

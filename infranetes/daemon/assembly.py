@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node daemon: every object is made here, given to those that use it, and started in order."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred
+
+from infranetes.authority import Authority
+from infranetes.claims import StateLock, clear_socket, make_directories
+from infranetes.config import Config
+from infranetes.control.service import ControlService
+from infranetes.cri.images import ImageService
+from infranetes.cri.instrument import logged
+from infranetes.cri.runtime import RuntimeService
+from infranetes.daemon.backends import MakeProvider, make_backends
+from infranetes.daemon.pods_service import PodsService
+from infranetes.daemon.provider_start import ProviderStart
+from infranetes.daemon.service_manager import ServiceManager
+from infranetes.daemon.sockets import SocketService
+from infranetes.hostports.hostports import HostPorts, table_name
+from infranetes.hostports.table import Table
+from infranetes.images import ImageStore
+from infranetes.machines.agent.client import connector
+from infranetes.machines.agent.container_watch import WatchTimes
+from infranetes.machines.context import NodeNames
+from infranetes.machines.pool import Pool
+from infranetes.machines.renewal import Renewal
+from infranetes.pods.context import NodeContext, Times
+from infranetes.pods.lifelog import log_container_events
+from infranetes.pods.logs import Logs
+from infranetes.pods.node_names import node_dns
+from infranetes.pods.sandbox_vm import reachable_machines
+from infranetes.pods.store import Store
+from infranetes.pods.streams import Streams
+from infranetes.providers import registry
+from infranetes.streaming.server import StreamingServer
+from infranetes.volumes.volumes import Volumes
+from infranetes_common import errors
+from infranetes_common.concurrency import deferred, run_in_thread
+from infranetes_common.reactors import IReactor
+from infranetes_common.services import OrderedServices, StartStop
+from infranetes_common.wire import control, cri
+from txgrpc import Server
+from txgrpc import Service as GrpcService
+
+SOCKET_MODE = 0o660
+CONTROL_MODE = 0o600
+
+
+class Daemon(OrderedServices):
+    """One node's runtime: a service for each of its parts.
+
+    What can fail at once does so when it is made: directories, the lock of the state directory, the sockets'
+    paths, the CA. Nothing is served before `startService`, which fires once the CRI socket answers. That is
+    before the provider has started: until then Status says what it waits for.
+
+    :param manager: the service manager to be notified. :param make_provider: makes the provider.
+    :param source: the configuration's file, which errors name.
+    :raise InfranetesError: what is in the way, and what to do.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactor,
+        config: Config,
+        manager: ServiceManager | None = None,
+        make_provider: MakeProvider = registry.create,
+        source: str = "configuration",
+    ) -> None:
+        super().__init__()
+        self._reactor = reactor
+        self._config = config
+        self._make_provider = make_provider
+        self._source = source
+        self._manager = manager or ServiceManager()
+        self._backends = make_backends(reactor, config, make_provider, source)
+        make_directories(config)
+        lock = StateLock(config.state_dir)
+        clear_socket(config.socket_path)
+        clear_socket(config.control_socket)
+        self._pods = PodsService(self._make_node())
+        self._provider_start = ProviderStart(self._pods, self._manager)
+        self._add_in_order(lock)
+
+    def _make_node(self) -> NodeContext:
+        reactor, config = self._reactor, self._config
+        provider, images = self._backends.provider, self._backends.images
+        authority = Authority(config.state_dir, path=config.ca)
+        store = Store(reactor, config.state_dir)
+        node = NodeContext(
+            reactor,
+            store,
+            provider,
+            images,
+            authority,
+            connector(reactor, authority, lambda id: self._pods.known_key(id)),
+            Logs(reactor, store),
+            Volumes(reactor, config.state_dir / "volumes", config.volumes),
+            HostPorts(Table(reactor, table_name(config.state_dir))),
+            NodeNames(config.cluster, config.node),
+            times(config),
+            config.parallel_agents,
+        )
+        node.apparmor = config.apparmor_dir
+        node.dns = lambda: run_in_thread(reactor, node_dns)
+        node.pool = Pool(node, config.pool)
+        node.renewal = Renewal(node, partial(reachable_machines, node))
+        log_container_events(node)
+        return node
+
+    def _add_in_order(self, lock: StateLock) -> None:
+        """Add the services. Each is started after those above it, and stopped before them."""
+        node, backends, where = self._pods.node, self._backends, self._config.streaming
+        streams = StreamingServer(
+            self._reactor,
+            Streams(self._pods.sandboxes, self._pods.containers),
+            host=where.host,
+            port=where.port,
+            advertise=where.advertise,
+        )
+        self._add("lock", lock)
+        self._add("store", StartStop(on_stop=node.store.close))  # opened with the pods, but needed after them
+        self._add("image store", StartStop(backends.images.start, backends.images.stop))
+        self._add("provider", StartStop(on_stop=backends.provider.stop))  # its start is the last
+        self._add("pods", self._pods)
+        self._add("streaming server", StartStop(streams.start, streams.stop))
+        self._add("control socket", self._control_socket())
+        self._add("CRI socket", self._cri_socket(streams))
+        self._add("start of the provider", self._provider_start)
+
+    def _add(self, name: str, service: Service) -> None:
+        service.setName(name)
+        service.setServiceParent(self)
+
+    def _control_socket(self) -> SocketService:
+        calls = ControlService(self._pods.node, self._pods.reconciler)
+        server = Server(self._reactor, [GrpcService(control.Control, calls)], translate_error=errors.to_grpc)
+        path, drain = self._config.control_socket, self._config.times.shutdown
+        return SocketService(self._reactor, path, CONTROL_MODE, server, drain)
+
+    def _cri_socket(self, streams: StreamingServer) -> SocketService:
+        config, pods = self._config, self._pods
+        runtime = RuntimeService(
+            pods.node,
+            pods.sandboxes,
+            pods.containers,
+            config.runtime_handlers,
+            config.cgroup_driver,
+            streams.url,
+        )
+        images = GrpcService(cri.ImageService, ImageService(self._backends.images))
+        services = [each.intercept(logged(self._reactor)) for each in (runtime.service, images)]
+        server = Server(self._reactor, services, translate_error=errors.to_grpc)
+        drain = config.times.shutdown
+        return SocketService(
+            self._reactor, config.socket_path, SOCKET_MODE, server, drain, runtime.events.stop
+        )
+
+    @deferred
+    async def provider_started(self) -> str:
+        """Wait until the provider has started. Returns a line that says what the daemon serves.
+
+        :raise InfranetesError: why it never will."""
+        await self._provider_start.started.wait()
+        shown = self._pods.shown()
+        return (
+            f"infranetes is ready on unix://{self._config.socket_path} (provider "
+            f"{self._backends.provider.name}, {shown} {'sandbox' if shown == 1 else 'sandboxes'})"
+        )
+
+    def stopService(self) -> Deferred[None]:
+        """Let the calls end for a moment, write down what is known, and leave the VMs running."""
+        self._manager.stopping()
+        return super().stopService()
+
+    # The configuration, read again
+
+    def check(self, config: Config) -> None:
+        """Check that a daemon could be made of `config`. Blocks: call it in a thread.
+
+        :raise ConfigError: it couldn't."""
+        make_backends(self._reactor, config, self._make_provider, self._source)
+
+    def reconfigure(self, config: Config) -> None:
+        """Put in force what can change while the daemon runs: images and pool."""
+        if isinstance(self._backends.images, ImageStore):
+            self._backends.images.reconfigure(config.images)
+        self._pods.node.pool.reconfigure(config.pool)
+
+    @property
+    def serves(self) -> bool:
+        """Whether the provider has started, so that the service manager knows the daemon as ready."""
+        return self._pods.node.ready.happened
+
+
+def times(config: Config) -> Times:
+    """Return the configured patience as the pods have it."""
+    configured = config.times
+    return Times(
+        launch=configured.launch,
+        desertion=configured.desertion,
+        listing=configured.listing,
+        drain=configured.log_drain,
+        sweep=configured.sweep,
+        certificate=configured.certificate,
+        watch=WatchTimes(unknown_after=configured.unknown_after),
+    )

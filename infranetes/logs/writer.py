@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a container's records to the bytes of its log file: each exactly once.
+
+A checkpoint says: all records up to `cursor` are in files, and the last of them ends at byte `size` of the
+file with `inode`. It is saved now and then, and always before the first byte goes into another file. So
+however the daemon ends, at most that one file has bytes beyond the checkpoint, and these begin what the
+records after `cursor` render to. The next daemon reads those records again, skips what the file has already,
+and continues, in the middle of a line if need be.
+
+    the file that the checkpoint names    at the log's path is        writing continues in
+    at the log's path                     that file                   it
+    renamed by kubelet                    nothing (reopen will come)  it, until reopen
+    renamed by kubelet                    another file                it, to the end of the record that
+                                                                      is there in parts, then the other
+    nowhere, or shorter than it was       anything                    the file at the path
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Protocol, TypeVar, TypeVarTuple
+
+import attrs
+from twisted.internet.defer import Deferred, DeferredLock
+from twisted.internet.interfaces import IDelayedCall
+from twisted.logger import Logger
+
+from infranetes.logs.files import Found, Gone, LogFiles
+from infranetes.logs.render import render
+from infranetes_common.concurrency import Notifier, backoff, start
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import vmserver
+
+BATCH_BYTES = 256 * 1024  # no more than this is held in memory: reading waits
+CHECKPOINT_BYTES = 1 << 20  # a checkpoint is saved after so many bytes
+CHECKPOINT_SECONDS = 10.0  # or so long after the first byte that the last one does not cover
+RETRY_SECONDS = (0.1, 5.0)  # the first and the longest pause before another try to read or to write
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+_log = Logger()
+
+
+@attrs.frozen
+class Checkpoint:
+    """How far a log is written.
+
+    :ivar cursor: the agent's, of the last record; "" before the first one.
+    """
+
+    cursor: str
+    inode: int
+    size: int
+
+
+class InThread(Protocol):
+    """Makes a blocking call elsewhere: `batched`, or `run_in_thread`."""
+
+    def __call__(self, reactor: IReactor, work: Callable[[*Ts], T], /, *args: *Ts) -> Awaitable[T]: ...
+
+
+class LogWriter:
+    """Appends records to a log file, and keeps the checkpoint.
+
+    :param checkpoint: what was saved last; None: nothing yet.
+    :param save: stores a checkpoint where it survives the daemon.
+    :ivar cursor: of the last record that was added.
+    :ivar stopping: set it before `stop`: nothing more is written.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactor,
+        path: Path,
+        checkpoint: Checkpoint | None,
+        save: Callable[[Checkpoint], Awaitable[None]],
+        files: LogFiles,
+        in_thread: InThread,
+    ) -> None:
+        self._reactor = reactor
+        self._path = path
+        self._save = save
+        self._files = files
+        self._in_thread = in_thread
+        self._saved = checkpoint
+        self._written = checkpoint or Checkpoint("", 0, 0)  # what is in files, to a record's end
+        self.cursor = self._written.cursor
+        self._resumed = False
+        self._tail = b""  # what the file has beyond the checkpoint, until the records of it have come again
+        self._matched = 0  # bytes of the tail whose records have come again
+        self._torn = False  # the buffer begins with the rest of a record whose beginning is in the file
+        self._end = 0  # the file's size, tail included
+        self._move = False  # another file is at the path: continue there once the tail is matched
+        self._buffer: list[bytes] = []  # by record, what is to be written
+        self._buffered = 0
+        self._lock = DeferredLock()  # one piece of work on files at a time
+        self._writing = False
+        self._drained = Notifier()
+        self._timer: IDelayedCall | None = None
+        self._pauses: set[Deferred[None]] = set()
+        self.stopping = False
+
+    # ---- Called by ContainerLog
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing should be added before the buffer is drained."""
+        return self._buffered >= BATCH_BYTES
+
+    def add(self, record: vmserver.LogRecord) -> None:
+        """Have a record written, without the bytes that the file has already."""
+        data = render(record)
+        self.cursor = record.cursor
+        if self._tail:
+            known = min(len(data), len(self._tail) - self._matched)
+            if self._tail.startswith(data[:known], self._matched):
+                data = data[known:]
+                self._matched += known
+            else:
+                self._warn_of_strange_lines()
+                self._matched = len(self._tail)
+            if self._matched < len(self._tail):
+                return
+            self._tail, self._matched = b"", 0
+            self._torn = data != b""
+            if not self._torn:  # the tail is whole records: they are written
+                self._written = attrs.evolve(self._written, cursor=self.cursor, size=self._end)
+        self._buffer.append(data)
+        self._buffered += len(data)
+        if not self._writing and not self.stopping:
+            self._writing = True
+            start(self._write_out())
+
+    async def drained(self) -> None:
+        """Wait until all that was added is written."""
+        while self._writing:
+            await self._drained.wait()
+
+    async def resume(self) -> None:
+        """Open the file to continue in, by the table above. Idempotent."""
+        async with self._lock:
+            await self._resume()
+
+    async def reopen(self) -> None:
+        """Continue in the file at the path, which is made if it is missing.
+
+        :raise OSError: it can't be made; writing continues in the old one.
+        """
+        async with self._lock:
+            await self._reopen()
+
+    async def finish(self) -> None:
+        """Save the last checkpoint: all records were added and written."""
+        if self._tail:
+            self._warn_of_strange_lines()
+            self._tail, self._matched = b"", 0
+            self._written = attrs.evolve(self._written, cursor=self.cursor, size=self._end)
+        async with self._lock:
+            await self._checkpoint()
+
+    async def stop(self) -> None:
+        """End pauses, wait for what is being written, and save a checkpoint."""
+        for pause in [*self._pauses]:
+            if not pause.called:
+                pause.callback(None)
+        await self.drained()
+        await self._try_checkpoint()
+
+    async def pause(self, seconds: float) -> None:
+        """Sleep, but only until `stop`."""
+        pause: Deferred[None] = Deferred()
+        timer = self._reactor.callLater(seconds, pause.callback, None)
+        self._pauses.add(pause)
+        try:
+            await pause
+        finally:
+            self._pauses.discard(pause)
+            if timer.active():
+                timer.cancel()
+
+    # ---- Writing
+
+    async def _write_out(self) -> None:
+        """Write until the buffer is empty. What comes during one write is the next one."""
+        pauses = backoff(*RETRY_SECONDS)
+        while self._buffer and not self.stopping:
+            try:
+                async with self._lock:
+                    await self._flush()
+                pauses = backoff(*RETRY_SECONDS)
+            except Exception as error:  # nothing is lost: it stays in the buffer, and with the agent
+                seconds = next(pauses)
+                _log.error(
+                    "the log {path} can't be written, next try in {seconds} s: {error}",
+                    path=str(self._path), seconds=seconds, error=error,
+                )  # fmt: skip
+                await self.pause(seconds)
+        self._writing = False
+        self._drained.notify()
+
+    async def _flush(self) -> None:
+        """Append the whole buffer to the file."""
+        data, count, cursor = b"".join(self._buffer), len(self._buffer), self.cursor
+        if data:
+            try:
+                self._end = await self._thread(self._files.append, self._path, self._written.inode, data)
+            except Gone:  # somebody removed it: continue in the one at the path
+                await self._switch(await self._thread(self._files.current, self._path))
+                self._end = await self._thread(self._files.append, self._path, self._written.inode, data)
+        del self._buffer[:count]
+        self._buffered -= len(data)
+        self._written = attrs.evolve(self._written, cursor=cursor, size=self._end)
+        self._torn = False
+        if self._move:
+            await self._reopen()
+            self._move = False
+        if self._saved is None or self._end - self._saved.size >= CHECKPOINT_BYTES:
+            await self._checkpoint()
+        elif self._timer is None:
+            self._timer = self._reactor.callLater(CHECKPOINT_SECONDS, self._tick)
+
+    # ---- Files and checkpoints; the lock is held
+
+    async def _resume(self) -> None:
+        if self._resumed:
+            return
+        saved = self._saved
+        if saved is not None:
+            try:
+                found = await self._thread(self._files.find, self._path, saved.inode)
+                if found.size >= saved.size:
+                    await self._resume_in(found, saved)
+                    self._resumed = True
+                    return
+            except Gone:
+                pass
+            _log.warn("the log {path} is not what it was, a part of it may be lost", path=str(self._path))
+        await self._switch(await self._thread(self._files.current, self._path))
+        self._resumed = True
+
+    async def _resume_in(self, found: Found, saved: Checkpoint) -> None:
+        self._tail = await self._thread(self._files.tail, self._path, saved.inode, saved.size)
+        self._end = saved.size + len(self._tail)
+        self._move = not found.at_path and await self._thread(self._files.at, self._path) != 0
+        if self._move and not self._tail:
+            await self._switch(await self._thread(self._files.current, self._path))
+            self._move = False
+
+    async def _reopen(self) -> None:
+        # The buffer is written whole, so the old file ends with a record, unless it has a tail.
+        await self._resume()
+        there = await self._thread(self._files.at, self._path)
+        if there == self._written.inode:
+            return
+        found = await self._thread(self._files.current, self._path)
+        if self._tail or self._torn:
+            self._move = True
+            return
+        try:
+            await self._switch(found)
+        except Exception:
+            if not there:
+                await self._thread(self._path.unlink)
+            raise
+
+    async def _switch(self, found: Found) -> None:
+        """Write into another file from now on; save a checkpoint that says so first."""
+        target = Checkpoint(self._written.cursor, found.inode, found.size)
+        await self._save(target)
+        self._saved = self._written = target
+        self._end = found.size
+
+    async def _checkpoint(self) -> None:
+        if self._timer is not None:
+            timer, self._timer = self._timer, None
+            if timer.active():
+                timer.cancel()
+        if self._resumed and self._written != self._saved:
+            target = self._written
+            await self._save(target)
+            self._saved = target
+
+    def _tick(self) -> None:
+        self._timer = None
+        start(self._try_checkpoint())
+
+    async def _try_checkpoint(self) -> None:
+        try:
+            async with self._lock:
+                await self._checkpoint()
+        except Exception as error:  # an older one will do: more is read again
+            _log.warn(
+                "the position in the log {path} is not saved: {error}", path=str(self._path), error=error
+            )
+
+    async def _thread(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
+        return await self._in_thread(self._reactor, work, *args)
+
+    def _warn_of_strange_lines(self) -> None:
+        _log.error("the log {path} has lines that its container did not write", path=str(self._path))

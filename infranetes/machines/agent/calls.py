@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all calls to an agent have in common: the stub, and failures as our errors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import TypeVar
+
+from google.protobuf.message import Message
+from twisted.internet.defer import Deferred
+
+from infranetes.machines.agent import checks
+from infranetes.machines.agent.stub import AgentStub
+from infranetes_common.errors import InfranetesError, Unavailable, from_grpc
+from infranetes_common.wire import vmserver
+from txgrpc import Channel, Code, GrpcError, StreamCall
+
+_Request = TypeVar("_Request", bound=Message)
+_Response = TypeVar("_Response", bound=Message)
+
+
+class AgentCalls:
+    """The agent of one sandbox, at the other end of `channel`."""
+
+    def __init__(self, sandbox_id: str, channel: Channel) -> None:
+        self._sandbox_id = sandbox_id
+        self._channel = channel
+        self._stub: AgentStub = channel.stub(vmserver.Agent)
+
+    async def _call(self, call: Deferred[_Response]) -> _Response:
+        try:
+            return await call
+        except GrpcError as error:
+            raise self._as_error(error) from None
+
+    async def _streamed(self, call: StreamCall[_Request, _Response]) -> AsyncGenerator[_Response, None]:
+        """The call's responses. It ends with this generator."""
+        try:
+            async for message in call:
+                yield message
+        except GrpcError as error:
+            raise self._as_error(error) from None
+        finally:
+            call.cancel()
+
+    async def _turn(self) -> None:
+        """Let others have the reactor, where this channel had its share of it."""
+        resting = self._channel.turns.rest()
+        if resting is not None:
+            await resting
+
+    def _as_error(self, error: GrpcError) -> InfranetesError:
+        error = checks.shortened(error)
+        if error.code in (Code.UNAVAILABLE, Code.CANCELLED):
+            return Unavailable(f"the agent of sandbox {self._sandbox_id} can't be reached: {error.message}")
+        if error.code is Code.UNKNOWN:
+            return InfranetesError(f"the agent of sandbox {self._sandbox_id} failed: {error.message}")
+        return from_grpc(error)

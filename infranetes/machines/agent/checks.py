@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of what an agent says, before anything else on the node sees it.
+
+Texts are cut to their lengths, numbers to their ranges (`limits`), and unknown fields are dropped; what
+can't be cut, such as an id, is refused. So no figure, message or time of one VM can spoil an answer about
+another, or be something that kubelet can't take.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import AsyncIterator, Callable, MutableMapping
+from functools import lru_cache
+from typing import Any, Generic, TypeVar
+
+import attrs
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+from twisted.logger import Logger
+
+from infranetes.machines.agent import limits
+from infranetes_common.errors import InfranetesError, InvalidArgument
+from infranetes_common.wire import vmserver
+from infranetes_common.wire.descriptors import is_repeated
+from txgrpc import Code, GrpcError, StreamCall
+from txgrpc.turns import Turns
+
+_ID = re.compile(r"[0-9a-z-]{1,64}")
+_TEXTUAL = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
+_REAL = (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT)
+
+_Message = TypeVar("_Message", bound=Message)
+_Request = TypeVar("_Request", bound=Message)
+
+_log = Logger()
+
+
+# ---- messages
+
+
+@attrs.frozen
+class _Rule:
+    """What a field may hold.
+
+    :ivar most: values of a repeated field. :ivar length: of a text. :ivar low: and `high`: of a number.
+    """
+
+    most: int
+    length: int
+    low: int
+    high: int
+    real: bool
+    message: bool
+    map: bool
+
+
+@lru_cache(maxsize=1024)
+def _rule(field: FieldDescriptor) -> _Rule:
+    name, inner = field.full_name, field.message_type
+    repeated = is_repeated(field)
+    low, high = limits.RANGES.get(name, limits.RANGE)
+    if name.endswith(("_nanos", "_at")) and field.type == FieldDescriptor.TYPE_INT64:
+        high = limits.LATEST
+    if field.type == FieldDescriptor.TYPE_ENUM or field.type == FieldDescriptor.TYPE_INT32:
+        high = min(high, 2**31 - 1)
+    return _Rule(
+        most=limits.COUNTS[name] if repeated else 0,
+        length=limits.TEXTS.get(name, limits.TEXT) if field.type in _TEXTUAL else 0,
+        low=low,
+        high=high,
+        real=field.type in _REAL,
+        message=inner is not None,
+        map=inner is not None and bool(inner.GetOptions().map_entry),
+    )
+
+
+def clamped(message: _Message) -> _Message:
+    """Change `message` so that it is within `limits`, and return it."""
+    message.DiscardUnknownFields()
+    _clamp(message)
+    return message
+
+
+def _clamp(message: Message) -> None:
+    for field, value in message.ListFields():
+        rule = _rule(field)
+        if rule.map and field.message_type is not None:
+            _clamp_map(field.message_type, value, rule.most)
+        elif rule.most:
+            del value[rule.most :]
+            for index, one in enumerate(value):
+                if rule.message:
+                    _clamp(one)
+                elif (fit := _fit(rule, one)) != one:
+                    value[index] = fit
+        elif rule.message:
+            _clamp(value)
+        else:
+            fit = _fit(rule, value)
+            if fit is not value and fit != value:
+                setattr(message, field.name, fit)
+
+
+def _fit(rule: _Rule, value: Any) -> Any:  # Any: a field's value, of whatever type the field has
+    if rule.length:
+        return value[: rule.length]
+    if rule.real:
+        return min(max(value, 0.0), 100.0) if math.isfinite(value) else 0.0
+    if rule.low <= value <= rule.high:
+        return value
+    return min(max(value, rule.low), rule.high)
+
+
+def _clamp_map(entry: Descriptor, found: MutableMapping[str, str], most: int) -> None:
+    """Remove entries that are too long or too many. None is cut: half a key is another key."""
+    key, value = (limits.TEXTS[entry.fields_by_name[name].full_name] for name in ("key", "value"))
+    kept = [one for one in sorted(found) if len(one) <= key and len(found[one]) <= value][:most]
+    for one in set(found) - set(kept):
+        del found[one]
+
+
+# ---- answers
+
+
+def checked_id(id: str) -> str:
+    """Return a container's id. :raise InvalidArgument: it can't be one."""
+    if not _ID.fullmatch(id):
+        raise InvalidArgument(f"its agent speaks of a container {id[:64]!r}, which is no id")
+    return id
+
+
+def checked_state(id: str, state: vmserver.ContainerState) -> vmserver.ContainerState:
+    """Return a state that was asked for. :raise InvalidArgument: it is another container's."""
+    if state.id != id:
+        raise InvalidArgument(f"its agent was asked for container {id} and speaks of {state.id[:64]!r}")
+    return clamped(state)
+
+
+def checked_event(event: vmserver.WatchEvent) -> vmserver.WatchEvent:
+    """Return an event of the Watch stream. :raise InvalidArgument: it names no container."""
+    kind = event.WhichOneof("event")
+    if kind == "container":
+        checked_id(event.container.id)
+    elif kind == "removed":
+        checked_id(event.removed)
+    return clamped(event)
+
+
+async def checked_stats(answer: vmserver.StatsResponse, turns: Turns) -> vmserver.StatsResponse:
+    """Return an answer with figures. Others have their turns of the reactor meanwhile."""
+    answer.DiscardUnknownFields()
+    for part in (answer.machine, *answer.cards, *answer.containers):
+        resting = turns.rest()
+        if resting is not None:
+            await resting
+        _clamp(part)
+    return answer
+
+
+def checked_output(response: vmserver.ExecSyncResponse, most: int) -> vmserver.ExecSyncResponse:
+    """Return a command's output, of each stream no more than was asked for."""
+    if len(response.stdout) > most or len(response.stderr) > most:
+        return vmserver.ExecSyncResponse(
+            stdout=response.stdout[:most], stderr=response.stderr[:most], exit_code=response.exit_code
+        )
+    response.DiscardUnknownFields()
+    return response
+
+
+class CheckedRecords:
+    """Checks the records of one call. The first one that is too long is logged."""
+
+    def __init__(self, container_id: str) -> None:
+        self._container = container_id
+        self._cut = False
+
+    def checked(self, record: vmserver.LogRecord) -> vmserver.LogRecord:
+        """Return a record. :raise InfranetesError: its cursor can't be one."""
+        if len(record.cursor) > limits.CURSOR:
+            raise InfranetesError(f"its agent gives cursors of over {limits.CURSOR} characters")
+        if len(record.line) > limits.LINE_BYTES:
+            record.line = record.line[: limits.LINE_BYTES]
+            if not self._cut:
+                self._cut = True
+                _log.warn(
+                    "the agent of container {container} sends lines of over {most} bytes: they are cut",
+                    container=self._container,
+                    most=limits.LINE_BYTES,
+                )
+        if record.time_nanos < 0:
+            record.time_nanos = 0
+        return record
+
+
+# ---- streams and errors
+
+
+class CheckedStream(Generic[_Message]):
+    """A stream of messages that are checked one by one. Fails with GrpcError alone.
+
+    :param check: returns a message that may be handed on. :raise InvalidArgument: there is none.
+    """
+
+    def __init__(self, call: StreamCall[_Request, _Message], check: Callable[[_Message], _Message]) -> None:
+        self._messages = aiter(call)
+        self._cancel = call.cancel
+        self._check = check
+
+    def cancel(self) -> None:
+        """End the call. Idempotent."""
+        self._cancel()
+
+    def __aiter__(self) -> AsyncIterator[_Message]:
+        return self
+
+    async def __anext__(self) -> _Message:
+        try:
+            return self._check(await anext(self._messages))
+        except GrpcError as error:
+            raise shortened(error) from None
+        except InvalidArgument as error:
+            self._cancel()
+            raise GrpcError(Code.INVALID_ARGUMENT, str(error)) from None
+
+
+def shortened(error: GrpcError) -> GrpcError:
+    """Return `error` with a message that is not too long."""
+    if len(error.message) <= limits.ERROR_TEXT:
+        return error
+    return GrpcError(error.code, error.message[: limits.ERROR_TEXT] + "…")

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client of one VM's agent: its calls with deadlines, its answers checked."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from typing import TypeVar
+
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
+
+from infranetes.authority import Authority
+from infranetes.machines.agent import checks, limits
+from infranetes.machines.agent.screen import AgentScreen
+from infranetes.machines.agent.stub import PortForwardCall, SessionCall
+from infranetes.machines.agent.volumes import VolumeClient
+from infranetes_common.errors import InvalidArgument
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import cri, vmserver
+from txgrpc import Channel, GrpcError
+
+CONNECT_SECONDS = 10.0
+KEEPALIVE_SECONDS = 20.0
+CALL_SECONDS = 30.0  # a call that only asks the agent, or has it do something short
+LOAD_SECONDS = 900.0  # an image of several GB through a slow link
+CHUNK_BYTES = 256 * 1024
+EXEC_MARGIN_SECONDS = 10.0  # what the agent gets over the command's own time to kill it and to answer
+
+
+_WithState = TypeVar(
+    "_WithState",
+    vmserver.CreateContainerResponse,
+    vmserver.StartContainerResponse,
+    vmserver.StopContainerResponse,
+    vmserver.UpdateContainerResponse,
+)
+
+
+class AgentClient(VolumeClient):
+    """The client of one sandbox's agent. Connects when it is first used, and again after a loss.
+
+    Methods fail with the errors of `infranetes_common.errors`: `Unavailable` if the agent can't be reached
+    or the connection is lost during the call. Cancelling a call also ends it at the agent. What the agent
+    sends is checked and within `limits` when it is handed on.
+    """
+
+    async def info(self, within: float = CALL_SECONDS) -> vmserver.InfoResponse:
+        """Ask which sandbox's agent it is. :param within: seconds."""
+        return checks.clamped(await self._call(self._stub.Info(vmserver.InfoRequest(), timeout=within)))
+
+    async def new_key(self, within: float = CALL_SECONDS) -> bytes:
+        """Have the VM make a new key; return the request for its certificate (PKCS #10, DER)."""
+        answer = await self._call(self._stub.NewKey(vmserver.NewKeyRequest(), timeout=within))
+        return answer.request
+
+    async def rekey(self, certificate: str, within: float = CALL_SECONDS) -> None:
+        """Use the certificate (PEM) for the new key, for all connections from then on."""
+        await self._call(self._stub.Rekey(vmserver.RekeyRequest(certificate=certificate), timeout=within))
+
+    async def configure(
+        self, config: cri.PodSandboxConfig, node_dns: cri.DNSConfig, within: float = CALL_SECONDS
+    ) -> None:
+        """Make the VM this pod's.
+
+        :param node_dns: for a pod that says nothing of DNS, in a VM that has none of its own."""
+        request = vmserver.ConfigureSandboxRequest(config=config, node_dns=node_dns)
+        await self._call(self._stub.ConfigureSandbox(request, timeout=within))
+
+    def watch(self) -> checks.CheckedStream[vmserver.WatchEvent]:
+        """Open the Watch stream, which tells the states of all containers. Fails with GrpcError."""
+        return checks.CheckedStream(
+            self._stub.Watch(vmserver.WatchRequest(), timeout=None), checks.checked_event
+        )
+
+    async def create(
+        self, container_id: str, image_id: str, config: cri.ContainerConfig, sandbox: cri.PodSandboxConfig
+    ) -> vmserver.ContainerState:
+        """Create a container. :raise FailedPrecondition: its image is not loaded."""
+        request = vmserver.CreateContainerRequest(
+            id=container_id, image_id=image_id, config=config, sandbox_config=sandbox
+        )
+        return await self._state(container_id, self._stub.CreateContainer(request, timeout=120.0))
+
+    async def start(self, container_id: str) -> vmserver.ContainerState:
+        """Start a container."""
+        request = vmserver.StartContainerRequest(id=container_id)
+        return await self._state(container_id, self._stub.StartContainer(request, timeout=120.0))
+
+    async def stop(
+        self, container_id: str, grace_seconds: int, within: float = CALL_SECONDS
+    ) -> vmserver.ContainerState:
+        """End a container; return its state then. `within` is added to the grace period."""
+        request = vmserver.StopContainerRequest(id=container_id, grace_seconds=grace_seconds)
+        stopping = self._stub.StopContainer(request, timeout=grace_seconds + within)
+        return await self._state(container_id, stopping)
+
+    async def remove(self, container_id: str, within: float = CALL_SECONDS) -> None:
+        """End and remove a container. Unknown: nothing to do."""
+        request = vmserver.RemoveContainerRequest(id=container_id)
+        await self._call(self._stub.RemoveContainer(request, timeout=within))
+
+    async def update(
+        self, container_id: str, resources: cri.LinuxContainerResources
+    ) -> vmserver.ContainerState:
+        """Change a container's limits."""
+        request = vmserver.UpdateContainerRequest(id=container_id, resources=resources)
+        return await self._state(container_id, self._stub.UpdateContainer(request, timeout=CALL_SECONDS))
+
+    async def stats(self, within: float = CALL_SECONDS) -> vmserver.StatsResponse:
+        """Ask what the VM and its containers use. :param within: seconds."""
+        answer = await self._call(self._stub.Stats(vmserver.StatsRequest(), timeout=within))
+        return await checks.checked_stats(answer, self._channel.turns)
+
+    async def exec_sync(
+        self, container_id: str, command: Sequence[str], seconds: int, limit: float, max_output: int
+    ) -> vmserver.ExecSyncResponse:
+        """Run a command to its end.
+
+        :param seconds: after which the agent kills it; 0: never. :param limit: seconds after which this
+            call gives up, if `seconds` is 0. :param max_output: bytes kept of each stream."""
+        request = vmserver.ExecSyncRequest(
+            id=container_id, command=command, timeout_seconds=seconds, max_output_bytes=max_output
+        )
+        deadline = seconds + EXEC_MARGIN_SECONDS if seconds else limit
+        answer = await self._call(self._stub.ExecSync(request, timeout=deadline))
+        await self._turn()  # an answer of many MiB was a turn's work
+        return checks.checked_output(answer, max_output)
+
+    def exec(self) -> SessionCall:
+        """Begin Exec: `send` its start, then its input. Fails with GrpcError, as the next two do."""
+        return self._stub.Exec(timeout=None)
+
+    def attach(self) -> SessionCall:
+        """Begin Attach."""
+        return self._stub.Attach(timeout=None)
+
+    def port_forward(self) -> PortForwardCall:
+        """Begin PortForward: `send` its port, then its bytes."""
+        return self._stub.PortForward(timeout=None)
+
+    async def read_log(
+        self, container_id: str, cursor: str, follow: bool
+    ) -> AsyncGenerator[vmserver.LogRecord, None]:
+        """Read a container's log after `cursor`. `aclose()` ends the call."""
+        request = vmserver.ReadLogRequest(id=container_id, cursor=cursor, follow=follow)
+        stream = self._stub.ReadLog(request, timeout=None)
+        records = checks.CheckedRecords(container_id)
+        try:
+            async for record in stream:
+                yield records.checked(record)
+        except GrpcError as error:
+            raise self._as_error(error) from None
+        finally:
+            stream.cancel()
+
+    async def images(self) -> set[str]:
+        """List the ids of the images that are loaded."""
+        answer = await self._call(self._stub.ListImages(vmserver.ListImagesRequest(), timeout=CALL_SECONDS))
+        return set(answer.image_ids)
+
+    async def missing_layers(self, diff_ids: Sequence[str]) -> int:
+        """Ask how many of these layers, lowest first, the VM has already."""
+        request = vmserver.MissingLayersRequest(diff_ids=diff_ids)
+        answer = await self._call(self._stub.MissingLayers(request, timeout=CALL_SECONDS))
+        return min(answer.present, len(diff_ids))
+
+    async def load_image(self, image_id: str, archive: AsyncIterator[bytes]) -> None:
+        """Load an image from an archive, which is closed in the end, also when that fails."""
+        try:
+            await self._call(self._stub.LoadImage(_load_requests(image_id, archive), timeout=LOAD_SECONDS))
+        finally:
+            close = getattr(archive, "aclose", None)
+            if close is not None:
+                await close()
+
+    async def fetch_image(self, image_id: str, url: str) -> None:
+        """Have the VM fetch an image. :raise Unimplemented: it takes images from the node alone."""
+        request = vmserver.FetchImageRequest(image_id=image_id, url=url)
+        await self._call(self._stub.FetchImage(request, timeout=LOAD_SECONDS))
+
+    async def close(self) -> None:
+        """Close the connection. Calls under way fail with Unavailable."""
+        await self._channel.close()
+
+    async def _state(self, container_id: str, call: Deferred[_WithState]) -> vmserver.ContainerState:
+        return checks.checked_state(container_id, (await self._call(call)).state)
+
+
+async def _load_requests(
+    image_id: str, archive: AsyncIterator[bytes]
+) -> AsyncIterator[vmserver.LoadImageRequest]:
+    yield vmserver.LoadImageRequest(header=vmserver.LoadImageHeader(image_id=image_id))
+    async for data in archive:
+        for at in range(0, len(data), CHUNK_BYTES):
+            yield vmserver.LoadImageRequest(data=data[at : at + CHUNK_BYTES])
+
+
+Connect = Callable[[str, str, int], AgentClient]
+"""`connect(sandbox_id, host, port)` makes a client, which is not yet connected."""
+
+
+def connector(
+    reactor: IReactor, authority: Authority, known_key: Callable[[str], str] = lambda _: ""
+) -> Connect:
+    """Make clients that speak mutual TLS, each with the VM of its sandbox alone.
+
+    :param known_key: the key (`authority.key_id`) that a sandbox's VM was last given a certificate for."""
+
+    def connect(sandbox_id: str, host: str, port: int) -> AgentClient:
+        if not host or not 0 < port < 65536:
+            raise InvalidArgument(f"sandbox {sandbox_id}: its provider gave no address for the agent")
+        endpoint = wrapClientTLS(
+            authority.client_options(sandbox_id, lambda: known_key(sandbox_id)),
+            HostnameEndpoint(reactor, host.encode(), port, timeout=CONNECT_SECONDS),
+        )
+        channel = Channel(
+            reactor, endpoint, limits=limits.CHANNEL, keepalive=KEEPALIVE_SECONDS, screen=AgentScreen()
+        )
+        return AgentClient(sandbox_id, channel)
+
+    return connect

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Watch stream of one VM's agent, which tells the states of its containers.
+
+    Reach         what is true                                              goes to
+    UNTRIED       no attempt has ended yet                                  LIVE TROUBLED
+    LIVE          the stream is open and its snapshot was complete          TROUBLED
+    TROUBLED      the stream was lost or could not be opened, not long ago  LIVE UNREACHABLE
+                  (also: the agent sent more than an honest one does)
+    UNREACHABLE   the same for longer than `unknown_after`                  LIVE
+
+What the stream told last is what lists show, without asking any agent. Only once after each loss do they
+give the streams that may be coming back a moment, all at the same time.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Protocol
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore, succeed
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import Interface
+
+from infranetes.machines.agent.checks import CheckedStream
+from infranetes.machines.agent.limits import CHANGES, CHANGES_PER_SECOND, CONTAINERS
+from infranetes_common.concurrency import Notifier, backoff, sleep, start
+from infranetes_common.errors import ResourceExhausted
+from infranetes_common.wire import vmserver
+from txgrpc import Code, GrpcError
+from txgrpc.limits import Allowance
+
+FIRST_DELAY = 0.1  # seconds between two attempts; doubles up to the last
+LAST_DELAY = 15.0
+REFUSED_DELAY = 5.0  # seconds, at least, until the next attempt at an agent whose messages were refused
+_REFUSED = (Code.RESOURCE_EXHAUSTED, Code.INVALID_ARGUMENT, Code.INTERNAL)
+
+_log = Logger()
+
+
+class Reach(enum.Enum):
+    """Whether the agent can be reached; see the table above."""
+
+    UNTRIED = "untried"
+    LIVE = "live"
+    TROUBLED = "troubled"
+    UNREACHABLE = "unreachable"
+
+
+class TooMuch(ResourceExhausted):
+    """The agent sends more than an honest one does."""
+
+
+class IContainerListener(Interface):
+    """Is told what the agent says, in the order in which it says it."""
+
+    def snapshot_requested() -> None:
+        """A snapshot is being asked for: what is made from now on may be missing in it."""
+
+    def snapshot(states: dict[str, vmserver.ContainerState]) -> None:
+        """All containers by their ids."""
+
+    def changed(state: vmserver.ContainerState) -> None:
+        """The new state of one container."""
+
+    def removed(container_id: str) -> None:
+        """One container is gone."""
+
+    def reach_changed(reach: Reach) -> None:
+        """The agent can be reached, or no longer."""
+
+
+class WatchedAgent(Protocol):
+    """The agent's client, as far as it is used here."""
+
+    def watch(self) -> CheckedStream[vmserver.WatchEvent]:
+        """The Watch stream."""
+
+
+@attrs.frozen
+class WatchTimes:
+    """Seconds."""
+
+    attempt: float = 15.0  # for connecting and the whole snapshot
+    unknown_after: float = 5.0  # how long after a loss the last state still counts
+
+
+class ContainerWatch:
+    """Keeps one agent's Watch stream open until stopped.
+
+    :param gate: bounds how many streams are being opened at once.
+    :ivar reach: whether the agent can be reached.
+    :ivar trouble: why it can't be, for people; "": it can.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        client: WatchedAgent,
+        listener: IContainerListener,
+        gate: DeferredSemaphore,
+        times: WatchTimes,
+    ) -> None:
+        self.reach = Reach.UNTRIED
+        self.trouble = ""
+        self._clock = clock
+        self._client = client
+        self._listener = listener
+        self._gate = gate
+        self._times = times
+        self._lost_at: float | None = None
+        self._worth_waiting = True
+        self._live = Notifier()
+        self._attempted = Notifier()
+        self._runner: Deferred[None] | None = None
+        self._stopped = False
+        self._changes = Allowance(CHANGES, CHANGES_PER_SECOND, clock.seconds())
+        self._overdue: IDelayedCall | None = None  # makes TROUBLED UNREACHABLE
+
+    @property
+    def live(self) -> bool:
+        """Whether what the agent said last is still true."""
+        return self.reach is Reach.LIVE
+
+    def start(self) -> None:
+        """Open the stream, and again after each loss. Idempotent."""
+        if self._runner is None and not self._stopped:
+            self._runner = start(self._run())
+            self._runner.addErrback(_unexpected)
+
+    def stop(self) -> None:
+        """End the stream; the listener is told nothing more. Idempotent."""
+        self._stopped = True
+        if self._runner is not None:
+            self._runner.cancel()
+        self._cancel_overdue()
+        self._notify()
+
+    def when_live(self) -> Deferred[None]:
+        """Fires once the stream is LIVE, or stopped."""
+        if self.live or self._stopped:
+            return succeed(None)
+        return self._live.wait()
+
+    def when_attempted(self) -> Deferred[None]:
+        """Fires once the stream is LIVE or stopped, or the attempt that is under way has failed."""
+        if self.live or self._stopped:
+            return succeed(None)
+        return self._attempted.wait()
+
+    @property
+    def worth_waiting(self) -> bool:
+        """Whether the next snapshot may be a moment away: nobody has waited in vain since the loss."""
+        return self._worth_waiting and not self.live and not self._stopped
+
+    def waited_in_vain(self) -> None:
+        """Spare the next callers the wait that this one had."""
+        self._worth_waiting = False
+
+    async def _run(self) -> None:
+        pauses = backoff(FIRST_DELAY, LAST_DELAY)
+        while not self._stopped:
+            refused = False
+            try:
+                await self._attempt()
+                self.trouble = "it ended the stream"
+            except CancelledError:
+                if self._stopped:
+                    return
+                self.trouble = f"no complete snapshot within {self._times.attempt:.0f} s"
+            except Exception as error:
+                self.trouble = str(error)
+                refused = isinstance(error, TooMuch) or (
+                    isinstance(error, GrpcError) and error.code in _REFUSED
+                )
+            if self._stopped:
+                return
+            was_live = self.live
+            self._lost()
+            if was_live and not refused:
+                pauses = backoff(FIRST_DELAY, LAST_DELAY)
+            else:
+                self._worth_waiting = False
+                self._attempted.notify()
+            pause = next(pauses)
+            if refused and pause < REFUSED_DELAY:
+                pauses = backoff(REFUSED_DELAY, LAST_DELAY)
+                pause = next(pauses)
+            await sleep(self._clock, pause)
+
+    async def _attempt(self) -> None:
+        """One stream, from its beginning to its end. The gate is held until the snapshot is complete."""
+        await self._gate.acquire()
+        snapshot: dict[str, vmserver.ContainerState] | None = {}  # None: it is complete
+        stream = late = None
+        try:
+            if self._lost_at is None:
+                self._lost_at = self._clock.seconds()
+            stream = self._client.watch()
+            late = self._clock.callLater(self._times.attempt, stream.cancel)
+            self._listener.snapshot_requested()
+            async for event in stream:
+                if self._stopped:
+                    return
+                if not self._changes.spend(self._clock.seconds()):
+                    raise TooMuch("its agent tells of more changes than containers can have")
+                if snapshot is None:
+                    self._tell(event)
+                elif event.WhichOneof("event") == "synced":
+                    late.cancel()
+                    states, snapshot = snapshot, None
+                    self._gate.release()
+                    self._listener.snapshot(states)
+                    self._become_live()
+                else:
+                    _add(snapshot, event)
+        finally:
+            if late is not None and late.active():
+                late.cancel()
+            if stream is not None:
+                stream.cancel()
+            if snapshot is not None:
+                self._gate.release()
+
+    def _tell(self, event: vmserver.WatchEvent) -> None:
+        kind = event.WhichOneof("event")
+        if kind == "container":
+            self._listener.changed(event.container)
+        elif kind == "removed":
+            self._listener.removed(event.removed)
+
+    def _become_live(self) -> None:
+        self._lost_at = None
+        self._worth_waiting = True
+        self.trouble = ""
+        self._cancel_overdue()
+        self._become(Reach.LIVE)
+        self._notify()
+
+    def _lost(self) -> None:
+        if self._lost_at is None:  # it was live until now
+            self._lost_at = self._clock.seconds()
+        if self.reach is Reach.UNREACHABLE:
+            return
+        if self.reach is not Reach.TROUBLED:
+            self._become(Reach.TROUBLED)
+            left = self._lost_at + self._times.unknown_after - self._clock.seconds()
+            self._overdue = self._clock.callLater(max(left, 0), self._become, Reach.UNREACHABLE)
+
+    def _become(self, reach: Reach) -> None:
+        if reach is not self.reach:
+            self.reach = reach
+            self._listener.reach_changed(reach)
+
+    def _cancel_overdue(self) -> None:
+        if self._overdue is not None and self._overdue.active():
+            self._overdue.cancel()
+
+    def _notify(self) -> None:
+        self._live.notify()
+        self._attempted.notify()
+
+
+def _add(snapshot: dict[str, vmserver.ContainerState], event: vmserver.WatchEvent) -> None:
+    """Put an event of a snapshot into it. :raise TooMuch: it has too many containers."""
+    kind = event.WhichOneof("event")
+    if kind == "container":
+        snapshot[event.container.id] = event.container
+        if len(snapshot) > CONTAINERS:
+            raise TooMuch(f"its agent has over {CONTAINERS} containers")
+    elif kind == "removed":
+        snapshot.pop(event.removed, None)
+
+
+def _unexpected(failure: Failure) -> None:
+    if not failure.check(CancelledError):
+        _log.failure("the watch of an agent's containers failed", failure=failure)

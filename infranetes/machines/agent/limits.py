@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Limits of what an agent may say. It runs in the pod's VM: who breaks out of a container controls it.
+
+Honest agents stay below all of these (`tests.vmserver.rpc.test_limits`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from txgrpc import Limits
+
+KIB = 1024
+MIB = 1024 * KIB
+
+#: Bytes of one message: a call's whole answer, or one message of a stream.
+MESSAGE_BYTES: Mapping[str, int] = {
+    "Info": 16 * KIB,
+    "ConfigureSandbox": 4 * KIB,
+    "NewKey": 64 * KIB,
+    "Rekey": 4 * KIB,
+    "Watch": 256 * KIB,
+    "CreateContainer": 256 * KIB,
+    "StartContainer": 256 * KIB,
+    "StopContainer": 256 * KIB,
+    "RemoveContainer": 4 * KIB,
+    "UpdateContainer": 256 * KIB,
+    "ListContainers": 1 * MIB,
+    "Stats": 1 * MIB,
+    "ExecSync": 16 * MIB,
+    "ReadLog": 64 * KIB,
+    "Exec": 256 * KIB + 64,
+    "Attach": 256 * KIB + 64,
+    "PortForward": 256 * KIB + 64,
+    "MissingLayers": 4 * KIB,
+    "LoadImage": 4 * KIB,
+    "FetchImage": 4 * KIB,
+    "ListImages": 1 * MIB,
+    "RemoveImage": 4 * KIB,
+    "PutVolume": 4 * KIB,
+    "ListVolume": 1 * MIB,
+    "ReadVolume": 256 * KIB + 16 * KIB,
+    "WatchVolumes": 4 * KIB,
+    "RemoveVolume": 4 * KIB,
+}
+
+#: Of one VM's connection. Only answers of ExecSync may be larger than a MiB; one at a time is let in.
+CHANNEL = Limits(max_receive_message=1 * MIB, max_assembling=4 * MIB)
+
+CONTAINERS = 256  # in one VM, including those that have ended
+CHANGES = 4 * CONTAINERS  # events until a snapshot is complete, and in one burst afterwards
+CHANGES_PER_SECOND = 20.0  # events in the long run
+PURGES = 16  # containers without a record that are being removed from one VM at a time
+
+#: Values of a repeated field in one message.
+COUNTS: Mapping[str, int] = {
+    "infranetes.vmserver.v1.ListContainersResponse.containers": CONTAINERS,
+    "infranetes.vmserver.v1.StatsResponse.containers": CONTAINERS,
+    "infranetes.vmserver.v1.StatsResponse.cards": 64,
+    "infranetes.vmserver.v1.Usage.disks": 64,
+    "infranetes.vmserver.v1.ListImagesResponse.image_ids": 4096,
+    "infranetes.vmserver.v1.ListVolumeResponse.entries": 1024,
+    "runtime.v1.LinuxContainerUser.supplemental_groups": 256,
+    "runtime.v1.LinuxContainerResources.hugepage_limits": 16,
+    "runtime.v1.LinuxContainerResources.unified": 32,
+}
+
+#: Fields that are read of one message to count the repeated ones; a few ms of work.
+FIELDS = 10_000
+
+TEXT = 256  # characters of a text that is not named here
+TEXTS: Mapping[str, int] = {
+    "infranetes.vmserver.v1.ContainerState.message": 4096,  # what kubelet keeps of a termination message
+    "infranetes.vmserver.v1.InfoResponse.version": 64,
+    "infranetes.vmserver.v1.NetworkCard.name": 64,
+    "infranetes.vmserver.v1.Disk.device": 64,
+    "runtime.v1.LinuxContainerResources.cpuset_cpus": 1024,
+    "runtime.v1.LinuxContainerResources.cpuset_mems": 1024,
+    "runtime.v1.LinuxContainerResources.UnifiedEntry.key": 128,
+    "runtime.v1.LinuxContainerResources.UnifiedEntry.value": 256,
+}
+ERROR_TEXT = 2048  # characters of the message with which a call fails
+
+LATEST = 2**62  # nanoseconds since 1970: in the year 2116
+_COUNTER = (0, 2**63 - 1)  # kubelet computes with signed numbers
+_SIGNED = (-1, 2**63 - 1)  # -1: unlimited
+RANGE = _COUNTER  # of a number that is not named here
+RANGES: Mapping[str, tuple[int, int]] = {
+    "infranetes.vmserver.v1.ContainerState.exit_code": (-(2**31), 2**31 - 1),
+    "runtime.v1.LinuxContainerUser.uid": (0, 2**32 - 1),
+    "runtime.v1.LinuxContainerUser.gid": (0, 2**32 - 1),
+    "runtime.v1.LinuxContainerUser.supplemental_groups": (0, 2**32 - 1),
+    "runtime.v1.LinuxContainerResources.oom_score_adj": (-1000, 1000),
+    "runtime.v1.LinuxContainerResources.cpu_period": _SIGNED,
+    "runtime.v1.LinuxContainerResources.cpu_quota": _SIGNED,
+    "runtime.v1.LinuxContainerResources.cpu_shares": _SIGNED,
+    "runtime.v1.LinuxContainerResources.memory_limit_in_bytes": _SIGNED,
+    "runtime.v1.LinuxContainerResources.memory_swap_limit_in_bytes": _SIGNED,
+}
+
+LINE_BYTES = 16 * KIB  # of a log record
+CURSOR = 256  # characters; an agent takes no longer one back
+CHUNK_BYTES = 256 * KIB  # of a volume's file
+PATH_BYTES = 512  # of a volume's path with its target, on the average

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's service of ``proto/vmserver.proto`` with its types, as `txgrpc.Channel.stub` gives it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol, TypeVar
+
+from google.protobuf.message import Message
+from twisted.internet.defer import Deferred
+
+from infranetes_common.wire import vmserver as messages
+from txgrpc import StreamCall
+
+_Sent = TypeVar("_Sent", contravariant=True)
+_Request = TypeVar("_Request", bound=Message)
+_Received = TypeVar("_Received", bound=Message)
+
+
+class Unary(Protocol[_Sent, _Received]):
+    """An RPC with one request and one response."""
+
+    def __call__(self, request: _Sent, *, timeout: float | None) -> Deferred[_Received]: ...
+
+
+class Upload(Protocol[_Sent, _Received]):
+    """An RPC with a stream of requests and one response."""
+
+    def __call__(self, requests: AsyncIterator[_Sent], *, timeout: float | None) -> Deferred[_Received]: ...
+
+
+class Download(Protocol[_Request, _Received]):
+    """An RPC with one request and a stream of responses."""
+
+    def __call__(self, request: _Request, *, timeout: float | None) -> StreamCall[_Request, _Received]: ...
+
+
+SessionCall = StreamCall[messages.SessionInput, messages.SessionOutput]
+"""The streams of a command or of a container: Exec or Attach."""
+PortForwardCall = StreamCall[messages.PortForwardInput, messages.PortForwardOutput]
+"""A connection to a port of the pod."""
+
+
+class Session(Protocol):
+    """Exec and Attach."""
+
+    def __call__(self, *, timeout: float | None) -> SessionCall: ...
+
+
+class PortForward(Protocol):
+    """A connection to a port of the pod."""
+
+    def __call__(self, *, timeout: float | None) -> PortForwardCall: ...
+
+
+class AgentStub(Protocol):
+    """One attribute per RPC."""
+
+    Info: Unary[messages.InfoRequest, messages.InfoResponse]
+    ConfigureSandbox: Unary[messages.ConfigureSandboxRequest, messages.ConfigureSandboxResponse]
+    NewKey: Unary[messages.NewKeyRequest, messages.NewKeyResponse]
+    Rekey: Unary[messages.RekeyRequest, messages.RekeyResponse]
+    Watch: Download[messages.WatchRequest, messages.WatchEvent]
+    CreateContainer: Unary[messages.CreateContainerRequest, messages.CreateContainerResponse]
+    StartContainer: Unary[messages.StartContainerRequest, messages.StartContainerResponse]
+    StopContainer: Unary[messages.StopContainerRequest, messages.StopContainerResponse]
+    RemoveContainer: Unary[messages.RemoveContainerRequest, messages.RemoveContainerResponse]
+    UpdateContainer: Unary[messages.UpdateContainerRequest, messages.UpdateContainerResponse]
+    Stats: Unary[messages.StatsRequest, messages.StatsResponse]
+    ExecSync: Unary[messages.ExecSyncRequest, messages.ExecSyncResponse]
+    ReadLog: Download[messages.ReadLogRequest, messages.LogRecord]
+    Exec: Session
+    Attach: Session
+    PortForward: PortForward
+    MissingLayers: Unary[messages.MissingLayersRequest, messages.MissingLayersResponse]
+    LoadImage: Upload[messages.LoadImageRequest, messages.LoadImageResponse]
+    FetchImage: Unary[messages.FetchImageRequest, messages.FetchImageResponse]
+    ListImages: Unary[messages.ListImagesRequest, messages.ListImagesResponse]
+    PutVolume: Upload[messages.PutVolumeRequest, messages.PutVolumeResponse]
+    ListVolume: Download[messages.ListVolumeRequest, messages.ListVolumeResponse]
+    ReadVolume: Download[messages.ReadVolumeRequest, messages.VolumeChange]
+    WatchVolumes: Download[messages.WatchVolumesRequest, messages.WatchVolumesResponse]
+    RemoveVolume: Unary[messages.RemoveVolumeRequest, messages.RemoveVolumeResponse]

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's calls about volumes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+
+from infranetes.machines.agent import limits
+from infranetes.machines.agent.calls import AgentCalls
+from infranetes_common.errors import InvalidArgument, ResourceExhausted
+from infranetes_common.filesync.manifest import Bounds, Change, Entry, Manifest, Unread
+from infranetes_common.filesync.wire import change_from_wire, change_to_wire, from_wire, pages, to_wire
+from infranetes_common.wire import vmserver
+
+VOLUME_SECONDS = 120.0
+
+
+class VolumeClient(AgentCalls):
+    """A part of AgentClient. What comes from the agent is checked before it is handed on."""
+
+    async def put_volume(
+        self, id: str, *, file: bool, in_memory: bool, bounds: Bounds, changes: AsyncIterator[Change]
+    ) -> None:
+        """Make the volume if there is none, and apply `changes` in their order."""
+
+        async def requests() -> AsyncIterator[vmserver.PutVolumeRequest]:
+            header = vmserver.VolumeHeader(id=id, file=file, in_memory=in_memory, bounds=_bounds(bounds))
+            yield vmserver.PutVolumeRequest(header=header)
+            async for change in changes:
+                yield vmserver.PutVolumeRequest(change=change_to_wire(change))
+
+        await self._call(self._stub.PutVolume(requests(), timeout=VOLUME_SECONDS))
+
+    async def list_volume(self, id: str, bounds: Bounds) -> Manifest:
+        """List all that is in a volume.
+
+        :raise NotFound: no such volume. :raise ResourceExhausted: it is over `bounds`."""
+        found: Manifest = {}
+        size = path_bytes = 0
+        request = vmserver.ListVolumeRequest(id=id, bounds=_bounds(bounds))
+        async for page in self._streamed(self._stub.ListVolume(request, timeout=VOLUME_SECONDS)):
+            if not page.entries:
+                raise InvalidArgument(f"the agent lists nothing of volume {id}, without end")
+            for sent in page.entries:
+                entry = from_wire(sent)
+                if entry.path in found:
+                    raise InvalidArgument(f"the agent lists {entry.path[:200]!r} in volume {id} twice")
+                found[entry.path] = entry
+                size += entry.size
+                path_bytes += len(entry.path) + len(entry.target)
+            if len(found) > bounds.entries + 1 or size > bounds.bytes:
+                raise ResourceExhausted(
+                    f"in the VM it has over {bounds.entries} files or over {bounds.bytes} bytes"
+                )
+            if path_bytes > limits.PATH_BYTES * (bounds.entries + 1):
+                raise ResourceExhausted(
+                    f"in the VM it has paths of over {limits.PATH_BYTES} bytes, on the average of "
+                    f"{bounds.entries} files"
+                )
+        return found
+
+    async def read_volume(self, id: str, entries: Iterable[Entry]) -> AsyncGenerator[Change, None]:
+        """Read these entries with their content.
+
+        :raise InvalidArgument: the agent sends something else."""
+        wanted = list(entries)
+        request = vmserver.ReadVolumeRequest(id=id)
+        for page in pages(wanted):  # the agent says how many there are
+            await self._turn()
+            request.entries.extend(map(to_wire, page))
+        left = iter(wanted)
+        readable = {one.path for one in wanted}
+        async for sent in self._streamed(self._stub.ReadVolume(request, timeout=VOLUME_SECONDS)):
+            change = change_from_wire(sent)
+            if isinstance(change, bytes) and not 0 < len(change) <= limits.CHUNK_BYTES:
+                raise InvalidArgument(f"the agent sent a piece of {len(change)} bytes of volume {id}")
+            if isinstance(change, Unread) and change.path in readable:
+                readable.remove(change.path)
+            elif not isinstance(change, bytes) and change != next(left, None):
+                raise InvalidArgument(f"the agent sent what was not asked for of volume {id}")
+            yield change
+
+    async def watch_volumes(self, ids: Sequence[str], bounds: Bounds) -> AsyncGenerator[str, None]:
+        """Yield each id once, then each time when something in the volume has changed. `aclose()` ends the
+        call."""
+        request = vmserver.WatchVolumesRequest(ids=ids, bounds=_bounds(bounds))
+        async for event in self._streamed(self._stub.WatchVolumes(request, timeout=None)):
+            yield event.id
+
+    async def remove_volume(self, id: str) -> None:
+        """Remove a volume. Unknown: nothing to do."""
+        await self._call(self._stub.RemoveVolume(vmserver.RemoveVolumeRequest(id=id), timeout=30.0))
+
+
+def _bounds(bounds: Bounds) -> vmserver.VolumeBounds:
+    return vmserver.VolumeBounds(entries=bounds.entries, bytes=bounds.bytes)

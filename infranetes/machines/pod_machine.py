@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pod's VM: how it is brought up and torn down, for whichever owner.
+
+    Stage      what is true                                  in the record             goes to
+    NEW        no VM was asked for                           id, token                 ASKED GONE
+    ASKED      the provider is asked, by token; it may have  id, token                 LAUNCHED ENDING
+               made the VM, and has not answered
+    LAUNCHED   there is a VM; it has no address yet          + instance_id             RUNNING ENDING
+    RUNNING    it has an address, its agent is starting      + address, agent's, cert. UP ENDING
+    UP         its agent has answered, under the VM's id     the same                  ENDING
+    ENDING     the agent's client is closed, the VM is       the same                  GONE, or ENDING
+               being destroyed                                                         again if that fails
+    GONE       the provider has destroyed it                 the same                  (deleted)
+
+The stage is not stored: the facts in the record tell it. The VM's owner, a sandbox or the pool, records
+that it wants a VM before `bring_up`, and that it wants none before `tear_down`. In between each fact is on
+the disk before the next step is made. A daemon that finds
+
+    no agent_host   asks the provider again with the same token, and is answered with the VM in flight;
+    an agent_host   waits for that VM, and makes no other.
+
+A launch at the provider is never cut short: only its answer tells what has to be destroyed. So `bring_up`
+may be cancelled or fail at any step, and `tear_down` then waits for that answer first.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.logger import Logger
+
+from infranetes.certificates import Signed
+from infranetes.machines.agent.client import AgentClient
+from infranetes.machines.context import MachineContext, VmFacts, VmOwner, VmRequest
+from infranetes.providers.interface import Instance, InstanceSpec, InstanceState
+from infranetes_common.concurrency import Flight, backoff, sleep, start, within
+from infranetes_common.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InfranetesError,
+    NotFound,
+    Unavailable,
+)
+from infranetes_common.identity import Identity
+
+ENTROPY_BYTES = 64  # for the kernel of a clone, which has its template's
+LAUNCH_CERTIFICATE_SECONDS = 3600.0  # over the time of a launch: until it is replaced over the channel
+MARGIN_SECONDS = 5.0  # over the provider's own deadline, whose error says more about why
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between two questions to an agent that is starting
+INFO_SECONDS = 10.0
+_NANOS = 1e9
+
+_log = Logger()
+
+
+@attrs.frozen
+class BroughtUp:
+    """A VM that is up, and how long the provider took for it."""
+
+    instance: Instance
+    vm_seconds: float
+
+
+class PodMachine:
+    """One VM, from the request for it until it is destroyed; see the table above.
+
+    :param owner: keeps the VM's record.
+    :ivar instance: what the provider last said of the VM; None before it has said anything to this process.
+    :ivar client: the client of its agent, while there is one.
+    """
+
+    def __init__(self, context: MachineContext, owner: VmOwner) -> None:
+        self.instance: Instance | None = None
+        self.client: AgentClient | None = None
+        self._context = context
+        self._owner = owner
+        self._launch: Flight[Instance] | None = None  # the provider's, in this process
+
+    @property
+    def id(self) -> str:
+        """The id in its tags and its certificate."""
+        return self.facts.id
+
+    @property
+    def facts(self) -> VmFacts:
+        """What its owner's record has of it."""
+        return self._owner.facts
+
+    def hand_over(self, owner: VmOwner) -> None:
+        """Give the VM to `owner`, whose record has its facts already."""
+        self._owner = owner
+
+    async def bring_up(
+        self, request: VmRequest, deadline: float, connected: Callable[[], None] = lambda: None
+    ) -> BroughtUp:
+        """Launch the VM, or find the one that was launched before, and wait until its agent answers.
+
+        :param request: for a VM that is still to be made.
+        :param deadline: by the context's clock.
+        :param connected: called when there is a client of the agent, before the agent has answered.
+        :raise InfranetesError: some step failed; there may be a VM."""
+        began = self._context.clock.seconds()
+        if self.facts.agent_host:
+            instance = await self._wait_for_known(deadline)
+        else:
+            instance = await self._launch_and_wait(request, deadline)
+        vm_seconds = self._context.clock.seconds() - began
+        client = self.connect()
+        connected()
+        await self._greet(client, deadline)
+        return BroughtUp(instance, vm_seconds)
+
+    async def tear_down(self) -> None:
+        """Close the agent's client and destroy the VM, if there is one. Idempotent.
+
+        :raise InfranetesError: it is not known whether it is destroyed; try again."""
+        self.disconnect()
+        await self._settle_launch()
+        self._context.check_ready()
+        await self._context.release_address(self.id)
+        await self._destroy()
+
+    # ---- the agent
+
+    def connect(self) -> AgentClient:
+        """The client of its agent. Connecting is left to the client's first call."""
+        if self.client is None:
+            facts = self.facts
+            self.client = self._context.connect(facts.id, facts.agent_host, facts.agent_port)
+        return self.client
+
+    def disconnect(self) -> Deferred[None]:
+        """Let go of the agent's client. Fires once it is closed, and never fails. Idempotent."""
+        client, self.client = self.client, None
+        return start(_close(client))
+
+    async def answers(self, seconds: float) -> bool:
+        """Whether its agent answers in time, under the VM's id."""
+        try:
+            info = await self.connect().info(within=seconds)
+        except InfranetesError as error:
+            _log.info("vm {vm}: {error}", vm=self.facts.instance_id, error=error)
+            return False
+        return info.sandbox_id == self.id
+
+    async def renew_certificate(self) -> None:
+        """Have the VM make a new key, and sign a certificate for it.
+
+        :raise InfranetesError: the agent can't be asked or refuses; the old one is still in force."""
+        client = self.client
+        if client is None:
+            raise Unavailable(f"the agent of sandbox {self.id} is no longer connected")
+        request = await client.new_key()
+        signed = self._context.authority.sign(self.id, request, self._context.times.certificate)
+        await client.rekey(signed.certificate_pem)
+        if self.client is client:
+            written = self._owner.write(_certified(self.facts, signed))
+            self._context.note(written, f"the certificate of sandbox {self.id}")
+
+    # ---- the provider
+
+    async def look(self, seconds: float) -> Instance | None:
+        """Ask the provider for the VM; None: it has none.
+
+        :raise InfranetesError: it can't say."""
+        work = self._context.provider.get(self.facts.instance_id)
+        what = f"looking for the VM of sandbox {self.id}"
+        try:
+            self.instance = await within(self._context.clock, seconds, work, what)
+        except NotFound:
+            return None
+        return self.instance
+
+    async def _launch_and_wait(self, request: VmRequest, deadline: float) -> Instance:
+        self._launch = Flight(self._context.provider.launch(self._spec(request)))
+        self.instance = instance = await self._launch.join()
+        await self._owner.write(attrs.evolve(self.facts, instance_id=instance.id))
+        self.instance = instance = await self._wait_running(instance.id, deadline)
+        await self._owner.write(
+            attrs.evolve(
+                self.facts,
+                address=instance.address,
+                agent_host=instance.agent_host or instance.address,
+                agent_port=instance.agent_port,
+            )
+        )
+        return instance
+
+    async def _wait_for_known(self, deadline: float) -> Instance:
+        """The VM that was seen running before. :raise Unavailable: it is no more."""
+        instance = self.instance
+        if instance is not None and instance.state is InstanceState.ENDED:
+            raise Unavailable(f"sandbox {self.id}: its VM has ended: {instance.detail}")
+        if instance is None or instance.state is not InstanceState.RUNNING:
+            try:
+                self.instance = instance = await self._wait_running(self.facts.instance_id, deadline)
+            except NotFound as error:
+                raise Unavailable(f"sandbox {self.id}: its VM is gone: {error}") from None
+        return instance
+
+    async def _wait_running(self, instance_id: str, deadline: float) -> Instance:
+        left = max(deadline - self._context.clock.seconds(), 1.0)
+        waiting = self._context.provider.wait_running(instance_id, left)
+        return await within(
+            self._context.clock, left + MARGIN_SECONDS, waiting, f"the VM of sandbox {self.id}"
+        )
+
+    def _spec(self, request: VmRequest) -> InstanceSpec:
+        """The VM to be made. Its first certificate comes with it, and is noted in the record."""
+        context, facts = self._context, self.facts
+        lifetime = min(context.times.launch + LAUNCH_CERTIFICATE_SECONDS, context.times.certificate)
+        signed = context.authority.issue(facts.id, lifetime)
+        self._owner.note(_certified(facts, signed))
+        identity = Identity(
+            sandbox_id=facts.id,
+            certificate_pem=signed.certificate_pem,
+            key_pem=signed.key_pem,
+            ca_pem=context.authority.ca_pem,
+            hostname=request.hostname,
+            machine_id=facts.id,
+            entropy=secrets.token_hex(ENTROPY_BYTES),
+            now_nanos=context.now(),
+        )
+        return InstanceSpec(
+            token=facts.token,
+            sandbox_id=facts.id,
+            cluster=context.names.cluster,
+            node=context.names.node,
+            identity=identity,
+            size=request.size,
+            annotations=request.annotations,
+            image=request.image,
+        )
+
+    async def _greet(self, client: AgentClient, deadline: float) -> None:
+        """Wait until the agent answers, and make sure that it is the right one."""
+        clock = self._context.clock
+        pauses = backoff(FIRST_PAUSE, LONGEST_PAUSE, factor=1.5)
+        while True:
+            left, pause = deadline - clock.seconds(), next(pauses)
+            try:
+                info = await client.info(within=max(min(left, INFO_SECONDS), 0.1))
+                break
+            except (Unavailable, DeadlineExceeded) as error:
+                if left <= pause:
+                    raise DeadlineExceeded(
+                        f"the agent of sandbox {self.id} did not answer within "
+                        f"{self._context.times.launch:.0f} s: {error}"
+                    ) from None
+            await sleep(clock, pause)
+        if info.sandbox_id != self.id:
+            raise FailedPrecondition(
+                f"the machine at {self.facts.agent_host} is not sandbox {self.id}: its agent answers for "
+                f"{info.sandbox_id[:64] or 'none'}"
+            )
+
+    # ---- the end
+
+    async def _settle_launch(self) -> None:
+        """Wait for the provider's answer to the launch: only then it is known what there is to destroy.
+
+        :raise DeadlineExceeded: there is none yet."""
+        if self._launch is None:
+            return
+        context = self._context
+        what = "the provider's answer to a launch that is to be undone"
+        try:
+            instance = await within(context.clock, context.times.destroy, self._launch.join(), what)
+            if not self.facts.instance_id:
+                self._owner.note(attrs.evolve(self.facts, instance_id=instance.id))
+        except DeadlineExceeded:
+            raise
+        except Exception as error:  # nothing remains of a launch that fails
+            _log.debug("the launch of sandbox {sandbox} failed: {error}", sandbox=self.id, error=error)
+
+    async def _destroy(self) -> None:
+        context, facts = self._context, self.facts
+        ids = {facts.instance_id} - {""}
+        if not ids:  # the provider's answer was never recorded; it knows the token
+            listing = context.provider.list()
+            instances = await within(
+                context.clock, context.times.destroy, listing, "listing the provider's VMs"
+            )
+            ids = {one.id for one in instances if one.token == facts.token}
+        for instance_id in ids:
+            destroying = context.provider.destroy(instance_id)
+            what = f"destroying the VM of sandbox {facts.id}"
+            await within(context.clock, context.times.destroy, destroying, what)
+
+
+def _certified(facts: VmFacts, signed: Signed) -> VmFacts:
+    until = int(signed.until * _NANOS)
+    return attrs.evolve(facts, certificate_until=until, certificate_key=signed.key_id)
+
+
+async def _close(client: AgentClient | None) -> None:
+    try:
+        if client is not None:
+            await client.close()
+    except (InfranetesError, CancelledError) as error:
+        _log.debug("an agent's connection failed to close: {error}", error=error)

@@ -1,0 +1,384 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pool: VMs that are booted and wait for a pod.
+
+What each state means, and why a VM is never used twice, stands in `pool_record`. A VM of the pool has from
+the beginning the id of the sandbox that it becomes, so its tags and names in the IaaS and the name in its
+certificate stay the same when a pod claims it: it gets a new key and certificate, the pod's host name and
+the rest of its configuration over the channel.
+
+    what happens              here                              the store                  the provider
+    a size lacks one          BOOTING, its launch begins        pool: BOOTING              asked, by token
+    it is up                  IDLE                              pool: IDLE                 RUNNING
+    a pod claims it           asked if it lives; then its       one write: pool to         nothing
+                              PodMachine is handed over         sandboxes, LAUNCHING
+    the daemon is killed      the next one goes on from the store: boots, keeps or ends the VM, or finishes
+                              the pod's launch with that very VM
+    found dead, or drained    ENDING, destroyed, then forgotten pool: ENDING, deleted      destroyed
+    the sweep lists it        its token is known here, or among the sandboxes, at every instant
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import attrs
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.interfaces import IDelayedCall
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from infranetes.ids import new_id
+from infranetes.machines.context import VmFacts, VmRequest
+from infranetes.machines.pod_machine import PodMachine
+from infranetes.machines.pool_config import PoolConfig
+from infranetes.machines.pool_context import Adopt, PoolContext
+from infranetes.machines.pool_record import PoolRecord, PoolState
+from infranetes.machines.pooled import Member, Pace, fits, wants_own_vm
+from infranetes.providers.interface import Instance, InstanceState, Size
+from infranetes_common.concurrency import Flight, settled, shielded, start
+from infranetes_common.errors import FailedPrecondition, InfranetesError
+
+DRAINED = "pool_drained"  # the setting in the store
+PROBE_SECONDS = 5.0  # what an idle VM's agent gets to answer before it counts as dead
+MOST_FAILURES = 2  # checks in a row that an agent may leave unanswered
+_log = Logger()
+
+
+class Pool:
+    """Keeps as many VMs of each size booted as the configuration says.
+
+    :ivar members: its VMs by their ids. :ivar drained: whether it makes none until `fill`.
+    :ivar trouble: why the last launch failed; "": it succeeded.
+    """
+
+    def __init__(self, context: PoolContext, config: PoolConfig) -> None:
+        self._context = context
+        self._config = config
+        self._pace = Pace(config.per_minute, config.retry)
+        self._later: IDelayedCall | None = None
+        self._ready = False  # the provider has started
+        self._adjusting = self._adjust_again = False
+        self.members: dict[str, Member] = {}
+        self.drained = False
+        self.trouble = ""
+
+    # ---- with the daemon
+
+    def load(self, records: Iterable[PoolRecord], settings: Mapping[str, str]) -> None:
+        """Take over what an earlier daemon recorded."""
+        self.members = {record.id: self._member(record) for record in records}
+        self.drained = bool(settings.get(DRAINED))
+
+    def reconfigure(self, config: PoolConfig) -> None:
+        """Keep as many VMs as `config` says from now on."""
+        if (config.per_minute, config.retry) != (self._config.per_minute, self._config.retry):
+            self._pace = Pace(config.per_minute, config.retry)
+        self._config = config
+        self.adjust()
+
+    def provider_ready(self) -> None:
+        """Go on with what was under way, and fill up, now that the provider has started."""
+        self._ready = True
+        for member in list(self.members.values()):
+            if member.state is PoolState.BOOTING and member.booting is None:
+                self._boot(member)
+            elif member.state is PoolState.ENDING:
+                self.end(member, member.record.message)
+        self.adjust()
+
+    async def stop(self) -> None:
+        """Close the agents' clients; the VMs go on. What is under way is left for the next daemon."""
+        if self._later is not None and self._later.active():
+            self._later.cancel()
+        for member in self.members.values():
+            for flight in (member.booting, member.ending):
+                if flight is not None and not flight.done:
+                    flight.cancel()
+            await member.machine.disconnect()
+
+    # ---- claims, checks and commands
+
+    def owns(self, token: str) -> bool:
+        """Whether a VM with this token is the pool's."""
+        return any(member.record.token == token for member in self.members.values())
+
+    def idle(self) -> list[Member]:
+        """The VMs that a pod could have."""
+        return [one for one in self.members.values() if one.state is PoolState.IDLE and not one.taken]
+
+    async def claim(self, size: Size, annotations: Iterable[str], adopt: Adopt) -> bool:
+        """Hand an idle VM that is large enough for a pod with these annotations (keys) over by `adopt`.
+
+        :return: False: there is none.
+        :raise InfranetesError: it could not be recorded."""
+        if wants_own_vm(annotations):
+            return False
+        while (member := self._best(size)) is not None:
+            alive, member.taken = False, True
+            try:
+                alive = await member.machine.answers(PROBE_SECONDS)
+            finally:
+                member.taken = alive
+            if not alive:
+                self.end(member, "its agent did not answer when a pod was to have it")
+            elif await shielded(self._hand_over(member, adopt)):
+                return True
+        return False
+
+    def ended(self, instance: Instance) -> None:
+        """End the VM that the provider says is no longer executing, if it is the pool's."""
+        for member in list(self.members.values()):
+            if member.record.token == instance.token and member.taken:
+                member.machine.instance = instance  # the pod that takes it will see it
+            elif member.record.token == instance.token:
+                self.end(member, f"it ended by itself: {instance.detail or 'no reason known'}")
+
+    async def check(self, by_token: Mapping[str, Instance]) -> None:
+        """End what is dead, try again what could not be ended, and fill up.
+
+        :param by_token: every VM that the provider lists."""
+        checks = [start(self._check(member, by_token)) for member in self.idle()]
+        for member in list(self.members.values()):
+            if member.state is PoolState.ENDING and (member.ending is None or member.ending.done):
+                self.end(member, member.record.message)
+        await settled(checks)
+        self.adjust()
+
+    async def drain(self) -> list[Member]:
+        """End all VMs and make no more until `fill`. Returns those that were to be ended, once each is
+        ended or could not be."""
+        self.drained = True
+        await self._context.store.put_setting(DRAINED, "1")
+        members = [member for member in self.members.values() if not member.taken]
+        await settled([self.end(member, "the pool is drained").join() for member in members])
+        return members
+
+    async def fill(self) -> None:
+        """Make VMs again after `drain`; returns at once."""
+        await self._context.store.put_setting(DRAINED, "")
+        self.drained = False
+        self.adjust()
+
+    # ---- filling
+
+    def adjust(self) -> None:
+        """End VMs that are too many and launch those that are missing, as fast as the configuration lets."""
+        self._adjust_again = True
+        if self._adjusting:
+            return  # called from below: the loop there goes on
+        self._adjusting = True
+        try:
+            while self._adjust_again and not self._context.stopping and self._ready:
+                self._adjust_again = False
+                self._adjust()
+        finally:
+            self._adjusting = False
+
+    def _adjust(self) -> None:
+        wanted = {} if self.drained else self._wanted()
+        for size in {*wanted, *(member.size for member in self.members.values())}:
+            members = [
+                one for one in self.members.values() if one.size == size and one.state is not PoolState.ENDING
+            ]
+            spare = [one for one in members if not one.taken]
+            for member in spare[: max(len(members) - wanted.get(size, 0), 0)]:
+                self.end(member, "it is not wanted any more")
+            for _ in range(wanted.get(size, 0) - len(members)):
+                if not self._may_launch():
+                    break
+                self._launch(size)
+
+    @property
+    def wanted(self) -> int:
+        """How many VMs there are to be."""
+        return 0 if self.drained else sum(self._wanted().values())
+
+    def _wanted(self) -> dict[Size, int]:
+        wanted: dict[Size, int] = {}
+        for each in self._config.sizes:
+            wanted[each.size] = wanted.get(each.size, 0) + each.count
+        return wanted
+
+    def _may_launch(self) -> bool:
+        booting = sum(one.state is PoolState.BOOTING for one in self.members.values())
+        if booting >= self._config.parallel:
+            return False  # asked again when one of them is up or has failed
+        pause = self._pace.wait(self._context.clock.seconds())
+        if pause and (self._later is None or not self._later.active()):
+            self._later = self._context.clock.callLater(pause, self.adjust)
+        return not pause
+
+    def _launch(self, size: Size) -> None:
+        self._pace.begun(self._context.clock.seconds())
+        record = PoolRecord(
+            id=new_id(),
+            token=new_id(),
+            state=PoolState.BOOTING,
+            cpu_millis=size.cpu_millis,
+            memory_bytes=size.memory_bytes,
+            created_at=self._context.now(),
+        )
+        member = self.members[record.id] = self._member(record)
+        self._boot(member, new=True)
+
+    def _boot(self, member: Member, new: bool = False) -> None:
+        member.booting = Flight(self._bring_up(member, new))
+        member.booting.join().addErrback(lambda _: None)
+
+    async def _bring_up(self, member: Member, new: bool) -> None:
+        context = self._context
+        began = context.clock.seconds()
+        try:
+            if new:
+                await context.store.put_pool(member.record)
+            await member.machine.bring_up(VmRequest(member.size), began + context.times.launch)
+            await member.machine.renew_certificate()
+            await self.update(member, member.record.to(PoolState.IDLE))
+        except Exception as error:
+            if not context.stopping:
+                self._failed(member, error)
+            return
+        self.trouble = ""
+        self._pace.succeeded()
+        _log.info(
+            "vm {vm} waits in the pool: {seconds:.2f} s",
+            vm=member.record.instance_id,
+            seconds=context.clock.seconds() - began,
+        )
+        self.adjust()
+
+    def _failed(self, member: Member, error: Exception) -> None:
+        if member.state is PoolState.ENDING:
+            return  # it failed because it is being ended
+        self.trouble = str(error) or type(error).__name__
+        _log.warn("a VM for the pool could not be had: {error}", error=self.trouble)
+        self._pace.failed(self._context.clock.seconds())
+        self.end(member, self.trouble)
+
+    # ---- claiming
+
+    def _best(self, size: Size) -> Member | None:
+        """The smallest idle VM that fits, and of those the oldest."""
+        fitting = [member for member in self.idle() if fits(size, member.record)]
+
+        def waste(member: Member) -> tuple[int, int, int]:
+            return member.record.memory_bytes, member.record.cpu_millis, member.record.created_at
+
+        return min(fitting, key=waste, default=None)
+
+    async def _hand_over(self, member: Member, adopt: Adopt) -> bool:
+        """Return whether the VM is the pod's now. It is not if its record is gone: it is being ended."""
+        instance_id = member.record.instance_id
+        try:
+            await adopt(member.machine)
+        except FailedPrecondition as error:
+            _log.warn("{error}", error=error)
+            if member.state is not PoolState.ENDING:
+                self.members.pop(member.id, None)
+            return False
+        except InfranetesError:
+            member.taken = False
+            raise
+        self.members.pop(member.id, None)
+        _log.info("sandbox {sandbox} has vm {vm} from the pool", sandbox=member.id, vm=instance_id)
+        self.adjust()
+        return True
+
+    # ---- checking
+
+    async def _check(self, member: Member, by_token: Mapping[str, Instance]) -> None:
+        instance = by_token.get(member.record.token)
+        if instance is None and await self._is_gone(member):
+            self.end(member, "the provider no longer has it")
+            return
+        if instance is not None:
+            member.machine.instance = instance
+            if instance.state is InstanceState.ENDED:
+                self.ended(instance)
+                return
+        answers = await member.machine.answers(PROBE_SECONDS)
+        member.failures = 0 if answers else member.failures + 1
+        if member.failures >= MOST_FAILURES and not member.taken:
+            self.end(member, "its agent does not answer")
+
+    async def _is_gone(self, member: Member) -> bool:
+        try:
+            return await member.machine.look(self._context.times.destroy) is None
+        except InfranetesError:
+            return False  # not known: the next check asks again
+
+    # ---- ending
+
+    def end(self, member: Member, reason: str) -> Flight[None]:
+        """Destroy the VM and forget it. If it can't be destroyed, the next `check` tries again."""
+        if self.members.get(member.id) is not member:
+            return Flight(_nothing())  # claimed or ended already
+        if member.ending is None or member.ending.done:
+            _log.info(
+                "vm {vm} leaves the pool: {reason}",
+                vm=member.record.instance_id or member.record.token,
+                reason=reason,
+            )
+            if member.state is not PoolState.ENDING:
+                member.record = member.record.to(PoolState.ENDING, message=reason)
+            member.ending = Flight(self._finish(member))
+            member.ending.join().addErrback(self._not_ended, member)
+        return member.ending
+
+    async def _finish(self, member: Member) -> None:
+        context = self._context
+        written = context.store.update_pool(member.record)
+        context.note(written, f"the end of vm {member.record.instance_id}")
+        if member.booting is not None and not member.booting.done:
+            member.booting.cancel()
+        await member.machine.tear_down()
+        await context.store.delete_pool(member.id)
+        self.members.pop(member.id, None)
+        self.adjust()
+
+    def _not_ended(self, failure: Failure, member: Member) -> None:
+        if not self._context.stopping:
+            _log.error(
+                "vm {vm} of the pool is not destroyed yet: {error}; the next pass tries again",
+                vm=member.record.instance_id or member.record.token,
+                error=failure.value,
+            )
+
+    # ---- records
+
+    def _member(self, record: PoolRecord) -> Member:
+        return Member(record, lambda member: PodMachine(self._context, _PoolVm(self, member)))
+
+    def update(self, member: Member, record: PoolRecord) -> Deferred[None]:
+        """Make `record` the member's; fires once it is on the disk.
+
+        A VM that is being ended keeps its state. For one that is no longer the pool's nothing is written.
+        """
+        if self.members.get(member.id) is not member:
+            return succeed(None)
+        if member.state is PoolState.ENDING:
+            record = attrs.evolve(record, state=PoolState.ENDING, message=member.record.message)
+        member.record = record
+        return self._context.store.update_pool(record)
+
+
+class _PoolVm:
+    """Keeps the record of a VM that is the pool's; a `VmOwner`."""
+
+    def __init__(self, pool: Pool, member: Member) -> None:
+        self._pool = pool
+        self._member = member
+
+    @property
+    def facts(self) -> VmFacts:
+        return VmFacts.of(self._member.record)
+
+    def note(self, facts: VmFacts) -> None:
+        self._member.record = facts.put_into(self._member.record)
+
+    def write(self, facts: VmFacts) -> Deferred[None]:
+        return self._pool.update(self._member, facts.put_into(self._member.record))
+
+
+async def _nothing() -> None:
+    pass

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the pool is given to work with."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from twisted.internet.defer import Deferred
+
+from infranetes.machines.context import MachineContext
+from infranetes.machines.pod_machine import PodMachine
+from infranetes.machines.pool_record import PoolRecord
+
+Adopt = Callable[[PodMachine], Awaitable[None]]
+"""Records in one write that a VM of the pool is a pod's, and takes its PodMachine over.
+
+:raise FailedPrecondition: the pool has no such record: the VM was claimed before.
+:raise InfranetesError: it could not be recorded."""
+
+
+class PoolStore(Protocol):
+    """Where the pool's records are kept. Each Deferred fires once the write is on the disk."""
+
+    def put_pool(self, record: PoolRecord) -> Deferred[None]: ...
+    def update_pool(self, record: PoolRecord) -> Deferred[None]: ...
+    def delete_pool(self, id: str) -> Deferred[None]: ...
+    def put_setting(self, name: str, value: str) -> Deferred[None]: ...
+
+
+class PoolContext(MachineContext, Protocol):
+    """The collaborators of the pool."""
+
+    @property
+    def store(self) -> PoolStore: ...

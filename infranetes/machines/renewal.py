@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""VMs' certificates: short-lived, and replaced over the channel long before they expire.
+
+The first one comes with the identity, by a way that others may read (user-data), so it is good for
+little more than a launch; it is replaced as soon as the VM is a pod. From then on the VM makes its keys
+itself and the node signs. The node remembers of each when it expires and which key it is for: a VM whose
+certificate expired while no daemon ran is still recognized by that key, and gets a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from infranetes.machines.context import MachineContext, VmFacts
+from infranetes.machines.pod_machine import PodMachine
+from infranetes_common.concurrency import settled, sleep, start
+from infranetes_common.errors import InfranetesError
+
+AT_A_TIME = 8
+SPREAD = 0.1  # of a lifetime: certificates that were made together are not all replaced together
+SOON_SECONDS = 3.0  # after a launch: others that began with it come first
+LONGEST_PAUSE = 60.0  # seconds between two passes
+_NANOS = 1e9
+
+_log = Logger()
+
+
+def is_due(facts: VmFacts, now: float, lifetime: float) -> bool:
+    """Whether half of the certificate's life is over, or nothing is known of it.
+
+    :param now: seconds since 1970 UTC."""
+    spread = SPREAD * lifetime * int(facts.id[:4], 16) / 0xFFFF
+    return facts.certificate_until / _NANOS - now < lifetime / 2 + spread
+
+
+class Renewal:
+    """Replaces the certificates of VMs in time, as long as their agents can be reached.
+
+    :param machines: gives the VMs whose agents can be reached now.
+    """
+
+    def __init__(self, context: MachineContext, machines: Callable[[], Iterable[PodMachine]]) -> None:
+        self._context = context
+        self._machines = machines
+        self._gate = DeferredSemaphore(AT_A_TIME)
+        self._under_way: set[PodMachine] = set()
+        self._passes: Deferred[None] | None = None
+        self._later: set[Deferred[None]] = set()
+
+    def start(self) -> None:
+        """Begin the passes."""
+        self._passes = start(self._go_on())
+        self._passes.addErrback(lambda _: None)
+
+    def stop(self) -> None:
+        """End the passes. Idempotent."""
+        for under_way in (self._passes, *self._later):
+            if under_way is not None:
+                under_way.cancel()
+
+    def soon(self, machine: PodMachine) -> None:
+        """Replace the certificate that the VM was launched with, a little later. Returns at once."""
+        later = start(self._soon(machine))
+        self._later.add(later)
+        later.addErrback(_unexpected).addBoth(lambda _: self._later.discard(later))
+
+    async def _soon(self, machine: PodMachine) -> None:
+        await sleep(self._context.clock, SOON_SECONDS)
+        if machine.client is not None:
+            await self._renew(machine)
+
+    async def once(self) -> None:
+        """Replace all that are due, some at a time; returns when each is done or has failed."""
+        now, lifetime = self._context.clock.seconds(), self._context.times.certificate
+        due = [machine for machine in self._machines() if is_due(machine.facts, now, lifetime)]
+        await settled([self._renew(machine) for machine in due])
+
+    async def _go_on(self) -> None:
+        pause = min(LONGEST_PAUSE, max(0.5, self._context.times.certificate / 20))
+        while True:
+            await sleep(self._context.clock, pause)
+            try:
+                await self.once()
+            except Exception:  # of the whole pass; the next one comes all the same
+                _log.failure("looking for certificates to replace failed")
+
+    async def _renew(self, machine: PodMachine) -> None:
+        if machine in self._under_way:
+            return
+        self._under_way.add(machine)
+        try:
+            await self._gate.run(lambda: start(machine.renew_certificate()))
+        # Whatever failed, it is still due, and the next pass tries again.
+        except (InfranetesError, CancelledError) as error:
+            _log.info("sandbox {sandbox} keeps its certificate for now: {error}",
+                      sandbox=machine.id, error=error)  # fmt: skip
+        except Exception:
+            _log.failure("sandbox {sandbox} keeps its certificate for now", sandbox=machine.id)
+        finally:
+            self._under_way.discard(machine)
+
+
+def _unexpected(failure: Failure) -> None:
+    if not failure.check(CancelledError):
+        _log.failure("a certificate could not be replaced", failure=failure)

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stream of each sandbox's agent, and what its events do to the containers' records."""
+
+from __future__ import annotations
+
+from twisted.logger import Logger
+from zope.interface import implementer
+
+from infranetes.machines.agent.container_watch import ContainerWatch, IContainerListener, Reach
+from infranetes.machines.agent.limits import PURGES
+from infranetes.pods.context import NodeContext
+from infranetes.pods.inventory import Container, Sandbox
+from infranetes.pods.reports import GONE_REASON, apply_report, record_loss
+from infranetes.pods.states import ContainerState
+from infranetes_common.concurrency import start
+from infranetes_common.errors import InfranetesError
+from infranetes_common.wire import vmserver
+from txgrpc.limits import Allowance
+
+VM_ENDED_REASON = "VMEnded"
+
+_log = Logger()
+
+
+def vm_ended(node: NodeContext, sandbox: Sandbox, message: str) -> None:
+    """Record that a sandbox's VM is gone, and with it all that ran in it."""
+    for container in list(sandbox.containers.values()):
+        record_loss(node, container, VM_ENDED_REASON, message)
+        node.logs.abort(container)
+    node.volumes.forget(sandbox)
+    disconnect(sandbox)
+
+
+def disconnect(sandbox: Sandbox) -> None:
+    """Close the connection to the sandbox's agent."""
+    watch, sandbox.watch = sandbox.watch, None
+    if watch is not None:
+        watch.stop()
+    sandbox.machine.disconnect()
+
+
+def connect(node: NodeContext, sandbox: Sandbox) -> None:
+    """Make the client of the sandbox's agent and its event stream, which is not yet started. Idempotent."""
+    client = sandbox.machine.connect()
+    if sandbox.watch is None:
+        sandbox.watch = ContainerWatch(
+            node.clock, client, AgentListener(node, sandbox), node.gate, node.times.watch
+        )
+
+
+@implementer(IContainerListener)
+class AgentListener:
+    """Keeps the records of one sandbox's containers up to date with what its agent reports."""
+
+    def __init__(self, node: NodeContext, sandbox: Sandbox) -> None:
+        self._node = node
+        self._sandbox = sandbox
+        self._expected: list[Container] = []
+        self._purging: set[str] = set()
+        self._purges = Allowance(4 * PURGES, 1.0, node.clock.seconds())
+
+    def snapshot_requested(self) -> None:
+        """Expect no container in the snapshot whose creation is under way."""
+        self._expected = [
+            container for container in self._sandbox.containers.values() if not container.being_created
+        ]
+
+    def snapshot(self, states: dict[str, vmserver.ContainerState]) -> None:
+        """Apply every report. A container that the agent should know and does not is lost."""
+        for state in states.values():
+            self.changed(state)
+        for container in self._expected:
+            if container.id not in states:
+                self._lost(container)
+        self._expected = []
+
+    def changed(self, state: vmserver.ContainerState) -> None:
+        """Apply the report. A container without a record was given up during its creation: remove it."""
+        container = self._sandbox.containers.get(state.id)
+        if container is not None:
+            apply_report(self._node, container, state)
+        else:
+            self._purge(state.id)
+
+    def removed(self, container_id: str) -> None:
+        """A container that still has a record was not removed by this daemon: it is lost."""
+        container = self._sandbox.containers.get(container_id)
+        if container is not None:
+            self._lost(container)
+
+    def reach_changed(self, reach: Reach) -> None:
+        """Log it, and have the containers' states computed again."""
+        watch = self._sandbox.watch
+        if reach is Reach.UNREACHABLE and watch is not None:
+            _log.warn(
+                "the agent of sandbox {sandbox} can't be reached: {error}",
+                sandbox=self._sandbox.id,
+                error=watch.trouble,
+            )
+        for container in self._sandbox.containers.values():
+            container.cache.clear()
+
+    def _lost(self, container: Container) -> None:
+        if container.id not in self._sandbox.containers:
+            return
+        if container.state is ContainerState.CREATING:
+            if not container.being_created:
+                self._node.inventory.discard_container(container)
+                self._node.note(
+                    self._node.store.delete_container(container.id), f"the end of container {container.id}"
+                )
+            return
+        record_loss(self._node, container, GONE_REASON, "its VM no longer knows this container")
+        self._node.logs.abort(container)
+
+    def _purge(self, container_id: str) -> None:
+        """Remove a container without a record, at most PURGES at a time: the next snapshot shows the rest."""
+        if container_id in self._purging or len(self._purging) >= PURGES:
+            return
+        if not self._purges.spend(self._node.clock.seconds()):
+            self._purges.earn(1)  # a purge that is not done is not counted
+            return
+        self._purging.add(container_id)
+        purged = start(self._purge_one(container_id))
+        purged.addErrback(lambda failure: _log.failure("removing a container of no record", failure=failure))
+        purged.addCallback(lambda _: self._purging.discard(container_id))
+
+    async def _purge_one(self, container_id: str) -> None:
+        if self._sandbox.client is None:
+            return
+        try:
+            await self._sandbox.client.remove(container_id)
+        except InfranetesError as error:
+            _log.info(
+                "container {container} of no record is still in the VM of sandbox {sandbox}: {error}",
+                container=container_id,
+                sandbox=self._sandbox.id,
+                error=error,
+            )

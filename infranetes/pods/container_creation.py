@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CreateContainer: from a recorded container to one that its agent has, or to nothing at all."""
+
+from __future__ import annotations
+
+from twisted.internet.defer import CancelledError
+from twisted.logger import Logger
+
+from infranetes.ids import new_id
+from infranetes.images import Image
+from infranetes.machines.agent.client import AgentClient
+from infranetes.pods import apparmor, node_files
+from infranetes.pods.context import NodeContext
+from infranetes.pods.image_loads import load_image
+from infranetes.pods.inventory import Container, Sandbox, container_name
+from infranetes.pods.machine_images import MachineImages
+from infranetes.pods.records import ContainerRecord
+from infranetes.pods.states import ContainerState, SandboxState
+from infranetes_common.concurrency import Flight, run_in_thread, shielded
+from infranetes_common.errors import AlreadyExists, FailedPrecondition, InfranetesError, Unavailable
+from infranetes_common.wire import cri
+
+UNDO_SECONDS = 10.0  # that an agent may take to remove a container whose creation failed
+
+_log = Logger()
+
+
+class ContainerCreation:
+    """Creates containers. Several requests for the same one share the work."""
+
+    def __init__(self, node: NodeContext, machine_images: MachineImages) -> None:
+        self._node = node
+        self._machine_images = machine_images
+
+    async def create(self, sandbox: Sandbox, config: cri.ContainerConfig) -> Container:
+        """Create the container, or join its creation. Cancelling leaves the work to whoever asks again.
+
+        :raise AlreadyExists: the name is another container's. :raise FailedPrecondition: there is no VM.
+        :raise InfranetesError: it failed, and nothing is left of it."""
+        if sandbox.state not in (SandboxState.VACANT, SandboxState.BOOTING):
+            sandbox.agent()
+        container = self._node.inventory.container_named(sandbox, container_name(config.metadata))
+        if container is None:
+            container = self._begin(sandbox, config)
+        else:
+            _check_same(container, config)
+        if container.creating is not None:
+            await container.creating.join()
+        return container
+
+    def _begin(self, sandbox: Sandbox, config: cri.ContainerConfig) -> Container:
+        image = self._node.images.resolve(config.image.image)
+        if image.machine and sandbox.containers:
+            raise FailedPrecondition(
+                f"sandbox {sandbox.id} is container {next(iter(sandbox.containers))}: a pod whose image is "
+                "the VM has one container"
+            )
+        node_files.check_target_container(config, sandbox.containers)
+        container = Container(
+            sandbox,
+            ContainerRecord(
+                id=new_id(),
+                sandbox_id=sandbox.id,
+                state=ContainerState.CREATING,
+                config=config.SerializeToString(deterministic=True),
+                image_ref=image.id,
+                image_id=image.id,
+                created_at=self._node.now(),
+            ),
+        )
+        container.being_created = True
+        self._node.inventory.add_container(container)
+        container.creating = Flight(self._create(container, image))
+        return container
+
+    async def _create(self, container: Container, image: Image) -> None:
+        sandbox = container.sandbox
+        asked: list[AgentClient] = []
+        try:
+            await self._node.store.put_container(container.record)
+            config = await self._with_profiles(container.config)
+            if image.machine:
+                await self._machine_images.boot(sandbox, image)
+            mounted = node_files.mounted_images(config, self._node.images)
+            for needed in {one.id: one for one in (image, *mounted.values())}.values():
+                await load_image(self._node, sandbox, needed)
+            sandbox.agent()
+            config = await self._node.volumes.prepare(container, node_files.with_image_ids(config, mounted))
+            agent = sandbox.agent()
+            asked.append(agent)
+            report = await agent.create(container.id, image.id, config, sandbox.config)
+            created = container.record.to(
+                ContainerState.CREATED, created_at=report.created_at or container.record.created_at
+            )
+            await self._node.store.put_container(created)
+            container.record = created
+            container.reported = report
+        except BaseException as error:
+            if self._node.stopping:
+                raise
+            await shielded(self._undo(container, asked))
+            if image.machine:
+                await shielded(self._machine_images.give_up(sandbox))
+            if isinstance(error, CancelledError):
+                raise Unavailable(f"sandbox {sandbox.id} is being stopped") from None
+            raise
+        finally:
+            container.being_created = False
+
+    async def _with_profiles(self, config: cri.ContainerConfig) -> cri.ContainerConfig:
+        """Replace the names of the node's security profiles by what they contain."""
+        if path := node_files.seccomp_path(config):
+            text = await run_in_thread(self._node.reactor, node_files.read_seccomp_profile, path)
+            config = node_files.with_seccomp_profile(config, text)
+        if name := apparmor.profile_name(config):
+            text = await run_in_thread(self._node.reactor, apparmor.find_profile, self._node.apparmor, name)
+            config = apparmor.with_profile(config, name, text)
+        return config
+
+    async def _undo(self, container: Container, asked: list[AgentClient]) -> None:
+        """Remove what there is of it. An agent that can't be reached now removes it after its next snapshot,
+        which shows a container without a record."""
+        self._node.inventory.discard_container(container)
+        for agent in asked:
+            try:
+                await agent.remove(container.id, within=UNDO_SECONDS)
+            except InfranetesError as error:
+                _log.info("container {container}, whose creation failed, is not removed yet: {error}",
+                          container=container.id, error=error)  # fmt: skip
+        await self._node.volumes.release(container)
+        self._node.note(
+            self._node.store.delete_container(container.id), f"the end of container {container.id}"
+        )
+
+
+def _check_same(container: Container, config: cri.ContainerConfig) -> None:
+    """Check that the container is one that this request may join."""
+    joinable = container.state is ContainerState.CREATING or (
+        container.state is ContainerState.CREATED and not container.record.claimed
+    )
+    if not joinable or not node_files.same_request(container.config, config):
+        raise AlreadyExists(
+            f"container {config.metadata.name} (attempt {config.metadata.attempt}) of sandbox "
+            f"{container.sandbox.id} is {container.id} already: remove it, or ask for another attempt"
+        )

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""StopContainer and RemoveContainer: ending a container, and forgetting it once its output is on the node."""
+
+from __future__ import annotations
+
+import contextlib
+
+from twisted.logger import Logger
+
+from infranetes.pods.container_start import START_ERROR, wait_started
+from infranetes.pods.context import MACHINE_DRAIN_SECONDS, NodeContext
+from infranetes.pods.inventory import Container
+from infranetes.pods.machine_images import MachineImages
+from infranetes.pods.reports import GONE_REASON, apply_stop, record_loss
+from infranetes.pods.sandboxes import Sandboxes
+from infranetes.pods.states import ContainerState, SandboxState
+from infranetes_common.concurrency import Flight, shielded, sleep, within
+from infranetes_common.errors import DeadlineExceeded, InfranetesError, NotFound, Unavailable
+from infranetes_common.wire import cri
+
+STOP_DRAIN_SECONDS = 2.0  # a stop answers when the log is complete, or at the latest after this
+LOOKS = 8  # at the provider, for a VM that may just have ended
+LOOK_PAUSE_SECONDS = 0.25
+
+_STARTED = (ContainerState.STARTING, ContainerState.RUNNING)
+
+_log = Logger()
+
+
+class ContainerStop:
+    """Stops and removes containers."""
+
+    def __init__(self, node: NodeContext, sandboxes: Sandboxes, machine_images: MachineImages) -> None:
+        self._node = node
+        self._sandboxes = sandboxes
+        self._machine_images = machine_images
+
+    async def stop(self, container: Container, grace_seconds: int) -> None:
+        """Stop the container and wait for its end. Never started, or ended: do nothing."""
+        await wait_started(container)
+        if container.state in _STARTED:
+            await shielded(self._stop(container, grace_seconds, STOP_DRAIN_SECONDS))
+        elif container.state is ContainerState.EXITED:
+            await self._drained(container, STOP_DRAIN_SECONDS)
+
+    async def _stop(self, container: Container, grace_seconds: int, drain_seconds: float) -> None:
+        """Stop it, and wait at most `drain_seconds` for its log."""
+        container.stops += 1
+        try:
+            await self._stop_once(container, grace_seconds, drain_seconds)
+        finally:
+            container.stops -= 1
+
+    async def _stop_once(self, container: Container, grace_seconds: int, drain_seconds: float) -> None:
+        try:
+            report = await container.sandbox.agent().stop(container.id, grace_seconds)
+        except NotFound:
+            record_loss(self._node, container, GONE_REASON, "its VM no longer knows this container")
+        except Unavailable:
+            if not await self._ended_with_its_vm(container):
+                raise
+        else:
+            if report.state == cri.CONTAINER_CREATED:  # an earlier start of it has not reached the agent
+                report.state, report.finished_at = cri.CONTAINER_EXITED, self._node.now()
+                report.exit_code, report.reason = START_ERROR, "StartError"
+                report.message = "it was stopped before it was run"
+            await apply_stop(self._node, container, report, drain_seconds)
+
+    async def _ended_with_its_vm(self, container: Container) -> bool:
+        """Whether an agent was lost because its VM ended, which the provider needs a moment to notice."""
+        for _ in range(LOOKS):
+            with contextlib.suppress(InfranetesError):
+                await self._sandboxes.look(container.sandbox)
+            if container.state not in _STARTED:
+                return True
+            await sleep(self._node.clock, LOOK_PAUSE_SECONDS)
+        return False
+
+    async def _drained(self, container: Container, seconds: float) -> bool:
+        """Wait at most so long for the log; whether it is complete."""
+        try:
+            await within(self._node.clock, seconds, self._node.logs.drain(container), "the rest of the log")
+        except DeadlineExceeded:
+            return False
+        return True
+
+    def removal(self, container: Container) -> Flight[None]:
+        """The removal of a container, begun now unless it is under way."""
+        if container.removing is None or container.removing.done:
+            container.removing = Flight(self._remove(container))
+        return container.removing
+
+    async def _remove(self, container: Container) -> None:
+        container.requested_at = self._node.clock.seconds()
+        await wait_started(container)
+        sandbox = container.sandbox
+        if sandbox.state is SandboxState.READY and sandbox.record.image:
+            await self._remove_machine(container)
+        elif sandbox.state is SandboxState.READY:
+            await self._remove_from_vm(container)
+        elif sandbox.state is SandboxState.STOPPING and sandbox.stopping is not None:
+            await sandbox.stopping.join()
+        await self._node.volumes.release(container)
+        self._node.logs.abort(container)
+        await self._node.store.delete_container(container.id)
+        self._node.inventory.discard_container(container)
+
+    async def _remove_from_vm(self, container: Container) -> None:
+        agent = container.sandbox.agent()
+        drain_seconds = self._node.times.drain
+        if container.state in _STARTED:
+            await self._stop(container, 0, drain_seconds)
+        elif container.state is ContainerState.EXITED and not await self._drained(container, drain_seconds):
+            _log.warn("container {container} is removed before its log was complete",
+                      container=container.id)  # fmt: skip
+        await self._record_removing(container)
+        await agent.remove(container.id)
+
+    async def _remove_machine(self, container: Container) -> None:
+        """Remove a container that is the VM: only the sandbox remains, which may boot another one."""
+        try:
+            if container.state in _STARTED:
+                await self._stop(container, 0, MACHINE_DRAIN_SECONDS)
+            elif container.state is ContainerState.EXITED:
+                await self._drained(container, MACHINE_DRAIN_SECONDS)
+        except InfranetesError as error:
+            _log.info("the VM that is container {container} is ended without its agent: {error}",
+                      container=container.id, error=error)  # fmt: skip
+        await self._record_removing(container)
+        await self._machine_images.vacate(container.sandbox).join()
+
+    async def _record_removing(self, container: Container) -> None:
+        if container.state not in (ContainerState.REMOVING, ContainerState.CREATING):
+            await self._node.save_container(container, container.record.to(ContainerState.REMOVING))

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What everything in `pods` works with: the collaborators, the settings and the inventory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+from twisted.internet.defer import Deferred, DeferredSemaphore, succeed
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+
+from infranetes.authority import Authority
+from infranetes.hostports.hostports import HostPorts
+from infranetes.images import Image
+from infranetes.machines.agent.client import Connect
+from infranetes.machines.agent.container_watch import WatchTimes
+from infranetes.machines.context import NodeNames
+from infranetes.pods import apparmor
+from infranetes.pods.inventory import Container, Inventory, Sandbox
+from infranetes.pods.logs import Logs
+from infranetes.pods.records import ContainerRecord, SandboxRecord
+from infranetes.pods.states import SandboxState
+from infranetes.pods.store import Store
+from infranetes.providers.interface import IPodProvider
+from infranetes_common.concurrency import Event
+from infranetes_common.errors import Unavailable
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import cri
+
+if TYPE_CHECKING:
+    from infranetes.machines.pool import Pool
+    from infranetes.machines.renewal import Renewal
+    from infranetes.volumes.volumes import Volumes
+
+DAY = 86400.0
+# For the rest of the log of a container that is the VM: its agent ends with it.
+MACHINE_DRAIN_SECONDS = 3.0
+
+
+@attrs.frozen
+class Times:
+    """How long things may take, in seconds."""
+
+    launch: float = 600.0  # from the first request to a READY sandbox
+    desertion: float = 600.0  # that a launch is kept which nobody waits for, in case it is asked for again
+    listing: float = 0.25  # that a list waits for VMs whose stream was just lost
+    drain: float = 15.0  # the rest of a log, once its container has ended
+    stopping: float = 20.0  # stopping the containers of a sandbox that is being stopped
+    destroy: float = 120.0  # the provider's part of ending a VM
+    sweep: float = 60.0  # between two passes over the provider's list
+    exec_limit: float = 3600.0  # an ExecSync without a timeout
+    certificate: float = DAY  # the validity of a VM's certificate, which is replaced after half of that
+    watch: WatchTimes = attrs.field(factory=WatchTimes)
+
+
+class Images(Protocol):
+    """The images of this node: `ImageStore` or `CatalogueStore`."""
+
+    @property
+    def machine_images(self) -> bool:
+        """Whether the images are whole machines, so that a sandbox has no VM before a container names one."""
+
+    def resolve(self, name_or_id: str) -> Image:
+        """The image that a reference, an id or the beginning of an id means.
+
+        :raise NotFound: not pulled on this node. :raise InvalidArgument: ambiguous."""
+
+    def archive(self, image_id: str, present: int = 0) -> AsyncIterator[bytes]:
+        """The image as a tar archive without its lowest `present` layers."""
+
+    async def check(self, image_id: str) -> None:
+        """Forget the image if the catalogue that it was found in no longer has it."""
+
+
+def _no_dns() -> Awaitable[cri.DNSConfig]:
+    return succeed(cri.DNSConfig())
+
+
+class NodeContext:
+    """The collaborators of `pods` as one object.
+
+    :param store: open. :param images: where containers' images are. :param authority: issues the VMs'
+        certificates. :param connect: makes the agents' clients. :param logs: writes the containers' log
+        files. :param volumes: carries their mounts. :param hostports: leads ports of the node to pods.
+    :param parallel: how many agents are connected to at once.
+    :ivar pool: VMs that wait for a pod. :ivar renewal: replaces certificates. Both are set before use.
+    :ivar apparmor: the directory of the node's AppArmor profiles.
+    :ivar dns: gives the node's own DNS, for pods that name none.
+    """
+
+    pool: Pool
+    renewal: Renewal
+
+    def __init__(
+        self,
+        reactor: IReactor,
+        store: Store,
+        provider: IPodProvider,
+        images: Images,
+        authority: Authority,
+        connect: Connect,
+        logs: Logs,
+        volumes: Volumes,
+        hostports: HostPorts,
+        names: NodeNames,
+        times: Times = Times(),
+        parallel: int = 64,
+    ) -> None:
+        self.reactor = reactor
+        self.clock: IReactorTime = reactor
+        self.store = store
+        self.provider = provider
+        self.images = images
+        self.authority = authority
+        self.connect = connect
+        self.logs = logs
+        self.volumes = volumes
+        self.hostports = hostports
+        self.names = names
+        self.apparmor = apparmor.DEFAULT_DIRECTORY
+        self.dns: Callable[[], Awaitable[cri.DNSConfig]] = _no_dns
+        self.times = times
+        self.inventory = Inventory()
+        self.gate = DeferredSemaphore(parallel)  # held while an agent is connected to
+        self.ready: Event[None] = Event()  # the provider has started
+        self.trouble = "the daemon is starting"  # why no VM can be launched or destroyed; "": they can
+        self.stopping = False  # the daemon ends: what is under way is left for the next one
+        self._log = Logger()
+
+    def now(self) -> int:
+        """Nanoseconds since 1970 UTC."""
+        return int(self.clock.seconds() * 1e9)
+
+    def save(self, sandbox: Sandbox, record: SandboxRecord) -> Deferred[None]:
+        """Make `record` the sandbox's, in memory at once; fires when it is on the disk."""
+        if record.state is SandboxState.ABANDONED:
+            self.inventory.release_name(sandbox)
+        sandbox.record = record
+        return self.store.put_sandbox(record)
+
+    async def commit(self, sandbox: Sandbox, record: SandboxRecord) -> None:
+        """Make `record` the sandbox's once it is on the disk."""
+        await self.store.put_sandbox(record)
+        sandbox.record = record
+
+    def save_container(self, container: Container, record: ContainerRecord) -> Deferred[None]:
+        """Make `record` the container's, in memory at once; fires when it is on the disk."""
+        container.record = record
+        return self.store.put_container(record)
+
+    def check_ready(self) -> None:
+        """Check that the provider can be asked for VMs. :raise Unavailable: it can't; says why."""
+        if self.trouble:
+            raise Unavailable(f"provider {self.provider.name} is not ready: {self.trouble}")
+
+    async def release_address(self, id: str) -> None:
+        """Take away the host ports of the VM with this id, whose address another VM may have next."""
+        await self.hostports.remove(id)
+
+    def note(self, write: Deferred[None], what: str) -> None:
+        """Let a write go on by itself, and log if it fails: what it records can be learnt again."""
+        write.addErrback(lambda failure: self._log.error("{what} was not recorded: {error}",
+                                                         what=what, error=failure.value))  # fmt: skip

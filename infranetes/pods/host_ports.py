@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which host ports sandboxes ask for, as `hostports` takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from infranetes.hostports.hostports import PodPorts
+from infranetes.hostports.mappings import host_ports_of
+from infranetes.pods.inventory import Sandbox
+from infranetes.pods.states import SandboxState
+
+_IN_FORCE = (SandboxState.READY, SandboxState.LOST)
+
+
+def ports_of(sandbox: Sandbox) -> PodPorts:
+    """The host ports of one sandbox."""
+    return PodPorts(sandbox.id, sandbox.pod, host_ports_of(sandbox.config), sandbox.record.address)
+
+
+def taken_ports(sandboxes: Iterable[Sandbox]) -> list[PodPorts]:
+    """The host ports that no further sandbox may have."""
+    return [ports_of(one) for one in sandboxes if one.state is not SandboxState.STOPPED]
+
+
+def ports_in_force(sandboxes: Iterable[Sandbox]) -> list[PodPorts]:
+    """The host ports that lead to a VM."""
+    return [ports_of(one) for one in sandboxes if one.state in _IN_FORCE]

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A line in the daemon's log for each event in a container's life, with its ids and its names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twisted.logger import Logger
+
+from infranetes.pods.context import NodeContext
+from infranetes.pods.events import EventType
+from infranetes.pods.inventory import Container
+
+MAX_PROGRAM = 64  # characters of a command's first word
+
+_log = Logger()
+
+
+def log_container_events(node: NodeContext) -> None:
+    """Log the events of the node's containers from now on. Sandboxes log theirs where they happen."""
+    node.inventory.events.listen(lambda event, sandbox, container: _log_event(node, event, container))
+
+
+def log_command(
+    container: Container,
+    command: list[str],
+    outcome: str,
+    seconds: float | None = None,
+    *,
+    routine: bool = False,
+) -> None:
+    """Log a command in a container: only its first word, for arguments may be secrets.
+
+    :param outcome: in words.
+    :param routine: log it for debugging only: kubelet's probes come every few seconds, for ever."""
+    _line(container, "command {program} in container {name} of {pod} " + outcome, seconds,
+          _log.debug if routine else _log.info,
+          program=command[0][:MAX_PROGRAM] if command else "")  # fmt: skip
+
+
+def _log_event(node: NodeContext, event: EventType, container: Container | None) -> None:
+    if container is None:
+        return
+    record, requested_at = container.record, container.requested_at
+    took = None if requested_at is None else node.clock.seconds() - requested_at
+    if event is EventType.CREATED:
+        _line(container, "container {name} of {pod} is created", (node.now() - record.created_at) / 1e9)
+    elif event is EventType.STARTED:
+        _line(container, "container {name} of {pod} runs", took)
+    elif event is EventType.STOPPED and record.finished_at:
+        ran = (record.finished_at - record.started_at) / 1e9 if record.started_at else None
+        _line(container, "container {name} of {pod} ended: exit code {code}, {reason}", ran,
+              code=record.exit_code, reason=record.reason)  # fmt: skip
+    elif event is EventType.DELETED:
+        _line(container, "container {name} of {pod} is removed", took)
+
+
+def _line(
+    container: Container,
+    words: str,
+    seconds: float | None,
+    log: Callable[..., None] | None = None,
+    **more: object,
+) -> None:
+    (log or _log.info)(
+        words,
+        name=container.config.metadata.name,
+        pod=container.sandbox.pod,
+        container=container.id,
+        sandbox=container.record.sandbox_id,
+        seconds=seconds,
+        **more,
+    )

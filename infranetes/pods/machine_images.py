@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""VMs of pods whose image is the VM: booted once a container names the image, ended when that fails."""
+
+from __future__ import annotations
+
+from twisted.logger import Logger
+
+from infranetes.ids import new_id
+from infranetes.images import Image
+from infranetes.pods.agent_events import disconnect
+from infranetes.pods.context import NodeContext
+from infranetes.pods.inventory import Sandbox
+from infranetes.pods.launch import launch
+from infranetes.pods.sandbox_vm import machine_for
+from infranetes.pods.states import SandboxState
+from infranetes_common.concurrency import Flight, settled, start
+from infranetes_common.errors import FailedPrecondition, InfranetesError
+
+_log = Logger()
+
+
+class MachineImages:
+    """Boots the VMs of VACANT sandboxes from images, and makes sandboxes VACANT again."""
+
+    def __init__(self, node: NodeContext) -> None:
+        self._node = node
+
+    async def boot(self, sandbox: Sandbox, image: Image) -> None:
+        """Boot the sandbox's VM from `image`. It runs from that already: nothing to do.
+
+        :raise FailedPrecondition: it runs from another image, or the sandbox is being stopped.
+        :raise InfranetesError: some step failed; the VM is destroyed."""
+        if sandbox.state is SandboxState.BOOTING:  # begun by an earlier daemon, or not undone yet
+            await self.vacate(sandbox).join()
+        if sandbox.state is SandboxState.READY and sandbox.record.image == image.machine:
+            return
+        if sandbox.state is not SandboxState.VACANT:
+            has = f" from image {sandbox.record.image}" if sandbox.record.image else ""
+            raise FailedPrecondition(
+                f"sandbox {sandbox.id} can't be booted: it is {sandbox.state.value}{has}; make another pod"
+            )
+        self._node.check_ready()
+        sandbox.aborted = ""
+        await self._node.save(sandbox, sandbox.record.to(SandboxState.BOOTING, image=image.machine))
+        sandbox.launching = Flight(self._launch(sandbox, image.id))
+        await sandbox.launching.join()
+
+    async def _launch(self, sandbox: Sandbox, image_id: str) -> None:
+        try:
+            await launch(self._node, sandbox, self._undo)
+        except Exception:
+            if not sandbox.aborted and not self._node.stopping:
+                # The image may have been removed from the catalogue: then it has to be pulled anew.
+                check = start(self._node.images.check(image_id))
+                self._node.note(check, f"whether image {image_id} is still there")
+            raise
+
+    async def _undo(self, sandbox: Sandbox) -> None:
+        try:
+            await self.vacate(sandbox).join()
+        except InfranetesError as error:
+            _log.error(
+                "the VM of sandbox {sandbox}, whose boot failed, is not destroyed yet: {error}; the next "
+                "pass tries again",
+                sandbox=sandbox.id,
+                error=error,
+            )
+
+    async def give_up(self, sandbox: Sandbox) -> None:
+        """End the boot and the VM: the container that it was booted for can't be created."""
+        flight = sandbox.launching
+        if flight is not None and not flight.done:
+            sandbox.aborted = sandbox.aborted or "its container was given up"
+            flight.cancel()
+            await settled([flight.join()])
+        if sandbox.state in (SandboxState.BOOTING, SandboxState.READY):
+            await self._undo(sandbox)
+
+    def vacate(self, sandbox: Sandbox) -> Flight[None]:
+        """Destroy the VM; then the sandbox is VACANT, unless it is being stopped.
+
+        :raise InfranetesError: it is not destroyed; try again."""
+        if sandbox.ending is None or sandbox.ending.done:
+            sandbox.ending = Flight(self._vacate(sandbox))
+        return sandbox.ending
+
+    async def _vacate(self, sandbox: Sandbox) -> None:
+        node = self._node
+        disconnect(sandbox)
+        await sandbox.machine.tear_down()
+        if sandbox.state not in (SandboxState.BOOTING, SandboxState.READY):
+            return
+        record = sandbox.record.to(
+            SandboxState.VACANT, token=new_id(), image="", instance_id="", address="", agent_host="",
+            agent_port=0, certificate_until=0, certificate_key="",
+        )  # fmt: skip
+        await node.store.put_sandbox(record)
+        if sandbox.state in (SandboxState.BOOTING, SandboxState.READY):
+            disconnect(sandbox)
+            node.inventory.become(sandbox, record)
+            sandbox.machine = machine_for(node, sandbox)

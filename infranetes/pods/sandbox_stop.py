@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The end of a sandbox's containers, before its VM is destroyed."""
+
+from __future__ import annotations
+
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+
+from infranetes.machines.agent.container_watch import Reach
+from infranetes.pods.context import MACHINE_DRAIN_SECONDS, NodeContext
+from infranetes.pods.inventory import Container, Sandbox
+from infranetes.pods.reports import apply_stop
+from infranetes.pods.states import ContainerState
+from infranetes.providers.interface import InstanceState
+from infranetes_common.concurrency import settled, start, within
+from infranetes_common.errors import DeadlineExceeded, InfranetesError
+
+AGENT_SECONDS = 5.0  # for an agent that was just lost, or was not asked yet
+
+STARTING, RUNNING = ContainerState.STARTING, ContainerState.RUNNING
+
+_log = Logger()
+
+
+async def end_containers(node: NodeContext, sandbox: Sandbox) -> None:
+    """Kill what runs and write the rest of the logs, as far as the agent still answers."""
+    for container in list(sandbox.containers.values()):  # one that is cancelled may leave
+        if container.creating is not None and not container.creating.done:
+            container.creating.cancel()
+    if not await _agent_answers(node, sandbox):
+        return
+    patience = MACHINE_DRAIN_SECONDS if sandbox.record.image else node.times.drain
+    running = [one for one in sandbox.containers.values() if one.state in (STARTING, RUNNING)]
+    kills = [start(_kill(node, one, patience)) for one in running]
+    others = [one for one in sandbox.containers.values() if one not in running]
+    drains = [node.logs.drain(one) for one in others]
+    most = node.times.stopping + patience
+    ends = start(_bounded(node, kills, most, sandbox, "ending its containers"))
+    await _bounded(node, drains, patience, sandbox, "writing the rest of its logs")
+    await ends
+
+
+async def _agent_answers(node: NodeContext, sandbox: Sandbox) -> bool:
+    """Whether the agent can be asked; one that was just lost gets a moment to come back."""
+    watch = sandbox.watch
+    if watch is None or watch.reach is Reach.UNREACHABLE:
+        return False
+    if watch.live:
+        return True
+    if await _vm_is_gone(sandbox):
+        return False
+    watch.start()
+    try:
+        await within(node.clock, AGENT_SECONDS, watch.when_live(), "the agent")
+    except DeadlineExceeded:
+        return False
+    return True
+
+
+async def _vm_is_gone(sandbox: Sandbox) -> bool:
+    """Whether no agent can answer any more. False where the provider can't tell."""
+    try:
+        instance = await sandbox.machine.look(AGENT_SECONDS)
+    except InfranetesError:
+        return False
+    return instance is None or instance.state is InstanceState.ENDED
+
+
+async def _kill(node: NodeContext, container: Container, patience: float) -> None:
+    client = container.sandbox.client
+    assert client is not None
+    stopping = client.stop(container.id, 0)
+    state = await within(node.clock, node.times.stopping, stopping, "the agent's answer")
+    await apply_stop(node, container, state, patience)
+
+
+async def _bounded(
+    node: NodeContext, works: list[Deferred[None]], seconds: float, sandbox: Sandbox, what: str
+) -> None:
+    """Wait until `works` have ended, at most so long. What fails is logged."""
+    try:
+        results = await within(node.clock, seconds, settled(works), what)
+        errors = [result.value for result in results if result is not None]
+    except DeadlineExceeded as error:
+        errors = [error]
+    for each in errors:
+        _log.warn("sandbox {sandbox} is stopped all the same: {what}: {error}",
+                  sandbox=sandbox.id, what=what, error=each)  # fmt: skip

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sandbox's PodMachine: how it is made, recorded, and taken over from the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from twisted.internet.defer import Deferred, succeed
+
+from infranetes.machines.context import VmFacts
+from infranetes.machines.pod_machine import PodMachine
+from infranetes.pods.context import NodeContext
+from infranetes.pods.inventory import Sandbox
+from infranetes.pods.states import SandboxState
+
+_HAS_OR_GETS_VM = (SandboxState.LAUNCHING, SandboxState.BOOTING, SandboxState.READY)
+
+
+class SandboxVm:
+    """Keeps the record of a VM that is a sandbox's; a `machines.context.VmOwner`."""
+
+    def __init__(self, node: NodeContext, sandbox: Sandbox) -> None:
+        self._node = node
+        self._sandbox = sandbox
+
+    @property
+    def facts(self) -> VmFacts:
+        return VmFacts.of(self._sandbox.record)
+
+    def note(self, facts: VmFacts) -> None:
+        self._sandbox.record = facts.put_into(self._sandbox.record)
+
+    def write(self, facts: VmFacts) -> Deferred[None]:
+        if self._sandbox.state not in _HAS_OR_GETS_VM:
+            return succeed(None)  # it is being ended, and its record may be gone
+        return self._node.save(self._sandbox, facts.put_into(self._sandbox.record))
+
+
+def machine_for(node: NodeContext, sandbox: Sandbox) -> PodMachine:
+    """Make the PodMachine of the VM that the sandbox's record describes."""
+    return PodMachine(node, SandboxVm(node, sandbox))
+
+
+async def adopt(node: NodeContext, sandbox: Sandbox, machine: PodMachine) -> None:
+    """Give a VM of the pool to a LAUNCHING sandbox, which then has the VM's id and token.
+
+    :raise FailedPrecondition: the pool has no such VM: it was claimed before.
+    :raise InfranetesError: it could not be recorded."""
+    record = machine.facts.put_into(sandbox.record)
+    await node.store.claim(record)
+    node.inventory.become(sandbox, record)
+    machine.hand_over(SandboxVm(node, sandbox))
+    sandbox.machine = machine
+
+
+def reachable_machines(node: NodeContext) -> Iterator[PodMachine]:
+    """Yield the VMs, of pods and of the pool, whose agents can be reached now."""
+    for sandbox in node.inventory:
+        if sandbox.state is SandboxState.READY and sandbox.watch is not None and sandbox.watch.live:
+            yield sandbox.machine
+    for member in node.pool.idle():
+        if member.machine.client is not None:
+            yield member.machine

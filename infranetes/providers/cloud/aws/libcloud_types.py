@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is used of libcloud's EC2 driver and of its answers, for libcloud has no types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Protocol, TypedDict
+
+
+class Element(Protocol):
+    """An XML element of xml.etree, or of lxml where that is installed."""
+
+    tag: str
+    text: str | None
+
+    def find(self, path: str) -> Element | None: ...
+    def findall(self, path: str) -> Sequence[Element]: ...
+    def append(self, element: Element) -> None: ...
+    def extend(self, elements: Sequence[Element]) -> None: ...
+    def __iter__(self) -> Iterator[Element]: ...
+    def __len__(self) -> int: ...
+
+
+class Response(Protocol):
+    """An answer. :ivar object: its root element."""
+
+    object: Element
+
+
+class InstanceExtra(TypedDict, total=False):
+    """What a `Node` of EC2 has beside libcloud's common attributes."""
+
+    tags: Mapping[str, str]
+    status: str
+    instance_type: str
+    reason: str
+    state_reason: str  # our driver adds it
+
+
+class Instance(Protocol):
+    """A `libcloud.compute.base.Node`: an EC2 instance."""
+
+    id: str
+    private_ips: Sequence[str]
+    public_ips: Sequence[str]
+    created_at: datetime | None
+    extra: InstanceExtra
+
+
+class ImageExtra(TypedDict, total=False):
+    """What a `NodeImage` of EC2 has beside libcloud's common attributes."""
+
+    architecture: str
+    root_device_name: str  # our driver adds this and all below
+    root_disk_gib: int
+    disks_gib: int
+    created: str  # ISO 8601, so it sorts
+
+
+class Image(Protocol):
+    """A `libcloud.compute.base.NodeImage`: a machine image."""
+
+    id: str
+    extra: ImageExtra
+
+
+class InstanceTypeExtra(TypedDict, total=False):
+    """What a `NodeSize` of EC2 has beside libcloud's common attributes."""
+
+    physicalProcessor: str
+    vcpu: str | int
+    cpu: str | int
+    gpu: str | int
+
+
+class InstanceType(Protocol):
+    """A `libcloud.compute.base.NodeSize`: an instance type."""
+
+    id: str
+    ram: int  # MiB
+    price: float | str | None
+    extra: InstanceTypeExtra
+
+
+class BlockDevice(TypedDict):
+    """One block device mapping of a launch."""
+
+    DeviceName: str
+    Ebs: Mapping[str, str]

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fields that are used of Compute Engine's resources, which libcloud returns as untyped JSON.
+
+Names are Google's (source: Compute Engine API, "REST Resources").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+
+class AccessConfig(TypedDict, total=False):
+    """How a network interface is reached from outside."""
+
+    natIP: str
+
+
+class NetworkInterface(TypedDict, total=False):
+    """One of an instance's."""
+
+    networkIP: str
+    accessConfigs: Sequence[AccessConfig]
+
+
+class Scheduling(TypedDict, total=False):
+    """Whether an instance may be preempted."""
+
+    provisioningModel: str
+
+
+class Labeled(TypedDict, total=False):
+    """The fields that instances and disks share in Compute Engine's answers."""
+
+    id: str
+    name: str
+    zone: str  # a link
+    labels: Mapping[str, str]
+
+
+class Instance(Labeled, total=False):
+    """A VM."""
+
+    status: str
+    statusMessage: str
+    creationTimestamp: str
+    machineType: str  # a link
+    networkInterfaces: Sequence[NetworkInterface]
+    scheduling: Scheduling
+
+
+class Disk(Labeled, total=False):
+    """A persistent disk. `users` are the instances that have it."""
+
+    users: Sequence[str]
+
+
+class Deprecation(TypedDict, total=False):
+    """Whether a resource may still be used."""
+
+    state: str
+
+
+class Image(TypedDict, total=False):
+    """A machine image."""
+
+    name: str
+    status: str
+    architecture: str
+    creationTimestamp: str
+    deprecated: Deprecation
+    diskSizeGb: str
+    archiveSizeBytes: str
+
+
+class Accelerators(TypedDict, total=False):
+    """The GPUs of a machine type."""
+
+    guestAcceleratorCount: int
+
+
+class MachineType(TypedDict, total=False):
+    """A size of VM."""
+
+    name: str
+    guestCpus: int
+    memoryMb: int
+    architecture: str
+    accelerators: Sequence[Accelerators]
+    deprecated: Deprecation
+
+
+class Address(TypedDict, total=False):
+    """A reserved address."""
+
+    address: str
+
+
+class Operation(TypedDict, total=False):
+    """What a request has begun, or Google itself."""
+
+    name: str
+    status: str
+    targetId: str

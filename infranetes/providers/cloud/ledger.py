@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ledger: what the cloud last said of our VMs. No I/O.
+
+A cloud's answers may be older than earlier ones and may lack a VM that was just created. So a VM's state only
+ever advances, and a VM launched a moment ago is listed even if the cloud's list lacks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import attrs
+
+from infranetes.providers.cloud.interface import CloudVM
+from infranetes.providers.interface import InstanceState
+
+_STATE_ORDER = list(InstanceState)
+
+
+@attrs.define(eq=False)
+class LedgerEntry:
+    """One VM."""
+
+    vm: CloudVM
+    launched_at: float | None = None  # when this daemon launched it; None: an earlier one did
+    end_reported: bool = False  # to watchers; also true if it had ended when first seen
+    lists_missed: int = 0  # lists in a row that lacked it
+
+
+@attrs.define
+class Ledger:
+    """VMs by id.
+
+    :param now: seconds. :param staleness: how many seconds old the cloud's answers may be.
+    """
+
+    now: Callable[[], float]
+    staleness: float
+    entries: dict[str, LedgerEntry] = attrs.field(factory=dict)
+    destroyed: dict[str, str] = attrs.field(factory=dict)  # the tokens of destroyed VMs, by id
+    destroyed_at: dict[str, float] = attrs.field(factory=dict)  # of those that this daemon destroyed
+    changed: set[str] = attrs.field(factory=set)  # ids of VMs with changes that were not published yet
+    started_at: float = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.started_at = self.now()
+
+    def record_launch(self, vm: CloudVM) -> CloudVM:
+        """Record a VM that was just launched."""
+        recorded = self.record(vm)
+        self.entries[vm.id].launched_at = self.now()
+        return recorded
+
+    def record(self, vm: CloudVM) -> CloudVM:
+        """Record what the cloud says of a VM that is not destroyed. Returns what is now known of it."""
+        entry = self.entries.get(vm.id)
+        if entry is None:
+            self.entries[vm.id] = LedgerEntry(vm, end_reported=vm.state is InstanceState.ENDED)
+            return vm
+        entry.lists_missed = 0
+        if _STATE_ORDER.index(vm.state) >= _STATE_ORDER.index(entry.vm.state):
+            before = entry.vm
+            after = attrs.evolve(
+                vm,
+                private_address=vm.private_address or before.private_address,
+                public_address=vm.public_address or before.public_address,
+                created_at=before.created_at or vm.created_at,
+                detail=vm.detail or before.detail,
+            )
+            if after != before:
+                entry.vm = after
+                self.changed.add(vm.id)
+        return entry.vm
+
+    def record_list(self, listed: Iterable[CloudVM]) -> list[CloudVM]:
+        """Record the cloud's list. Returns the VMs that exist: those listed, and those too new to be."""
+        vms = list(listed)
+        for vm in vms:
+            self._revive_if_alive(vm)
+        current = [self.record(vm) for vm in vms if vm.id not in self.destroyed]
+        ids = {vm.id for vm in current}
+        new = [entry.vm for entry in self.entries.values() if entry.vm.id not in ids and self.is_new(entry)]
+        return sorted([*current, *new], key=lambda vm: (vm.created_at, vm.id))
+
+    def _revive_if_alive(self, vm: CloudVM) -> None:
+        """Forget that a VM was destroyed if the cloud shows it alive for longer than its answers may be
+        stale: better to destroy it again than to pay for it forever."""
+        if vm.state is InstanceState.ENDED or vm.id not in self.destroyed:
+            return
+        if self.now() - self.destroyed_at.get(vm.id, self.started_at) > self.staleness:
+            del self.destroyed[vm.id]
+
+    def is_new(self, entry: LedgerEntry) -> bool:
+        """Whether a VM was launched so recently that the cloud's answers may lack it."""
+        return entry.launched_at is not None and self.now() - entry.launched_at < self.staleness
+
+    def for_token(self, token: str) -> CloudVM | None:
+        """The VM of a token, preferably one that has not ended."""
+        vms = [entry.vm for entry in self.entries.values() if entry.vm.token == token]
+        return min(vms, key=lambda vm: (_STATE_ORDER.index(vm.state), vm.created_at, vm.id), default=None)
+
+    def duplicates(self) -> list[CloudVM]:
+        """Surplus live VMs of a token, which are to be destroyed. The VM that a launch returned is kept,
+        else the oldest."""
+        by_token: dict[str, list[LedgerEntry]] = {}
+        for entry in self.live():
+            if entry.vm.token:
+                by_token.setdefault(entry.vm.token, []).append(entry)
+        surplus: list[CloudVM] = []
+        for entries in by_token.values():
+            entries.sort(key=lambda entry: (entry.launched_at is None, entry.vm.created_at, entry.vm.id))
+            surplus += [entry.vm for entry in entries[1:]]
+        return surplus
+
+    def live(self) -> list[LedgerEntry]:
+        """VMs that have not ended."""
+        return [entry for entry in self.entries.values() if entry.vm.state is not InstanceState.ENDED]
+
+    def record_end(self, entry: LedgerEntry, detail: str) -> None:
+        """Record that the cloud no longer knows a VM."""
+        entry.vm = attrs.evolve(entry.vm, state=InstanceState.ENDED, detail=detail)
+        self.changed.add(entry.vm.id)
+
+    def record_destroyed(self, id: str, token: str) -> None:
+        """Record that a VM is destroyed."""
+        self.entries.pop(id, None)
+        self.changed.add(id)
+        self.destroyed[id] = token
+        self.destroyed_at[id] = self.now()
+
+    def count_destroyed(self, token: str) -> int:
+        """How many VMs of a token were destroyed."""
+        return sum(each == token for each in self.destroyed.values())

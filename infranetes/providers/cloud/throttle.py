@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast a cloud is called, and when not at all. No I/O: a clock is read, pauses are returned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+_SLOWEST = 0.1  # of the configured rate
+_RECOVERY = 1.02  # the rate grows so with each call that is not throttled
+
+
+@attrs.define
+class RateLimit:
+    """A token bucket that halves its rate when the cloud throttles us, and recovers while it serves.
+
+    :param now: seconds of a monotonic clock.
+    :param rate: calls per second. :param burst: calls at once after a rest.
+    """
+
+    now: Callable[[], float]
+    rate: float
+    burst: float
+    _current: float = attrs.field(init=False)
+    _tokens: float = attrs.field(init=False)
+    _at: float = attrs.field(init=False)
+    _closed_until: float = 0.0
+
+    def __attrs_post_init__(self) -> None:
+        self._current, self._tokens, self._at = self.rate, self.burst, self.now()
+
+    def reserve(self) -> float:
+        """Take the next turn. Returns the seconds until it comes; a turn that is not used is lost."""
+        now = self.now()
+        self._tokens = min(self.burst, self._tokens + (now - self._at) * self._current)
+        self._at = now
+        self._tokens -= 1.0
+        wait = -self._tokens / self._current if self._tokens < 0 else 0.0
+        return max(wait, self._closed_until - now, 0.0)
+
+    def throttled(self, retry_after: float) -> None:
+        """Slow down after the cloud throttled a call, and make none for `retry_after` seconds."""
+        self._current = max(self._current / 2, self.rate * _SLOWEST)
+        self._tokens = min(self._tokens, 0.0)
+        self._closed_until = max(self._closed_until, self.now() + retry_after)
+
+    def served(self) -> None:
+        """Recover a little after a call was answered."""
+        self._current = min(self._current * _RECOVERY, self.rate)
+
+    @property
+    def current(self) -> float:
+        """The current rate, in calls per second."""
+        return self._current
+
+
+@attrs.define
+class CircuitBreaker:
+    """Opens after several failures in a row, then lets single calls probe until one succeeds.
+
+    state      left when                      next
+    closed     `threshold` failures in a row  open
+    open       its pause is over              half-open: one call probes
+    half-open  the probe succeeds             closed
+    half-open  the probe fails                open, for twice as long
+    """
+
+    now: Callable[[], float]
+    threshold: int = 5
+    first: float = 5.0  # seconds
+    longest: float = 120.0
+    _failures: int = 0
+    _pause: float = 0.0
+    _open_until: float | None = None
+    _probing: bool = False
+
+    def wait(self) -> float:
+        """Seconds until a call may be made. 0: now; if a probe is due, this call is it."""
+        if self._open_until is None:
+            return 0.0
+        left = self._open_until - self.now()
+        if left > 0:
+            return left
+        if self._probing:
+            return self._pause
+        self._probing = True
+        return 0.0
+
+    def succeeded(self) -> None:
+        """The cloud answered, possibly with a refusal."""
+        self._failures, self._pause, self._open_until, self._probing = 0, 0.0, None, False
+
+    def failed(self) -> None:
+        """The cloud did not answer, or answered that it is unavailable."""
+        self._failures += 1
+        if self._probing or (self._open_until is None and self._failures >= self.threshold):
+            self._pause = min(self._pause * 2, self.longest) if self._pause else self.first
+            self._open_until = self.now() + self._pause
+            self._probing = False
+
+    def abandoned(self) -> None:
+        """The call that `wait` allowed was not made, or its outcome is unknown."""
+        self._probing = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls are held back."""
+        return self._open_until is not None

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is used of pyVmomi's objects, for pyVmomi has no types.
+
+Names are vSphere's (source: vSphere Web Services API reference).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Protocol, TypeAlias, TypedDict
+
+DataObject: TypeAlias = object
+"""A data object, such as a spec, that is only passed on."""
+
+
+class ManagedObject(Protocol):
+    """An object that lives in the vCenter. :ivar _moId: its id there."""
+
+    _moId: str
+
+
+class Task(ManagedObject, Protocol):
+    """What a method whose name ends with `_Task` has begun."""
+
+    def CancelTask(self) -> None: ...
+
+
+class Entity(ManagedObject, Protocol):
+    """A VM, vApp, folder, resource pool, datastore or network."""
+
+    def Destroy_Task(self) -> Task: ...
+
+
+class VirtualMachine(Entity, Protocol):
+    """A VM or a template."""
+
+    def CloneVM_Task(self, folder: Entity, name: str, spec: DataObject) -> Task: ...
+    def PowerOnVM_Task(self) -> Task: ...
+    def PowerOffVM_Task(self) -> Task: ...
+    def ReconfigVM_Task(self, spec: DataObject) -> Task: ...
+    def CreateSnapshot_Task(self, name: str, description: str, memory: bool, quiesce: bool) -> Task: ...
+    def Rename_Task(self, name: str) -> Task: ...
+    def MarkAsTemplate(self) -> None: ...
+
+
+class OptionValue(Protocol):
+    """One entry of extraConfig."""
+
+    key: str
+    value: object
+
+
+class NetworkCard(Protocol):
+    """A virtual Ethernet card."""
+
+    key: int
+    controllerKey: int
+    unitNumber: int
+
+
+class GuestNic(Protocol):
+    """A network interface as VMware Tools describe it. :ivar deviceConfigId: its card's key, -1: none."""
+
+    deviceConfigId: int | None
+    ipAddress: Sequence[str] | None
+
+
+class SnapshotInfo(Protocol):
+    """A VM's snapshots."""
+
+    currentSnapshot: ManagedObject | None
+
+
+VMProperties = TypedDict(
+    "VMProperties",
+    {
+        "name": str,
+        "snapshot": SnapshotInfo | None,
+        "recentTask": Sequence[Task],
+        "disabledMethod": Sequence[str],
+        "runtime.powerState": str,
+        "guest.ipAddress": str | None,
+        "guest.net": Sequence[GuestNic],
+        "summary.config.numCpu": int | None,
+        "summary.config.memorySizeMB": int | None,
+        "summary.storage.committed": int,
+        "config.template": bool,
+        "config.instanceUuid": str,
+        "config.extraConfig": Sequence[OptionValue],
+        "config.modified": datetime,
+        "config.hardware.device": Sequence[DataObject],
+    },
+    total=False,
+)
+"""A VM's properties by their paths; without those that it lacks, or that were not asked for."""
+
+TaskProperties = TypedDict("TaskProperties", {"info.state": str, "info.error": Exception | None}, total=False)
+"""A task's properties by their paths."""
+
+
+class NodeExtra(TypedDict):
+    """What our driver's nodes have beside libcloud's common attributes."""
+
+    cpus: int
+    memory_mib: int
+    cards: Sequence[GuestNic]
+    vm: VirtualMachine
+
+
+class Node(Protocol):
+    """A `libcloud.compute.base.Node`: a VM. :ivar state: one of libcloud's `NodeState`."""
+
+    id: str
+    name: str
+    state: object
+    private_ips: Sequence[str]
+    extra: NodeExtra
+
+
+class SearchIndex(Protocol):
+    """Finds objects by their names."""
+
+    def FindByInventoryPath(self, path: str) -> Entity | None: ...
+    def FindChild(self, entity: Entity, name: str) -> VirtualMachine | None: ...
+
+
+class PropertyValue(Protocol):
+    """A property that was read."""
+
+    name: str
+    val: object
+
+
+class ObjectContent(Protocol):
+    """The properties that were read of an object."""
+
+    obj: ManagedObject
+    propSet: Sequence[PropertyValue]
+
+
+class RetrieveResult(Protocol):
+    """One page of answers. :ivar token: asks for the next one."""
+
+    objects: Sequence[ObjectContent]
+    token: str | None
+
+
+class PropertyCollector(Protocol):
+    """Reads properties of many objects at once."""
+
+    def RetrievePropertiesEx(
+        self, specs: Sequence[DataObject], options: DataObject
+    ) -> RetrieveResult | None: ...
+    def ContinueRetrievePropertiesEx(self, token: str) -> RetrieveResult | None: ...
+
+
+class EventManager(Protocol):
+    """The vCenter's record of events."""
+
+    def QueryEvents(self, filter: DataObject) -> Sequence[DataObject]: ...
+
+
+class SessionManager(Protocol):
+    """The vCenter's sessions."""
+
+    def Login(self, username: str, password: str, locale: str | None) -> DataObject: ...
+    def Logout(self) -> None: ...
+
+
+class ServiceContent(Protocol):
+    """The vCenter's managers."""
+
+    searchIndex: SearchIndex
+    propertyCollector: PropertyCollector
+    eventManager: EventManager
+    sessionManager: SessionManager

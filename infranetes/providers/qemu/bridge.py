@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pods' network on the node: a bridge, a tap for each VM, and nftables tables.
+
+The programs `ip`, `bridge` and `nft` set it up: they are on every Debian node, explain their errors, and
+keep netlink's wire format out of here. A launch runs each of them once, while QEMU loads. A tap is not
+persistent: it belongs to QEMU's process alone and is gone when that ends, however it ends.
+
+Two things hold a VM to its own addresses. The nftables table accepts only IPv4 and ARP, and only from the
+combinations of port, MAC and address that it lists; it is replaced in one transaction, and drops what comes
+from any other port (the bridge's ports have an interface group of their own, since before they are ports).
+And the bridge learns nothing from the taps: its forwarding entries are written here, with each port.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import struct
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from pathlib import Path
+from typing import TypedDict
+
+import attrs
+from twisted.logger import Logger
+
+from infranetes.commands import check, run
+from infranetes.providers.qemu.subnet import gateway, mac_of
+from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
+from infranetes_common.reactors import IReactor
+
+_SECONDS = 15.0  # for each command
+# Marks the bridge as Infranetes'. 02: locally administered; then "infra".
+_BRIDGE_MAC = "02:69:6e:66:72:61"
+_TUNSETIFF = 0x400454CA
+_IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
+_DEFAULT_MTU = 1500
+# Have frames to the link-local groups (IEEE 802.1D) forwarded like others, so that the table drops them.
+# Otherwise the node would receive some, or the bridge learn from them, before any table sees them.
+# Pause frames (bit 1) can't be chosen; the kernel drops them.
+_GROUP_FORWARD_MASK = 0xFFFD
+_OUR_TAP = re.compile("inf[0-9a-f]{12}")
+
+_log = Logger()
+
+
+@attrs.frozen
+class BridgePort:
+    """One VM's port on the bridge: its tap, and the address that it may send from."""
+
+    tap: str
+    address: str
+
+    @property
+    def mac(self) -> str:
+        """The VM's Ethernet address."""
+        return mac_of(IPv4Address(self.address))
+
+    @property
+    def element(self) -> str:
+        """Its element of the nftables set `pods`."""
+        return f'"{self.tap}" . {self.mac} . {self.address}'
+
+
+def open_tap(name: str) -> int:
+    """Make a tap and return its descriptor. The tap exists as long as somebody has it open.
+
+    :raise FailedPrecondition: the node can't have taps.
+    :raise OSError: the name is taken.
+    """
+    try:
+        descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise FailedPrecondition(
+            f"/dev/net/tun can't be opened ({error.strerror}); VMs need it: `modprobe tun`, and run as root"
+        ) from error
+    try:
+        request = struct.pack("16sH22x", name.encode(), _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR)
+        fcntl.ioctl(descriptor, _TUNSETIFF, request)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+class _InterfaceAddress(TypedDict):
+    family: str
+    local: str
+    prefixlen: int
+
+
+class _Interface(TypedDict, total=False):
+    """One interface as `ip -j address show` describes it."""
+
+    ifname: str
+    address: str
+    mtu: int
+    master: str
+    addr_info: list[_InterfaceAddress]
+
+
+class Bridge:
+    """The bridge, its ports and its nftables tables.
+
+    :param bridge: its name.
+    :param mtu: of the pods' network; 0: that of the interface with the node's default route.
+    :ivar mtu: the same, known once `set_up` is done.
+    """
+
+    def __init__(self, reactor: IReactor, bridge: str, mtu: int, proc_sys: Path = Path("/proc/sys")) -> None:
+        self._proc_sys = proc_sys
+        self._reactor = reactor
+        self._bridge = bridge
+        self._table = f"infranetes_{bridge}"
+        self._group = int.from_bytes(hashlib.sha256(bridge.encode()).digest()[:3], "big") | 1
+        self._configured_mtu = mtu
+        self.mtu = mtu or _DEFAULT_MTU
+
+    async def set_up(self, network: IPv4Network, ports: Iterable[BridgePort]) -> None:
+        """Make bridge and tables, or change those that are there. Idempotent.
+
+        :param ports: those of running VMs.
+        :raise FailedPrecondition: the name belongs to another interface, or a program or right is missing.
+        :raise InvalidArgument: the subnet overlaps another one of the node.
+        """
+        shown = await check(self._reactor, ["ip", "-j", "address", "show"], _SECONDS)
+        interfaces: list[_Interface] = json.loads(shown)
+        self._check_free(network, interfaces)
+        if self._configured_mtu == 0:
+            self.mtu = await self._uplink_mtu(interfaces)
+        ports = list(ports)
+        await self._set_up_bridge(network, interfaces)
+        _sysctl(self._proc_sys / "net/ipv4/ip_forward", "1")
+        if self._has_ipv6():
+            _sysctl(self._proc_sys / f"net/ipv6/conf/{self._bridge}/disable_ipv6", "1")
+        on_it = {each["ifname"] for each in interfaces if each.get("master") == self._bridge}
+        await self._adopt(ports, {tap for tap in on_it if _OUR_TAP.fullmatch(tap)})
+        # Last: until now the tables of an earlier version guard its ports.
+        await self._set_up_tables(network, ports)
+
+    async def _adopt(self, ports: list[BridgePort], taps: set[str]) -> None:
+        """Set up the taps on the bridge as `join` does, whichever version attached them. Those of no known VM
+        join the group whose frames the table drops."""
+        for port in ports:
+            if port.tap in taps:
+                try:
+                    await self.join(port)
+                except InfranetesError as error:  # its VM may just have ended
+                    _log.warn("the port {tap} can't be set up: {error}", tap=port.tap, error=str(error))
+        unknown = taps - {port.tap for port in ports}
+        for tap in unknown:
+            _log.warn(
+                "the bridge's port {tap} belongs to no known VM; what comes from it is dropped", tap=tap
+            )
+        await self._batch("ip", [f"link set dev {tap} group {self._group}" for tap in unknown])
+
+    async def restore_tables(self, network: IPv4Network, ports: Iterable[BridgePort]) -> None:
+        """Make the tables again if somebody has removed them, as the reload of a firewall does."""
+        for family in ("ip", "bridge"):
+            command = ["nft", "--terse", "list", "table", family, self._table]
+            if (await run(self._reactor, command, _SECONDS)).code != 0:
+                _log.warn("the nftables table {family} {table} was gone and is made again",
+                          family=family, table=self._table)  # fmt: skip
+                await self._set_up_tables(network, list(ports))
+                return
+
+    def _check_free(self, network: IPv4Network, interfaces: list[_Interface]) -> None:
+        for interface in interfaces:
+            name = interface.get("ifname")
+            if name == self._bridge and interface.get("address") != _BRIDGE_MAC:
+                raise FailedPrecondition(
+                    f"the node has an interface {name} that is not Infranetes'; choose another name with "
+                    "providers.qemu.bridge, or remove it"
+                )
+            for each in interface.get("addr_info", ()):
+                if name == self._bridge or each.get("family") != "inet":
+                    continue
+                other = IPv4Interface(f"{each['local']}/{each['prefixlen']}").network
+                if other.overlaps(network):
+                    raise InvalidArgument(
+                        f"pod CIDR {network} overlaps {other} of the node's interface {name}; choose another"
+                    )
+
+    async def _uplink_mtu(self, interfaces: list[_Interface]) -> int:
+        routes = json.loads(
+            await check(self._reactor, ["ip", "-j", "-4", "route", "show", "default"], _SECONDS)
+        )
+        names = [route.get("dev") for route in routes]
+        return next((each["mtu"] for each in interfaces if each.get("ifname") in names[:1]), _DEFAULT_MTU)
+
+    async def _set_up_bridge(self, network: IPv4Network, interfaces: list[_Interface]) -> None:
+        name = self._bridge
+        address = f"{gateway(network)}/{network.prefixlen}"
+        there = next((each for each in interfaces if each.get("ifname") == name), None)
+        commands = []
+        if there is None:
+            commands.append(f"link add name {name} address {_BRIDGE_MAC} mtu {self.mtu} type bridge")
+        had = [f"{each['local']}/{each['prefixlen']}" for each in (there or {}).get("addr_info", ())]
+        commands += [f"address delete {old} dev {name}" for old in had if old != address]
+        if address not in had:
+            commands.append(f"address add {address} dev {name}")
+        # With snooping, one VM's IGMP would decide what its neighbours receive.
+        commands.append(f"link set dev {name} type bridge mcast_snooping 0")
+        commands.append(f"link set dev {name} mtu {self.mtu} up")
+        await self._batch("ip", commands)
+
+    async def _set_up_tables(self, network: IPv4Network, ports: list[BridgePort]) -> None:
+        table = self._table
+        await self._nft(
+            f"""table ip {table} {{}}
+            delete table ip {table}
+            table ip {table} {{
+                chain postrouting {{
+                    type nat hook postrouting priority srcnat; policy accept;
+                    ip saddr {network} ip daddr != {network} masquerade
+                }}
+            }}"""
+        )
+        try:
+            await self._nft(self._filter_table(ports))
+        except InfranetesError as error:
+            raise FailedPrecondition(
+                f"pods can't be held to their own addresses: {error}; the kernel needs nftables for bridges "
+                "(nf_tables, and CONFIG_NF_TABLES_BRIDGE)"
+            ) from error
+
+    def _filter_table(self, ports: list[BridgePort]) -> str:
+        """The script that replaces the table of who may send from which address."""
+        table = self._table
+        allowed = "".join(self._element("add", port) for port in ports)
+        return f"""table bridge {table} {{}}
+        delete table bridge {table}
+        table bridge {table} {{
+            set pods {{ typeof iifname . ether saddr . ip saddr; }}
+            chain prerouting {{
+                type filter hook prerouting priority -200; policy accept;
+                iifgroup {self._group} goto pod
+            }}
+            chain pod {{
+                ether type != {{ ip, arp }} drop
+                ether daddr & ff:ff:ff:ff:ff:f0 == 01:80:c2:00:00:00 drop
+                udp sport 67 udp dport 68 drop
+                iifname . ether saddr . ip saddr @pods accept
+                arp htype 1 arp ptype ip arp hlen 6 arp plen 4 \\
+                    iifname . ether saddr . arp saddr ip @pods \\
+                    iifname . arp saddr ether . arp saddr ip @pods accept
+                drop
+            }}
+        }}
+        {allowed}"""
+
+    async def join(self, port: BridgePort) -> None:
+        """Make a VM's tap a port of the bridge. Idempotent."""
+        tap = port.tap
+        link = f"group {self._group} master {self._bridge} mtu {self.mtu}"
+        if self._has_ipv6():
+            link += " addrgenmode none"  # the node itself has no address on the tap
+        port_settings = f"learning off flood off group_fwd_mask {_GROUP_FORWARD_MASK:#x}"
+        await self._batch(
+            "ip",
+            [
+                f"link set dev {tap} {link}",
+                f"link set dev {tap} type bridge_slave {port_settings}",
+                f"link set dev {tap} up",
+            ],
+        )
+        await self._batch("bridge", [f"fdb replace {port.mac} dev {tap} master static"])
+
+    def _has_ipv6(self) -> bool:
+        """Whether the kernel was started with IPv6."""
+        return (self._proc_sys / "net/ipv6").exists()
+
+    async def allow(self, port: BridgePort) -> None:
+        """Let a VM send from its address. Idempotent."""
+        await self._nft(self._element("add", port))
+
+    async def forbid(self, port: BridgePort) -> None:
+        """Drop what comes from that port and address from now on. Idempotent."""
+        await self._nft(self._element("add", port) + self._element("delete", port))
+
+    def _element(self, verb: str, port: BridgePort) -> str:
+        return f"{verb} element bridge {self._table} pods {{ {port.element} }}\n"
+
+    async def remove(self) -> None:
+        """Remove bridge and tables. Idempotent."""
+        for family in ("ip", "bridge"):
+            with contextlib.suppress(InfranetesError):
+                await self._nft(f"table {family} {self._table} {{}}\ndelete table {family} {self._table}")
+        await run(self._reactor, ["ip", "link", "delete", "dev", self._bridge, "type", "bridge"], _SECONDS)
+
+    async def _batch(self, program: str, commands: list[str]) -> None:
+        script = "".join(command + "\n" for command in commands)
+        await check(self._reactor, [program, "-batch", "-"], _SECONDS, script.encode())
+
+    async def _nft(self, script: str) -> None:
+        await check(self._reactor, ["nft", "-f", "-"], _SECONDS, script.encode())
+
+
+def _sysctl(path: Path, value: str) -> None:
+    try:
+        if path.read_text().strip() != value:
+            path.write_text(value)
+            _log.info("set {path} to {value}", path=str(path), value=value)
+    except OSError as error:
+        raise FailedPrecondition(f"{path} can't be set to {value}: {error.strerror}; run as root") from error

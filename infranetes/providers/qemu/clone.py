@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps from a record on disk to a clone that executes. `launcher` takes them in this order.
+
+step        what it makes                              undone by
+files       directory: record, disk, console           `VmRecords.hide`
+process     QEMU, its tap, its sockets                 SIGKILL; the tap goes with the process
+network     the tap's port, the right to send          `Bridge.forbid`; the port goes with the tap
+state       (QEMU loads the template's)
+execute
+identity    (see `launcher`)
+size        (memory and processors are plugged in)
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from ipaddress import IPv4Address, IPv4Network
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+
+from infranetes.commands import find_program
+from infranetes.providers.qemu.bridge import open_tap
+from infranetes.providers.qemu.command_line import Fd
+from infranetes.providers.qemu.connections import VmConnections
+from infranetes.providers.qemu.open_files import OpenFiles
+from infranetes.providers.qemu.paths import VmPaths
+from infranetes.providers.qemu.privileges import unprivileged
+from infranetes.providers.qemu.process import WatchedProcess, spawn
+from infranetes.providers.qemu.record import VmRecord
+from infranetes.providers.qemu.sockets import IDENTITY, QMP
+from infranetes.providers.qemu.subnet import gateway, mac_of
+from infranetes.providers.qemu.template import Template
+from infranetes_common.concurrency import start
+from infranetes_common.identity import Network as GuestNetwork
+from infranetes_common.reactors import IReactor
+
+
+class StepTimer:
+    """How long each step took, for the log."""
+
+    def __init__(self, clock: IReactorTime) -> None:
+        self._clock = clock
+        self._began = self._last = clock.seconds()
+        self._steps: list[str] = []
+
+    def done(self, step: str) -> None:
+        """Note that `step` ends now."""
+        now = self._clock.seconds()
+        self._steps.append(f"{step} {now - self._last:.3f}")
+        self._last = now
+
+    @property
+    def seconds(self) -> float:
+        """The time of all steps."""
+        return self._last - self._began
+
+    def __str__(self) -> str:
+        return ", ".join(self._steps)
+
+
+def start_process(
+    reactor: IReactor,
+    template: Template,
+    ram: int,
+    record: VmRecord,
+    paths: VmPaths,
+    ended: Callable[[], None],
+) -> WatchedProcess:
+    """Start QEMU, which then waits for the template's state. Blocks for a few milliseconds.
+
+    :param ram: a descriptor of the template's memory, which is closed here.
+    :param ended: called once, when the process has ended.
+    :raise FailedPrecondition: a program or right is missing.
+    :raise OSError: a file can't be opened.
+    """
+    with OpenFiles() as files:
+        files.add(Fd.RAM, ram)
+        shutil.rmtree(paths.sockets, ignore_errors=True)
+        paths.sockets.mkdir(mode=0o700)
+        template.open_for_clone(files)
+        files.set_standard_streams(paths.output)
+        files.open(Fd.DISK, paths.disk, os.O_RDWR)
+        files.open(Fd.CONSOLE, paths.console, os.O_RDWR)
+        files.listen(Fd.QMP, paths.sockets / QMP)
+        files.listen(Fd.IDENTITY, paths.sockets / IDENTITY)
+        files.add(Fd.TAP, open_tap(record.tap))
+        command_line = template.command_line
+        command = [
+            find_program(command_line.qemu), "-name", record.process_name, *command_line.clone_arguments()
+        ]  # fmt: skip
+        child = spawn(reactor, unprivileged(command, paths.user, dies_with_parent=False), files.by_number())
+    return WatchedProcess(reactor, child.pid, ended, child)
+
+
+async def execute(
+    connections: VmConnections, joining: Deferred[None], seconds: float, steps: StepTimer
+) -> None:
+    """Load the template's state and let the clone execute.
+
+    :param joining: fires when the tap is a port of the bridge.
+    :raise InfranetesError: a step failed.
+    """
+    loading = start(connections.load_state(seconds))
+    try:
+        await joining
+    except BaseException:
+        loading.addErrback(lambda failure: None)
+        raise
+    await loading
+    steps.done("state")
+    await connections.resume()
+    steps.done("execute")
+
+
+def guest_network(record: VmRecord, network: IPv4Network, mtu: int) -> GuestNetwork:
+    """What the guest is told of its network."""
+    return GuestNetwork(
+        mac=mac_of(IPv4Address(record.address)),
+        address=f"{record.address}/{network.prefixlen}",
+        gateway=str(gateway(network)),
+        mtu=mtu,
+    )

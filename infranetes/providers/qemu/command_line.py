@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""QEMU's command line, for the template and for its clones.
+
+QEMU starts as a user without rights, with every system call denied that it does not need, and can open no
+file by itself: it inherits an open descriptor of each file that it may use. The virtual hardware has to be
+the same for the template and its clones, or they could not load its state.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import attrs
+
+from infranetes.providers.qemu.settings import BLOCK_MIB, round_up_to_block
+from infranetes_common.image_bundle import SERIAL
+
+IDENTITY_PORT = "infranetes.identity"
+TEMPLATE_MAC = "0a:58:00:00:00:00"  # the guest of a clone sets the clone's own
+NIC, NETDEV, LINK = "nic0", "net0", "net0"
+
+# SHA-256 is five times and ECDSA twice as fast without AVX, as measured under QEMU 7.2.
+_CPU_MODELS = {"kvm": "host", "tcg": "max,-avx,-avx2"}
+
+SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
+
+
+class Fd(enum.IntEnum):
+    """The numbers of the descriptors that QEMU inherits."""
+
+    RAM = 3
+    STATE = 4
+    DISK = 5
+    TEMPLATE_DISK = 6
+    IMAGE_DISK = 7
+    KERNEL = 8
+    INITRD = 9
+    CONSOLE = 10
+    TAP = 11
+    QMP = 12
+    IDENTITY = 13
+    IMAGES = 14
+
+
+@attrs.frozen
+class CommandLine:
+    """The virtual hardware that the template and its clones have in common. Memory and disk in MiB."""
+
+    qemu: str  # path of the program
+    version: str  # as the program states it
+    accelerator: str  # kvm or tcg
+    memory_mib: int
+    max_memory_mib: int
+    max_cpus: int
+    cpu_model: str = ""
+    preload: str = ""  # the key of the images that are loaded into the template; "": none
+    disk_mib: int = 20 << 10
+
+    @property
+    def cpu(self) -> str:
+        """The processor model, with features, as QEMU names it."""
+        return self.cpu_model or _CPU_MODELS[self.accelerator]
+
+    def kernel_arguments(self) -> str:
+        """What the guest's kernel is booted with."""
+        words = [
+            "root=/dev/vda rw console=ttyS0 quiet fsck.mode=skip net.ifnames=0",
+            "panic=-1",  # a VM whose kernel panics ends at once
+            "apparmor=1 security=apparmor",
+            "memhp_default_state=online memory_hotplug.memmap_on_memory=1",
+            "nowatchdog",  # a clone wakes up with a clock that has jumped
+            "random.trust_cpu=on",
+        ]
+        if self.accelerator == "tcg":
+            words.append("mitigations=off")  # emulated processors do not speculate
+        return " ".join(words)
+
+    def template_arguments(self) -> list[str]:
+        """Arguments for the template, which is booted once."""
+        return [*self._common("share=on"), *_disk(Fd.DISK, Fd.IMAGE_DISK), *self._devices(), "-S"]
+
+    def clone_arguments(self) -> list[str]:
+        """Arguments for a clone, which waits for the template's state."""
+        return [
+            *self._common("share=off"),
+            *_disk(Fd.DISK, Fd.TEMPLATE_DISK, Fd.IMAGE_DISK),
+            *self._devices(),
+            *("-S", "-incoming", "defer"),
+        ]
+
+    def template_inputs(self, image_key: str) -> list[str]:
+        """Everything that a template depends on, for its key."""
+        disk = f"disk {self.disk_mib}"
+        arguments = [*self.template_arguments(), *self.clone_arguments()]
+        return [image_key, self.version, self.preload, disk, *arguments]
+
+    def _common(self, share: str) -> list[str]:
+        memory = f"size={self.memory_mib}M"
+        if self.max_memory_mib > self.memory_mib:
+            memory += f",slots=1,maxmem={round_up_to_block(self.max_memory_mib) + BLOCK_MIB}M"
+        cpus = "cpus=1"
+        if self.max_cpus > 1:
+            cpus += f",maxcpus={self.max_cpus},sockets=1,cores={self.max_cpus},threads=1"
+        ram = f"memory-backend-file,id=ram,size={self.memory_mib}M,mem-path={_path(Fd.RAM)},{share}"
+        return [
+            *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+            *("-sandbox", SANDBOX),
+            *("-machine", f"q35,accel={self.accelerator},memory-backend=ram,hpet=off,vmport=off"),
+            *("-cpu", self.cpu, "-smp", cpus, "-m", memory, "-object", ram),
+            *("-kernel", _path(Fd.KERNEL), "-initrd", _path(Fd.INITRD)),
+            *("-append", self.kernel_arguments()),
+        ]
+
+    def _devices(self) -> list[str]:
+        return [
+            *("-chardev", f"file,id=console,path={_path(Fd.CONSOLE)},append=on"),
+            *("-serial", "chardev:console"),
+            *("-device", "virtio-serial-pci"),
+            *("-chardev", f"socket,id=identity,fd={Fd.IDENTITY:d},server=on,wait=off"),
+            *("-device", f"virtserialport,chardev=identity,name={IDENTITY_PORT}"),
+            *("-netdev", f"tap,id={NETDEV},fd={Fd.TAP:d}"),
+            *("-device", f"virtio-net-pci,id={NIC},netdev={NETDEV},mac={TEMPLATE_MAC},romfile="),
+            *("-device", "virtio-rng-pci"),
+            *("-chardev", f"socket,id=qmp,fd={Fd.QMP:d},server=on,wait=off"),
+            *("-mon", "chardev=qmp,mode=control"),
+            *(_preloaded_images() if self.preload else ()),
+        ]
+
+    def cpu_device(self, number: int) -> dict[str, object]:
+        """`device_add`'s arguments for the processor `number`; the one that is there from the start is 0."""
+        return {
+            "driver": f"{self.cpu.partition(',')[0]}-x86_64-cpu",
+            "id": f"cpu{number}",
+            "socket_id": 0,
+            "core_id": number,
+            "thread_id": 0,
+        }
+
+
+def _path(fd: Fd) -> str:
+    return f"/proc/self/fd/{fd:d}"
+
+
+def _disk(*layers: Fd) -> list[str]:
+    """A disk of qcow2 layers over the image's raw one, topmost first."""
+    options = ["driver=qcow2", "node-name=disk", "discard=unmap"]
+    prefix = ""
+    for layer in layers:
+        if prefix:
+            options.append(f"{prefix}driver={'raw' if layer is Fd.IMAGE_DISK else 'qcow2'}")
+        options += [f"{prefix}file.driver=file", f"{prefix}file.filename={_path(layer)}"]
+        prefix += "backing."
+    # The disk is deleted with the VM: nothing is gained by flushing it to the medium.
+    options += ["cache.no-flush=on", "detect-zeroes=unmap"]
+    device = "virtio-blk-pci,drive=disk,werror=report,rerror=report"
+    return ["-blockdev", ",".join(options), "-device", device]
+
+
+def _preloaded_images() -> list[str]:
+    """The disk of images that the template's agent loads; clones have it to have the same devices."""
+    drive = f"driver=raw,node-name=images,read-only=on,file.driver=file,file.filename={_path(Fd.IMAGES)}"
+    return ["-blockdev", drive, "-device", f"virtio-blk-pci,drive=images,serial={SERIAL}"]

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the provider needs of its host: root, programs, a user for QEMU, directories, and QEMU itself."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import shutil
+from pathlib import Path
+
+from infranetes.commands import check, find_program
+from infranetes.providers.qemu import accelerator
+from infranetes.providers.qemu.command_line import CommandLine
+from infranetes.providers.qemu.paths import ProviderPaths
+from infranetes.providers.qemu.privileges import QemuUser
+from infranetes.providers.qemu.settings import MIB, QemuSettings
+from infranetes_common.concurrency import lock_file
+from infranetes_common.errors import FailedPrecondition
+from infranetes_common.reactors import IReactor
+
+_PROGRAMS = ("setsid", "setpriv", "ip", "bridge", "nft")
+
+
+def qemu_user(name: str) -> QemuUser:
+    """Look up the user that QEMU runs as, with /dev/kvm's group if that group may use it.
+
+    :raise FailedPrecondition: there is no such user; says how to make it.
+    """
+    try:
+        entry = pwd.getpwnam(name)
+    except KeyError:
+        raise FailedPrecondition(
+            f"there is no user {name} for QEMU to run as; make it with "
+            f"`useradd --system --shell /usr/sbin/nologin {name}`, or set providers.qemu.user"
+        ) from None
+    groups = []
+    try:
+        status = os.stat(accelerator.KVM)
+        if status.st_mode & 0o060 == 0o060 and status.st_gid != 0:
+            groups.append(grp.getgrgid(status.st_gid).gr_gid)
+    except (OSError, KeyError):
+        pass
+    return QemuUser(entry.pw_uid, entry.pw_gid, groups)
+
+
+def check_rights() -> None:
+    """Check that this is root and that the programs are installed. :raise FailedPrecondition: not so."""
+    if os.geteuid() != 0:
+        raise FailedPrecondition(
+            "the QEMU provider needs root, for bridge and taps; QEMU itself gets no rights"
+        )
+    for program in _PROGRAMS:
+        find_program(program)
+
+
+def make_directories(paths: ProviderPaths, templates: Path) -> None:
+    """Make the provider's directories. :raise FailedPrecondition: one can't be made."""
+    for path in (paths.state, paths.run, paths.vms, templates):
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise FailedPrecondition(
+                f"{path} can't be made: {error.strerror}; see state_dir and run_dir"
+            ) from error
+
+
+def remove_other_sockets(directory: Path, tokens: set[str]) -> None:
+    """Remove the sockets of VMs with none of these tokens, and of templates."""
+    for path in directory.iterdir():
+        if path.name not in tokens:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def take_lock(paths: ProviderPaths) -> int:
+    """Lock this state directory. Returns the descriptor that holds the lock while it is open.
+
+    :raise FailedPrecondition: another daemon holds it.
+    """
+    try:
+        return lock_file(paths.lock)
+    except BlockingIOError:
+        raise FailedPrecondition(
+            f"another daemon uses {paths.state}; stop it, or give this one a state_dir of its own"
+        ) from None
+
+
+async def find_qemu(
+    reactor: IReactor, settings: QemuSettings, user: QemuUser, kvm_cache: Path
+) -> tuple[CommandLine, str]:
+    """Find QEMU and choose its accelerator. Returns the command line, and why it has that accelerator.
+
+    :raise FailedPrecondition: QEMU is missing, or KVM is configured and does not work.
+    """
+    qemu = find_program(settings.qemu)
+    find_program(settings.qemu_img)
+    version = (await check(reactor, [qemu, "--version"], 30.0)).decode().splitlines()[0]
+    chosen, reason = await accelerator.choose(reactor, settings.accelerator, qemu, version, user, kvm_cache)
+    if chosen == "kvm":
+        version += f" on {_processor()}"  # under KVM, guests see the node's own processor
+    command_line = CommandLine(
+        qemu,
+        version,
+        chosen,
+        settings.memory // MIB,
+        settings.max_memory // MIB,
+        settings.max_cpus,
+        settings.cpu,
+        disk_mib=settings.disk // MIB,
+    )
+    return command_line, reason
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return "an unknown processor"

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the provider's files are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+
+from infranetes.providers.qemu.consoles import tail
+from infranetes.providers.qemu.privileges import QemuUser
+from infranetes.providers.qemu.record import CONSOLE, DISK, OUTPUT, VmRecord
+
+_LAST_OUTPUT = 1000
+
+
+@attrs.frozen
+class VmPaths:
+    """The files of one VM, and the user of its QEMU."""
+
+    directory: Path
+    sockets: Path
+    user: QemuUser
+
+    @property
+    def disk(self) -> Path:
+        """Its own layer of the disk."""
+        return self.directory / DISK
+
+    @property
+    def console(self) -> Path:
+        """What the guest writes to its console."""
+        return self.directory / CONSOLE
+
+    @property
+    def output(self) -> Path:
+        """What QEMU writes itself."""
+        return self.directory / OUTPUT
+
+    def last_output(self) -> str:
+        """The end of what QEMU wrote itself, or else of the console."""
+        return tail(self.output, _LAST_OUTPUT) or tail(self.console, _LAST_OUTPUT)
+
+
+@attrs.frozen
+class ProviderPaths:
+    """The provider's state directory and run directory."""
+
+    state: Path
+    run: Path
+
+    @property
+    def vms(self) -> Path:
+        """One directory for each VM."""
+        return self.state / "vms"
+
+    @property
+    def consoles(self) -> Path:
+        """The consoles of destroyed VMs."""
+        return self.state / "consoles"
+
+    @property
+    def lock(self) -> Path:
+        """The file that the running daemon holds a lock on."""
+        return self.state / "lock"
+
+    @property
+    def network(self) -> Path:
+        """The subnet in use."""
+        return self.state / "network.json"
+
+    @property
+    def kvm(self) -> Path:
+        """Whether KVM works here, as it was last found out."""
+        return self.state / "kvm.json"
+
+    def templates(self, configured: Path | None) -> Path:
+        """The directory of templates."""
+        return configured or self.state / "templates"
+
+    def of_vm(self, record: VmRecord, user: QemuUser) -> VmPaths:
+        """The files of one VM.
+
+        :param user: the template's, whose supplementary groups the VM's own user gets too.
+        """
+        own = QemuUser(record.uid, record.uid, user.groups) if record.uid else user
+        return VmPaths(self.vms / record.token, self.run / record.token, own)

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The user that a QEMU process runs as, and how it loses every other privilege."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class QemuUser(NamedTuple):
+    """Ids that a QEMU process runs with."""
+
+    uid: int
+    gid: int
+    groups: Sequence[int] = ()  # supplementary
+
+
+def unprivileged(command: Sequence[str], user: QemuUser, *, dies_with_parent: bool) -> list[str]:
+    """Wrap `command` so that it runs in a session of its own, as `user` and without any capability."""
+    drop = ["--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all"]
+    ids = [f"--reuid={user.uid}", f"--regid={user.gid}"]
+    ids.append(f"--groups={','.join(map(str, user.groups))}" if user.groups else "--clear-groups")
+    death = ["--pdeathsig=KILL"] if dies_with_parent else []
+    return ["setsid", "setpriv", *ids, *drop, *death, *command]

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much a pod's VM gets beyond the template: processors, memory and disk."""
+
+from __future__ import annotations
+
+import attrs
+
+from infranetes.providers.annotations import PREFIX
+from infranetes.providers.interface import Size
+from infranetes.providers.qemu.command_line import CommandLine
+from infranetes.providers.qemu.settings import BLOCK_MIB, MIB, round_up_to_block
+from infranetes_common.errors import InvalidArgument
+
+
+@attrs.frozen
+class Hotplug:
+    """What is plugged into a clone beyond the template's size."""
+
+    cpus: int  # beside the one that is there from the start
+    memory_mib: int
+
+    def __str__(self) -> str:
+        return f"{self.memory_mib} MiB and {self.cpus} processors more"
+
+
+def hotplug_for(template: CommandLine, size: Size, guest_memory_mib: int) -> Hotplug:
+    """What a clone of `template` lacks to have `size`. Processors beyond the node's are left out.
+
+    :param guest_memory_mib: the guest's own need, on top of the pod's.
+    :raise InvalidArgument: more memory than a VM can have.
+    """
+    if size.cpu_millis < 0 or size.memory_bytes < 0:
+        raise InvalidArgument(f"a VM of {size.cpu_millis} mCPU and {size.memory_bytes} bytes can't be")
+    cpus = min(max(1, -(-size.cpu_millis // 1000)), template.max_cpus)
+    wanted = -(-size.memory_bytes // MIB) + guest_memory_mib if size.memory_bytes else 0
+    more = round_up_to_block(max(0, wanted - template.memory_mib))
+    most = max(template.max_memory_mib, template.memory_mib) + BLOCK_MIB
+    if more and template.memory_mib + more > most:
+        raise InvalidArgument(
+            f"a pod of {size.memory_bytes // MIB} MiB needs a VM of {wanted} MiB; the most that this node "
+            f"gives is {template.max_memory_mib} MiB (providers.qemu.max_memory)"
+        )
+    return Hotplug(cpus - 1, more)
+
+
+def disk_size(template: CommandLine, wanted: int, most: int) -> int:
+    """Bytes of the disk for a pod that asks for `wanted` bytes; 0: it does not ask.
+
+    :raise InvalidArgument: less than the template's, or more than `most`.
+    """
+    least = template.disk_mib * MIB
+    if wanted and not least <= wanted <= max(least, most):
+        raise InvalidArgument(
+            f"annotation {PREFIX}disk: {wanted >> 20}Mi: disks of this node's VMs have "
+            f"{template.disk_mib}Mi at least and {max(least, most) >> 20}Mi at most "
+            "(providers.qemu.disk, max_disk)"
+        )
+    return wanted or least

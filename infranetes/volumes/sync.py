@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Making both sides of a volume the same."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.logger import Logger
+
+from infranetes.machines.agent.client import AgentClient
+from infranetes.pods.inventory import Sandbox
+from infranetes.volumes.mount_table import with_previous
+from infranetes.volumes.mounts import Source
+from infranetes.volumes.records import VolumeRecords
+from infranetes.volumes.volume import Volume
+from infranetes_common.concurrency import Lanes, run_in_thread
+from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
+from infranetes_common.filesync.apply import Applier
+from infranetes_common.filesync.manifest import Bounds, Change, Entry, Manifest, Removed
+from infranetes_common.filesync.plan import agreed, keys, plan, put_off
+from infranetes_common.filesync.scan import read
+from infranetes_common.filesync.wire import BATCH_BYTES, batch
+from infranetes_common.reactors import IReactor
+
+SOURCE_SECONDS = 20.0  # that a piece of work in a directory of the node may take without progress
+MAX_PIECES = 64  # from the VM that are applied together
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_log = Logger()
+
+
+class VolumeSync:
+    """Compares volumes and carries what differs.
+
+    :param lanes: threads for work in directories of the node, which may hang.
+    :param bounds: of one volume.
+    """
+
+    def __init__(self, reactor: IReactor, lanes: Lanes, records: VolumeRecords, bounds: Bounds) -> None:
+        self._reactor = reactor
+        self._lanes = lanes
+        self._records = records
+        self.bounds = bounds
+
+    async def sync(self, sandbox: Sandbox, volume: Volume, *, first: bool = False) -> None:
+        """Make both sides the same. One comparison of a volume at a time.
+
+        :param first: a container is about to be created with it: make the volume in the VM."""
+        async with volume.lock:
+            await self._sync(sandbox, volume, first)
+
+    async def try_sync(self, sandbox: Sandbox, volume: Volume) -> None:
+        """As `sync`, but failures are logged; the volume is compared again in time."""
+        try:
+            await self.sync(sandbox, volume)
+        except CancelledError:
+            raise
+        except Unavailable:
+            pass  # the agent is away, or the volume is being written: it stays `due`
+        except Exception as error:
+            if isinstance(error, FailedPrecondition):
+                volume.last_seen = None
+            if str(error) != volume.trouble:
+                volume.trouble = str(error)
+                _log.warn("{path} is not carried to the VM of sandbox {sandbox} at present: {error}",
+                          path=volume.source.path, sandbox=sandbox.id, error=error)  # fmt: skip
+
+    async def _sync(self, sandbox: Sandbox, volume: Volume, first: bool) -> None:
+        agent = sandbox.client
+        if agent is None:
+            raise Unavailable(f"sandbox {sandbox.id} has no agent")
+        volume.due = True
+        node, hidden = await self.at_source(volume.source, volume.scan, self.bounds)
+        vm = await self._list(agent, volume, first)
+        if hidden:
+            before = vm if volume.base is None else volume.base
+            node = await run_in_thread(self._reactor, with_previous, node, before, hidden)
+            vm = await run_in_thread(self._reactor, with_previous, vm, before, hidden)
+        planned = partial(plan, volume.base or {}, node, vm, writable=volume.writable)
+        todo, left = put_off(await run_in_thread(self._reactor, planned), vm, volume.put_off)
+        applier = Applier(volume.tree, self.bounds)
+        if todo.pulls:
+            await self._pull(agent, volume, applier, todo.pull, todo.pull_removed)
+        if todo.pushes or (first and not vm):
+            await agent.put_volume(
+                volume.source.id,
+                file=volume.source.file,
+                in_memory=volume.source.in_memory,
+                bounds=self.bounds,
+                changes=self._read(volume, todo.push, todo.push_removed),
+            )
+        base = volume.base
+        volume.put_off = frozenset(left)
+        volume.base = {**agreed(node, todo, base, applier.failed), **left}
+        volume.last_seen, volume.hidden = volume.base, hidden
+        volume.due = bool(applier.failed or left)
+        if volume.writable and keys(base) != keys(volume.base):
+            await run_in_thread(self._reactor, self._records.save, sandbox.id, volume.record)
+        applier.check_whole()
+        if volume.trouble:
+            volume.trouble = ""
+            _log.info("{path} is carried again", path=volume.source.path)
+
+    async def _list(self, agent: AgentClient, volume: Volume, first: bool) -> Manifest:
+        """What the VM has. If nothing can have changed there since the last comparison it is not asked."""
+        if volume.base is not None and not volume.writable:
+            return volume.base
+        try:
+            return await agent.list_volume(volume.source.id, self.bounds)
+        except NotFound:
+            if not first:
+                raise
+            volume.base = {}
+            return {}
+
+    async def _read(
+        self, volume: Volume, entries: list[Entry], removed: list[bytes]
+    ) -> AsyncIterator[Change]:
+        """What goes to the VM."""
+        changes: Iterator[Change] = read(volume.tree, entries)
+        while taken := await self.at_source(volume.source, batch, changes):
+            for change in taken:
+                yield change
+        for path in removed:
+            yield Removed(path)
+
+    async def _pull(
+        self,
+        agent: AgentClient,
+        volume: Volume,
+        applier: Applier,
+        entries: list[Entry],
+        removed: list[bytes],
+    ) -> None:
+        """Apply what comes from the VM."""
+        changes = agent.read_volume(volume.source.id, entries)
+        try:
+            waiting: list[Change] = []
+            size = 0
+            async for change in changes:
+                waiting.append(change)
+                size += len(change) if isinstance(change, bytes) else 0
+                volume.received += 1
+                if len(waiting) >= MAX_PIECES or size >= BATCH_BYTES:
+                    taken, waiting, size = waiting, [], 0
+                    await self.at_source(volume.source, applier.feed, taken)
+            await self.at_source(volume.source, applier.feed, waiting)
+            await self.at_source(volume.source, applier.finish)
+            await self.at_source(volume.source, applier.feed, [Removed(path) for path in removed])
+        finally:
+            await changes.aclose()
+            self._lanes.later(volume.source.path, applier.abort)
+
+    def at_source(
+        self, source: Source, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> Deferred[T]:
+        """Do work in the source's directory, which may hang. :raise DeadlineExceeded: it does."""
+        return self._lanes.run(source.path, SOURCE_SECONDS, partial(work, *args, **kwargs))

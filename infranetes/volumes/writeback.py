@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bringing what an ended container wrote to volumes to the node, before its end is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from infranetes.pods.inventory import Container, Sandbox
+from infranetes.volumes.volume import Volume
+from infranetes_common.concurrency import Flight, settled, sleep, start, within
+from infranetes_common.errors import DeadlineExceeded, InfranetesError, Unavailable
+
+STILL_SECONDS = 10.0  # that an end is held back while nothing comes
+WHOLE_SECONDS = 90.0  # that it is held back at all: kubelet waits for two minutes
+TRIES = 5  # for a tree that is being written while it is carried
+MAX_WORDS = 1024
+
+_log = Logger()
+
+
+class WriteBack:
+    """:param sync: makes both sides of a volume the same."""
+
+    def __init__(
+        self, clock: IReactorTime, sync: Callable[[Sandbox, Volume], Coroutine[object, object, None]]
+    ) -> None:
+        self._clock = clock
+        self._sync = sync
+
+    async def run(self, container: Container, volumes: Iterable[Volume]) -> str:
+        """Bring the volumes to the node, side by side. Return words for what is missing; "": nothing."""
+        missing = []
+        for words in await settled([start(self._write_back(container, volume)) for volume in volumes]):
+            if isinstance(words, Failure):
+                words.raiseException()
+            if words:
+                missing.append(words)
+        return f"not all that it wrote is on the node: {'; '.join(missing)}"[:MAX_WORDS] if missing else ""
+
+    async def _write_back(self, container: Container, volume: Volume) -> str:
+        try:
+            for left in reversed(range(TRIES)):
+                try:
+                    await self._while_it_progresses(volume, start(self._sync(container.sandbox, volume)))
+                    break
+                except Unavailable:
+                    if not left:
+                        raise
+                    await sleep(self._clock, 0.1)
+        except (InfranetesError, OSError) as error:
+            _log.warn(
+                "what container {container} of sandbox {sandbox} wrote last to {path} "
+                "is not on the node: {error}",
+                container=container.id,
+                sandbox=container.sandbox.id,
+                path=volume.source.path,
+                error=error,
+            )
+            return f"{volume.source.path}: {error}"
+        return ""
+
+    async def _while_it_progresses(self, volume: Volume, work: Deferred[None]) -> None:
+        """Wait for `work` as long as something comes from the VM. :raise DeadlineExceeded: nothing did."""
+        flight = Flight(work)
+        until = self._clock.seconds() + WHOLE_SECONDS
+        while True:
+            received = volume.received
+            try:
+                words = "bringing back what was written"
+                return await within(self._clock, STILL_SECONDS, flight.join(), words)
+            except DeadlineExceeded:
+                if flight.done:
+                    raise
+                if volume.received == received or self._clock.seconds() >= until:
+                    flight.cancel()
+                    raise

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The toolbox: what Deferreds, threads and files need that Twisted does not bring.
+
+Twisted's own come first: `DeferredLock` for one lock, `DeferredSemaphore` for at most N at once,
+`DeferredQueue`, `DeferredList`, `task.LoopingCall`, `ClientService` and its retry policies.
+
+=================  ==================================================================
+`start`            start a coroutine
+`deferred`         decorator: an `async def` method that returns a Deferred
+`sleep`            wait some seconds
+`within`           a deadline that says what took too long
+`shielded`         wait for work that goes on when the waiter is cancelled
+`settled`          wait for all of several, whether they fail or not
+`until_ended`      wait for an end, whatever cancels the wait
+`Flight`           work that several callers share and that outlives them
+`Event`            something that happens once
+`Notifier`         wakes all who wait, again and again
+`KeyedLock`        a lock per key
+`backoff`          growing pauses between attempts
+`run_in_thread`    blocking work in bounded pools, by purpose
+`Lanes`            blocking work that may hang for ever
+`replace_file`     a file that is replaced whole or not at all
+`sync_directory`   make renames and removals outlive a loss of power
+`lock_file`        a file that one descriptor holds
+=================  ==================================================================
+"""
+
+from infranetes_common.concurrency.backoff import backoff
+from infranetes_common.concurrency.event import Event
+from infranetes_common.concurrency.files import lock_file, replace_file, sync_directory
+from infranetes_common.concurrency.flight import (
+    Flight,
+    Work,
+    deferred,
+    settled,
+    shielded,
+    sleep,
+    start,
+    until_ended,
+    within,
+)
+from infranetes_common.concurrency.keyed_lock import KeyedLock
+from infranetes_common.concurrency.lanes import Lanes, still_alive
+from infranetes_common.concurrency.notifier import Notifier
+from infranetes_common.concurrency.threads import IMAGES, LOGS, run_in_thread
+
+__all__ = [
+    "IMAGES",
+    "LOGS",
+    "Event",
+    "Flight",
+    "KeyedLock",
+    "Lanes",
+    "Notifier",
+    "Work",
+    "backoff",
+    "deferred",
+    "lock_file",
+    "replace_file",
+    "run_in_thread",
+    "settled",
+    "shielded",
+    "sleep",
+    "start",
+    "still_alive",
+    "sync_directory",
+    "until_ended",
+    "within",
+]

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Coroutines and Deferreds: started, waited for with a deadline, shared, shielded from cancellation."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import TimeoutError as DeferredTimeout
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
+from twisted.python.failure import Failure
+
+from infranetes_common.errors import DeadlineExceeded
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+Work: TypeAlias = Deferred[T] | Coroutine[Any, Any, T]  # Any: what a coroutine awaits
+"""What the functions below take: a Deferred, or a coroutine, which is then started."""
+
+
+def start(work: Coroutine[Any, Any, T]) -> Deferred[T]:  # Any: what it awaits
+    """Start a coroutine: `Deferred.fromCoroutine`, with its type kept.
+
+    Cancelling the Deferred raises `CancelledError` in the coroutine, at what it awaits.
+    """
+    return Deferred.fromCoroutine(work)
+
+
+def deferred(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Deferred[T]]:  # Any: as above
+    """Make an `async def` function return a Deferred, for interfaces and callers that expect one.
+
+    The body starts when the function is called, not when its result is awaited.
+    """
+
+    @functools.wraps(method)
+    def started(*args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
+        return Deferred.fromCoroutine(method(*args, **kwargs))
+
+    return started
+
+
+def _started(work: Work[T]) -> Deferred[T]:
+    return work if isinstance(work, Deferred) else start(work)
+
+
+def sleep(clock: IReactorTime, seconds: float) -> Deferred[None]:
+    """Fire after `seconds`. Cancelling it also cancels the timer."""
+    return deferLater(clock, seconds, lambda: None)
+
+
+async def within(clock: IReactorTime, seconds: float, work: Work[T], what: str) -> T:
+    """Return the result of `work`, which is cancelled when it takes longer than `seconds`.
+
+    :param what: names the work in the error's message, as in "destroying the VM of sandbox 1f2e".
+    :raise DeadlineExceeded: `what` took longer than `seconds`.
+    """
+    try:
+        return await _started(work).addTimeout(max(seconds, 0.001), clock)
+    except DeferredTimeout:
+        raise DeadlineExceeded(f"{what} took longer than {seconds:g} s") from None
+
+
+class Flight(Generic[T]):
+    """Work that any number of callers wait for and that outlives them.
+
+    Every `join` gets the result, also when it comes after the end. An error that nobody has joined is not
+    reported as unhandled.
+
+    :ivar waiters: how many callers wait now.
+    :ivar done: whether the work has ended.
+    :param deserted: called whenever the last waiting caller cancels while the work goes on.
+    """
+
+    def __init__(self, work: Work[T], deserted: Callable[[], None] = lambda: None) -> None:
+        self.waiters = 0
+        self.done = False
+        self._work = _started(work)
+        self._deserted = deserted
+        self._joined: dict[Deferred[T], None] = {}
+        self._result: T | Failure
+        self._work.addBoth(self._finish)
+
+    def join(self) -> Deferred[T]:
+        """Wait for the work's result. Cancelling this Deferred ends the wait, not the work."""
+        joined: Deferred[T] = Deferred(self._leave)
+        if self.done:
+            joined.callback(self._result)  # a Failure becomes an errback
+        else:
+            self._joined[joined] = None
+            self.waiters += 1
+        return joined
+
+    def cancel(self) -> None:
+        """Cancel the work itself. Those who wait get what it then ends with."""
+        self._work.cancel()
+
+    def _leave(self, joined: Deferred[T]) -> None:
+        if joined in self._joined:
+            del self._joined[joined]
+            self.waiters -= 1
+            if not self.waiters:
+                self._deserted()
+
+    def _finish(self, result: T | Failure) -> None:
+        self.done = True
+        self._result = result
+        joined, self._joined, self.waiters = self._joined, {}, 0
+        for each in joined:
+            if not each.called:
+                each.callback(result)
+
+
+async def shielded(work: Work[T]) -> T:
+    """Return the result of `work`, which goes on to its end when the caller is cancelled meanwhile.
+
+    The cancelled caller gets its `CancelledError` at once, and an error of the work is then dropped.
+    """
+    return await Flight(work).join()
+
+
+async def settled(works: Iterable[Work[T]]) -> list[T | Failure]:
+    """Wait until every one of `works` has ended; return each one's result, or its Failure, in order.
+
+    Cancelling this cancels those that have not ended, and does not wait for them.
+    """
+    results: list[T | Failure] = []
+    flights = [Flight(work) for work in works]
+    try:
+        for flight in flights:
+            try:
+                results.append(await flight.join())
+            except CancelledError:
+                if not flight.done:
+                    raise
+                results.append(Failure())
+            except Exception:
+                results.append(Failure())
+    except CancelledError:
+        for flight in flights:
+            if not flight.done:
+                flight.cancel()
+        raise
+    return results
+
+
+async def until_ended(work: Deferred[T]) -> None:
+    """Wait until `work` has ended, with whatever result, which stays its own.
+
+    Cancelling this does nothing: use it where files or processes of the work must not be taken from it.
+    """
+    ended = False
+    waiting: Deferred[None] = Deferred()
+
+    def tell(result: T) -> T:
+        nonlocal ended
+        ended = True
+        if not waiting.called:
+            waiting.callback(None)
+        return result
+
+    work.addBoth(tell)
+    while not ended:  # `work.called` is no sign: it is true of a cancelled coroutine that still runs
+        try:
+            await waiting
+        except CancelledError:
+            waiting = Deferred()

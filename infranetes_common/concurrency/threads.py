@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocking work in threads that come back. What may hang for ever belongs in `lanes`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar, TypeVarTuple, cast
+from weakref import WeakKeyDictionary
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorCore, IReactorThreads
+from twisted.internet.threads import deferToThreadPool
+from twisted.python.failure import Failure
+from twisted.python.threadpool import ThreadPool
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+LOGS = "logs"
+IMAGES = "images"
+_SIZES = {LOGS: 2, IMAGES: 6}  # threads of each purpose, so that one that is busy holds up no other
+
+_pools: WeakKeyDictionary[IReactorThreads, dict[str, ThreadPool]] = WeakKeyDictionary()
+
+
+def threads_for(reactor: IReactorThreads, purpose: str) -> ThreadPool:
+    """Return the thread pool of a purpose, which ends with the reactor.
+
+    :param purpose: `LOGS`, `IMAGES`, or "" for the reactor's own pool, which is for whatever is short.
+    """
+    if not purpose:
+        return reactor.getThreadPool()
+    pools = _pools.setdefault(reactor, {})
+    if purpose not in pools:
+        pool = pools[purpose] = ThreadPool(0, _SIZES[purpose], f"infranetes-{purpose}")
+        pool.start()
+        cast(IReactorCore, reactor).addSystemEventTrigger("during", "shutdown", pool.stop)
+    return pools[purpose]
+
+
+async def run_in_thread(
+    reactor: IReactorThreads,
+    work: Callable[[*Ts], T],
+    *args: *Ts,
+    on_cancel: Callable[[], None] | None = None,
+    purpose: str = "",
+) -> T:
+    """Return or raise what `work(*args)` does, run in a thread.
+
+    A thread can't be cancelled: when the caller is, `on_cancel` is called (so that the work may end sooner),
+    the thread is waited for all the same, so that files it uses may be closed, and only then is
+    `CancelledError` raised.
+
+    :param purpose: whose threads, see `threads_for`.
+    """
+    outcome: list[T | Failure] = []
+    waiting: Deferred[None] = Deferred()
+
+    def done(result: T | Failure) -> None:
+        outcome.append(result)
+        if not waiting.called:
+            waiting.callback(None)
+
+    deferToThreadPool(reactor, threads_for(reactor, purpose), work, *args).addBoth(done)
+    cancelled: CancelledError | None = None
+    while not outcome:
+        try:
+            await waiting
+        except CancelledError as error:
+            cancelled = error
+            waiting = Deferred()
+            if on_cancel is not None:
+                on_cancel()
+    if cancelled is not None:
+        raise cancelled
+    result = outcome[0]
+    if isinstance(result, Failure):
+        result.raiseException()
+    return result

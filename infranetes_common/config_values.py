@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The values that a configuration may have, and what is said of wrong ones.
+
+See `infranetes_common.config`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import ipaddress
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, NewType, TypeAlias, TypeVar, Union, get_args, get_origin
+
+import attrs
+import cattrs
+
+Bytes = NewType("Bytes", int)
+"""A size: a number of bytes, or a string with a unit (KiB, MiB, GiB, TiB, or kB, MB, GB, TB)."""
+
+Seconds = NewType("Seconds", float)
+"""A time: a number of seconds, or a string with a unit (ms, s, m, h)."""
+
+K = TypeVar("K")
+
+Annotation: TypeAlias = object
+"""An attribute's annotation, such as ``int | None``: not every one is a type."""
+
+Hook: TypeAlias = Callable[[Any, Any], object]  # Any: each hook narrows them itself
+"""Makes a value of a TOML value and an annotation."""
+
+_SIZES = {"": 1, "B": 1} | {
+    f"{prefix}{unit}": base**power
+    for unit, base in (("iB", 1024), ("B", 1000))
+    for power, prefix in enumerate("KMGT" if base == 1024 else "kMGT", start=1)
+}
+_TIMES = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_ADDRESSES = {
+    ipaddress.IPv4Address: "an IPv4 address, such as 10.88.0.1",
+    ipaddress.IPv6Address: "an IPv6 address, such as fd00::1",
+    ipaddress.IPv4Network: "an IPv4 subnet, such as 10.88.0.0/16",
+    ipaddress.IPv6Network: "an IPv6 subnet, such as fd00::/64",
+    ipaddress.IPv4Interface: "an IPv4 address with its prefix length, such as 10.88.0.1/16",
+    ipaddress.IPv6Interface: "an IPv6 address with its prefix length, such as fd00::1/64",
+}
+
+
+Fault: TypeAlias = tuple[tuple[str, ...], str]
+
+
+class Invalid(Exception):
+    """A value that a configuration may not have.
+
+    :ivar faults: what is wrong, each with the keys that lead to it; never the value itself.
+    """
+
+    def __init__(self, *faults: Fault) -> None:
+        super().__init__(faults)
+        self.faults = faults
+
+    def within(self, key: str) -> Invalid:
+        return Invalid(*(((key, *keys), words) for keys, words in self.faults))
+
+
+# -- descriptions
+
+
+def _kind(value: object) -> str:
+    for types, words in (
+        (bool, "true or false"),
+        (int, "an integer"),
+        (float, "a number"),
+        (str, "a string"),
+        (dict, "a table"),
+        (list, "a list"),
+    ):
+        if isinstance(value, types):
+            return words
+    return f"a {type(value).__name__}"
+
+
+def _expected(annotation: Annotation) -> str:
+    """Describe a value of this type."""
+    simple = {
+        bool: "true or false",
+        int: "an integer",
+        float: "a number",
+        str: "a string",
+        Path: "a path",
+        Bytes: 'a size, such as "512MiB"',
+        Seconds: 'a time, such as "30s"',
+        **_ADDRESSES,
+    }
+    if annotation in simple:
+        return simple[annotation]
+    if _is_optional(annotation):
+        return _expected(_without_none(annotation))
+    origin = get_origin(annotation) or annotation
+    if origin is Literal:
+        return f"one of {', '.join(map(str, get_args(annotation)))}"
+    if isinstance(origin, type) and issubclass(origin, enum.Enum):
+        return f"one of {', '.join(str(member.value) for member in origin)}"
+    return "a list" if origin in (tuple, list) else "a table"
+
+
+def _refused(annotation: Annotation, value: object) -> Invalid:
+    return Invalid(((), f"{_expected(annotation)} is expected, not {_kind(value)}"))
+
+
+def _unknown(key: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(key, known, n=1)
+    return f"not known; did you mean {close[0]}?" if close else f"not known; known are {', '.join(known)}"
+
+
+# -- hooks, which read one kind of value each
+
+
+def _is_optional(annotation: Annotation) -> bool:
+    return get_origin(annotation) in (Union, UnionType) and NoneType in get_args(annotation)
+
+
+def _without_none(annotation: Annotation) -> Annotation:
+    rest = [each for each in get_args(annotation) if each is not NoneType]
+    if len(rest) != 1:
+        raise TypeError(f"configuration classes may not have {annotation}")
+    return rest[0]
+
+
+def _exactly(simple: type) -> Hook:
+    """Make a hook that accepts values of exactly this type."""
+
+    def hook(value: object, _annotation: Annotation) -> object:
+        if type(value) is not simple:
+            raise _refused(simple, value)
+        return value
+
+    return hook
+
+
+def _float(value: object, _annotation: Annotation) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _refused(float, value)
+    if not math.isfinite(value):
+        raise Invalid(((), "a finite number is expected"))
+    return float(value)
+
+
+def _path(value: object, _annotation: Annotation) -> Path:
+    if isinstance(value, Path):  # a flag or a default of the program
+        return value
+    if not isinstance(value, str):
+        raise _refused(Path, value)
+    if not value or "\0" in value:
+        raise Invalid(((), "a path is expected, not an empty string" if not value else "not a path"))
+    return Path(value)
+
+
+def _quantity(annotation: Annotation, units: Mapping[str, float], value: object) -> float:
+    """Read a number, or a string with a number and a unit."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        number: float = value
+    elif isinstance(value, str):
+        parts = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)", value)
+        if parts is None or parts[2] not in units:
+            raise Invalid(
+                ((), f"{_expected(annotation)} is expected; units are {', '.join(filter(None, units))}")
+            )
+        number = float(parts[1]) * units[parts[2]]
+    else:
+        raise _refused(annotation, value)
+    if not 0 <= number < 2**63:
+        raise Invalid(((), f"{_expected(annotation)} is expected, not below 0 or beyond all bounds"))
+    return number
+
+
+def _bytes(value: object, _annotation: Annotation) -> Bytes:
+    if isinstance(value, float):
+        raise _refused(Bytes, value)
+    return Bytes(int(_quantity(Bytes, _SIZES, value)))
+
+
+def _seconds(value: object, _annotation: Annotation) -> Seconds:
+    return Seconds(float(_quantity(Seconds, _TIMES, value)))
+
+
+def _address(value: object, annotation: type) -> object:
+    if not isinstance(value, str):
+        raise _refused(annotation, value)
+    try:
+        return annotation(value)
+    except ValueError:
+        raise Invalid(((), f"{_ADDRESSES[annotation]} is expected")) from None
+
+
+def _choice(value: object, annotation: Annotation) -> object:
+    """Read an enum's member by its value, or one of a Literal's values."""
+    members: dict[object, object]
+    if isinstance(annotation, enum.EnumType):
+        members = {member.value: member for member in list[enum.Enum](annotation)}
+    else:
+        members = {each: each for each in get_args(annotation)}
+    for key, member in members.items():
+        if type(key) is type(value) and key == value:
+            return member
+    raise Invalid(((), f"{_expected(annotation)} is expected"))
+
+
+def _optional(value: object, annotation: Annotation) -> object:
+    return None if value is None else _read(value, _without_none(annotation))
+
+
+def _sequence(value: object, annotation: Annotation) -> object:
+    """Read a ``list[X]`` or ``tuple[X, ...]``."""
+    if not isinstance(value, list | tuple):
+        raise _refused(annotation, value)
+    kind: type = tuple if get_origin(annotation) is tuple else list
+    item = get_args(annotation)[0]
+    if kind is tuple and get_args(annotation)[1:] != (...,):
+        raise TypeError(f"configuration classes may not have {annotation}")
+    return kind(_each(enumerate(value, start=1), lambda _key: item).values())
+
+
+def _mapping(value: object, annotation: Annotation) -> object:
+    """Read a ``dict[str, X]`` or ``Mapping[str, X]``."""
+    if not isinstance(value, Mapping):
+        raise _refused(annotation, value)
+    return _each(value.items(), lambda _key: (get_args(annotation) or (str, Any))[1])
+
+
+def _each(items: Iterable[tuple[K, object]], annotation: Callable[[K], Annotation]) -> dict[K, object]:
+    """Read all values, and raise what is wrong with any of them."""
+    found: dict[K, object] = {}
+    faults: list[Fault] = []
+    for key, value in items:
+        try:
+            found[key] = _read(value, annotation(key))
+        except Invalid as wrong:
+            faults += wrong.within(str(key)).faults
+    if faults:
+        raise Invalid(*faults)
+    return found
+
+
+def _table(value: object, cls: type[attrs.AttrsInstance]) -> attrs.AttrsInstance:
+    """Read an attrs class."""
+    if not isinstance(value, Mapping):
+        raise _refused(cls, value)
+    attrs.resolve_types(cls)
+    known = {attribute.alias: attribute for attribute in attrs.fields(cls) if attribute.init}
+    faults: list[Fault] = [((key,), _unknown(key, list(known))) for key in value if key not in known]
+    faults += [
+        ((key,), f"missing; {_expected(attribute.type)} is expected")
+        for key, attribute in known.items()
+        if attribute.default is attrs.NOTHING and key not in value
+    ]
+    arguments: dict[str, object] = {}
+    try:
+        arguments = _each(
+            ((key, each) for key, each in value.items() if key in known), lambda key: known[key].type
+        )
+    except Invalid as wrong:
+        faults += wrong.faults
+    if faults:
+        raise Invalid(*faults)
+    return _validated(cls, arguments)
+
+
+def _validated(cls: type[attrs.AttrsInstance], arguments: dict[str, object]) -> attrs.AttrsInstance:
+    """Make an instance and run all validators; each fault has its attribute's name."""
+    try:
+        with attrs.validators.disabled():
+            instance = cls(**arguments)
+    except (ValueError, TypeError) as error:
+        raise Invalid(((), _said(error))) from None
+    faults: list[Fault] = []
+    for attribute in attrs.fields(cls):
+        if attribute.validator is None:
+            continue
+        try:
+            attribute.validator(instance, attribute, getattr(instance, attribute.name))
+        except (ValueError, TypeError) as error:
+            words = _said(error) if attribute.repr else "refused; the value is secret and not shown"
+            faults.append(((attribute.alias or attribute.name,), words))
+    if faults:
+        raise Invalid(*faults)
+    return instance
+
+
+def _read(value: object, annotation: Annotation) -> Any:  # Any: cattrs takes more than it is typed for
+    wanted: Any = annotation  # Any: as above
+    return converter.structure(value, wanted)
+
+
+def _said(error: Exception) -> str:
+    # attrs' own validators have the message first, then the attribute and the value
+    return str(error.args[0]) if error.args else type(error).__name__
+
+
+def _make_converter() -> cattrs.Converter:
+    converter = cattrs.Converter(detailed_validation=False)
+    for simple in (bool, int, str):
+        converter.register_structure_hook(simple, _exactly(simple))
+    converter.register_structure_hook(float, _float)
+    converter.register_structure_hook(Path, _path)
+    converter.register_structure_hook(enum.Enum, _choice)
+    for kind in _ADDRESSES:
+        converter.register_structure_hook(kind, _address)
+    hooks: list[tuple[Callable[[Any], bool], Hook]] = [  # Any: annotations
+        (attrs.has, _table),
+        (lambda t: get_origin(t) in (tuple, list), _sequence),
+        (lambda t: t is dict or get_origin(t) in (dict, Mapping), _mapping),
+        (_is_optional, _optional),
+        (lambda t: get_origin(t) is Literal, _choice),
+        (lambda t: t is Bytes, _bytes),
+        (lambda t: t is Seconds, _seconds),
+        (lambda t: t is Any, lambda value, _annotation: value),
+    ]
+    for predicate, hook in hooks:
+        converter.register_structure_hook_func(predicate, hook)
+    return converter
+
+
+converter = _make_converter()

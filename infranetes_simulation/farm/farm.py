@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The farm's VMs by their ids: the operations of `infranetes_simulation.protocol`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import attrs
+from twisted.logger import Logger
+
+from infranetes_common.concurrency import KeyedLock
+from infranetes_common.errors import InvalidArgument, NotFound
+from infranetes_common.identity import decode
+from infranetes_common.reactors import IReactor
+from infranetes_simulation.farm.port import HOST
+from infranetes_simulation.farm.vm import RECORD, Report, SimulatedVm
+from infranetes_simulation.protocol import BEHAVIOURS, Vm
+from vmserver import validate
+
+MAX_TAGS_BYTES = 16 * 1024
+MAX_SECONDS = 7 * 86400.0
+
+_log = Logger()
+
+
+class Farm:
+    """Makes, finds and ends VMs.
+
+    :param directory: where each has a directory of its own. :param report: given each event.
+    """
+
+    def __init__(self, reactor: IReactor, directory: Path, report: Report) -> None:
+        self._reactor = reactor
+        self._directory = directory
+        self._report = report
+        self._vms: dict[str, SimulatedVm] = {}
+        self._locks: KeyedLock[str] = KeyedLock()  # by VM id
+
+    def load(self) -> None:
+        """Find the VMs of an earlier farm: they have ended with it."""
+        for file in self._directory.glob(f"*/{RECORD}"):
+            try:
+                vm = SimulatedVm.found(self._reactor, file.parent, self._report)
+            except (ValueError, KeyError, TypeError, InvalidArgument) as error:
+                _log.error("{file} is unreadable and removed: {error}", file=str(file), error=error)
+                shutil.rmtree(file.parent, ignore_errors=True)
+                continue
+            self._vms[vm.id] = vm
+
+    def list(self) -> list[Vm]:
+        """Describe every VM."""
+        return [vm.describe() for vm in self._vms.values()]
+
+    def get(self, id: str) -> Vm:
+        """Describe one VM. :raise NotFound: there is none."""
+        return self._existing(id).describe()
+
+    def _existing(self, id: str) -> SimulatedVm:
+        vm = self._vms.get(id)
+        if vm is None:
+            raise NotFound(f"the farm has no VM {id}")
+        return vm
+
+    async def boot(
+        self,
+        id: str,
+        identity: Mapping[str, object],
+        tags: Mapping[str, str],
+        delay: object,
+        behaviour: object,
+        after: object,
+    ) -> Vm:
+        """Start a VM, or describe the one that is there.
+
+        :raise InvalidArgument: a field is malformed; names it.
+        """
+        validate.container_id(id)
+        async with self._locks.held(id):
+            if id in self._vms:
+                return self._vms[id].describe()
+            if len(json.dumps(tags)) > MAX_TAGS_BYTES:
+                raise InvalidArgument(f"tags: over {MAX_TAGS_BYTES} bytes")
+            document = decode(json.dumps(identity).encode())
+            vm = SimulatedVm(
+                self._reactor,
+                self._directory / id,
+                self._report,
+                id=id,
+                identity=attrs.evolve(document, listen=f"{HOST}:0"),
+                tags=tags,
+                behaviour=_behaviour(behaviour),
+                after=_seconds("after", after),
+                created_at=time.time(),
+            )
+            seconds = _seconds("delay", delay)
+            self._vms[id] = vm  # at once: requests are begun in order, and a list is to show it
+            try:
+                await vm.save()
+            except BaseException:
+                del self._vms[id]
+                raise
+            vm.boot(seconds)
+            return vm.describe()
+
+    async def behave(self, id: str, behaviour: object, after: object) -> Vm:
+        """Change how a VM behaves. :raise NotFound: there is none. :raise InvalidArgument: malformed."""
+        async with self._locks.held(id):
+            vm = self._existing(id)
+            await vm.behave(_behaviour(behaviour), _seconds("after", after))
+            return vm.describe()
+
+    async def end(self, id: str) -> None:
+        """Cut a VM's power and forget it. Idempotent."""
+        async with self._locks.held(id):
+            vm = self._vms.get(id)
+            if vm is None:
+                return
+            await vm.destroy()
+            self._vms.pop(id, None)
+            shutil.rmtree(self._directory / id, ignore_errors=True)
+
+    async def stop(self) -> None:
+        """Cut every VM's power; their records stay."""
+        for vm in [*self._vms.values()]:
+            await vm.power_off()
+
+
+def _behaviour(value: object) -> str:
+    if value not in BEHAVIOURS:
+        raise InvalidArgument(f"behaviour {value!r:.80}: expected one of {', '.join(BEHAVIOURS)}")
+    return str(value)
+
+
+def _seconds(field: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_SECONDS:
+        raise InvalidArgument(f"{field} {value!r:.80}: expected 0 to {MAX_SECONDS:g} seconds")
+    return float(value)

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One simulated VM: a whole agent, as far as the VM's behaviour lets it run.
+
+A VM's states, and what leads from each:
+
+    pending   its delay is over                running (behaviour never: stays)
+    running   dies-after's time is over        ended
+    any       the farm ends                    ended, as the next farm finds it
+    any       ``end``                          forgotten
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IListeningPort, IProtocolFactory
+
+from infranetes_common.concurrency import deferred, run_in_thread, start
+from infranetes_common.identity import Identity, decode, encode
+from infranetes_common.reactors import IReactor
+from infranetes_simulation.containers import create
+from infranetes_simulation.containers.provider import FakeProvider
+from infranetes_simulation.farm.port import HOST, VmPort
+from infranetes_simulation.protocol import (
+    DIES_AFTER,
+    ENDED,
+    NEVER,
+    NO_AGENT,
+    PENDING,
+    RUNNING,
+    UNREACHABLE,
+    Vm,
+)
+from vmserver.config import Config, IdentityConfig
+from vmserver.containers import ProviderContext
+from vmserver.daemon import Vmserver
+from vmserver.identity.delivery import save
+
+RECORD = "vm.json"
+
+Report = Callable[[str, Vm], None]
+"""Called with the event, running or ended, and the VM."""
+
+
+@attrs.define(eq=False)
+class SimulatedVm:
+    """A VM and its power.
+
+    :param directory: its own, of its record and its agent.
+    """
+
+    reactor: IReactor
+    directory: Path
+    report: Report
+    id: str
+    identity: Identity
+    tags: Mapping[str, str]
+    behaviour: str
+    after: float  # seconds, for dies-after
+    created_at: float
+    state: str = PENDING
+    detail: str = ""
+    forgotten: bool = False
+    _timer: IDelayedCall | None = None  # of its boot, or its death
+    _port: VmPort | None = None
+    _agent: Vmserver | None = None
+    _provider: FakeProvider | None = None
+    _starting: Deferred[None] | None = None
+
+    def describe(self) -> Vm:
+        """Return it as the protocol shows it."""
+        return Vm(
+            id=self.id,
+            sandbox_id=self.identity.sandbox_id,
+            state=self.state,
+            host=HOST,
+            port=self._port.number if self._port is not None else 0,
+            created_at=self.created_at,
+            behaviour=self.behaviour,
+            detail=self.detail,
+            tags=dict(self.tags),
+        )
+
+    # The record, which outlives the farm
+
+    async def save(self) -> None:
+        """Write the record. :raise FailedPrecondition: it can't be written."""
+        record = {
+            "id": self.id,
+            "behaviour": self.behaviour,
+            "after": self.after,
+            "created_at": self.created_at,
+            "tags": dict(self.tags),
+            "identity": encode(self.identity).decode(),
+        }
+        await run_in_thread(self.reactor, save, self.directory / RECORD, json.dumps(record))
+
+    @classmethod
+    def found(cls, reactor: IReactor, directory: Path, report: Report) -> SimulatedVm:
+        """Return the VM of an earlier farm, with which it has ended, and end what is left of its containers.
+
+        :raise ValueError, KeyError, TypeError, InvalidArgument: its record is unreadable.
+        """
+        record = json.loads((directory / RECORD).read_bytes())
+        identity = decode(record.pop("identity").encode())
+        detail = "it ended with the farm that held it"
+        vm = cls(reactor, directory, report, identity=identity, **record, state=ENDED, detail=detail)
+        vm._make_provider().cut_power()
+        return vm
+
+    # Power
+
+    def boot(self, delay: float) -> None:
+        """Let it run after `delay` seconds, unless its behaviour is never to."""
+        if self.behaviour != NEVER:
+            self._timer = self.reactor.callLater(delay, self._run)
+
+    def _run(self) -> None:
+        self._timer = None
+        self._starting = start(self._start())
+
+    def _make_provider(self) -> FakeProvider:
+        context = ProviderContext(run_dir=self.directory, etc_dir=self.directory)
+        return create(self.reactor, {}, context)
+
+    async def _start(self) -> None:
+        config = Config(
+            provider="fake",
+            run_dir=self.directory,
+            volumes_dir=self.directory / "disk-volumes",
+            etc_dir=self.directory,
+            identity=IdentityConfig(apply=False),
+        )
+        self._provider = self._make_provider()
+        self._agent = Vmserver(
+            self.reactor, config, provider=self._provider, sources=False, listen=self._listen
+        )
+        self._agent.startService()
+        try:
+            await self._agent.accept(encode(self.identity))
+        except Exception as error:
+            await self._end(f"its agent could not start: {error}")
+            return
+        self.state = RUNNING
+        self.report(RUNNING, self.describe())
+        self._die_later()
+
+    @deferred
+    async def _listen(self, host: str, port: int, factory: IProtocolFactory) -> IListeningPort:
+        self._port = await VmPort.listen(self.reactor, factory)
+        await self._set_port()
+        return self._port
+
+    def _die_later(self) -> None:
+        self._cancel_timer()
+        if self.behaviour == DIES_AFTER:
+            self._timer = self.reactor.callLater(self.after, self._die)
+
+    def _die(self) -> None:
+        self._timer = None
+        start(self._end(f"it died after {self.after:g} s, as its behaviour says"))
+
+    async def _end(self, why: str) -> None:
+        await self.power_off()
+        if self.state != ENDED and not self.forgotten:
+            self.state, self.detail = ENDED, why
+            self.report(ENDED, self.describe())
+
+    async def power_off(self) -> None:
+        """Cut its power: connections, containers and the agent end."""
+        self._cancel_timer()
+        if self._port is not None:
+            self._port.factory.abort_all()
+        agent, self._agent = self._agent, None
+        if self._provider is not None:
+            self._provider.cut_power()
+        if agent is not None:
+            await agent.stopService()
+        self._port = self._provider = None
+
+    async def destroy(self) -> None:
+        """Cut its power, also while it starts; its end is not reported."""
+        self.forgotten = True
+        if self._starting is not None and not self._starting.called:
+            self._starting.cancel()
+        await self.power_off()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+        self._timer = None
+
+    # Behaviour
+
+    async def behave(self, behaviour: str, after: float) -> None:
+        """Change how it behaves from now on."""
+        self.behaviour, self.after = behaviour, after
+        await self.save()
+        if self._port is not None:
+            self._port.factory.abort_all()
+            await self._set_port()
+        if self.state == RUNNING:
+            self._die_later()
+        elif self.state == PENDING and self._starting is None:
+            if behaviour == NEVER:
+                self._cancel_timer()
+            elif self._timer is None:
+                self._run()
+
+    async def _set_port(self) -> None:
+        port = self._port
+        if port is None:
+            return
+        port.factory.silent = self.behaviour == UNREACHABLE
+        if self.behaviour == NO_AGENT:
+            await port.refuse()
+        else:
+            await port.accept()

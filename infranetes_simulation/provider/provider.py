@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The PodProvider that launches, finds and destroys simulated VMs.
+
+A VM's states:
+
+state    cause         next
+(none)   boot          PENDING
+PENDING  running       RUNNING     after the boot time
+PENDING  ended         ENDED
+RUNNING  ended         ENDED       power cut, dies-after, the farm has gone
+any      end           (none)      `destroy`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from ipaddress import IPv4Address
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from infranetes.providers.interface import (
+    Instance,
+    InstanceSpec,
+    InstanceState,
+    IPodProvider,
+    Progress,
+    ProviderContext,
+)
+from infranetes_common.concurrency import KeyedLock, Notifier, deferred, start
+from infranetes_common.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InfranetesError,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
+from infranetes_common.reactors import IReactor
+from infranetes_simulation.protocol import BEHAVIOURS, ENDED, NORMAL, Answer, Vm
+from infranetes_simulation.provider.addresses import free_address, subnet
+from infranetes_simulation.provider.farm_client import FarmClient
+from infranetes_simulation.provider.settings import (
+    AFTER_ANNOTATION,
+    BEHAVIOUR_ANNOTATION,
+    FAILS,
+    Fault,
+    Settings,
+)
+
+_log = Logger()
+
+
+@implementer(IPodProvider)
+class SimulatedProvider:
+    """See `IPodProvider`. Whatever has to be remembered of a VM is in its tags, which the farm keeps."""
+
+    name = "simulated"
+
+    def __init__(self, reactor: IReactor, settings: Settings, context: ProviderContext) -> None:
+        self._reactor = reactor
+        self._settings = settings
+        self._context = context
+        self._network = settings.pod_cidr
+        self._farm = FarmClient(
+            reactor,
+            settings.farm_command,
+            context.state_dir / self.name,
+            context.run_dir / self.name,
+            self._connected,
+            self._event,
+        )
+        self._connections = 0
+        self._vms: dict[str, Vm] = {}  # all of the farm's, other nodes' too: addresses are shared
+        self._reserved: dict[str, str] = {}  # addresses of VMs whose boot is not answered yet, by VM id
+        self._last_address = ""
+        self._launches = 0
+        self._locks: KeyedLock[str] = KeyedLock()  # by token
+        self._destroying: set[str] = set()
+        self._changes: dict[str, Notifier] = {}  # by VM id
+        self._watchers: list[Callable[[Instance], None]] = []
+
+    # ---- IPodProvider
+
+    @deferred
+    async def start(self, progress: Progress) -> None:
+        progress("finding the farm of simulated VMs")
+        await self._farm.connect()
+
+    @deferred
+    async def stop(self) -> None:
+        await self._farm.stop(end_farm=not (self._vms or self._reserved))
+
+    @deferred
+    async def configure_network(self, pod_cidr: str) -> None:
+        network = subnet(pod_cidr)
+        if network == self._network:
+            return
+        taken = self._taken()
+        in_use = sorted(taken - {each for each in taken if IPv4Address(each) in network})
+        if in_use:
+            raise FailedPrecondition(
+                f"pod CIDR {network} can't replace {self._network}: {len(in_use)} VMs have other "
+                f"addresses ({in_use[0]}); remove those pods first"
+            )
+        self._network, self._last_address = network, ""
+
+    @deferred
+    async def launch(self, spec: InstanceSpec) -> Instance:
+        async with self._locks.held(spec.token):
+            return await self._launch(spec)
+
+    def wait_running(self, instance_id: str, timeout: float) -> Deferred[Instance]:
+        def too_late(outcome: object, _: float) -> Instance:
+            raise DeadlineExceeded(
+                f"VM {instance_id} is not running after {timeout:g} s; it may need longer to boot"
+            )
+
+        return start(self._wait_running(instance_id)).addTimeout(timeout, self._reactor, too_late)
+
+    @deferred
+    async def get(self, instance_id: str) -> Instance:
+        if instance_id.startswith("sim-") and len(instance_id) == len("sim-") + 32 and instance_id.isascii():
+            answer = await self._farm.request("get", id=instance_id)
+            if self._is_ours(answer["vm"]):
+                return _instance(answer["vm"])
+        raise NotFound(f"no simulated VM of this node is called {instance_id[:64]!r}")
+
+    @deferred
+    async def list(self) -> list[Instance]:
+        answer = await self._farm.request("list")
+        return [_instance(vm) for vm in answer["vms"] if self._is_ours(vm)]
+
+    @deferred
+    async def destroy(self, instance_id: str) -> None:
+        try:
+            await self.get(instance_id)
+        except NotFound:
+            return
+        await self._end(instance_id)
+
+    def watch(self, ended: Callable[[Instance], None]) -> None:
+        self._watchers.append(ended)
+
+    def status(self) -> Mapping[str, str]:
+        states = [vm["state"] for vm in self._vms.values() if self._is_ours(vm)]
+        return {
+            "farm": f"{'connected' if self._farm.connected else 'not connected'} at {self._farm.socket}",
+            "pod CIDR": str(self._network),
+            "requests": str(self._farm.requests),
+            **{f"VMs {state.value}": str(states.count(state.value)) for state in InstanceState},
+        }
+
+    # ---- Launching
+
+    async def _launch(self, spec: InstanceSpec) -> Instance:
+        vm_id = f"sim-{spec.token}"
+        connection = await self._farm.connect()
+        self._farm.requests += 1
+        if vm_id in self._vms:
+            return _instance(self._vms[vm_id])
+        fault = self._fault(spec)
+        self._check(spec)
+        # Nothing is awaited from here to the request. The address is reserved until that is answered.
+        self._last_address = free_address(self._network, self._taken(), self._last_address)
+        self._reserved[vm_id] = self._last_address
+        booting = connection.request(
+            "boot",
+            id=vm_id,
+            identity=attrs.asdict(spec.identity),
+            tags={
+                "cluster": spec.cluster,
+                "node": spec.node,
+                "token": spec.token,
+                "address": self._last_address,
+            },
+            delay=self._settings.boot_seconds + self._settings.jitter_seconds * _fraction(spec.token),
+            behaviour=NORMAL if fault.behaviour == FAILS else fault.behaviour,
+            after=fault.after,
+        ).addBoth(self._booted, vm_id)
+        try:
+            vm = (await self._farm.in_time(booting, "boot"))["vm"]
+            if fault.behaviour == FAILS:
+                raise Unavailable("this launch fails because the configuration has a fault for it")
+        except InfranetesError:
+            await self._end(vm_id)
+            raise
+        return _instance(vm)
+
+    def _booted(self, answer: Answer | Failure, vm_id: str) -> Answer | Failure:
+        self._reserved.pop(vm_id, None)
+        if not isinstance(answer, Failure):
+            self._vms.setdefault(vm_id, answer["vm"])
+        return answer
+
+    def _check(self, spec: InstanceSpec) -> None:
+        settings, size = self._settings, spec.size
+        for what, asked, most in (
+            ("max_cpu_millis", size.cpu_millis, settings.max_cpu_millis),
+            ("max_memory", size.memory_bytes, settings.max_memory),
+        ):
+            if not 0 <= asked <= most:
+                raise InvalidArgument(f"a size of {asked} can't be had; {what} allows up to {most}")
+        count = sum(self._is_ours(vm) for vm in self._vms.values()) + len(self._reserved)
+        if settings.capacity and count >= settings.capacity:
+            raise ResourceExhausted(
+                f"{count} simulated VMs of a capacity of {settings.capacity}; remove pods"
+            )
+
+    def _fault(self, spec: InstanceSpec) -> Fault:
+        """Return what goes wrong with this launch, by the pod's annotations or else the configuration."""
+        behaviour = spec.annotations.get(BEHAVIOUR_ANNOTATION)
+        if behaviour is not None:
+            if behaviour not in (FAILS, *BEHAVIOURS):
+                raise InvalidArgument(
+                    f"annotation {BEHAVIOUR_ANNOTATION}: {behaviour!r} is none of {BEHAVIOURS}"
+                )
+            try:
+                return Fault(1, behaviour, float(spec.annotations.get(AFTER_ANNOTATION, "0")))
+            except ValueError:
+                raise InvalidArgument(
+                    f"annotation {AFTER_ANNOTATION}: seconds are wanted, 0 or more"
+                ) from None
+        self._launches += 1
+        for fault in self._settings.faults:
+            if self._launches % fault.every == 0:
+                return fault
+        return Fault(1, NORMAL)
+
+    def _taken(self) -> set[str]:
+        return {str(vm["tags"].get("address", "")) for vm in self._vms.values()} | set(
+            self._reserved.values()
+        )
+
+    # ---- Waiting and ending
+
+    async def _end(self, vm_id: str) -> None:
+        self._destroying.add(vm_id)
+        try:
+            await self._farm.request("end", id=vm_id)
+            self._vms.pop(vm_id, None)
+            self._changed(vm_id)
+        finally:
+            self._destroying.discard(vm_id)
+
+    async def _wait_running(self, instance_id: str) -> Instance:
+        while True:
+            changes = self._changes.setdefault(instance_id, Notifier())
+            change = changes.wait()  # before the VM is looked at, so that none is missed
+            try:
+                instance = await self.get(instance_id)
+                if instance.state is InstanceState.RUNNING:
+                    return instance
+                if instance.state is InstanceState.ENDED:
+                    raise Unavailable(f"VM {instance_id} has ended: {instance.detail or 'no reason known'}")
+                await change
+            finally:
+                change.addErrback(lambda _: None).cancel()
+                if not changes.waiters and self._changes.get(instance_id) is changes:
+                    del self._changes[instance_id]
+
+    def _is_ours(self, vm: Vm) -> bool:
+        tags = vm["tags"]
+        return bool(tags.get("cluster") == self._context.cluster and tags.get("node") == self._context.node)
+
+    # ---- What the farm reports
+
+    def _connected(self, vms: Sequence[Vm]) -> None:
+        """Take in all VMs after connecting; after a reconnection also report those that have ended since."""
+        before, self._vms = self._vms, {vm["id"]: vm for vm in vms}
+        self._connections += 1
+        for vm_id in {*self._changes}:
+            self._changed(vm_id)
+        if self._connections == 1:
+            return
+        for vm_id, old in before.items():
+            gone: Vm = {**old, "state": ENDED, "detail": "the farm no longer knows it"}
+            now = self._vms.get(vm_id, gone)
+            if now["state"] == ENDED != old["state"]:
+                self._report_end(now)
+
+    def _event(self, event: str, vm: Vm) -> None:
+        vm_id = vm["id"]
+        before = self._vms.get(vm_id)
+        self._vms[vm_id] = vm
+        self._changed(vm_id)
+        if event == ENDED and (before is None or before["state"] != ENDED):
+            self._report_end(vm)
+
+    def _changed(self, vm_id: str) -> None:
+        changes = self._changes.pop(vm_id, None)
+        if changes is not None:
+            changes.notify()
+
+    def _report_end(self, vm: Vm) -> None:
+        if vm["id"] in self._destroying or not self._is_ours(vm):
+            return
+        instance = _instance(vm)
+        for watcher in self._watchers:
+            try:
+                watcher(instance)
+            except Exception:
+                _log.failure("a watcher failed on the end of VM {vm}", vm=instance.id)
+
+
+def _instance(vm: Vm) -> Instance:
+    tags = vm["tags"]
+    return Instance(
+        id=vm["id"],
+        token=tags.get("token", ""),
+        sandbox_id=vm["sandbox_id"],
+        state=InstanceState(vm["state"]),
+        address=tags.get("address", ""),
+        agent_host=vm["host"] if vm["port"] else "",
+        agent_port=vm["port"],
+        created_at=vm["created_at"],
+        detail=vm.get("detail", ""),
+    )
+
+
+def _fraction(token: str) -> float:
+    """Return a number from 0 to 1, always the same one for a token."""
+    return int(token[:8], 16) / 0xFFFFFFFF

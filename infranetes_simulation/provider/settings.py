@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simulated provider's table of the configuration, and its annotations."""
+
+from __future__ import annotations
+
+import sys
+from ipaddress import IPv4Network
+
+import attrs
+
+from infranetes_common.config import Bytes
+from infranetes_common.errors import InvalidArgument
+from infranetes_simulation.protocol import BEHAVIOURS
+from infranetes_simulation.provider.addresses import subnet
+
+FAILS = "fails"  # a launch that fails; the other faults are behaviours of VMs
+
+BEHAVIOUR_ANNOTATION = "simulated.infranetes.io/behaviour"
+AFTER_ANNOTATION = "simulated.infranetes.io/after"
+
+
+@attrs.frozen
+class Fault:
+    """What goes wrong with every nth launch of a daemon."""
+
+    every: int = attrs.field(validator=attrs.validators.ge(1))
+    behaviour: str = attrs.field(validator=attrs.validators.in_((FAILS, *BEHAVIOURS)))
+    after: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))  # seconds, for dies-after
+
+
+def _has_room(instance: object, attribute: object, network: IPv4Network) -> None:
+    try:
+        subnet(str(network))
+    except InvalidArgument as error:
+        raise ValueError(str(error)) from None
+
+
+@attrs.frozen
+class Settings:
+    """The table `providers.simulated`."""
+
+    boot_seconds: float = attrs.field(default=0.5, validator=attrs.validators.ge(0))
+    jitter_seconds: float = attrs.field(default=0.25, validator=attrs.validators.ge(0))
+    pod_cidr: IPv4Network = attrs.field(  # until UpdateRuntimeConfig brings another
+        default=IPv4Network("10.89.0.0/16"), validator=_has_room
+    )
+    capacity: int = attrs.field(default=0, validator=attrs.validators.ge(0))  # VMs at once; 0: no limit
+    max_cpu_millis: int = attrs.field(default=64_000, validator=attrs.validators.ge(1))
+    max_memory: Bytes = Bytes(1 << 40)
+    faults: tuple[Fault, ...] = ()
+    farm_command: tuple[str, ...] = (sys.executable, "-m", "infranetes_simulation.farm")

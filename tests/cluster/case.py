@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of the cluster share: the cluster, started by the first of them, and kubectl."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tests.cluster import images
+from tests.cluster.paths import ROOT, Paths
+
+IMAGE_DIR = os.environ.get("INFRANETES_TEST_IMAGES", "/var/lib/infranetes/guest")
+READY_SECONDS = 1500.0  # image and template may have to be made first
+END_SECONDS = 60.0
+WAIT_SECONDS = 240.0  # nothing is quick without KVM, on a machine that does other things too
+BUSYBOX = f"{images.PREFIX}/{images.BUSYBOX}"
+DEBIAN = f"{images.PREFIX}/{images.DEBIAN}"
+Manifest = dict[str, Any]
+
+
+def until(holds: Callable[[], Any], what: str, seconds: float) -> Any:
+    """What `holds` answers, once that is true. :raise AssertionError: it isn't within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not (answer := holds()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not in {seconds:.0f} s: {what}")
+        time.sleep(0.1)
+    return answer
+
+
+class Cluster:
+    """A cluster in a process of its own, which ends with this one."""
+
+    def __init__(self, name: str, *flags: str) -> None:
+        self.paths = Paths(name)
+        self._flags = flags
+        self._pid = 0
+        self._output = self.paths.kept / "output"
+
+    @property
+    def output(self) -> str:
+        """What it has written."""
+        return self._output.read_text(errors="replace")
+
+    def start(self) -> Cluster:
+        """Start it; wait for nothing."""
+        pid_file = self._output.with_name("pid")
+        pid_file.parent.mkdir(parents=True, exist_ok=True)
+        pid_file.unlink(missing_ok=True)
+        command = [
+            *("setsid", "--fork", "sh", "-c", 'echo $$ >"$0"; exec "$@"', str(pid_file)),
+            *(sys.executable, "-m", "tests.cluster", "--name", self.paths.name, *self._flags),
+            *("--image-dir", IMAGE_DIR, "--until", str(os.getpid())),
+        ]
+        with self._output.open("wb") as output:
+            subprocess.run(
+                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=True
+            )
+        self._pid = int(
+            until(lambda: pid_file.exists() and pid_file.read_text(), "the cluster is started", 10)
+        )
+        return self
+
+    def alive(self) -> bool:
+        return self._pid > 0 and Path(f"/proc/{self._pid}/exe").exists()
+
+    def wait_until_ready(self) -> Cluster:
+        """:raise AssertionError: it ended, or takes too long."""
+        ready = "The cluster is ready"
+        until(lambda: ready in self.output or not self.alive(), ready, READY_SECONDS)
+        if not self.alive():
+            raise AssertionError(f"the cluster ended:\n{self.output[-4000:]}")
+        return self
+
+    def signal(self, number: int) -> None:
+        os.kill(self._pid, number)
+
+    def wait_until_ended(self) -> None:
+        until(lambda: not self.alive(), "the cluster has ended", END_SECONDS)
+
+    def stop(self) -> None:
+        """End it as a person does. Twice is once."""
+        if self.alive():
+            self.signal(signal.SIGTERM)
+            self.wait_until_ended()
+
+    # ---- in it
+
+    def kubectl(
+        self, *words: str, given: bytes = b"", timeout: float = 120
+    ) -> subprocess.CompletedProcess[bytes]:
+        """`timeout`: seconds."""
+        command = [str(self.paths.kubectl), *words]
+        return subprocess.run(command, input=given, capture_output=True, timeout=timeout)
+
+    def inside(self, *words: str) -> str:
+        """The standard output of a command that runs where the node is."""
+        done = subprocess.run([str(self.paths.inside), *words], capture_output=True, text=True, timeout=120)
+        if done.returncode:
+            raise AssertionError(f"{' '.join(words)}: {done.stderr}{done.stdout}")
+        return done.stdout
+
+    def kill(self, program: str) -> None:
+        """SIGKILL for that program of the cluster."""
+        self.inside("kill", "-KILL", (self.paths.place / f"{program}.pid").read_text())
+
+    def cri_answers(self) -> bool:
+        """Whether the daemon does."""
+        with contextlib.suppress(AssertionError):
+            return bool(self.inside("crictl", "version"))
+        return False
+
+    def kill_vm(self, namespace: str, name: str) -> None:
+        """End the QEMU of a pod behind everybody's back."""
+        listed = json.loads(self.inside("infranetes-ctl", "pods", "--json"))["pods"]
+        (vm,) = [each["vm"] for each in listed if (each["namespace"], each["name"]) == (namespace, name)]
+        token = vm["id"].removeprefix("qemu-")
+        self.inside("pkill", "-KILL", "-f", f"guest=infranetes-{token}")
+
+    def log(self, program: str) -> str:
+        """What that program has written."""
+        return (self.paths.logs / f"{program}.log").read_text(errors="replace")
+
+
+_shared: list[Cluster] = []
+
+
+def shared() -> Cluster:
+    """One for all tests of this process that leave it as they found it."""
+    if not _shared:
+        cluster = Cluster("test", "--proxy")
+        atexit.register(cluster.stop)
+        _shared.append(cluster.start())
+    return _shared[0].wait_until_ready()
+
+
+def container(name: str, script: str, **fields: Any) -> Manifest:
+    """A container of busybox that runs a script."""
+    return {"name": name, "image": BUSYBOX, "command": ["sh", "-c", script], **fields}
+
+
+def pod(name: str, *containers: Manifest, **spec: Any) -> Manifest:
+    """A pod that is not started again, and ended at once."""
+    spec = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, **spec}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"app": name}},
+        "spec": {"containers": list(containers), **spec},
+    }
+
+
+def host_path(name: str, path: Path) -> Manifest:
+    """A volume that is a directory of the node."""
+    return {"name": name, "hostPath": {"path": str(path)}}
+
+
+class ClusterCase(SynchronousTestCase):
+    """Each test has a namespace of its own, which goes with it."""
+
+    def setUp(self) -> None:
+        self.cluster = shared()
+        self.namespace = f"test-{uuid.uuid4().hex[:8]}"
+        self._log_start = len(self.cluster.log("infranetes"))
+        self.kubectl("create", "namespace", self.namespace)
+        self.addCleanup(self.kubectl, "delete", "namespace", self.namespace, "--timeout=120s", timeout=150)
+        account = ("get", "serviceaccount", "default", "--namespace", self.namespace)
+        until(lambda: self.cluster.kubectl(*account).returncode == 0, "the namespace can have pods", 30)
+
+    def directory(self) -> Path:
+        """A new directory of the node."""
+        self.cluster.paths.shared.mkdir(exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=self.cluster.paths.shared))
+        made.chmod(0o777)
+        return made
+
+    # ---- kubectl
+
+    def kubectl(self, *words: str, given: bytes = b"", timeout: float = 120) -> str:
+        """Its standard output. :raise AssertionError: it failed."""
+        done = self.cluster.kubectl(*words, given=given, timeout=timeout)
+        if done.returncode:
+            raise AssertionError(f"kubectl {' '.join(words)}: {done.stderr.decode()}{done.stdout.decode()}")
+        return done.stdout.decode()
+
+    def here(self, *words: str, **options: Any) -> str:
+        """The same in the test's namespace."""
+        return self.kubectl("--namespace", self.namespace, *words, **options)
+
+    def apply(self, *manifests: Manifest) -> None:
+        document = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
+        self.here("apply", "--filename", "-", given=json.dumps(document).encode())
+
+    def get(self, *words: str) -> Any:
+        return json.loads(self.here("get", *words, "--output", "json"))
+
+    def wait(self, what: str, condition: str, seconds: float = WAIT_SECONDS) -> None:
+        """Until `condition`, as `kubectl wait --for` has it, holds for `what`."""
+        words = ("wait", what, f"--for={condition}", f"--timeout={seconds:.0f}s")
+        try:
+            self.here(*words, timeout=seconds + 30)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.here('describe', what)[-3000:]}") from None
+
+    def wait_for_phase(self, name: str, phase: str, seconds: float = WAIT_SECONDS) -> Manifest:
+        """The pod once it is in that phase."""
+        self.wait(f"pod/{name}", f"jsonpath={{.status.phase}}={phase}", seconds)
+        found: Manifest = self.get("pod", name)
+        return found
+
+    def wait_until_ready(self, name: str, seconds: float = WAIT_SECONDS) -> Manifest:
+        """The pod once it is ready."""
+        self.wait(f"pod/{name}", "condition=Ready", seconds)
+        found: Manifest = self.get("pod", name)
+        return found
+
+    def logs(self, name: str, *words: str) -> str:
+        return self.here("logs", name, *words)
+
+    def execute(self, name: str, *command: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        """A command in a pod, whatever its exit code."""
+        words = ("exec", "--stdin", name, "--", *command)
+        return self.cluster.kubectl("--namespace", self.namespace, *words, given=given)
+
+    # ---- the daemon's own record
+
+    def daemon_log(self) -> str:
+        """What the daemon has written since the test began."""
+        return self.cluster.log("infranetes")[self._log_start :]
+
+
+def states(found: Manifest, kind: str = "containerStatuses") -> Mapping[str, Manifest]:
+    """The status of each container of a pod, by its name."""
+    return {each["name"]: each for each in found["status"].get(kind, ())}
+
+
+def reasons(found: Manifest, names: Sequence[str]) -> list[str]:
+    """With which reasons these containers have ended."""
+    return [states(found)[name]["state"]["terminated"]["reason"] for name in names]

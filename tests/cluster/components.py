@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs of the cluster: how each is called, and its configuration.
+
+They run in namespaces of their own, so that addresses and most paths are the same everywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from tests.cluster import images
+from tests.cluster.paths import ROOT
+from tests.cluster.pki import Authority
+from tests.infranetes.daemon.case import toml
+
+PROGRAMS = ROOT / "build" / "tools" / "kubernetes"
+NODE = "node"
+NODE_ADDRESS = "10.97.0.1"
+SERVICES, PODS = "10.96.0.0/16", "10.86.0.0/16"
+API_SERVER = f"https://{NODE_ADDRESS}:6443"
+ETCD = "http://127.0.0.1:2379"
+DOMAIN = "cluster.local"
+SOCKET = "/run/infranetes/infranetes.sock"
+#: Logs are rotated at this size, so that tests see it happen.
+LOG_BYTES = 128 << 10
+
+
+@attrs.frozen
+class Program:
+    """A process of the cluster. `restarted`: as systemd does, when it ends by itself."""
+
+    name: str
+    command: Sequence[str]
+    restarted: bool = False
+
+
+def _flags(program: str, **values: object) -> list[str]:
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
+    return [str(PROGRAMS / program), *flags]
+
+
+def etcd(place: Path) -> Program:
+    """Its data is worth nothing, so nothing is waited for to be on the medium."""
+    # etcd's own flag has no value.
+    return Program("etcd", [*_flags("etcd", data_dir=place / "etcd"), "--unsafe-no-fsync"])
+
+
+def api_server(ca: Authority) -> Program:
+    names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", f"kubernetes.default.svc.{DOMAIN}"]
+    certificate, key = ca.issue("kube-apiserver", names=[*names, NODE_ADDRESS, "10.96.0.1", "127.0.0.1"])
+    to_kubelet, to_kubelet_key = ca.issue("kube-apiserver-kubelet-client", ["system:masters"])
+    private, public = ca.signing_key("service-accounts")
+    command = _flags(
+        "kube-apiserver",
+        etcd_servers=ETCD,
+        advertise_address=NODE_ADDRESS,
+        service_cluster_ip_range=SERVICES,
+        authorization_mode="Node,RBAC",
+        client_ca_file=ca.certificate,
+        requestheader_client_ca_file=ca.certificate,  # nobody has this name; who asks for the CA finds one
+        requestheader_allowed_names="front-proxy",
+        requestheader_username_headers="X-Remote-User",
+        tls_cert_file=certificate,
+        tls_private_key_file=key,
+        kubelet_client_certificate=to_kubelet,
+        kubelet_client_key=to_kubelet_key,
+        kubelet_certificate_authority=ca.certificate,
+        kubelet_preferred_address_types="InternalIP",
+        service_account_issuer=f"https://kubernetes.default.svc.{DOMAIN}",
+        service_account_signing_key_file=private,
+        service_account_key_file=public,
+        allow_privileged="true",
+    )
+    return Program("kube-apiserver", command)
+
+
+def controller_manager(ca: Authority) -> Program:
+    config = ca.kubeconfig("system:kube-controller-manager", API_SERVER)
+    command = _flags(
+        "kube-controller-manager",
+        kubeconfig=config,
+        authentication_kubeconfig=config,
+        authorization_kubeconfig=config,
+        cert_dir=ca.directory,
+        use_service_account_credentials="true",
+        service_account_private_key_file=ca.directory / "service-accounts.key",
+        root_ca_file=ca.certificate,
+        allocate_node_cidrs="true",
+        cluster_cidr=PODS,
+        service_cluster_ip_range=SERVICES,
+        leader_elect="false",
+    )
+    return Program("kube-controller-manager", command)
+
+
+def scheduler(ca: Authority) -> Program:
+    config = ca.kubeconfig("system:kube-scheduler", API_SERVER)
+    command = _flags(
+        "kube-scheduler",
+        kubeconfig=config,
+        authentication_kubeconfig=config,
+        authorization_kubeconfig=config,
+        leader_elect="false",
+    )
+    return Program("kube-scheduler", command)
+
+
+def proxy(ca: Authority, place: Path) -> Program:
+    config = {
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": "nftables",
+        "clusterCIDR": PODS,
+        "hostnameOverride": NODE,
+        "clientConnection": {"kubeconfig": str(ca.kubeconfig("system:kube-proxy", API_SERVER))},
+        "oomScoreAdj": 0,
+        # The whole machine's, and no concern of one network namespace.
+        "conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
+    }
+    path = _written(place / "kube-proxy.json", config)
+    return Program("kube-proxy", _flags("kube-proxy", config=path))
+
+
+def dns(place: Path, kubeconfig: Path) -> Program:
+    path = place / "Corefile"
+    path.write_text(f"""\
+.:53 {{
+    bind {NODE_ADDRESS}
+    errors
+    ready 127.0.0.1:8181
+    kubernetes {DOMAIN} in-addr.arpa {{
+        kubeconfig {kubeconfig}
+        pods insecure
+    }}
+}}
+""")
+    return Program("coredns", [str(PROGRAMS / "coredns"), "-conf", str(path)])
+
+
+def kubelet(ca: Authority, place: Path, cgroup: str) -> Program:
+    """`cgroup`: in which pods get theirs; empty: they get none."""
+    certificate, key = ca.issue("kubelet-server", names=[NODE, NODE_ADDRESS])
+    (place / "resolv.conf").touch()
+    config: dict[str, Any] = {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "address": NODE_ADDRESS,
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": True},
+            "x509": {"clientCAFile": str(ca.certificate)},
+        },
+        "authorization": {"mode": "Webhook"},
+        "tlsCertFile": str(certificate),
+        "tlsPrivateKeyFile": str(key),
+        "containerRuntimeEndpoint": f"unix://{SOCKET}",
+        "clusterDNS": [NODE_ADDRESS],
+        "clusterDomain": DOMAIN,
+        "resolvConf": str(place / "resolv.conf"),
+        "cgroupDriver": "cgroupfs",
+        "failCgroupV1": False,
+        "failSwapOn": False,
+        "oomScoreAdj": 0,
+        "serializeImagePulls": False,
+        "containerLogMaxSize": str(LOG_BYTES),
+        "containerLogMonitorInterval": "3s",
+        "syncFrequency": "10s",
+        # A full disk of the machine is not what is looked at here.
+        "imageGCHighThresholdPercent": 100,
+        "imageGCLowThresholdPercent": 99,
+        "evictionHard": {"memory.available": "64Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+    }
+    if cgroup:
+        config["cgroupRoot"] = f"/{cgroup}"
+    else:
+        config |= {"cgroupsPerQOS": False, "enforceNodeAllocatable": []}
+    if not os.access("/dev/kmsg", os.R_OK):
+        config["featureGates"] = {"KubeletInUserNamespace": True}
+    path = _written(place / "kubelet.json", config)
+    user = ca.kubeconfig(f"system:node:{NODE}", API_SERVER, ["system:nodes"])
+    command = _flags("kubelet", config=path, kubeconfig=user, hostname_override=NODE, node_ip=NODE_ADDRESS)
+    return Program("kubelet", command)
+
+
+def daemon(place: Path, changes: Mapping[str, Any]) -> Program:
+    """Ours, with what it has by default but for the registry and what `changes` says."""
+    registries = place / "registries.conf"
+    registries.write_text(images.registries_conf())
+    config: dict[str, Any] = {
+        "cgroup_driver": "cgroupfs",
+        "log": {"level": "debug"},
+        "images": {"registries_conf": str(registries), "preload": [f"{images.PREFIX}/{images.BUSYBOX}"]},
+        **changes,
+    }
+    path = place / "infranetes.toml"
+    path.write_text(toml(config))
+    twistd = [sys.executable, "-c", "from twisted.scripts.twistd import run; run()"]
+    command = [*twistd, "--nodaemon", "--pidfile=", "infranetes", "--config", str(path)]
+    return Program("infranetes", command, restarted=True)
+
+
+def _written(path: Path, document: Mapping[str, Any]) -> Path:
+    path.write_text(json.dumps(document, indent=2))
+    return path

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the cluster's registry holds: busybox, and a Debian of 80 MiB as real workloads bring one."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from infranetes.guest import sources
+from tests.interop import critest_images
+from tests.support import oci
+from tests.support.registry import Registry
+
+#: Names lead to the cluster's registry as if it were Docker Hub: `kubectl run --image=busybox` works.
+PREFIX = "docker.io/library"
+BUSYBOX = "busybox:1"
+DEBIAN = "debian:12"
+PORT = 5000
+_PACKAGES = ("ca-certificates", "curl", "openssl", "perl", "python3", "sqlite3")
+_RECIPE = "1"  # another one, another directory: a cluster may be using this
+Say = Callable[[str], None]
+
+
+def content(cache: Path) -> Path:
+    """Where `make` puts it."""
+    return cache / "-".join((_RECIPE, *_PACKAGES))
+
+
+def make(cache: Path, say: Say) -> None:
+    """Have a registry's content in `cache`; quick when it is there."""
+    made = content(cache)
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if made.exists():
+            return
+        new = cache / "new"
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir()
+        with Registry(root=new) as registry:
+            _fill(registry, cache / "programs", say)
+        new.rename(made)
+
+
+def _fill(registry: Registry, programs: Path, say: Say) -> None:
+    small = critest_images.busybox(programs)
+    for tag in (BUSYBOX.partition(":")[2], "latest"):
+        registry.push("busybox", tag, small)
+    say("Making an image of 80 MiB from Debian's packages (a minute or two)")
+    large = oci.image([_debian()], {"Cmd": ["bash"], "Env": ["PATH=/usr/bin:/bin"]})
+    for tag in (DEBIAN.partition(":")[2], "latest"):
+        registry.push("debian", tag, large)
+
+
+def _debian() -> bytes:
+    """A small Debian as a tar, from the archives that this machine's apt uses."""
+    archives = sources.of_this_machine()
+    with tempfile.TemporaryDirectory(prefix="debian-") as directory:
+        work = Path(directory)
+        (work / "sources.list").write_text("".join(f"{line}\n" for line in archives.lines))
+        (work / "apt.conf").write_text("".join(f"{line}\n" for line in archives.settings))
+        command = [
+            *("mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(_PACKAGES)}"),
+            *(f"--aptopt={work / 'apt.conf'}", '--aptopt=Acquire::Languages "none"'),
+            *(archives.codename, str(work / "debian.tar"), str(work / "sources.list")),
+        ]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C.UTF-8"}
+        )
+        if done.returncode:
+            raise RuntimeError(f"mmdebstrap: {done.stderr[-2000:]}")
+        return (work / "debian.tar").read_bytes()
+
+
+def serve(cache: Path, root: Path) -> Registry:
+    """Start the registry with that content, on loopback; what it writes besides is in `root`."""
+    root.mkdir()
+    (root / "data").symlink_to(content(cache) / "data")
+    return Registry(root=root, port=PORT).start()
+
+
+def registries_conf() -> str:
+    """The containers-registries.conf(5) that leads pulls there."""
+    return f'[[registry]]\nprefix = "{PREFIX}"\nlocation = "127.0.0.1:{PORT}"\ninsecure = true\n'

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a cluster has its files. Two checkouts, and a person's cluster and the tests', don't meet."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import attrs
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: Kept from one cluster to the next: making a template takes minutes.
+TEMPLATES = Path("/var/lib/infranetes/cluster-templates")
+REGISTRY = ROOT / "build" / "cluster" / "registry"
+
+
+@attrs.frozen
+class Paths:
+    """Of the cluster called `name`."""
+
+    name: str
+
+    @property
+    def id(self) -> str:
+        """What it is called on this machine: its files, and its control group."""
+        checkout = hashlib.sha256(str(ROOT).encode()).hexdigest()[:6]
+        return f"infranetes-cluster-{checkout}-{self.name}"
+
+    @property
+    def place(self) -> Path:
+        """All that there is while it runs, and not afterwards."""
+        return Path("/var/tmp") / self.id
+
+    @property
+    def kept(self) -> Path:
+        """What a person uses it with, and the logs of the last one."""
+        return ROOT / "build" / "cluster" / self.name
+
+    @property
+    def logs(self) -> Path:
+        return self.kept / "logs"
+
+    @property
+    def kubectl(self) -> Path:
+        """A script: kubectl, as the cluster's administrator."""
+        return self.kept / "kubectl"
+
+    @property
+    def inside(self) -> Path:
+        """A script that runs a command where the node is."""
+        return self.kept / "inside"
+
+    @property
+    def shared(self) -> Path:
+        """A directory for hostPath volumes."""
+        return self.place / "shared"

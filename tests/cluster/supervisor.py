@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts the cluster's programs one after the other, and watches over them; runs where the node is."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+import attrs
+
+from tests.cluster import cgroups, components, images, world
+from tests.cluster.components import Program
+from tests.cluster.paths import REGISTRY, ROOT, Paths
+from tests.cluster.pki import Authority
+
+READY_SECONDS = 120.0
+TEMPLATE_SECONDS = 900.0  # the first start makes QEMU's template
+RESTART_SECONDS = 1.0  # as debian/infranetes.service has it
+LOOK_SECONDS = 0.1
+
+
+class Ended(Exception):
+    """A program of the cluster ended, or is not ready in time; the message has the end of its log."""
+
+
+@attrs.define
+class _Running:
+    program: Program
+    process: subprocess.Popen[bytes]
+    due: float = 0.0  # when it is started again
+
+
+class Supervisor:
+    """The programs of one cluster."""
+
+    def __init__(self, paths: Paths, image_dir: Path, provider: str, with_proxy: bool) -> None:
+        self.paths = paths
+        self.place = paths.place
+        self.image_dir = image_dir
+        self.provider = provider
+        self.with_proxy = with_proxy
+        self._running: dict[str, _Running] = {}
+        self._begun = time.monotonic()
+        self._told = False
+        self._ready = False
+
+    def run(self) -> None:
+        """Start everything, then watch until a signal comes. :raise Ended: a program did."""
+        world.enter(self.place, self.image_dir)
+        for directory in (self.paths.shared, self.place / "tmp", self.paths.logs):
+            directory.mkdir(parents=True, exist_ok=True)
+        registry = images.serve(REGISTRY, self.place / "registry")
+        try:
+            self._start_all()
+            self._ready = True
+            self._tell()
+            while True:
+                self._look()
+                time.sleep(LOOK_SECONDS)
+        finally:
+            registry.stop_process()
+
+    def _start_all(self) -> None:
+        ca = Authority(self.place / "pki")
+        admin = ca.kubeconfig("admin", components.API_SERVER, ["system:masters"])
+        self._start(components.daemon(self.place, {"provider": self.provider}))
+        self._start(components.etcd(self.place))
+        self._until(lambda: _answers(f"{components.ETCD}/health"), "etcd answers")
+        self._start(components.api_server(ca))
+        trusted = ssl.create_default_context(cafile=str(ca.certificate))
+        trusted.load_cert_chain(ca.directory / "admin.crt", ca.directory / "admin.key")
+        self._until(lambda: _answers(f"{components.API_SERVER}/readyz", trusted), "the API server is ready")
+        self._start(components.controller_manager(ca))
+        self._start(components.scheduler(ca))
+        self._start(components.dns(self.place, admin))
+        self._until(self._daemon_ready, "Infranetes is ready", TEMPLATE_SECONDS)
+        cgroup = self.paths.id if cgroups.make(self.paths.id) else ""
+        self._start(components.kubelet(ca, self.place, cgroup))
+        if self.with_proxy:
+            self._start(components.proxy(ca, self.place))
+        self._until(self._node_ready, "the node is ready")
+        self._until(self._has_subnet, "pods have the node's subnet")
+        self._until(lambda: _answers("http://127.0.0.1:8181/ready"), "DNS answers")
+        pods = ("get", "serviceaccount", "default")
+        self._until(lambda: self._kubectl(*pods).returncode == 0, "pods may be made")
+
+    def _tell(self) -> None:
+        sudo = "sudo " if os.environ.get("SUDO_USER") else ""
+        kubectl, inside = f"{sudo}{self.paths.kubectl}", f"{sudo}{self.paths.inside}"
+        say(f"""
+The cluster is ready ({time.monotonic() - self._begun:.0f} s). In another terminal:
+
+    {kubectl} get nodes,pods --all-namespaces
+    {kubectl} run hello --image=busybox --restart=Never --attach -- echo hello
+    {inside} infranetes-ctl pods
+
+Images are busybox and debian. Logs are in {self.paths.logs}.
+Ctrl-C ends the cluster and leaves nothing of it.""")
+
+    # ---- processes
+
+    def _start(self, program: Program) -> None:
+        search = (components.PROGRAMS, ROOT / "build" / "tools", Path(sys.executable).parent)
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
+            "PATH": ":".join([*map(str, search), os.environ.get("PATH", ""), "/usr/sbin:/sbin"]),
+            "PYTHONPATH": str(ROOT),
+            "TMPDIR": str(self.place / "tmp"),
+        }
+        with (self.paths.logs / f"{program.name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                program.command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,  # Ctrl-C is for us alone
+            )  # fmt: skip
+        (self.place / f"{program.name}.pid").write_text(str(process.pid))
+        self._running[program.name] = _Running(program, process)
+
+    def _look(self) -> None:
+        """Start again what is. :raise Ended: something else has ended."""
+        now = time.monotonic()
+        for running in list(self._running.values()):
+            code = running.process.poll()
+            if code is None:
+                continue
+            name = running.program.name
+            if not running.program.restarted or not self._ready:
+                log = self.paths.logs / f"{name}.log"
+                said = log.read_text(errors="replace")[-2000:]
+                raise Ended(f"{name} ended with {code}; its log is {log}:\n{said}")
+            if not running.due:
+                running.due = now + RESTART_SECONDS
+            elif now > running.due:
+                self._start(running.program)
+
+    def _until(self, holds: Callable[[], bool], what: str, seconds: float = READY_SECONDS) -> None:
+        begun = time.monotonic()
+        while not holds():
+            self._look()
+            if time.monotonic() > begun + seconds:
+                raise Ended(f"not in {seconds:.0f} s: {what}; the logs are in {self.paths.logs}")
+            time.sleep(LOOK_SECONDS)
+        say(f"{time.monotonic() - self._begun:6.1f} s  {what}")
+
+    # ---- questions
+
+    def _daemon_ready(self) -> bool:
+        endpoint = f"--runtime-endpoint=unix://{components.SOCKET}"
+        crictl = [str(ROOT / "build" / "tools" / "crictl"), "--config", os.devnull, endpoint]
+        done = subprocess.run([*crictl, "info"], capture_output=True)
+        if done.returncode:
+            return False
+        conditions = json.loads(done.stdout)["status"]["conditions"]
+        waiting = next((each["message"] for each in conditions if not each["status"]), "")
+        if "template" in waiting and not self._told:
+            self._told = True
+            say("          QEMU's template is being made, once for all clusters (one to three minutes)")
+        return not waiting
+
+    def _kubectl(self, *words: str) -> subprocess.CompletedProcess[bytes]:
+        config = self.place / "pki" / "admin.conf"
+        cache = f"--cache-dir={self.place / 'tmp' / 'kubectl'}"
+        command = [str(components.PROGRAMS / "kubectl"), f"--kubeconfig={config}", cache, *words]
+        return subprocess.run(command, capture_output=True)
+
+    def _node_ready(self) -> bool:
+        wanted = 'jsonpath={.status.conditions[?(@.type=="Ready")].status}{.spec.taints}'
+        return self._kubectl("get", "node", components.NODE, "--output", wanted).stdout == b"True"
+
+    def _has_subnet(self) -> bool:
+        """Whether kubelet has told the daemon what the controller manager gave to the node."""
+        return "UpdateRuntimeConfig took" in (self.paths.logs / "infranetes.log").read_text(errors="replace")
+
+
+def _answers(url: str, context: ssl.SSLContext | None = None) -> bool:
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if context is not None:
+        handlers.append(urllib.request.HTTPSHandler(context=context))
+    try:
+        with urllib.request.build_opener(*handlers).open(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError, http.client.HTTPException):
+        return False
+
+
+def say(words: str) -> None:
+    """Tell, at once."""
+    print(words, flush=True)
+
+
+def _reap() -> None:
+    """Go on in a child: the first process of a namespace has to wait for whatever is orphaned in it."""
+    child = os.fork()
+    if not child:
+        return
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os.kill(child, signal.SIGTERM))
+    while True:
+        ended, status = os.wait()
+        if ended == child:
+            os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The whole program."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name")
+    parser.add_argument("image_dir", type=Path)
+    parser.add_argument("provider")
+    parser.add_argument("--proxy", action="store_true")
+    given = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, _end)
+    _reap()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        Supervisor(Paths(given.name), given.image_dir, given.provider, given.proxy).run()
+    except Ended as error:
+        say(f"\nThe cluster has failed: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A test case over real QEMU VMs."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from infranetes.guest.image import DEFAULT_DIR
+from infranetes.providers.interface import Instance
+from infranetes.providers.qemu.bridge import Bridge
+from infranetes.providers.qemu.process import pids_by_argument
+from tests.contract.pod_provider_case import ProviderCase, reactor
+
+IMAGES = Path(os.environ.get("INFRANETES_TEST_IMAGES", DEFAULT_DIR))
+# One template for all tests, and for the next run's: a boot takes minutes where there is no KVM.
+TEMPLATES = Path(os.environ.get("INFRANETES_TEST_TEMPLATES", "/var/lib/infranetes/test-templates"))
+BRIDGE = "inftest0"
+QEMU = "/usr/bin/qemu-system-x86_64"
+
+
+def said(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+class QemuCase(ProviderCase):
+    provider_name = "qemu"
+    start_timeout = 900.0
+    boot_timeout = 90.0
+    agent_timeout = 60.0
+    call_timeout = 90.0
+    notice_timeout = 30.0
+    interrupt_after = (0.0, 0.05, 0.3)
+    timeout = 1800.0
+
+    def setUp(self) -> Any:
+        self.settings: dict[str, Any] = {
+            "bridge": BRIDGE,
+            "image_dir": str(IMAGES),
+            "template_dir": str(TEMPLATES),
+            "pod_cidr": self.pod_cidr,
+        }
+        # A home, which this tree may be in, is closed to QEMU's user.
+        self.open_dir = Path(tempfile.mkdtemp(prefix="infranetes-"))
+        return super().setUp()
+
+    def table(self) -> Mapping[str, Any]:
+        return self.settings
+
+    def vms(self) -> Path:
+        return self.state_dir / "qemu" / "vms"
+
+    def pids(self, instance: Instance) -> list[int]:
+        name = f"guest=infranetes-{instance.token}"
+        return pids_by_argument([name]).get(name, [])
+
+    async def end_from_outside(self, instance: Instance) -> None:
+        [pid] = self.pids(instance)
+        os.kill(pid, signal.SIGKILL)
+
+    def wrapper(self, body: str) -> str:
+        """A QEMU of which `body`, a piece of shell, has the arguments first."""
+        self.open_dir.chmod(0o755)
+        path = self.open_dir / f"qemu-{secrets.token_hex(4)}"
+        path.write_text(f'#!/bin/bash\n{body}\nexec {QEMU} "$@"\n')
+        path.chmod(0o755)
+        return str(path)
+
+    def break_launches(self) -> Callable[[], None]:
+        """QEMU gets nothing to read where the template's state should be."""
+        self.settings["qemu"] = self.wrapper('case "$*" in *defer*) exec 4</dev/null;; esac')
+        return lambda: self.settings.pop("qemu")
+
+    def leftovers(self) -> list[str]:
+        left = [f"directory {path}" for path in self.vms().iterdir()]
+        left += [f"socket {path}" for path in (self.run_dir / "qemu").iterdir()]
+        for link in json.loads(said("ip", "-j", "link", "show", "master", BRIDGE)):
+            left.append(f"tap {link['ifname']}")
+        table = said("nft", "list", "table", "bridge", f"infranetes_{BRIDGE}")
+        if "elements" in table:
+            left.append(f"leases {table}")
+        for arguments in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = arguments.read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if any(word.startswith(b"guest=infranetes-") for word in words):
+                parent = arguments.parent
+                if os.path.samefile(f"/proc/{os.getpid()}/ns/net", parent / "ns/net") and self.mine(parent):
+                    left.append(f"process {parent.name}")
+        return left
+
+    def mine(self, process: Path) -> bool:
+        """Whether it has a file of this test open."""
+        try:
+            return any(
+                os.readlink(each).startswith(str(self.state_dir)) for each in (process / "fd").iterdir()
+            )
+        except OSError:
+            return False
+
+    async def finish(self) -> None:
+        shutil.rmtree(self.open_dir)
+        await Bridge(reactor, BRIDGE, 0).remove()

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guards that every test is held to, whichever runner runs it: `trial`, `python -m tests`, their workers.
+
+A test fails if a callback blocks the reactor meanwhile (`blocking`), or if it leaves a process, a thread or
+a listening socket behind (`leaks`). `tests/__init__` calls `guard_tests`, and no test is loaded before that.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import functools
+import os
+
+from twisted.python.failure import Failure
+from twisted.trial.itrial import IReporter
+from twisted.trial.reporter import TestResultDecorator
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+from zope.interface import implementer
+
+from tests.harness import leaks
+from tests.harness.blocking import BlockingGuard
+
+STUCK_SECONDS = 300.0  # a test that runs longer has the stacks of all threads shown
+LIMIT_VARIABLE = "INFRANETES_TEST_BLOCKED_MS"
+DEFAULT_LIMIT = "50"
+
+
+class BlockedReactor(Exception):
+    """A callback kept the reactor busy for longer than is allowed."""
+
+
+class LeftBehind(Exception):
+    """Something that the test started was still there after it."""
+
+
+@functools.cache
+def blocking_guard() -> BlockingGuard:
+    """The guard of this process's reactor, installed at the first call.
+
+    The environment variable INFRANETES_TEST_BLOCKED_MS sets its limit, in milliseconds; 0: none.
+    """
+    from twisted.internet import reactor
+
+    guard = BlockingGuard(float(os.environ.get(LIMIT_VARIABLE, DEFAULT_LIMIT)))
+    guard.install(reactor)
+    atexit.register(guard.close)
+    return guard
+
+
+@implementer(IReporter)
+class GuardedReporter(TestResultDecorator):  # type: ignore[misc]  # its base is made at run time
+    """Reports to another reporter what a test did, and what the guards have against it as the test's error.
+
+    A success is reported at the test's end only, when the guards agree.
+    """
+
+    def __init__(self, reporter: IReporter) -> None:
+        super().__init__(reporter)
+        self._guard = blocking_guard()
+        self._before = leaks.Holdings({}, {}, {})
+        self._succeeded = False
+
+    def startTest(self, test: SynchronousTestCase) -> None:
+        self._originalReporter.startTest(test)
+        self._succeeded = False
+        self._before = leaks.holdings()
+        faulthandler.dump_traceback_later(STUCK_SECONDS, repeat=True, file=2)
+        if isinstance(test, TestCase):
+            self._guard.exempt(test)
+
+    def addSuccess(self, test: SynchronousTestCase) -> None:
+        self._succeeded = True
+
+    def stopTest(self, test: SynchronousTestCase) -> None:
+        faulthandler.cancel_dump_traceback_later()
+        errors: list[Exception] = []
+        if blocked := self._guard.take():
+            errors.append(BlockedReactor("; ".join(map(str, blocked))))
+        if left := leaks.left_behind(self._before):
+            errors.append(LeftBehind("left behind: " + ", ".join(left)))
+        for error in errors:
+            self._originalReporter.addError(test, Failure(error))
+        if self._succeeded and not errors:
+            self._originalReporter.addSuccess(test)
+        self._originalReporter.stopTest(test)
+
+
+def guard_tests() -> None:
+    """Have every test of this process report through a `GuardedReporter`. Idempotent."""
+    original = SynchronousTestCase.run
+    if getattr(original, "guarded", False):
+        return
+
+    @functools.wraps(original)
+    def run(self: SynchronousTestCase, result: object) -> None:
+        reporter = IReporter(result, None)
+        original(self, result if reporter is None else GuardedReporter(reporter))
+
+    setattr(run, "guarded", True)  # noqa: B010 - a function
+    setattr(SynchronousTestCase, "run", run)  # noqa: B010 - a method

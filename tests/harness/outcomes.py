@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The outcomes of a run's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+
+class Outcomes:
+    """How each test ended, by its dotted name. A test that failed in any way counts as failed.
+
+    :ivar failed: with the traceback.
+    :ivar on_end: called with each test that has ended.
+    """
+
+    def __init__(self) -> None:
+        self.failed: dict[str, str] = {}
+        self.skipped: dict[str, str] = {}
+        self.passed: dict[str, None] = {}
+        self.seconds: dict[str, float] = {}
+        self.on_end: Callable[[str], object] = lambda test: None
+
+    def join(self, other: Outcomes) -> None:
+        """Add the outcomes of other tests."""
+        self.failed |= other.failed
+        self.skipped |= other.skipped
+        self.passed |= other.passed
+        self.seconds |= other.seconds
+
+    def add(self, test: str, outcome: Mapping[str, object]) -> None:
+        """Add what `of` returned in another process."""
+        for each in ("failed", "skipped", "passed", "seconds"):
+            if each in outcome:
+                getattr(self, each)[test] = outcome[each]
+
+    def of(self, test: str) -> dict[str, object]:
+        """The outcome of one test, for JSON."""
+        kinds = {name: getattr(self, name) for name in ("failed", "skipped", "passed", "seconds")}
+        return {name: kind[test] for name, kind in kinds.items() if test in kind}
+
+    def clear(self) -> None:
+        """Forget all tests."""
+        for each in (self.failed, self.skipped, self.passed, self.seconds):
+            each.clear()
+
+    def counts(self) -> tuple[int, int, int]:
+        """How many tests passed, failed and were skipped."""
+        skipped = self.skipped.keys() - self.failed.keys()
+        passed = self.passed.keys() - self.failed.keys() - skipped
+        return len(passed), len(self.failed), len(skipped)
+
+    def word(self, test: str) -> str:
+        """How a test ended, in a word or two."""
+        if test in self.failed:
+            return "FAILED"
+        if test in self.skipped:
+            return f"skipped: {self.skipped[test]}"
+        return "ok" if test in self.passed else "FAILED (no result)"
+
+    @property
+    def good(self) -> bool:
+        """Whether something passed and nothing failed."""
+        passed, failed, _skipped = self.counts()
+        return passed > 0 and failed == 0
+
+    def slowest(self, number: int) -> list[str]:
+        """Lines for the `number` slowest tests."""
+        ordered = sorted(self.seconds.items(), key=lambda pair: -pair[1])
+        return [f"{took:8.2f} s  {name}" for name, took in ordered[:number]]
+
+    def closing_line(self) -> str:
+        """The last line of a run."""
+        passed, failed, skipped = self.counts()
+        return f"{passed} passed, {failed} failed, {skipped} skipped"

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order in which tests run side by side, and which tests must not.
+
+Tests that use something of which the machine has only one are declared here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import threading
+import unittest
+from collections.abc import Iterable, Iterator, Mapping
+
+import attrs
+
+# Tests that share a word never run at the same time. A name stands for all tests in it.
+SHARED: Mapping[str, tuple[str, ...]] = {
+    # Each emulated VM keeps a processor busy, and all share one template and one guest image.
+    "tests.e2e.test_pod": ("real VMs", "host ports"),
+    "tests.e2e.test_qemu_provider": ("real VMs",),
+    "tests.e2e.test_demo": ("real VMs", "built packages"),
+    "tests.cluster": ("real VMs", "host ports", "Kubernetes"),
+    # build/deb, dist and the clean root's cache.
+    "tests.e2e.test_package": ("built packages",),
+    "tests.e2e.test_units": ("built packages",),
+    # route_localnet and the table that guards it exist once per network namespace.
+    "tests.infranetes.daemon.test_crash": ("host ports",),
+    "tests.infranetes.daemon.test_semantics": ("host ports",),
+    "tests.infranetes.hostports.test_table": ("host ports",),
+    # The bridge inftest1.
+    "tests.infranetes.providers.test_qemu_neighbours": ("bridge",),
+    "tests.infranetes.providers.test_qemu_node": ("bridge",),
+    # It overloads a processor, to have its own tests wait.
+    "tests.harness.test_runner": ("busy machine",),
+}
+# Tests that run alone, and why.
+ALONE: Mapping[str, str] = {
+    "tests.infranetes.daemon.test_hanging": "measures how long calls take beside others that hang",
+    "tests.infranetes.daemon.test_hostile": "measures how long calls take beside a hostile agent",
+    "tests.infranetes.daemon.test_live_mounts": "measures how long a change takes to be seen",
+}
+# About how many seconds long tests take; others count as one. This decides only the order.
+SECONDS: Mapping[str, float] = {
+    "tests.e2e.test_demo": 300,
+    "tests.e2e.test_package": 120,
+    "tests.e2e.test_pod": 300,
+    "tests.e2e.test_qemu_provider": 300,
+    "tests.e2e.test_units": 60,
+    "tests.harness.test_runner": 40,
+    "tests.infranetes.daemon.test_agents": 120,
+    "tests.infranetes.daemon.test_aws": 50,
+    "tests.infranetes.daemon.test_crash": 120,
+    "tests.infranetes.daemon.test_gcp": 40,
+    "tests.infranetes.daemon.test_crash_soak": 100,
+    "tests.infranetes.daemon.test_crash_soak.FaultySoakTests": 250,
+    "tests.infranetes.daemon.test_vsphere": 40,
+    "tests.infranetes.guest.test_guest.BuildTests": 30,
+    "tests.infranetes.images.test_failures": 60,
+    "tests.infranetes.images.test_store": 60,
+    "tests.infranetes.logs.test_container.KilledAnywhereTests": 40,
+    "tests.infranetes.logs.test_processes": 80,
+    "tests.infranetes.pods.test_races": 50,
+    "tests.infranetes.providers.cloud.test_aws": 60,
+    "tests.infranetes.providers.cloud.test_faults": 80,
+    "tests.infranetes.providers.cloud.test_gcp": 60,
+    "tests.infranetes.providers.cloud.test_requests": 30,
+    "tests.infranetes.providers.cloud.test_vsphere": 120,
+    "tests.infranetes.providers.cloud.test_vsphere_faults": 120,
+    "tests.infranetes.providers.cloud.test_vsphere_library": 60,
+    "tests.interop": 60,
+    "tests.txgrpc.test_hostile": 40,
+    "tests.vmserver.containers": 60,
+    "tests.vmserver.containers.test_docker": 120,
+}
+
+
+def within(name: str, container: str) -> bool:
+    """Whether the dotted `name` is `container` or something in it."""
+    return name == container or name.startswith(f"{container}.")
+
+
+def tests_of(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
+    """All tests in a suite, including those that stand for what can't be loaded."""
+    for test in suite:
+        if isinstance(test, unittest.TestSuite):
+            yield from tests_of(test)
+        else:
+            yield test
+
+
+@attrs.frozen
+class Unit:
+    """The tests of one class, which run one after the other."""
+
+    name: str
+    tests: tuple[str, ...]
+
+    @property
+    def seconds(self) -> float:
+        """About how long they take."""
+        return max((seconds for name, seconds in SECONDS.items() if within(self.name, name)), default=1.0)
+
+    @property
+    def shared(self) -> frozenset[str]:
+        """What they use that no other unit may use at the same time."""
+        return frozenset(word for name, words in SHARED.items() if within(self.name, name) for word in words)
+
+    @property
+    def alone(self) -> bool:
+        """Whether they run alone."""
+        return any(within(self.name, name) for name in ALONE)
+
+
+def units(tests: Iterable[str]) -> list[Unit]:
+    """Group tests, given by their dotted names, by class."""
+    found: dict[str, list[str]] = {}
+    for test in tests:
+        found.setdefault(test.rpartition(".")[0] or test, []).append(test)
+    return [Unit(name, tuple(tests)) for name, tests in found.items()]
+
+
+class Schedule:
+    """Hands out units to workers, from any thread: the longest first, those that run alone at the end.
+
+    Units that share something count as long as all of them together, for they wait for each other.
+    """
+
+    def __init__(self, given: Iterable[Unit]) -> None:
+        given = list(given)
+
+        def urgency(unit: Unit) -> tuple[bool, float, float, str]:
+            together = sum(other.seconds for other in given if other is unit or other.shared & unit.shared)
+            return unit.alone, -together, -unit.seconds, unit.name
+
+        self._waiting = sorted(given, key=urgency)
+        self._running: list[Unit] = []
+        self._changed = threading.Condition()
+
+    def take(self) -> Unit | None:
+        """Take the next unit, and wait until it may run. None: there is none left."""
+        with self._changed:
+            while True:
+                for unit in self._waiting:
+                    if self.may_run(unit):
+                        self._waiting.remove(unit)
+                        self._running.append(unit)
+                        return unit
+                if not self._waiting:
+                    return None
+                self._changed.wait()
+
+    def done(self, unit: Unit) -> None:
+        """Note that a unit has ended."""
+        with self._changed:
+            self._running.remove(unit)
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Hand out no more."""
+        with self._changed:
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    def may_run(self, unit: Unit) -> bool:
+        """Whether a unit may run beside those that run now."""
+        if unit.alone:
+            return not self._running
+        return not any(other.alone or other.shared & unit.shared for other in self._running)

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernel knows of a thread: how long it waited for a processor, and whether it sleeps."""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+from pathlib import Path
+
+FUTEX = {"x86_64": b"202", "aarch64": b"98"}[platform.machine()]
+"""The number of futex(2), in which threads sleep that wait for Python's own lock."""
+
+
+class ThreadStatus:
+    """Reads the status of the thread that made it, from any thread.
+
+    Sources: `schedstat` (Linux' Documentation/scheduler/sched-stats) and `syscall` (proc(5)).
+    """
+
+    def __init__(self) -> None:
+        task = Path(f"/proc/self/task/{threading.get_native_id()}")
+        self._schedstat = os.open(task / "schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        self._syscall = os.open(task / "syscall", os.O_RDONLY | os.O_CLOEXEC)
+
+    def waited(self) -> int:
+        """Nanoseconds in all for which it was ready to run and others had the processors."""
+        return int(os.pread(self._schedstat, 64, 0).split()[1])
+
+    def sleeps(self) -> bool:
+        """Whether it sleeps in a system call other than futex(2).
+
+        In that, a lock of the program can't be told from Python's own, which threads wait for all the time.
+        """
+        fields = os.pread(self._syscall, 256, 0).split()
+        return bool(fields) and fields[0].isdigit() and fields[0] != FUTEX

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which provider and image store a configuration means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+from zope.interface import implementer
+
+from infranetes.config import Config
+from infranetes.daemon.backends import Images, make_images
+from infranetes.images import ImageStore
+from infranetes.images.catalogue import CatalogueStore
+from infranetes.images.executables import Executables
+from infranetes.machines.pool_config import PoolConfig, PoolSize
+from infranetes.providers.interface import IHasCatalogue
+from infranetes_common.errors import ConfigError
+
+
+class Machines(Executables):
+    """A catalogue of whole machines."""
+
+    name = "cloudy"
+    machine_images = True
+
+
+@implementer(IHasCatalogue)
+class Cloud:
+    """A provider with images."""
+
+    catalogue = Machines()
+
+
+NONE, POOL = PoolConfig(), PoolConfig(sizes=(PoolSize(count=1),))
+
+
+class ImageStoreTests(SynchronousTestCase):
+    def store(self, imgprovider: str, pool: PoolConfig = NONE) -> Images:
+        config = Config(provider="cloudy", imgprovider=imgprovider, pool=pool)
+        provider: Any = Cloud()
+        reactor: Any = Clock()
+        return make_images(reactor, config, provider)
+
+    def test_those_that_every_node_has(self) -> None:
+        self.assertIsInstance(self.store("docker", pool=POOL), ImageStore)
+        store = self.store("systemd", pool=POOL)
+        self.assertIsInstance(store, CatalogueStore)
+        self.assertFalse(store.machine_images)
+
+    def test_the_providers_own_are_machines(self) -> None:
+        self.assertTrue(self.store("cloudy").machine_images)
+
+    def test_a_provider_without_images_is_told(self) -> None:
+        with self.assertRaises(ConfigError) as caught:
+            bare: Any = object()
+            make_images(bare, Config(provider="qemu", imgprovider="qemu"), bare)
+        for words in ("imgprovider", "qemu", "docker or systemd"):
+            self.assertIn(words, str(caught.exception))

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fresh installation has no guest image yet: the daemon waits for it and says what to do."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from pathlib import Path
+
+from twisted.internet.endpoints import UNIXClientEndpoint
+
+from infranetes.guest.image import GuestImage, write
+from infranetes_common.wire import cri
+from tests.infranetes.daemon.case import DaemonCase, reactor
+from txgrpc import Channel, Code, GrpcError
+
+COMMAND = "infranetes-guest build --debs "
+
+
+def put_image(images: Path) -> None:
+    """A whole image whose parts are empty, in use."""
+    image = GuestImage(images / "one", "key", time.time(), "bookworm", "6.1.0", ())
+    image.directory.mkdir(parents=True)
+    for part in (image.disk, image.kernel, image.initrd):
+        part.touch()
+    write(image)
+    (images / "current").symlink_to("one")
+
+
+class FreshTests(DaemonCase):
+    """With QEMU, and nothing for it to boot."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.config["provider"] = "qemu"
+        self.config["providers"] = {
+            "qemu": {
+                "image_dir": str(self.root / "guest"),
+                "user": "nobody",
+                "qemu": str(self.root / "no-such-qemu"),
+            }
+        }
+        path = str(self.root / "notify")
+        self.manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.addCleanup(self.manager.close)
+        self.manager.bind(path)
+        self.manager.setblocking(False)
+        self.environment["NOTIFY_SOCKET"] = path
+
+    async def told(self, words: str) -> str:
+        """What the service manager is told that has these words."""
+        while True:
+            try:
+                said = self.manager.recv(4096).decode()
+            except BlockingIOError:
+                self.assertTrue(self.alive, self.log)
+                await self.sleep(0.05)  # trial's timeout is its end
+                continue
+            if words in said:
+                return said
+
+    async def test_it_waits_and_goes_on_when_there_is_one(self) -> None:
+        self.process = self.spawn()
+        said = await self.told("guest image")
+        # systemctl, and so apt, does not wait for what only a person can do.
+        self.assertIn("READY=1", said.splitlines())
+        self.assertIn("STATUS=waiting", said)
+        self.assertIn(COMMAND, said)
+        self.channel = Channel(reactor, UNIXClientEndpoint(reactor, str(self.socket)))
+        self.runtime = self.channel.stub(cri.RuntimeService)
+        status = await self.runtime.Status(cri.StatusRequest(), timeout=10.0)
+        self.assertIn(COMMAND, json.dumps([each.message for each in status.status.conditions]))
+        with self.assertRaises(GrpcError) as caught:
+            await self.runtime.RunPodSandbox(cri.RunPodSandboxRequest(config=self.pod()), timeout=20.0)
+        self.assertEqual(caught.exception.code, Code.UNAVAILABLE)
+        self.assertIn(COMMAND, caught.exception.message)
+        self.assertTrue(self.alive)
+        self.assertNotIn("Traceback", self.log)
+        put_image(self.root / "guest")
+        # On to the next step, which fails here: this QEMU is not there.
+        await self.until(lambda: "no-such-qemu" in self.log, "the next step", 60.0)

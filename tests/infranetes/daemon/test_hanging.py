@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""File servers that have gone: whoever looks at a mount of theirs waits. The other pods don't."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from infranetes_common.wire import cri
+from tests.infranetes.daemon.case import DaemonCase
+from tests.support.fuse import HangingMounts
+from txgrpc import Code
+
+PODS = 12  # more than the reactor has threads
+USUAL_SECONDS = 5.0  # on a machine that is busy with other tests
+
+
+class HangingTests(DaemonCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.files = Path(os.path.realpath(self.root)) / "kubelet"
+        self.hanging = [self.files / f"hanging-{number}" for number in range(PODS)]
+        self.server = HangingMounts(*self.hanging)
+        self.addCleanup(self.server.end)
+
+    def mount(self, path: Path) -> Any:
+        return cri.Mount(container_path="/mnt", host_path=str(path))
+
+    def log_of(self, pod: str) -> str:
+        return (self.log_directory / pod / "main.log").read_text()
+
+    async def all_say(self, words: str, since: int) -> None:
+        """The log says so of each that hangs, but the first, whose pod is stopped."""
+        wanted = [f"{path} {words}" for path in self.hanging[1:]]
+        await self.until(lambda: all(each in self.log[since:] for each in wanted), words, 40.0)
+
+    async def run_all(self) -> tuple[list[str], list[str]]:
+        """The pods with a mount that will hang, and their containers."""
+        sandboxes, containers = [], []
+        for number, path in enumerate(self.hanging):
+            sandbox = await self.run_pod(f"hanging-{number}")
+            config = self.box(script="sleep 1000", mounts=[self.mount(path)])
+            containers.append(await self.run_container(sandbox, config))
+            sandboxes.append(sandbox)
+        return sandboxes, containers
+
+    async def test_ten_that_hang_stop_no_other_pods_launch_log_or_end(self) -> None:
+        await self.start()
+        sandboxes, containers = await self.run_all()
+        lines = "i=0; while sleep 0.1; do i=$((i+1)); echo line $i; done"
+        await self.run_container(await self.run_pod("talking"), self.box(script=lines))
+        await self.until(lambda: "line 1" in self.log_of("talking"), "a line")
+        self.server.hang()
+        await self.sleep(3.0)  # each has been looked at, and once more
+
+        shared = self.files / "shared"
+        for attempt in range(3):
+            began, written = time.monotonic(), self.log_of("talking").count("line")
+            name = f"other-{attempt}"
+            sandbox = await self.run_pod(name)
+            config = self.box(script="echo last words; exit 3", mounts=[self.mount(shared)])
+            container = await self.run_container(sandbox, config)
+            await self.in_state(container, cri.CONTAINER_EXITED, USUAL_SECONDS)
+            self.assertIn("last words", self.log_of(name))
+            await self.stop_pod(sandbox)
+            self.assertLess(time.monotonic() - began, USUAL_SECONDS)
+            await self.until(lambda: self.log_of("talking").count("line") > written, "a line", 2.0)  # noqa: B023
+
+        config = self.box("second", mounts=[self.mount(self.hanging[0])])
+        request = cri.CreateContainerRequest(pod_sandbox_id=sandboxes[0], config=config)
+        call = self.runtime.CreateContainer(request, timeout=60.0)
+        message = await self.refused(Code.DEADLINE_EXCEEDED, call)
+        self.assertIn(f"config.mounts[0] ({self.hanging[0]} at /mnt): ", message)
+        self.assertIn("does not answer", message)
+        stop = cri.StopContainerRequest(container_id=containers[1])
+        await self.runtime.StopContainer(stop, timeout=30.0)
+        status = await self.in_state(containers[1], cri.CONTAINER_EXITED)
+        self.assertEqual(status.reason, "VolumesNotWritten")
+        self.assertIn(f"not all that it wrote is on the node: {self.hanging[1]}: ", status.message)
+        began = time.monotonic()
+        await self.stop_pod(sandboxes[0])
+        self.assertLess(time.monotonic() - began, 20.0)
+
+        await self.all_say("is not carried to the VM", 0)
+        assert self.process is not None
+        self.process.terminate()
+        await self.ended(15.0)
+        known = len(self.log)
+        await self.start()
+        ready = cri.PodSandboxStateValue(state=cri.SANDBOX_READY)
+        self.assertEqual(len(await self.sandboxes(state=ready)), PODS)  # the talking one, and all but one
+        await self.all_say("is not carried to the VM", known)
+        self.server.go_on()
+        await self.all_say("is carried again", known)

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A VM whose agent lies, beside ten whose agents do not: what they are asked is answered as ever.
+
+The daemon is a process of its own, the hostile agent is another, with the identity of its VM.
+"""
+
+from __future__ import annotations
+
+import base64
+import warnings
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, settings
+from twisted.internet.defer import Deferred
+
+from infranetes_common.wire import cri, vmserver
+from tests.support.hostile.case import HONEST, HostileCase, HostileProcess
+from tests.support.hostile.corpus import responses
+from txgrpc import GrpcError
+
+SECONDS = 0.05  # that calls about honest pods may take, but for one in a hundred: the machine has other work
+TURN = 0.05  # that the reactor may work at a time
+MEMORY = 64  # MiB that one hostile VM may cost the daemon; it needs about 70 without
+# With an answer of 16 MiB to an ExecSync on its way to kubelet, which an honest one may be, too.
+EXEC_MEMORY, EXEC_TURN = 128, 0.1
+
+
+class StallTests(HostileCase):
+    """Neither stalled nor filled."""
+
+    async def suffers(
+        self,
+        liar: HostileProcess,
+        seconds: float = 2.0,
+        memory: int = MEMORY,
+        turn: float = TURN,
+        **attacks: str,
+    ) -> None:
+        """Nobody does from these, while everything that reads from agents is asked for."""
+        before = self.memory()
+        self.forget_highest_memory()
+        self.forget_longest_turn()
+        await liar.attack(None, **attacks)
+        asking = Deferred.fromCoroutine(self.ask_everything())
+        took = await self.calls_of_honest(seconds)
+        await asking
+        self.assertLess(took[len(took) * 99 // 100], SECONDS, attacks)
+        self.assertLess(self.longest_turn, turn, attacks)
+        self.assertLess(self.memory("VmHWM") - before, memory, attacks)
+        self.assertTrue(self.alive)
+        await liar.attack()
+        if "Watch" in attacks:
+            await self.told_of_again()
+
+    async def told_of_again(self) -> None:
+        """Once the daemon hears the hostile agent, which is honest at this moment."""
+        while True:
+            stats = await self.runtime.ListPodSandboxStats(cri.ListPodSandboxStatsRequest(), timeout=20.0)
+            if self.bad in {one.attributes.id for one in stats.stats}:
+                return
+            await self.sleep(0.3)
+
+    async def ask_everything(self) -> None:
+        """What kubelet asks for; honest pods are in each list."""
+        for _ in range(2):
+            stats = await self.runtime.ListPodSandboxStats(cri.ListPodSandboxStatsRequest(), timeout=20.0)
+            self.assertLessEqual(set(self.pods), {one.attributes.id for one in stats.stats})
+            metrics = await self.runtime.ListPodSandboxMetrics(
+                cri.ListPodSandboxMetricsRequest(), timeout=20.0
+            )
+            self.assertLessEqual(set(self.pods), {one.pod_sandbox_id for one in metrics.pod_metrics})
+            listed = await self.runtime.ListContainerStats(cri.ListContainerStatsRequest(), timeout=20.0)
+            self.assertLessEqual(set(self.pods.values()), {one.attributes.id for one in listed.stats})
+            self.assertEqual(len(await self.sandboxes()), HONEST + 1)
+            self.assertEqual(len(await self.containers()), HONEST + 1)
+            for call in (
+                self.runtime.ExecSync(
+                    cri.ExecSyncRequest(container_id=self.victim, cmd=["x"], timeout=1), timeout=3.0
+                ),
+                self.runtime.ContainerStatus(
+                    cri.ContainerStatusRequest(container_id=self.victim), timeout=3.0
+                ),
+            ):
+                try:
+                    await call
+                except GrpcError:
+                    continue
+
+    async def test_figures(self) -> None:
+        liar = await self.replace_agent()
+        for attack in (
+            "cards",
+            "containers",
+            "repeated",
+            "names",
+            "negative",
+            "text",
+            "unknown",
+            "huge",
+            "never",
+        ):
+            await self.suffers(liar, 1.0, Stats=attack)
+
+    async def test_containers(self) -> None:
+        liar = await self.replace_agent()
+        for attack in ("ids", "snapshot", "same", "removed", "message", "words", "huge", "broken", "never"):
+            await self.suffers(liar, Watch=attack)
+
+    async def test_logs(self) -> None:
+        liar = await self.replace_agent()
+        for attack in ("newlines", "lines", "cursors", "empty", "huge", "broken"):
+            await self.suffers(liar, ReadLog=attack)
+
+    async def test_volumes(self) -> None:
+        liar = await self.replace_agent()
+        for attack in ("repeated", "empty", "long", "many", "huge", "broken"):
+            await self.suffers(liar, WatchVolumes="again", ListVolume=attack)
+        for attack in ("pieces", "empty", "huge", "never"):
+            await self.suffers(liar, WatchVolumes="again", ListVolume="file", ReadVolume=attack)
+
+    async def test_calls(self) -> None:
+        liar = await self.replace_agent()
+        for attack in ("output", "huge", "never", "broken"):
+            other = attack.replace("output", "huge")
+            await self.suffers(liar, 1.0, EXEC_MEMORY, EXEC_TURN, ExecSync=attack, UpdateContainer=other)
+
+    async def test_whatever_the_protocol_can_carry(self) -> None:
+        """Every method answers with messages of any shape, each another one."""
+        liar = await self.replace_agent()
+        corpus = {method.name: _drawn(method.name, 60) for method in vmserver.Agent.methods}
+        before = self.memory()
+        self.forget_highest_memory()
+        self.forget_longest_turn()
+        for _ in range(3):
+            await liar.attack(corpus, **dict.fromkeys(corpus, "corpus"))
+            asking = Deferred.fromCoroutine(self.ask_everything())
+            took = await self.calls_of_honest(2.0)
+            await asking
+            self.assertLess(took[len(took) * 99 // 100], SECONDS)
+        self.assertLess(self.longest_turn, TURN)
+        self.assertLess(self.memory("VmHWM") - before, MEMORY)
+        for failure in ("Traceback", "Unhandled"):
+            self.assertNotIn(failure, self.log)
+
+
+def _drawn(method: str, count: int) -> list[str]:
+    """So many responses, in base64."""
+    found: list[str] = []
+
+    @settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(responses(method))
+    def keep(payload: bytes) -> None:
+        found.append(base64.b64encode(payload).decode())
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        keep()
+    return found
+
+
+class SpoilTests(HostileCase):
+    """Answers about others stay whole, and those about the hostile one can be told."""
+
+    honest = 2
+
+    async def test_figures_of_one_do_not_fail_lists_of_all(self) -> None:
+        liar = await self.replace_agent()
+        await liar.attack(Stats="negative")
+        await self.in_state(self.victim, cri.CONTAINER_RUNNING, 40.0)
+        metrics = await self.until_listed(
+            lambda: self.runtime.ListPodSandboxMetrics(cri.ListPodSandboxMetricsRequest(), timeout=20.0)
+        )
+        self.assertEqual({one.pod_sandbox_id for one in metrics.pod_metrics}, {*self.pods, self.bad})
+        stats = await self.runtime.ListPodSandboxStats(cri.ListPodSandboxStatsRequest(), timeout=20.0)
+        (bad,) = (one for one in stats.stats if one.attributes.id == self.bad)
+        self.assertEqual(bad.linux.cpu.timestamp, 0)
+        self.assertEqual(bad.linux.cpu.usage_core_nano_seconds.value, 2**63 - 1)
+        self.assertEqual((bad.linux.cpu.psi.Full.Avg10, bad.linux.cpu.psi.Full.Avg60), (0.0, 0.0))
+
+    async def test_figures_that_are_too_large_leave_their_own_pod_out(self) -> None:
+        liar = await self.replace_agent()
+        for attack in ("names", "unknown", "cards", "text", "huge"):
+            await liar.attack(Stats=attack)
+            await self.in_state(self.victim, cri.CONTAINER_RUNNING, 40.0)
+            answer = await self.runtime.ListPodSandboxStats(cri.ListPodSandboxStatsRequest(), timeout=20.0)
+            self.assertLessEqual(set(self.pods), {one.attributes.id for one in answer.stats})
+            self.assertLess(answer.ByteSize(), 64 * 1024)
+
+    async def until_listed(self, ask: Any) -> Any:
+        while True:
+            answer = await ask()
+            if len(answer.pod_metrics) == len(self.pods) + 1:
+                return answer
+            await self.sleep(0.3)
+
+    async def test_last_words_of_one_do_not_end_listening(self) -> None:
+        stream = self.runtime.GetContainerEvents(cri.GetEventsRequest(), timeout=None)
+        self.addCleanup(stream.cancel)
+        liar = await self.replace_agent()
+        await liar.attack(Watch="message")
+        await self.in_state(self.victim, cri.CONTAINER_UNKNOWN, 20.0)
+        await liar.attack(Watch="words")
+        event = await Deferred.fromCoroutine(self.event_of(stream, self.victim)).addTimeout(
+            60.0, self.reactor
+        )
+        self.assertLess(event.ByteSize(), 32 * 1024)
+        (status,) = event.containers_statuses
+        self.assertEqual(status.state, cri.CONTAINER_EXITED)
+        self.assertRegex(status.message, "^x{4096}(?!x)")
+        self.assertLess(len(status.message), 5000)  # and what the node itself has to say
+        self.assertGreater(status.finished_at, 0)
+        (other,) = (self.pods[one] for one in list(self.pods)[:1])
+        await self.runtime.StopContainer(cri.StopContainerRequest(container_id=other), timeout=30.0)
+        await Deferred.fromCoroutine(self.event_of(stream, other)).addTimeout(60.0, self.reactor)
+
+    async def event_of(self, stream: Any, container: str) -> Any:
+        async for event in stream:
+            if event.container_id == container and event.container_event_type == cri.CONTAINER_STOPPED_EVENT:
+                return event
+        raise AssertionError("it ended")

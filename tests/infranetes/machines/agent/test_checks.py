@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is made of an agent's words: whatever it says is cut to bounds, or refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes.machines.agent import checks, limits, screen
+from infranetes.machines.agent.screen import AgentScreen
+from infranetes_common.errors import InfranetesError, InvalidArgument
+from infranetes_common.wire import cri, vmserver
+from infranetes_common.wire.descriptors import is_repeated
+from tests.support.hostile.attacks import MIB
+from tests.support.hostile.corpus import messages, responses
+from txgrpc import Code, GrpcError
+from txgrpc.service import Method
+from txgrpc.turns import Turns
+
+METHODS = [Method.from_descriptor(one) for one in vmserver.Agent.methods]
+TIDIED = ("Info", "Watch", "StartContainer", "Stats")
+
+
+def within_limits(test: Any, message: Any) -> None:
+    """Everything in `message` is as short and as small as `limits` say."""
+    for field, value in message.ListFields():
+        test.assertTrue(field.full_name)
+        name = field.full_name
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            test.assertLessEqual(len(value), limits.COUNTS[name])
+            for key, text in value.items():
+                test.assertLessEqual(len(key), 128)
+                test.assertLessEqual(len(text), 256)
+            continue
+        if is_repeated(field):
+            test.assertLessEqual(len(value), limits.COUNTS[name])
+        for one in value if is_repeated(field) else [value]:
+            if field.message_type is not None:
+                within_limits(test, one)
+            elif field.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES):
+                test.assertLessEqual(len(one), limits.TEXTS.get(name, limits.TEXT))
+            elif field.type == FieldDescriptor.TYPE_DOUBLE:
+                test.assertTrue(math.isfinite(one) and 0 <= one <= 100, one)
+            else:
+                low, high = limits.RANGES.get(name, (0, 2**63 - 1))
+                test.assertTrue(low <= one <= high, (name, one))
+    test.assertEqual(type(message).FromString(message.SerializeToString()), message)
+
+
+class ScreenTests(SynchronousTestCase):
+    """Before anything is parsed."""
+
+    def setUp(self) -> None:
+        self.screen = AgentScreen()
+
+    def refused(self, method: str, payload: bytes) -> str:
+        (found,) = (one for one in METHODS if one.name == method)
+        error = self.assertRaises(GrpcError, self.screen.check, found, payload)
+        return str(error.message)
+
+    def test_each_call_has_its_limit_and_each_repeated_field_its_count(self) -> None:
+        for method in METHODS:
+            self.screen.check(method, b"")
+            most = self.screen.max_response(method)
+            self.assertLessEqual(most, MIB if method.name != "ExecSync" else 16 * MIB)
+        self.assertEqual(set(limits.MESSAGE_BYTES), {method.name for method in METHODS})
+
+    def test_two_bytes_each_are_counted(self) -> None:
+        self.assertIn("StatsResponse.cards", self.refused("Stats", b"\x12\x00" * 500_000))
+        self.assertIn("StatsResponse.containers", self.refused("Stats", b"\x1a\x00" * 500_000))
+        self.assertIn("image_ids", self.refused("ListImages", b"\x0a\x00" * 500_000))
+        self.assertIn("entries", self.refused("ListVolume", b"\x0a\x00" * 500_000))
+
+    def test_what_is_within_is_counted_too(self) -> None:
+        disks = b"\x3a\x00" * 65
+        usage = b"\x0a" + bytes([len(disks) & 127 | 128, len(disks) >> 7]) + disks
+        self.assertIn("Usage.disks", self.refused("Stats", usage))
+        user = cri.LinuxContainerUser(supplemental_groups=[1000] * 10_000)
+        state = vmserver.ContainerState(user=cri.ContainerUser(linux=user))
+        event = vmserver.WatchEvent(container=state)
+        self.assertIn("supplemental_groups", self.refused("Watch", event.SerializeToString()))
+
+    def test_the_same_number_again_and_again(self) -> None:
+        again = b"\x08\x01" * 500_000
+        self.assertIn("fields", self.refused("Stats", b"\x0a\xc0\x84\x3d" + again))
+
+    def test_what_no_message_can_begin_with(self) -> None:
+        for method in METHODS:
+            for payload in (
+                b"\xff" * 20,
+                b"\x80" * MIB,
+                b"\x0a\xff\xff\xff\xff\x0f",
+                b"\x0a",
+                b"\x08",
+                b"\x0d\x00",
+            ):
+                try:
+                    self.screen.check(method, payload)
+                except GrpcError:
+                    continue
+        self.assertIn("groups", self.refused("Stats", b"\x0b\x0c"))
+
+    @given(st.sampled_from(METHODS), st.data())
+    @settings(max_examples=300, deadline=None)
+    def test_what_is_let_through_is_of_that_many(self, method: Method, data: st.DataObject) -> None:
+        payload = data.draw(responses(method.name))
+        try:
+            screen.check(method.response_class, payload)
+            message = method.response_class.FromString(payload)
+        except Exception:
+            return
+        self._counted(message)
+
+    def _counted(self, message: Any) -> None:
+        for field, value in message.ListFields():
+            if is_repeated(field):
+                most = limits.COUNTS[field.full_name]
+                # A number in a packed field may have ten bytes.
+                packed = field.type == FieldDescriptor.TYPE_INT64
+                self.assertLessEqual(len(value), most * (10 if packed else 1))
+            if field.message_type is not None and not field.message_type.GetOptions().map_entry:
+                for one in value if is_repeated(field) else [value]:
+                    self._counted(one)
+
+
+class ClampTests(SynchronousTestCase):
+    """What is parsed."""
+
+    @given(st.sampled_from(TIDIED), st.data())
+    @settings(max_examples=300, deadline=None)
+    def test_whatever_is_said_is_within_limits_afterwards(self, name: str, data: st.DataObject) -> None:
+        message = data.draw(messages(vmserver.Agent.methods_by_name[name].output_type))
+        within_limits(self, checks.clamped(message))
+
+    def test_what_is_honest_stays_as_it_is(self) -> None:
+        state = vmserver.ContainerState(
+            id="c1",
+            state=cri.CONTAINER_EXITED,
+            created_at=1_790_000_000 * 10**9,
+            finished_at=1_790_000_001 * 10**9,
+            exit_code=-7,
+            reason="OOMKilled",
+            message="m" * 4096,
+            image_id="sha256:" + "1" * 64,
+            user=cri.ContainerUser(linux=cri.LinuxContainerUser(uid=2**32 - 2, supplemental_groups=[0, 5])),
+            resources=cri.LinuxContainerResources(
+                cpu_quota=-1,
+                memory_swap_limit_in_bytes=-1,
+                oom_score_adj=-998,
+                unified={"memory.high": "1"},
+                hugepage_limits=[cri.HugepageLimit(page_size="2MB", limit=1)],
+            ),
+        )
+        before = vmserver.ContainerState()
+        before.CopyFrom(state)
+        self.assertEqual(checks.checked_state("c1", state), before)
+
+    def test_one_container_is_not_told_of_in_anothers_place(self) -> None:
+        other = vmserver.ContainerState(id="c2")
+        self.assertRaises(InvalidArgument, checks.checked_state, "c1", other)
+        for id in ("", "../x", "x" * 65, "\n"):
+            event = vmserver.WatchEvent(container=vmserver.ContainerState(id=id))
+            self.assertRaises(InvalidArgument, checks.checked_event, event)
+            self.assertRaises(InvalidArgument, checks.checked_event, vmserver.WatchEvent(removed=id))
+
+    def test_figures_are_made_fit_in_turns(self) -> None:
+        clock = Clock()
+        seconds = clock.seconds
+
+        def later() -> float:
+            clock.rightNow += 0.004
+            return seconds()
+
+        self.patch(clock, "seconds", later)
+        one = vmserver.ContainerUsage(id="c", usage=vmserver.Usage(time_nanos=-5), started_at=-1)
+        answer = vmserver.StatsResponse(containers=[one] * 20)
+        made = Deferred.fromCoroutine(checks.checked_stats(answer, Turns(clock)))
+        self.assertNoResult(made)
+        while clock.getDelayedCalls():
+            clock.advance(0)
+        within_limits(self, self.successResultOf(made))
+
+    def test_more_output_than_was_asked_for_is_cut(self) -> None:
+        said = vmserver.ExecSyncResponse(stdout=b"x" * 11, stderr=b"y" * 9, exit_code=3)
+        made = checks.checked_output(said, 10)
+        self.assertEqual((made.stdout, made.stderr, made.exit_code), (b"x" * 10, b"y" * 9, 3))
+
+    def test_a_log_record(self) -> None:
+        records = checks.CheckedRecords("c1")
+        long = records.checked(vmserver.LogRecord(line=b"x" * 20_000, time_nanos=-1, cursor="c" * 256))
+        self.assertEqual((len(long.line), long.time_nanos, len(long.cursor)), (16384, 0, 256))
+        self.assertRaises(InfranetesError, records.checked, vmserver.LogRecord(cursor="c" * 257))
+
+    def test_the_words_of_a_failure_are_cut(self) -> None:
+        short, long = GrpcError(Code.INTERNAL, "no"), GrpcError(Code.NOT_FOUND, "n" * 15_000)
+        self.assertIs(checks.shortened(short), short)
+        self.assertIs(checks.shortened(long).code, Code.NOT_FOUND)
+        self.assertLess(len(checks.shortened(long).message), 2100)

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A VM is brought up and torn down, whoever it belongs to."""
+
+from __future__ import annotations
+
+from twisted.internet.defer import CancelledError, Deferred, succeed
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes.machines.context import VmFacts, VmRequest
+from infranetes.machines.pod_machine import BroughtUp, PodMachine
+from infranetes.providers.interface import InstanceState, Size
+from infranetes_common.concurrency import Flight, start
+from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, ResourceExhausted, Unavailable
+from tests.infranetes.pods.fakes import FakeNode
+
+ID, TOKEN = "1d" * 16, "70" * 16
+
+
+class Killed(BaseException):
+    """The daemon ends here."""
+
+
+class Owner:
+    """Keeps facts in memory and on a disk of its own.
+
+    :ivar written: every write, in order. :ivar last: the daemon is killed after so many.
+    """
+
+    def __init__(self, disk: VmFacts, last: int = 99) -> None:
+        self.facts = disk
+        self.disk = disk
+        self.written: list[VmFacts] = []
+        self.last = last
+
+    def note(self, facts: VmFacts) -> None:
+        self.facts = facts
+
+    def write(self, facts: VmFacts) -> Deferred[None]:
+        self.facts = self.disk = facts
+        self.written.append(facts)
+        if len(self.written) >= self.last:
+            raise Killed
+        return succeed(None)
+
+
+class MachineCase(SynchronousTestCase):
+    """One VM."""
+
+    def setUp(self) -> None:
+        self.world = FakeNode(launch=100.0, destroy=30.0)
+        self.addCleanup(self.world.kill)
+        self.provider = self.world.provider
+        self.world.node.trouble = ""
+        self.owner = Owner(VmFacts(ID, TOKEN))
+        self.machine = PodMachine(self.world.node, self.owner)
+
+    def up(self, machine: PodMachine | None = None) -> Deferred[BroughtUp]:
+        deadline = self.world.clock.seconds() + 100.0
+        return start((machine or self.machine).bring_up(VmRequest(Size(1000)), deadline))
+
+    def down(self) -> Deferred[None]:
+        return start(self.machine.tear_down())
+
+    @property
+    def calls(self) -> list[str]:
+        return [call for call, _ in self.provider.calls]
+
+
+class BringUpTests(MachineCase):
+    """From nothing to an agent that answers."""
+
+    def test_each_fact_is_written_before_the_next_step(self) -> None:
+        launching: Deferred[None] = Deferred()
+        booting: Deferred[None] = Deferred()
+        self.provider.launching, self.provider.booting = launching, booting
+        came_up = self.up()
+        self.assertEqual((self.calls, self.owner.written), (["launch"], []))
+        self.assertTrue(self.owner.facts.certificate_key, "noted before the provider is asked")
+        self.provider.launching = None
+        launching.callback(None)
+        (only,) = self.provider.instances
+        self.assertEqual([one.instance_id for one in self.owner.written], [only])
+        self.assertEqual(self.owner.disk.agent_host, "")
+        booting.callback(None)
+        up = self.successResultOf(came_up)
+        self.assertEqual((up.instance.id, self.owner.disk.agent_host), (only, up.instance.address))
+        self.assertIsNotNone(self.machine.client)
+
+    def test_killed_after_any_write_the_next_daemon_has_the_same_vm(self) -> None:
+        for last in (1, 2):
+            with self.subTest(last=last):
+                self.setUp()
+                self.owner.last = last
+                self.failureResultOf(self.up(), Killed)
+                again = Owner(self.owner.disk)
+                up = self.successResultOf(self.up(PodMachine(self.world.node, again)))
+                self.assertEqual(list(self.provider.instances), [up.instance.id])
+                self.assertEqual(self.calls.count("launch"), 3 - last, "asked again only without an address")
+
+    def test_an_agent_that_starts_slowly_is_asked_until_it_answers(self) -> None:
+        booting: Deferred[None] = Deferred()
+        self.provider.booting = booting
+        came_up = self.up()
+        self.world.agents[ID].away = True
+        booting.callback(None)
+        self.world.wait(20)
+        self.assertNoResult(came_up)
+        self.world.agents[ID].away = False
+        self.world.wait(3)
+        self.successResultOf(came_up)
+
+    def test_its_client_is_there_before_the_agent_has_answered(self) -> None:
+        connected: list[bool] = []
+        booting: Deferred[None] = Deferred()
+        self.provider.booting = booting
+        deadline = self.world.clock.seconds() + 100.0
+        came_up = start(
+            self.machine.bring_up(
+                VmRequest(Size()), deadline, lambda: connected.append(self.machine.client is not None)
+            )
+        )
+        self.world.agents[ID].away = True
+        booting.callback(None)
+        self.assertEqual(connected, [True])
+        self.assertNoResult(came_up)
+        came_up.cancel()
+        self.failureResultOf(came_up, CancelledError)
+        self.successResultOf(self.down())
+
+    def test_an_agent_that_never_answers_fails_it_in_time(self) -> None:
+        booting: Deferred[None] = Deferred()
+        self.provider.booting = booting
+        came_up = self.up()
+        self.world.agents[ID].away = True
+        booting.callback(None)
+        self.world.wait(101)
+        self.assertIn("did not answer within 100 s", str(self.failureResultOf(came_up, DeadlineExceeded)))
+
+    def test_an_agent_of_another_vm_is_refused(self) -> None:
+        booting: Deferred[None] = Deferred()
+        self.provider.booting = booting
+        came_up = self.up()
+        self.world.agents[ID].sandbox_id = "f" * 32
+        booting.callback(None)
+        self.failureResultOf(came_up, FailedPrecondition)
+
+    def test_a_vm_that_ended_while_no_daemon_ran_is_not_made_again(self) -> None:
+        self.successResultOf(self.up())
+        self.provider.end(self.owner.disk.instance_id, "power")
+        again = PodMachine(self.world.node, Owner(self.owner.disk))
+        found = self.successResultOf(start(again.look(5.0)))
+        self.assertIs(found.state, InstanceState.ENDED)
+        self.assertIn("power", str(self.failureResultOf(self.up(again), Unavailable)))
+        self.assertEqual(self.calls, ["launch"])
+
+
+class TearDownTests(MachineCase):
+    """From any stage to nothing."""
+
+    def test_nothing_was_asked_for(self) -> None:
+        self.successResultOf(self.down())
+        self.assertEqual(self.calls, [])
+
+    def test_up(self) -> None:
+        self.successResultOf(self.up())
+        for _ in range(2):
+            self.successResultOf(self.down())
+            self.assertEqual((self.provider.instances, self.machine.client), ({}, None))
+
+    def test_a_launch_that_is_cancelled_is_waited_for_and_its_vm_destroyed(self) -> None:
+        launching: Deferred[None] = Deferred()
+        self.provider.launching = launching
+        came_up = self.up()
+        came_up.cancel()
+        self.failureResultOf(came_up, CancelledError)
+        down = self.down()
+        self.assertNoResult(down)
+        self.assertEqual(self.calls, ["launch"])
+        self.provider.launching = None
+        launching.callback(None)
+        self.successResultOf(down)
+        self.assertEqual((self.calls, self.provider.instances), (["launch", "destroy"], {}))
+
+    def test_while_the_provider_does_not_answer_it_is_not_known_what_there_is(self) -> None:
+        launching: Deferred[None] = Deferred()
+        self.provider.launching = launching
+        self.up().addErrback(lambda _: None).cancel()
+        down = self.down()
+        self.world.wait(31)
+        self.failureResultOf(down, DeadlineExceeded)
+        launching.callback(None)
+        self.successResultOf(self.down())
+        self.assertEqual(self.provider.instances, {})
+
+    def test_a_launch_that_failed_left_nothing(self) -> None:
+        self.provider.launch_error = ResourceExhausted("no capacity")
+        self.failureResultOf(self.up(), ResourceExhausted)
+        self.successResultOf(self.down())
+        self.assertEqual(self.calls, ["launch"])
+
+    def test_an_answer_that_no_daemon_recorded_is_found_by_its_token(self) -> None:
+        self.successResultOf(self.up())
+        self.machine = PodMachine(self.world.node, Owner(VmFacts(ID, TOKEN)))
+        self.successResultOf(self.down())
+        self.assertEqual(self.provider.instances, {})
+
+    def test_what_can_not_be_destroyed_is_tried_again(self) -> None:
+        self.successResultOf(self.up())
+        self.provider.destroy_error = Unavailable("not now")
+        self.failureResultOf(self.down(), Unavailable)
+        self.provider.destroy_error = None
+        self.successResultOf(self.down())
+        self.assertEqual(self.provider.instances, {})
+
+    def test_before_the_provider_has_started_nothing_is_asked(self) -> None:
+        self.successResultOf(self.up())
+        self.world.node.trouble = "starting"
+        self.failureResultOf(self.down(), Unavailable)
+        self.assertEqual(self.calls, ["launch"])
+
+    def test_host_ports_are_taken_away_before_the_address_is_free(self) -> None:
+        self.successResultOf(self.up())
+        released: list[str] = []
+
+        async def release_address(id: str) -> None:
+            released.append(id)
+            self.assertEqual(len(self.provider.instances), 1)
+
+        self.patch(self.world.node, "release_address", release_address)
+        self.successResultOf(self.down())
+        self.assertEqual(released, [ID])
+
+
+class OwnerTests(MachineCase):
+    """It belongs to one, then to another."""
+
+    def test_handed_over_its_facts_are_the_new_owners(self) -> None:
+        self.successResultOf(self.up())
+        client = self.machine.client
+        new = Owner(self.owner.disk)
+        before = len(self.owner.written)
+        self.machine.hand_over(new)
+        self.successResultOf(start(self.machine.renew_certificate()))
+        self.assertEqual((len(self.owner.written), len(new.written)), (before, 1))
+        self.assertIs(self.machine.client, client)
+
+    def test_a_certificate_that_comes_after_its_end_is_not_recorded(self) -> None:
+        self.successResultOf(self.up())
+        before = len(self.owner.written)
+        waiting: Deferred[None] = Deferred()
+
+        async def rekey(certificate: str, within: float = 30.0) -> None:
+            await waiting
+
+        self.patch(self.world.agents[ID], "rekey", rekey)
+        renewed = Flight(self.machine.renew_certificate())
+        self.successResultOf(self.down())
+        waiting.callback(None)
+        self.successResultOf(renewed.join())
+        self.assertEqual(len(self.owner.written), before)

@@ -1,0 +1,491 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pool: filled within bounds, claimed once, kept over restarts, ended when it is told."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.trial import unittest
+
+from infranetes.machines.pool_config import PoolConfig, PoolSize
+from infranetes.machines.pool_record import PoolRecord, PoolState
+from infranetes.machines.pooled import Pace, fits, wants_own_vm
+from infranetes.pods.states import SandboxState
+from infranetes.providers.interface import InstanceState, Size
+from infranetes_common.concurrency import start
+from infranetes_common.config import Bytes
+from infranetes_common.errors import ResourceExhausted, Unavailable
+from infranetes_common.wire import cri
+from tests.infranetes.pods.case import PodsTestCase
+from tests.infranetes.pods.fakes import FakeNode, pod
+
+GIB = 1 << 30
+
+
+def sized(name: str, cpu_millis: int = 0, memory: int = 0) -> Any:
+    """A pod that asks for so much."""
+    resources = cri.LinuxContainerResources(
+        cpu_quota=cpu_millis * 100, cpu_period=100_000, memory_limit_in_bytes=memory
+    )
+    return pod(name, linux=cri.LinuxPodSandboxConfig(resources=resources))
+
+
+class PoolTestCase(PodsTestCase):
+    config = PoolConfig(sizes=(PoolSize(count=2),), parallel=8, per_minute=100)
+
+    def setUp(self) -> None:
+        self.world = FakeNode(pool=self.config, launch=100.0, sweep=10.0)
+        self.provider = self.world.provider
+        self.before()
+        self.world.provider_ready()
+        self.addCleanup(self.world.kill)
+
+    def before(self) -> None:
+        """What is to be so when the provider becomes ready."""
+
+    @property
+    def pool(self) -> Any:
+        return self.world.node.pool
+
+    @property
+    def idle(self) -> list[str]:
+        return sorted(member.id for member in self.pool.idle())
+
+    def records(self) -> dict[str, PoolState]:
+        return {record.id: record.state for record in self.world.store.contents().pool}
+
+    def assert_nothing_leaks(self) -> None:
+        """Each VM has exactly one record and each record one VM."""
+        contents = self.world.store.contents()
+        pooled = [record.token for record in contents.pool]
+        pods = [one.token for one in contents.sandboxes if one.state is not SandboxState.STOPPED]
+        self.assertEqual(sorted(pooled + pods), sorted(one.token for one in self.provider.instances.values()))
+
+
+class ClaimTests(PoolTestCase):
+    """RunPodSandbox with VMs that wait."""
+
+    def test_a_pod_has_a_vm_of_the_pool_and_the_pool_fills_up(self) -> None:
+        before = self.idle
+        self.assertEqual(len(before), 2)
+        launches = len(self.provider.specs)
+        sandbox = self.run_pod(pod(hostname="web-0"))
+        self.assertIn(sandbox, before)
+        record = self.record(sandbox)
+        self.assertEqual((record.state, record.name), (SandboxState.READY, "default/web/u1/0"))
+        self.assertEqual(self.world.agents[sandbox].configured, [pod(hostname="web-0")])
+        self.assertEqual(len(self.world.agents[sandbox].certificates), 2, "one when it was booted, one now")
+        self.assertEqual(len(self.provider.specs), launches + 1, "only the one that the pool lacked")
+        self.assertEqual(len(self.idle), 2)
+        self.assertNotIn(sandbox, self.records())
+        self.assert_nothing_leaks()
+
+    def test_the_oldest_goes_first(self) -> None:
+        first = min(self.pool.idle(), key=lambda member: member.record.created_at).id
+        self.assertEqual(self.run_pod(), first)
+
+    def test_many_pods_at_once_have_different_vms(self) -> None:
+        found = [self.run_pod(pod(f"p{number}")) for number in range(6)]
+        self.assertEqual(len(set(found)), 6)
+        tokens = [one.token for one in self.world.store.contents().sandboxes]
+        self.assertEqual(len(set(tokens)), 6)
+        self.assert_nothing_leaks()
+
+    def test_two_that_ask_in_the_same_moment_have_different_ones(self) -> None:
+        answers: list[Deferred[Any]] = []
+        for agent in self.world.agents.values():
+            real = agent.info
+
+            async def info(within: float = 30.0, real: Any = real) -> Any:
+                answers.append(Deferred())
+                await answers[-1]
+                return await real(within)
+
+            self.patch(agent, "info", info)
+        first, second = self.start(pod("a")), self.start(pod("b"))
+        self.assertEqual(len(answers), 2, "each asks another VM whether it lives")
+        while answers:
+            answers.pop().callback(None)
+        self.assertNotEqual(self.successResultOf(first), self.successResultOf(second))
+        self.assert_nothing_leaks()
+
+    def test_a_pod_that_says_how_its_vm_is_made_has_its_own(self) -> None:
+        before = self.idle
+        for key in ("infranetes.io/anything", "aws.infranetes.io/type", "infranetes.aws.image"):
+            sandbox = self.run_pod(pod(key.replace("/", "-"), annotations={key: "x"}))
+            self.assertNotIn(sandbox, before)
+        self.assertEqual(self.idle, before)
+
+    def test_other_annotations_are_no_reason(self) -> None:
+        for key in ("kubernetes.io/config.seen", "example.com/infranetes.io", "notinfranetes.io/x"):
+            self.assertFalse(wants_own_vm([key]), key)
+        self.assertIn(self.run_pod(pod(annotations={"kubernetes.io/config.seen": "x"})), self.provider_ids())
+
+    def provider_ids(self) -> set[str]:
+        return {spec.sandbox_id for spec in self.provider.specs[:2]}
+
+    def test_one_that_does_not_answer_is_ended_and_the_next_one_taken(self) -> None:
+        dead, alive = (
+            member.id for member in sorted(self.pool.idle(), key=lambda one: one.record.created_at)
+        )
+        self.world.agents[dead].away = True
+        self.assertEqual(self.run_pod(), alive)
+        self.assertNotIn(dead, {one.sandbox_id for one in self.provider.instances.values()})
+        self.assert_nothing_leaks()
+
+    def test_where_none_lives_one_is_launched(self) -> None:
+        for agent in self.world.agents.values():
+            agent.away = True
+        before = self.idle
+        self.assertNotIn(self.run_pod(), before)
+        self.assert_nothing_leaks()
+
+    def test_one_that_answers_as_somebody_else_is_ended(self) -> None:
+        for agent in list(self.world.agents.values()):
+            agent.sandbox_id = "f" * 32
+        before = self.idle
+        self.assertNotIn(self.run_pod(), before)
+        self.assert_nothing_leaks()
+
+    def test_a_store_that_can_not_be_written_leaves_the_vm_in_the_pool(self) -> None:
+        before = self.idle
+        self.world.store.failing = ResourceExhausted("full")
+        self.failureResultOf(self.start(), ResourceExhausted)
+        self.world.store.failing = None
+        self.assertEqual(self.idle, before)
+        self.assertIn(self.run_pod(), before)
+
+    def test_a_record_that_is_gone_is_a_vm_that_nobody_gets(self) -> None:
+        """As though another had claimed it: it is not used twice."""
+        before = self.idle
+        for id in before:
+            self.world.store.delete_pool(id)
+        self.assertNotIn(self.run_pod(), before)
+
+    def test_the_launch_fails_after_the_claim_and_nothing_is_left_of_it(self) -> None:
+        (first, _) = self.pool.idle()
+
+        async def refuse(config: Any, within: float = 30.0) -> None:
+            raise Unavailable("no")
+
+        self.patch(self.world.agents[first.id], "configure", refuse)
+        self.failureResultOf(self.start(), Unavailable)
+        self.assertEqual(self.world.store.contents().sandboxes, ())
+        self.assert_nothing_leaks()
+        self.run_pod()
+
+    def test_a_stop_while_it_is_claimed_ends_it(self) -> None:
+        (first, _) = self.pool.idle()
+        waiting: Deferred[None] = Deferred()
+        real = self.world.agents[first.id].info
+
+        async def info(within: float = 30.0) -> Any:
+            await waiting
+            return await real(within)
+
+        self.patch(self.world.agents[first.id], "info", info)
+        started = self.start()
+        (sandbox,) = self.world.node.inventory
+        stopped = start(self.world.sandboxes.stop(sandbox.id))
+        waiting.callback(None)
+        self.successResultOf(stopped)
+        self.failureResultOf(started)
+        self.assertEqual(self.world.store.contents().sandboxes, ())
+        self.assert_nothing_leaks()
+        self.run_pod()
+
+    def test_a_claimed_vm_that_ends_is_the_pods_loss(self) -> None:
+        sandbox = self.run_pod()
+        record = self.record(sandbox)
+        self.provider.end(record.instance_id, "power")
+        self.assertEqual(self.record(sandbox).state, SandboxState.LOST)
+
+    def test_stopped_and_removed_it_is_gone_for_good(self) -> None:
+        sandbox = self.run_pod()
+        self.do(self.world.sandboxes.remove(sandbox))
+        self.assertNotIn(sandbox, {one.sandbox_id for one in self.provider.instances.values()})
+        self.assertNotIn(sandbox, self.idle)
+        self.assert_nothing_leaks()
+
+
+class SizeTests(PoolTestCase):
+    """Several sizes."""
+
+    config = PoolConfig(
+        sizes=(
+            PoolSize(count=1, cpu_millis=4000, memory=Bytes(8 * GIB)),
+            PoolSize(count=1, cpu_millis=1000, memory=Bytes(2 * GIB)),
+            PoolSize(count=1),
+        ),
+        per_minute=100,
+    )
+
+    def had(self, sandbox: str) -> Size:
+        return next(spec.size for spec in self.provider.specs if spec.sandbox_id == sandbox)
+
+    def test_the_smallest_that_fits_is_taken(self) -> None:
+        for config, expected in (
+            (sized("none"), Size(0, 0)),
+            (sized("cpu", 500), Size(1000, 2 * GIB)),
+            (sized("exact", 4000, 8 * GIB), Size(4000, 8 * GIB)),
+            (sized("memory", 0, 3 * GIB), Size(4000, 8 * GIB)),
+        ):
+            self.assertEqual(self.had(self.run_pod(config)), expected)
+
+    def test_where_none_fits_one_is_launched(self) -> None:
+        launches = len(self.provider.specs)
+        self.assertEqual(self.had(self.run_pod(sized("big", 8000))), Size(8000, 0))
+        self.assertEqual(len(self.provider.specs), launches + 1)
+
+    def test_fitting(self) -> None:
+        record = PoolRecord("i", "t", PoolState.IDLE, 1000, GIB, 0)
+        self.assertTrue(fits(Size(), attrs.evolve(record, cpu_millis=0, memory_bytes=0)))
+        self.assertFalse(fits(Size(1), attrs.evolve(record, cpu_millis=0)))
+        self.assertTrue(fits(Size(1000, GIB), record))
+        self.assertFalse(fits(Size(1000, GIB + 1), record))
+
+
+class FillTests(PoolTestCase):
+    """How fast, how many."""
+
+    config = PoolConfig(sizes=(PoolSize(count=7),), parallel=3, per_minute=5, retry=4.0)
+
+    def before(self) -> None:
+        self.provider.booting = Deferred()
+
+    def test_no_more_are_booted_at_a_time_than_is_allowed(self) -> None:
+        self.assertEqual(len(self.provider.specs), 3)
+        booting, self.provider.booting = self.provider.booting, None
+        assert booting is not None
+        booting.callback(None)
+        self.assertEqual(len(self.idle), 5, "five in a minute")
+        self.world.wait(50, step=5)
+        self.assertEqual(len(self.idle), 5)
+        self.world.wait(15, step=5)
+        self.assertEqual(len(self.idle), 7)
+        self.world.wait(200, step=5)
+        self.assertEqual(len(self.provider.specs), 7)
+        self.assert_nothing_leaks()
+
+    def test_a_launch_that_fails_is_tried_again_later_and_later(self) -> None:
+        assert self.provider.booting is not None
+        self.provider.launch_error = ResourceExhausted("no capacity")
+        waiting, self.provider.booting = self.provider.booting, None
+        for member in list(self.pool.members.values()):
+            self.pool.end(member, "test")
+        waiting.callback(None)
+        self.world.wait(61, step=1)
+        asked = len(self.provider.specs)
+        self.world.wait(200, step=1)
+        more = len(self.provider.specs) - asked
+        self.assertTrue(2 <= more <= 20, more)
+        self.assertIn("no capacity", self.pool.trouble)
+        self.assertEqual(self.provider.instances, {})
+        self.assertEqual(self.records(), {})
+        self.provider.launch_error = None
+        self.world.wait(700, step=5)
+        self.assertEqual(len(self.idle), 7)
+        self.assertEqual(self.pool.trouble, "")
+
+    def test_pace(self) -> None:
+        pace = Pace(2, 5.0)
+        self.assertEqual(pace.wait(100.0), 0)
+        pace.begun(100.0)
+        pace.begun(110.0)
+        self.assertEqual(pace.wait(130.0), 30.0)
+        self.assertEqual(pace.wait(160.0), 0)
+        for now, pause in ((200.0, 5.0), (205.0, 10.0), (215.0, 20.0)):
+            pace.failed(now)
+            pace.failed(now + 1)
+            self.assertEqual(pace.wait(now), pause)
+        pace.succeeded()
+        pace.failed(300.0)
+        self.assertEqual(pace.wait(300.0), 5.0)
+
+
+class LifeTests(PoolTestCase):
+    """Restarts, passes, drains."""
+
+    def test_its_vms_survive_a_restart_and_are_claimed_by_the_next_daemon(self) -> None:
+        before = self.idle
+        launches = len(self.provider.specs)
+        for _ in range(2):
+            self.world.restart()
+            self.assertEqual(self.idle, before)
+        self.assertEqual(len(self.provider.specs), launches)
+        self.assertIn(self.run_pod(), before)
+        self.assert_nothing_leaks()
+
+    def test_one_that_was_being_booted_goes_on(self) -> None:
+        for phase in ("launching", "booting"):
+            setattr(self.provider, phase, Deferred())
+            sandbox = self.run_pod_of_the_pool()
+            self.assertEqual(list(self.records().values()).count(PoolState.BOOTING), 1)
+            self.world.kill()
+            setattr(self.provider, phase, None)
+            self.world.begin()
+            self.world.provider_ready()
+            self.assertEqual(len(self.idle), 2)
+            self.do(self.world.sandboxes.remove(sandbox))
+            self.assert_nothing_leaks()
+
+    def run_pod_of_the_pool(self) -> str:
+        return self.run_pod(pod(uid=str(len(self.provider.specs))))
+
+    def test_a_claim_that_was_recorded_is_the_pods_after_a_restart(self) -> None:
+        (first, _) = self.pool.idle()
+        blocked: Deferred[Any] = Deferred()
+
+        async def block(within: float = 30.0) -> bytes:
+            await blocked
+            return b""
+
+        with contextlib.ExitStack() as stack:
+            agent = self.world.agents[first.id]
+            real = agent.new_key
+            agent.new_key = block  # type: ignore[method-assign]
+            stack.callback(setattr, agent, "new_key", real)
+            self.start()
+            self.assertEqual(self.record(first.id).state, SandboxState.LAUNCHING)
+            self.assertNotIn(first.id, self.records())
+            self.world.kill()
+        self.world.begin()
+        self.world.provider_ready()
+        self.assertEqual(self.run_pod(), first.id)
+        self.assertEqual(len(self.idle), 2)
+        self.assert_nothing_leaks()
+
+    def test_a_claimed_vm_that_died_before_the_restart_fails_the_launch_and_leaves_nothing(self) -> None:
+        (first, _) = self.pool.idle()
+
+        async def block(within: float = 30.0) -> bytes:
+            await Deferred()
+            return b""
+
+        self.world.agents[first.id].new_key = block  # type: ignore[method-assign]
+        self.start()
+        self.world.kill()
+        instance = self.provider.instances[first.record.instance_id]
+        del self.provider.instances[instance.id]
+        self.world.begin()
+        self.world.provider_ready()
+        self.assertEqual(self.world.store.contents().sandboxes, ())
+        self.run_pod()
+        self.assert_nothing_leaks()
+
+    def test_an_end_that_was_begun_is_finished(self) -> None:
+        self.provider.destroy_error = Unavailable("not now")
+        (first, _) = self.pool.idle()
+        self.pool.end(first, "test")
+        self.assertEqual(self.records()[first.id], PoolState.ENDING)
+        self.world.kill()
+        self.provider.destroy_error = None
+        self.world.begin()
+        self.world.provider_ready()
+        self.assertNotIn(first.id, self.records())
+        self.assertEqual(len(self.idle), 2)
+        self.assert_nothing_leaks()
+
+    def test_what_could_not_be_destroyed_is_tried_again(self) -> None:
+        self.provider.destroy_error = Unavailable("not now")
+        (first, _) = self.pool.idle()
+        self.pool.end(first, "test")
+        self.provider.destroy_error = None
+        self.world.wait(11)
+        self.assertNotIn(first.id, self.records())
+        self.assert_nothing_leaks()
+
+    def test_a_configuration_that_wants_fewer_ends_what_is_too_many(self) -> None:
+        self.world.kill()
+        self.world.pool_config = PoolConfig(sizes=(PoolSize(count=1),))
+        self.world.begin()
+        self.world.provider_ready()
+        self.assertEqual(len(self.idle), 1)
+        self.world.kill()
+        self.world.pool_config = PoolConfig()
+        self.world.begin()
+        self.world.provider_ready()
+        self.assertEqual((self.idle, self.provider.instances), ([], {}))
+
+    def test_the_sweep_touches_none_of_them(self) -> None:
+        before = self.idle
+        self.world.wait(60, step=1)
+        self.assertEqual(self.idle, before)
+        self.assertEqual([call for call in self.provider.calls if call[0] == "destroy"], [])
+
+    def test_the_sweep_ends_one_that_no_record_knows(self) -> None:
+        lost = self.pool.members.pop(self.idle[0])
+        self.world.store.delete_pool(lost.id)
+        self.world.wait(25, step=1)
+        self.assertNotIn(lost.record.instance_id, self.provider.instances)
+        self.assert_nothing_leaks()
+
+    def test_one_that_ends_by_itself_is_replaced(self) -> None:
+        (first, _) = self.pool.idle()
+        self.provider.end(first.record.instance_id, "power")
+        self.assertNotIn(first.id, self.idle)
+        self.assertEqual(len(self.idle), 2)
+        self.assert_nothing_leaks()
+
+    def test_one_that_ended_or_vanished_unseen_is_found_by_the_pass(self) -> None:
+        ended, vanished = self.pool.idle()
+        instances = self.provider.instances
+        now_ended = attrs.evolve(instances[ended.record.instance_id], state=InstanceState.ENDED)
+        instances[ended.record.instance_id] = now_ended
+        del instances[vanished.record.instance_id]
+        self.world.wait(11)
+        self.assertEqual(len(self.idle), 2)
+        self.assertFalse({ended.id, vanished.id} & set(self.idle))
+        self.assert_nothing_leaks()
+
+    def test_one_whose_agent_is_gone_is_ended_at_the_second_look(self) -> None:
+        (first, _) = self.pool.idle()
+        self.world.agents[first.id].away = True
+        self.world.wait(10)
+        self.assertIn(first.id, self.idle)
+        self.world.wait(10)
+        self.assertNotIn(first.id, self.idle)
+        self.assertEqual(len(self.idle), 2)
+        self.assert_nothing_leaks()
+
+    def test_drained_it_stays_empty_also_after_a_restart_until_it_is_filled(self) -> None:
+        self.do(self.pool.drain())
+        self.assertEqual((self.idle, self.provider.instances, self.records()), ([], {}, {}))
+        self.world.wait(30)
+        self.world.restart()
+        self.world.wait(30)
+        self.assertEqual(self.provider.instances, {})
+        sandbox = self.run_pod()
+        self.do(self.pool.fill())
+        self.assertEqual(len(self.idle), 2)
+        self.do(self.world.sandboxes.remove(sandbox))
+        self.assert_nothing_leaks()
+
+    def test_a_drain_ends_those_that_are_being_booted(self) -> None:
+        for phase in ("launching", "booting"):
+            held: Deferred[None] = Deferred()
+            setattr(self.provider, phase, held)
+            self.do(self.pool.drain())
+            filled = start(self.pool.fill())
+            self.successResultOf(filled)
+            self.assertEqual(set(self.records().values()), {PoolState.BOOTING})
+            drained = start(self.pool.drain())
+            setattr(self.provider, phase, None)
+            held.callback(None)
+            self.successResultOf(drained)
+            self.assertEqual((self.provider.instances, self.records()), ({}, {}))
+            self.do(self.pool.fill())
+
+
+class NoPoolTests(unittest.SynchronousTestCase):
+    """As it comes."""
+
+    def test_nothing_is_booted(self) -> None:
+        world = FakeNode()
+        world.provider_ready()
+        self.addCleanup(world.kill)
+        world.wait(100, step=5)
+        self.assertEqual(world.provider.specs, [])

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Certificates are replaced long before they expire, by a clock that the test moves."""
+
+from __future__ import annotations
+
+import attrs
+
+from infranetes.machines.context import VmFacts
+from infranetes.machines.pool_config import PoolConfig, PoolSize
+from infranetes.machines.renewal import SOON_SECONDS, is_due
+from infranetes_common.errors import FailedPrecondition
+from tests.infranetes.pods.case import PodsTestCase
+from tests.infranetes.pods.fakes import FakeNode, pod
+
+LIFETIME = 1000.0
+
+
+class RenewalTests(PodsTestCase):
+    def setUp(self) -> None:
+        self.world = FakeNode(
+            certificate=LIFETIME, pool=PoolConfig(sizes=(PoolSize(count=1),)), launch=60.0, sweep=1e6
+        )
+        self.world.provider_ready()
+        self.addCleanup(self.world.kill)
+        # A pod that says how its VM is to be made has none of the pool's.
+        self.own = self.run_pod(pod("own", annotations={"infranetes.io/size": "x"}))
+        self.world.wait(SOON_SECONDS)
+
+    def certificates(self, id: str) -> list[str]:
+        return self.world.agents[id].certificates
+
+    def until(self, id: str) -> float:
+        return float(self.record(id).certificate_until / 1e9)
+
+    def test_a_pod_has_a_key_of_its_own_as_soon_as_it_is_one(self) -> None:
+        spec = next(each for each in self.world.provider.specs if each.sandbox_id == self.own)
+        (certificate,) = self.certificates(self.own)
+        self.assertNotEqual(certificate, spec.identity.certificate_pem)
+        self.assertEqual(self.until(self.own), self.world.clock.seconds() + LIFETIME)
+        self.assertTrue(self.record(self.own).certificate_key)
+
+    def test_it_is_replaced_after_half_of_its_life_and_again(self) -> None:
+        self.world.wait(LIFETIME / 4, step=5)
+        self.assertEqual(len(self.certificates(self.own)), 1)
+        for count in (2, 3, 4):
+            self.world.wait(LIFETIME / 2 + 60, step=5)
+            self.assertGreaterEqual(len(self.certificates(self.own)), count)
+            self.assertGreater(self.until(self.own), self.world.clock.seconds() + LIFETIME / 3)
+
+    def test_so_are_those_of_the_pool(self) -> None:
+        (member,) = self.world.node.pool.idle()
+        self.world.wait(LIFETIME, step=5)
+        self.assertGreaterEqual(len(self.certificates(member.id)), 2)
+        (record,) = self.world.store.contents().pool
+        self.assertGreater(record.certificate_until / 1e9, self.world.clock.seconds() + LIFETIME / 3)
+
+    def test_an_agent_that_can_not_be_reached_is_asked_again_when_it_can(self) -> None:
+        agent = self.world.agents[self.own]
+        agent.go_away()
+        self.world.wait(LIFETIME * 3, step=5)
+        self.assertEqual(len(agent.certificates), 1)
+        agent.away = False
+        self.world.wait(120, step=1)
+        self.assertEqual(len(agent.certificates), 2)
+
+    def test_one_that_refuses_hinders_no_other(self) -> None:
+        other = self.run_pod(pod("other", annotations={"infranetes.io/size": "x"}))
+
+        async def refuse(certificate: str, within: float = 30.0) -> None:
+            raise FailedPrecondition("not now")
+
+        self.patch(self.world.agents[self.own], "rekey", refuse)
+        self.world.wait(LIFETIME, step=5)
+        self.assertEqual(len(self.certificates(self.own)), 1)
+        self.assertGreaterEqual(len(self.certificates(other)), 2)
+
+    def test_an_unforeseen_error_of_one_hinders_no_other_and_is_told(self) -> None:
+        other = self.run_pod(pod("other", annotations={"infranetes.io/size": "x"}))
+
+        async def fail(certificate: str, within: float = 30.0) -> None:
+            raise ZeroDivisionError("unforeseen")
+
+        restored = self.patch(self.world.agents[self.own], "rekey", fail)
+        self.world.wait(LIFETIME, step=5)
+        self.assertTrue(self.flushLoggedErrors(ZeroDivisionError))
+        self.assertGreaterEqual(len(self.certificates(other)), 2)
+        restored.restore()
+        self.world.wait(LIFETIME, step=5)
+        self.assertGreaterEqual(len(self.certificates(self.own)), 2)
+
+    def test_an_unforeseen_error_of_a_whole_pass_ends_that_pass_alone(self) -> None:
+        def fail() -> None:
+            raise ZeroDivisionError("unforeseen")
+
+        restored = self.patch(self.world.node.pool, "idle", fail)
+        self.world.wait(LIFETIME / 4, step=5)
+        self.assertTrue(self.flushLoggedErrors(ZeroDivisionError))
+        restored.restore()
+        self.world.wait(LIFETIME, step=5)
+        self.assertGreaterEqual(len(self.certificates(self.own)), 2)
+
+    def test_the_next_daemon_goes_on_with_it(self) -> None:
+        self.world.restart()
+        self.world.wait(LIFETIME / 4, step=5)
+        self.assertEqual(len(self.certificates(self.own)), 1)
+        self.world.wait(LIFETIME / 2, step=5)
+        self.assertEqual(len(self.certificates(self.own)), 2)
+
+    def test_those_made_together_are_not_all_due_together(self) -> None:
+        facts = VmFacts.of(self.record(self.own))
+        due = [
+            is_due(
+                attrs.evolve(facts, id=f"{number:04x}" + "0" * 28),
+                facts.certificate_until / 1e9 - 550,
+                LIFETIME,
+            )
+            for number in range(0, 0x10000, 0x1000)
+        ]
+        self.assertIn(True, due)
+        self.assertIn(False, due)

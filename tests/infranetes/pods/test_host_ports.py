@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which sandboxes have host ports, and which host ports are in force."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes.hostports.mappings import HostPort
+from infranetes.pods.host_ports import ports_in_force, ports_of, taken_ports
+from infranetes.pods.inventory import Sandbox
+from infranetes.pods.records import SandboxRecord
+from infranetes.pods.states import SandboxState
+from infranetes_common.wire import cri
+from tests.infranetes.pods.fakes import lone_sandbox, pod
+
+
+def sandbox(state: SandboxState) -> Sandbox:
+    config = pod(port_mappings=[cri.PortMapping(host_port=8080, container_port=80)])
+    record = SandboxRecord(
+        id=state.value, token=state.value, state=state, name="web", config=config.SerializeToString(),
+        runtime_handler="", created_at=1, address="10.0.0.1",
+    )  # fmt: skip
+    return lone_sandbox(record)
+
+
+class HostPortTests(SynchronousTestCase):
+    sandboxes = tuple(map(sandbox, SandboxState))
+
+    def test_what_a_sandbox_asks_for(self) -> None:
+        ports = ports_of(sandbox(SandboxState.READY))
+        self.assertEqual((ports.sandbox_id, ports.pod, ports.address), ("ready", "default/web", "10.0.0.1"))
+        self.assertEqual(ports.ports, (HostPort("tcp", "", 8080, 80),))
+
+    def test_a_port_is_taken_until_its_sandbox_is_stopped(self) -> None:
+        taken = {ports.sandbox_id for ports in taken_ports(self.sandboxes)}
+        self.assertEqual(taken, {state.value for state in SandboxState} - {"stopped"})
+
+    def test_a_port_is_in_force_while_there_is_a_vm_that_was_ready(self) -> None:
+        in_force = {ports.sandbox_id for ports in ports_in_force(self.sandboxes)}
+        self.assertEqual(in_force, {"ready", "lost"})

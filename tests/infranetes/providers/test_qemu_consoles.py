@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Consoles of destroyed QEMU VMs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes.providers.interface import Instance, InstanceState
+from infranetes.providers.qemu import consoles
+from infranetes.providers.qemu.consoles import ConsoleArchive
+from infranetes.providers.qemu.paths import ProviderPaths
+from infranetes.providers.qemu.privileges import QemuUser
+from infranetes.providers.qemu.record import Phase, VmRecord
+from infranetes.providers.qemu.vm import Vm
+
+
+def record(number: int, sandbox: str = "") -> VmRecord:
+    token = f"{number:032x}"
+    return VmRecord(token, sandbox or f"sandbox{number}", "c", "n", "10.7.0.2", 12.5, detail="why")
+
+
+class ArchiveTests(SynchronousTestCase):
+    """The consoles of the VMs destroyed last."""
+
+    def setUp(self) -> None:
+        self.vm = Path(self.mktemp())
+        self.vm.mkdir()
+        (self.vm / "console.log").write_bytes(b"\x1b[2Jbooting\r\n" + b"x" * 5000 + b"\nKernel panic\x07\n")
+        (self.vm / "qemu.log").write_text("qemu: terminating\n")
+        self.directory = Path(self.mktemp())
+        self.archive = ConsoleArchive(self.directory, 3, 1000)
+
+    def keep(self, number: int) -> None:
+        self.archive.add(record(number), self.vm)
+        path = self.directory / f"{number:032x}.json"
+        os.utime(path, (number, number))
+
+    def test_what_is_kept_is_found_bounded_and_printable(self) -> None:
+        self.keep(1)
+        [found] = self.archive.find("sandbox1")
+        self.assertEqual(
+            (found.instance_id, found.detail, found.output), (f"qemu-{1:032x}", "why", "qemu: terminating")
+        )
+        self.assertTrue(found.text.endswith("x\nKernel panic"))
+        self.assertLessEqual(len(found.text), 1000)
+        self.assertGreater(found.ended_at, 0)
+        self.assertEqual((self.directory / f"{1:032x}.json").stat().st_mode & 0o777, 0o600)
+        self.assertEqual(self.archive.find("other"), [])
+
+    def test_no_more_than_so_many_and_the_newest_first(self) -> None:
+        for number in range(1, 7):
+            self.keep(number)
+        self.assertEqual(
+            [one.sandbox_id for one in self.archive.find("")], ["sandbox6", "sandbox5", "sandbox4"]
+        )
+        ConsoleArchive(self.directory, 0, 1000).add(record(9), self.vm)
+        self.assertEqual(list(self.directory.iterdir()), [])
+
+    def test_what_a_killed_daemon_left_half_written_goes_with_the_next(self) -> None:
+        self.keep(1)
+        (self.directory / "x.json.new").write_text("{")
+        (self.directory / "ab.json").write_text("{")
+        self.keep(2)
+        self.assertEqual(len(self.archive.find("sandbox")), 2)
+        self.assertFalse((self.directory / "x.json.new").exists())
+
+    def test_that_of_a_machine_that_is_there(self) -> None:
+        found = consoles.read(record(1), self.vm, 100)
+        self.assertEqual((found.ended_at, found.text[-5:]), (0.0, "panic"))
+        nothing = consoles.read(record(1), self.vm / "none", 100)
+        self.assertEqual((nothing.text, nothing.output), ("", ""))
+
+
+class FoundTests(SynchronousTestCase):
+    """A VM that a daemon finds without a process."""
+
+    def found(self, **fields: Any) -> Instance:
+        paths = ProviderPaths(Path(self.mktemp()), Path(self.mktemp()))
+        made = attrs.evolve(record(1), phase=Phase.READY, **fields)
+        vm_paths = paths.of_vm(made, QemuUser(0, 0))
+        vm_paths.directory.mkdir(parents=True)
+        vm_paths.console.write_text("booting\nKernel panic - not syncing\n")
+        vm = Vm(made, vm_paths)
+        for _ in range(2):
+            vm.explain_missing_process()
+        return vm.instance()
+
+    def test_its_last_output_is_told(self) -> None:
+        instance = self.found(detail="")
+        self.assertIs(instance.state, InstanceState.ENDED)
+        self.assertEqual(
+            instance.detail,
+            "its process was gone when the daemon started; last output: Kernel panic - not syncing",
+        )
+
+    def test_what_an_earlier_daemon_knew_stays(self) -> None:
+        self.assertEqual(
+            self.found(detail="its process was killed by SIGKILL").detail, "its process was killed by SIGKILL"
+        )

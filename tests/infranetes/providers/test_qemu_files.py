@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The QEMU provider's files: VMs' records and consoles, templates, the lock and the saved subnet."""
+
+from __future__ import annotations
+
+import os
+from ipaddress import IPv4Network
+from pathlib import Path
+
+import attrs
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes.guest.image import GuestImage
+from infranetes.providers.qemu import consoles, host_checks, record
+from infranetes.providers.qemu.command_line import CommandLine, Fd
+from infranetes.providers.qemu.open_files import OpenFiles
+from infranetes.providers.qemu.os_errors import as_infranetes_error
+from infranetes.providers.qemu.paths import ProviderPaths
+from infranetes.providers.qemu.pod_network import load_subnet, save_subnet
+from infranetes.providers.qemu.record import Phase, VmRecord, VmRecords
+from infranetes.providers.qemu.template import PARTS, Template
+from infranetes_common.errors import FailedPrecondition, ResourceExhausted
+
+COMMAND_LINE = CommandLine("/usr/bin/qemu-system-x86_64", "QEMU 7.2", "tcg", 1024, 8192, 4)
+TOKEN = "0123456789abcdef" * 2
+
+
+class RecordTests(SynchronousTestCase):
+    """VMs' directories."""
+
+    def setUp(self) -> None:
+        self.directory = Path(self.mktemp())
+        self.records = VmRecords(self.directory)
+        self.overlay = Path(self.mktemp())
+        self.overlay.write_bytes(b"disk")
+        self.assertEqual(self.records.open(), [])
+        self.record = VmRecord(TOKEN, "sandbox", "c", "n", "10.7.0.2", 12.5, os.getuid())
+
+    def add(self) -> None:
+        self.records.add(self.record, self.overlay)
+
+    def test_what_is_added_is_found_as_it_was_last_updated(self) -> None:
+        self.add()
+        ready = attrs.evolve(self.record, phase=Phase.READY, agent_port=2475, detail="fine")
+        self.records.update(ready)
+        self.assertEqual(VmRecords(self.directory).open(), [ready])
+        self.assertEqual((self.records.directory_of(TOKEN) / record.DISK).read_bytes(), b"disk")
+
+    def test_a_record_appears_whole_or_not_at_all(self) -> None:
+        self.overlay.unlink()
+        self.assertRaises(FileNotFoundError, self.add)
+        self.assertEqual(list(self.directory.iterdir()), [])
+
+    def test_what_a_killed_daemon_left_half_done_is_swept_away(self) -> None:
+        (self.directory / f".new-{TOKEN}").mkdir()
+        self.add()
+        gone = self.records.hide(TOKEN)
+        self.assertTrue(gone.exists())
+        self.assertEqual(self.records.read(), [])
+        self.assertEqual(self.records.open(), [])
+        self.assertEqual(list(self.directory.iterdir()), [])
+
+    def test_a_record_that_can_not_be_read_stays_visible(self) -> None:
+        self.add()
+        for content in ("", "{", "[]", '{"phase": "x"}', '{"token": 5}'):
+            (self.records.directory_of(TOKEN) / record.RECORD).write_text(content)
+            [found] = self.records.open()
+            self.assertEqual((found.token, found.phase), (TOKEN, Phase.FAILED))
+            self.assertIn("can't be read", found.detail)
+        self.flushLoggedErrors()
+
+    def test_ids_are_ours_alone(self) -> None:
+        self.assertEqual(record.token_of(self.record.id), TOKEN)
+        for odd in ("", "qemu-", TOKEN, f"qemu-{TOKEN}\n", f"qemu-{TOKEN[:-1]}", "../../etc", "ü" * 300):
+            self.assertIsNone(record.token_of(odd))
+
+    def test_a_consoles_end_is_plain_text(self) -> None:
+        console = Path(self.mktemp())
+        self.assertEqual(consoles.tail(console), "")
+        console.write_bytes(b"x" * 5000 + b"\n\x1b[0;1;31mFailed\x1b[0m to start\x00\xff\r\n")
+        self.assertTrue(consoles.tail(console).endswith("\nFailed to start\ufffd"))
+
+    def test_a_console_keeps_its_end_under_a_bound(self) -> None:
+        console = Path(self.mktemp())
+        with console.open("ab", buffering=0) as writer:
+            writer.write(b"a" * 900)
+            consoles.trim(console, 1000)
+            self.assertEqual(console.stat().st_size, 900)
+            writer.write(b"b" * 500)
+            consoles.trim(console, 1000)
+            writer.write(b"c" * 10)
+        self.assertEqual(console.read_bytes(), b"b" * 500 + b"c" * 10)
+
+
+class TemplateTests(SynchronousTestCase):
+    """Whether a template on disk may be used."""
+
+    def setUp(self) -> None:
+        root = Path(self.mktemp())
+        root.mkdir()
+        image = GuestImage(root / "image", "key", 0.0, "bookworm", "6.1", ())
+        self.template = Template(root / "template", COMMAND_LINE, image)
+        for part in (image.disk, image.kernel, image.initrd, *map(self.template.directory.joinpath, PARTS)):
+            part.parent.mkdir(exist_ok=True)
+            part.write_text("content")
+        self.template.seal(self.template.directory)
+
+    def test_as_it_was_made(self) -> None:
+        self.assertTrue(self.template.intact())
+        with OpenFiles() as files:
+            self.template.open_for_clone(files)
+            self.assertTrue(self.template.intact(), "use does not change it")
+
+    def test_whatever_is_touched_or_missing_makes_it_unusable(self) -> None:
+        for part in (*PARTS, "manifest.json"):
+            path = self.template.directory / part
+            path.unlink()
+            self.assertFalse(self.template.intact(), part)
+            path.write_text("content")
+            self.assertFalse(self.template.intact(), part)
+            self.template.seal(self.template.directory)
+            self.assertTrue(self.template.intact())
+        for path in (self.template.image.disk, self.template.directory / "ram"):
+            with path.open("r+b") as file:
+                file.write(b"C")
+            self.assertFalse(self.template.intact(), str(path))
+            self.template.seal(self.template.directory)
+
+    def test_its_images_belong_to_it(self) -> None:
+        template = attrs.evolve(self.template, command_line=attrs.evolve(COMMAND_LINE, preload="key"))
+        self.assertFalse(template.intact())
+        (template.directory / "images").write_text("content")
+        template.seal(template.directory)
+        self.assertTrue(template.intact())
+        with OpenFiles() as files:
+            template.open_for_clone(files)
+            self.assertIn(Fd.IMAGES, files.by_number())
+        (template.directory / "images").unlink()
+        self.assertFalse(template.intact())
+
+    def test_its_ram_is_for_the_daemon_alone_and_nothing_else_can_be_written(self) -> None:
+        modes = {part: (self.template.directory / part).stat().st_mode & 0o777 for part in PARTS}
+        self.assertEqual(modes.pop("ram"), 0o600)
+        self.assertEqual(set(modes.values()), {0o644})
+
+
+class HostTests(SynchronousTestCase):
+    """What the provider needs of its host."""
+
+    def test_a_user_that_is_not_there_is_named_with_the_way_to_make_it(self) -> None:
+        with self.assertRaises(FailedPrecondition) as caught:
+            host_checks.qemu_user("no-such-user")
+        self.assertIn("useradd --system", str(caught.exception))
+
+    def test_one_daemon_at_a_time(self) -> None:
+        paths = ProviderPaths(Path(self.mktemp()), Path(self.mktemp()))
+        paths.state.mkdir()
+        held = host_checks.take_lock(paths)
+        self.assertRaises(FailedPrecondition, host_checks.take_lock, paths)
+        os.close(held)
+        os.close(host_checks.take_lock(paths))
+
+    def test_the_subnet_of_update_runtime_config_outlives_the_daemon_but_not_the_configuration(self) -> None:
+        path = Path(self.mktemp()) / "network.json"
+        self.assertEqual(load_subnet(path, "10.1.0.0/16"), IPv4Network("10.1.0.0/16"))
+        save_subnet(path, "10.1.0.0/16", IPv4Network("10.2.0.0/24"))
+        self.assertEqual(load_subnet(path, "10.1.0.0/16"), IPv4Network("10.2.0.0/24"))
+        self.assertEqual(load_subnet(path, "10.3.0.0/16"), IPv4Network("10.3.0.0/16"))
+        path.write_text("[")
+        self.assertEqual(load_subnet(path, "10.1.0.0/16"), IPv4Network("10.1.0.0/16"))
+
+    def test_a_full_disk_is_told_as_one(self) -> None:
+        error = as_infranetes_error(OSError(28, "No space left on device", "/x/disk.qcow2"))
+        self.assertIsInstance(error, ResourceExhausted)
+        self.assertIn("/x/disk.qcow2", str(error))

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands that are run to their end."""
+
+from __future__ import annotations
+
+import time
+
+from twisted.trial.unittest import TestCase
+
+from infranetes import commands
+from infranetes.providers.qemu.process import pids_by_argument
+from infranetes_common.concurrency import start
+from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, InfranetesError
+from infranetes_common.reactors import installed
+from tests.support.waiting import until
+
+reactor = installed()
+
+
+class RunTests(TestCase):
+    """Commands that are waited for."""
+
+    async def test_code_and_output(self) -> None:
+        output = await commands.run(reactor, ["sh", "-c", "cat; echo bad >&2; exit 3"], 10.0, b"in")
+        self.assertEqual((output.code, output.stdout, output.message()), (3, b"in", "bad"))
+        output = await commands.run(reactor, ["sh", "-c", "kill -9 $$"], 10.0)
+        self.assertEqual(output.code, -9)
+
+    async def test_a_failure_has_its_words(self) -> None:
+        error = await self.assertFailure(
+            start(commands.check(reactor, ["ip", "link", "show", "nosuch0"], 10.0)),
+            InfranetesError,
+        )
+        self.assertIn("nosuch0", str(error))
+
+    async def test_one_that_hangs_is_killed_and_not_waited_for(self) -> None:
+        began = time.monotonic()
+        await self.assertFailure(start(commands.run(reactor, ["sleep", "61.25"], 0.2)), DeadlineExceeded)
+        self.assertLess(time.monotonic() - began, 5.0)
+        await until(lambda: not pids_by_argument(["61.25"]), "it is killed")
+
+    def test_a_program_that_is_not_there_is_named(self) -> None:
+        with self.assertRaises(FailedPrecondition) as caught:
+            commands.find_program("no-such-program")
+        self.assertIn("no-such-program", str(caught.exception))

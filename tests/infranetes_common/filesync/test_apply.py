@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes that can't be applied, in part or at all, and those that try to leave the tree."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import Any
+
+import attrs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
+from infranetes_common.filesync.apply import Applier
+from infranetes_common.filesync.manifest import (
+    DIRECTORY,
+    FILE,
+    SYMLINK,
+    Changed,
+    Entry,
+    Removed,
+    Unread,
+)
+from infranetes_common.filesync.scan import read, scan
+from infranetes_common.filesync.tree import Tree
+from tests.infranetes_common.filesync.case import BOUNDS, TreeCase
+
+
+class PartTests(TreeCase):
+    """One entry can't be written: the others are, and nothing leads to what is not there."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.busy = self.node / "busy"
+        self.busy.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", self.busy], check=True)
+        self.addCleanup(subprocess.run, ["umount", "-l", str(self.busy)])
+        self.applier = Applier(self.ours, BOUNDS)
+
+    def feed_all(self, *changes: Any) -> None:
+        self.applier.feed(changes)
+        self.applier.finish()
+
+    def test_the_others_are_written_and_the_error_names_the_one(self) -> None:
+        self.feed_all(
+            Entry(b"a", FILE, 0o600, 0, 0, 1), b"1",
+            Entry(b"busy", FILE, 0o600, 0, 0, 2), b"22",
+            Entry(b"busy/below", DIRECTORY, 0o700, 0, 0),
+            Entry(b"z", FILE, 0o600, 0, 0, 3), b"33", b"3",
+            Removed(b"a"), Removed(b"busy"),
+        )  # fmt: skip
+        self.assertEqual(self.applier.failed, {b"busy": "Device or resource busy"})
+        self.assertEqual(sorted(os.listdir(self.node)), ["busy", "z"])
+        error = self.assertRaises(FailedPrecondition, self.applier.check_whole)
+        self.assertIn("busy: Device or resource busy", str(error))
+
+    def test_a_link_is_not_turned_to_what_failed_and_nothing_goes_then(self) -> None:
+        (self.node / "old").write_text("old")
+        (self.node / "..data").symlink_to("old")
+        (self.node / "other").symlink_to("old")
+        self.feed_all(
+            Entry(b"busy", FILE, 0o600, 0, 0, 2), b"22",
+            Entry(b"..data", SYMLINK, 0o777, 0, 0, target=b"busy"),
+            Entry(b"new", SYMLINK, 0o777, 0, 0, target=b"nowhere"),
+            Entry(b"other", SYMLINK, 0o777, 0, 0, target=b"new"),
+            Removed(b"old"),
+        )  # fmt: skip
+        self.assertEqual(os.readlink(self.node / "..data"), "old")
+        self.assertEqual(os.readlink(self.node / "other"), "new")
+        self.assertEqual((self.node / "..data").read_text(), "old")
+        self.assertEqual(set(self.applier.failed), {b"busy", b"..data", b"old"})
+
+    def test_what_could_not_be_read_stays_as_it_was(self) -> None:
+        (self.node / "file").write_text("before")
+        self.feed_all(
+            Entry(b"file", FILE, 0o600, 0, 0, 600), b"half", Unread(b"file"),
+            Unread(b"never begun"),
+            Entry(b"z", DIRECTORY, 0o700, 0, 0),
+        )  # fmt: skip
+        self.assertEqual((self.node / "file").read_text(), "before")
+        self.assertEqual(sorted(os.listdir(self.node)), ["busy", "file", "z"])
+        self.assertRaises(Changed, self.applier.check_whole)
+        self.assertRaises(InvalidArgument, Applier(self.ours, BOUNDS).feed,
+                          [Entry(b"file", FILE, 0o600, 0, 0, 6), Unread(b"other")])  # fmt: skip
+
+    def test_a_program_loses_its_set_id_bits_before_another_comes_into_it(self) -> None:
+        program = self.node / "program"
+        program.write_bytes(b"trusted")
+        program.chmod(0o4755)
+        tree = Tree(program, file=True, setid=False)
+        modes = []
+        real = os.pwrite
+
+        def noted(descriptor: int, data: Any, at: int) -> int:
+            modes.append(os.fstat(descriptor).st_mode & 0o7777)
+            return real(descriptor, data, at)
+
+        self.patch(os, "pwrite", noted)
+        self.feed(Entry(b"", FILE, 0o4755, 0, 0, 4), b"evil", tree=tree)
+        self.assertEqual((modes, program.stat().st_mode & 0o7777), ([0o755], 0o755))
+
+
+_names = st.sampled_from([b"a", b"b", b"..", b".", b"", b"out", b"/", b"a\0", b"x" * 256])
+_paths = st.lists(_names, max_size=4).map(b"/".join) | st.binary(max_size=8)
+_entries = st.builds(
+    Entry,
+    path=_paths,
+    kind=st.sampled_from([FILE, DIRECTORY, SYMLINK, "device"]),
+    mode=st.integers(0, 0o100000),
+    uid=st.just(0),
+    gid=st.just(0),
+    size=st.integers(0, 4),
+    mtime=st.integers(-1, 2**64),
+    target=st.sampled_from([b"", b"../out", b"/", b"a", b"\0"]),
+)
+_changes = _entries | st.builds(Removed, path=_paths) | st.binary(max_size=4)
+
+
+class HostileTests(TreeCase):
+    """The other side says anything."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.outside = self.top / "out"
+        self.outside.mkdir()
+        (self.outside / "precious").write_bytes(b"precious")
+
+    def unharmed(self) -> None:
+        self.assertEqual(sorted(os.listdir(self.top)), ["node", "out", "vm"])
+        self.assertEqual(os.listdir(self.outside), ["precious"])
+        self.assertEqual((self.outside / "precious").read_bytes(), b"precious")
+
+    @settings(max_examples=300, deadline=None)
+    @given(st.lists(_changes, max_size=10))
+    def test_no_list_of_changes_leads_out(self, changes: list[Any]) -> None:
+        self.fresh()
+        applier = Applier(self.ours, BOUNDS)
+        for change in changes:
+            try:
+                applier.feed([change])
+            except InfranetesError:
+                applier = Applier(self.ours, BOUNDS)
+        applier.abort()
+        self.unharmed()
+        self.assertEqual([name for name in os.listdir(self.node) if name.startswith(".infra")], [])
+
+    def test_through_a_link_nothing_is_written_removed_or_read(self) -> None:
+        out = os.fsencode(self.outside)
+        for at in (b"link", b"deep/link"):
+            parent = [Entry(b"deep", DIRECTORY, 0o755, 0, 0)]
+            link = Entry(at, SYMLINK, 0o777, 0, 0, target=out)
+            inner = at + b"/precious"
+            file = Entry(inner, FILE, 0o644, 0, 0, 4)
+            self.assertRaises(InfranetesError, self.feed, *parent, link, file, b"evil")
+            self.assertRaises(InfranetesError, self.feed, Entry(at + b"/d", DIRECTORY, 0o755, 0, 0))
+            self.assertRaises(InfranetesError, self.feed, Entry(at + b"/s", SYMLINK, 0, 0, 0, target=b"x"))
+            self.assertEqual(os.readlink(self.node / os.fsdecode(at)), str(self.outside))
+            self.feed(Removed(inner))
+            wanted = attrs.evolve(file, size=8)
+            self.assertEqual(list(read(self.ours, [wanted])), [wanted, Unread(inner)])
+            self.assertNotIn(inner, scan(self.ours, BOUNDS))
+            self.unharmed()
+
+    def test_a_directory_in_the_place_of_a_link_leaves_what_the_link_led_to(self) -> None:
+        self.feed(Entry(b"link", SYMLINK, 0o777, 0, 0, target=os.fsencode(self.outside)))
+        self.feed(Entry(b"link", DIRECTORY, 0o700, 0, 0), Entry(b"link/f", FILE, 0o600, 0, 0))
+        self.assertTrue((self.node / "link" / "f").is_file())
+        self.unharmed()
+
+    def test_paths_that_are_none(self) -> None:
+        for path in [*b".. a/../b /etc a//b a/ . a\0b a/.infranetes-1".split(b" "), b"x" * 256, b"a/" * 2048]:
+            with self.subTest(path=path[:20]):
+                self.assertRaises(InvalidArgument, self.feed, Entry(path, DIRECTORY, 0o755, 0, 0))
+                self.assertRaises(InvalidArgument, self.feed, Removed(path))
+
+    def test_a_file_of_the_wrong_length_leaves_nothing(self) -> None:
+        entry = Entry(b"file", FILE, 0o600, 0, 0, 4)
+        self.assertRaises(InvalidArgument, self.feed, entry, b"abc")
+        self.assertRaises(InvalidArgument, self.feed, entry, b"abcde")
+        self.assertRaises(InvalidArgument, self.feed, b"data")
+        self.assertEqual(os.listdir(self.node), [])

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults of a simulated cloud while a soak test runs: one kind after the other, again and again.
+
+All the time a third of the calls is throttled, and some running VMs are ended from outside.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+from twisted.internet.interfaces import IReactorTime
+
+from infranetes_common.concurrency import sleep
+from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Fault, FaultKind
+from tests.support.clouds.vsphere import LIST
+
+THROTTLED = "30% of calls throttled"
+SILENT = "silent after the effect"
+STALE = "stale answers"
+NO_BOOT = "never boots"
+NO_ANSWER = "no agent"
+QUOTA = "quota full"
+REVOKED = "credentials revoked"
+TAKEN = "ended outside"
+PREEMPTED = "preempted"
+ALL = (THROTTLED, SILENT, STALE, NO_BOOT, NO_ANSWER, QUOTA, REVOKED, TAKEN, PREEMPTED)
+
+# Of every so many pods, these lose their VM while they run.
+TURNS, TAKEN_TURN, PREEMPTED_TURN = 4, 1, 3
+SECONDS = 1.0  # a fault lasts at least that long, and is followed by as long without any but throttling
+
+
+@attrs.frozen
+class Actions:
+    """The names of a cloud's calls in `Faults`."""
+
+    launch: tuple[str, ...]
+    destroy: tuple[str, ...]
+    list: str
+    is_list: Callable[[Mapping[str, str]], bool] = lambda call: True
+
+    @property
+    def boot(self) -> str:
+        """The last call of a launch; the VM boots then."""
+        return self.launch[-1]
+
+
+ACTIONS = {
+    "aws": Actions(
+        ("RunInstances",),
+        ("TerminateInstances",),
+        "DescribeInstances",
+        lambda call: "InstanceId.1" not in call,
+    ),
+    "gcp": Actions(("launch",), ("destroy",), "list instances"),
+    "vsphere": Actions(("CloneVM_Task", "PowerOnVM_Task"), ("Destroy_Task",), LIST),
+}
+
+
+class FaultRotation:
+    """The faults of one cloud.
+
+    :ivar happened: how often each of `ALL` happened.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        world: Any,  # Any: one of three simulators
+        actions: Actions,
+    ) -> None:
+        self.happened: Counter[str] = Counter()
+        self._reactor = reactor
+        self._world = world
+        self._actions = actions
+
+    async def run(self, over: Callable[[], bool]) -> None:
+        """Inject faults until `over` is true, then none."""
+        throttling = self._world.faults.add(FaultKind.THROTTLE, share=0.3)
+        try:
+            for inject in itertools.cycle(
+                (self._silent, self._stale, self._quota, self._revoked, self._boots)
+            ):
+                await inject(over)
+                await self._while(lambda: True, over, SECONDS)
+                if over():
+                    return
+        finally:
+            self.happened[THROTTLED] += throttling.happened
+            self._world.faults.clear()
+            self._world.behaviour = NORMAL
+
+    def end_vm(self, sandbox: str, number: int) -> bool:
+        """End the VM of pod `number` from outside, if it is its turn. Returns whether it was."""
+        fault = {TAKEN_TURN: TAKEN, PREEMPTED_TURN: PREEMPTED}.get(number % TURNS)
+        ids = [vm.id for vm in self._world.seen() if vm.sandbox == sandbox] if fault else []
+        for id in ids:
+            self._world.end(id)
+            self.happened[str(fault)] += 1
+        return bool(ids)
+
+    # ---- faults that last for a while
+
+    async def _silent(self, over: Callable[[], bool]) -> None:
+        actions = (*self._actions.launch, *self._actions.destroy)
+        await self._last(
+            over, SILENT, [self._world.faults.add(FaultKind.LOST, each, times=1) for each in actions]
+        )
+
+    async def _stale(self, over: Callable[[], bool]) -> None:
+        fault = self._world.faults.add(
+            FaultKind.STALE, self._actions.list, only=self._actions.is_list, share=0.5
+        )
+        await self._last(over, STALE, [fault])
+
+    async def _quota(self, over: Callable[[], bool]) -> None:
+        await self._last(
+            over, QUOTA, [self._world.faults.add(FaultKind.QUOTA, self._actions.launch[0], times=2)]
+        )
+
+    async def _revoked(self, over: Callable[[], bool]) -> None:
+        await self._last(over, REVOKED, [self._world.faults.add(FaultKind.REVOKED)])
+
+    async def _boots(self, over: Callable[[], bool]) -> None:
+        for behaviour, kind in ((NEVER, NO_BOOT), (NO_AGENT, NO_ANSWER)):
+            self._world.behaviour = behaviour
+            before = self._boots_asked()
+            while self._boots_asked() == before and not over():
+                await self._while(lambda: False, over)
+            self.happened[kind] += self._boots_asked() - before
+            self._world.behaviour = NORMAL
+
+    def _boots_asked(self) -> int:
+        return int(self._world.faults.calls.get(self._actions.boot, 0))
+
+    async def _last(self, over: Callable[[], bool], kind: str, faults: list[Fault]) -> None:
+        """Wait until each of the faults has happened, then remove them."""
+        await self._while(lambda: True, over, SECONDS)
+        await self._while(lambda: not all(each.happened for each in faults), over)
+        for each in faults:
+            self._world.faults.rules.remove(each)
+            self.happened[kind] += each.happened
+
+    async def _while(
+        self, condition: Callable[[], bool], over: Callable[[], bool], seconds: float = 1e9
+    ) -> None:
+        """Wait while the condition holds, and at least for a moment."""
+        until = self._reactor.seconds() + seconds
+        while True:
+            await sleep(self._reactor, 0.01)
+            if not condition() or over() or self._reactor.seconds() > until:
+                return

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Empty directories of a file server that can be made to hang, as NFS does whose server has gone.
+
+The server is a process that speaks the kernel's FUSE protocol (linux/fuse.h); stopped by SIGSTOP it leaves
+whoever looks at one of its mounts waiting.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_LOOKUP, _FORGET, _GETATTR, _STATFS, _INIT, _OPENDIR, _READDIR, _RELEASEDIR = 1, 2, 3, 17, 26, 27, 28, 29
+_INTERRUPT, _DESTROY, _BATCH_FORGET = 36, 38, 42
+_REQUEST = struct.Struct("=IIQQIIII")
+_ANSWER = struct.Struct("=IiQ")
+
+
+class HangingMounts:
+    """Mounts at these directories, made if need be, until `end`."""
+
+    def __init__(self, *directories: Path) -> None:
+        self._directories = directories
+        for directory in directories:
+            directory.mkdir(parents=True)
+        command = [sys.executable, "-m", "tests.support.fuse", *map(str, directories)]
+        self._server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+        assert self._server.stdout is not None
+        said = self._server.stdout.readline()
+        if said != b"mounted\n":
+            self.end()
+            raise AssertionError("no FUSE file system can be mounted here")
+
+    def hang(self) -> None:
+        """Whoever looks from now on waits."""
+        self._server.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Those who wait get their answers."""
+        self._server.send_signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        """Who still waits gets an error. Idempotent."""
+        for directory in self._directories:
+            subprocess.run(["umount", "--lazy", directory], check=False, stderr=subprocess.DEVNULL)
+        self._server.kill()
+        self._server.wait()
+        if self._server.stdout is not None:
+            self._server.stdout.close()
+
+
+def _mount(directory: str) -> int:
+    device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other"
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"hanging", os.fsencode(directory), b"fuse", 0, options.encode()):
+        raise OSError(ctypes.get_errno(), "mount")
+    return device
+
+
+def _answer(operation: int) -> bytes | int:
+    """What is sent after an answer's head, or an error's number."""
+    if operation == _INIT:
+        return struct.pack("=IIIIHHIIHHI28x", 7, 31, 0, 0, 0, 0, 4096, 1, 0, 0, 0)
+    if operation == _GETATTR:  # valid for no time, so that it is asked for each time
+        attributes = struct.pack("=QQQQQQIIIIIIIIII", 1, 0, 0, 0, 0, 0, 0, 0, 0, 0o40755, 2, 0, 0, 0, 4096, 0)
+        return struct.pack("=QII", 0, 0, 0) + attributes
+    if operation == _OPENDIR:
+        return bytes(16)
+    if operation in (_READDIR, _RELEASEDIR):
+        return b""
+    if operation == _STATFS:
+        return bytes(80)
+    return errno.ENOENT if operation == _LOOKUP else errno.ENOSYS
+
+
+def _serve(device: int) -> bool:
+    try:
+        request = os.read(device, 1 << 20)
+    except OSError as error:
+        return error.errno in (errno.ENOENT, errno.EINTR)  # given up meanwhile
+    _, operation, unique, *_ = _REQUEST.unpack_from(request)
+    if operation in (_FORGET, _BATCH_FORGET, _INTERRUPT, _DESTROY):
+        return True
+    answer = _answer(operation)
+    body, failure = (b"", -answer) if isinstance(answer, int) else (answer, 0)
+    try:
+        os.write(device, _ANSWER.pack(_ANSWER.size + len(body), failure, unique) + body)
+    except OSError as failed:
+        return failed.errno == errno.ENOENT
+    return True
+
+
+def main(directories: list[str]) -> None:
+    """Serve them until all are unmounted."""
+    poll = select.poll()
+    devices = {_mount(directory) for directory in directories}
+    for device in devices:
+        poll.register(device, select.POLLIN)
+    print("mounted", flush=True)
+    while devices:
+        for device, _ in poll.poll():
+            if not _serve(device):
+                poll.unregister(device)
+                devices.discard(device)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A test case with a daemon, honest agents, and one that attacks it."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ProcessDone, ProcessTerminated
+from twisted.internet.interfaces import IProcessTransport
+from twisted.internet.protocol import ProcessProtocol
+from twisted.python.failure import Failure
+
+from infranetes_common.concurrency import Notifier, start
+from infranetes_common.wire import cri
+from tests.infranetes.daemon import case
+from tests.infranetes.daemon.case import ROOT, DaemonCase, reactor
+
+HONEST = 10
+
+
+class HostileProcess(ProcessProtocol):
+    """The hostile agent's process.
+
+    :ivar errors: the end of what it wrote to standard error.
+    """
+
+    transport: IProcessTransport
+
+    def __init__(self) -> None:
+        self._output = b""
+        self._output_came = Notifier()
+        self.errors = b""
+        self.ended: Deferred[None] = Deferred()
+
+    def outReceived(self, data: bytes) -> None:
+        self._output += data
+        self._output_came.notify()
+
+    def errReceived(self, data: bytes) -> None:
+        self.errors = (self.errors + data)[-4000:]
+
+    def processEnded(self, reason: Failure) -> None:
+        reason.trap(ProcessDone, ProcessTerminated)
+        self.ended.callback(None)
+        self._output += b"ended\n"
+        self._output_came.notify()
+
+    async def line(self, expected: bytes) -> None:
+        """Wait for its next line of output. :raise AssertionError: it is another one."""
+        while b"\n" not in self._output:
+            await self._output_came.wait()
+        line, _, self._output = self._output.partition(b"\n")
+        assert line == expected, (line, self.errors.decode(errors="replace"))
+
+    async def attack(self, corpus: Mapping[str, list[str]] | None = None, **attacks: str) -> None:
+        """Replace the attacks in force, by method; none: it is honest."""
+        self.transport.write(json.dumps({**attacks, "corpus": corpus or {}}).encode() + b"\n")
+        await self.line(b"done")
+
+    async def stop(self) -> None:
+        """End it."""
+        self.transport.loseConnection()
+        self.transport.signalProcess("KILL")
+        await self.ended
+
+
+class HostileCase(DaemonCase):
+    """A daemon with `HONEST` pods, and one whose agent `replace_agent` replaces with a HostileAgent.
+
+    :ivar bad: the sandbox of that pod.
+    :ivar victim: its container.
+    :ivar pods: the honest pods' containers, by sandbox.
+    """
+
+    timeout = 240
+    honest = HONEST
+    reactor = reactor
+
+    async def setUp(self) -> None:
+        super().setUp()
+        self.config["log"] = {"level": "info"}
+        self.config["times"] = {"unknown_after": 1.0}
+        self.volume = self.root / "volume"
+        self.volume.mkdir()
+        self.turns = self.root / "turns"
+        self.forget_longest_turn()
+        self.environment["LONGEST_TURN"] = str(self.turns)
+        self.patch(case, "_TWISTD", (sys.executable, "-m", "tests.support.hostile.watched"))
+        await self.start()
+        assert self.process is not None
+        found = subprocess.run(
+            ["/usr/bin/pgrep", "-f", str(self.root / "run" / "simulated" / "farm.sock")], capture_output=True
+        )
+        processes = [self.process.pid, os.getpid(), *map(int, found.stdout.split())]
+        self._schedstats = [f"/proc/{pid}/task/{pid}/schedstat" for pid in processes]
+        self.pods: dict[str, str] = {}
+        for number in range(self.honest):
+            sandbox = await self.run_pod(f"honest{number}")
+            self.pods[sandbox] = await self.run_container(sandbox, self.box(script="sleep 1000"))
+        self.bad = await self.run_pod("bad")
+        mounts = [cri.Mount(container_path="/data", host_path=str(self.volume))]
+        self.victim = await self.run_container(self.bad, self.box(script="sleep 1000", mounts=mounts))
+
+    async def replace_agent(self) -> HostileProcess:
+        """Replace the bad pod's agent with a HostileAgent, which is honest until it is told to attack."""
+        (vm,) = (vm for vm in await self.vms() if vm["sandbox_id"] == self.bad)
+        kept = json.loads((self.root / "state" / "simulated" / vm["id"] / "identity.json").read_text())
+        await self.farm("behave", id=vm["id"], behaviour="no-agent", after=0)
+        given = {"identity": kept["identity"], "port": vm["port"], "containers": [self.victim]}
+        hostile = HostileProcess()
+        reactor.spawnProcess(
+            hostile,
+            sys.executable,
+            [sys.executable, "-m", "tests.support.hostile", json.dumps(given)],
+            env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+            path=str(ROOT),
+        )
+        self.addCleanup(lambda: start(hostile.stop()))
+        await hostile.line(b"ready")
+        await self.in_state(self.victim, cri.CONTAINER_RUNNING, 40.0)
+        return hostile
+
+    def memory(self, which: str = "VmRSS") -> int:
+        """The daemon's memory, in MiB. :param which: a field of /proc/PID/status."""
+        assert self.process is not None
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        (line,) = (line for line in status.splitlines() if line.startswith(which))
+        return int(line.split()[1]) // 1024
+
+    def forget_highest_memory(self) -> None:
+        """Have `memory("VmHWM")` be the highest from now on."""
+        assert self.process is not None
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+
+    @property
+    def longest_turn(self) -> float:
+        """Seconds of processor time of the longest turn of the daemon's reactor."""
+        return float(struct.unpack("d", self.turns.read_bytes())[0])
+
+    def forget_longest_turn(self) -> None:
+        """Have `longest_turn` be of turns from now on."""
+        with open(self.turns, "r+b" if self.turns.exists() else "wb") as file:
+            file.write(bytes(8))
+
+    def _worked_and_waited(self) -> tuple[float, float]:
+        """Seconds that the daemon's reactor computed; that it, farm and test waited for a processor.
+
+        Source: the first two fields of schedstat (Linux' Documentation/scheduler/sched-stats), nanoseconds.
+        """
+        found = [Path(path).read_text().split() for path in self._schedstats]
+        return int(found[0][0]) / 1e9, sum(int(one[1]) for one in found) / 1e9
+
+    async def calls_of_honest(self, seconds: float) -> list[float]:
+        """Time lists, statuses, figures and updates of honest pods. Returns seconds, shortest first.
+
+        A call's time is the processor time of the daemon's reactor meanwhile, whatever that was for; or the
+        elapsed time less what daemon, farm and this process waited for a processor, if that is shorter: on a
+        busy machine the reactor works for others while the farm waits.
+        """
+        took: list[float] = []
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            for sandbox, container in self.pods.items():
+                for call in (
+                    lambda c=container: self.runtime.ContainerStatus(
+                        cri.ContainerStatusRequest(container_id=c), timeout=10.0
+                    ),
+                    lambda s=sandbox: self.runtime.ListContainers(
+                        cri.ListContainersRequest(filter=cri.ContainerFilter(pod_sandbox_id=s)), timeout=10.0
+                    ),
+                    lambda c=container: self.runtime.ContainerStats(
+                        cri.ContainerStatsRequest(container_id=c), timeout=10.0
+                    ),
+                    lambda c=container: self.runtime.UpdateContainerResources(
+                        cri.UpdateContainerResourcesRequest(
+                            container_id=c, linux=cri.LinuxContainerResources(cpu_shares=512)
+                        ),
+                        timeout=10.0,
+                    ),
+                ):
+                    worked, waited = self._worked_and_waited()
+                    begun = time.monotonic()
+                    await call()
+                    seconds = time.monotonic() - begun
+                    more_worked, more_waited = self._worked_and_waited()
+                    took.append(min(more_worked - worked, max(seconds - (more_waited - waited), 0.0)))
+                await self.sleep(0)
+        return sorted(took)

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the VMs of a soak test run on: a farm of simulated VMs, or a simulated cloud, sound or faulty."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from twisted.internet.threads import deferToThread
+
+from infranetes_common.reactors import IReactor
+from tests.support.clouds import tls, vcsim
+from tests.support.clouds.aws import SimulatedAws
+from tests.support.clouds.gce import SimulatedGce
+from tests.support.clouds.vsphere import SimulatedVcenter
+from tests.support.fault_rotation import ACTIONS, PREEMPTED_TURN, TURNS, FaultRotation
+from txgrpc import Code
+
+Annotations = Mapping[str, str]
+
+
+class Infrastructure(Protocol):
+    """What makes VMs for a provider.
+
+    :ivar provider: the provider's name.
+    :ivar annotations: of the first pod, the second and so on, and then again from the first.
+    :ivar transient: errors after which kubelet repeats a call, beside those of a daemon that ends.
+    :ivar times: the daemon's table `times`.
+    :ivar faults: how often each fault happened.
+    """
+
+    provider: str
+    annotations: tuple[Annotations, ...]
+    transient: tuple[Code, ...]
+    times: dict[str, float]
+    faults: Counter[str]
+
+    def start(self) -> None:
+        """Start it."""
+
+    def table(self) -> dict[str, object]:
+        """The provider's table of the configuration."""
+
+    async def resources(self) -> dict[str, str]:
+        """Everything that costs money: the token that it is tagged with, by its description."""
+
+    async def inject_faults(self, over: Callable[[], bool]) -> None:
+        """Have things go wrong until `over` is true."""
+
+    async def end_vm(self, sandbox: str, number: int) -> bool:
+        """End the VM of a sandbox behind the daemon's back, if pod `number` is one whose turn it is.
+
+        Returns whether that was done.
+        """
+
+    def may_end_daemon(self, log: str) -> bool:
+        """Whether a daemon with this log had to end by itself."""
+
+    async def stop(self) -> None:
+        """Stop it."""
+
+
+class _Sound:
+    """Nothing goes wrong."""
+
+    def __init__(self) -> None:
+        self.transient: tuple[Code, ...] = ()
+        self.times: dict[str, float] = {}
+        self.faults: Counter[str] = Counter()
+
+    async def inject_faults(self, over: Callable[[], bool]) -> None:
+        """Inject none."""
+
+    async def end_vm(self, sandbox: str, number: int) -> bool:
+        return False
+
+    def may_end_daemon(self, log: str) -> bool:
+        return False
+
+
+class SimulatedFarm(_Sound):
+    """The farm of the provider `simulated`, which the first daemon starts."""
+
+    provider = "simulated"
+    annotations: tuple[Annotations, ...] = ({},)
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self._socket = root / "run" / "simulated" / "farm.sock"
+
+    def start(self) -> None:
+        """Nothing: the daemon starts it."""
+
+    def table(self) -> dict[str, object]:
+        return {"boot_seconds": 0.05, "jitter_seconds": 0.05}
+
+    async def resources(self) -> dict[str, str]:
+        vms = await deferToThread(self._thd_ask, "list")
+        return {f"VM {vm['id']} ({vm['state']})": vm["tags"]["token"] for vm in vms}
+
+    async def stop(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            await deferToThread(self._thd_ask, "stop")
+
+    def _thd_ask(self, op: str) -> list[Any]:
+        if not self._socket.exists():
+            return []
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.settimeout(30)
+            asking.connect(str(self._socket))
+            asking.sendall(json.dumps({"seq": 1, "op": op}).encode() + b"\n")
+            with asking.makefile("rb") as answers:
+                return list(json.loads(answers.readline()).get("vms", []))
+
+
+class SimulatedCloud(_Sound):
+    """A simulated cloud in this process, which outlives every daemon."""
+
+    def __init__(self, provider: str, world: Any, annotations: tuple[Annotations, ...]) -> None:
+        super().__init__()
+        self.provider = provider
+        self.annotations = annotations
+        self.world = world
+
+    def start(self) -> None:
+        self.world.start()
+
+    def table(self) -> dict[str, object]:
+        return dict(self.world.table())
+
+    async def resources(self) -> dict[str, str]:
+        return dict(await deferToThread(self.world.held))
+
+    async def stop(self) -> None:
+        await self.world.stop()
+
+
+class FaultyCloud(SimulatedCloud):
+    """A simulated cloud with every fault that `fault_rotation` knows."""
+
+    def __init__(self, reactor: IReactor, sound: SimulatedCloud) -> None:
+        annotations = [dict(sound.annotations[turn % len(sound.annotations)]) for turn in range(TURNS)]
+        if sound.provider != "vsphere":  # which has no spot instances
+            annotations[PREEMPTED_TURN] = {"infranetes.io/spot": "true"}
+        super().__init__(sound.provider, sound.world, tuple(annotations))
+        # a full quota, and credentials that were revoked
+        self.transient = (Code.RESOURCE_EXHAUSTED, Code.FAILED_PRECONDITION)
+        self.times = {"launch": 10.0}  # VMs that never boot are given up then
+        self._rotation = FaultRotation(reactor, sound.world, ACTIONS[sound.provider])
+        self.faults = self._rotation.happened
+
+    def table(self) -> dict[str, object]:
+        return {**super().table(), "retry_seconds": 20.0}
+
+    async def inject_faults(self, over: Callable[[], bool]) -> None:
+        await self._rotation.run(over)
+
+    async def end_vm(self, sandbox: str, number: int) -> bool:
+        return self._rotation.end_vm(sandbox, number)
+
+    def may_end_daemon(self, log: str) -> bool:
+        """One that starts while the credentials are revoked ends, and says so."""
+        return "infranetes can't start" in log.rpartition("starting up.")[2] and "credentials" in log
+
+
+Factory = Callable[[IReactor, Path], Infrastructure]
+CloudFactory = Callable[[IReactor, Path], SimulatedCloud]
+
+
+def simulated(reactor: IReactor, root: Path) -> Infrastructure:
+    """A farm without a cloud."""
+    return SimulatedFarm(root)
+
+
+def aws(reactor: IReactor, root: Path) -> SimulatedCloud:
+    """EC2. Every other pod has an elastic address."""
+    world = SimulatedAws(reactor, root / "machines")
+    return SimulatedCloud("aws", world, ({}, {"infranetes.io/elastic-address": "new"}))
+
+
+def gcp(reactor: IReactor, root: Path) -> SimulatedCloud:
+    """Compute Engine. Every other pod has an external address."""
+    world = SimulatedGce(reactor, root / "machines")
+    return SimulatedCloud("gcp", world, ({}, {"infranetes.io/elastic-address": "new"}))
+
+
+def vsphere(reactor: IReactor, root: Path) -> SimulatedCloud:
+    """A vCenter."""
+    vcsim.shared()
+    tls.certificate()
+    return SimulatedCloud("vsphere", SimulatedVcenter(reactor, root / "machines"), ({},))
+
+
+def faulty(make: CloudFactory) -> Factory:
+    """The same cloud with faults."""
+    return lambda reactor, root: FaultyCloud(reactor, make(reactor, root))
+
+
+SOUND: dict[str, Factory] = {"simulated": simulated, "aws": aws, "gcp": gcp, "vsphere": vsphere}
+FAULTY: dict[str, Factory] = {"aws": faulty(aws), "gcp": faulty(gcp), "vsphere": faulty(vsphere)}

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a kubelet asks over a pod's life, each step repeated until some daemon answers it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import attrs
+
+from infranetes_common.wire import cri
+from txgrpc import Code, GrpcError
+
+STEP_SECONDS = 60.0
+
+T = TypeVar("T")
+Runtime: TypeAlias = Any  # Any: txgrpc makes a stub's methods from the descriptor
+Listing = Callable[[Runtime], Awaitable[dict[str, int]]]
+
+
+class Ask(Protocol):
+    """Asks the daemon that runs; if it dies, the next one again."""
+
+    async def __call__(self, step: Callable[[Runtime], Awaitable[T]]) -> T:
+        """Return the step's result."""
+
+
+@attrs.frozen
+class KubeletCalls:
+    """Runs and removes pods of one container each.
+
+    :ivar image: the container's.
+    :ivar logs: the directory for logs.
+    """
+
+    _ask: Ask
+    image: str
+    logs: Path
+
+    async def run(self, name: str, annotations: Mapping[str, str]) -> tuple[str, str]:
+        """Run a pod and its container. Returns their ids."""
+        config = cri.PodSandboxConfig(
+            metadata=cri.PodSandboxMetadata(name=name, uid=name, namespace="soak"),
+            hostname=name,
+            labels={"name": name},
+            annotations=annotations,
+            log_directory=str(self.logs),
+        )
+        sandbox = await self._ask(lambda runtime: _run_sandbox(runtime, name, config))
+        box = cri.ContainerConfig(
+            metadata=cri.ContainerMetadata(name="main"),
+            image=cri.ImageSpec(image=self.image),
+            log_path=f"{name}.log",
+        )
+        create = cri.CreateContainerRequest(pod_sandbox_id=sandbox, config=box, sandbox_config=config)
+        container = await self._ask(lambda runtime: _create_container(runtime, create))
+        await self._ask(lambda runtime: _start_container(runtime, container))
+        state = await self._ask(lambda runtime: _state(runtime, container))
+        if state != cri.CONTAINER_RUNNING:
+            raise AssertionError(f"its container is {cri.ContainerState.Name(state)} and should run")
+        return sandbox, container
+
+    async def remove(self, name: str, sandbox: str, container: str) -> None:
+        """Stop and remove a pod and its container.
+
+        :raise AssertionError: one was gone before that was asked for. The calls themselves do not show it:
+            they succeed for unknown ids.
+        """
+
+        def listed_pods(runtime: Runtime) -> Awaitable[dict[str, int]]:
+            return pods(runtime, name)
+
+        def listed_containers(runtime: Runtime) -> Awaitable[dict[str, int]]:
+            return containers(runtime, sandbox)
+
+        stop = cri.StopContainerRequest(container_id=container, timeout=5)
+        await self._end("StopContainer", stop, container, listed_containers)
+        remove = cri.RemoveContainerRequest(container_id=container)
+        await self._end("RemoveContainer", remove, container, listed_containers)
+        await self._end(
+            "StopPodSandbox", cri.StopPodSandboxRequest(pod_sandbox_id=sandbox), sandbox, listed_pods
+        )
+        await self._end(
+            "RemovePodSandbox", cri.RemovePodSandboxRequest(pod_sandbox_id=sandbox), sandbox, listed_pods
+        )
+        if await self._ask(listed_pods):
+            raise AssertionError("it is removed and still listed")
+
+    async def _end(self, method: str, request: object, id: str, listing: Listing) -> None:
+        asked = False
+
+        async def step(runtime: Runtime) -> None:
+            nonlocal asked
+            if not asked and id not in await listing(runtime):
+                raise AssertionError(f"{id} is gone before {method}")
+            asked = True
+            await getattr(runtime, method)(request, timeout=STEP_SECONDS)
+
+        await self._ask(step)
+
+
+async def _run_sandbox(runtime: Runtime, name: str, config: cri.PodSandboxConfig) -> str:
+    found = await pods(runtime, name)
+    if found:
+        return next(iter(found))
+    request = cri.RunPodSandboxRequest(config=config)
+    return str((await runtime.RunPodSandbox(request, timeout=STEP_SECONDS)).pod_sandbox_id)
+
+
+async def _create_container(runtime: Runtime, request: cri.CreateContainerRequest) -> str:
+    found = await containers(runtime, request.pod_sandbox_id)
+    if found:
+        return next(iter(found))
+    return str((await runtime.CreateContainer(request, timeout=STEP_SECONDS)).container_id)
+
+
+async def _start_container(runtime: Runtime, container: str) -> None:
+    if await _state(runtime, container) == cri.CONTAINER_RUNNING:
+        return
+    try:
+        await runtime.StartContainer(cri.StartContainerRequest(container_id=container), timeout=STEP_SECONDS)
+    except GrpcError as error:  # the start by an earlier daemon may become known only now
+        started = error.code is Code.FAILED_PRECONDITION
+        if not started or await _state(runtime, container) != cri.CONTAINER_RUNNING:
+            raise
+
+
+async def _state(runtime: Runtime, container: str) -> cri.ContainerState:
+    request = cri.ContainerStatusRequest(container_id=container)
+    status: cri.ContainerStatusResponse = await runtime.ContainerStatus(request, timeout=STEP_SECONDS)
+    return status.status.state
+
+
+async def pods(runtime: Runtime, name: str) -> dict[str, int]:
+    """The listed sandboxes of a pod: state by id."""
+    request = cri.ListPodSandboxRequest(filter=cri.PodSandboxFilter(label_selector={"name": name}))
+    items = (await runtime.ListPodSandbox(request, timeout=STEP_SECONDS)).items
+    return {each.id: each.state for each in items}
+
+
+async def containers(runtime: Runtime, sandbox: str) -> dict[str, int]:
+    """The listed containers of a sandbox: state by id."""
+    request = cri.ListContainersRequest(filter=cri.ContainerFilter(pod_sandbox_id=sandbox))
+    items = (await runtime.ListContainers(request, timeout=STEP_SECONDS)).containers
+    return {each.id: each.state for each in items}

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Imports run one way: what docs/architecture.md says of the rooms."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+TREE = Path(__file__).resolve().parents[1]
+PACKAGES = ("txgrpc", "infranetes_common", "infranetes", "vmserver", "infranetes_simulation")
+
+# What a package or room never imports.
+NEVER = {
+    "txgrpc": ("infranetes_common", "infranetes", "vmserver", "infranetes_simulation"),
+    "infranetes_common": ("infranetes", "vmserver", "infranetes_simulation"),
+    "infranetes": ("vmserver", "infranetes_simulation"),
+    "vmserver": ("infranetes", "infranetes_simulation"),
+    "infranetes.providers": ("infranetes.cri", "infranetes.pods", "infranetes.machines"),
+    "infranetes.machines": ("infranetes.cri", "infranetes.pods"),
+    "infranetes.pods": ("infranetes.cri", "infranetes.daemon", "infranetes.control"),
+    "infranetes_simulation.farm": ("infranetes",),
+    "infranetes_simulation.containers": ("infranetes",),
+    "vmserver.containers": ("vmserver.rpc", "vmserver.identity", "vmserver.prewarm"),
+}
+
+
+def within(module: str, room: str) -> bool:
+    """Whether the dotted `module` is `room` or inside of it."""
+    return module == room or module.startswith(f"{room}.")
+
+
+def of_types(node: ast.AST) -> bool:
+    """Whether `node` is a block that only type checkers run."""
+    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Every statement below `node` that runs."""
+    for child in ast.iter_child_nodes(node):
+        if not of_types(child):
+            yield child
+            yield from statements(child)
+
+
+def imported(path: Path) -> set[str]:
+    """The modules that `path` imports when it runs, those inside of functions too."""
+    found: set[str] = set()
+    for node in statements(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def modules() -> dict[str, set[str]]:
+    """Each module of the product, by its dotted name, with what it imports."""
+    found = {}
+    for package in PACKAGES:
+        for path in sorted((TREE / package).rglob("*.py")):
+            parts = path.relative_to(TREE).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = imported(path)
+    return found
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """One way around in `graph`; empty: there is none."""
+    done: set[str] = set()
+
+    def walk(name: str, way: list[str]) -> list[str]:
+        if name in way:
+            return [*way[way.index(name) :], name]
+        if name in done:
+            return []
+        for following in sorted(graph.get(name, ())):
+            if found := walk(following, [*way, name]):
+                return found
+        done.add(name)
+        return []
+
+    return next((found for name in graph if (found := walk(name, []))), [])
+
+
+class RoomTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.modules = modules()
+
+    def test_what_must_not_be_imported_is_not(self) -> None:
+        wrong = [
+            f"{module} imports {name}"
+            for room, never in NEVER.items()
+            for module, names in self.modules.items()
+            if within(module, room)
+            for name in sorted(names)
+            if any(within(name, other) for other in never)
+        ]
+        self.assertEqual(wrong, [])
+
+    def test_rooms_of_the_node_import_each_other_in_no_circle(self) -> None:
+        """A room is a package below `infranetes`, or a module beside them."""
+
+        def room(module: str) -> str:
+            return ".".join(module.split(".")[:2])
+
+        graph: dict[str, set[str]] = {}
+        for module, names in self.modules.items():
+            if within(module, "infranetes") and module != "infranetes":
+                others = {room(name) for name in names if name.startswith("infranetes.")} - {room(module)}
+                graph.setdefault(room(module), set()).update(others)
+        self.assertEqual(circle(graph), [])
+
+    def test_modules_import_each_other_in_no_circle(self) -> None:
+        graph = {}
+        for module, names in self.modules.items():
+            inner = {name for name in names if any(within(other, name) and other != name for other in names)}
+            graph[module] = (names & self.modules.keys()) - inner - {module}
+        self.assertEqual(circle(graph), [])
+
+    def test_a_circle_is_found(self) -> None:
+        self.assertEqual(circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}), ["b", "c", "b"])
+        self.assertEqual(circle({"a": {"b", "c"}, "b": {"c"}}), [])

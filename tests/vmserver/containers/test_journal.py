@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""systemd's journal is read through journalctl."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from infranetes_common.concurrency import start
+from infranetes_common.reactors import installed
+from vmserver.containers.journal import Entries, ExportParser, Journal
+
+ENTRIES = st.lists(
+    st.dictionaries(st.sampled_from(["MESSAGE", "A", "B_1"]), st.binary(max_size=40), min_size=1), max_size=5
+)
+
+
+class ExportTests(SynchronousTestCase):
+    """The journal's export format."""
+
+    @given(ENTRIES, st.integers(1, 40))
+    def test_cut_anywhere_it_is_the_same(self, entries: list[dict[str, bytes]], size: int) -> None:
+        wire = b""
+        for entry in entries:
+            for name, value in entry.items():
+                if b"\n" in value or len(value) % 2:
+                    wire += name.encode() + b"\n" + struct.pack("<Q", len(value)) + value + b"\n"
+                else:
+                    wire += name.encode() + b"=" + value + b"\n"
+            wire += b"\n"
+        parser = ExportParser()
+        found = [one for at in range(0, len(wire), size) for one in parser.feed(wire[at : at + size])]
+        self.assertEqual(found, entries)
+
+    def test_another_format_is_refused(self) -> None:
+        for wire in (b"lower=1\n", b"MESSAGE\n" + struct.pack("<Q", 2**40)):
+            with self.assertRaises(ValueError):
+                ExportParser().feed(wire)
+
+
+class EntriesTests(TestCase):
+    """With a script in place of journalctl."""
+
+    timeout = 60
+
+    def reading(self, script: str) -> Entries:
+        program = Path(self.mktemp()).absolute()
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        entries = Journal(installed(), str(program)).open((), ())
+        self.addCleanup(lambda: start(entries.close()))
+        return entries
+
+    async def test_woken_before_it_waits_it_yields_none(self) -> None:
+        entries = self.reading("exec sleep 600")
+        entries.wake()
+        self.assertIsNone(await anext(aiter(entries)))
+
+    async def test_a_part_of_an_entry_is_not_yielded(self) -> None:
+        entries = self.reading("printf MESSAGE=; sleep 0.3; printf 'a\\n\\n'; exec sleep 600")
+        self.assertEqual(await anext(aiter(entries)), {"MESSAGE": b"a"})

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The identity comes from the cloud, and the metadata service is closed afterwards."""
+
+from __future__ import annotations
+
+import base64
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from twisted.internet import reactor as _reactor
+from twisted.internet.task import deferLater
+from twisted.internet.tcp import Server
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+from twisted.web.resource import Resource
+from twisted.web.server import Site
+
+from infranetes_common import reactors
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable
+from tests.support.clouds.imds import Imds
+from tests.support.waiting import until
+from vmserver.identity import metadata
+from vmserver.identity.metadata import CloudIdentity, MetadataGate, detect
+
+reactor: Any = _reactor
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def connections() -> list[Server]:
+    """Return the connections that this process has accepted and not closed."""
+    every = (*reactor.getReaders(), *reactor.getWriters())
+    return [each for each in every if isinstance(each, Server)]
+
+
+class Gcp(Resource):
+    """Source: Compute Engine, "View and query VM metadata"."""
+
+    isLeaf = True
+
+    def render_GET(self, request: Any) -> bytes:
+        wanted = b"/computeMetadata/v1/instance/attributes/infranetes-identity"
+        if request.getHeader("metadata-flavor") != "Google" or request.path != wanted:
+            request.setResponseCode(403)
+            return b"no"
+        return b'{"the": "identity"}'
+
+
+class CloudIdentityTests(TestCase):
+    timeout = 60
+
+    def setUp(self) -> None:
+        self.offered: list[bytes] = []
+        self.refusals = 0
+        self.commands: list[list[str]] = []
+
+    async def offer(self, document: bytes) -> int:
+        if self.refusals:
+            self.refusals -= 1
+            raise FailedPrecondition("not yet")
+        self.offered.append(document)
+        return 2475
+
+    async def served(self, resource: Resource, source: str) -> None:
+        """Wait until the identity that `resource` has is taken on."""
+        port = reactor.listenTCP(0, Site(resource, timeout=None), interface="127.0.0.1")
+        self.addCleanup(port.stopListening)
+        await self.taken(source, f"http://127.0.0.1:{port.getHost().port}")
+
+    async def taken(self, source: str, endpoint: str) -> None:
+        self.patch(metadata, "POLL_SECONDS", 0.05)
+        identity = CloudIdentity(
+            reactor, source, endpoint, self.offer, lambda: not self.offered, self.run_program
+        )
+        identity.start()
+        self.addCleanup(identity.stop)
+        while not self.offered:
+            await deferLater(reactor, 0.02)
+        await deferLater(reactor, 0.15)
+        self.assertEqual(self.offered, [b'{"the": "identity"}'])
+
+    async def run_program(self, command: list[str], stdin: bytes) -> bytes:
+        self.commands.append(command)
+        if len(self.commands) == 1:
+            raise Unavailable("vmtoolsd is not up yet")
+        return base64.b64encode(b'{"the": "identity"}\n') + b"\n"
+
+    async def test_user_data_by_a_session_as_ec2_has_it(self) -> None:
+        await self.served(Imds({"127.0.0.1": b'{"the": "identity"}'}), "aws")
+
+    async def test_user_data_that_comes_late(self) -> None:
+        user_data: dict[str, bytes] = {}
+        reactor.callLater(0.3, user_data.update, {"127.0.0.1": b'{"the": "identity"}\n'})
+        await self.served(Imds(user_data), "aws")
+
+    async def test_an_identity_that_is_refused_is_offered_again(self) -> None:
+        self.refusals = 2
+        await self.served(Imds({"127.0.0.1": b'{"the": "identity"}'}), "aws")
+
+    async def test_an_attribute_as_gcp_has_it(self) -> None:
+        await self.served(Gcp(), "gcp")
+
+    async def test_guestinfo_as_vsphere_has_it_is_erased_then(self) -> None:
+        await self.taken("vsphere", "")
+        self.assertEqual(self.commands[1], ["vmtoolsd", "--cmd", "info-get guestinfo.infranetes.identity"])
+        self.assertEqual(
+            self.commands[2:], [["vmtoolsd", "--cmd", "info-set guestinfo.infranetes.identity -"]]
+        )
+
+    async def test_an_answer_without_end_is_broken_off(self) -> None:
+        class Endless(Resource):
+            isLeaf = True
+
+            def render(self, request: Any) -> bytes:
+                return b"x" * 1_000_000
+
+        port = reactor.listenTCP(0, Site(Endless(), timeout=None), interface="127.0.0.1")
+        self.addCleanup(port.stopListening)
+        asked = metadata.MetadataService(reactor, f"http://127.0.0.1:{port.getHost().port}")
+        try:
+            await asked.gcp()
+        except InvalidArgument as error:
+            self.assertIn("bytes", str(error))
+        else:
+            self.fail("it was taken")
+        await until(lambda: not connections(), "the server has lost its client")
+
+
+class DetectTests(SynchronousTestCase):
+    def test_each_cloud_by_its_vendor(self) -> None:
+        directory = Path(self.mktemp())
+        directory.mkdir()
+        for vendor, source in (("Amazon EC2", "aws"), ("Google", "gcp"), ("VMware, Inc.", "vsphere")):
+            (directory / "sys_vendor").write_text(vendor + "\n")
+            self.assertEqual(detect(directory), source)
+        (directory / "sys_vendor").write_text("QEMU\n")
+        self.assertRaises(FailedPrecondition, detect, directory)
+        self.assertRaises(FailedPrecondition, detect, directory / "none")
+
+
+_PROBE = """
+import asyncio, socket, subprocess, sys, threading
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.threads import deferToThread
+from vmserver.identity.metadata import MetadataGate
+
+for command in ("ip link set lo up", "ip addr add 169.254.169.254/32 dev lo",
+    "ip addr add 10.9.9.9/32 dev lo"):
+    subprocess.run(command.split(), check=True)
+listeners = []
+for port in (80, 53):
+    listener = socket.create_server(("169.254.169.254", port))
+    listeners.append(listener)
+
+def reaches(port):
+    try:
+        socket.create_connection(("169.254.169.254", port), 30, ("10.9.9.9", 0)).close()
+        return True
+    except ConnectionRefusedError:
+        return False
+
+async def main():
+    gate = MetadataGate(reactor, True)
+    print(reaches(80), reaches(53))
+    for step in (gate.close(), gate.close(), gate.configure({"infranetes.io/metadata-access": "allow"}),
+                 gate.configure({"infranetes.io/metadata-access": "allow"}), gate.configure({})):
+        await step
+        print(reaches(80), reaches(53))
+    reactor.stop()
+
+def failed(failure):
+    failure.printTraceback(file=sys.stdout)
+    reactor.stop()
+
+reactor.callWhenRunning(lambda: Deferred.fromCoroutine(main()).addErrback(failed))
+reactor.run()
+"""
+
+
+class RunnerTests(TestCase):
+    """How programs are run."""
+
+    timeout = 30
+
+    async def test_what_a_signal_ended_has_failed(self) -> None:
+        run = metadata.runner(reactors.installed())
+        with self.assertRaises(Unavailable) as caught:
+            await run(["sh", "-c", "kill -9 $$"], b"")
+        self.assertIn("signal 9", str(caught.exception))
+        self.assertEqual(await run(["sh", "-c", "cat"], b"words"), b"words")
+
+
+class GateTests(TestCase):
+    timeout = 120
+
+    def test_it_is_closed_and_opened_and_the_resolver_stays(self) -> None:
+        """In a network namespace of its own, with the service on a loopback interface."""
+        done = subprocess.run(
+            ["unshare", "--net", sys.executable, "-c", _PROBE],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        opened, closed = "True True", "False True"
+        self.assertEqual(
+            done.stdout.split("\n")[:-1], [opened, closed, closed, opened, opened, closed], done.stderr
+        )
+
+    async def test_without_a_cloud_only_the_annotation_is_checked(self) -> None:
+        gate = MetadataGate(reactor, False)
+        await gate.close()
+        await gate.configure({"infranetes.io/metadata-access": "allow"})
+        await self.assertFailure(
+            _deferred(gate.configure({"infranetes.io/metadata-access": "perhaps"})), InvalidArgument
+        )
+
+
+def _deferred(coroutine: Any) -> Any:
+    from twisted.internet.defer import Deferred
+
+    return Deferred.fromCoroutine(coroutine)

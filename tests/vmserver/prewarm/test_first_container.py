@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first container runs on a real Docker engine and leaves nothing there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twisted.trial.unittest import TestCase
+
+from infranetes_common import reactors
+from tests.support.dockerd import Dockerd
+from vmserver.containers.docker.provider import DockerConfig, DockerProvider
+from vmserver.prewarm.first_container import run_first_container
+
+
+class FirstContainerTests(TestCase):
+    timeout = 120
+
+    async def setUp(self) -> None:
+        self.engine = Dockerd()
+        self.addCleanup(self.engine.stop)
+        self.engine.start()
+        etc = Path(self.mktemp())
+        etc.mkdir()
+        for name in ("hosts", "resolv.conf"):
+            (etc / name).write_text("")
+        self.provider = DockerProvider(
+            reactors.installed(), DockerConfig(socket=self.engine.socket), etc.absolute(), etc.absolute()
+        )
+        await self.provider.start()
+
+    async def tearDown(self) -> None:
+        await self.provider.stop()
+
+    async def test_a_container_has_run_and_nothing_of_it_is_left(self) -> None:
+        seen: list[object] = []
+        self.provider.watch(lambda state: seen.append(state.state), lambda id: seen.append(id))
+        await run_first_container(reactors.installed(), self.provider)
+        self.assertEqual(seen[-1], "prewarm")  # removed
+        self.assertIn(1, seen)  # CONTAINER_RUNNING
+        self.assertEqual(await self.provider.containers(), [])
+        self.assertEqual(await self.provider.images(), [])
+
+    async def test_an_engine_that_is_gone_is_told_to_the_log_alone(self) -> None:
+        self.engine.stop_engine()
+        await run_first_container(reactors.installed(), self.provider)

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the peer sends, handled a few frames at a time so that others have the reactor too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from h2.errors import ErrorCodes
+from h2.exceptions import ProtocolError
+from twisted.internet.interfaces import IDelayedCall
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from txgrpc.http2 import FrameGuard, OversizedFrame
+
+if TYPE_CHECKING:
+    from txgrpc.connection import Connection
+
+log = Logger()
+
+_TURN = 0.005  # seconds after which the rest of what arrived waits for another turn of the reactor
+
+
+class Misbehaviour(Exception):
+    """The peer does what no honest one does: it is cut off."""
+
+
+class Receiver:
+    """Feeds h2 with received bytes, and the connection with h2's events.
+
+    What could not be handled in a turn of the reactor is the backlog. Until that is done nothing more is
+    read, and the loss of the connection is not reported.
+
+    :ivar heard: when something last arrived, in the reactor's seconds.
+    :ivar handling: whether frames are being handled, so that the output can be flushed once after them.
+    """
+
+    __slots__ = ("_backlog", "_connection", "_guard", "_halted", "_lost", "_turn", "handling", "heard")
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._guard = FrameGuard(connection.client_side)
+        self._backlog = b""
+        self._halted = False  # the transport does not read, for the backlog
+        self._turn: IDelayedCall | None = None
+        self._lost: Failure | None = None  # why the connection is lost, while there is a backlog
+        self.handling = False
+        self.heard = connection.reactor.seconds()
+
+    def receive(self, data: bytes) -> None:
+        """Handle what has arrived, or add it to the backlog."""
+        self.heard = self._connection.reactor.seconds()
+        if self._backlog:
+            self._backlog += data
+        else:
+            self._take(data)
+
+    def lost(self, reason: Failure) -> bool:
+        """Note that the transport is lost. Returns whether the backlog has to be handled before."""
+        if self._backlog:
+            self._lost = reason
+        return self._lost is not None
+
+    def resume(self) -> None:
+        """Have the transport read again, as far as only the backlog kept it from that."""
+        if self._halted:
+            self._halted = False
+            self._connection.transport.resumeProducing()
+
+    def stop(self) -> None:
+        """Drop the backlog."""
+        self._backlog = b""
+        self.handling = False
+        if self._turn is not None and self._lost is None:
+            self._turn.cancel()
+            self._turn = None
+
+    def _take(self, data: bytes) -> None:
+        """Handle `data` as far as it goes in one turn of the reactor."""
+        connection = self._connection
+        seconds = connection.reactor.seconds
+        until = seconds() + _TURN
+        at, size = 0, len(data)
+        self.handling = True
+        try:
+            while at < size and not connection.closed:
+                at = self._take_frames(data, at)
+                if at < size and seconds() >= until:
+                    break
+        finally:
+            self.handling = False
+        connection.flush()
+        if connection.closed:
+            return
+        if at < size:
+            self._backlog = data[at:]
+            if not self._halted:
+                self._halted = True
+                connection.transport.pauseProducing()
+            self._turn = connection.reactor.callLater(0, self._go_on)
+        elif self._halted:
+            self.resume()
+
+    def _take_frames(self, data: bytes, at: int) -> int:
+        """Handle the next few frames of `data`, from `at` on. Returns where the others begin."""
+        connection = self._connection
+        try:
+            end = self._guard.check(data, at)
+            received = connection.h2.receive_data(data if end - at == len(data) else data[at:end])
+        except OversizedFrame as error:
+            connection.cut_off(str(error), ErrorCodes.FRAME_SIZE_ERROR)
+            return len(data)
+        except ProtocolError as error:
+            code = getattr(error, "error_code", ErrorCodes.PROTOCOL_ERROR)
+            connection.cut_off(str(error) or type(error).__name__, code)
+            return len(data)
+        try:
+            connection.handle(received)
+        except Misbehaviour as error:
+            connection.cut_off(str(error), ErrorCodes.ENHANCE_YOUR_CALM)
+        return end
+
+    def _go_on(self) -> None:
+        """Handle the backlog in another turn, and the loss of the connection after all of it."""
+        self._turn = None
+        data, self._backlog = self._backlog, b""
+        connection = self._connection
+        try:
+            self._take(data)
+        except Exception:
+            log.failure("What {peer} sent can't be handled", peer=connection.transport.getPeer())
+            connection.abort("the connection failed")
+        lost = self._lost
+        if lost is not None and not self._backlog:
+            self._lost = None
+            connection.end(lost)

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ExecSync for providers whose commands are children of the agent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError
+from twisted.internet.error import ProcessDone, ProcessTerminated
+from twisted.internet.interfaces import IDelayedCall, IProcessTransport
+from twisted.internet.protocol import ProcessProtocol
+from twisted.python.failure import Failure
+
+from infranetes_common.errors import DeadlineExceeded
+from infranetes_common.reactors import IReactor
+from vmserver.containers.interface import ExecResult
+from vmserver.processes import as_command, kill_family
+
+DRAIN_SECONDS = 2.0  # how long output of a command's descendants is read after its end
+
+
+def exit_code(reason: Failure) -> int:
+    """Return the exit code in `processEnded`'s reason; 128 plus the number of the signal that killed it."""
+    status = reason.value
+    assert isinstance(status, ProcessDone | ProcessTerminated)
+    code: int | None = status.exitCode
+    return code if code is not None else 128 + (status.signal or 0)
+
+
+class _Command(ProcessProtocol):
+    """A command whose output is captured.
+
+    :param limit: how many bytes of each stream are kept.
+    """
+
+    transport: IProcessTransport
+
+    def __init__(self, reactor: IReactor, limit: int) -> None:
+        self._reactor = reactor
+        self._limit = limit
+        self._timer: IDelayedCall | None = None
+        self._output = {1: bytearray(), 2: bytearray()}
+        self.pid = 0
+        self.done: Deferred[ExecResult] = Deferred()
+
+    def connectionMade(self) -> None:
+        self.pid = self.transport.pid
+
+    def childDataReceived(self, fd: int, data: bytes) -> None:
+        output = self._output[fd]
+        output += data[: max(0, self._limit - len(output))]
+
+    def processExited(self, reason: Failure) -> None:
+        self._timer = self._reactor.callLater(DRAIN_SECONDS, self._close_output)
+
+    def _close_output(self) -> None:
+        for fd in self._output:
+            self.transport.closeChildFD(fd)
+
+    def processEnded(self, reason: Failure) -> None:
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+        if not self.done.called:
+            stdout, stderr = bytes(self._output[1]), bytes(self._output[2])
+            self.done.callback(ExecResult(stdout, stderr, exit_code(reason)))
+
+
+async def exec_sync(
+    reactor: IReactor,
+    command: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str,
+    oom_score_adj: int,
+    within: float,
+    limit: int,
+) -> ExecResult:
+    """Run a command to its end; see `IContainerProvider.exec_sync`.
+
+    :param oom_score_adj: of the container. :param within: seconds; 0: as long as it takes.
+    :param limit: bytes returned of each stream.
+    :raise DeadlineExceeded: out of time; the command and its descendants have been killed.
+    """
+    protocol = _Command(reactor, limit)
+    arguments = as_command(command, cwd, oom_score_adj)
+    reactor.spawnProcess(protocol, arguments[0], arguments, env=dict(env), path="/")
+    protocol.transport.closeStdin()
+    if within:
+        protocol.done.addTimeout(within, reactor)
+    try:
+        return await protocol.done
+    except (TimeoutError, CancelledError) as ended:
+        kill_family(protocol.pid)
+        if isinstance(ended, CancelledError):
+            raise
+        raise DeadlineExceeded(f"the command was killed: it did not end within {within:g} s") from None

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent in a sandbox's VM, as a Twisted service.
+
+Start order, each state entered once:
+
+    =========  ================================================  ==========================
+    state      what happens in it                                left when
+    =========  ================================================  ==========================
+    STARTING   the ContainerProvider is started; without an      the provider answered, or
+               identity, the machine is warmed up (`prewarm`)    failed once, or took too
+                                                                 long; warmed up
+    WAITING    sources look for an identity; a template is       an identity was taken on
+               frozen here, so a clone has nothing to load
+    SERVING    the TLS listener answers the node                 the agent stops
+    =========  ================================================  ==========================
+
+An identity kept from before (a restart of the agent alone) leads straight to SERVING; the source then brings
+renewed certificates only. A provider that fails is started again and again meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+from twisted.application.service import Service
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from infranetes_common import errors
+from infranetes_common.concurrency import deferred, run_in_thread, start
+from infranetes_common.hangups import Hangups, differences, refuse, report
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import vmserver
+from txgrpc import Server
+from txgrpc import Service as GrpcService
+from vmserver import config as configuration
+from vmserver.config import Config
+from vmserver.containers import ProviderContext, create
+from vmserver.containers.interface import IContainerProvider
+from vmserver.identity.apply import IdentityApplier
+from vmserver.identity.current import CurrentIdentity
+from vmserver.identity.delivery import IdentitySource
+from vmserver.identity.identity_file import CertificateFiles, IdentityFile
+from vmserver.identity.listener import Listen, Listener
+from vmserver.identity.metadata import CloudIdentity, MetadataGate
+from vmserver.identity.virtio_serial import VirtioSerial
+from vmserver.pod_settings import PodSettings
+from vmserver.prewarm import prewarm
+from vmserver.provider_start import ProviderStart
+from vmserver.rpc.agent import AgentService
+from vmserver.volumes.store import VolumeStore
+
+DRAIN_SECONDS = 2.0
+MEMORY_VOLUMES = "volumes"  # in run_dir: a tmpfs for secrets
+
+_log = Logger()
+
+
+class Vmserver(Service):
+    """The agent.
+
+    :param provider: in place of the configured one.
+    :param listen: how to listen on a host and port with a factory, in place of TCP.
+    :param sources: whether to look for an identity; without, `accept` is how one comes.
+    :param hangups: when to read the configuration again, with `read_again`.
+    :param source: the configuration's file, which errors name.
+    """
+
+    name = "vmserver"
+
+    def __init__(
+        self,
+        reactor: IReactor,
+        config: Config,
+        *,
+        provider: IContainerProvider | None = None,
+        listen: Listen | None = None,
+        sources: bool = True,
+        hangups: Hangups | None = None,
+        read_again: Callable[[], Config] | None = None,
+        source: str = "configuration",
+    ) -> None:
+        own_machine = config.identity.apply
+        self._reactor = reactor
+        self._config = config
+        self._config_source = source
+        self._hangups = hangups
+        self._read_again = read_again
+        self._provider = provider or self._make_provider(config)
+        self._provider_start = ProviderStart(reactor, self._provider)
+        applier = IdentityApplier(config.etc_dir, config.identity.interface)
+        gate = MetadataGate(reactor, own_machine and config.identity.source in configuration.CLOUDS)
+        self._listener = Listener(reactor, config.listen, config.limits, listen)
+        self._identity = CurrentIdentity(
+            reactor, config.run_dir, applier if own_machine else None, gate, self._listener
+        )
+        self._agent = AgentService(
+            reactor,
+            self._provider,
+            PodSettings(applier, config.etc_dir, check_only=not own_machine),
+            VolumeStore(config.volumes_dir, config.run_dir / MEMORY_VOLUMES, mount=own_machine),
+            self._identity,
+            gate,
+            limits=config.limits,
+            own_machine=own_machine,
+        )
+        service = GrpcService(vmserver.Agent, *self._agent.implementations)
+        self._server = Server(reactor, [service], translate_error=errors.to_grpc)
+        self._listener.inner = self._server.factory
+        self._source = self._make_source() if sources else None
+        self._starting: Deferred[None] | None = None
+
+    @property
+    def port(self) -> int:
+        """The TLS listener's port; 0 while it does not listen."""
+        return self._listener.port
+
+    @deferred
+    async def accept(self, document: bytes) -> int:
+        """Take an identity document on; see `CurrentIdentity.accept`."""
+        return await self._identity.accept(document)
+
+    def startService(self) -> None:
+        """Begin; nothing is waited for here."""
+        super().startService()  # type: ignore[no-untyped-call]
+        self._starting = start(self._start())
+        self._starting.addErrback(self._could_not_start)
+        if self._hangups is not None:
+            self._hangups.serve(self._reload)
+
+    def stopService(self) -> Deferred[None]:
+        """Stop listening, let calls in flight end for a moment, and let go of the provider."""
+        super().stopService()  # type: ignore[no-untyped-call]
+        if self._hangups is not None:
+            self._hangups.stop()
+        return start(self._stop())
+
+    async def _start(self) -> None:
+        try:
+            self._config.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            _log.error("run_dir {path}: {words}", path=str(self._config.run_dir), words=error.strerror)
+        await self._provider_start.start()
+        await self._identity.restore()
+        if self._source is None:
+            return
+        if not self._identity.sandbox_id:
+            await prewarm(self._reactor, self._server.factory, self._provider)
+        self._source.start()
+
+    def _could_not_start(self, failure: Failure) -> None:
+        if not failure.check(CancelledError):
+            _log.failure("the agent could not start", failure)
+
+    async def _stop(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
+        self._provider_start.cancel()
+        if self._source is not None:
+            self._source.stop()
+        if self._listener.port:
+            await self._listener.stop_listening()
+            await self._server.drain(DRAIN_SECONDS)
+        self._listener.abort_connections()
+        await self._provider.stop()
+
+    # What the configuration says
+
+    def _make_provider(self, config: Config) -> IContainerProvider:
+        context = ProviderContext(config.run_dir, config.etc_dir, self._config_source)
+        return create(self._reactor, config.provider, config.providers.get(config.provider, {}), context)
+
+    def _make_source(self) -> IdentitySource:
+        config = self._config.identity
+        accept = self._identity.accept
+        if config.source == configuration.FILE:
+            return IdentityFile(self._reactor, config.path, accept)
+        if config.source == configuration.CERTIFICATE:
+            return CertificateFiles(self._reactor, Path(config.cert), Path(config.key), accept)
+        waiting = lambda: not self._identity.sandbox_id  # noqa: E731
+        if config.source in configuration.CLOUDS:
+            return CloudIdentity(
+                self._reactor, config.source, config.endpoint, accept, waiting, tools=config.vmtoolsd
+            )
+        return VirtioSerial(self._reactor, config.path, accept, waiting)
+
+    async def _reload(self) -> None:
+        """Read the configuration again and apply its limits; all else needs a restart."""
+        assert self._read_again is not None
+        try:
+            read = await run_in_thread(self._reactor, self._read_and_check, self._read_again)
+        except errors.InfranetesError as error:
+            refuse(_log, error)
+            return
+        before = self._config
+        self._config = attrs.evolve(before, limits=read.limits)
+        self._agent.limit(read.limits)
+        self._listener.limit(read.limits)
+        taken, waiting = differences(before, self._config), differences(self._config, read)
+        report(_log, self._config_source, taken, waiting)
+
+    def _read_and_check(self, read_again: Callable[[], Config]) -> Config:
+        config = read_again()
+        self._make_provider(config)
+        return config

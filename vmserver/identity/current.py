@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The identity that this machine has: taken on once, kept over restarts of the agent, renewed at run time."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from twisted.internet.defer import DeferredLock
+from twisted.internet.interfaces import IReactorThreads
+from twisted.logger import Logger
+
+from infranetes_common.concurrency import run_in_thread
+from infranetes_common.errors import FailedPrecondition, InfranetesError
+from infranetes_common.identity import Identity, decode, decode_clock, encode
+from vmserver.identity import tls
+from vmserver.identity.apply import IdentityApplier
+from vmserver.identity.delivery import save
+from vmserver.identity.keys import PendingKey
+from vmserver.identity.listener import Listener
+from vmserver.identity.metadata import MetadataGate
+
+IDENTITY_FILE = "identity.json"
+
+_log = Logger()
+
+
+class CurrentIdentity:
+    """Takes identity documents on, and serves with what they say.
+
+    :param directory: of `IDENTITY_FILE`, gone after a reboot.
+    :param applier: applies the identity to the machine; None: it is only the agent's.
+    :ivar on_taken: called each time an identity is taken on, as soon as the agent listens with it.
+    :ivar boot_id: a random id of this VM's life; the same after a restart of the agent alone.
+    :ivar agent_id: a random id of this process. It is made anew with the first identity: clones of a template
+        share what was made before.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactorThreads,
+        directory: Path,
+        applier: IdentityApplier | None,
+        gate: MetadataGate,
+        listener: Listener,
+    ) -> None:
+        self._reactor = reactor
+        self._file = directory / IDENTITY_FILE
+        self._applier = applier
+        self._gate = gate
+        self._listener = listener
+        self._identity: Identity | None = None
+        self._pending_key = PendingKey()
+        self._saving = DeferredLock()
+        self.on_taken: Callable[[], None] = lambda: None
+        self.boot_id = ""
+        self.agent_id = secrets.token_hex(16)
+
+    @property
+    def sandbox_id(self) -> str:
+        """The sandbox whose VM this is; "" until there is an identity."""
+        return self._identity.sandbox_id if self._identity is not None else ""
+
+    async def accept(self, document: bytes) -> int:
+        """Take an identity document on; return the port that the TLS listener then listens on.
+
+        Also accepted, any number of times: the same identity, a renewed certificate for the same sandbox, and
+        a line that sets the clock.
+
+        :raise InvalidArgument: malformed. :raise FailedPrecondition: the machine is another sandbox
+            already, or can't be made this one; says what refused.
+        """
+        now_nanos = decode_clock(document)
+        if now_nanos is not None:
+            self._set_clock(now_nanos)
+            return self._listener.port
+        identity = decode(document)
+        current = self._identity
+        if current is None:
+            return await self._take(identity, None)
+        if identity.sandbox_id != current.sandbox_id:
+            raise FailedPrecondition(
+                f"this machine is sandbox {current.sandbox_id} already and keeps that identity"
+            )
+        if tls.valid_from(identity) < tls.valid_from(current):
+            return self._listener.port  # the first document, read again; the node has renewed it since
+        return await self._take(identity, self.boot_id)
+
+    async def restore(self) -> None:
+        """Take on the identity that an earlier agent of this machine has kept, if there is one."""
+        kept = self._load()
+        if kept is None:
+            return
+        try:
+            await self._take(*kept)
+        except InfranetesError as error:
+            _log.error(
+                "the identity kept in {path} is of no use: {words}", path=str(self._file), words=str(error)
+            )
+
+    async def _take(self, identity: Identity, boot_id: str | None) -> int:
+        """Serve with `identity`. `boot_id` None: it was made just now, for a machine that has none."""
+        context = tls.context(identity)
+        if boot_id is None:
+            await self._gate.close()
+        self._apply(identity, fresh=boot_id is None)
+        if boot_id is None:
+            boot_id = secrets.token_hex(16)  # after `_apply`, which brings entropy that no other clone has
+        before = self._identity, self.boot_id, self.agent_id
+        if self._identity is None:
+            self.agent_id = secrets.token_hex(16)
+        self._identity, self.boot_id = identity, boot_id
+        try:
+            await self._listener.open(identity, context)  # from here on the node may call
+            self.on_taken()
+            await self._save(identity, boot_id)
+        except BaseException:
+            self._identity, self.boot_id, self.agent_id = before
+            raise
+        return self._listener.port
+
+    def _apply(self, identity: Identity, *, fresh: bool) -> None:
+        if self._applier is None:
+            return
+        try:
+            self._applier.apply(identity, fresh=fresh)
+        except OSError as error:
+            raise FailedPrecondition(
+                f"the machine refuses to become sandbox {identity.sandbox_id}: {error}; "
+                "the agent has to run as root, with CAP_SYS_TIME, CAP_SYS_ADMIN and CAP_NET_ADMIN"
+            ) from error
+
+    def _set_clock(self, now_nanos: int) -> None:
+        self._require()
+        if self._applier is not None:
+            try:
+                self._applier.set_clock(now_nanos)
+            except OSError as error:
+                raise FailedPrecondition(f"the machine's clock can't be set: {error}") from error
+
+    def _require(self) -> Identity:
+        if self._identity is None:
+            raise FailedPrecondition("the machine gets its identity first")
+        return self._identity
+
+    # Renewal, asked for by the node over the listener itself
+
+    def request_certificate(self) -> bytes:
+        """Make a key and return the PKCS #10 request for its certificate, DER."""
+        return self._pending_key.request(self.sandbox_id)
+
+    async def renew(self, certificate_pem: str) -> None:
+        """Serve with the key made last and this certificate for it: kept first, used for TLS then.
+
+        :raise InvalidArgument: not a certificate of this VM's CA.
+        :raise FailedPrecondition: it is for another key, or there is no identity yet.
+        """
+        identity = self._require()
+        if certificate_pem == identity.certificate_pem:
+            return
+        renewed = self._pending_key.renewed(identity, certificate_pem)
+        context = tls.context(renewed)
+        await self._save(renewed, self.boot_id)
+        self._listener.renew(context)
+        self._identity = renewed
+        _log.info("sandbox {sandbox} has a new certificate", sandbox=renewed.sandbox_id)
+
+    # The file
+
+    async def _save(self, identity: Identity, boot_id: str) -> None:
+        text = json.dumps({"boot_id": boot_id, "identity": encode(identity).decode()})
+        async with self._saving:
+            await run_in_thread(self._reactor, save, self._file, text)
+
+    def _load(self) -> tuple[Identity, str] | None:
+        try:
+            kept = json.loads(self._file.read_bytes())
+            return decode(kept["identity"].encode()), str(kept["boot_id"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, InfranetesError) as error:
+            _log.error("{path} is unreadable: {kind}", path=str(self._file), kind=type(error).__name__)
+            return None

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's TLS listener: opened with the first identity, renewed with each later one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from OpenSSL import SSL
+from twisted.internet.address import IPv4Address
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.endpoints import TCP4ServerEndpoint
+from twisted.internet.error import CannotListenError
+from twisted.internet.interfaces import IListeningPort, IProtocolFactory
+from twisted.logger import Logger
+
+from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from infranetes_common.identity import Identity
+from infranetes_common.reactors import IReactor
+from vmserver.config import LimitsConfig, split_address
+from vmserver.identity import tls
+
+Listen = Callable[[str, int, IProtocolFactory], "Deferred[IListeningPort]"]
+"""`listen(host, port, factory)`: listen there."""
+
+_log = Logger()
+
+
+class Listener:
+    """Serves `inner` over mutual TLS.
+
+    :param inner: set before `open`; protocols of it are served.
+    :param address: HOST:PORT in place of the identity's; "": the identity's.
+    :param listen: in place of TCP.
+    :ivar factory: None until `open`.
+    """
+
+    inner: IProtocolFactory
+
+    def __init__(
+        self, reactor: IReactor, address: str, limits: LimitsConfig, listen: Listen | None = None
+    ) -> None:
+        self._reactor = reactor
+        self._address = address
+        self._limits = limits
+        self._listen = listen or self._listen_tcp
+        self._port: IListeningPort | None = None
+        self.factory: tls.BoundedTLSFactory | None = None
+
+    @property
+    def port(self) -> int:
+        """The port's number; 0 while it does not listen."""
+        return cast(IPv4Address, self._port.getHost()).port if self._port is not None else 0
+
+    async def open(self, identity: Identity, context: SSL.Context) -> None:
+        """Listen with `context`, or use it for new connections where it listens already.
+
+        :raise InvalidArgument: the identity's address is none. :raise FailedPrecondition: it can't be had.
+        """
+        if self.factory is not None:
+            self.renew(context)
+            return
+        try:
+            host, port = split_address(self._address or identity.listen)
+        except ValueError:
+            raise InvalidArgument(f"listen {identity.listen[:80]!r}: expected HOST:PORT") from None
+        factory = tls.BoundedTLSFactory(
+            self._reactor,
+            context,
+            self.inner,
+            connections=self._limits.connections,
+            handshakes=self._limits.handshakes,
+            handshake_seconds=self._limits.handshake_seconds,
+        )
+        try:
+            self._port = await self._listen(host, port, factory)
+        except (CannotListenError, OSError) as error:
+            raise FailedPrecondition(f"can't listen on {host}:{port}: {error}") from error
+        self.factory = factory
+        _log.info("serving sandbox {sandbox} on port {port}", sandbox=identity.sandbox_id, port=self.port)
+
+    def renew(self, context: SSL.Context) -> None:
+        """Use another context for new connections."""
+        if self.factory is not None:
+            self.factory.renew(context)
+
+    def limit(self, limits: LimitsConfig) -> None:
+        """Set other bounds for new connections; those that are open stay."""
+        self._limits = limits
+        if self.factory is not None:
+            self.factory.limit(limits.connections, limits.handshakes, limits.handshake_seconds)
+
+    async def stop_listening(self) -> None:
+        """Take no more connections; those that are open stay. Idempotent."""
+        port, self._port = self._port, None
+        if port is not None:
+            await maybeDeferred(port.stopListening)
+
+    def abort_connections(self) -> None:
+        """Reset every connection."""
+        if self.factory is not None:
+            self.factory.abort_all()
+
+    def _listen_tcp(self, host: str, port: int, factory: IProtocolFactory) -> Deferred[IListeningPort]:
+        endpoint = TCP4ServerEndpoint(self._reactor, port, backlog=64, interface=host)
+        listening: Deferred[IListeningPort] = endpoint.listen(factory)
+        return listening

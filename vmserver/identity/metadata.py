@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The identity from a cloud: its metadata service, or the hypervisor's guestinfo.
+
+========  ===================================================================================
+source    where the document is
+========  ===================================================================================
+aws       user-data, by IMDSv2: a session token first (source: Amazon EC2 user guide, "Use IMDSv2")
+gcp       the instance's attribute `infranetes-identity` (source: Compute Engine, "About VM metadata")
+vsphere   `guestinfo.infranetes.identity`, base64, read by open-vm-tools' vmtoolsd and erased then
+cloud     whichever of them the machine's DMI names
+========  ===================================================================================
+
+User-data holds the machine's key and can't be erased, and containers share the machine's network. So once
+the identity is read, the metadata service is closed to the whole machine, unless the pod's annotation
+`infranetes.io/metadata-access` is `allow`. DNS and time, which GCP serves at the same address, stay open.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+from twisted.internet.defer import Deferred, TimeoutError
+from twisted.internet.error import ProcessDone, ProcessTerminated
+from twisted.internet.interfaces import IProcessTransport, ITCPTransport
+from twisted.internet.protocol import ProcessProtocol, Protocol, connectionDone
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from twisted.web.client import Agent, ResponseDone
+from twisted.web.http_headers import Headers
+
+from infranetes_common.concurrency import start
+from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, Unavailable
+from infranetes_common.identity import MAX_DOCUMENT_BYTES
+from infranetes_common.reactors import IReactor
+from vmserver.identity.delivery import POLL_SECONDS, Accept, answer
+
+AWS, GCP, VSPHERE, DETECT = "aws", "gcp", "vsphere", "cloud"
+SOURCES = (AWS, GCP, VSPHERE, DETECT)
+ACCESS_ANNOTATION = "infranetes.io/metadata-access"
+DMI = Path("/sys/class/dmi/id")
+
+_ENDPOINT = "http://169.254.169.254"
+_SECONDS = 5.0
+_TOKEN_SECONDS = b"60"
+_MAX_TOKEN = 4096
+_VENDORS = {"Amazon EC2": AWS, "Google": GCP, "VMware, Inc.": VSPHERE}
+_GUESTINFO = "guestinfo.infranetes.identity"
+_TABLE = "infranetes_metadata"
+_OPEN = f"table inet {_TABLE}\ndelete table inet {_TABLE}\n"
+# 53 and 123: GCP's resolver and clock
+_CLOSED = (
+    _OPEN
+    + f"""table inet {_TABLE} {{
+  chain output {{
+    type filter hook output priority 0; policy accept;
+    ip daddr 169.254.169.254 tcp dport != 53 reject with tcp reset
+    ip daddr 169.254.169.254 udp dport != {{ 53, 123 }} reject
+    ip6 daddr {{ fd00:ec2::254, fd20:ce::254 }} tcp dport != 53 reject with tcp reset
+  }}
+  chain forward {{
+    type filter hook forward priority 0; policy accept;
+    ip daddr 169.254.169.254 tcp dport != 53 reject with tcp reset
+    ip6 daddr {{ fd00:ec2::254, fd20:ce::254 }} tcp dport != 53 reject with tcp reset
+  }}
+}}
+"""
+)
+
+Run = Callable[[list[str], bytes], Awaitable[bytes]]
+"""`run(command, input)`: run a program and return its output. :raise Unavailable: it failed."""
+
+_log = Logger()
+
+
+def detect(dmi: Path = DMI) -> str:
+    """Return the cloud that this machine is in.
+
+    :raise FailedPrecondition: DMI names none that is known.
+    """
+    try:
+        vendor = (dmi / "sys_vendor").read_text().strip()
+    except OSError:
+        vendor = ""
+    if vendor not in _VENDORS:
+        raise FailedPrecondition(
+            f"this machine's vendor is {vendor[:80]!r}, which is no cloud that is known; set identity.source"
+        )
+    return _VENDORS[vendor]
+
+
+class _Body(Protocol):
+    """A response's body, up to a limit.
+
+    :ivar whole: fires with it.
+    """
+
+    transport: ITCPTransport
+
+    def __init__(self, limit: int) -> None:
+        self.whole: Deferred[bytes] = Deferred()
+        self._limit = limit
+        self._data = b""
+
+    def dataReceived(self, data: bytes) -> None:
+        self._data += data
+        if len(self._data) > self._limit and not self.whole.called:
+            self.whole.errback(InvalidArgument(f"the metadata service sends over {self._limit} bytes"))
+            self.transport.abortConnection()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        if self.whole.called:
+            return
+        if reason.check(ResponseDone):
+            self.whole.callback(self._data)
+        else:
+            self.whole.errback(Unavailable("the metadata service's answer was cut off"))
+
+
+class MetadataService:
+    """A client of the cloud's metadata service.
+
+    :param endpoint: in place of the service's own address.
+    """
+
+    def __init__(self, reactor: IReactor, endpoint: str = "") -> None:
+        self._agent = Agent(reactor, connectTimeout=_SECONDS)
+        self._reactor = reactor
+        self._endpoint = (endpoint or _ENDPOINT).rstrip("/")
+
+    async def aws(self) -> bytes:
+        """Read the document from EC2's user-data. :raise InfranetesError: it can't be had now."""
+        headers = {"X-aws-ec2-metadata-token-ttl-seconds": _TOKEN_SECONDS}
+        token = await self._request(b"PUT", "/latest/api/token", headers, _MAX_TOKEN)
+        session = {"X-aws-ec2-metadata-token": token}
+        return await self._request(b"GET", "/latest/user-data", session, MAX_DOCUMENT_BYTES)
+
+    async def gcp(self) -> bytes:
+        """Read the document from an instance's attribute. :raise InfranetesError: it can't be had now."""
+        path = "/computeMetadata/v1/instance/attributes/infranetes-identity"
+        return await self._request(b"GET", path, {"Metadata-Flavor": b"Google"}, MAX_DOCUMENT_BYTES)
+
+    async def _request(self, method: bytes, path: str, headers: Mapping[str, bytes], limit: int) -> bytes:
+        requested = self._agent.request(
+            method,
+            (self._endpoint + path).encode(),
+            Headers({name.encode(): [value] for name, value in headers.items()}),
+        )
+        try:
+            response = await requested.addTimeout(_SECONDS, self._reactor)
+            body = _Body(limit)
+            response.deliverBody(body)
+            data: bytes = await body.whole.addTimeout(_SECONDS, self._reactor)
+        except (InfranetesError, TimeoutError):
+            raise
+        except Exception as error:
+            raise Unavailable(f"the metadata service does not answer: {type(error).__name__}") from None
+        if response.code != 200:
+            raise Unavailable(f"the metadata service answers {response.code} to {path}")
+        return data
+
+
+async def guestinfo(run: Run, tools: str) -> bytes:
+    """Read the document from vSphere's guestinfo. :raise InfranetesError: it can't be had now."""
+    output = await run([tools, "--cmd", f"info-get {_GUESTINFO}"], b"")
+    try:
+        return base64.b64decode(output.strip(), validate=True)
+    except binascii.Error:
+        raise InvalidArgument(f"{_GUESTINFO} is not base64") from None
+
+
+class CloudIdentity:
+    """An `IdentitySource`: polls the cloud until the machine has an identity.
+
+    :param waiting: whether it has none yet. :param tools: the program of open-vm-tools, vmtoolsd.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactor,
+        source: str,
+        endpoint: str,
+        accept: Accept,
+        waiting: Callable[[], bool],
+        run: Run | None = None,
+        tools: str = "vmtoolsd",
+    ) -> None:
+        self._source = source
+        self._tools = tools
+        self._metadata = MetadataService(reactor, endpoint)
+        self._accept = accept
+        self._waiting = waiting
+        self._run = run or runner(reactor)
+        self._warned = ""
+        self._loop = LoopingCall(self._poll)
+        self._loop.clock = reactor
+
+    def start(self) -> None:
+        """Poll now, and about once a second."""
+        self._loop.start(POLL_SECONDS)
+
+    def stop(self) -> None:
+        """Poll no more. Idempotent."""
+        if self._loop.running:
+            self._loop.stop()
+
+    def _poll(self) -> Deferred[None]:
+        return start(self._deliver())
+
+    async def _deliver(self) -> None:
+        if not self._waiting():
+            self.stop()
+            return
+        try:
+            source = detect() if self._source == DETECT else self._source
+            document = await self._document(source)
+            line = await answer(document.strip(), self._accept)
+            _log.info("identity from {source}: {answer}", source=source, answer=line.decode().strip())
+            if not self._waiting() and source == VSPHERE:
+                await self._run([self._tools, "--cmd", f"info-set {_GUESTINFO} -"], b"")
+        except (InfranetesError, TimeoutError) as error:
+            words = str(error) or "the metadata service does not answer in time"
+            if words != self._warned:
+                self._warned = words
+                _log.warn("no identity from the cloud yet: {words}", words=words)
+
+    async def _document(self, source: str) -> bytes:
+        if source == AWS:
+            return await self._metadata.aws()
+        return await (self._metadata.gcp() if source == GCP else guestinfo(self._run, self._tools))
+
+
+class MetadataGate:
+    """Closes and opens the metadata service to the machine. Without a cloud it does nothing.
+
+    :param guarded: whether there is such a service, and the agent may program this machine.
+    """
+
+    def __init__(self, reactor: IReactor, guarded: bool, run: Run | None = None) -> None:
+        self._guarded = guarded
+        self._run = run or runner(reactor)
+
+    async def close(self) -> None:
+        """Let nothing reach the service from now on. :raise Unavailable: the kernel refuses."""
+        if self._guarded:
+            await self._run(["nft", "-f", "-"], _CLOSED.encode())
+
+    async def configure(self, annotations: Mapping[str, str]) -> None:
+        """Close or open the service, as the pod's annotation says.
+
+        :raise InvalidArgument: the annotation is neither allow nor deny.
+        :raise Unavailable: the kernel refuses.
+        """
+        wanted = annotations.get(ACCESS_ANNOTATION, "deny")
+        if wanted not in ("allow", "deny"):
+            raise InvalidArgument(f"annotation {ACCESS_ANNOTATION}: {wanted[:80]!r}: expected allow or deny")
+        if self._guarded:
+            await self._run(["nft", "-f", "-"], (_OPEN if wanted == "allow" else _CLOSED).encode())
+
+
+class _Program(ProcessProtocol):
+    """One run of a program, its output bounded."""
+
+    transport: IProcessTransport
+
+    def __init__(self, stdin: bytes) -> None:
+        self.ended: Deferred[str] = Deferred()  # "", or how it failed
+        self.output, self.errors = b"", b""
+        self._stdin = stdin
+
+    def connectionMade(self) -> None:
+        self.transport.writeToChild(0, self._stdin)
+        self.transport.closeStdin()
+
+    def outReceived(self, data: bytes) -> None:
+        self.output += data[: MAX_DOCUMENT_BYTES * 2 - len(self.output)]
+
+    def errReceived(self, data: bytes) -> None:
+        self.errors += data[: 1000 - len(self.errors)]
+
+    def processEnded(self, reason: Failure) -> None:
+        status = reason.value
+        assert isinstance(status, ProcessDone | ProcessTerminated)
+        if isinstance(status, ProcessTerminated) and status.signal is not None:
+            self.ended.callback(f"signal {status.signal}")
+        else:
+            self.ended.callback(f"exit status {status.exitCode}" if status.exitCode else "")
+
+
+def runner(reactor: IReactor) -> Run:
+    """Return a `Run` that starts child processes."""
+
+    async def run(command: list[str], stdin: bytes) -> bytes:
+        program = _Program(stdin)
+        environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+        transport = reactor.spawnProcess(program, command[0], command, env=environment)
+        try:
+            failure = await program.ended.addTimeout(_SECONDS, reactor)
+        except TimeoutError:
+            transport.signalProcess("KILL")
+            raise Unavailable(f"{command[0]} did not end within {_SECONDS:g} s") from None
+        if failure:
+            words = " ".join(program.errors.decode(errors="replace").split())
+            raise Unavailable(f"{command[0]} failed: {words or failure}")
+        return program.output
+
+    return run

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's TLS: mutual, and open to the node that made this VM alone.
+
+A peer has to show a certificate that the VM's own CA signed for client use and that names the node by URI.
+The CA's other certificates, those of VMs, name a VM and are for servers, so both checks refuse them. A peer
+that has not shown its certificate yet has a deadline, and too many of these displace only each other.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any, cast
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from OpenSSL import SSL, crypto
+from twisted.internet.interfaces import (
+    IDelayedCall,
+    IOpenSSLServerConnectionCreator,
+    IProtocol,
+    IProtocolFactory,
+    IReactorTime,
+    ITCPTransport,
+    ITransport,
+)
+from twisted.internet.ssl import (
+    Certificate,
+    CertificateOptions,
+    TLSVersion,
+    trustRootFromCertificates,
+)
+from twisted.logger import Logger
+from twisted.protocols.tls import TLSMemoryBIOFactory
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from infranetes_common.errors import InvalidArgument
+from infranetes_common.identity import Identity
+
+NODE_URI = "infranetes:node"
+VM_URI_PREFIX = "infranetes:vm:"
+
+_log = Logger()
+# What TLSMemoryBIOFactory makes; its name differs between Twisted's releases.
+_Base: Any = TLSMemoryBIOFactory.protocol  # Any: of either class
+
+
+def uris(certificate: x509.Certificate) -> list[str]:
+    """List the URIs among a certificate's alternative names."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return list(names.get_values_for_type(x509.UniformResourceIdentifier))
+
+
+def _verify(connection: SSL.Connection, certificate: crypto.X509, error: int, depth: int, good: int) -> bool:
+    if not good:
+        return False
+    if depth > 0:
+        return True
+    try:
+        return NODE_URI in uris(certificate.to_cryptography())
+    except ValueError:
+        return False
+
+
+def valid_from(identity: Identity) -> datetime.datetime:
+    """Return when the identity's certificate begins to be valid, UTC.
+
+    :raise InvalidArgument: it is no PEM.
+    """
+    try:
+        certificate = x509.load_pem_x509_certificate(identity.certificate_pem.encode())
+    except ValueError:
+        raise InvalidArgument("the identity's certificate, key or CA is not PEM") from None
+    try:
+        return certificate.not_valid_before_utc
+    except AttributeError:  # cryptography before 42
+        return certificate.not_valid_before.replace(tzinfo=datetime.UTC)
+
+
+def sandbox_id_of(certificate_pem: str) -> str:
+    """Return the id of the sandbox that a certificate names.
+
+    :raise InvalidArgument: no PEM, or it names none.
+    """
+    try:
+        named = uris(x509.load_pem_x509_certificate(certificate_pem.encode()))
+    except ValueError:
+        raise InvalidArgument("the certificate is not PEM") from None
+    for uri in named:
+        if uri.startswith(VM_URI_PREFIX):
+            return uri.removeprefix(VM_URI_PREFIX)
+    raise InvalidArgument(f"the certificate names no sandbox: it has no URI {VM_URI_PREFIX}ID")
+
+
+def context(identity: Identity) -> SSL.Context:
+    """Make the context of this identity's listener.
+
+    :raise InvalidArgument: certificate, key or CA are no PEM, don't fit together, or are not this VM's.
+    """
+    try:
+        certificate = x509.load_pem_x509_certificate(identity.certificate_pem.encode())
+        # Keys of other kinds raise TypeError below.
+        key = cast("EllipticCurvePrivateKey", load_pem_private_key(identity.key_pem.encode(), None))
+        authority = Certificate.loadPEM(identity.ca_pem.encode())
+    except (ValueError, TypeError, AttributeError, crypto.Error):
+        raise InvalidArgument("the identity's certificate, key or CA is not PEM") from None
+    if VM_URI_PREFIX + identity.sandbox_id not in uris(certificate):
+        raise InvalidArgument(f"the identity's certificate is not that of sandbox {identity.sandbox_id}")
+    try:
+        options = CertificateOptions(
+            privateKey=crypto.PKey.from_cryptography_key(key),
+            certificate=crypto.X509.from_cryptography(certificate),
+            trustRoot=trustRootFromCertificates([authority]),
+            raiseMinimumTo=TLSVersion.TLSv1_3,  # it has no renegotiation
+            acceptableProtocols=[b"h2"],
+        )
+        made: SSL.Context = options.getContext()
+    except (ValueError, TypeError, SSL.Error, crypto.Error):
+        raise InvalidArgument("the identity's key does not fit its certificate") from None
+    made.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, _verify)
+    made.set_info_callback(_handshake_info)
+    return made
+
+
+def _handshake_info(connection: SSL.Connection, where: int, result: int) -> None:
+    if where & SSL.SSL_CB_HANDSHAKE_DONE:
+        protocol = connection.get_app_data()
+        if protocol is not None:
+            protocol.authenticated()
+
+
+@implementer(IOpenSSLServerConnectionCreator)
+class _Creator:
+    """Makes connections of the current context, which a renewed identity replaces."""
+
+    def __init__(self, context: SSL.Context) -> None:
+        self.context = context
+
+    def serverConnectionForTLS(self, protocol: IProtocol) -> SSL.Connection:
+        connection = SSL.Connection(self.context, None)
+        connection.set_app_data(protocol)
+        return connection
+
+
+class _GuardedTLS(_Base):  # type: ignore[misc]
+    """One connection, which tells its factory when it is made, authenticated and lost."""
+
+    def makeConnection(self, transport: ITransport) -> None:
+        self.factory.opened(self)
+        super().makeConnection(transport)
+
+    def authenticated(self) -> None:
+        self.factory.authenticated(self)
+
+    def connectionLost(self, reason: Failure) -> None:
+        self.factory.closed(self)
+        super().connectionLost(reason)
+
+
+class BoundedTLSFactory(TLSMemoryBIOFactory):
+    """A server's factory of TLS connections to `inner`, so many at a time.
+
+    :param connections: authenticated ones at a time; more are refused.
+    :param handshakes: unauthenticated ones at a time; one more ends the oldest.
+    :param handshake_seconds: from accepting a connection to its handshake's end.
+    """
+
+    protocol = _GuardedTLS
+    noisy = False
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        context: SSL.Context,
+        inner: IProtocolFactory,
+        *,
+        connections: int = 16,
+        handshakes: int = 32,
+        handshake_seconds: float = 10.0,
+    ) -> None:
+        self._creator = _Creator(context)
+        super().__init__(self._creator, False, inner)
+        self._reactor = reactor
+        self._connections = connections
+        self._handshakes = handshakes
+        self._handshake_seconds = handshake_seconds
+        self._pending: dict[ITCPTransport, IDelayedCall] = {}  # connection -> its deadline, oldest first
+        self._open: set[ITCPTransport] = set()
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many connections are authenticated, and how many are not (yet)."""
+        return len(self._open), len(self._pending)
+
+    def renew(self, context: SSL.Context) -> None:
+        """Serve new connections with another context."""
+        self._creator.context = context
+
+    def limit(self, connections: int, handshakes: int, handshake_seconds: float) -> None:
+        """Set other bounds for new connections; those that are open stay."""
+        self._connections = connections
+        self._handshakes = handshakes
+        self._handshake_seconds = handshake_seconds
+
+    def opened(self, connection: ITCPTransport) -> None:
+        """Note a connection whose peer is not known yet."""
+        if len(self._pending) >= self._handshakes:
+            self._end(next(iter(self._pending)))
+        deadline = self._reactor.callLater(self._handshake_seconds, self._end, connection)
+        self._pending[connection] = deadline
+
+    def authenticated(self, connection: ITCPTransport) -> None:
+        """Note that a connection's peer is the node."""
+        if not self._forget(connection):
+            return  # noted before, or lost already
+        if len(self._open) >= self._connections:
+            _log.warn("refused a connection: {count} are open already", count=len(self._open))
+            # Not from inside OpenSSL's own callback.
+            self._reactor.callLater(0, connection.abortConnection)
+        else:
+            self._open.add(connection)
+
+    def closed(self, connection: ITCPTransport) -> None:
+        """Note that a connection is lost."""
+        self._forget(connection)
+        self._open.discard(connection)
+
+    def abort_all(self) -> None:
+        """Reset every connection."""
+        for connection in [*self._open, *self._pending]:
+            connection.abortConnection()
+
+    def _forget(self, connection: ITCPTransport) -> bool:
+        deadline = self._pending.pop(connection, None)
+        if deadline is not None and deadline.active():
+            deadline.cancel()
+        return deadline is not None
+
+    def _end(self, connection: ITCPTransport) -> None:
+        self._forget(connection)
+        connection.abortConnection()

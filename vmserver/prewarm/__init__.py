@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a template does once before it is frozen, so that no clone of it has to.
+
+`first_call` loads what an agent's first RPC needs, `images` puts images into the engine, and
+`first_container` runs a container for the first time. Each logs its failures and harms nothing.
+"""
+
+from __future__ import annotations
+
+from twisted.internet.interfaces import IProtocolFactory
+
+from infranetes_common.reactors import IReactor
+from vmserver.containers.interface import IContainerProvider
+from vmserver.prewarm.first_call import make_first_call
+from vmserver.prewarm.first_container import run_first_container
+from vmserver.prewarm.images import load_images
+
+__all__ = ["prewarm"]
+
+
+async def prewarm(reactor: IReactor, factory: IProtocolFactory, provider: IContainerProvider) -> None:
+    """Do all of it.
+
+    :param factory: of the agent's own gRPC server.
+    """
+    await make_first_call(reactor, factory)
+    if provider.name == "docker":
+        await load_images(reactor, provider)
+        await run_first_container(reactor, provider)

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first RPC, which is slower than all later ones, made before a template is frozen.
+
+A call over mutual TLS to this agent's own server loads every module and fills every cache on the way: the
+interpreter's, OpenSSL's, protobuf's. Its certificates are made for it and forgotten.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import cast
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from OpenSSL import SSL, crypto
+from twisted.internet.address import IPv4Address
+from twisted.internet.defer import maybeDeferred
+from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint, wrapClientTLS
+from twisted.internet.interfaces import (
+    IListeningPort,
+    IOpenSSLClientConnectionCreator,
+    IProtocol,
+    IProtocolFactory,
+)
+from twisted.logger import Logger
+from zope.interface import implementer
+
+from infranetes_common.identity import Identity, decode, encode
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import vmserver
+from txgrpc import Channel
+from vmserver.identity import tls
+
+_HOST = "127.0.0.1"
+_NAME = "prewarm"
+_SECONDS = 30.0
+
+_log = Logger()
+
+
+class _Issuer:
+    """A CA for one call."""
+
+    def __init__(self) -> None:
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _NAME)])
+        self.certificate = self._sign(self._key, x509.BasicConstraints(ca=True, path_length=0))
+
+    def _sign(self, key: ec.EllipticCurvePrivateKey, *extensions: x509.ExtensionType) -> str:
+        now = datetime.datetime.now(datetime.UTC)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(self._name)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+        )
+        for extension in extensions:
+            builder = builder.add_extension(extension, critical=False)
+        signed = builder.sign(self._key, hashes.SHA256())
+        return signed.public_bytes(serialization.Encoding.PEM).decode()
+
+    def issue(self, uri: str, usage: x509.ObjectIdentifier) -> tuple[str, str]:
+        """Make a certificate and its key, PEM."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)])
+        pem = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        return self._sign(key, names, x509.ExtendedKeyUsage([usage])), pem.decode()
+
+
+@implementer(IOpenSSLClientConnectionCreator)
+class _Client:
+    def __init__(self, certificate: str, key: str) -> None:
+        self._context = SSL.Context(SSL.TLS_METHOD)
+        self._context.set_alpn_protos([b"h2"])
+        self._context.use_certificate(crypto.load_certificate(crypto.FILETYPE_PEM, certificate.encode()))
+        self._context.use_privatekey(crypto.load_privatekey(crypto.FILETYPE_PEM, key.encode()))
+
+    def clientConnectionForTLS(self, protocol: IProtocol) -> SSL.Connection:
+        connection = SSL.Connection(self._context, None)
+        connection.set_connect_state()
+        return connection
+
+
+async def make_first_call(reactor: IReactor, factory: IProtocolFactory) -> None:
+    """Call the server behind `factory`, once. A failure is only logged."""
+    port: IListeningPort | None = None
+    channel: Channel | None = None
+    try:
+        issuer = _Issuer()
+        certificate, key = issuer.issue(tls.VM_URI_PREFIX + _NAME, ExtendedKeyUsageOID.SERVER_AUTH)
+        identity = Identity(_NAME, certificate, key, issuer.certificate)
+        tls_factory = tls.BoundedTLSFactory(reactor, tls.context(decode(encode(identity))), factory)
+        port = await TCP4ServerEndpoint(reactor, 0, interface=_HOST).listen(tls_factory)
+        client = _Client(*issuer.issue(tls.NODE_URI, ExtendedKeyUsageOID.CLIENT_AUTH))
+        endpoint = TCP4ClientEndpoint(reactor, _HOST, cast(IPv4Address, port.getHost()).port)
+        channel = Channel(reactor, wrapClientTLS(client, endpoint))
+        await channel.stub(vmserver.Agent).Info(vmserver.InfoRequest(), timeout=_SECONDS)
+    except Exception as error:
+        _log.warn(
+            "the agent could not call itself before its first call: {kind}: {error}",
+            kind=type(error).__name__,
+            error=error,
+        )
+    finally:
+        if channel is not None:
+            await channel.close()
+        if port is not None:
+            await maybeDeferred(port.stopListening)

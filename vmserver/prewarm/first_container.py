@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first container, which is slower than all later ones, run before a template is frozen.
+
+A machine's first container waits for programs to be read from the disk, for kernel modules to be loaded and
+for caches of the engine. A clone has these from its template. The container's image is made of the machine's
+own shell; container and image are removed again.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import io
+import json
+import os
+import tarfile
+from collections.abc import AsyncIterator
+
+from twisted.logger import Logger
+
+from infranetes_common.concurrency import run_in_thread, within
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import cri
+from vmserver.containers.interface import IContainerProvider
+
+#: Seconds for all of it; a machine under emulation takes most of a minute.
+SECONDS = 240.0
+
+_ID = "prewarm"
+_CHUNK = 64 * 1024
+_PROGRAMS = {"bin/sh": "/bin/sh", "bin/sleep": "/bin/sleep"}
+_LIBRARIES = ("/lib64/ld-linux-*.so.*", "/lib/ld-linux-*.so.*", "/lib/*-linux-gnu/libc.so.6")
+
+_log = Logger()
+
+
+async def run_first_container(reactor: IReactor, provider: IContainerProvider) -> None:
+    """Run one container from its creation to its removal. A failure is only logged."""
+    begun = reactor.seconds()
+    try:
+        image_id, archive = await run_in_thread(reactor, _image)
+        await within(reactor, SECONDS, _run(provider, image_id, archive), "the first container")
+        _log.info("the first container has run, in {seconds:.1f} s", seconds=reactor.seconds() - begun)
+    except Exception as error:
+        _log.warn(
+            "the first container could not be run: {kind}: {error}",
+            kind=type(error).__name__,
+            error=error,
+        )
+
+
+async def _run(provider: IContainerProvider, image_id: str, archive: bytes) -> None:
+    config = cri.ContainerConfig(
+        metadata=cri.ContainerMetadata(name=_ID), command=["/bin/sh", "-c", "echo begun; sleep 3600"]
+    )
+    try:
+        await provider.load_image(image_id, _chunks(archive))
+        await provider.create(_ID, image_id, config, cri.PodSandboxConfig())
+        await provider.start_container(_ID)
+        await provider.exec_sync(_ID, ["/bin/sh", "-c", ":"], SECONDS, _CHUNK)
+        await provider.stop_container(_ID, 0)
+        records = provider.read_log(_ID, "", False)
+        async for _ in records:
+            pass
+    finally:
+        await provider.remove(_ID)
+        await provider.remove_image(image_id)
+
+
+def _image() -> tuple[str, bytes]:
+    """Return the image's id and its `docker load` archive (source: moby/moby image/spec/v1.2.md)."""
+    layer = _tar({name: _read(path) for name, path in _PROGRAMS.items()} | _libraries())
+    config = json.dumps(
+        {
+            "architecture": "",
+            "os": "linux",
+            "config": {},
+            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
+        }
+    ).encode()
+    digest = hashlib.sha256(config).hexdigest()
+    manifest = json.dumps([{"Config": f"{digest}.json", "Layers": ["layer.tar"], "RepoTags": []}]).encode()
+    members = {f"{digest}.json": config, "layer.tar": layer, "manifest.json": manifest}
+    return f"sha256:{digest}", _tar(members)
+
+
+def _libraries() -> dict[str, bytes]:
+    paths = [path for pattern in _LIBRARIES for path in glob.glob(pattern)]
+    return {path.lstrip("/"): _read(path) for path in paths}
+
+
+def _read(path: str) -> bytes:
+    with open(os.path.realpath(path), "rb") as file:
+        return file.read()
+
+
+def _tar(members: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            member.mode = 0o755
+            tar.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+async def _chunks(archive: bytes) -> AsyncIterator[bytes]:
+    for at in range(0, len(archive), _CHUNK):
+        yield archive[at : at + _CHUNK]

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Agent service of ``proto/vmserver.proto``, put together from one object per group of calls."""
+
+from __future__ import annotations
+
+from infranetes_common.reactors import IReactor
+from vmserver.config import LimitsConfig
+from vmserver.containers.interface import IContainerProvider
+from vmserver.identity.current import CurrentIdentity
+from vmserver.identity.metadata import MetadataGate
+from vmserver.pod_settings import PodSettings
+from vmserver.rpc.containers import ContainerCalls
+from vmserver.rpc.images import ImageCalls
+from vmserver.rpc.machine import MachineCalls
+from vmserver.rpc.sessions import SessionCalls
+from vmserver.rpc.watch import WatchCalls
+from vmserver.stats.calls import StatsCalls
+from vmserver.volumes.calls import VolumeCalls
+from vmserver.volumes.store import VolumeStore
+
+
+class AgentService:
+    """Every RPC of the agent.
+
+    :param own_machine: the VM is the pod's alone; false where simulated VMs share one machine.
+    :ivar implementations: the objects that answer, for `txgrpc.Service`.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactor,
+        provider: IContainerProvider,
+        settings: PodSettings,
+        volumes: VolumeStore,
+        identity: CurrentIdentity,
+        gate: MetadataGate,
+        *,
+        limits: LimitsConfig,
+        own_machine: bool = True,
+    ) -> None:
+        self.machine = MachineCalls(provider, settings, identity, gate)
+        self.watch = WatchCalls(provider)
+        self.containers = ContainerCalls(provider, volumes, execs=limits.execs)
+        self.sessions = SessionCalls(reactor, provider, sessions=limits.sessions, forwards=limits.forwards)
+        self.images = ImageCalls(provider)
+        self.volumes = VolumeCalls(reactor, volumes)
+        self.stats = StatsCalls(reactor, provider, own=own_machine)
+        self.implementations: tuple[object, ...] = (
+            self.machine,
+            self.watch,
+            self.containers,
+            self.sessions,
+            self.images,
+            self.volumes,
+            self.stats,
+        )
+        identity.on_taken = self.stats.begin_stats
+
+    def limit(self, limits: LimitsConfig) -> None:
+        """Set other bounds for new calls; those under way go on."""
+        self.containers.execs.limit = limits.execs
+        self.sessions.sessions.limit = limits.sessions
+        self.sessions.forwards.limit = limits.forwards

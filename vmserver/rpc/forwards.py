@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One TCP connection to a port of the pod."""
+
+from __future__ import annotations
+
+from twisted.internet.endpoints import TCP4ClientEndpoint, TCP6ClientEndpoint, connectProtocol
+from twisted.internet.error import ConnectError, ConnectionDone
+from twisted.internet.interfaces import IReactorTCP
+from twisted.internet.protocol import connectionDone
+from twisted.python.failure import Failure
+
+from infranetes_common.errors import Unavailable
+from vmserver.containers.session_connection import SessionConnection
+
+CONNECT_SECONDS = 10.0
+
+
+class ForwardedConnection(SessionConnection):
+    """A connection to a process of the pod."""
+
+    def connectionMade(self) -> None:
+        self.transport.setTcpNoDelay(True)
+        super().connectionMade()
+
+    def dataReceived(self, data: bytes) -> None:
+        self.output.put("data", data)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        if not reason.check(ConnectionDone):
+            self.output.fail(Unavailable(f"the connection broke: {reason.getErrorMessage()}"))
+        super().connectionLost(reason)
+
+    def close(self) -> None:
+        """End both directions; after `finish` what was written is still sent, else the connection is reset.
+
+        Idempotent.
+        """
+        if self._lost:
+            return
+        if self._finished:
+            self.transport.loseConnection()
+        else:
+            self.transport.abortConnection()
+
+
+async def connect(reactor: IReactorTCP, port: int) -> ForwardedConnection:
+    """Connect to what listens on this machine's `port`; containers share the machine's network.
+
+    :raise Unavailable: nothing listens there, or it does not answer.
+    """
+    refusals = []
+    for endpoint in (TCP4ClientEndpoint, TCP6ClientEndpoint):
+        host = "127.0.0.1" if endpoint is TCP4ClientEndpoint else "::1"
+        try:
+            connection: ForwardedConnection = await connectProtocol(
+                endpoint(reactor, host, port, timeout=CONNECT_SECONDS), ForwardedConnection()
+            )
+        except ConnectError as error:
+            refusals.append(f"{host}: {error}")
+        else:
+            return connection
+    raise Unavailable(f"nothing in the pod listens on port {port} ({'; '.join(refusals)})")

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls about images."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from infranetes_common.errors import InvalidArgument, Unimplemented
+from infranetes_common.wire import vmserver as messages
+from txgrpc import Call
+from vmserver import validate
+from vmserver.containers.interface import IContainerProvider, IImageFetcher
+
+MAX_CHUNK_BYTES = 1024 * 1024
+
+
+class ImageCalls:
+    """Checks requests and hands them to the provider."""
+
+    def __init__(self, provider: IContainerProvider) -> None:
+        self._provider = provider
+
+    async def MissingLayers(
+        self, request: messages.MissingLayersRequest, call: Call
+    ) -> messages.MissingLayersResponse:
+        present = await self._provider.missing_layers(validate.diff_ids(request.diff_ids))
+        return messages.MissingLayersResponse(present=present)
+
+    async def LoadImage(
+        self, requests: AsyncIterator[messages.LoadImageRequest], call: Call
+    ) -> messages.LoadImageResponse:
+        first = await anext(aiter(requests), None)
+        if first is None or first.WhichOneof("part") != "header":
+            raise InvalidArgument("LoadImage: the first message has to be the header")
+        image_id = validate.image_id(first.header.image_id)
+        archive = _chunks(requests)
+        try:
+            await self._provider.load_image(image_id, archive)
+        finally:
+            await archive.aclose()
+        return messages.LoadImageResponse(image_id=image_id)
+
+    async def FetchImage(
+        self, request: messages.FetchImageRequest, call: Call
+    ) -> messages.FetchImageResponse:
+        if not IImageFetcher.providedBy(self._provider):
+            raise Unimplemented(
+                f"the {self._provider.name} provider of this VM takes images from its node alone: an "
+                "executable's URL needs a VM with the systemd provider"
+            )
+        if len(request.url) > validate.MAX_URL:
+            raise InvalidArgument(f"url: more than {validate.MAX_URL} characters")
+        await self._provider.fetch_image(validate.image_id(request.image_id), request.url)
+        return messages.FetchImageResponse()
+
+    async def ListImages(
+        self, request: messages.ListImagesRequest, call: Call
+    ) -> messages.ListImagesResponse:
+        return messages.ListImagesResponse(image_ids=await self._provider.images())
+
+    async def RemoveImage(
+        self, request: messages.RemoveImageRequest, call: Call
+    ) -> messages.RemoveImageResponse:
+        await self._provider.remove_image(validate.image_id(request.image_id))
+        return messages.RemoveImageResponse()
+
+
+async def _chunks(requests: AsyncIterator[messages.LoadImageRequest]) -> AsyncGenerator[bytes, None]:
+    async for request in requests:
+        if request.WhichOneof("part") != "data":
+            raise InvalidArgument("LoadImage: after the header, data is expected")
+        if len(request.data) > MAX_CHUNK_BYTES:
+            raise InvalidArgument(f"LoadImage: data of more than {MAX_CHUNK_BYTES} bytes")
+        if request.data:
+            yield request.data

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls about the VM itself: what it is, its certificate, its sandbox's settings."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from infranetes_common import __version__
+from infranetes_common.wire import vmserver as messages
+from txgrpc import Call
+from vmserver.containers.interface import IContainerProvider
+from vmserver.identity.current import CurrentIdentity
+from vmserver.identity.metadata import MetadataGate
+from vmserver.pod_settings import PodSettings
+
+
+class MachineCalls:
+    """Answers for the VM."""
+
+    def __init__(
+        self,
+        provider: IContainerProvider,
+        settings: PodSettings,
+        identity: CurrentIdentity,
+        gate: MetadataGate,
+    ) -> None:
+        self._provider = provider
+        self._settings = settings
+        self._identity = identity
+        self._gate = gate
+
+    async def Info(self, request: messages.InfoRequest, call: Call) -> messages.InfoResponse:
+        return messages.InfoResponse(
+            version=__version__,
+            container_provider=self._provider.name,
+            boot_id=self._identity.boot_id,
+            agent_id=self._identity.agent_id,
+            sandbox_id=self._identity.sandbox_id,
+            memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            cpus=os.cpu_count() or 1,
+            now_nanos=time.time_ns(),
+        )
+
+    async def NewKey(self, request: messages.NewKeyRequest, call: Call) -> messages.NewKeyResponse:
+        return messages.NewKeyResponse(request=self._identity.request_certificate())
+
+    async def Rekey(self, request: messages.RekeyRequest, call: Call) -> messages.RekeyResponse:
+        await self._identity.renew(request.certificate)
+        return messages.RekeyResponse()
+
+    async def ConfigureSandbox(
+        self, request: messages.ConfigureSandboxRequest, call: Call
+    ) -> messages.ConfigureSandboxResponse:
+        self._settings.apply(request.config, request.node_dns)
+        await self._gate.configure(request.config.annotations)
+        await self._provider.configure(request.config)
+        return messages.ConfigureSandboxResponse()

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watch: the pod's containers as they are, then every change."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from infranetes_common.concurrency import Notifier
+from infranetes_common.wire import cri
+from infranetes_common.wire import vmserver as messages
+from txgrpc import Call
+from vmserver.containers.interface import IContainerProvider
+from vmserver.rpc import bounds
+
+# A container's state only ever moves up.
+_RANK = {
+    cri.CONTAINER_CREATED: 1,
+    cri.CONTAINER_RUNNING: 2,
+    cri.CONTAINER_EXITED: 3,
+}
+
+
+class Watcher:
+    """The events that one Watch call has not sent yet: the latest of each container, so its size is bounded.
+
+    A client that reads slowly misses states in between, never the last one.
+    """
+
+    def __init__(self) -> None:
+        self._events: dict[str, messages.WatchEvent] = {}  # by container id, in the order of first change
+        self._notifier = Notifier()
+
+    def changed(self, state: messages.ContainerState) -> None:
+        """Note a container's new state."""
+        self._put(state.id, messages.WatchEvent(container=bounds.state(state)))
+
+    def removed(self, id: str) -> None:
+        """Note that a container is gone."""
+        self._put(id, messages.WatchEvent(removed=id))
+
+    def take(self) -> dict[str, messages.WatchEvent]:
+        """Return the events since the last call, by container id."""
+        taken, self._events = self._events, {}
+        return taken
+
+    async def wait(self) -> None:
+        """Return once there is an event."""
+        while not self._events:
+            await self._notifier.wait()
+
+    def _put(self, id: str, event: messages.WatchEvent) -> None:
+        self._events[id] = event
+        self._notifier.notify()
+
+
+class WatchCalls:
+    """Passes what the provider reports on to every Watch call.
+
+    :ivar watchers: one for each call that is open.
+    """
+
+    def __init__(self, provider: IContainerProvider) -> None:
+        self._provider = provider
+        self.watchers: set[Watcher] = set()
+        provider.watch(self._changed, self._removed)
+
+    def _changed(self, state: messages.ContainerState) -> None:
+        for watcher in self.watchers:
+            watcher.changed(state)
+
+    def _removed(self, id: str) -> None:
+        for watcher in self.watchers:
+            watcher.removed(id)
+
+    async def Watch(self, request: messages.WatchRequest, call: Call) -> AsyncIterator[messages.WatchEvent]:
+        watcher = Watcher()
+        self.watchers.add(watcher)
+        try:
+            snapshot = {state.id: state for state in await self._provider.containers()}
+            # A change made while the list was on its way is in the list, in the events, or in both.
+            for id, event in watcher.take().items():
+                if event.HasField("removed"):
+                    snapshot.pop(id, None)
+                elif id not in snapshot or _rank(event.container) >= _rank(snapshot[id]):
+                    snapshot[id] = event.container
+            for state in snapshot.values():
+                yield messages.WatchEvent(container=bounds.state(state))
+            yield messages.WatchEvent(synced=messages.Synced())
+            while True:
+                await watcher.wait()
+                for event in watcher.take().values():
+                    yield event
+        finally:
+            self.watchers.discard(watcher)
+
+
+def _rank(state: messages.ContainerState) -> int:
+    return _RANK.get(state.state, 0)
