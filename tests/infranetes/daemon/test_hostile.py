@@ -20,6 +20,7 @@ from txgrpc import GrpcError
 
 SECONDS = 0.05  # that calls about honest pods may take, but for one in a hundred: the machine has other work
 TURN = 0.05  # that the reactor may work at a time
+TRIES = 3  # of an attack; see `suffers`
 MEMORY = 64  # MiB that one hostile VM may cost the daemon; it needs about 70 without
 # With an answer of 16 MiB to an ExecSync on its way to kubelet, which an honest one may be, too.
 EXEC_MEMORY, EXEC_TURN = 128, 0.1
@@ -36,7 +37,22 @@ class StallTests(HostileCase):
         turn: float = TURN,
         **attacks: str,
     ) -> None:
-        """Nobody does from these, while everything that reads from agents is asked for."""
+        """Nobody does from these, while everything that reads from agents is asked for.
+
+        An attack that makes a turn long does so each time; a turn that the machine made long, whose memory
+        its own host has to bring first, does not come again. So a turn counts if it was long in three attacks
+        of three.
+        """
+        turns: list[float] = []
+        while len(turns) < TRIES:
+            await self.attacked_by(liar, seconds, memory, **attacks)
+            turns.append(self.longest_turn)
+            if turns[-1] < turn:
+                return
+        self.fail(f"turns of {turns} s by {attacks}")
+
+    async def attacked_by(self, liar: HostileProcess, seconds: float, memory: int, **attacks: str) -> None:
+        """Attack for some seconds, and let it be honest again. `longest_turn` is of that time."""
         before = self.memory()
         self.forget_highest_memory()
         self.forget_longest_turn()
@@ -45,7 +61,6 @@ class StallTests(HostileCase):
         took = await self.calls_of_honest(seconds)
         await asking
         self.assertLess(took[len(took) * 99 // 100], SECONDS, attacks)
-        self.assertLess(self.longest_turn, turn, attacks)
         self.assertLess(self.memory("VmHWM") - before, memory, attacks)
         self.assertTrue(self.alive)
         await liar.attack()
@@ -130,14 +145,16 @@ class StallTests(HostileCase):
         corpus = {method.name: _drawn(method.name, 60) for method in vmserver.Agent.methods}
         before = self.memory()
         self.forget_highest_memory()
-        self.forget_longest_turn()
-        for _ in range(3):
+        turns: list[float] = []
+        for _ in range(TRIES):
+            self.forget_longest_turn()
             await liar.attack(corpus, **dict.fromkeys(corpus, "corpus"))
             asking = Deferred.fromCoroutine(self.ask_everything())
             took = await self.calls_of_honest(2.0)
             await asking
             self.assertLess(took[len(took) * 99 // 100], SECONDS)
-        self.assertLess(self.longest_turn, TURN)
+            turns.append(self.longest_turn)
+        self.assertLess(min(turns), TURN, turns)
         self.assertLess(self.memory("VmHWM") - before, MEMORY)
         for failure in ("Traceback", "Unhandled"):
             self.assertNotIn(failure, self.log)
