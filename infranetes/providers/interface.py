@@ -113,6 +113,50 @@ class IHasConsoles(Interface):
         last; each newest first."""
 
 
+@attrs.frozen
+class ReadOnlyDisk:
+    """A file of the node that a VM is shown as a read-only disk. `name` is 64 hex digits, its content's."""
+
+    name: str
+    path: Path
+
+
+@attrs.frozen
+class ShownDisk:
+    """Where a VM has a disk: on its virtio-scsi host."""
+
+    name: str  # the ReadOnlyDisk's
+    target: int
+    lun: int
+
+
+class IShowsDisks(Interface):
+    """Also provided by an IPodProvider that can show running VMs files of the node as disks.
+
+    What is shown is kept by the hypervisor alone, so a restarted daemon finds it. A file that is deleted
+    while it is shown stays readable for the VM."""
+
+    def show_disks(instance_id: str, disks: Sequence[ReadOnlyDisk]) -> Deferred[Sequence[ShownDisk]]:
+        """Show files to a VM; return where each is, in the same order. Idempotent.
+
+        When it fails, none is shown that was not shown before.
+
+        :raise NotFound: there is no such VM.
+        :raise ResourceExhausted: the VM has no place for so many disks.
+        :raise FailedPrecondition: a file is not there, or can't be read.
+        :raise Unavailable: the hypervisor does not answer, or refuses.
+        """
+
+    def shown_disks(instance_id: str) -> Deferred[Sequence[ShownDisk]]:
+        """Look up which disks a VM is shown. :raise NotFound: there is no such VM."""
+
+    def hide_disks(instance_id: str, names: Sequence[str]) -> Deferred[None]:
+        """Take disks, which the VM has unmounted, from it. Idempotent; unknown names are no error.
+
+        :raise NotFound: there is no such VM.
+        """
+
+
 class IPodProvider(Interface):
     """Makes VMs that become pods.
 

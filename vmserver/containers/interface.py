@@ -14,6 +14,7 @@ from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 
 if TYPE_CHECKING:
+    from vmserver.layers.store import LayerStore
     from vmserver.containers.sessions import Output
 
 Changed = Callable[[messages.ContainerState], None]
@@ -221,3 +222,18 @@ class IImageFetcher(Interface):
         :raise PermissionDenied: the server refuses.
         :raise Unavailable: the download failed; trying again may help.
         :raise ResourceExhausted: the file is too large, or the disk is full."""
+
+
+class ITakesLayers(Interface):
+    """Also provided by an IContainerProvider whose images are made of mounted layers.
+
+    `missing_layers` and `load_image` of such a provider fail with Unimplemented."""
+
+    layers: LayerStore = Attribute("The VM's layers: see `vmserver.layers.store.LayerStore`.")
+
+    def add_image(image_id: str, configuration: bytes) -> Deferred[None]:
+        """Make an image from layers that are mounted. Idempotent.
+
+        :param configuration: whose digest is `image_id`; JSON (OCI image-spec, config.md).
+        :raise InvalidArgument: not the configuration of that image.
+        :raise FailedPrecondition: a layer is not mounted."""

@@ -74,6 +74,11 @@ class AgentStub(Protocol):
     PortForward: PortForward
     MissingLayers: Unary[messages.MissingLayersRequest, messages.MissingLayersResponse]
     LoadImage: Upload[messages.LoadImageRequest, messages.LoadImageResponse]
+    ListLayers: Unary[messages.ListLayersRequest, messages.ListLayersResponse]
+    MountLayers: Unary[messages.MountLayersRequest, messages.MountLayersResponse]
+    PutLayer: Upload[messages.PutLayerRequest, messages.PutLayerResponse]
+    RemoveLayers: Unary[messages.RemoveLayersRequest, messages.RemoveLayersResponse]
+    AddImage: Unary[messages.AddImageRequest, messages.AddImageResponse]
     FetchImage: Unary[messages.FetchImageRequest, messages.FetchImageResponse]
     ListImages: Unary[messages.ListImagesRequest, messages.ListImagesResponse]
     PutVolume: Upload[messages.PutVolumeRequest, messages.PutVolumeResponse]

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A layer of an image as a disk: an uncompressed erofs file system, made once on the node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+
+
+@attrs.frozen
+class LayerDisk:
+    """The file. Equal diff ids mean equal bytes, for as long as FORMAT in `disks` is the same.
+
+    :ivar diff_id: sha256: and 64 hex digits of the layer's uncompressed tar.
+    :ivar size: bytes.
+    :ivar digest: sha256: and 64 hex digits of the file itself.
+    """
+
+    diff_id: str
+    path: Path
+    size: int
+    digest: str
