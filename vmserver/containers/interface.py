@@ -14,8 +14,8 @@ from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 
 if TYPE_CHECKING:
-    from vmserver.layers.store import LayerStore
     from vmserver.containers.sessions import Output
+    from vmserver.layers.store import LayerStore
 
 Changed = Callable[[messages.ContainerState], None]
 """Called with a container's state after each change."""

@@ -3,8 +3,14 @@
 
 from __future__ import annotations
 
+import re
+
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
+
+_FILE = re.compile(r"(?:cpu|memory|io|pids|hugetlb|cpuset|misc|rdma)\.[a-zA-Z0-9_.]{1,64}")
+_PAGE_SIZE = re.compile(r"[0-9]{1,6}[KMG]B")
+_MAX_VALUE = 256
 
 
 def check_not_negative(limits: cri.LinuxContainerResources) -> None:
@@ -21,6 +27,41 @@ def check(limits: cri.LinuxContainerResources) -> None:
         raise InvalidArgument(f"resources.oom_score_adj {limits.oom_score_adj}: expected -1000 to 1000")
 
 
+def check_files(limits: cri.LinuxContainerResources) -> None:
+    """Check the limits that name files of a cgroup.
+
+    :raise InvalidArgument: one is malformed; names the field."""
+    for page in limits.hugepage_limits:
+        if not _PAGE_SIZE.fullmatch(page.page_size):
+            raise InvalidArgument(
+                f"resources.hugepage_limits: {page.page_size[:40]!r} is not a page size (2MB, 1GB)"
+            )
+    for name, value in limits.unified.items():
+        if not _FILE.fullmatch(name) or ".." in name or len(value) > _MAX_VALUE or not value.isprintable():
+            raise InvalidArgument(
+                f"resources.unified: {name[:80]!r} is not a file of a cgroup, or its value not one line"
+            )
+
+
 def cpu_weight(shares: int) -> int:
     """Convert cgroup v1's shares (2 to 262144) to cgroup v2's weight (1 to 10000), as Kubernetes does."""
     return 1 + (min(max(shares, 2), 262144) - 2) * 9999 // 262142
+
+
+_FIELDS = ("cpu_period", "cpu_quota", "cpu_shares", "memory_limit_in_bytes", "memory_swap_limit_in_bytes",
+           "oom_score_adj", "cpuset_cpus", "cpuset_mems")  # fmt: skip
+
+
+def overlay(limits: cri.LinuxContainerResources, changes: cri.LinuxContainerResources) -> None:
+    """Apply `changes` to `limits`; fields that are 0 or empty in `changes` stay as they are."""
+    for field in _FIELDS:
+        if getattr(changes, field):
+            setattr(limits, field, getattr(changes, field))
+    if changes.memory_limit_in_bytes and not changes.memory_swap_limit_in_bytes:
+        limits.memory_swap_limit_in_bytes = changes.memory_limit_in_bytes  # no swap unless it is set
+    limits.unified.update(changes.unified)
+    sizes = {page.page_size for page in changes.hugepage_limits}
+    unchanged = [page for page in limits.hugepage_limits if page.page_size not in sizes]
+    pages = [*unchanged, *changes.hugepage_limits]
+    limits.ClearField("hugepage_limits")
+    limits.hugepage_limits.extend(pages)

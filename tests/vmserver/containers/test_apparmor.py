@@ -10,7 +10,7 @@ from twisted.trial.unittest import TestCase
 
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.reactors import installed
-from vmserver.containers.docker.apparmor import MAX_POLICY_BYTES, ProfileLoader
+from vmserver.containers.apparmor import MAX_POLICY_BYTES, ProfileLoader
 
 # Like the parser, it adds the names of profiles to the kernel's list.
 PARSER = r"""#!/bin/sh

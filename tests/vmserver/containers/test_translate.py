@@ -11,11 +11,12 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
-from vmserver.containers.docker.accounts import Accounts, Identity, configured, resolve
+from vmserver.containers.accounts import Accounts
+from vmserver.containers.docker.accounts import Identity, configured, resolve
 from vmserver.containers.docker.cgroups import extra_files as cgroup_files
-from vmserver.containers.docker.limits import overlay
 from vmserver.containers.docker.security import seccomp_profile
 from vmserver.containers.docker.translate import create_body
+from vmserver.containers.resources import overlay
 from vmserver.containers.signals import signal_name, signal_number
 
 IMAGE = "sha256:" + "a" * 64

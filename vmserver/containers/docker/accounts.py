@@ -17,23 +17,14 @@ from twisted.internet.defer import DeferredLock
 
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
+from vmserver.containers import accounts as shared
+from vmserver.containers.accounts import MAX_FILE_BYTES, Accounts, check, user_field
 from vmserver.containers.docker.api import Request
 from vmserver.containers.docker.engine import Engine, EngineError
 from vmserver.containers.docker.names import container_name
 
-MAX_FILE_BYTES = 1024 * 1024
-MAX_ID = 2**31 - 1
 _MAX_LINKS = 8  # symbolic links that are followed
 _MAX_IMAGES = 64  # whose accounts are cached
-
-
-@attrs.frozen
-class Accounts:
-    """The two files of an image (empty where it has none) and the user in its configuration."""
-
-    passwd: bytes = b""
-    group: bytes = b""
-    user: str = ""
 
 
 @attrs.frozen
@@ -49,21 +40,10 @@ def configured(context: cri.LinuxContainerSecurityContext) -> Identity | None:
 
     :raise InvalidArgument: something is malformed; names the field.
     """
-    numbers = (
-        ("run_as_user", [context.run_as_user.value]),
-        ("run_as_group", [context.run_as_group.value]),
-        ("supplemental_groups", context.supplemental_groups),
-    )
-    for field, values in numbers:
-        for value in values:
-            if not 0 <= value <= MAX_ID:
-                raise InvalidArgument(f"security_context.{field}: {value} is not 0 to {MAX_ID}")
-    user = _user_field(context)
-    if context.HasField("run_as_group") and not user:
-        raise InvalidArgument("security_context.run_as_group: needs run_as_user or run_as_username beside it")
+    check(context)
     if context.HasField("run_as_group") or context.supplemental_groups_policy == cri.Strict:
         return None
-    return Identity(user, tuple(context.supplemental_groups))
+    return Identity(user_field(context), tuple(context.supplemental_groups))
 
 
 def resolve(context: cri.LinuxContainerSecurityContext, accounts: Accounts) -> Identity:
@@ -71,59 +51,8 @@ def resolve(context: cri.LinuxContainerSecurityContext, accounts: Accounts) -> I
 
     :raise InvalidArgument: the image has no such user or group.
     """
-    who, _, group = (_user_field(context) or accounts.user).partition(":")
-    uid, gid, name = _user(who, accounts.passwd)
-    if context.HasField("run_as_group"):
-        gid = context.run_as_group.value
-    elif group:
-        gid = _group(group, accounts.group)
-    groups = list(context.supplemental_groups)
-    if context.supplemental_groups_policy != cri.Strict and name:
-        groups = _memberships(name, accounts.group) + groups
-    return Identity(f"{uid}:{gid}", tuple(dict.fromkeys(groups)))
-
-
-def _user_field(context: cri.LinuxContainerSecurityContext) -> str:
-    return str(context.run_as_user.value) if context.HasField("run_as_user") else context.run_as_username
-
-
-def _user(who: str, passwd: bytes) -> tuple[int, int, str]:
-    """Return uid, gid and name of the first account that fits; an unknown uid has no name."""
-    number = _number(who) if who else 0
-    for name, _, uid, gid, *_ in _lines(passwd, 4):
-        ids = _number(uid), _number(gid)
-        if ids[0] is not None and ids[1] is not None and (name == who or ids[0] == number):
-            return ids[0], ids[1], name
-    if number is None:
-        raise InvalidArgument(f"security_context: the image has no user {who[:80]!r}")
-    return number, 0, ""
-
-
-def _group(which: str, group: bytes) -> int:
-    for name, _, gid, *_ in _lines(group, 3):
-        number = _number(gid)
-        if name == which and number is not None:
-            return number
-    number = _number(which)
-    if number is None:
-        raise InvalidArgument(f"security_context: the image has no group {which[:80]!r}")
-    return number
-
-
-def _memberships(name: str, group: bytes) -> list[int]:
-    found = [(_number(gid), members) for _, _, gid, members, *_ in _lines(group, 4)]
-    return [gid for gid, members in found if gid is not None and name in members.split(",")]
-
-
-def _lines(text: bytes, fields: int) -> list[list[str]]:
-    lines = [line.strip().split(":") for line in text.decode(errors="replace").splitlines()]
-    return [line for line in lines if len(line) >= fields]
-
-
-def _number(text: str) -> int | None:
-    if not text.isascii() or not text.isdecimal() or len(text) > 10:
-        return None
-    return int(text) if int(text) <= MAX_ID else None
+    user = shared.resolve(context, accounts)
+    return Identity(f"{user.uid}:{user.gid}", user.groups)
 
 
 class ImageAccounts:

@@ -8,19 +8,15 @@ below its scope, and the same limits on both. Source: Linux Documentation/admin-
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
-from vmserver.containers.resources import cpu_weight
+from vmserver.containers.resources import check_files, cpu_weight
 
 CGROUP2 = Path("/sys/fs/cgroup")
 
-_FILE = re.compile(r"(?:cpu|memory|io|pids|hugetlb|cpuset|misc|rdma)\.[a-zA-Z0-9_.]{1,64}")
-_PAGE_SIZE = re.compile(r"[0-9]{1,6}[KMG]B")
-_MAX_VALUE = 256
 _SUBGROUP = "container"
 
 
@@ -28,18 +24,11 @@ def extra_files(limits: cri.LinuxContainerResources) -> dict[str, str]:
     """Return file and value of each limit that the engine does not support.
 
     :raise InvalidArgument: a limit is malformed; names the field."""
+    check_files(limits)
     found = {}
     for page in limits.hugepage_limits:
-        if not _PAGE_SIZE.fullmatch(page.page_size):
-            raise InvalidArgument(
-                f"resources.hugepage_limits: {page.page_size[:40]!r} is not a page size (2MB, 1GB)"
-            )
         found[f"hugetlb.{page.page_size}.max"] = str(page.limit)
     for name, value in limits.unified.items():
-        if not _FILE.fullmatch(name) or ".." in name or len(value) > _MAX_VALUE or not value.isprintable():
-            raise InvalidArgument(
-                f"resources.unified: {name[:80]!r} is not a file of a cgroup, or its value not one line"
-            )
         found[name] = value
     return found
 

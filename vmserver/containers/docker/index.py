@@ -24,12 +24,13 @@ from infranetes_common.wire import vmserver as messages
 from vmserver.containers.docker import api
 from vmserver.containers.docker.engine import Engine, EngineError
 from vmserver.containers.docker.kernel import KernelLog
-from vmserver.containers.docker.limits import LimitStore, overlay
+from vmserver.containers.docker.limits import LimitStore
 from vmserver.containers.docker.message_store import MessageStore
 from vmserver.containers.docker.names import LABEL_ID, container_name
 from vmserver.containers.docker.state import container_state
 from vmserver.containers.docker.usage import UsageSource
 from vmserver.containers.interface import Changed, Removed
+from vmserver.containers.resources import overlay
 from vmserver.containers.users import process_user
 
 EVENTS = ["create", "start", "die", "oom", "update", "destroy"]

@@ -12,6 +12,7 @@ from pathlib import Path
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.wire import cri
 from vmserver.containers.docker.message_store import MessageStore
+from vmserver.containers.resources import overlay
 
 
 class LimitStore(MessageStore[cri.LinuxContainerResources]):
@@ -32,22 +33,3 @@ class LimitStore(MessageStore[cri.LinuxContainerResources]):
             super().put(id, limits)
         except OSError as error:
             raise FailedPrecondition(f"the limits of container {id} can't be written: {error}") from error
-
-
-_FIELDS = ("cpu_period", "cpu_quota", "cpu_shares", "memory_limit_in_bytes", "memory_swap_limit_in_bytes",
-           "oom_score_adj", "cpuset_cpus", "cpuset_mems")  # fmt: skip
-
-
-def overlay(limits: cri.LinuxContainerResources, changes: cri.LinuxContainerResources) -> None:
-    """Apply `changes` to `limits`; fields that are 0 or empty in `changes` stay as they are."""
-    for field in _FIELDS:
-        if getattr(changes, field):
-            setattr(limits, field, getattr(changes, field))
-    if changes.memory_limit_in_bytes and not changes.memory_swap_limit_in_bytes:
-        limits.memory_swap_limit_in_bytes = changes.memory_limit_in_bytes  # no swap unless it is set
-    limits.unified.update(changes.unified)
-    sizes = {page.page_size for page in changes.hugepage_limits}
-    unchanged = [page for page in limits.hugepage_limits if page.page_size not in sizes]
-    pages = [*unchanged, *changes.hugepage_limits]
-    limits.ClearField("hugepage_limits")
-    limits.hugepage_limits.extend(pages)

@@ -24,8 +24,8 @@ from infranetes_common.errors import (
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
+from vmserver.containers.apparmor import ProfileLoader
 from vmserver.containers.docker import accounts, cgroups
-from vmserver.containers.docker.apparmor import ProfileLoader
 from vmserver.containers.docker.engine import CALL_SECONDS, Engine, EngineError
 from vmserver.containers.docker.execs import exec_sync
 from vmserver.containers.docker.image_volumes import ImageVolumes
@@ -33,7 +33,6 @@ from vmserver.containers.docker.images import Images
 from vmserver.containers.docker.index import RETRY_SECONDS, ContainerIndex
 from vmserver.containers.docker.limits import LimitStore
 from vmserver.containers.docker.names import container_name
-from vmserver.containers.docker.security import apparmor_profile
 from vmserver.containers.docker.sessions import attach_session, exec_session
 from vmserver.containers.docker.translate import create_body, limits_body
 from vmserver.containers.docker.usage import UsageReader
@@ -46,6 +45,7 @@ from vmserver.containers.interface import (
     Streams,
 )
 from vmserver.containers.jsonlog import JsonLog, records
+from vmserver.containers.security import apparmor_profile
 from vmserver.pod_settings import ipc_sysctls
 
 REMOVE_SECONDS = 60.0
@@ -133,9 +133,9 @@ class DockerProvider:
             ipc_sysctls=ipc_sysctls(sandbox_config),
             image_paths=await self._image_volumes.paths(config.mounts),
         )
-        kind, profile = apparmor_profile(config.linux.security_context)
-        if kind == cri.SecurityProfile.Localhost:
-            await self._profiles.load(profile)
+        profile = apparmor_profile(config.linux.security_context)
+        if profile.kind == cri.SecurityProfile.Localhost:
+            await self._profiles.load(profile.reference)
         try:
             await self._engine.call("POST", "/containers/create", {"name": container_name(id)}, body)
         except EngineError as error:

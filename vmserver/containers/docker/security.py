@@ -11,21 +11,13 @@ import json
 
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
-from vmserver.containers.docker import apparmor
+from vmserver.containers import apparmor, security
 from vmserver.containers.docker.api import Request
 from vmserver.containers.docker.names import container_name
-
-MAX_PROFILE_BYTES = 256 * 1024
+from vmserver.containers.security import MAX_PROFILE_BYTES, capabilities, refuse
 
 _PROFILE = cri.SecurityProfile
-_ALL = "ALL"
 _DEFAULT_ERRNO = 1  # EPERM, the only one that this Docker supports for a profile's default action
-
-
-def refuse(present: bool, field: str, what: str) -> None:
-    """Refuse something that is not supported. :raise InvalidArgument: it is present."""
-    if present:
-        raise InvalidArgument(f"{field}: {what} is not supported by this runtime; leave it out")
 
 
 def security_fields(linux: cri.LinuxContainerConfig) -> Request:
@@ -55,59 +47,20 @@ def security_fields(linux: cri.LinuxContainerConfig) -> Request:
     return fields
 
 
-def capabilities(wanted: cri.Capability) -> tuple[list[str], list[str]]:
-    """Return CapAdd and CapDrop. What is in both lists is dropped; dropping ALL leaves what is added."""
-    drop = [_capability(name) for name in wanted.drop_capabilities]
-    add = [_capability(name) for name in wanted.add_capabilities]
-    return [name for name in add if name not in drop], drop
-
-
-def _capability(name: str) -> str:
-    if not name.replace("_", "").isalpha() or not name.isascii():
-        raise InvalidArgument(f"security_context.capabilities: {name[:80]!r} is not a capability")
-    upper = name.upper()
-    return upper if upper == _ALL or upper.startswith("CAP_") else "CAP_" + upper
-
-
 def options(context: cri.LinuxContainerSecurityContext) -> list[str]:
     """Return HostConfig.SecurityOpt."""
     found = ["no-new-privileges"] if context.no_new_privs else []
-    kind, reference = _profile(context, "seccomp", context.seccomp_profile_path, _PROFILE.Unconfined)
-    if kind == _PROFILE.Unconfined:
+    profile = security.seccomp_profile(context)
+    if profile.kind == _PROFILE.Unconfined:
         found.append("seccomp=unconfined")
-    elif kind == _PROFILE.Localhost:
-        found.append("seccomp=" + seccomp_profile(reference))
-    kind, reference = apparmor_profile(context)
-    if kind == _PROFILE.Localhost:
-        found.append("apparmor=" + apparmor.split_reference(reference)[0])
-    if kind == _PROFILE.Unconfined:
+    elif profile.kind == _PROFILE.Localhost:
+        found.append("seccomp=" + seccomp_profile(profile.reference))
+    profile = security.apparmor_profile(context)
+    if profile.kind == _PROFILE.Localhost:
+        found.append("apparmor=" + apparmor.split_reference(profile.reference)[0])
+    if profile.kind == _PROFILE.Unconfined:
         found.append("apparmor=unconfined")
     return found
-
-
-def apparmor_profile(context: cri.LinuxContainerSecurityContext) -> tuple[int, str]:
-    """Return the kind of the AppArmor profile and, for one of the node's, its reference: see `apparmor`."""
-    return _profile(context, "apparmor", context.apparmor_profile, _PROFILE.RuntimeDefault)
-
-
-def _profile(
-    context: cri.LinuxContainerSecurityContext, field: str, old: str, default: int
-) -> tuple[int, str]:
-    """Return kind and reference of a profile. :param old: the deprecated field's value."""
-    if context.HasField(field):
-        profile = getattr(context, field)
-        return profile.profile_type, profile.localhost_ref
-    if old.startswith("localhost/"):
-        return _PROFILE.Localhost, old.removeprefix("localhost/")
-    known: dict[str, int] = {"": default, "unconfined": _PROFILE.Unconfined}
-    for name in ("runtime/default", "docker/default"):
-        known[name] = _PROFILE.RuntimeDefault
-    if old not in known:
-        raise InvalidArgument(
-            f"security_context.{field}: {old[:80]!r} is not a profile; known are runtime/default, "
-            "unconfined and localhost/PATH"
-        )
-    return known[old], ""
 
 
 def seccomp_profile(text: str) -> str:

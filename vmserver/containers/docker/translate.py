@@ -17,7 +17,8 @@ from vmserver.containers import mount_checks, resources
 from vmserver.containers.docker.accounts import Identity
 from vmserver.containers.docker.api import Request
 from vmserver.containers.docker.names import LABEL_ID, LABEL_IMAGES, LABEL_RESOURCES
-from vmserver.containers.docker.security import refuse, security_fields
+from vmserver.containers.docker.security import security_fields
+from vmserver.containers.security import refuse
 from vmserver.containers.signals import signal_name
 
 _PROPAGATION = {
