@@ -1,9 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """The node's images: pulled once by skopeo, kept as OCI blobs, loaded into the VMs that need them."""
 
-from infranetes.images.auth import Credentials, credentials
-from infranetes.images.config import ImagesConfig
-from infranetes.images.index import Image
-from infranetes.images.store import FsUsage, ImageStore
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from infranetes.images.auth import Credentials, credentials
+    from infranetes.images.config import ImagesConfig
+    from infranetes.images.index import Image
+    from infranetes.images.store import FsUsage, ImageStore
 
 __all__ = ["Credentials", "FsUsage", "Image", "ImageStore", "ImagesConfig", "credentials"]
+
+_HOMES = {
+    "Credentials": "auth",
+    "FsUsage": "store",
+    "Image": "index",
+    "ImageStore": "store",
+    "ImagesConfig": "config",
+    "credentials": "auth",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import what is asked for: the children that make layers' disks start without Twisted."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much a layer may have, and what is raised when it has more or is malformed."""
+
+from __future__ import annotations
+
+import attrs
+
+MIB = 1 << 20
+
+
+class BadLayer(Exception):
+    """The layer can't be used. The message says why, for people, without naming the layer."""
+
+
+@attrs.frozen
+class Limits:
+    """What one layer may have. The defaults are far above what real images need.
+
+    :ivar max_bytes: of the uncompressed tar, and of all files' sizes together (`images.max_layer_bytes`).
+    :ivar entries: of the tar, and of files and directories in the tree.
+    :ivar depth: of directories below the root.
+    :ivar path_bytes: of an entry's name or of a link's target.
+    :ivar header_bytes: of one PAX header.
+    :ivar xattr_bytes: of one file's extended attributes, names included.
+    :ivar held_bytes: of what is held until the end: names, targets, small files, extended attributes.
+    :ivar memory_bytes: of the child's address space.
+    :ivar seconds: that the work may take.
+    """
+
+    max_bytes: int = 64 << 30
+    entries: int = 1_000_000
+    depth: int = 512
+    path_bytes: int = 4095
+    header_bytes: int = MIB
+    xattr_bytes: int = 60 * 1024
+    held_bytes: int = 512 * MIB
+    memory_bytes: int = 3072 * MIB
+    seconds: float = 1800.0
+
+
+def quoted(name: bytes) -> str:
+    """Return a name from a layer as errors show it: printable and short."""
+    text = name.decode("utf-8", "backslashreplace")
+    text = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+    return f"'{text}'" if len(text) <= 200 else f"'{text[:150]}...{text[-40:]}'"
+
+
+#: How the child ends: the layer is bad, the disk is full, or something else failed.
+BAD, FULL, FAILED = 65, 66, 67

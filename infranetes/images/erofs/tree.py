@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tree that a layer's entries make, by OCI's rules, as overlayfs wants a lower directory.
+
+Names in a tar say what is removed of the layers below (whiteouts): `.wh.NAME` becomes a character device 0:0
+called NAME, and `.wh..wh..opq` an attribute of its directory. Nothing here touches a file system: a path
+leads through the tree in memory, and symbolic links on its way are followed there, within the tree.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+
+from infranetes.images.erofs import format, tar
+from infranetes.images.erofs.limits import BadLayer, Limits, quoted
+from infranetes.images.erofs.tar import Entry
+
+OPAQUE = b"trusted.overlay.opaque"
+_WHITEOUT, _META, _OPAQUE_MARK = b".wh.", b".wh..wh.", b".wh..wh..opq"
+_OVERLAY = (b"trusted.overlay.", b"user.overlay.")  # another machine's overlayfs wrote these
+_MAX_LINKS = 40  # as the kernel
+_OVERHEAD = 64  # what a name or an attribute costs besides its bytes
+_TYPES = {
+    tar.FILE: stat.S_IFREG,
+    tar.SYMLINK: stat.S_IFLNK,
+    tar.CHAR: stat.S_IFCHR,
+    tar.BLOCK_DEVICE: stat.S_IFBLK,
+    tar.DIRECTORY: stat.S_IFDIR,
+    tar.FIFO: stat.S_IFIFO,
+}
+
+
+class Node:
+    """A file of any type. Several names may lead to one that is no directory.
+
+    :ivar children: of a directory, by name.
+    :ivar content: a symbolic link's target, or a small file's data.
+    :ivar block: where the data of other files is.
+    :ivar device: which device it is.
+    :ivar number, links: the inode's, once the whole tree is known.
+    """
+
+    __slots__ = (
+        *("mode", "uid", "gid", "mtime_ns", "size", "xattrs", "children", "content", "block", "device"),
+        *("number", "links"),
+    )
+
+    def __init__(self, mode: int, uid: int = 0, gid: int = 0, mtime_ns: int = 0) -> None:
+        self.mode, self.uid, self.gid, self.mtime_ns = mode, uid, gid, mtime_ns
+        self.size = self.block = self.device = self.number = self.links = 0
+        self.xattrs: dict[bytes, bytes] | None = None
+        self.children: dict[bytes, Node] | None = {} if stat.S_ISDIR(mode) else None
+        self.content: bytes | None = None
+
+    @property
+    def whiteout(self) -> bool:
+        """Whether it removes the file of its name from the layers below."""
+        return stat.S_ISCHR(self.mode) and self.device == 0
+
+
+def _directory() -> Node:
+    return Node(stat.S_IFDIR | 0o755)
+
+
+class Tree:
+    """What `add` has made so far."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.root = _directory()
+        self._limits = limits
+        self._nodes = 1
+        self._held = 0
+        self._bytes = 0
+
+    def add(self, entry: Entry) -> Node | None:
+        """Put an entry where it belongs. Returns the regular file whose data is to follow, if it is one.
+
+        :raise BadLayer: it can't be there, or is too much.
+        """
+        try:
+            return self._add(entry)
+        except BadLayer as e:
+            raise BadLayer(f"its entry {quoted(entry.path)} can't be made: {e}") from None
+
+    def hold(self, size: int) -> None:
+        """Account for bytes that stay in memory. :raise BadLayer: it is too much."""
+        self._held += size
+        if self._held > self._limits.held_bytes:
+            raise BadLayer("names, links and attributes are too much; make several layers of it")
+
+    def _add(self, entry: Entry) -> Node | None:
+        parts = _parts(entry.path)
+        if not parts:
+            if entry.kind != tar.DIRECTORY:
+                raise BadLayer("the root is a directory")
+            self._describe(self.root, entry)
+            return None
+        parent, name = self._parent(parts[:-1], make=True), parts[-1]
+        if name == _OPAQUE_MARK:
+            self._make_opaque(parent)
+        elif name.startswith(_META):
+            pass  # what aufs kept for itself
+        elif name.startswith(_WHITEOUT):
+            self._whiteout(parent, name[len(_WHITEOUT) :])
+        elif entry.kind == tar.LINK:
+            self._put(parent, name, self._linked(entry.target))
+        else:
+            return self._make(parent, name, entry)
+        return None
+
+    def _make(self, parent: Node, name: bytes, entry: Entry) -> Node | None:
+        there = _children(parent).get(name)
+        if entry.kind == tar.DIRECTORY and there is not None and there.children is not None:
+            self._describe(there, entry)
+            return None
+        node = Node(_TYPES[entry.kind])
+        node.size, node.device = entry.size, format.device(entry.major, entry.minor)
+        if node.children is not None and there is not None and there.whiteout:
+            self._make_opaque(node)  # nothing of the removed directory shows through the new one
+        self._describe(node, entry)
+        if entry.kind == tar.SYMLINK:
+            if not entry.target:
+                raise BadLayer("it is a symbolic link to nothing")
+            node.content, node.size = entry.target, len(entry.target)
+            self.hold(node.size)
+        self._put(parent, name, node)
+        self._bytes += entry.size
+        if self._bytes > self._limits.max_bytes:
+            raise BadLayer(f"the layer has over {self._limits.max_bytes} bytes (images.max_layer_bytes)")
+        return node if entry.kind == tar.FILE else None
+
+    def _describe(self, node: Node, entry: Entry) -> None:
+        node.mode = stat.S_IFMT(node.mode) | entry.mode
+        node.uid, node.gid, node.mtime_ns = entry.uid, entry.gid, entry.mtime_ns
+        opaque = node.xattrs is not None and OPAQUE in node.xattrs
+        node.xattrs = None
+        if entry.xattrs:
+            kept = {
+                n: v for n, v in entry.xattrs.items() if format.can_keep(n) and not n.startswith(_OVERLAY)
+            }
+            self._check_xattrs(kept)
+            node.xattrs = kept or None
+            opaque = opaque or (node.children is not None and entry.xattrs.get(OPAQUE) == b"y")
+        if opaque:
+            self._make_opaque(node)
+
+    def _check_xattrs(self, attributes: dict[bytes, bytes]) -> None:
+        size = sum(len(name) + len(value) for name, value in attributes.items())
+        if size > self._limits.xattr_bytes:
+            raise BadLayer(f"its extended attributes have over {self._limits.xattr_bytes} bytes")
+        self.hold(size + _OVERHEAD * len(attributes))
+
+    def _make_opaque(self, node: Node) -> None:
+        """Hide what the layers below have in this directory."""
+        node.xattrs = {**(node.xattrs or {}), OPAQUE: b"y"}
+        self.hold(len(OPAQUE) + _OVERHEAD)
+
+    def _put(self, parent: Node, name: bytes, node: Node) -> None:
+        if len(name) > format.MAX_NAME:
+            raise BadLayer(f"the name {quoted(name)} has over {format.MAX_NAME} bytes")
+        self._nodes += 1
+        if self._nodes > self._limits.entries:
+            raise BadLayer(f"the layer has over {self._limits.entries} files; make several layers of it")
+        self.hold(len(name) + _OVERHEAD)
+        _children(parent)[name] = node
+
+    def _whiteout(self, parent: Node, name: bytes) -> None:
+        if name in (b"", b".", b".."):
+            raise BadLayer("it removes no file that can be")
+        there = _children(parent).get(name)
+        if there is None:
+            self._put(parent, name, Node(stat.S_IFCHR))
+        elif there.children is not None:  # a new directory in the place of a removed one
+            self._make_opaque(there)
+
+    def _linked(self, target: bytes) -> Node:
+        """Return the file that a hard link leads to."""
+        parts = _parts(target)
+        try:
+            node = _children(self._parent(parts[:-1], make=False)).get(parts[-1]) if parts else self.root
+        except BadLayer:
+            node = None
+        if node is None or node.whiteout:
+            raise BadLayer(f"it is a hard link to {quoted(target)}, which is not in this layer before it")
+        if node.children is not None:
+            raise BadLayer(f"it is a hard link to {quoted(target)}, which is a directory")
+        return node
+
+    def _parent(self, parts: list[bytes], *, make: bool) -> Node:
+        """Return the directory to which a path leads; what is missing of it is made."""
+        way = [self.root]
+        todo, links = parts[::-1], 0
+        while todo:
+            part = todo.pop()
+            if part == b"..":  # of a symbolic link's target
+                way = way[:-1] or way
+                continue
+            node = _children(way[-1]).get(part)
+            if node is not None and stat.S_ISLNK(node.mode):
+                assert node.content is not None
+                links += 1
+                if links > _MAX_LINKS:
+                    raise BadLayer("there are too many symbolic links in its path")
+                if node.content.startswith(b"/"):
+                    way = [self.root]
+                todo += [p for p in node.content.split(b"/")[::-1] if p not in (b"", b".")]
+                continue
+            if node is None or node.whiteout:
+                node = self._missing(way[-1], part, node is not None, make)
+            if node.children is None:
+                raise BadLayer(f"{quoted(part)} in its path is no directory")
+            way.append(node)
+            if len(way) > self._limits.depth:
+                raise BadLayer(f"it is over {self._limits.depth} directories deep")
+        return way[-1]
+
+    def _missing(self, parent: Node, name: bytes, removed: bool, make: bool) -> Node:
+        if not make:
+            raise BadLayer("there is no such directory")
+        node = _directory()
+        if removed:
+            self._make_opaque(node)
+        self._put(parent, name, node)
+        return node
+
+    def walk(self) -> Iterator[Node]:
+        """Yield each file once, a directory's together. Counts the links to each on the way."""
+        self.root.links = 2
+        directories = [self.root]
+        yield self.root
+        for directory in directories:  # grows
+            for _, child in sorted(_children(directory).items()):
+                child.links += 1
+                if child.children is not None:
+                    child.links += 1
+                    directory.links += 1
+                    directories.append(child)
+                if child.children is not None or child.links == 1:
+                    yield child
+
+
+def _children(node: Node) -> dict[bytes, Node]:
+    assert node.children is not None
+    return node.children
+
+
+def _parts(path: bytes) -> list[bytes]:
+    parts = [part for part in path.split(b"/") if part not in (b"", b".")]
+    if b".." in parts:
+        raise BadLayer(f"there is .. in {quoted(path)}; make the image with another program")
+    return parts
