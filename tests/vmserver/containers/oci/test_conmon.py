@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""conmon and crun: containers are created, started, watched, found again and discarded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from twisted.internet.defer import CancelledError
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes_common.concurrency import start
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from tests.support.crun import CGROUPS
+from tests.vmserver.containers.oci.case import CONMONS, CrunCase, reactor
+from vmserver.containers.oci import cgroup
+from vmserver.containers.oci.conmon import CannotRun, Conmon, Exit, Process, exit_code_of
+from vmserver.containers.oci.runtime import Crun
+from vmserver.processes import oom_score_adj
+
+MIB = 1024 * 1024
+
+_FIND = """
+import sys
+from pathlib import Path
+from infranetes_common.reactors import installed
+from vmserver.containers.oci.conmon import Conmon, Monitored
+from vmserver.containers.oci.runtime import Crun
+id, bundle, root, crun = sys.argv[1:]
+conmon = Conmon(installed(), Crun(installed(), Path(root), crun))
+print(conmon.find(Monitored(id, Path(bundle), Path(bundle, "log"))))
+"""
+
+
+class ConmonTests(CrunCase):
+    def gone(self, id: str) -> bool:
+        """Whether no process, cgroup or record of a container is left."""
+        found = [pid for pid in os.listdir("/proc") if pid.isdecimal() and f"--cid={id}" in _command(pid)]
+        groups = [path for path in cgroup.ROOT.glob(f"*/{CGROUPS}/{id}") if path.is_dir()]
+        return not found and not groups and not (self.crun.root / id).exists()
+
+    async def test_it_runs_once_it_is_started_and_its_end_is_told(self) -> None:
+        made = await self.created("sh", "-c", "echo out; echo err >&2; exit 3")
+        status = self.crun.status(made.container.id)
+        assert status is not None
+        self.assertTrue(status.waiting and status.alive)
+        self.assertEqual((status.pid, status.ticks), (made.process.pid, made.process.ticks))
+        self.assertEqual(made.container.log.read_text(), "")
+        before = time.time_ns()
+        await self.crun.start(made.container.id)
+        exit = await self.end(made)
+        self.assertEqual((exit.code, exit.oom_killed, exit.message), (3, False, ""))
+        self.assertTrue(before - 10**9 < exit.finished_at < time.time_ns() + 10**9)
+        self.assertEqual(sorted(self.lines(made)), ["stderr F err", "stdout F out"])
+
+    async def test_a_signal_that_ends_it_is_in_the_exit_code(self) -> None:
+        for number, code in ((signal.SIGTERM, 143), (signal.SIGKILL, 137)):
+            script = "trap 'exit 143' TERM; echo up; while :; do sleep 0.05; done"
+            made = await self.started("sh", "-c", script)
+            await self.until(lambda made=made: made.container.log.read_text(), "it is up")
+            status = self.crun.status(made.container.id)
+            assert status is not None
+            self.assertTrue(status.signal(number))
+            self.assertEqual((await self.end(made)).code, code)
+            self.assertFalse(status.signal(number))
+
+    async def test_a_signal_never_hits_a_later_process_of_the_same_number(self) -> None:
+        made = await self.started("sleep", "600")
+        status = self.crun.status(made.container.id)
+        assert status is not None
+        other = type(status)(os.getpid(), 1, None, False)
+        self.assertFalse(other.alive or other.signal(signal.SIGKILL))
+
+    async def test_commands_that_can_not_run(self) -> None:
+        (self.rootfs / "bin" / "plain").write_text("text")
+        (self.rootfs / "bin" / "plain").chmod(0o644)
+        for command, code in (("/no/such", 127), ("nosuch", 127), ("/bin/plain", 126), ("/bin", 126)):
+            container = self.monitored(command)
+            with self.assertRaises(CannotRun) as caught:
+                await self.conmon.create(container)
+            self.assertEqual((caught.exception.exit_code, command), (code, command))
+            self.assertTrue(str(caught.exception))
+            self.assertTrue(self.gone(container.id))
+
+    async def test_a_configuration_that_crun_refuses_is_told_in_its_words(self) -> None:
+        container = self.monitored("true")
+        (container.bundle / "config.json").write_text('{"ociVersion": "1.0.0", "root": 5}')
+        with self.assertRaises(CannotRun) as caught:
+            await self.conmon.create(container)
+        self.assertEqual(caught.exception.exit_code, 128)
+        self.assertTrue(self.gone(container.id))
+
+    async def test_memory_that_ran_out(self) -> None:
+        # A shell that doubles a string takes memory of its own.
+        made = await self.started("sh", "-c", 'x=xxxxxxxx; while :; do x="$x$x"; done', memory=24 * MIB)
+        exit = await self.end(made)
+        self.assertEqual((exit.code, exit.oom_killed), (137, True))
+
+    async def test_conmon_is_protected_and_the_container_is_not(self) -> None:
+        made = await self.started("sleep", "600", score=321)
+        self.assertEqual(oom_score_adj(made.process.conmon), _lowest_score())
+        await self.until(lambda: oom_score_adj(made.process.pid) == 321, "its score")
+        groups = Path(f"/proc/{made.process.conmon}/cgroup").read_text()
+        self.assertIn(f"/{CONMONS}", groups)
+
+    async def test_a_container_is_started_once(self) -> None:
+        made = await self.started("sleep", "600")
+        with self.assertRaises(FailedPrecondition):
+            await self.crun.start(made.container.id)
+        with self.assertRaises(NotFound):
+            await self.crun.start("0" * 32)
+
+    async def test_where_crun_keeps_its_fifo_elsewhere_crun_starts_it(self) -> None:
+        made = await self.created("sh", "-c", "exit 5")
+        fifo = self.crun.root / made.container.id / "exec.fifo"
+        fifo.rename(self.directory / "fifo")
+        with self.assertRaises(FailedPrecondition):
+            await self.crun.start(made.container.id)
+        (self.directory / "fifo").rename(fifo)
+        await self.crun.start(made.container.id)
+        self.assertEqual((await self.end(made)).code, 5)
+
+    async def test_limits_are_changed(self) -> None:
+        made = await self.started("sleep", "600", memory=64 * MIB)
+        await self.crun.update(made.container.id, {"memory": {"limit": 48 * MIB, "swap": 48 * MIB}})
+        with self.assertRaises(InvalidArgument):
+            await self.crun.update(made.container.id, {"cpu": {"cpus": "9999"}})
+
+    async def test_a_killed_conmon_ends_its_container(self) -> None:
+        made = await self.started("sleep", "600")
+        os.kill(made.process.conmon, signal.SIGKILL)
+        exit = await self.end(made)
+        self.assertEqual((exit.code, exit.oom_killed), (137, False))
+        self.assertIn("conmon", exit.message)
+        await self.until(lambda: _state(made.process.pid) in "ZX", "the container has ended")
+
+    async def test_another_agent_finds_it(self) -> None:
+        running = await self.started("sleep", "600")
+        ended = await self.started("sh", "-c", "exit 4")
+        exit = await self.end(ended)
+        waiting = await self.created("true")
+        for made in (running, waiting):
+            self.assertEqual(self.found(made.container.id), str(made.process))
+        self.assertEqual(self.found(ended.container.id), str(exit))
+        self.assertEqual(self.found("0" * 32), "None")
+        again = self.conmon.find(waiting.container)
+        assert isinstance(again, Process)
+        exits: list[Exit] = []
+        watch = self.conmon.watch(waiting.container, again, exits.append)
+        self.addCleanup(watch.close)
+        await self.crun.start(waiting.container.id)
+        await self.until(lambda: exits, "its end is seen by the other too")
+        self.assertEqual(exits[0].code, 0)
+
+    def found(self, id: str) -> str:
+        """What a new process finds."""
+        arguments = [id, str(self.directory / id), str(self.crun.root), self.program]
+        command = [sys.executable, "-c", _FIND, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    async def test_the_end_is_told_also_when_it_was_long_ago(self) -> None:
+        made = await self.created("sh", "-c", "exit 6")
+        assert made.watch is not None
+        made.watch.close()
+        await self.crun.start(made.container.id)
+        await self.until(lambda: (made.container.bundle / "exit").exists(), "it has ended")
+        await self.until(lambda: _state(made.process.conmon) in "ZX", "and conmon")
+        exits: list[Exit] = []
+        watch = self.conmon.watch(made.container, made.process, exits.append)
+        self.assertEqual(exits, [])
+        await self.until(lambda: exits, "it is told")
+        watch.close()
+        self.assertEqual([exit.code for exit in exits], [6])
+        self.assertEqual(made.exits, [])
+
+    async def test_discarding_leaves_nothing(self) -> None:
+        made = await self.started("sh", "-c", "sleep 600 & sleep 600")
+        for _ in range(2):
+            await self.conmon.discard(made.container)
+        await self.until(lambda: self.gone(made.container.id), "all of it is gone")
+        self.assertEqual(sorted(os.listdir(made.container.bundle)), ["config.json", "log"])
+
+    async def test_a_crun_that_hangs_is_given_up(self) -> None:
+        hanging = self.directory / "hanging"
+        hanging.write_text("#!/bin/sh\nsleep 600\n")
+        hanging.chmod(0o755)
+        crun = Crun(reactor, self.directory / "run", str(hanging), 0.5)
+        conmon = Conmon(reactor, crun, group=CONMONS, seconds=1.0)
+        container = self.monitored("true")
+        with self.assertRaises(Unavailable) as caught:
+            await conmon.create(container)
+        self.assertIn("crun", str(caught.exception))
+        self.assertTrue(self.gone(container.id))
+        made = await self.started("sleep", "600")
+        for call in (crun.update(made.container.id, {}), crun.delete(made.container.id)):
+            with self.assertRaises(Unavailable) as caught:
+                await call
+            self.assertIn(str(hanging), str(caught.exception))
+
+    async def test_a_creation_that_is_cancelled_leaves_nothing(self) -> None:
+        container = self.monitored("true")
+        creating = start(self.conmon.create(container))
+        creating.cancel()
+        with self.assertRaises(CancelledError):
+            await creating
+        self.assertTrue(self.gone(container.id))
+
+    async def test_programs_that_are_not_there_are_named(self) -> None:
+        container = self.monitored("true")
+        for conmon, name in (
+            (Conmon(reactor, self.crun, "no-conmon", group=CONMONS), "no-conmon"),
+            (Conmon(reactor, Crun(reactor, self.crun.root, "no-crun")), "no-crun"),
+        ):
+            with self.assertRaises(FailedPrecondition) as caught:
+                await conmon.create(container)
+            self.assertIn(f"{name} is not installed", str(caught.exception))
+
+    async def test_a_conmon_that_fails_says_why(self) -> None:
+        container = self.monitored("true")
+        failing = self.directory / "failing"
+        failing.write_text("#!/bin/sh\necho no memory >&2\nexit 1\n")
+        failing.chmod(0o755)
+        with self.assertRaises(Unavailable) as caught:
+            await Conmon(reactor, self.crun, str(failing), group=CONMONS).create(container)
+        self.assertIn("no memory", str(caught.exception))
+
+
+class MessageTests(SynchronousTestCase):
+    def test_what_crun_says_has_an_exit_code(self) -> None:
+        for message, code in (
+            ("executable file `x` not found in $PATH: No such file or directory", 127),
+            ("open executable: Permission denied", 126),
+            ("exec: Exec format error", 126),
+            ("mount `/x` to `y`: No such file or directory", 128),
+        ):
+            self.assertEqual(exit_code_of(message), code)
+
+
+def _lowest_score() -> int:
+    """What a process that asks for -1000 gets: where it may not lower its score, what it has."""
+    script = "echo -1000 >/proc/self/oom_score_adj; cat /proc/self/oom_score_adj"
+    said = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False).stdout
+    return int(said)
+
+
+def _command(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def _state(pid: int) -> str:
+    """R, S, Z and so on; X: there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"

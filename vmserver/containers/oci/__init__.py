@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A ContainerProvider whose containers are run by conmon and crun."""

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A container's cgroup: kill what is in it, and what the kernel says of memory that ran out.
+
+Of version 2, or of version 1 with a hierarchy for each controller. Source: Linux
+Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+ROOT = Path("/sys/fs/cgroup")
+
+
+def is_v2(root: Path = ROOT) -> bool:
+    """Return whether this VM has cgroups of version 2, and of no other."""
+    return (root / "cgroup.controllers").exists()
+
+
+class Cgroup:
+    """A cgroup, whether it still exists or not.
+
+    :param path: as crun writes it down: from the root of the hierarchy, with a slash in front.
+    """
+
+    def __init__(self, path: str, root: Path = ROOT) -> None:
+        relative = path.strip("/")
+        if not relative or ".." in relative.split("/"):
+            raise ValueError(f"{path!r} is not the path of a cgroup")
+        self._relative = relative
+        self._root = root
+
+    @property
+    def unified(self) -> Path | None:
+        """Its directory; None with version 1."""
+        return self._root / self._relative if is_v2(self._root) else None
+
+    def _directory(self, controller: str) -> Path:
+        return self.unified or self._root / controller / self._relative
+
+    def oom_kills(self) -> int | None:
+        """Return how many of its processes were killed because memory ran out; None: it is gone."""
+        directory = self._directory("memory")
+        try:
+            text = (directory / ("memory.events" if self.unified else "memory.oom_control")).read_text()
+        except OSError:
+            return None
+        for line in text.splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill" and value.isdecimal():
+                return int(value)
+        return 0
+
+    def processes(self) -> list[int]:
+        """Return the pids in it and below it."""
+        found: list[int] = []
+        for directory, _, files in os.walk(self._directory("pids")):
+            if "cgroup.procs" in files:
+                with contextlib.suppress(OSError):
+                    found += map(int, Path(directory, "cgroup.procs").read_text().split())
+        return found
+
+    def kill(self) -> None:
+        """SIGKILL every process in it and below it."""
+        if self.unified is not None:
+            with contextlib.suppress(OSError):
+                (self.unified / "cgroup.kill").write_text("1")
+                return
+        for _ in range(5):  # those that fork meanwhile too
+            pids = self.processes()
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if not pids:
+                return
+
+
+def join(path: str, pid: int, root: Path = ROOT) -> None:
+    """Make a cgroup where there is none and move a process into it, in every hierarchy that takes it.
+
+    :raise OSError: none takes it."""
+    relative = path.strip("/")
+    if is_v2(root):
+        directories = [root / relative]
+    else:
+        directories = [each / relative for each in root.iterdir() if (each / "cgroup.procs").exists()]
+    failed: list[OSError] = []
+    for directory in directories:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / "cgroup.procs").write_text(str(pid))
+        except OSError as error:  # version 1's cpuset takes none before it has CPUs
+            failed.append(error)
+    if len(failed) == len(directories):
+        raise failed[0] if failed else FileNotFoundError(f"{root} has no cgroups")

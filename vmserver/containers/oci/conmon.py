@@ -1,0 +1,424 @@
+# SPDX-License-Identifier: Apache-2.0
+"""conmon: a small process beside each container, which holds its streams and outlives the agent.
+
+It has crun create the container, writes its log, serves those who attach, and in the end writes the exit
+code to the file `exit` and ends. So the end of conmon is what the agent waits for. In a container's bundle:
+
+config.json   what crun makes of it
+conmon.pid    conmon's pid
+first.pid     the pid of the container's first process
+attach        a socket: see `vmserver.containers.oci.attach`
+ctl, winsz    FIFOs: see `vmserver.containers.oci.control`
+exit          the exit code, written when everything is read and logged; its time is that of the end
+oom           made when memory ran out
+
+Sources: containers/conmon src/conmon.c, src/cli.c, src/ctr_exit.c; cri-o/cri-o internal/oci/runtime_oci.go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.process import Process as Child
+from twisted.internet.protocol import ProcessProtocol
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from infranetes_common.concurrency import Event, within
+from infranetes_common.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from infranetes_common.reactors import IReactor
+from vmserver.containers.oci import cgroup
+from vmserver.containers.oci.programs import ENVIRONMENT, located
+from vmserver.containers.oci.runtime import Crun
+from vmserver.processes import ProcessEnd, start_ticks
+
+CREATE_SECONDS = 60.0  # within which crun has created a container; under emulation it takes 0.4
+LAST_SECONDS = 30.0  # within which conmon has read and logged the rest, after its container's end
+CGROUP = "infranetes.conmon"
+"""Where every conmon is: outside of the agent's cgroup and of the containers'."""
+
+_KILLED_SECONDS = 2.0
+LOST_CODE = 137  # of a container whose exit code nobody has learned
+_MAX_MESSAGE_BYTES = 64 * 1024
+_MADE = ("conmon.pid", "first.pid", "attach", "ctl", "winsz", "exit", "oom")
+
+_log = Logger()
+
+
+class CannotRun(InvalidArgument):
+    """crun can't create the container.
+
+    :ivar exit_code: 127: there is no such command; 126: it can't be executed; 128: anything else.
+    """
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def exit_code_of(message: str) -> int:
+    """Return 127, 126 or 128 for what crun says of a container or command that it can't run."""
+    if message.startswith("executable file ") and "not found" in message:
+        return 127
+    return 126 if message.startswith(("open executable", "exec")) else 128
+
+
+@attrs.frozen
+class Monitored:
+    """A container as conmon is told of it.
+
+    :ivar bundle: a directory with config.json, of this container alone.
+    :ivar log: the file that its output is written to, in the CRI's format.
+    :ivar stdin: whether it has a stdin, without a terminal. :ivar stdin_once: whether that ends with the
+        first client who attached.
+    """
+
+    id: str
+    bundle: Path
+    log: Path
+    terminal: bool = False
+    stdin: bool = False
+    stdin_once: bool = False
+
+
+@attrs.frozen
+class Process:
+    """A container's first process, and its conmon; each with its `start_ticks`."""
+
+    pid: int
+    ticks: int
+    conmon: int
+    conmon_ticks: int
+
+
+@attrs.frozen
+class Exit:
+    """How a container has ended.
+
+    :ivar finished_at: nanoseconds since 1970. :ivar oom_killed: whether the kernel killed one of its
+        processes because memory ran out. :ivar message: of a container whose conmon has failed; else empty.
+    """
+
+    code: int
+    finished_at: int
+    oom_killed: bool
+    message: str = ""
+
+
+class Conmon:
+    """Starts, watches and finds conmons.
+
+    :param program: name or path. :param group: the cgroup of all conmons. :param seconds: see `CREATE_SECONDS`.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactor,
+        crun: Crun,
+        program: str = "conmon",
+        *,
+        group: str = CGROUP,
+        seconds: float = CREATE_SECONDS,
+    ) -> None:
+        self._reactor = reactor
+        self._crun = crun
+        self._program = program
+        self._group = group
+        self._seconds = seconds
+
+    async def create(self, container: Monitored) -> Process:
+        """Have a container created, under a conmon of its own. It waits to be started: see `Crun.start`.
+
+        :raise CannotRun: crun refuses it.
+        :raise FailedPrecondition: a program is not installed. :raise Unavailable: one of them failed.
+        After an error nothing is left but the bundle and the log.
+        """
+        command = self._command(container)
+        _unlink(container)
+        launch = _Launch(self._reactor, command, container.bundle, self._group)
+        try:
+            pid, message = await within(self._reactor, self._seconds, launch.told, "creating the container")
+            if pid <= 0:
+                raise CannotRun(message, exit_code_of(message))
+            process = self._process(container, pid)
+            if process is None:
+                raise Unavailable("conmon ended while it created the container")
+        except BaseException as error:
+            launch.kill()
+            await self.discard(container)
+            if isinstance(error, DeadlineExceeded):
+                raise Unavailable(
+                    f"container {container.id}: crun did not create it within {self._seconds:g} s and was "
+                    f"killed; try again, and if that goes on look at the VM's disk and memory"
+                ) from None
+            raise
+        finally:
+            launch.close()
+        return process
+
+    def find(self, container: Monitored) -> Process | Exit | None:
+        """Return what there is of a container that an earlier agent had created; None: nothing.
+
+        A container whose conmon is gone is killed."""
+        status = self._crun.status(container.id)
+        process = None if status is None else self._process(container, status.pid)
+        if process is not None:
+            return process
+        if status is None and not (container.bundle / "exit").exists():
+            return None
+        return self._outcome(container)
+
+    def watch(self, container: Monitored, process: Process, ended: Callable[[Exit], None]) -> Watch:
+        """Call `ended` once, later, when a container has ended."""
+        return Watch(self._reactor, process, lambda: self._outcome(container), ended)
+
+    async def discard(self, container: Monitored) -> None:
+        """Kill a container and its conmon, and delete what they have made in the bundle. Idempotent.
+
+        Whoever watches is told: close the watch first.
+
+        :raise Unavailable: crun can't delete it."""
+        for pid in _conmons(container):
+            await self._kill(pid)  # a crun that still creates dies with it
+        status = self._crun.status(container.id)
+        group = _configured_cgroup(container) if status is None else None
+        if status is not None:
+            status.kill()
+        elif group is not None:
+            group.kill()
+        await self._crun.delete(container.id)
+        _unlink(container)
+
+    async def _kill(self, pid: int) -> None:
+        """SIGKILL a process, and wait a moment for its end."""
+        gone: Event[None] = Event()
+        try:
+            end = ProcessEnd(self._reactor, pid, lambda: gone.succeed(None))
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        with contextlib.suppress(DeadlineExceeded):
+            await within(self._reactor, _KILLED_SECONDS, gone.wait(), "its end")
+        end.close()
+
+    def _command(self, container: Monitored) -> list[str]:
+        if ":" in str(container.log):
+            raise InvalidArgument(f"the log's path {container.log} has a colon, which conmon can't read")
+        bundle = container.bundle
+        command = [
+            located(self._program),
+            f"--cid={container.id}",
+            f"--cuuid={container.id}",
+            f"--bundle={bundle}",
+            f"--conmon-pidfile={bundle / 'conmon.pid'}",
+            f"--container-pidfile={bundle / 'first.pid'}",
+            f"--persist-dir={bundle}",
+            "--full-attach",
+            "--no-sync-log",
+            f"--log-path=k8s-file:{container.log}",
+            "--log-level=error",
+            f"--runtime={self._crun.command()[0]}",
+            f"--runtime-arg=--root={self._crun.root}",
+        ]
+        if container.terminal:
+            command.append("--terminal")
+        elif container.stdin:
+            command.append("--stdin")
+            if not container.stdin_once:
+                command.append("--leave-stdin-open")
+        return command
+
+    def _process(self, container: Monitored, pid: int) -> Process | None:
+        """Return the process, if its conmon is there."""
+        conmon = _conmon_pid(container)
+        ticks = start_ticks(conmon) if conmon else 0
+        return Process(pid, start_ticks(pid), conmon, ticks) if ticks else None
+
+    def _outcome(self, container: Monitored) -> Exit:
+        """Return how a container has ended; kill it if its conmon did not see its end."""
+        status = self._crun.status(container.id)
+        kills = None if status is None or status.cgroup is None else status.cgroup.oom_kills()
+        oom = (container.bundle / "oom").exists() if kills is None else kills > 0
+        file = container.bundle / "exit"
+        try:
+            return Exit(int(file.read_text()), file.stat().st_mtime_ns, oom)
+        except (OSError, ValueError):
+            pass
+        if status is not None:
+            status.kill()
+        message = (
+            "conmon, which runs the container, ended before it; what was left of the container was killed"
+        )
+        _log.warn("container {id}: {message}", id=container.id, message=message)
+        return Exit(LOST_CODE, time.time_ns(), oom, message)
+
+
+class Watch:
+    """Waits for the end of a container. Close it to wait no more."""
+
+    def __init__(
+        self,
+        reactor: IReactor,
+        process: Process,
+        outcome: Callable[[], Exit],
+        ended: Callable[[Exit], None],
+    ) -> None:
+        self._reactor = reactor
+        self._process = process
+        self._outcome = outcome
+        self._ended = ended
+        self._timer: IDelayedCall | None = None
+        self._ends: list[ProcessEnd] = []
+        self._open = True
+        self._look(process.conmon, process.conmon_ticks, self._over)
+        self._look(process.pid, process.ticks, self._wait_for_conmon)
+
+    def _look(self, pid: int, ticks: int, then: Callable[[], None]) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            end = ProcessEnd(self._reactor, pid, then)
+            if start_ticks(pid) == ticks:
+                self._ends.append(end)
+                return
+            end.close()
+        self._reactor.callLater(0, then)
+
+    def _wait_for_conmon(self) -> None:
+        if self._open and self._timer is None:
+            self._timer = self._reactor.callLater(LAST_SECONDS, self._give_up)
+
+    def _give_up(self) -> None:
+        """End a conmon that hangs; that is noticed by itself."""
+        _log.warn("conmon {pid} did not end after its container, and is killed", pid=self._process.conmon)
+        if start_ticks(self._process.conmon) == self._process.conmon_ticks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.conmon, signal.SIGKILL)
+
+    def _over(self) -> None:
+        if self._open:
+            self.close()
+            self._ended(self._outcome())
+
+    def close(self) -> None:
+        """Wait no more. Idempotent."""
+        self._open = False
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+        for end in self._ends:
+            end.close()
+
+
+class _Launch(ProcessProtocol):
+    """A conmon until it has told how the creation went.
+
+    :ivar told: the pid of the container's first process, or -1 and why there is none.
+    """
+
+    transport: Child
+    _TOLD, _GO = 3, 4
+
+    def __init__(self, reactor: IReactor, command: list[str], bundle: Path, group: str) -> None:
+        self._group = group
+        self._said = bytearray()
+        self._errors = bytearray()
+        self.told: Deferred[tuple[int, str]] = Deferred(lambda _: None)
+        environment = {
+            **ENVIRONMENT,
+            "_OCI_SYNCPIPE": str(self._TOLD),
+            "_OCI_STARTPIPE": str(self._GO),
+            "TMPDIR": str(bundle),
+        }
+        descriptors = {0: "w", 1: "r", 2: "r", self._TOLD: "r", self._GO: "w"}
+        reactor.spawnProcess(
+            self, command[0], command, env=environment, path=str(bundle), childFDs=descriptors
+        )
+
+    def connectionMade(self) -> None:
+        self.transport.closeStdin()
+        try:
+            cgroup.join(self._group, self.transport.pid or 0)
+        except OSError as error:
+            _log.warn("conmon stays in the agent's cgroup: {error}", error=error.strerror)
+        self.transport.writeToChild(self._GO, b"\0")  # it has started nothing before
+        self.transport.closeChildFD(self._GO)
+
+    def childDataReceived(self, childFD: int, data: bytes) -> None:
+        if childFD == self._TOLD:
+            self._said += data[: max(0, _MAX_MESSAGE_BYTES - len(self._said))]
+            if self._said.endswith(b"\n"):
+                self._tell()
+        else:
+            self._errors += data[: max(0, _MAX_MESSAGE_BYTES - len(self._errors))]
+
+    def processEnded(self, reason: Failure) -> None:
+        self._tell()  # nobody is left who could
+
+    def _tell(self) -> None:
+        if self.told.called:
+            return
+        try:
+            said = json.loads(self._said.decode(errors="replace"), strict=False)
+            pid, message = int(said["pid"]), str(said.get("message", "")).strip()
+        except (ValueError, KeyError, TypeError, AttributeError):
+            errors = self._errors.decode(errors="replace").strip()
+            reason = errors or "it ended without a word; try again"
+            self.told.errback(Unavailable(f"conmon failed: {reason}"))
+        else:
+            self.told.callback((pid, message))
+
+    def kill(self) -> None:
+        """SIGKILL what was started, if it is still there; not the conmon that it has become."""
+        with contextlib.suppress(Exception):
+            self.transport.signalProcess("KILL")
+
+    def close(self) -> None:
+        """Listen no more. conmon keeps its ends of the pipes."""
+        for descriptor in list(self.transport.pipes):
+            self.transport.closeChildFD(descriptor)
+
+
+def _conmon_pid(container: Monitored) -> int:
+    """Return the pid of a container's conmon; 0 if it is not there (any more)."""
+    try:
+        pid = int((container.bundle / "conmon.pid").read_text())
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (OSError, ValueError):
+        return 0
+    return pid if f"--cid={container.id}".encode() in words else 0
+
+
+def _conmons(container: Monitored) -> list[int]:
+    """Return the pids of a container's conmons, of which there is at most one.
+
+    Who kills conmon before it has written its pid finds it all the same."""
+    if pid := _conmon_pid(container):
+        return [pid]
+    word = f"--cid={container.id}".encode()
+    found = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                if word in Path(entry.path, "cmdline").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
+
+
+def _configured_cgroup(container: Monitored) -> cgroup.Cgroup | None:
+    try:
+        path = json.loads((container.bundle / "config.json").read_text())["linux"]["cgroupsPath"]
+        return cgroup.Cgroup(path)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _unlink(container: Monitored) -> None:
+    for name in _MADE:
+        (container.bundle / name).unlink(missing_ok=True)

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""crun: start, signal, update and delete containers that conmon has had it create.
+
+In a VM without KVM each start of a program takes 0.1 to 0.3 s, so crun is run only where there is no other
+way. It keeps a directory for each container: `status` says which process is its first one and which cgroup
+it is in; `exec.fifo` exists until the container is started, which is done by writing a byte to it. Sources:
+containers/crun src/libcrun/status.c, container.c.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+import attrs
+from twisted.internet.interfaces import IReactorTime
+
+from infranetes_common.concurrency import backoff, sleep
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from infranetes_common.reactors import IReactor
+from vmserver.containers.oci.cgroup import Cgroup
+from vmserver.containers.oci.programs import Ended, located, run
+from vmserver.processes import start_ticks
+
+CALL_SECONDS = 30.0  # within which any call of crun ends; under emulation it takes 0.3
+_MAX_STATUS_BYTES = 64 * 1024
+
+
+@attrs.frozen
+class Status:
+    """What crun has written down of a container.
+
+    :ivar ticks: when its first process started: see `start_ticks`.
+    :ivar waiting: whether it is created, and not started yet.
+    """
+
+    pid: int
+    ticks: int
+    cgroup: Cgroup | None
+    waiting: bool
+
+    @property
+    def alive(self) -> bool:
+        """Whether its first process exists. One that has ended exists until its parent has been told."""
+        return start_ticks(self.pid) == self.ticks
+
+    def signal(self, number: int) -> bool:
+        """Send a signal to its first process, and to no other; return whether it was there."""
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except OSError:
+            return False
+        try:
+            if not self.alive:
+                return False
+            signal.pidfd_send_signal(descriptor, number)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+    def kill(self) -> None:
+        """SIGKILL all of its processes."""
+        self.signal(signal.SIGKILL)
+        if self.cgroup is not None:
+            self.cgroup.kill()
+
+
+class Crun:
+    """crun, with its directory of containers.
+
+    :param root: the directory, below /run: nothing in it outlives a boot. :param program: name or path.
+    """
+
+    def __init__(
+        self, reactor: IReactor, root: Path, program: str = "crun", seconds: float = CALL_SECONDS
+    ) -> None:
+        self._reactor = reactor
+        self._program = program
+        self._seconds = seconds
+        self.root = root
+
+    def command(self, *words: str) -> list[str]:
+        """Return a command line of crun. :raise FailedPrecondition: it is not installed."""
+        return [located(self._program), f"--root={self.root}", *words]
+
+    def status(self, id: str) -> Status | None:
+        """Return what is known of a container; None if there is none."""
+        directory = self.root / id
+        try:
+            with open(directory / "status", "rb") as file:
+                said = json.loads(file.read(_MAX_STATUS_BYTES))
+            pid, ticks, path = int(said["pid"]), int(said["process-start-time"]), str(said["cgroup-path"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise Unavailable(f"crun's record {directory / 'status'} can't be read: {error}") from None
+        cgroup = Cgroup(path) if path.strip("/") else None
+        return Status(pid, ticks, cgroup, (directory / "exec.fifo").exists())
+
+    async def start(self, id: str) -> None:
+        """Start a created container.
+
+        :raise NotFound: there is none. :raise FailedPrecondition: it is started already, or has ended.
+        :raise Unavailable: it does not start.
+        """
+        status = self.status(id)
+        if status is None:
+            raise NotFound(f"crun has no container {id}")
+        if not status.alive:
+            raise FailedPrecondition(f"container {id} has ended before it was started")
+        if status.waiting:
+            await self._release(id, status)
+            return
+        # Not where this crun keeps it: a later crun, unless the container runs already, which it then says.
+        ended = await self._run("start", id)
+        if ended.code:
+            raise FailedPrecondition(f"container {id} can't be started: {ended.output}")
+
+    async def _release(self, id: str, status: Status) -> None:
+        """Let the container's first process go on: as `crun start` does, without its process."""
+        fifo = self.root / id / "exec.fifo"
+        descriptor = await _opened(self._reactor, fifo, self._seconds)
+        try:
+            fifo.unlink(missing_ok=True)
+            os.write(descriptor, b"\0")
+        except BrokenPipeError:
+            raise Unavailable(f"container {id} has ended while it was started") from None
+        finally:
+            os.close(descriptor)
+
+    async def update(self, id: str, resources: Mapping[str, object]) -> None:
+        """Change a container's limits.
+
+        :param resources: OCI runtime-spec, `linux.resources`.
+        :raise InvalidArgument: crun or the kernel refuses them."""
+        ended = await self._run(
+            "update", "--resources=/proc/self/fd/0", id, input=json.dumps(resources).encode()
+        )
+        if ended.code:
+            raise InvalidArgument(f"resources of container {id}: {ended.output}")
+
+    async def delete(self, id: str) -> None:
+        """Kill a container's processes and remove its cgroup. Does nothing if there is none.
+
+        :raise Unavailable: crun can't."""
+        directory = self.root / id
+        if not directory.exists():
+            return
+        if (directory / "status").exists():
+            ended = await self._run("delete", "--force", id)
+            if ended.code and (directory / "status").exists():
+                raise Unavailable(f"container {id} can't be deleted: {ended.output}")
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(directory)  # crun was killed before it wrote its status: a file or two
+
+    async def _run(self, *words: str, input: bytes = b"") -> Ended:
+        return await run(self._reactor, self.command(*words), self._seconds, input)
+
+
+async def _opened(clock: IReactorTime, fifo: Path, seconds: float) -> int:
+    """Open a FIFO for writing, once it has a reader.
+
+    :raise FailedPrecondition: it is gone. :raise Unavailable: it has no reader."""
+    waited = 0.0
+    for pause in backoff(0.005, 0.1):
+        try:
+            return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise FailedPrecondition(f"container {fifo.parent.name} is started already") from None
+        except OSError as error:
+            if error.errno != errno.ENXIO or waited > seconds:
+                raise Unavailable(
+                    f"container {fifo.parent.name} does not start: {error.strerror}; remove it"
+                ) from None
+        await sleep(clock, pause)
+        waited += pause
+    raise AssertionError("unreachable")
