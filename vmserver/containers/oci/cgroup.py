@@ -38,6 +38,11 @@ class Cgroup:
         """Its directory; None with version 1."""
         return self._root / self._relative if is_v2(self._root) else None
 
+    @property
+    def exists(self) -> bool:
+        """Whether it is there."""
+        return self._directory("pids").exists()
+
     def _directory(self, controller: str) -> Path:
         return self.unified or self._root / controller / self._relative
 
@@ -82,12 +87,8 @@ def join(path: str, pid: int, root: Path = ROOT) -> None:
     """Make a cgroup where there is none and move a process into it, in every hierarchy that takes it.
 
     :raise OSError: none takes it."""
-    relative = path.strip("/")
-    if is_v2(root):
-        directories = [root / relative]
-    else:
-        directories = [each / relative for each in root.iterdir() if (each / "cgroup.procs").exists()]
     failed: list[OSError] = []
+    directories = _everywhere(path, root)
     for directory in directories:
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -96,3 +97,16 @@ def join(path: str, pid: int, root: Path = ROOT) -> None:
             failed.append(error)
     if len(failed) == len(directories):
         raise failed[0] if failed else FileNotFoundError(f"{root} has no cgroups")
+
+
+def remove(path: str, root: Path = ROOT) -> None:
+    """Remove a cgroup that `join` has made. Does nothing where it is not empty."""
+    for directory in _everywhere(path, root):
+        with contextlib.suppress(OSError):
+            directory.rmdir()
+
+
+def _everywhere(path: str, root: Path) -> list[Path]:
+    """Return a cgroup's directory in each hierarchy."""
+    tops = [root] if is_v2(root) else [each for each in root.iterdir() if (each / "cgroup.procs").exists()]
+    return [top / path.strip("/") for top in tops]

@@ -18,6 +18,7 @@ Sources: containers/conmon src/conmon.c, src/cli.c, src/ctr_exit.c; cri-o/cri-o 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -33,7 +34,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from infranetes_common.concurrency import Event, within
+from infranetes_common.concurrency import backoff, sleep, within
 from infranetes_common.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from infranetes_common.reactors import IReactor
 from vmserver.containers.oci import cgroup
@@ -44,9 +45,8 @@ from vmserver.processes import ProcessEnd, start_ticks
 CREATE_SECONDS = 60.0  # within which crun has created a container; under emulation it takes 0.4
 LAST_SECONDS = 30.0  # within which conmon has read and logged the rest, after its container's end
 CGROUP = "infranetes.conmon"
-"""Where every conmon is: outside of the agent's cgroup and of the containers'."""
+"""Where every conmon has a cgroup of its own: outside of the agent's and of the containers'."""
 
-_KILLED_SECONDS = 2.0
 LOST_CODE = 137  # of a container whose exit code nobody has learned
 _MAX_MESSAGE_BYTES = 64 * 1024
 _MADE = ("conmon.pid", "first.pid", "attach", "ctl", "winsz", "exit", "oom")
@@ -117,7 +117,8 @@ class Exit:
 class Conmon:
     """Starts, watches and finds conmons.
 
-    :param program: name or path. :param group: the cgroup of all conmons. :param seconds: see `CREATE_SECONDS`.
+    :param program: name or path. :param group: the cgroup of all conmons. :param seconds: within which crun
+        has created a container.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class Conmon:
         """
         command = self._command(container)
         _unlink(container)
-        launch = _Launch(self._reactor, command, container.bundle, self._group)
+        launch = _Launch(self._reactor, command, container.bundle, self._cgroup(container))
         try:
             pid, message = await within(self._reactor, self._seconds, launch.told, "creating the container")
             if pid <= 0:
@@ -187,8 +188,7 @@ class Conmon:
         Whoever watches is told: close the watch first.
 
         :raise Unavailable: crun can't delete it."""
-        for pid in _conmons(container):
-            await self._kill(pid)  # a crun that still creates dies with it
+        await self._kill_conmon(container)  # a crun that still creates is in its cgroup
         status = self._crun.status(container.id)
         group = _configured_cgroup(container) if status is None else None
         if status is not None:
@@ -198,17 +198,20 @@ class Conmon:
         await self._crun.delete(container.id)
         _unlink(container)
 
-    async def _kill(self, pid: int) -> None:
-        """SIGKILL a process, and wait a moment for its end."""
-        gone: Event[None] = Event()
-        try:
-            end = ProcessEnd(self._reactor, pid, lambda: gone.succeed(None))
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
-        with contextlib.suppress(DeadlineExceeded):
-            await within(self._reactor, _KILLED_SECONDS, gone.wait(), "its end")
-        end.close()
+    async def _kill_conmon(self, container: Monitored) -> None:
+        """Kill all in conmon's cgroup, and remove that."""
+        path = self._cgroup(container)
+        group = cgroup.Cgroup(path)
+        for pause in itertools.islice(backoff(0.005, 0.1), 20):
+            group.kill()
+            cgroup.remove(path)
+            if not group.exists:
+                return
+            await sleep(self._reactor, pause)
+        _log.warn("conmon of container {id} does not end", id=container.id)
+
+    def _cgroup(self, container: Monitored) -> str:
+        return f"{self._group}/{container.id}"
 
     def _command(self, container: Monitored) -> list[str]:
         if ":" in str(container.log):
@@ -393,22 +396,6 @@ def _conmon_pid(container: Monitored) -> int:
     except (OSError, ValueError):
         return 0
     return pid if f"--cid={container.id}".encode() in words else 0
-
-
-def _conmons(container: Monitored) -> list[int]:
-    """Return the pids of a container's conmons, of which there is at most one.
-
-    Who kills conmon before it has written its pid finds it all the same."""
-    if pid := _conmon_pid(container):
-        return [pid]
-    word = f"--cid={container.id}".encode()
-    found = []
-    for entry in os.scandir("/proc"):
-        if entry.name.isdecimal():
-            with contextlib.suppress(OSError):
-                if word in Path(entry.path, "cmdline").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-    return found
 
 
 def _configured_cgroup(container: Monitored) -> cgroup.Cgroup | None:

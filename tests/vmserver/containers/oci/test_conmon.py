@@ -15,6 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from tests.contract.container_sessions import living
 from tests.support.crun import CGROUPS
 from tests.vmserver.containers.oci.case import CONMONS, CrunCase, reactor
 from vmserver.containers.oci import cgroup
@@ -105,7 +106,7 @@ class ConmonTests(CrunCase):
         self.assertEqual(oom_score_adj(made.process.conmon), _lowest_score())
         await self.until(lambda: oom_score_adj(made.process.pid) == 321, "its score")
         groups = Path(f"/proc/{made.process.conmon}/cgroup").read_text()
-        self.assertIn(f"/{CONMONS}", groups)
+        self.assertIn(f"/{CONMONS}/{made.container.id}", groups)
 
     async def test_a_container_is_started_once(self) -> None:
         made = await self.started("sleep", "600")
@@ -186,7 +187,8 @@ class ConmonTests(CrunCase):
 
     async def test_a_crun_that_hangs_is_given_up(self) -> None:
         hanging = self.directory / "hanging"
-        hanging.write_text("#!/bin/sh\nsleep 600\n")
+        marker = str(800000 + os.getpid() % 100000)
+        hanging.write_text(f"#!/bin/sh\nsleep {marker} & sleep {marker}\n")
         hanging.chmod(0o755)
         crun = Crun(reactor, self.directory / "run", str(hanging), 0.5)
         conmon = Conmon(reactor, crun, group=CONMONS, seconds=1.0)
@@ -200,6 +202,7 @@ class ConmonTests(CrunCase):
             with self.assertRaises(Unavailable) as caught:
                 await call
             self.assertIn(str(hanging), str(caught.exception))
+        self.assertEqual(living("sleep", marker), [])
 
     async def test_a_creation_that_is_cancelled_leaves_nothing(self) -> None:
         container = self.monitored("true")
