@@ -42,6 +42,18 @@ class FailedPrecondition(InfranetesError):
     code = Code.FAILED_PRECONDITION
 
 
+class OutOfRange(InfranetesError):
+    """The request begins after the end of what is there: begin earlier."""
+
+    code = Code.OUT_OF_RANGE
+
+
+class DataLoss(InfranetesError):
+    """What is kept is not what it was when it was written: it has to be brought again."""
+
+    code = Code.DATA_LOSS
+
+
 class PermissionDenied(InfranetesError):
     """The other side is known and may not do this."""
 
@@ -91,6 +103,8 @@ _BY_CODE: dict[Code, type[InfranetesError]] = {
         NotFound,
         AlreadyExists,
         FailedPrecondition,
+        OutOfRange,
+        DataLoss,
         PermissionDenied,
         Unauthenticated,
         ResourceExhausted,

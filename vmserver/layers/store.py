@@ -3,12 +3,305 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TypeVar, TypeVarTuple
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred, DeferredLock
+
+from infranetes_common.concurrency import IMAGES, KeyedLock, backoff, run_in_thread, sleep, start
+from infranetes_common.errors import FailedPrecondition, Unavailable
+from infranetes_common.reactors import IReactor
+from vmserver.layers.arrival import BroughtLayer, LayerFiles, Stop
+from vmserver.layers.disks import ScsiDisks
+from vmserver.layers.loop import loop_device
+from vmserver.layers.points import MountPoints
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+APPEAR_SECONDS = 5.0  # that a disk may take to appear; an emulated VM's took 0.1 s
+SCAN_SECONDS = 1.0  # after which the kernel is told to look for it
+LOOK_SECONDS = (0.01, 0.25)  # the first pause between two looks, and the longest
+BATCH_BYTES = 1024 * 1024  # that are written in one turn of a thread
+
+
+@attrs.frozen
+class LayerOnDisk:
+    """A layer that the hypervisor shows, and where on the virtio-scsi host."""
+
+    diff_id: str
+    target: int
+    lun: int
+
+
+@attrs.frozen
+class Arrived:
+    """How much of a layer is here.
+
+    :ivar whole: images can be made from it.
+    :ivar size: bytes that the node has brought; 0 if it is a disk.
+    :ivar digest: of the file that they are of.
+    """
+
+    diff_id: str
+    whole: bool
+    size: int
+    digest: str
 
 
 class LayerStore:
-    """The VM's layers."""
+    """The VM's layers. All that is known is in files and in the kernel, where a restarted agent finds it.
+
+    Layers that the hypervisor shows have to be mounted again after a boot of the VM (`mount_disks`). Those
+    that were brought are verified and mounted again when they are needed (`need`).
+
+    :param files: the directory of what is brought; on a disk.
+    :param points: the directory of mount points; emptied by a boot.
+    :param mount: false where simulated VMs share a machine: layers are brought and verified, not mounted.
+    :ivar changing: held while images come to need layers, and while layers are removed.
+    :ivar needed: returns the diff ids of layers that must not be removed. Blocks, and is called in a thread.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactor,
+        files: Path,
+        points: Path,
+        *,
+        mount: bool = True,
+        disks: ScsiDisks | None = None,
+    ) -> None:
+        self._reactor = reactor
+        self._files = LayerFiles(files)
+        self._points = MountPoints(points)
+        self._mount = mount
+        self._disks = disks or ScsiDisks()
+        self._locks: KeyedLock[str] = KeyedLock()  # held while a layer is mounted or unmounted
+        self._writing: KeyedLock[str] = KeyedLock()  # held while a layer arrives
+        self._arrivals: dict[str, _Arriving] = {}  # the newest of each layer
+        self.changing = DeferredLock()
+        self.needed: Callable[[], Collection[str]] = tuple
+
+    # What there is
 
     def directory(self, diff_id: str) -> Path | None:
-        """Return where a layer is mounted; None if it is not."""
-        raise NotImplementedError
+        """Return where a layer is mounted; None if it is not. Without mounting, its file.
+
+        It takes two looks at a file system in memory, so it may be called in the reactor.
+        """
+        return self._points.mounted(diff_id) if self._mount else self._files.whole(diff_id)
+
+    async def arrived(self, diff_ids: Sequence[str]) -> list[Arrived]:
+        """Look up how much of each layer is here."""
+        return await self._in_thread(lambda: [self._arrived(diff_id) for diff_id in diff_ids])
+
+    def whole(self, diff_id: str) -> bool:
+        """Whether a layer is mounted, or can be without the node. Blocks."""
+        return self.directory(diff_id) is not None or self._files.whole(diff_id) is not None
+
+    async def need(self, diff_ids: Iterable[str]) -> list[Path]:
+        """Return each layer's directory, in the same order; mount those that were brought before a boot.
+
+        :raise FailedPrecondition: a layer is not here. :raise DataLoss: one is damaged, and was deleted.
+        """
+        found, missing = [], []
+        for diff_id in diff_ids:
+            directory = self.directory(diff_id) or await self._mount_file(diff_id)
+            if directory is None:
+                missing.append(diff_id)
+            else:
+                found.append(directory)
+        if missing:
+            raise FailedPrecondition(
+                f"layer {missing[0]} is not in this VM ({len(missing)} are not): the node has to show it as "
+                "a disk and MountLayers, or to bring it by PutLayer"
+            )
+        return found
+
+    # Layers that the hypervisor shows
+
+    async def mount_disks(self, disks: Sequence[LayerOnDisk]) -> None:
+        """Mount layers, once their disks have appeared. Idempotent.
+
+        :raise Unavailable: a disk does not appear. :raise FailedPrecondition: what is on one is no layer.
+        """
+        if disks and not self._mount:
+            raise FailedPrecondition("this agent mounts nothing: bring layers by PutLayer")
+        wanted = await self._in_thread(lambda: [disk for disk in disks if not self._is_shown(disk.diff_id)])
+        devices = await self._appeared(wanted)
+        for disk in wanted:
+            async with self._locks.held(disk.diff_id):
+                await self._in_thread(self._thd_mount_disk, disk.diff_id, devices[disk])
+
+    async def _appeared(self, disks: Sequence[LayerOnDisk]) -> dict[LayerOnDisk, str]:
+        """Wait for all disks; return their devices."""
+        found: dict[LayerOnDisk, str] = {}
+        begun = self._reactor.seconds()
+        scanned = False
+        for pause in backoff(*LOOK_SECONDS):
+            missing = [disk for disk in disks if disk not in found]
+            found |= await self._in_thread(self._thd_look, missing)
+            missing = [disk for disk in missing if disk not in found]
+            waited = self._reactor.seconds() - begun
+            if not missing or waited >= APPEAR_SECONDS:
+                break
+            if waited >= SCAN_SECONDS and not scanned:
+                scanned = True
+                await self._in_thread(self._thd_scan, missing)
+            await sleep(self._reactor, pause)
+        if missing:
+            raise Unavailable(
+                f"the disk of layer {missing[0].diff_id} at target {missing[0].target}, LUN {missing[0].lun} "
+                f"has not appeared within {APPEAR_SECONDS:g} s ({len(missing)} of {len(disks)} have not)"
+            )
+        return found
+
+    # Layers that the node brings
+
+    async def put(self, layer: BroughtLayer, data: AsyncIterator[bytes]) -> None:
+        """Write a layer's bytes from its offset on to the disk, verify them and mount the layer.
+
+        If the layer is here already, `data` is not read. What has arrived stays if `data` fails. One call
+        at a time brings a layer: a newer one ends the one before it.
+
+        :raise OutOfRange: less than the offset is here.
+        :raise InvalidArgument: there is less data than announced, or more.
+        :raise DataLoss: it does not have the digest, and is deleted.
+        :raise ResourceExhausted: the disk is too full, and what had arrived is deleted.
+        :raise Unavailable: a newer call brings the layer, or it was removed.
+        """
+        older = self._arrivals.get(layer.diff_id)
+        this = self._arrivals[layer.diff_id] = _Arriving()
+        if older is not None:
+            older.end()
+        try:
+            await this.follow(start(self._put(layer, data)))
+        except CancelledError:
+            if this.ended:
+                raise Unavailable(
+                    f"layer {layer.diff_id}: a newer call brings or removes it, and ended this one"
+                ) from None
+            raise
+        finally:
+            if self._arrivals.get(layer.diff_id) is this:
+                del self._arrivals[layer.diff_id]
+
+    async def _put(self, layer: BroughtLayer, data: AsyncIterator[bytes]) -> None:
+        async with self._writing.held(layer.diff_id):
+            if self.directory(layer.diff_id):
+                return
+            there = await self._in_thread(self._files.whole, layer.diff_id)
+            if there is not None and layer.digest.endswith(there.name):
+                await self._mount_file(layer.diff_id)
+                return
+            stop = Stop()
+            begin = partial(self._files.begin, layer, stop)
+            arrival = await self._in_thread(begin, on_cancel=stop.tell)
+            try:
+                batch: list[bytes] = []
+                size = 0
+                async for piece in data:
+                    batch.append(piece)
+                    size += len(piece)
+                    if size >= BATCH_BYTES:
+                        await self._in_thread(arrival.write, batch)
+                        batch, size = [], 0
+                await self._in_thread(arrival.write, batch)
+                await self._in_thread(arrival.finish)
+            finally:
+                arrival.close()
+            await self._mount_file(layer.diff_id, verified=True)
+
+    async def _mount_file(self, diff_id: str, verified: bool = False) -> Path | None:
+        """Mount what the node has brought; return where, or None if it has not brought the layer."""
+        stop = Stop()
+        async with self._locks.held(diff_id):
+            work = partial(self._thd_mount_file, diff_id, verified, stop)
+            return await self._in_thread(work, on_cancel=stop.tell)
+
+    # The end
+
+    async def remove(self, diff_ids: Sequence[str]) -> None:
+        """Unmount layers and delete what was brought of them, but for those that an image needs. Idempotent.
+
+        :raise Unavailable: one can't be unmounted.
+        """
+        async with self.changing:
+            needed = await self._in_thread(self.needed)
+            for diff_id in diff_ids:
+                if diff_id in needed:
+                    continue
+                arriving = self._arrivals.get(diff_id)
+                if arriving is not None:
+                    arriving.end()
+                async with self._writing.held(diff_id), self._locks.held(diff_id):
+                    await self._in_thread(self._thd_remove, diff_id)
+
+    # In threads
+
+    async def _in_thread(
+        self, work: Callable[[*Ts], T], *args: *Ts, on_cancel: Callable[[], None] | None = None
+    ) -> T:
+        return await run_in_thread(self._reactor, work, *args, on_cancel=on_cancel, purpose=IMAGES)
+
+    def _arrived(self, diff_id: str) -> Arrived:
+        size, digest = self._files.arrived(diff_id)
+        return Arrived(diff_id, self.whole(diff_id), size, digest)
+
+    def _is_shown(self, diff_id: str) -> bool:
+        """Whether a layer is mounted, from a device that is there still."""
+        directory = self.directory(diff_id)
+        return directory is not None and self._disks.attached(directory.stat().st_dev)
+
+    def _thd_look(self, disks: Sequence[LayerOnDisk]) -> dict[LayerOnDisk, str]:
+        found = {disk: self._disks.device(disk.target, disk.lun) for disk in disks}
+        return {disk: device for disk, device in found.items() if device is not None}
+
+    def _thd_scan(self, disks: Sequence[LayerOnDisk]) -> None:
+        for disk in disks:
+            self._disks.scan(disk.target, disk.lun)
+
+    def _thd_mount_disk(self, diff_id: str, device: str) -> None:
+        if not self._is_shown(diff_id):
+            self._points.unmount(diff_id)  # from a disk that the hypervisor has taken away
+            self._points.mount(diff_id, device)
+
+    def _thd_mount_file(self, diff_id: str, verified: bool, stop: Stop) -> Path | None:
+        path, directory = self._files.whole(diff_id), self.directory(diff_id)
+        if path is None or directory is not None:
+            return directory
+        if not verified:
+            self._files.verify(diff_id, stop)
+        with loop_device(path) as device:
+            return self._points.mount(diff_id, device)
+
+    def _thd_remove(self, diff_id: str) -> None:
+        device = self._points.unmount(diff_id)
+        if device is not None:
+            self._disks.forget(device)
+        self._files.remove(diff_id)
+
+
+class _Arriving:
+    """A call that brings a layer.
+
+    :ivar ended: another call ended it.
+    """
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._work: Deferred[None] | None = None
+
+    async def follow(self, work: Deferred[None]) -> None:
+        """Wait for the call's work."""
+        self._work = work
+        await work
+
+    def end(self) -> None:
+        """End the call. Idempotent."""
+        self.ended = True
+        if self._work is not None:
+            self._work.cancel()

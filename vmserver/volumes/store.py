@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
 import shutil
-import subprocess
 from pathlib import Path
 
-from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from infranetes_common.filesync.tree import Tree
 from infranetes_common.filesync.wire import PREFIX
+from vmserver.mounts import Flag, mount, mounts_below, unmount
 from vmserver.validate import CONTAINER_ID
 
-MOUNT_SECONDS = 10
-_ESCAPED = re.compile(r"\\([0-7]{3})")  # of space, tab, newline and backslash
 _FILE, _DIRECTORY = "file", "directory"
 
 
@@ -62,7 +60,7 @@ class VolumeStore:
                     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
                 else:
                     path.mkdir(mode=0o700)
-            except (OSError, subprocess.SubprocessError) as error:
+            except OSError as error:
                 raise FailedPrecondition(f"volume {id} can't be made in the VM: {error}") from None
         if (path.name == _FILE) is not file:
             raise FailedPrecondition(f"volume {id} is a {path.name} already")
@@ -75,38 +73,24 @@ class VolumeStore:
         """
         for base in (self._memory, self._disk):
             top = base / _checked(id)
-            for mount in reversed(_mounts_below(top)):
-                _run(["umount", "--lazy", mount])
-            left = _mounts_below(top)
+            for inner in reversed(mounts_below(top)):
+                with contextlib.suppress(Unavailable):
+                    unmount(inner.point)
+            left = mounts_below(top)
             if left:
-                raise FailedPrecondition(f"volume {id} still has a file system mounted at {left[0]}")
+                raise FailedPrecondition(f"volume {id} still has a file system mounted at {left[0].point}")
             shutil.rmtree(top, ignore_errors=True)
 
     def _prepare(self, base: Path, in_memory: bool) -> None:
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
         if in_memory and self._mount and not os.path.ismount(base):
             # Not simply a directory of /run: that is mounted noexec, and a secret may be a program.
-            words = _run(["mount", "-t", "tmpfs", "-o", "mode=0700,nosuid,nodev", "tmpfs", str(base)])
-            if words is not None:
-                raise FailedPrecondition(f"no tmpfs for secrets can be mounted at {base}: {words}")
-
-
-def _run(command: list[str]) -> str | None:
-    """Run a command; return what it said on standard error if it failed, else None."""
-    done = subprocess.run(command, capture_output=True, timeout=MOUNT_SECONDS)  # noqa: S603
-    return done.stderr.decode(errors="replace").strip() if done.returncode else None
+            mount("tmpfs", str(base), "tmpfs", Flag.NO_SETID | Flag.NO_DEVICES, "mode=0700")
 
 
 def _tree(path: Path) -> Tree:
     """The volume's own files, without file systems mounted in it: those may be far too large to send."""
     return Tree(path, file=path.name == _FILE, setid=True, crossing=False)
-
-
-def _mounts_below(top: Path) -> list[str]:
-    """List the mount points in `top`, outer ones first. Source: proc_pid_mountinfo(5)."""
-    lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
-    points = [_ESCAPED.sub(lambda found: chr(int(found[1], 8)), line.split(" ")[4]) for line in lines]
-    return [point for point in points if point.startswith(f"{top}/")]
 
 
 def mounted(store: VolumeStore, host_path: str) -> str:

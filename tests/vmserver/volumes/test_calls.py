@@ -18,6 +18,7 @@ from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from tests.vmserver.rpc.test_agent import ID, AgentCase
 from txgrpc import Code
+from vmserver.volumes import store
 from vmserver.volumes.store import VolumeStore
 
 BOUNDS = messages.VolumeBounds(entries=100, bytes=1_000_000)
@@ -141,7 +142,11 @@ class MemoryTests(SynchronousTestCase):
     def test_without_a_tmpfs_there_is_no_secret(self) -> None:
         top = Path(self.mktemp()).absolute()
         top.mkdir()
-        self.patch(os, "environ", {**os.environ, "PATH": "/nowhere"})
+
+        def refused(*arguments: object) -> None:
+            raise FailedPrecondition("tmpfs can't be mounted")
+
+        self.patch(store, "mount", refused)
         self.assertRaises(
             FailedPrecondition, VolumeStore(top, top / "memory", mount=True).make, "v1", file=True,
             in_memory=True,

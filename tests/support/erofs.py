@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small layers as erofs file systems, made by Debian's mkfs.erofs."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import attrs
+
+UUID = "00000000-0000-0000-0000-000000000000"  # equal trees are equal images
+
+
+@attrs.frozen
+class Layer:
+    """A file system. `diff_id` is made up: nobody can compute it from the file system."""
+
+    diff_id: str
+    content: bytes = attrs.field(repr=False)
+
+    @property
+    def digest(self) -> str:
+        return f"sha256:{hashlib.sha256(self.content).hexdigest()}"
+
+
+def layer(files: Mapping[str, bytes]) -> Layer:
+    """Make a layer of these files, by path. An empty one called `.wh.NAME` is a whiteout of NAME."""
+    with tempfile.TemporaryDirectory() as made:
+        tree, image = Path(made, "tree"), Path(made, "image")
+        tree.mkdir()
+        for name, content in files.items():
+            path = tree / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.name.startswith(".wh."):
+                whiteout = path.with_name(path.name.removeprefix(".wh."))
+                subprocess.run(["mknod", whiteout, "c", "0", "0"], check=True)
+            else:
+                path.write_bytes(content)
+                path.chmod(0o755)
+        command: list[str | Path] = [
+            "mkfs.erofs",
+            "--quiet",
+            "-T0",
+            "-U00000000-0000-0000-0000-000000000000",
+            image,
+            tree,
+        ]
+        subprocess.run(command, check=True, capture_output=True)
+        content = image.read_bytes()
+    return Layer(f"sha256:{hashlib.sha256(b'diff' + content).hexdigest()}", content)
