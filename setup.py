@@ -85,7 +85,7 @@ setup(
         "infranetes_common": ["py.typed"],
         "infranetes_common.wire": ["descriptors.binpb"],
         "infranetes": ["**/*.json", "**/*.sql", "**/*.toml", "**/*.sh", "**/*.in", "py.typed"],
-        "vmserver": ["**/*.toml", "**/*.in", "py.typed"],
+        "vmserver": ["**/*.json", "**/*.toml", "**/*.in", "py.typed"],
         "txgrpc": ["py.typed"],
     },
     include_package_data=False,

@@ -1,0 +1,482 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A CRI ContainerConfig becomes an OCI runtime specification, or is refused by the name of its field."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import attrs
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from infranetes_common.wire import cri
+from tests.support.hostile.corpus import messages
+from vmserver.containers.accounts import ProcessUser
+from vmserver.containers.oci.capabilities import DEFAULT, NAMES
+from vmserver.containers.oci.devices import Node
+from vmserver.containers.oci.found import Found, Source
+from vmserver.containers.oci.image import ImageDefaults, image_defaults, stop_signal
+from vmserver.containers.oci.limits import linux_resources, update_resources
+from vmserver.containers.oci.machine import Machine
+from vmserver.containers.oci.mounts import image_volumes
+from vmserver.containers.oci.spec import Wanted, container_spec, process_spec
+
+MACHINE = Machine(hugepages=frozenset({"2MB"}))
+SHELL = ImageDefaults(command=("sh",))
+
+
+def wanted(config: cri.ContainerConfig, **others: Any) -> Wanted:
+    """Return what is wanted for a configuration whose mounts are all directories."""
+    found = Found(hostname="vm", mounts=tuple(Source(mount.host_path) for mount in config.mounts))
+    values = {
+        "id": "c1",
+        "config": config,
+        "sandbox_config": cri.PodSandboxConfig(),
+        "image": SHELL,
+        "rootfs": Path("/run/c1/rootfs"),
+        "found": found,
+        "machine": MACHINE,
+        "cgroup": "/infranetes/c1",
+    }
+    return Wanted(**{**values, **others})
+
+
+def spec(config: cri.ContainerConfig | None = None, others: Any = None, **fields: Any) -> Any:
+    """Return the specification of a container with these fields of its configuration."""
+    return container_spec(wanted(config or cri.ContainerConfig(**fields), **(others or {})))
+
+
+def secured(others: Any = None, **fields: Any) -> Any:
+    """Return the specification of a container with these fields of the security context."""
+    context = cri.LinuxContainerSecurityContext(**fields)
+    return spec(others=others, linux=cri.LinuxContainerConfig(security_context=context))
+
+
+def limited(**fields: Any) -> Any:
+    """Return `linux.resources` with these limits."""
+    return linux_resources(cri.LinuxContainerResources(**fields), MACHINE)
+
+
+def destinations(found: Any) -> list[str]:
+    return [mount["destination"] for mount in found["mounts"]]
+
+
+class Refusing(SynchronousTestCase):
+    def refused(self, word: str, work: Any, **fields: Any) -> None:
+        with self.assertRaises(InvalidArgument) as caught:
+            work(**fields)
+        self.assertIn(word, str(caught.exception))
+
+
+class ProcessTests(Refusing):
+    def test_command_and_args_take_the_place_of_entrypoint_and_cmd(self) -> None:
+        image = ImageDefaults(entrypoint=("e",), command=("c",))
+        for command, args, expected in (
+            ([], [], ["e", "c"]),
+            (["a"], [], ["a"]),
+            (["a"], ["b"], ["a", "b"]),
+            ([], ["b"], ["e", "b"]),
+        ):
+            found = spec(others={"image": image}, command=command, args=args)
+            self.assertEqual(found["process"]["args"], expected)
+
+    def test_without_any_command_it_is_refused(self) -> None:
+        self.refused("config.command", spec, others={"image": ImageDefaults()})
+        self.refused("config.args", spec, args=["a\0b"])
+
+    def test_the_environment_is_the_images_and_then_its_own(self) -> None:
+        image = ImageDefaults(command=("sh",), env=("A=1", "B=2", "PATH=/bin", "=x", "novalue"))
+        envs = [cri.KeyValue(key="B", value=b"3=4"), cri.KeyValue(key="C", value=b"\xff")]
+        found = spec(others={"image": image}, envs=envs, tty=True)["process"]
+        self.assertEqual(
+            found["env"],
+            [
+                "PATH=/bin",
+                "HOSTNAME=vm",
+                "TERM=xterm",
+                "HOME=/",
+                "A=1",
+                "B=3=4",
+                "C=\N{REPLACEMENT CHARACTER}",
+            ],
+        )
+        for key, value in (("", b"x"), ("A=B", b""), ("A\0", b""), ("A", b"\0")):
+            self.refused("config.envs", spec, envs=[cri.KeyValue(key=key, value=value)])
+
+    def test_the_home_directory_is_the_users_unless_it_is_set(self) -> None:
+        found = Found(user=ProcessUser(5, 6, (7,), "/home/u"))
+        self.assertIn("HOME=/home/u", spec(others={"found": found})["process"]["env"])
+        own = spec(others={"found": found}, envs=[cri.KeyValue(key="HOME", value=b"/x")])
+        self.assertIn("HOME=/x", own["process"]["env"])
+        self.assertNotIn("HOME=/home/u", own["process"]["env"])
+
+    def test_the_primary_group_is_among_the_others(self) -> None:
+        found = spec(others={"found": Found(user=ProcessUser(5, 6, (7, 6, 8)))})["process"]["user"]
+        self.assertEqual(found, {"uid": 5, "gid": 6, "additionalGids": [6, 7, 8]})
+
+    def test_the_working_directory(self) -> None:
+        self.assertEqual(spec()["process"]["cwd"], "/")
+        image = ImageDefaults(command=("sh",), working_dir="app")
+        self.assertEqual(spec(others={"image": image})["process"]["cwd"], "/app")
+        self.assertEqual(spec(others={"image": image}, working_dir="/w")["process"]["cwd"], "/w")
+        self.refused("config.working_dir", spec, working_dir="w")
+
+    def test_a_command_in_a_container_is_confined_as_the_container(self) -> None:
+        limits = cri.LinuxContainerResources(oom_score_adj=7)
+        context = cri.LinuxContainerSecurityContext(no_new_privs=True)
+        whole = spec(linux=cri.LinuxContainerConfig(resources=limits, security_context=context))
+        process: Any = process_spec(json.loads(json.dumps(whole)), ["ls", "/"], True)
+        self.assertEqual((process["args"], process["terminal"]), (["ls", "/"], True))
+        self.assertEqual(process["env"], [*whole["process"]["env"], "TERM=xterm"])
+        self.assertNotIn("oomScoreAdj", process)
+        for same in ("user", "cwd", "capabilities", "rlimits", "noNewPrivileges"):
+            self.assertEqual(process[same], whole["process"][same])
+
+    def test_the_stop_signal_is_its_own_or_the_images_or_sigterm(self) -> None:
+        own = cri.ContainerConfig(stop_signal=cri.SIGUSR1)
+        self.assertEqual(stop_signal(own, ImageDefaults(stop_signal="SIGINT")), signal.SIGUSR1)
+        for name, expected in {
+            "SIGINT": 2, "quit": 3, "9": 9, "": 15, "SIGNONE": 15, "99999": 15, "SIGRTMIN+3": 37, "0": 15,
+        }.items():  # fmt: skip
+            image = ImageDefaults(stop_signal=name)
+            self.assertEqual(stop_signal(cri.ContainerConfig(), image), expected, name)
+
+
+class ImageTests(Refusing):
+    def test_a_configuration_is_parsed(self) -> None:
+        digest = "sha256:" + "a" * 64
+        text = json.dumps(
+            {
+                "config": {
+                    "Entrypoint": ["e"], "Cmd": None, "Env": ["A=1"], "User": "u:g", "WorkingDir": "/w",
+                    "StopSignal": "SIGINT", "Labels": {"l": "1"}, "Volumes": {"/v": {}, "/a": {}},
+                },
+                "rootfs": {"type": "layers", "diff_ids": [digest]},
+            }
+        )  # fmt: skip
+        self.assertEqual(
+            image_defaults(text.encode()),
+            ImageDefaults(("e",), (), ("A=1",), "u:g", "/w", "SIGINT", {"l": "1"}, ("/a", "/v"), (digest,)),
+        )
+        self.assertEqual(image_defaults(b"{}"), ImageDefaults())
+
+    def test_what_is_no_configuration_is_refused_by_its_field(self) -> None:
+        for text, word in (
+            (b"", "not JSON"),
+            (b"\xff", "not JSON"),
+            (b"[" * 100_000, "not JSON"),
+            (b"[]", "not an object"),
+            (b'{"config": []}', "config"),
+            (b'{"config": {"Env": "A=1"}}', "Env"),
+            (b'{"config": {"Cmd": [1]}}', "Cmd"),
+            (b'{"config": {"User": "a\\u0000"}}', "User"),
+            (b'{"config": {"Labels": {"a": 1}}}', "Labels"),
+            (b'{"rootfs": {"diff_ids": ["../x"]}}', "diff_ids"),
+            (b" " * (4 * 1024 * 1024 + 1), "bytes"),
+        ):
+            self.refused(word, lambda text=text: image_defaults(text))
+
+    def test_volumes_are_those_of_the_image_where_nothing_else_is_mounted(self) -> None:
+        image = ImageDefaults(volumes=("/data/", "/v/../w", "/", "relative", "/taken"))
+        config = cri.ContainerConfig(mounts=[cri.Mount(container_path="/taken/", host_path="/x")])
+        self.assertEqual(image_volumes(config, image), ["/data", "/w"])
+
+
+class MountTests(Refusing):
+    def test_mounts_come_after_those_that_every_container_has_and_by_their_depth(self) -> None:
+        mounts = [cri.Mount(container_path=path, host_path="/x") for path in ("/a/b/c", "/z", "/a/b")]
+        found = destinations(spec(mounts=mounts))
+        self.assertEqual(found[:2], ["/proc", "/dev"])
+        self.assertEqual(found[-3:], ["/z", "/a/b", "/a/b/c"])
+
+    def test_a_mount_hides_what_every_container_has_at_and_below_its_path(self) -> None:
+        found = spec(mounts=[cri.Mount(container_path="/dev", host_path="/dev")])
+        self.assertEqual(destinations(found), ["/proc", "/sys", "/sys/fs/cgroup", "/dev"])
+
+    def test_the_sandboxes_files_and_the_images_volumes_give_way_to_mounts(self) -> None:
+        mount = cri.Mount(container_path="/etc/hosts", host_path="/kubelet/hosts")
+        config = cri.ContainerConfig(mounts=[mount])
+        found = attrs.evolve(
+            wanted(config).found, files={"/etc/hosts": "/vm/hosts", "/etc/resolv.conf": "/vm/resolv.conf"}
+        )
+        volumes = {"/etc/hosts": Path("/no"), "/data": Path("/run/c1/volumes/0")}
+        mounts = spec(config, {"found": found, "volumes": volumes})["mounts"]
+        sources = {mount["destination"]: mount["source"] for mount in mounts if mount["type"] == "bind"}
+        self.assertEqual(
+            sources,
+            {
+                "/dev/shm": "/dev/shm",
+                "/data": "/run/c1/volumes/0",
+                "/etc/hosts": "/kubelet/hosts",
+                "/etc/resolv.conf": "/vm/resolv.conf",
+            },
+        )
+
+    def options(self, source: Any = None, **fields: Any) -> list[str]:
+        config = cri.ContainerConfig(mounts=[cri.Mount(container_path="/m", host_path="/x", **fields)])
+        found: Any = spec(config, {"found": Found(mounts=(source or Source("/x"),))})
+        options: list[str] = found["mounts"][-1]["options"]
+        return options
+
+    def test_read_only_mounts_and_their_propagation(self) -> None:
+        self.assertEqual(self.options(), ["rbind", "rprivate"])
+        self.assertEqual(self.options(readonly=True), ["rbind", "rprivate", "ro"])
+        recursive = {"readonly": True, "recursive_read_only": True}
+        self.assertEqual(self.options(**recursive), ["rbind", "rprivate", "rro"])
+        file = Source("/x", directory=False)
+        self.assertEqual(self.options(file, **recursive), ["rbind", "rprivate", "ro"])
+        image = cri.ImageSpec(image="sha256:x")
+        self.assertEqual(self.options(image=image), ["rbind", "rprivate", "ro", "nosuid", "nodev", "noexec"])
+        self.refused("config.mounts '/m'", self.options, recursive_read_only=True)
+        slave = cri.PROPAGATION_HOST_TO_CONTAINER
+        self.refused("config.mounts '/m'", self.options, propagation=slave, **recursive)
+        self.refused("config.mounts '/m'", self.options, propagation=17)
+        mapping = [cri.IDMapping(length=1)]
+        self.refused("id-mapped", self.options, uidMappings=mapping, gidMappings=mapping)
+
+    def test_the_roots_propagation_lets_the_mounts_through(self) -> None:
+        both, slave = cri.PROPAGATION_BIDIRECTIONAL, cri.PROPAGATION_HOST_TO_CONTAINER
+        for kinds, expected in (((), "rprivate"), ((slave,), "rslave"), ((slave, both), "rshared")):
+            mounts = [
+                cri.Mount(container_path=f"/{index}", host_path="/x", propagation=kind)
+                for index, kind in enumerate(kinds)
+            ]
+            self.assertEqual(spec(mounts=mounts)["linux"]["rootfsPropagation"], expected)
+
+    def test_two_mounts_at_one_path_are_refused(self) -> None:
+        mounts = [cri.Mount(container_path=path, host_path="/x") for path in ("/a", "/a/")]
+        self.refused("another mount", spec, mounts=mounts)
+
+    def test_shared_memory_is_the_pods_or_its_own(self) -> None:
+        def shm(ipc: Any) -> Any:
+            found = secured(namespace_options=cri.NamespaceOption(ipc=ipc))
+            return next(mount for mount in found["mounts"] if mount["destination"] == "/dev/shm")
+
+        self.assertEqual((shm(cri.POD)["type"], shm(cri.POD)["source"]), ("bind", "/dev/shm"))
+        self.assertEqual(shm(cri.CONTAINER)["type"], "tmpfs")
+        self.assertIn("size=65536k", shm(cri.CONTAINER)["options"])
+
+
+class NamespaceTests(Refusing):
+    def types(self, **fields: Any) -> dict[str, str]:
+        found = secured({"target_pid": 42}, namespace_options=cri.NamespaceOption(**fields))
+        return {each["type"]: each.get("path", "") for each in found["linux"]["namespaces"]}
+
+    def test_those_of_the_vm_are_the_pods(self) -> None:
+        self.assertEqual(self.types(), {"mount": "", "cgroup": ""})
+        self.assertEqual(self.types(pid=cri.NODE, ipc=cri.NODE, network=cri.NODE), self.types())
+
+    def test_processes_and_ipc_of_its_own(self) -> None:
+        self.assertEqual(set(self.types(pid=cri.CONTAINER)), {"mount", "cgroup", "pid"})
+        self.assertEqual(set(self.types(ipc=cri.CONTAINER)), {"mount", "cgroup", "ipc"})
+
+    def test_an_ipc_namespace_of_its_own_has_the_pods_sysctls(self) -> None:
+        sysctls = {"kernel.shmmax": "1", "net.core.somaxconn": "2"}
+        sandbox = cri.PodSandboxConfig(linux=cri.LinuxPodSandboxConfig(sysctls=sysctls))
+        options = cri.NamespaceOption(ipc=cri.CONTAINER)
+        found = secured({"sandbox_config": sandbox}, namespace_options=options)
+        self.assertEqual(found["linux"]["sysctl"], {"kernel.shmmax": "1"})
+        self.assertNotIn("sysctl", secured({"sandbox_config": sandbox})["linux"])
+
+    def test_the_processes_of_another_container(self) -> None:
+        self.assertEqual(self.types(pid=cri.TARGET, target_id="c0")["pid"], "/proc/42/ns/pid")
+        self.refused("target_id", self.types, pid=cri.TARGET)
+        target = cri.NamespaceOption(pid=cri.TARGET, target_id="c0")
+        with self.assertRaises(FailedPrecondition) as caught:
+            secured(namespace_options=target)
+        self.assertIn("c0 does not run", str(caught.exception))
+
+    def test_cgroup_v1_has_no_namespace_of_its_own(self) -> None:
+        found = spec(others={"machine": Machine(cgroup2=False)})["linux"]["namespaces"]
+        self.assertEqual(found, [{"type": "mount"}])
+
+    def test_what_is_not_supported_is_refused(self) -> None:
+        self.refused("namespace_options.network", self.types, network=cri.CONTAINER)
+        self.refused("namespace_options.ipc", self.types, ipc=cri.TARGET)
+        self.refused("namespace_options.pid", self.types, pid=9)
+        users = cri.UserNamespace(mode=cri.POD, uids=[cri.IDMapping(length=1)])
+        self.refused("userns_options", self.types, userns_options=users)
+        self.assertEqual(self.types(userns_options=cri.UserNamespace(mode=cri.NODE)), self.types())
+
+
+class SecurityTests(Refusing):
+    def sets(self, uid: int = 0, privileged: bool = False, **fields: Any) -> Any:
+        found = secured(
+            {"found": Found(user=ProcessUser(uid=uid))},
+            privileged=privileged,
+            capabilities=cri.Capability(**fields),
+        )
+        return found["process"]["capabilities"]
+
+    def bounding(self, **fields: Any) -> set[str]:
+        return set(self.sets(**fields)["bounding"])
+
+    def test_capabilities_are_the_defaults_with_what_is_added_and_dropped(self) -> None:
+        self.assertEqual(self.bounding(), DEFAULT)
+        self.assertEqual(self.bounding(add_capabilities=["net_admin"]), DEFAULT | {"CAP_NET_ADMIN"})
+        self.assertEqual(self.bounding(drop_capabilities=["CAP_KILL"]), DEFAULT - {"CAP_KILL"})
+        self.assertEqual(self.bounding(add_capabilities=["ALL"]), set(NAMES))
+        without_kill = self.bounding(add_capabilities=["ALL"], drop_capabilities=["KILL"])
+        self.assertEqual(without_kill, set(NAMES) - {"CAP_KILL"})
+        self.assertEqual(self.bounding(add_capabilities=["KILL"], drop_capabilities=["ALL"]), {"CAP_KILL"})
+        self.assertEqual(self.bounding(add_capabilities=["KILL"], drop_capabilities=["kill", "ALL"]), set())
+        self.assertEqual(self.bounding(privileged=True), set(NAMES))
+
+    def test_only_root_has_effective_capabilities(self) -> None:
+        self.assertEqual(set(self.sets()["effective"]), DEFAULT)
+        self.assertEqual(self.sets(uid=1000)["effective"], [])
+        self.assertEqual(set(self.sets(uid=1000)["bounding"]), DEFAULT)
+
+    def test_ambient_capabilities_stay_with_any_user(self) -> None:
+        found = self.sets(uid=1000, add_ambient_capabilities=["SYS_TIME"])
+        for kind in ("effective", "permitted", "inheritable", "ambient"):
+            self.assertEqual(found[kind], ["CAP_SYS_TIME"])
+        self.assertIn("CAP_SYS_TIME", found["bounding"])
+        both = {"add_ambient_capabilities": ["KILL"], "drop_capabilities": ["KILL"]}
+        self.refused("add_ambient_capabilities", self.sets, **both)
+
+    def test_what_is_no_capability_is_refused(self) -> None:
+        for field in ("add_capabilities", "drop_capabilities", "add_ambient_capabilities"):
+            for name in ("NO_SUCH", "", "a b", "SYS_ADMIN\0"):
+                self.refused("security_context.capabilities", self.sets, **{field: [name]})
+
+    def test_what_the_machine_can_not_give_is_refused_if_it_is_asked_for(self) -> None:
+        machine = {"machine": Machine(capabilities=frozenset(NAMES) - {"CAP_BPF"})}
+        add = cri.Capability(add_capabilities=["BPF"])
+        self.refused("CAP_BPF", secured, others=machine, capabilities=add)
+        every = secured(machine, privileged=True)["process"]["capabilities"]["bounding"]
+        self.assertEqual(set(every), set(NAMES) - {"CAP_BPF"})
+
+    def test_privileged(self) -> None:
+        device = Node("/dev/x", False, 10, 1, 0o600, 0, 0)
+        found = secured({"found": Found(devices=(device,))}, privileged=True, masked_paths=["/proc/kcore"])
+        self.assertEqual(found["linux"]["resources"]["devices"], [{"allow": True, "access": "rwm"}])
+        self.assertEqual(found["linux"]["devices"][0]["path"], "/dev/x")
+        for absent in ("maskedPaths", "readonlyPaths", "seccomp"):
+            self.assertNotIn(absent, found["linux"])
+        for mount in found["mounts"]:
+            self.assertNotIn("ro", mount["options"])
+
+    def test_masked_and_read_only_paths_are_those_that_are_listed(self) -> None:
+        linux = secured(masked_paths=["/a"], readonly_paths=["/b"])["linux"]
+        self.assertEqual((linux["maskedPaths"], linux["readonlyPaths"]), (["/a"], ["/b"]))
+        linux = secured(no_new_privs=True)["linux"]
+        self.assertEqual((linux["maskedPaths"], linux["readonlyPaths"]), ([], []))
+        linux = spec()["linux"]
+        self.assertIn("/proc/kcore", linux["maskedPaths"])
+        self.assertIn("/proc/sys", linux["readonlyPaths"])
+        self.refused("security_context.masked_paths", secured, masked_paths=["proc"])
+
+    def test_a_device_of_the_vm(self) -> None:
+        device = Node("/dev/x", True, 8, 1, 0o660, 0, 6, "rw")
+        linux = spec(others={"found": Found(devices=(device,))})["linux"]
+        self.assertEqual(
+            linux["devices"],
+            [{"path": "/dev/x", "type": "b", "major": 8, "minor": 1, "fileMode": 0o660, "uid": 0, "gid": 6}],
+        )
+        self.assertEqual(
+            linux["resources"]["devices"],
+            [
+                {"allow": False, "access": "rwm"},
+                {"allow": True, "type": "b", "major": 8, "minor": 1, "access": "rw"},
+            ],
+        )
+
+    def test_apparmor(self) -> None:
+        there = {"machine": Machine(apparmor=True)}
+        kinds: Any = cri.SecurityProfile
+
+        def profile(others: Any, **fields: Any) -> Any:
+            return secured(others, **fields)["process"].get("apparmorProfile")
+
+        self.assertEqual(profile(there), "infranetes-default")
+        self.assertIsNone(profile({}))
+        self.assertIsNone(profile(there, privileged=True))
+        self.assertIsNone(profile(there, apparmor=kinds(profile_type=kinds.Unconfined)))
+        local = kinds(profile_type=kinds.Localhost, localhost_ref="mine\nprofile mine {}")
+        self.assertEqual(profile(there, apparmor=local), "mine")
+        self.assertEqual(profile(there, apparmor=local, privileged=True), "mine")
+        self.refused("security_context.apparmor", secured, apparmor=kinds(profile_type=7))
+
+    def test_a_read_only_root(self) -> None:
+        self.assertEqual(secured()["root"], {"path": "/run/c1/rootfs", "readonly": False})
+        self.assertTrue(secured(readonly_rootfs=True)["root"]["readonly"])
+
+    def test_annotations_are_not_for_crun(self) -> None:
+        self.assertNotIn("annotations", spec(annotations={"run.oci.handler": "krun"}))
+
+
+class LimitTests(Refusing):
+    def test_limits(self) -> None:
+        found = limited(
+            cpu_period=50_000, cpu_quota=25_000, cpu_shares=512, memory_limit_in_bytes=2**20,
+            cpuset_cpus="0-1,3", cpuset_mems="0", unified={"memory.oom.group": "1"},
+            hugepage_limits=[
+                cri.HugepageLimit(page_size="2MB", limit=4), cri.HugepageLimit(page_size="1GB", limit=4)
+            ],
+        )  # fmt: skip
+        self.assertEqual(
+            found,
+            {
+                "memory": {"limit": 2**20, "swap": 2**20},
+                "cpu": {"shares": 512, "quota": 25_000, "period": 50_000, "cpus": "0-1,3", "mems": "0"},
+                "hugepageLimits": [{"pageSize": "2MB", "limit": 4}],
+                "unified": {"memory.oom.group": "1"},
+            },
+        )
+        self.assertEqual(limited(), {})
+
+    def test_no_quota_and_swap(self) -> None:
+        self.assertEqual(limited(cpu_quota=-5)["cpu"], {"quota": -1, "period": 100_000})
+        self.assertEqual(limited(memory_swap_limit_in_bytes=-1)["memory"], {"swap": -1})
+        both = limited(memory_limit_in_bytes=5, memory_swap_limit_in_bytes=9)
+        self.assertEqual(both["memory"], {"limit": 5, "swap": 9})
+        self.assertEqual(limited(cpu_shares=10**9)["cpu"], {"shares": 262_144})
+
+    def test_what_can_not_be_set_is_refused_by_its_field(self) -> None:
+        for field, value in {
+            "cpu_period": 999, "cpu_quota": 999, "cpu_shares": -1, "memory_limit_in_bytes": -1,
+            "memory_swap_limit_in_bytes": 5, "oom_score_adj": 1001, "cpuset_cpus": "0;1",
+            "cpuset_mems": "a", "unified": {"../x": "1"}, "hugepage_limits": [cri.HugepageLimit()],
+        }.items():  # fmt: skip
+            self.refused(f"resources.{field}", limited, **{field: value})
+        less = {"memory_limit_in_bytes": 9, "memory_swap_limit_in_bytes": 5}
+        self.refused("resources.memory_swap_limit_in_bytes", limited, **less)
+        old = Machine(cgroup2=False)
+        limits = cri.LinuxContainerResources(unified={"pids.max": "1"})
+        self.refused("resources.unified", lambda: linux_resources(limits, old))
+
+    def test_a_change_keeps_the_other_limits(self) -> None:
+        before = cri.LinuxContainerResources(cpu_quota=5000, cpu_period=20_000, memory_limit_in_bytes=10**6)
+        changes = cri.LinuxContainerResources(cpu_quota=-1, memory_limit_in_bytes=10**7)
+        self.assertEqual(
+            update_resources(before, changes, MACHINE),
+            {"memory": {"limit": 10**7, "swap": 10**7}, "cpu": {"quota": -1, "period": 20_000}},
+        )
+
+    def test_less_memory_than_is_in_use_is_refused(self) -> None:
+        changes = cri.LinuxContainerResources(memory_limit_in_bytes=10**6)
+        none = cri.LinuxContainerResources()
+        self.refused(
+            "memory_limit_in_bytes", lambda: update_resources(none, changes, MACHINE, memory_in_use=10**7)
+        )
+        self.assertIn("memory", update_resources(none, changes, MACHINE, memory_in_use=10**5))
+
+
+class HostileTests(SynchronousTestCase):
+    @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(messages(cri.ContainerConfig.DESCRIPTOR), st.booleans())
+    def test_any_configuration_is_translated_or_refused(self, config: Any, running: bool) -> None:
+        try:
+            found = spec(config, {"target_pid": 42 if running else 0})
+        except (InvalidArgument, FailedPrecondition) as error:
+            self.assertRegex(str(error), r"(config|security_context|namespace_options|resources)\.")
+            self.assertLess(len(str(error)), 600)
+            return
+        self.assertEqual(json.loads(json.dumps(found)), found)
+        self.assertNotIn("\\u0000", json.dumps(found))

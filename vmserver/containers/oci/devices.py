@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The devices of a container, which are those of its VM."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import stat
+from collections.abc import Iterable, Iterator
+
+import attrs
+
+from infranetes_common.errors import InvalidArgument
+from infranetes_common.wire import cri
+from vmserver.containers.oci.limits import Spec
+
+MAX_DEVICES = 4096
+
+# What is not a device of the VM but of those who use it; a container has its own.
+_OWN = frozenset(f"/dev/{name}" for name in ("pts", "shm", "fd", "mqueue", "console", "ptmx", "core"))
+
+
+@attrs.frozen
+class Node:
+    """A device's file in a container, and what may be done with it (of r, w and m)."""
+
+    path: str
+    block: bool
+    major: int
+    minor: int
+    mode: int
+    uid: int
+    gid: int
+    access: str = "rwm"
+
+    def device(self) -> Spec:
+        """Return the entry of `linux.devices`."""
+        return {
+            "path": self.path,
+            "type": "b" if self.block else "c",
+            "major": self.major,
+            "minor": self.minor,
+            "fileMode": self.mode,
+            "uid": self.uid,
+            "gid": self.gid,
+        }
+
+    def rule(self) -> Spec:
+        """Return the entry of `linux.resources.devices`."""
+        kind = "b" if self.block else "c"
+        return {"allow": True, "type": kind, "major": self.major, "minor": self.minor, "access": self.access}
+
+
+def find_devices(wanted: Iterable[cri.Device], privileged: bool) -> tuple[Node, ...]:
+    """Return the wanted devices, and all of the VM's for a privileged container. Blocks.
+
+    A directory stands for the devices in it.
+
+    :raise InvalidArgument: the VM lacks one, or the permissions are invalid.
+    """
+    found = {node.path: node for node in (_below("/dev", "/dev", "rwm") if privileged else ())}
+    for device in wanted:
+        for node in _wanted(device):
+            found[node.path] = node
+            if len(found) > MAX_DEVICES:
+                raise InvalidArgument(f"config.devices: more than {MAX_DEVICES}")
+    return tuple(found.values())
+
+
+def _wanted(device: cri.Device) -> list[Node]:
+    inside = device.container_path or device.host_path
+    permissions = device.permissions or "rwm"
+    if not set(permissions) <= set("rwm"):
+        raise InvalidArgument(f"config.devices {inside[:200]!r}: permissions are some of r, w and m")
+    path = posixpath.normpath(inside)
+    if not path.startswith("/") or path == "/" or "\0" in inside + device.host_path:
+        raise InvalidArgument(
+            f"config.devices {inside[:200]!r}: container_path has to be absolute and below /"
+        )
+    nodes: list[Node] = []
+    if device.host_path.startswith("/"):
+        access = "".join(letter for letter in "rwm" if letter in permissions)
+        nodes = list(_below(device.host_path, path.replace("//", "/"), access))
+    if not nodes:
+        raise InvalidArgument(f"config.devices: the VM has no device {device.host_path[:200]!r}")
+    return nodes
+
+
+def _below(path: str, inside: str, access: str) -> Iterator[Node]:
+    """Yield the device at `path`, or those below it."""
+    try:
+        found = os.stat(path)
+        if not stat.S_ISDIR(found.st_mode):
+            node = _node(found, inside, access)
+            yield from [node] if node else []
+            return
+        entries = sorted(os.scandir(path), key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in entries:
+        if entry.path in _OWN or entry.is_symlink():
+            continue
+        if entry.is_dir():
+            yield from _below(entry.path, posixpath.join(inside, entry.name), access)
+        elif node := _node(entry.stat(), posixpath.join(inside, entry.name), access):
+            yield node
+
+
+def _node(found: os.stat_result, inside: str, access: str) -> Node | None:
+    block = stat.S_ISBLK(found.st_mode)
+    if not block and not stat.S_ISCHR(found.st_mode):
+        return None
+    return Node(
+        path=inside,
+        block=block,
+        major=os.major(found.st_rdev),
+        minor=os.minor(found.st_rdev),
+        mode=stat.S_IMODE(found.st_mode),
+        uid=found.st_uid,
+        gid=found.st_gid,
+        access=access,
+    )

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What has to be looked up in the VM and in the container's root before its specification can be made."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import attrs
+
+from infranetes_common.errors import InvalidArgument
+from infranetes_common.wire import cri
+from vmserver.containers import accounts, mount_checks
+from vmserver.containers.accounts import MAX_FILE_BYTES, Accounts, ProcessUser
+from vmserver.containers.oci.devices import Node, find_devices
+from vmserver.containers.oci.image import ImageDefaults
+from vmserver.containers.oci.rooted import read_within
+from vmserver.containers.security import refuse
+
+_MOUNTS = Path("/proc/self/mountinfo")
+_SHARED, _SLAVE = "shared:", "master:"
+
+
+@attrs.frozen
+class Source:
+    """What is mounted, and whether it is a directory."""
+
+    path: str
+    directory: bool = True
+
+
+@attrs.frozen
+class Found:
+    """What was looked up. `mounts` are the sources of the configuration's mounts, in their order."""
+
+    user: ProcessUser = attrs.field(factory=ProcessUser)
+    hostname: str = ""
+    mounts: tuple[Source, ...] = ()
+    files: Mapping[str, str] = MappingProxyType({})  # the sandbox's own, by their path in the container
+    devices: tuple[Node, ...] = ()
+
+
+def find(
+    config: cri.ContainerConfig,
+    image: ImageDefaults,
+    rootfs: Path,
+    files: Mapping[str, Path],
+    image_paths: Mapping[int, str] = MappingProxyType({}),
+    mountinfo: Path = _MOUNTS,
+) -> Found:
+    """Look up what `config` names. Blocks: reads files and directories.
+
+    :param rootfs: the container's root, which nobody changes meanwhile.
+    :param files: the sandbox's own files by their path in a container; those that are missing are left out.
+    :param image_paths: the paths of image volumes by their index among the mounts.
+    :raise InvalidArgument: something is not there, or malformed; names the field.
+    """
+    refuse(bool(config.CDI_devices), "config.CDI_devices", "a CDI device")
+    context = config.linux.security_context
+    return Found(
+        user=_user(context, image, rootfs),
+        hostname=os.uname().nodename,
+        mounts=tuple(_sources(config.mounts, image_paths, mountinfo)),
+        files={target: str(file) for target, file in sorted(files.items()) if file.exists()},
+        devices=find_devices(config.devices, context.privileged),
+    )
+
+
+def _user(context: cri.LinuxContainerSecurityContext, image: ImageDefaults, rootfs: Path) -> ProcessUser:
+    accounts.check(context)
+    passwd, group = (read_within(rootfs, f"/etc/{name}", MAX_FILE_BYTES) for name in ("passwd", "group"))
+    return accounts.resolve(context, Accounts(passwd, group, image.user))
+
+
+def _sources(wanted: Iterable[cri.Mount], images: Mapping[int, str], mountinfo: Path) -> Iterable[Source]:
+    text = ""
+    for index, mount in enumerate(wanted):
+        if mount.HasField("image"):
+            path = images[index]
+        else:
+            path = mount_checks.source(mount, _exists)
+            if mount.propagation != cri.PROPAGATION_PRIVATE:
+                text = text or mountinfo.read_text(errors="replace")
+                _check_propagation(mount, text)
+        yield Source(path, stat.S_ISDIR(os.stat(path).st_mode))
+
+
+def _exists(path: str) -> bool:
+    try:
+        return os.path.exists(path)
+    except ValueError:  # it can't be a path
+        return False
+
+
+def _check_propagation(mount: cri.Mount, mountinfo: str) -> None:
+    """Check that mounts can reach the container. :raise InvalidArgument: those of the source go nowhere."""
+    marks = _propagation(os.path.realpath(mount.host_path), mountinfo)
+    both_ways = mount.propagation == cri.PROPAGATION_BIDIRECTIONAL
+    if not any(mark.startswith(_SHARED if both_ways else (_SHARED, _SLAVE)) for mark in marks):
+        raise InvalidArgument(
+            f"{mount_checks.field(mount)}: {mount.host_path[:200]!r} is on a private mount of the VM, so "
+            "mounts don't propagate; use PROPAGATION_PRIVATE"
+        )
+
+
+def _propagation(path: str, mountinfo: str) -> list[str]:
+    """Return the optional fields of the mount that has `path`: proc(5)."""
+    best, marks = "", list[str]()
+    for line in mountinfo.splitlines():
+        fields = line.split(" ")
+        point = fields[4].replace("\\040", " ") if len(fields) > 6 else ""
+        inside = path == point or path.startswith(point.rstrip("/") + "/")
+        if point and inside and len(point) >= len(best):
+            best, marks = point, fields[6 : fields.index("-")] if "-" in fields else []
+    return marks

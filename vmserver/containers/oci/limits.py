@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The limits of a container as the `linux.resources` of the OCI runtime-spec.
+
+crun writes them to cgroups of either version. Source: OCI runtime-spec, config-linux.md.
+"""
+
+from __future__ import annotations
+
+import re
+
+from infranetes_common.errors import InvalidArgument
+from infranetes_common.wire import cri
+from vmserver.containers import resources
+from vmserver.containers.oci.machine import Machine
+
+Spec = dict[str, object]
+"""An object of the OCI runtime-spec."""
+
+_PERIODS = (1000, 1_000_000)  # microseconds that the kernel takes
+_PERIOD = 100_000  # the kernel's own
+_LEAST_QUOTA = 1000
+_SHARES = (2, 262_144)
+_SET = re.compile(r"[0-9]{1,6}(?:-[0-9]{1,6})?(?:,[0-9]{1,6}(?:-[0-9]{1,6})?)*")
+_MAX_SET = 4096
+
+
+def check(limits: cri.LinuxContainerResources, machine: Machine) -> None:
+    """Validate limits. :raise InvalidArgument: one can't be set; names the field."""
+    resources.check(limits)
+    resources.check_files(limits)
+    if limits.unified and not machine.cgroup2:
+        raise InvalidArgument("resources.unified: the VM has no cgroup v2")
+    low, high = _PERIODS
+    if limits.cpu_period and not low <= limits.cpu_period <= high:
+        raise InvalidArgument(f"resources.cpu_period {limits.cpu_period}: expected {low} to {high}")
+    if 0 < limits.cpu_quota < _LEAST_QUOTA:
+        raise InvalidArgument(
+            f"resources.cpu_quota {limits.cpu_quota}: expected {_LEAST_QUOTA} or more, or -1 for no limit"
+        )
+    memory, swap = limits.memory_limit_in_bytes, limits.memory_swap_limit_in_bytes
+    if swap > 0 and not memory:
+        raise InvalidArgument("resources.memory_swap_limit_in_bytes: needs memory_limit_in_bytes beside it")
+    if 0 < swap < memory:
+        raise InvalidArgument(
+            f"resources.memory_swap_limit_in_bytes {swap}: is memory and swap together, so at least {memory}"
+        )
+    for field in ("cpuset_cpus", "cpuset_mems"):
+        value = getattr(limits, field)
+        if value and (len(value) > _MAX_SET or not _SET.fullmatch(value)):
+            raise InvalidArgument(f"resources.{field}: {value[:80]!r} is no list of numbers as 0-2,4")
+
+
+def linux_resources(limits: cri.LinuxContainerResources, machine: Machine) -> Spec:
+    """Return limits, without those that are 0 or empty.
+
+    A page size that the VM does not have is left out: there is nothing to limit.
+
+    :raise InvalidArgument: one can't be set; names the field.
+    """
+    check(limits, machine)
+    found: Spec = {}
+    if memory := _memory(limits):
+        found["memory"] = memory
+    if cpu := _cpu(limits):
+        found["cpu"] = cpu
+    pages: list[Spec] = [
+        {"pageSize": page.page_size, "limit": page.limit}
+        for page in limits.hugepage_limits
+        if page.page_size in machine.hugepages
+    ]
+    if pages:
+        found["hugepageLimits"] = pages
+    if limits.unified:
+        found["unified"] = dict(limits.unified)
+    return found
+
+
+def update_resources(
+    before: cri.LinuxContainerResources,
+    changes: cri.LinuxContainerResources,
+    machine: Machine,
+    memory_in_use: int = 0,
+) -> Spec:
+    """Return what `crun update --resources` takes.
+
+    It has all limits, for crun resets some that are left out beside a changed one.
+
+    :param before: the limits so far; `vmserver.containers.resources.overlay` keeps them.
+    :param memory_in_use: bytes; the kernel would end processes rather than refuse a limit below it.
+    :raise InvalidArgument: a limit can't be set; names the field.
+    """
+    limit = changes.memory_limit_in_bytes
+    if 0 < limit < memory_in_use:
+        raise InvalidArgument(f"resources.memory_limit_in_bytes {limit}: {memory_in_use} bytes are in use")
+    limits = cri.LinuxContainerResources()
+    limits.CopyFrom(before)
+    resources.overlay(limits, changes)
+    return linux_resources(limits, machine)
+
+
+def _memory(limits: cri.LinuxContainerResources) -> Spec:
+    limit, swap = limits.memory_limit_in_bytes, limits.memory_swap_limit_in_bytes
+    found: Spec = {"limit": limit} if limit else {}
+    if swap < 0:
+        found["swap"] = -1
+    elif limit:
+        found["swap"] = swap or limit  # no swap unless it is set
+    return found
+
+
+def _cpu(limits: cri.LinuxContainerResources) -> Spec:
+    found: Spec = {}
+    if limits.cpu_shares:
+        low, high = _SHARES
+        found["shares"] = min(max(limits.cpu_shares, low), high)
+    if limits.cpu_quota:
+        found["quota"] = max(limits.cpu_quota, -1)
+    if limits.cpu_quota or limits.cpu_period:
+        found["period"] = limits.cpu_period or _PERIOD
+    for name in ("cpus", "mems"):
+        if value := getattr(limits, f"cpuset_{name}"):
+            found[name] = value
+    return found

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What containers can have of this machine's kernel."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import attrs
+
+from vmserver.containers.oci.capabilities import NAMES, in_mask
+
+_RELEASE = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})")
+_HUGEPAGES = re.compile(r"hugepages-([0-9]{1,12})kB")
+_OPEN_FILES = 1024 * 1024  # what Docker's own service allows
+_UNLIMITED = 2**64 - 1  # as the OCI runtime-spec writes it
+_LIMITS = {
+    "RLIMIT_NOFILE": (resource.RLIMIT_NOFILE, _OPEN_FILES),
+    "RLIMIT_NPROC": (resource.RLIMIT_NPROC, _UNLIMITED),
+    "RLIMIT_CORE": (resource.RLIMIT_CORE, _UNLIMITED),
+}
+_RAISES_LIMITS = "CAP_SYS_RESOURCE"
+
+
+@attrs.frozen
+class Machine:
+    """The kernel and its settings.
+
+    `hugepages` are the page sizes that can be limited, as a cgroup's files name them. `rlimits` are those of
+    every container, soft and hard. `capabilities` are those that can be given."""
+
+    cgroup2: bool = True
+    apparmor: bool = False
+    architecture: str = "x86_64"
+    kernel: tuple[int, int] = (6, 1)
+    capabilities: frozenset[str] = frozenset(NAMES)
+    hugepages: frozenset[str] = frozenset()
+    rlimits: Mapping[str, int] = MappingProxyType({name: value for name, (_, value) in _LIMITS.items()})
+
+
+def find_machine(root: Path = Path("/")) -> Machine:
+    """Read what the kernel says of itself in /proc and /sys. Blocks for some milliseconds."""
+    system = os.uname()
+    release = _RELEASE.match(system.release)
+    cgroup2 = (root / "sys/fs/cgroup/cgroup.controllers").exists()
+    capabilities = in_mask(_capability_mask(root / "proc/self/status"))
+    return Machine(
+        cgroup2=cgroup2,
+        apparmor=_text(root / "sys/module/apparmor/parameters/enabled") == "Y",
+        architecture=system.machine,
+        kernel=(int(release[1]), int(release[2])) if release else (0, 0),
+        capabilities=capabilities,
+        hugepages=_hugepages(root / "sys", cgroup2),
+        rlimits=MappingProxyType(_rlimits(root / "proc/sys/fs/nr_open", _RAISES_LIMITS in capabilities)),
+    )
+
+
+def _capability_mask(status: Path) -> int:
+    """Return the bounding set of this process: no process it starts can have more."""
+    for line in _text(status).splitlines():
+        name, _, value = line.partition(":")
+        if name == "CapBnd":
+            return int(value.strip(), 16)
+    return 0
+
+
+def _rlimits(nr_open: Path, raise_them: bool) -> dict[str, int]:
+    """Return the limits of containers: Docker's, as far as this process may set them."""
+    found = {}
+    for name, (kind, value) in _LIMITS.items():
+        own = resource.getrlimit(kind)[1]
+        allowed = _UNLIMITED if raise_them or own == resource.RLIM_INFINITY else own
+        found[name] = min(value, allowed)
+    most = _text(nr_open)
+    if most.isascii() and most.isdecimal():
+        found["RLIMIT_NOFILE"] = min(found["RLIMIT_NOFILE"], int(most))
+    return found
+
+
+def _hugepages(sys: Path, cgroup2: bool) -> frozenset[str]:
+    group = sys / "fs/cgroup"
+    if cgroup2 and "hugetlb" not in _text(group / "cgroup.controllers").split():
+        return frozenset()
+    if not cgroup2 and not (group / "hugetlb").is_dir():
+        return frozenset()
+    try:
+        names = os.listdir(sys / "kernel/mm/hugepages")
+    except OSError:
+        return frozenset()
+    return frozenset(_page_size(int(match[1])) for match in map(_HUGEPAGES.fullmatch, names) if match)
+
+
+def _page_size(kibibytes: int) -> str:
+    for unit, size in (("GB", 1024 * 1024), ("MB", 1024)):
+        if kibibytes >= size:
+            return f"{kibibytes // size}{unit}"
+    return f"{kibibytes}KB"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

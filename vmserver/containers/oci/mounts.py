@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mounts of a container: what every one has, the configuration's, the sandbox's files.
+
+crun makes them in their order, follows symbolic links of the container within its root only, and makes what
+a mount point needs. Source: crun(1), "mount options"; OCI runtime-spec, config.md.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from pathlib import Path
+
+from infranetes_common.errors import InvalidArgument
+from infranetes_common.wire import cri
+from vmserver.containers import mount_checks
+from vmserver.containers.oci.found import Found, Source
+from vmserver.containers.oci.image import ImageDefaults
+from vmserver.containers.oci.limits import Spec
+from vmserver.containers.security import refuse
+
+_PROPAGATION = {
+    cri.PROPAGATION_PRIVATE: "rprivate",
+    cri.PROPAGATION_HOST_TO_CONTAINER: "rslave",
+    cri.PROPAGATION_BIDIRECTIONAL: "rshared",
+}
+_IMAGE_OPTIONS = ("ro", "nosuid", "nodev", "noexec")
+
+
+def container_mounts(
+    config: cri.ContainerConfig, found: Found, volumes: Mapping[str, Path]
+) -> tuple[list[Spec], str]:
+    """Return the mounts and the propagation of the container's root.
+
+    :param volumes: the directories that stand for the image's volumes, by their path in the container.
+    :raise InvalidArgument: a mount is malformed or not supported; names it.
+    """
+    context = config.linux.security_context
+    own: dict[str, Spec] = {}
+    for mount, source in zip(config.mounts, found.mounts, strict=True):
+        target = mount_checks.target(mount)
+        if target in own:
+            raise InvalidArgument(f"{mount_checks.field(mount)}: there is another mount at this path")
+        own[target] = _mount(mount, target, source)
+    for target, directory in volumes.items():
+        own.setdefault(target, _bind(str(directory), target, "rprivate"))
+    read_only = ("ro",) if context.readonly_rootfs else ()
+    for target, file in found.files.items():
+        own.setdefault(target, _bind(file, target, "rprivate", *read_only))
+    given = [
+        mount
+        for mount in _given(context)
+        if not any(_within(str(mount["destination"]), target) for target in own)
+    ]
+    ordered = sorted(own.values(), key=lambda mount: str(mount["destination"]).count("/"))
+    wanted = {mount.propagation for mount in config.mounts}
+    # Mounts reach a container only through a root that is not private.
+    for kind in (cri.PROPAGATION_BIDIRECTIONAL, cri.PROPAGATION_HOST_TO_CONTAINER):
+        if kind in wanted:
+            return given + ordered, _PROPAGATION[kind]
+    return given + ordered, "rprivate"
+
+
+def image_volumes(config: cri.ContainerConfig, image: ImageDefaults) -> list[str]:
+    """Return where the image wants volumes and the configuration mounts nothing else."""
+    taken = {mount_checks.target(mount) for mount in config.mounts}
+    found = {posixpath.normpath(path) for path in image.volumes if path.startswith("/")}
+    return sorted(path for path in found - taken if path.strip("/"))
+
+
+def _within(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory + "/")
+
+
+def _mount(mount: cri.Mount, target: str, source: Source) -> Spec:
+    field = mount_checks.field(mount)
+    refuse(bool(mount.uidMappings or mount.gidMappings), field, "an id-mapped mount")
+    if mount.HasField("image"):
+        return _bind(source.path, target, "rprivate", *_IMAGE_OPTIONS)
+    propagation = _PROPAGATION.get(mount.propagation)
+    if propagation is None:
+        raise InvalidArgument(f"{field}: {mount.propagation} is no propagation of mounts")
+    if not mount.recursive_read_only:
+        return _bind(source.path, target, propagation, *(["ro"] if mount.readonly else []))
+    if not mount.readonly or mount.propagation != cri.PROPAGATION_PRIVATE:
+        raise InvalidArgument(
+            f"{field}: recursive_read_only needs readonly and PROPAGATION_PRIVATE beside it"
+        )
+    # crun applies rro to directories only, and nothing is mounted below a file.
+    return _bind(source.path, target, propagation, "rro" if source.directory else "ro")
+
+
+def _bind(source: str, target: str, propagation: str, *options: str) -> Spec:
+    return {
+        "destination": target,
+        "type": "bind",
+        "source": source,
+        "options": ["rbind", propagation, *options],
+    }
+
+
+def _given(context: cri.LinuxContainerSecurityContext) -> list[Spec]:
+    """Return the mounts that every container has."""
+    changeable = [] if context.privileged else ["ro"]
+    closed = ["nosuid", "noexec", "nodev"]
+    if context.namespace_options.ipc == cri.CONTAINER:
+        shm = _file_system("tmpfs", "/dev/shm", *closed, "mode=1777", "size=65536k", source="shm")  # noqa: S108
+    else:
+        shm = _bind("/dev/shm", "/dev/shm", "rprivate")  # noqa: S108
+    return [
+        _file_system("proc", "/proc", *closed),
+        _file_system("tmpfs", "/dev", "nosuid", "strictatime", "mode=755", "size=65536k"),
+        _file_system(
+            "devpts", "/dev/pts", "nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"
+        ),
+        _file_system("sysfs", "/sys", *closed, *changeable),
+        _file_system("cgroup", "/sys/fs/cgroup", *closed, "relatime", *changeable),
+        _file_system("mqueue", "/dev/mqueue", *closed),
+        shm,
+    ]
+
+
+def _file_system(kind: str, target: str, *options: str, source: str = "") -> Spec:
+    return {"destination": target, "type": kind, "source": source or kind, "options": list(options)}

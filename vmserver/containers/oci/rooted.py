@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of a container's root, whose symbolic links are followed within it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from infranetes_common.errors import InvalidArgument
+
+_MAX_LINKS = 40
+_MAX_PARTS = 4096
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+
+
+def read_within(root: Path, path: str, most: int) -> bytes:
+    """Read a regular file below `root`; b"" if there is none. Blocks.
+
+    No part of the path leads out of `root`, and nothing else than a regular file is opened.
+
+    :raise InvalidArgument: it has over `most` bytes, or can't be read.
+    """
+    try:
+        descriptor = _opened(root, path)
+        if descriptor is None:
+            return b""
+        with open(descriptor, "rb") as file:
+            data = file.read(most + 1)
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return b""
+        raise InvalidArgument(f"the image's {path} can't be read: {error.strerror}") from error
+    if len(data) > most:
+        raise InvalidArgument(f"the image's {path} has over {most} bytes")
+    return data
+
+
+def _opened(root: Path, path: str) -> int | None:
+    """Return a descriptor for reading, or None if it is no regular file."""
+    directories = [os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]  # from the root downwards
+    try:
+        parts, links, steps = _parts(path), 0, 0
+        while parts:
+            part = parts.pop()
+            steps += 1
+            if steps > _MAX_PARTS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            if part == "..":
+                if len(directories) > 1:
+                    os.close(directories.pop())
+                continue
+            at = directories[-1]
+            descriptor = os.open(part, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+            directories.append(descriptor)
+            mode = os.fstat(descriptor).st_mode
+            if stat.S_ISLNK(mode):
+                links += 1
+                if links > _MAX_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                target = os.readlink("", dir_fd=descriptor)
+                os.close(directories.pop())
+                while target.startswith("/") and len(directories) > 1:
+                    os.close(directories.pop())
+                parts += _parts(target)
+            elif not parts and stat.S_ISREG(mode):
+                return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+            elif not stat.S_ISDIR(mode):
+                return None
+        return None
+    finally:
+        for descriptor in directories:
+            os.close(descriptor)
+
+
+def _parts(path: str) -> list[str]:
+    """Return the names in a path, last first."""
+    return [part for part in reversed(path.split("/")) if part not in ("", ".")]
