@@ -10,16 +10,19 @@ if TYPE_CHECKING:
     from infranetes.images.auth import Credentials, credentials
     from infranetes.images.config import ImagesConfig
     from infranetes.images.index import Image
-    from infranetes.images.store import FsUsage, ImageStore
+    from infranetes.images.layer_disk import LayerDisk
+    from infranetes.images.store import ImageStore
+    from infranetes.images.usage import FsUsage
 
-__all__ = ["Credentials", "FsUsage", "Image", "ImageStore", "ImagesConfig", "credentials"]
+__all__ = ["Credentials", "FsUsage", "Image", "ImageStore", "ImagesConfig", "LayerDisk", "credentials"]
 
 _HOMES = {
     "Credentials": "auth",
-    "FsUsage": "store",
+    "FsUsage": "usage",
     "Image": "index",
     "ImageStore": "store",
     "ImagesConfig": "config",
+    "LayerDisk": "layer_disk",
     "credentials": "auth",
 }
 

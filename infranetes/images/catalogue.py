@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -15,7 +15,8 @@ from twisted.logger import Logger
 
 from infranetes.images.index import MIN_PREFIX, Image
 from infranetes.images.interface import CatalogueImage, IImageCatalogue
-from infranetes.images.store import FsUsage
+from infranetes.images.layer_disk import LayerDisk
+from infranetes.images.usage import FsUsage
 from infranetes_common.concurrency import replace_file, run_in_thread
 from infranetes_common.errors import (
     ConfigError,
@@ -167,6 +168,13 @@ class CatalogueStore:
         """
         raise FailedPrecondition(f"image {image_id} of {self._catalogue.name} can't be loaded into a VM")
         yield b""
+
+    async def disks(self, image_id: str) -> Sequence[LayerDisk]:
+        """Fail: there are no layers.
+
+        :raise FailedPrecondition: always.
+        """
+        raise FailedPrecondition(f"image {image_id} of {self._catalogue.name} has no layers to show to a VM")
 
     async def _save(self, images: dict[str, CatalogueImage]) -> None:
         text = json.dumps(cattrs.unstructure([*images.values()]))

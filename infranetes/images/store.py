@@ -6,33 +6,36 @@ On disk, under one directory of mode 0700::
     images.json     which images there are (index.py)
     blobs/sha256/   configurations and layers by digest, shared by all images; each is whole
     pulls/ID/       the unfinished files of one pull; removed when the daemon starts
+    disks/          layers as disks, for the VMs that are shown them (disks.py); made at their first use
 
-A blob stays while an image, a pull or an archive needs it. However the daemon ends, the next one finds
-complete images, and removes blobs that belong to none.
+A blob stays while an image, a pull or an archive needs it, and a layer's disk while an image has that layer.
+However the daemon ends, the next one finds complete images, and removes blobs and disks that belong to none.
 """
 
 from __future__ import annotations
 
 import errno
-import os
 import shutil
-import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
-import attrs
 from twisted.internet.defer import CancelledError, DeferredLock, DeferredSemaphore
 from twisted.logger import Logger
 
-from infranetes.images import archive, index
+from infranetes.images import archive, index, usage
 from infranetes.images.auth import Credentials
 from infranetes.images.config import ImagesConfig
+from infranetes.images.disks import Built, LayerDisks, Make, Source, stacked
+from infranetes.images.erofs.build import build
+from infranetes.images.erofs.limits import Limits
 from infranetes.images.index import Image, Record
+from infranetes.images.layer_disk import LayerDisk
 from infranetes.images.pull import Puller
 from infranetes.images.reference import Reference, parse
+from infranetes.images.usage import FsUsage
 from infranetes_common.concurrency import IMAGES, Flight, run_in_thread, start, until_ended
 from infranetes_common.errors import (
     ConfigError,
@@ -50,16 +53,6 @@ Ts = TypeVarTuple("Ts")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-@attrs.frozen
-class FsUsage:
-    """How much of its disk the image store uses."""
-
-    timestamp_nanos: int  # since 1970 UTC
-    path: str
-    used_bytes: int
-    inodes_used: int
-
-
 _Key = tuple[Reference, Credentials | None, Puller]
 
 
@@ -71,13 +64,20 @@ class ImageStore:
     """Pulls and stores container images. Call `start` first.
 
     :param directory: used by this store alone.
+    :param make_disk: makes a layer's disk.
     """
 
     machine_images = False
 
     _log = Logger()
 
-    def __init__(self, reactor: IReactor, directory: Path | str, config: ImagesConfig | None = None) -> None:
+    def __init__(
+        self,
+        reactor: IReactor,
+        directory: Path | str,
+        config: ImagesConfig | None = None,
+        make_disk: Make | None = None,
+    ) -> None:
         self._config = config or ImagesConfig()
         self._reactor = reactor
         self._directory = Path(directory).absolute()
@@ -86,11 +86,13 @@ class ImageStore:
         self._pulls = self._directory / "pulls"
         self._records: dict[str, Record] = {}
         self._pinned = _pinned(self._config)
-        self._in_use: Counter[str] = Counter()  # by digest: how many pulls and archives need the blob
+        self._in_use: Counter[str] = Counter()  # by digest: how many pulls and others need blob or disk
         self._lock = DeferredLock()  # one change of images.json or of the set of blobs at a time
         self._pull_limit = DeferredSemaphore(self._config.max_parallel_pulls)
         self._puller = Puller(reactor, self._config, self._blobs, self._pulls)
         self._flights: dict[_Key, Flight[Record]] = {}  # pulls under way
+        self._disks = LayerDisks(reactor, self._directory / "disks", make_disk or self._make_disk)
+        self._making: dict[str, Flight[Sequence[LayerDisk]]] = {}  # by image id: whose disks are being made
 
     async def start(self) -> None:
         """Read the index, and remove blobs that no image needs.
@@ -108,6 +110,7 @@ class ImageStore:
 
         try:
             self._records = await self._thread(prepare)
+            await self._disks.start()
         except OSError as e:
             raise ConfigError(f"state_dir: images can't be kept in {self._directory}: {e.strerror}") from None
         await self._collect()
@@ -123,12 +126,15 @@ class ImageStore:
         self._puller = Puller(self._reactor, config, self._blobs, self._pulls)
 
     async def stop(self) -> None:
-        """End pulls that are under way. Idempotent."""
+        """End pulls and the making of disks that are under way. Idempotent."""
         flights = [*self._flights.values()]
         for flight in flights:
             flight.cancel()
+        await self._disks.stop()
         for flight in flights:
             await _until_landed(flight)
+        for making in [*self._making.values()]:
+            await _until_landed(making)
 
     # ---- What is there -----------------------------------------------------------------------
 
@@ -160,21 +166,8 @@ class ImageStore:
             raise NotFound(f"image {image_id} is not on this node any more; pull it") from None
 
     async def fs_usage(self) -> FsUsage:
-        """Return how much disk the store uses, unfinished pulls included."""
-
-        def walk() -> tuple[int, int]:
-            used, inodes = 0, 0
-            for parent, directories, files in os.walk(self._directory):
-                for name in (*directories, *files):
-                    try:
-                        used += os.lstat(os.path.join(parent, name)).st_blocks * 512
-                    except FileNotFoundError:
-                        continue
-                    inodes += 1
-            return used, inodes
-
-        used, inodes = await self._thread(walk)
-        return FsUsage(time.time_ns(), str(self._directory), used, inodes)
+        """Return how much disk the store uses: blobs, layers' disks, and what is unfinished."""
+        return await self._thread(usage.of, self._directory)
 
     async def archive(self, image_id: str, present: int = 0) -> AsyncGenerator[bytes, None]:
         """Yield the image as a tar for `docker load`, in chunks of at most 256 KiB.
@@ -195,6 +188,39 @@ class ImageStore:
             self._in_use.subtract(digests)
             if self._records.get(record.id) is not record:
                 await self._collect()
+
+    async def disks(self, image_id: str) -> Sequence[LayerDisk]:
+        """Return the image's layers as disks, lowest first, and make those that are missing.
+
+        A layer that the image has several times counts where it is the highest: there it hides the others.
+        What has begun goes on if this is cancelled, so that the caller finds it when it asks again. The files
+        stay as long as an image has them; a VM that is shown one keeps it.
+
+        :raise NotFound: no image has this id.
+        :raise FailedPrecondition: it has too many layers, or one that can't become a disk.
+        :raise ResourceExhausted: the disk is full.
+        :raise DeadlineExceeded: making one took too long.
+        :raise Unavailable: the store is stopping, or a blob is not what it was.
+        """
+        record = self._record(image_id)
+        flight = self._making.get(record.id)
+        if flight is None:
+            layers = stacked(record, self._blobs)
+            flight = self._making[record.id] = Flight(self._make_disks(record, layers))
+        try:
+            disks = await flight.join()
+        except CancelledError:
+            if flight.done:  # by `stop`
+                raise Unavailable("the daemon is stopping") from None
+            raise
+        self._record(image_id)  # it may have been removed meanwhile, and its disks with it
+        return disks
+
+    def prepare(self, image_id: str) -> None:
+        """Begin to make the image's disks. Nobody waits, and `disks` tells what fails."""
+        start(self.disks(image_id)).addErrback(
+            lambda failure: self._log.debug("disks of {image}: {error}", image=image_id, error=failure.value)
+        )
 
     # ---- Changes -----------------------------------------------------------------------------
 
@@ -270,6 +296,22 @@ class ImageStore:
         self._log.info("pulled {image} in {seconds:.2f} s", image=str(asked), seconds=seconds)
         return self._records.get(record.id, record)
 
+    async def _make_disks(self, record: Record, layers: Sequence[Source]) -> Sequence[LayerDisk]:
+        used = self._use((*record.manifest.blobs, *record.diff_ids))
+        try:
+            return await self._disks.get(layers)
+        except OSError as e:
+            raise self._disk_error(e) from None
+        finally:
+            self._in_use.subtract(used)
+            if record.id not in self._records:
+                await self._collect()
+            del self._making[record.id]
+
+    async def _make_disk(self, layer: Source, target: Path) -> Built:
+        limits = Limits(max_bytes=self._config.max_layer_bytes)
+        return await build(self._reactor, layer.blob, layer.compression, target, layer.diff_id, limits)
+
     async def _change(
         self, change: Callable[[dict[str, Record]], dict[str, Record]], frees: bool = False
     ) -> None:
@@ -292,14 +334,14 @@ class ImageStore:
             await self._sweep()
 
     async def _collect(self) -> None:
-        """Remove blobs that nothing needs."""
+        """Remove blobs and disks that nothing needs."""
         async with self._lock:
             await self._sweep()
 
     async def _sweep(self) -> None:
-        """Remove blobs that nothing needs; the lock is held.
+        """Remove blobs and disks that nothing needs; the lock is held.
 
-        No blob becomes needed meanwhile: pulls take the lock for that, and archives need what images need.
+        None becomes needed meanwhile: pulls take the lock for that, and all else needs what images need.
         """
 
         def sweep() -> None:
@@ -307,10 +349,13 @@ class ImageStore:
                 if f"sha256:{path.name}" not in needed:
                     path.unlink(missing_ok=True)
 
-        needed = {d for record in self._records.values() for d in record.manifest.blobs}
+        records = [*self._records.values()]
         self._in_use = +self._in_use
-        needed.update(self._in_use)
+        needed = {*self._in_use, *(digest for record in records for digest in record.manifest.blobs)}
         await self._thread(sweep)
+        await self._disks.sweep(
+            {*self._in_use, *(digest for record in records for digest in record.diff_ids)}
+        )
 
     def _use(self, blobs: Iterable[str]) -> Sequence[str]:
         digests = list(blobs)
@@ -341,7 +386,7 @@ class ImageStore:
         return await run_in_thread(self._reactor, work, *args, purpose=IMAGES)
 
 
-async def _until_landed(flight: Flight[Record]) -> None:
+async def _until_landed(flight: Flight[T]) -> None:
     ended = flight.join()
     await until_ended(ended)
     ended.addErrback(lambda _: None)

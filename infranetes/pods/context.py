@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -13,7 +13,7 @@ from twisted.logger import Logger
 
 from infranetes.authority import Authority
 from infranetes.hostports.hostports import HostPorts
-from infranetes.images import Image
+from infranetes.images import Image, LayerDisk
 from infranetes.machines.agent.client import Connect
 from infranetes.machines.agent.container_watch import WatchTimes
 from infranetes.machines.context import NodeNames
@@ -69,6 +69,11 @@ class Images(Protocol):
 
     def archive(self, image_id: str, present: int = 0) -> AsyncIterator[bytes]:
         """The image as a tar archive without its lowest `present` layers."""
+
+    async def disks(self, image_id: str) -> Sequence[LayerDisk]:
+        """The image's layers as disks, lowest first; those that are missing are made.
+
+        :raise FailedPrecondition: it can't be had as disks. :raise ResourceExhausted: no room for them."""
 
     async def check(self, image_id: str) -> None:
         """Forget the image if the catalogue that it was found in no longer has it."""

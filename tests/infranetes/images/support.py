@@ -12,6 +12,7 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.trial.unittest import TestCase
 
 from infranetes.images import ImagesConfig, ImageStore
+from infranetes.images.disks import Make
 from infranetes_common.reactors import installed
 from tests.support import oci
 from tests.support.registry import Registry
@@ -50,9 +51,11 @@ class StoreCase(TestCase):
         for store in self.stores:
             await store.stop()
 
-    async def new_store(self, directory: Path | None = None, **config: Any) -> ImageStore:
+    async def new_store(
+        self, directory: Path | None = None, make_disk: Make | None = None, **config: Any
+    ) -> ImageStore:
         config.setdefault("insecure_registries", (self.registry.host,))
-        store = ImageStore(reactor, directory or self.directory, ImagesConfig(**config))
+        store = ImageStore(reactor, directory or self.directory, ImagesConfig(**config), make_disk)
         self.stores.append(store)
         await store.start()
         return store
@@ -72,7 +75,8 @@ class StoreCase(TestCase):
     def assert_nothing_left(self) -> None:
         """Neither parts nor blobs that belong to no image."""
         self.assertEqual(os.listdir(self.directory / "pulls"), [])
-        self.assertLessEqual(set(os.listdir(self.directory)), {"blobs", "pulls", "images.json"})
+        self.assertEqual(os.listdir(self.directory / "disks" / "new"), [])
+        self.assertLessEqual(set(os.listdir(self.directory)), {"blobs", "disks", "pulls", "images.json"})
 
     def recording_skopeo(self) -> tuple[str, Path]:
         """A skopeo that writes its arguments down, one line per run: (its path, the record)."""

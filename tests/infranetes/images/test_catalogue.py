@@ -192,6 +192,8 @@ class CatalogueStoreTests(TestCase):
         with self.assertRaises(FailedPrecondition):
             async for _ in self.store.archive(f"sha256:{A}"):
                 pass
+        with self.assertRaises(FailedPrecondition):
+            await self.store.disks(f"sha256:{A}")
 
     async def test_a_file_that_is_spoilt_is_said(self) -> None:
         (self.directory / "catalogue.json").write_text("{")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any, cast
 
 import attrs
@@ -15,7 +16,7 @@ from infranetes.authority import Authority
 from infranetes.certificates import Signed
 from infranetes.hostports.hostports import HostPorts
 from infranetes.hostports.table import Table
-from infranetes.images import Image
+from infranetes.images import Image, LayerDisk
 from infranetes.machines.agent.client import AgentClient
 from infranetes.machines.agent.container_watch import WatchTimes
 from infranetes.machines.context import NodeNames
@@ -356,6 +357,9 @@ class FakeImages:
 
     async def archive(self, image_id: str, present: int = 0) -> AsyncIterator[bytes]:
         yield f"{image_id} without {present}".encode()
+
+    async def disks(self, image_id: str) -> list[LayerDisk]:
+        return [LayerDisk(diff_id, Path("/nonexistent"), 4096, diff_id) for diff_id in self.image.diff_ids]
 
 
 class FakeLogs:
