@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from tests.support.oci import BuiltImage
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
+FORMAT_AND_DIGEST = (1, "sha256:a27af06596b29fa57bb7b27c3416c2891bd301ba090a6d09ca023e0f23454e4e")
 TOP, BASE = small("1").diff_ids[1], small("1").diff_ids[0]
 
 
@@ -601,6 +602,7 @@ class RealTests(DisksCase):
 
     def test_each_is_a_file_system_with_what_its_layer_has(self) -> Any:
         async def body() -> None:
+            files: tuple[Mapping[str, bytes | tuple[str, str]], ...]
             files = (
                 {"etc/low": b"low", "etc": ("dir", "755")},
                 {"bin/tool": os.urandom(9000), "bin/link": ("link", "tool")},
@@ -614,6 +616,30 @@ class RealTests(DisksCase):
                     if isinstance(content, bytes):
                         self.assertEqual((tree / name).read_bytes(), content)
             self.assertEqual(os.readlink(tree / "bin" / "link"), "tool")
+
+        return self.run_(body())
+
+    def test_other_bytes_are_another_format(self) -> Any:
+        """If this fails, raise FORMAT in `infranetes/images/disks.py` and write the new digest here.
+
+        VMs that were brought part of a disk, and nodes that keep disks, rely on it.
+        """
+
+        async def body() -> None:
+            layer = oci.layer(
+                {
+                    "etc": ("dir", "755"),
+                    "etc/.wh.gone": b"",
+                    "etc/small": b"small",
+                    "tmp": ("dir", "1777"),
+                    "usr/bin/large": bytes(range(256)) * 100,
+                    "usr/bin/link": ("link", "large"),
+                    "opaque/.wh..wh..opq": b"",
+                }
+            )
+            image = await self.pulled("format", oci.image([layer]))
+            (disk,) = await self.store.disks(image.id)
+            self.assertEqual((disks.FORMAT, disk.digest), FORMAT_AND_DIGEST)
 
         return self.run_(body())
 
