@@ -17,6 +17,7 @@ PACKAGES = (
     "apparmor",  # Docker's own profile, and those of the node
     "busybox-static",  # the container that `warm` runs
     "ca-certificates",
+    "conmon",
     "crun",
     "docker.io",
     "iproute2",
@@ -175,6 +176,26 @@ FILES: dict[str, tuple[int, str]] = {
         # Grow the file system when the node gives a VM a larger disk than the template's.
         'SUBSYSTEM=="block", KERNEL=="vda", ACTION=="change", ENV{RESIZE}=="1", '
         'RUN+="/lib/systemd/systemd-growfs /"\n',
+    ),
+    "etc/modules-load.d/infranetes.conf": (
+        0o644,
+        # For the disks of image layers, so that plugging one into a clone loads nothing.
+        "virtio_scsi\nsd_mod\nerofs\noverlay\nloop\n",
+    ),
+    "etc/modprobe.d/infranetes.conf": (
+        0o644,
+        # udev loads this for every SCSI disk, and the kernel then announces each a second time.
+        "blacklist sg\n",
+    ),
+    "etc/udev/rules.d/10-infranetes-layers.rules": (
+        0o644,
+        # The agent finds the disks of layers by their places: nobody needs to look for names in them.
+        'SUBSYSTEM=="block", KERNEL=="sd*", ENV{UDEV_DISABLE_PERSISTENT_STORAGE_RULES_FLAG}="1"\n',
+    ),
+    "etc/udev/rules.d/99-systemd-not-layers.rules": (
+        0o644,
+        # Nor does systemd need units of them, nor anybody a notice when they are closed.
+        'SUBSYSTEM=="block", KERNEL=="sd*", TAG-="systemd", OPTIONS+="nowatch"\n',
     ),
     "etc/systemd/system/vmserver.service.d/infranetes.conf": (
         0o644,

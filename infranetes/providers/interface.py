@@ -115,10 +115,10 @@ class IHasConsoles(Interface):
 
 @attrs.frozen
 class ReadOnlyDisk:
-    """A file of the node that a VM is shown as a read-only disk. `name` is 64 hex digits, its content's."""
+    """A file of the node that a VM is shown as a read-only disk."""
 
-    name: str
-    path: Path
+    name: str  # [0-9a-f]{64}: its content's. Disks of the same name are the same disk
+    path: Path  # a regular file of whole sectors of 512 bytes, which nobody writes to any more
 
 
 @attrs.frozen
@@ -133,27 +133,41 @@ class ShownDisk:
 class IShowsDisks(Interface):
     """Also provided by an IPodProvider that can show running VMs files of the node as disks.
 
-    What is shown is kept by the hypervisor alone, so a restarted daemon finds it. A file that is deleted
-    while it is shown stays readable for the VM."""
+    - What is shown is kept by the hypervisor alone, so a restarted daemon finds it. It ends with the VM.
+    - A file that is deleted while it is shown stays readable for the VM.
+    - Calls for one VM are served one after the other, those for different VMs side by side. Cancelling a
+      Deferred ends the wait alone.
+    - A disk has a place for as long as it is shown: the VM finds it on its virtio-scsi host by target and
+      LUN, a moment after the call has returned.
+    """
 
     def show_disks(instance_id: str, disks: Sequence[ReadOnlyDisk]) -> Deferred[Sequence[ShownDisk]]:
-        """Show files to a VM; return where each is, in the same order. Idempotent.
+        """Show files to a VM; return where each is, in the same order. Idempotent by name.
 
         When it fails, none is shown that was not shown before.
 
         :raise NotFound: there is no such VM.
-        :raise ResourceExhausted: the VM has no place for so many disks.
-        :raise FailedPrecondition: a file is not there, or can't be read.
-        :raise Unavailable: the hypervisor does not answer, or refuses.
+        :raise InvalidArgument: a name that can't be.
+        :raise ResourceExhausted: the VM has no place for so many disks; the message says how many it has.
+        :raise FailedPrecondition: a file is not there, can't be read, or is no disk.
+        :raise Unavailable: the VM does not run, or the hypervisor does not answer, or refuses.
         """
 
     def shown_disks(instance_id: str) -> Deferred[Sequence[ShownDisk]]:
-        """Look up which disks a VM is shown. :raise NotFound: there is no such VM."""
-
-    def hide_disks(instance_id: str, names: Sequence[str]) -> Deferred[None]:
-        """Take disks, which the VM has unmounted, from it. Idempotent; unknown names are no error.
+        """Look up which disks a VM is shown; one that does not run is shown none.
 
         :raise NotFound: there is no such VM.
+        :raise Unavailable: the hypervisor does not answer.
+        """
+
+    def hide_disks(instance_id: str, names: Sequence[str]) -> Deferred[None]:
+        """Take disks from a VM, which has unmounted them, and close their files. Idempotent.
+
+        Names of disks that it is not shown are no error. A VM that still uses one gets read errors.
+
+        :raise NotFound: there is no such VM.
+        :raise Unavailable: the hypervisor does not answer, or does not let go of a disk. What it has let go
+            of stays hidden.
         """
 
 

@@ -18,6 +18,7 @@ from infranetes_common.image_bundle import SERIAL
 IDENTITY_PORT = "infranetes.identity"
 TEMPLATE_MAC = "0a:58:00:00:00:00"  # the guest of a clone sets the clone's own
 NIC, NETDEV, LINK = "nic0", "net0", "net0"
+SCSI = "scsi0"  # the controller of the disks that running VMs are shown
 
 # SHA-256 is five times and ECDSA twice as fast without AVX, as measured under QEMU 7.2.
 _CPU_MODELS = {"kvm": "host", "tcg": "max,-avx,-avx2"}
@@ -121,6 +122,8 @@ class CommandLine:
             *("-netdev", f"tap,id={NETDEV},fd={Fd.TAP:d}"),
             *("-device", f"virtio-net-pci,id={NIC},netdev={NETDEV},mac={TEMPLATE_MAC},romfile="),
             *("-device", "virtio-rng-pci"),
+            *("-device", f"virtio-scsi-pci,id={SCSI},num_queues=1"),
+            *("-global", "scsi-hd.rotation_rate=1"),  # none rotates
             *("-chardev", f"socket,id=qmp,fd={Fd.QMP:d},server=on,wait=off"),
             *("-mon", "chardev=qmp,mode=control"),
             *(_preloaded_images() if self.preload else ()),

@@ -11,7 +11,7 @@ from infranetes.providers.qemu.identity_port import IdentityPort
 from infranetes.providers.qemu.qmp import QmpConnection, QmpEvent
 from infranetes.providers.qemu.settings import MIB
 from infranetes.providers.qemu.sizes import Hotplug
-from infranetes.providers.qemu.sockets import connect
+from infranetes.providers.qemu.sockets import connect, connect_monitor
 from infranetes_common.concurrency import Event, within
 from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import IReactor
@@ -22,6 +22,8 @@ _INSERTION_EVENTS = (0, 1, 0x200)  # bus check, device check, insertion processi
 class VmConnections:
     """Loads the template's state into a clone, lets it execute, and plugs in what it lacks.
 
+    For a VM that executes already, `open_monitor` is enough.
+
     :ivar shutdown_reason: why QEMU ended the VM, as QEMU calls it; "" while it has not.
     """
 
@@ -29,6 +31,7 @@ class VmConnections:
         self._reactor = reactor
         self._loaded: Event[None] = Event()
         self._hotplugged: dict[str, Event[None]] = {}  # by device
+        self._unplugged: dict[str, Event[None]] = {}  # likewise
         self._qmp: QmpConnection | None = None
         self._identity_port: IdentityPort | None = None
         self.shutdown_reason = ""
@@ -49,8 +52,17 @@ class VmConnections:
         """Connect to the sockets in a directory. :raise Unavailable: nobody listens."""
         self._qmp, self._identity_port = await connect(self._reactor, sockets, self._on_event, self._on_lost)
 
+    async def open_monitor(self, sockets: Path) -> None:
+        """Connect to QEMU's monitor alone. :raise Unavailable: nobody listens."""
+        self._qmp = await connect_monitor(self._reactor, sockets, self._on_event, self._on_lost)
+
+    @property
+    def lost(self) -> bool:
+        """Whether QEMU's monitor can't be used, or not any more."""
+        return self._qmp is None or self._qmp.closed
+
     def close(self) -> None:
-        """Close both; the VM goes on. Idempotent."""
+        """Close what is open; the VM goes on. Idempotent."""
         for connection in (self._qmp, self._identity_port):
             if connection is not None:
                 connection.close()
@@ -60,6 +72,10 @@ class VmConnections:
             self.shutdown_reason = str(event.data.get("reason", ""))
         elif event.name == "ACPI_DEVICE_OST":
             self._on_device_status(event.data.get("info") or {})
+        elif event.name == "DEVICE_DELETED":
+            unplugged = self._unplugged.get(str(event.data.get("device")))
+            if unplugged is not None:
+                unplugged.succeed(None)
         elif event.name == "MIGRATION":
             status = event.data.get("status")
             if status == "completed":
@@ -81,6 +97,8 @@ class VmConnections:
     def _on_lost(self) -> None:
         for hotplugged in self._hotplugged.values():
             hotplugged.fail(Unavailable("QEMU ended before the guest had all its memory and processors"))
+        for unplugged in self._unplugged.values():
+            unplugged.fail(Unavailable("QEMU's monitor was lost before a device was unplugged"))
         self._loaded.fail(Unavailable("QEMU ended before it had loaded the template's state"))
 
     async def load_state(self, seconds: float) -> None:
@@ -112,6 +130,18 @@ class VmConnections:
             await self.qmp.execute("device_add", **device)
         for hotplugged in self._hotplugged.values():
             await within(self._reactor, seconds, hotplugged.wait(), f"the guest's taking {more} into use")
+
+    async def unplug(self, device: str, seconds: float) -> None:
+        """Take a device out, and wait until QEMU has let go of what belongs to it.
+
+        :raise InfranetesError: QEMU refuses, or takes longer than `seconds`.
+        """
+        unplugged = self._unplugged[device] = Event()
+        try:
+            await self.qmp.execute("device_del", id=device)
+            await within(self._reactor, seconds, unplugged.wait(), f"QEMU's letting go of {device}")
+        finally:
+            self._unplugged.pop(device, None)
 
     async def enlarge_disk(self, size: int) -> None:
         """Make the disk `size` bytes large, which the guest notices by itself.

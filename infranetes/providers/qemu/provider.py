@@ -29,12 +29,16 @@ from infranetes.providers.interface import (
     InstanceSpec,
     InstanceState,
     IPodProvider,
+    IShowsDisks,
     Progress,
     ProviderContext,
+    ReadOnlyDisk,
+    ShownDisk,
 )
 from infranetes.providers.qemu import consoles, host_checks, process, record
 from infranetes.providers.qemu.bridge import Bridge, BridgePort
 from infranetes.providers.qemu.command_line import CommandLine
+from infranetes.providers.qemu.disks import Disks
 from infranetes.providers.qemu.launcher import Launcher
 from infranetes.providers.qemu.os_errors import as_infranetes_error
 from infranetes.providers.qemu.paths import ProviderPaths
@@ -55,7 +59,7 @@ _MAINTENANCE_SECONDS = 30.0  # between two checks of the consoles' sizes and the
 _log = Logger()
 
 
-@implementer(IPodProvider, IHasConsoles)
+@implementer(IPodProvider, IHasConsoles, IShowsDisks)
 class QemuProvider:
     """See `IPodProvider`."""
 
@@ -72,6 +76,7 @@ class QemuProvider:
         # By token. Also those of other nodes that share this directory, for they share the addresses, too.
         self._vms: dict[str, Vm] = {}
         self._tokens_in_work: KeyedLock[str] = KeyedLock()
+        self._disks = Disks(reactor)
         self._under_way: list[Flight[Any]] = []  # Any: launches and destructions have different results
         self._watchers: list[Callable[[Instance], None]] = []
         self._maintenance = LoopingCall(self._maintain)
@@ -201,6 +206,20 @@ class QemuProvider:
             for vm in running
         ]
         return [*found, *await run_in_thread(self._reactor, launcher.consoles.find, sandbox)]
+
+    # ---- IShowsDisks
+
+    @deferred
+    async def show_disks(self, instance_id: str, disks: Sequence[ReadOnlyDisk]) -> Sequence[ShownDisk]:
+        return await self._to_the_end(self._disks.show(self._find(instance_id), disks))
+
+    @deferred
+    async def shown_disks(self, instance_id: str) -> Sequence[ShownDisk]:
+        return await self._to_the_end(self._disks.shown(self._find(instance_id)))
+
+    @deferred
+    async def hide_disks(self, instance_id: str, names: Sequence[str]) -> None:
+        await self._to_the_end(self._disks.hide(self._find(instance_id), names))
 
     # ---- Starting
 

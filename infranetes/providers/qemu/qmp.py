@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import attrs
-from twisted.internet.defer import Deferred, fail
+from twisted.internet.defer import CancelledError, Deferred, DeferredLock, fail
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 
+from infranetes_common.concurrency import deferred
 from infranetes_common.errors import DeadlineExceeded, InfranetesError, Unavailable
 
 MAX_LINE = 4 << 20  # bytes
@@ -62,7 +63,8 @@ class QmpCore:
         """Number a command. Returns the number, and the bytes to send."""
         self._count += 1
         message = {"execute": name, "arguments": dict(arguments), "id": self._count}
-        return self._count, json.dumps(message).encode() + b"\r\n"
+        # QEMU reads a byte at a time, so none is wasted.
+        return self._count, json.dumps(message, separators=(",", ":")).encode() + b"\r\n"
 
     def receive(self, data: bytes) -> list[Greeting | Answer | QmpEvent]:
         """Take in `data` and return the messages that it completes.
@@ -114,7 +116,13 @@ class QmpConnection(Protocol):
         self._ready = False
         self._closed = False
         self._unsent: list[bytes] = []
+        self._passing = DeferredLock()
         self._waiting: dict[int, tuple[str, Deferred[Any]]] = {}  # Any: JSON
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is lost or closed."""
+        return self._closed
 
     def execute(
         self, name: str, timeout: float = 10.0, /, **arguments: object
@@ -143,15 +151,41 @@ class QmpConnection(Protocol):
 
         return answer.addTimeout(timeout, self._reactor, too_late)
 
-    def pass_file(self, name: str, descriptor: int) -> Deferred[None]:
+    @deferred
+    async def pass_file(self, name: str, descriptor: int) -> None:
         """Give QEMU an open file under `name`; QEMU gets a descriptor of its own. Fails as `execute` does.
 
         The connection has to have answered a command before.
         """
-        assert self._ready
-        assert self.transport is not None
-        self.transport.sendFileDescriptor(descriptor)  # type: ignore[attr-defined]  # goes with what follows
-        return self.execute("getfd", fdname=name)
+        await self._execute_with(descriptor, "getfd", fdname=name)
+
+    @deferred
+    async def add_file(self, name: str, descriptor: int) -> int:
+        """Give QEMU an open file for a block device, like `pass_file`. Return its number.
+
+        QEMU opens the file as /dev/fdset/NUMBER. `name` only tells those that list such files what it is.
+        """
+        answer = await self._execute_with(descriptor, "add-fd", opaque=name)
+        try:
+            return int(answer["fdset-id"])
+        except (KeyError, TypeError, ValueError):
+            raise QmpError(f"QEMU answers add-fd with {str(answer)[:80]}") from None
+
+    async def _execute_with(
+        self, descriptor: int, name: str, **arguments: object
+    ) -> Any:  # Any: as `execute` returns
+        # A descriptor goes with the next bytes, whichever they are, and of several QEMU keeps the last.
+        async with self._passing:
+            if not self._closed:
+                assert self._ready
+                assert self.transport is not None
+                self.transport.sendFileDescriptor(descriptor)  # type: ignore[attr-defined]
+            try:
+                return await self.execute(name, **arguments)
+            except (CancelledError, DeadlineExceeded):
+                # It may still be on its way, while its number comes to stand for another file here.
+                self.close()
+                raise
 
     def close(self) -> None:
         """Close the connection; QEMU goes on. Idempotent."""

@@ -42,12 +42,30 @@ async def connect(
     :param on_lost: called when the monitor's connection is lost.
     :raise Unavailable: nobody listens there.
     """
-    qmp = QmpConnection(reactor, on_event, on_lost)
+    qmp = await connect_monitor(reactor, directory, on_event, on_lost)
     port = IdentityPort()
     try:
-        await UNIXClientEndpoint(reactor, str(directory / QMP)).connect(_OneConnection(qmp))
-        await UNIXClientEndpoint(reactor, str(directory / IDENTITY)).connect(_OneConnection(port))
-    except Exception as error:
+        await _connect(reactor, directory / IDENTITY, port)
+    except Unavailable:
         qmp.close()
-        raise Unavailable(f"QEMU's socket in {directory} can't be reached: {error}") from error
+        raise
     return qmp, port
+
+
+async def connect_monitor(
+    reactor: IReactor,
+    directory: Path,
+    on_event: Callable[[QmpEvent], None] = lambda event: None,
+    on_lost: Callable[[], None] = lambda: None,
+) -> QmpConnection:
+    """Connect to QEMU's monitor alone, like `connect`. QEMU serves one connection at a time."""
+    qmp = QmpConnection(reactor, on_event, on_lost)
+    await _connect(reactor, directory / QMP, qmp)
+    return qmp
+
+
+async def _connect(reactor: IReactor, path: Path, protocol: Protocol) -> None:
+    try:
+        await UNIXClientEndpoint(reactor, str(path)).connect(_OneConnection(protocol))
+    except Exception as error:
+        raise Unavailable(f"QEMU's socket {path} can't be reached: {error}") from error

@@ -25,7 +25,7 @@ from infranetes.providers.qemu import (
     identity_port,
     subnet,
 )
-from infranetes.providers.qemu.command_line import CommandLine
+from infranetes.providers.qemu.command_line import SCSI, CommandLine
 from infranetes.providers.qemu.identity_port import Failed, IdentityPort, Ready, Waiting
 from infranetes.providers.qemu.privileges import QemuUser, unprivileged
 from infranetes.providers.qemu.qmp import Answer, Greeting, QmpConnection, QmpCore, QmpError, QmpEvent
@@ -246,6 +246,10 @@ class CommandLineTests(SynchronousTestCase):
         clone = plain(COMMAND_LINE.clone_arguments())
         self.assertEqual(clone[-2:], ["-incoming", "defer"])
         self.assertEqual(clone[:-2], plain(COMMAND_LINE.template_arguments()))
+
+    def test_disks_can_be_shown_by_a_controller_that_was_there_from_the_start(self) -> None:
+        for arguments in (COMMAND_LINE.template_arguments(), COMMAND_LINE.clone_arguments()):
+            self.assertIn(f"virtio-scsi-pci,id={SCSI},num_queues=1", arguments)
 
     def test_images_are_one_more_disk_which_nobody_writes(self) -> None:
         with_images = attrs.evolve(COMMAND_LINE, preload="key")

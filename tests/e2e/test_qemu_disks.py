@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of the node as disks of QEMU's real VMs, whose guests find them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from twisted.trial.unittest import TestCase
+
+from infranetes.providers.interface import InstanceState, IShowsDisks, ShownDisk
+from infranetes.providers.qemu import QemuProvider, disks
+from tests.contract.pod_provider_case import reactor
+from tests.contract.shown_disks import ShownDisksContract
+from tests.e2e.qemu_case import QemuCase
+
+
+class QemuDisksTests(QemuCase, ShownDisksContract, TestCase):
+    """The contract, in VMs that are clones."""
+
+    most = disks.MOST
+
+    async def shower(self) -> QemuProvider:
+        provider = await self.started()
+        assert isinstance(provider, QemuProvider)
+        return provider
+
+    async def machine(self, shower: IShowsDisks) -> str:
+        assert isinstance(shower, QemuProvider)
+        return (await self.running(shower, self.spec())).id
+
+    async def next_daemon(self, shower: IShowsDisks) -> QemuProvider:
+        assert isinstance(shower, QemuProvider)
+        provider = await self.restarted(shower)
+        assert isinstance(provider, QemuProvider)
+        return provider
+
+    async def end(self, shower: IShowsDisks, machine: str) -> None:
+        assert isinstance(shower, QemuProvider)
+        ended: list[object] = []
+        shower.watch(ended.append)
+        await self.end_from_outside(await shower.get(machine))
+        await self.until(lambda: ended, "the end is told")
+        self.assertIs((await shower.get(machine)).state, InstanceState.ENDED)
+
+    def is_open(self, path: Path) -> bool:
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                if process.name != str(os.getpid()) and any(
+                    os.readlink(each) == str(path) for each in (process / "fd").iterdir()
+                ):
+                    return True
+            except OSError:
+                continue
+        return False
+
+    async def assert_seen(self, shower: IShowsDisks, machine: str, shown: Sequence[ShownDisk]) -> None:
+        """The guest reads each, in search of partitions."""
+        deadline = reactor.seconds() + self.notice_timeout
+        wanted = {f"shown-{each.target}-{each.lun}-{each.name}" for each in shown}
+        while not wanted <= await self.read(shower, machine):
+            self.assertLess(reactor.seconds(), deadline, "the guest finds its disks")
+            await self.sleep(0.02)
+
+    async def read(self, shower: Any, machine: str) -> set[str]:  # Any: has the daemon's own connection
+        """The devices that the guest has read from."""
+        [vm] = (vm for vm in shower._vms.values() if vm.record.id == machine)
+        answer = await vm.connections.qmp.execute("query-blockstats")
+        return {each["qdev"] for each in answer if each["stats"]["rd_operations"]}
+
+    async def test_a_clone_finds_forty_disks_at_once(self) -> None:
+        shower = await self.shower()
+        machine = await self.machine(shower)
+        for layers in (self.disks(1, "one"), self.disks(10, "ten"), self.disks(40, "forty")):
+            shown = await shower.show_disks(machine, layers)
+            await self.assert_seen(shower, machine, shown)
+            await shower.hide_disks(machine, [each.name for each in shown])
+        await self.agent_info(await shower.get(machine))

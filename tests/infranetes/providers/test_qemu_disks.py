@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disks that a QEMU shows its VM: a real QEMU, without a guest, and what can go wrong with one."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import TestCase
+from zope.interface import implementer
+
+from infranetes.providers.interface import IShowsDisks, ReadOnlyDisk, ShownDisk
+from infranetes.providers.qemu import connections, disks
+from infranetes.providers.qemu.command_line import SANDBOX, SCSI
+from infranetes.providers.qemu.connections import VmConnections
+from infranetes.providers.qemu.disks import Disks
+from infranetes.providers.qemu.paths import VmPaths
+from infranetes.providers.qemu.privileges import QemuUser
+from infranetes.providers.qemu.process import WatchedProcess
+from infranetes.providers.qemu.qmp import QmpConnection, QmpError
+from infranetes.providers.qemu.record import Phase, VmRecord, instance_id
+from infranetes.providers.qemu.sockets import QMP
+from infranetes.providers.qemu.vm import Vm
+from infranetes_common.concurrency import Flight, deferred
+from infranetes_common.errors import NotFound, Unavailable
+from infranetes_common.reactors import installed
+from tests.contract.shown_disks import ShownDisksContract
+
+reactor = installed()
+QEMU = "/usr/bin/qemu-system-x86_64"
+
+
+@implementer(IShowsDisks)
+class BareQemus:
+    """Shows disks to the VMs that it is given, as the provider does."""
+
+    def __init__(self, vms: dict[str, Vm]) -> None:
+        self.vms = vms
+        self.disks = Disks(reactor)
+
+    def find(self, instance_id: str) -> Vm:
+        if instance_id not in self.vms:
+            raise NotFound(f"there is no VM {instance_id}")
+        return self.vms[instance_id]
+
+    @deferred
+    async def show_disks(self, instance_id: str, disks: Sequence[ReadOnlyDisk]) -> Sequence[ShownDisk]:
+        return await Flight(self.disks.show(self.find(instance_id), disks)).join()
+
+    @deferred
+    async def shown_disks(self, instance_id: str) -> Sequence[ShownDisk]:
+        return await Flight(self.disks.shown(self.find(instance_id))).join()
+
+    @deferred
+    async def hide_disks(self, instance_id: str, names: Sequence[str]) -> None:
+        await Flight(self.disks.hide(self.find(instance_id), names)).join()
+
+
+class QemuDisksTests(ShownDisksContract, TestCase):
+    """The contract, over a QEMU that has no guest; and its faults."""
+
+    most = disks.MOST
+
+    def setUp(self) -> None:
+        self.sockets = Path(tempfile.mkdtemp(prefix="infranetes-"))
+        self.addCleanup(shutil.rmtree, self.sockets)
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    async def shower(self) -> BareQemus:
+        return BareQemus({})
+
+    async def machine(self, shower: IShowsDisks) -> str:
+        assert isinstance(shower, BareQemus)
+        token = secrets.token_hex(16)
+        directory = self.sockets / token
+        directory.mkdir()
+        listener = socket.socket(socket.AF_UNIX)
+        with listener:
+            listener.bind(str(directory / QMP))
+            listener.listen()
+            process = subprocess.Popen(
+                [
+                    *(QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-m", "32"),
+                    *("-machine", "q35,accel=tcg", "-sandbox", SANDBOX),
+                    *("-device", f"virtio-scsi-pci,id={SCSI},num_queues=1"),
+                    *("-chardev", f"socket,id=qmp,fd={listener.fileno()},server=on,wait=off"),
+                    *("-mon", "chardev=qmp,mode=control"),
+                ],
+                pass_fds=[listener.fileno()],
+            )
+        self.processes[instance_id(token)] = process
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        record = VmRecord(token, "sandbox", "cluster", "node", "10.0.0.2", 1.0, phase=Phase.READY)
+        vm = Vm(record, VmPaths(self.sockets / "none", directory, QemuUser(0, 0)))
+        self.watch(shower, vm)
+        return record.id
+
+    def watch(self, shower: BareQemus, vm: Vm) -> None:
+        pid = self.processes[vm.record.id].pid
+        vm.process = WatchedProcess(reactor, pid, vm.changes.notify)
+        self.addCleanup(vm.detach)
+        shower.vms[vm.record.id] = vm
+
+    async def next_daemon(self, shower: IShowsDisks) -> BareQemus:
+        assert isinstance(shower, BareQemus)
+        found = BareQemus({})
+        for vm in shower.vms.values():
+            vm.detach()
+            self.watch(found, Vm(vm.record, vm.paths))
+        return found
+
+    async def end(self, shower: IShowsDisks, machine: str) -> None:
+        assert isinstance(shower, BareQemus)
+        vm = shower.vms[machine]
+        changed = vm.changes.wait()
+        self.processes[machine].kill()
+        await changed
+
+    def is_open(self, path: Path) -> bool:
+        return any(self.open_files(machine).count(str(path)) for machine in self.processes)
+
+    def open_files(self, machine: str) -> list[str]:
+        process = self.processes[machine]
+        if process.poll() is not None:
+            return []
+        return [os.readlink(each) for each in Path(f"/proc/{process.pid}/fd").iterdir()]
+
+    # ---- What can go wrong
+
+    async def monitor(self, shower: BareQemus, machine: str) -> QmpConnection:
+        """The connection that the daemon uses, which has answered before."""
+        await shower.shown_disks(machine)
+        connected = shower.vms[machine].connections
+        assert connected is not None
+        return connected.qmp
+
+    async def assert_nothing_is_left(self, shower: BareQemus, machine: str) -> None:
+        """Neither disks nor halves of them."""
+        self.assertEqual(list(await shower.shown_disks(machine)), [])
+        qmp = await self.monitor(shower, machine)
+        self.assertEqual(await qmp.execute("query-named-block-nodes"), [])
+        self.assertEqual(await qmp.execute("query-fdsets"), [])
+        [controller] = [
+            each["name"]
+            for each in await qmp.execute("qom-list", path="/machine/peripheral")
+            if each["type"].startswith("child<")
+        ]
+        self.assertEqual(controller, SCSI)
+
+    async def test_a_disk_takes_one_descriptor_of_qemus(self) -> None:
+        shower = await self.shower()
+        machine = await self.machine(shower)
+        await shower.shown_disks(machine)
+        before = len(self.open_files(machine))
+        layers = self.disks(3)
+        await shower.show_disks(machine, layers)
+        self.assertEqual(len(self.open_files(machine)), before + 3)
+        self.assertEqual([self.open_files(machine).count(str(each.path)) for each in layers], [1, 1, 1])
+
+    async def test_the_monitor_serves_on_while_disks_are_shown(self) -> None:
+        """Commands between those that pass files neither lose nor mix them."""
+        shower = await self.shower()
+        machine = await self.machine(shower)
+        qmp = await self.monitor(shower, machine)
+        layers = self.disks(20)
+        showing = shower.show_disks(machine, layers)
+        while not showing.called:
+            await qmp.execute("query-status")
+        shown = await showing
+        nodes = {each["node-name"]: each for each in await qmp.execute("query-named-block-nodes")}
+        for each in shown:
+            self.assertTrue(nodes[f"shown-{each.target}-{each.lun}-{each.name[:16]}"]["ro"])
+        for layer in layers:
+            self.assertTrue(self.is_open(layer.path))
+
+    async def test_when_qemu_refuses_one_none_is_shown(self) -> None:
+        shower = await self.shower()
+        machine = await self.machine(shower)
+        qmp = await self.monitor(shower, machine)
+        await qmp.execute("blockdev-add", driver="null-co", node_name="other", read_only=True)
+        await qmp.execute(
+            "device_add", driver="scsi-hd", id="other", bus=f"{SCSI}.0", scsi_id=0, lun=1, drive="other"
+        )
+        for _ in range(2):
+            words = await self.fails(Unavailable, shower.show_disks(machine, self.disks(3)))
+            self.assertIn("lun already used", words)
+        await qmp.execute("device_del", id="other")
+        await self.eventually(lambda: qmp.execute("blockdev-del", node_name="other"))
+        await self.assert_nothing_is_left(shower, machine)
+        self.assertEqual(len(await shower.show_disks(machine, self.disks(3))), 3)
+
+    async def eventually(self, work: Any) -> None:  # Any: a call that fails with QmpError until then
+        for _ in range(100):
+            try:
+                await work()
+                return
+            except QmpError:
+                await deferLater(reactor, 0.01, lambda: None)
+        self.fail("QEMU still refuses")
+
+    async def test_when_the_monitor_is_lost_anywhere_none_is_shown(self) -> None:
+        """After each command of the way, whichever it is."""
+        for lost_at in range(1, 16):  # three questions, and four commands for each disk
+            shower = await self.shower()
+            machine = await self.machine(shower)
+            qmp = await self.monitor(shower, machine)
+            execute = qmp.execute
+            count = 0
+
+            def lossy(
+                name: str, *seconds: float, qmp: Any = qmp, at: int = lost_at, do: Any = execute, **rest: Any
+            ) -> Any:  # Any: as `execute`
+                nonlocal count
+                count += 1
+                answer = do(name, *seconds, **rest)
+                if count == at:
+                    qmp.close()
+                return answer
+
+            self.patch(qmp, "execute", lossy)
+            layers = self.disks(3)
+            await self.fails(Unavailable, shower.show_disks(machine, layers))
+            await self.assert_nothing_is_left(shower, machine)
+            self.assertEqual(len(await shower.show_disks(machine, layers)), 3)
+            self.processes[machine].kill()
+
+    async def test_halves_that_a_killed_daemon_left_are_made_whole_or_removed(self) -> None:
+        shower = await self.shower()
+        machine = await self.machine(shower)
+        layers = self.disks(3)
+        qmp = await self.monitor(shower, machine)
+        for number, layer in enumerate(layers[:2]):
+            with layer.path.open("rb") as file:
+                descriptors = await qmp.add_file(f"infranetes-{layer.name}", file.fileno())
+            if number:
+                await qmp.execute(
+                    "blockdev-add",
+                    driver="file",
+                    node_name=f"shown-0-0-{layer.name[:16]}",
+                    filename=f"/dev/fdset/{descriptors}",
+                    read_only=True,
+                )
+        shower = await self.next_daemon(shower)
+        self.assertEqual(list(await shower.shown_disks(machine)), [])
+        shown = await shower.show_disks(machine, layers[:1])
+        self.assertEqual(list(await shower.shown_disks(machine)), list(shown))
+        self.assertEqual([self.is_open(layer.path) for layer in layers], [True, False, False])
+        await shower.show_disks(machine, layers)
+        await shower.hide_disks(machine, [layer.name for layer in layers])
+        await self.assert_nothing_is_left(shower, machine)
+
+    async def test_a_file_that_qemu_does_not_let_go_of(self) -> None:
+        """Told each time, its place given to nobody, and gone once QEMU lets go."""
+        shower = await self.shower()
+        machine = await self.machine(shower)
+        layers = self.disks(2)
+        [shown] = await shower.show_disks(machine, layers[:1])
+        qmp = await self.monitor(shower, machine)
+        node = f"shown-{shown.target}-{shown.lun}-{shown.name[:16]}"
+        await qmp.execute("blockdev-add", driver="raw", node_name="holder", file=node, read_only=True)
+        for _ in range(2):
+            words = await self.fails(Unavailable, shower.hide_disks(machine, [shown.name]))
+            self.assertIn("still uses", words)
+        again, other = await shower.show_disks(machine, layers)
+        self.assertEqual(len({(each.target, each.lun) for each in (shown, again, other)}), 3)
+        await qmp.execute("blockdev-del", node_name="holder")
+        await shower.hide_disks(machine, [layer.name for layer in layers])
+        await self.assert_nothing_is_left(shower, machine)
+
+    async def test_a_device_that_never_goes_is_told_in_time(self) -> None:
+        shower = await self.shower()
+        machine = await self.machine(shower)
+        [shown] = await shower.show_disks(machine, self.disks(1))
+        self.patch(disks, "_UNPLUG_SECONDS", 0.2)
+        deaf = self.patch(VmConnections, "_on_event", lambda connection, event: None)
+        shower = await self.next_daemon(shower)
+        words = await self.fails(Unavailable, shower.hide_disks(machine, [shown.name]))
+        self.assertIn("0.2 s", words)
+        deaf.restore()
+        await shower.hide_disks(machine, [shown.name])
+        await self.assert_nothing_is_left(shower, machine)
+
+    async def test_a_qemu_that_hangs_is_told_and_undone_later(self) -> None:
+        shower = await self.shower()
+        machine = await self.machine(shower)
+        await self.monitor(shower, machine)
+        execute = QmpConnection.execute
+
+        def hurried(connection: Any, name: str, seconds: float = 0.3, /, **arguments: Any) -> Any:
+            return execute(connection, name, seconds, **arguments)  # Any: as `execute`
+
+        impatient = self.patch(QmpConnection, "execute", hurried)
+        self.processes[machine].send_signal(19)
+        for _ in range(2):
+            words = await self.fails(Unavailable, shower.show_disks(machine, self.disks(2)))
+            self.assertIn("did not answer", words)
+            await self.fails(Unavailable, shower.shown_disks(machine))
+            await self.fails(Unavailable, shower.hide_disks(machine, ["0" * 64]))
+        self.processes[machine].send_signal(18)
+        impatient.restore()
+        await shower.hide_disks(machine, [])
+        await self.assert_nothing_is_left(shower, machine)
+
+    async def test_a_qemu_that_answers_nonsense_harms_nobody(self) -> None:
+        shower = await self.shower()
+        machine = await self.machine(shower)
+        nonsense: Any
+        for nonsense in (None, 7, "x", {}, [7, None, "x"], [{"name": 7, "node-name": [], "fds": 3}]):
+            qmp = await self.monitor(shower, machine)
+
+            def lie(name: str, *_: Any, nonsense: Any = nonsense, do: Any = qmp.execute, **rest: Any) -> Any:
+                return do(name, *_, **rest).addCallback(lambda answer: nonsense)  # Any: as `execute`
+
+            liar = self.patch(qmp, "execute", lie)
+            self.assertEqual(list(await shower.shown_disks(machine)), [])
+            await self.fails(Unavailable, shower.show_disks(machine, self.disks(1)))
+            liar.restore()
+
+    async def test_one_that_starts_is_not_touched(self) -> None:
+        shower = await self.shower()
+        machine = await self.machine(shower)
+        vm = shower.vms[machine]
+        vm.record = VmRecord(vm.record.token, "sandbox", "cluster", "node", "10.0.0.2", 1.0)
+        self.assertIn("starting", await self.fails(Unavailable, shower.show_disks(machine, self.disks(1))))
+        self.assertEqual(list(await shower.shown_disks(machine)), [])
+        await shower.hide_disks(machine, ["0" * 64])
+        self.assertIsNone(vm.connections)
+        self.assertTrue(connections.VmConnections(reactor).lost)
