@@ -23,6 +23,7 @@ NEVER = {
     "infranetes.pods": ("infranetes.cri", "infranetes.daemon", "infranetes.control"),
     "infranetes_simulation.farm": ("infranetes",),
     "infranetes_simulation.containers": ("infranetes",),
+    "vmserver.layers": ("vmserver.rpc", "vmserver.identity", "vmserver.prewarm", "vmserver.containers"),
     "vmserver.containers": ("vmserver.rpc", "vmserver.identity", "vmserver.prewarm"),
 }
 

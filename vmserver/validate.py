@@ -43,6 +43,20 @@ def diff_ids(values: Sequence[str]) -> list[str]:
     return list(values)
 
 
+def size(field: str, value: int, most: int, least: int = 0) -> int:
+    """Check a number of bytes, or an offset."""
+    if not least <= value <= most:
+        raise InvalidArgument(f"{field} {value}: expected {least} to {most} bytes")
+    return value
+
+
+def digest(field: str, value: str) -> str:
+    """Check the digest of a file."""
+    if not DIGEST.fullmatch(value):
+        raise InvalidArgument(f"{field} {value[:80]!r}: expected sha256: and 64 hex digits")
+    return value
+
+
 def words(field: str, values: Sequence[str]) -> list[str]:
     """Check a list of arguments: bounded in number and size, and without what execve refuses."""
     if len(values) > MAX_WORDS or sum(map(len, values)) > MAX_WORDS_BYTES:

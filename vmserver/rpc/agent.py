@@ -11,6 +11,7 @@ from vmserver.identity.metadata import MetadataGate
 from vmserver.pod_settings import PodSettings
 from vmserver.rpc.containers import ContainerCalls
 from vmserver.rpc.images import ImageCalls
+from vmserver.rpc.layers import LayerCalls
 from vmserver.rpc.machine import MachineCalls
 from vmserver.rpc.sessions import SessionCalls
 from vmserver.rpc.watch import WatchCalls
@@ -43,6 +44,7 @@ class AgentService:
         self.containers = ContainerCalls(provider, volumes, execs=limits.execs)
         self.sessions = SessionCalls(reactor, provider, sessions=limits.sessions, forwards=limits.forwards)
         self.images = ImageCalls(provider)
+        self.layers = LayerCalls(provider)
         self.volumes = VolumeCalls(reactor, volumes)
         self.stats = StatsCalls(reactor, provider, own=own_machine)
         self.implementations: tuple[object, ...] = (
@@ -51,6 +53,7 @@ class AgentService:
             self.containers,
             self.sessions,
             self.images,
+            self.layers,
             self.volumes,
             self.stats,
         )

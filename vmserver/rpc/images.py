@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 
 from infranetes_common.errors import InvalidArgument, Unimplemented
 from infranetes_common.wire import vmserver as messages
 from txgrpc import Call
 from vmserver import validate
 from vmserver.containers.interface import IContainerProvider, IImageFetcher
-
-MAX_CHUNK_BYTES = 1024 * 1024
+from vmserver.rpc.uploads import data_of
 
 
 class ImageCalls:
@@ -33,7 +32,7 @@ class ImageCalls:
         if first is None or first.WhichOneof("part") != "header":
             raise InvalidArgument("LoadImage: the first message has to be the header")
         image_id = validate.image_id(first.header.image_id)
-        archive = _chunks(requests)
+        archive = data_of(requests, "LoadImage")
         try:
             await self._provider.load_image(image_id, archive)
         finally:
@@ -63,13 +62,3 @@ class ImageCalls:
     ) -> messages.RemoveImageResponse:
         await self._provider.remove_image(validate.image_id(request.image_id))
         return messages.RemoveImageResponse()
-
-
-async def _chunks(requests: AsyncIterator[messages.LoadImageRequest]) -> AsyncGenerator[bytes, None]:
-    async for request in requests:
-        if request.WhichOneof("part") != "data":
-            raise InvalidArgument("LoadImage: after the header, data is expected")
-        if len(request.data) > MAX_CHUNK_BYTES:
-            raise InvalidArgument(f"LoadImage: data of more than {MAX_CHUNK_BYTES} bytes")
-        if request.data:
-            yield request.data

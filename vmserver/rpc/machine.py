@@ -9,7 +9,7 @@ import time
 from infranetes_common import __version__
 from infranetes_common.wire import vmserver as messages
 from txgrpc import Call
-from vmserver.containers.interface import IContainerProvider
+from vmserver.containers.interface import IContainerProvider, ITakesLayers
 from vmserver.identity.current import CurrentIdentity
 from vmserver.identity.metadata import MetadataGate
 from vmserver.pod_settings import PodSettings
@@ -40,6 +40,7 @@ class MachineCalls:
             memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
             cpus=os.cpu_count() or 1,
             now_nanos=time.time_ns(),
+            takes_layers=ITakesLayers.providedBy(self._provider),
         )
 
     async def NewKey(self, request: messages.NewKeyRequest, call: Call) -> messages.NewKeyResponse:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from google.protobuf.message import Message
@@ -15,8 +16,21 @@ from infranetes_common.errors import InfranetesError, Unavailable, from_grpc
 from infranetes_common.wire import vmserver
 from txgrpc import Channel, Code, GrpcError, StreamCall
 
+CHUNK_BYTES = 256 * 1024  # of a file, in one message
+
 _Request = TypeVar("_Request", bound=Message)
 _Response = TypeVar("_Response", bound=Message)
+
+
+@asynccontextmanager
+async def closing(data: AsyncIterator[bytes]) -> AsyncIterator[None]:
+    """Close `data` after the block, if it can be closed."""
+    try:
+        yield
+    finally:
+        close = getattr(data, "aclose", None)
+        if close is not None:
+            await close()
 
 
 class AgentCalls:

@@ -11,6 +11,8 @@ from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
 
 from infranetes.authority import Authority
 from infranetes.machines.agent import checks, limits
+from infranetes.machines.agent.calls import CHUNK_BYTES, closing
+from infranetes.machines.agent.layers import LayerClient
 from infranetes.machines.agent.screen import AgentScreen
 from infranetes.machines.agent.stub import PortForwardCall, SessionCall
 from infranetes.machines.agent.volumes import VolumeClient
@@ -23,7 +25,6 @@ CONNECT_SECONDS = 10.0
 KEEPALIVE_SECONDS = 20.0
 CALL_SECONDS = 30.0  # a call that only asks the agent, or has it do something short
 LOAD_SECONDS = 900.0  # an image of several GB through a slow link
-CHUNK_BYTES = 256 * 1024
 EXEC_MARGIN_SECONDS = 10.0  # what the agent gets over the command's own time to kill it and to answer
 
 
@@ -36,7 +37,7 @@ _WithState = TypeVar(
 )
 
 
-class AgentClient(VolumeClient):
+class AgentClient(VolumeClient, LayerClient):
     """The client of one sandbox's agent. Connects when it is first used, and again after a loss.
 
     Methods fail with the errors of `infranetes_common.errors`: `Unavailable` if the agent can't be reached
@@ -166,12 +167,8 @@ class AgentClient(VolumeClient):
 
     async def load_image(self, image_id: str, archive: AsyncIterator[bytes]) -> None:
         """Load an image from an archive, which is closed in the end, also when that fails."""
-        try:
+        async with closing(archive):
             await self._call(self._stub.LoadImage(_load_requests(image_id, archive), timeout=LOAD_SECONDS))
-        finally:
-            close = getattr(archive, "aclose", None)
-            if close is not None:
-                await close()
 
     async def fetch_image(self, image_id: str, url: str) -> None:
         """Have the VM fetch an image. :raise Unimplemented: it takes images from the node alone."""

@@ -361,6 +361,37 @@ async def ListImages_many(
     return b"\x0a\x00" * (MIB // 2 - 8)
 
 
+async def ListLayers_many(
+    agent: HostileAgent, request: vmserver.ListLayersRequest
+) -> vmserver.ListLayersResponse | bytes:
+    """Over a hundred KiB of layers without names."""
+    return b"\x0a\x00" * 60_000
+
+
+async def ListLayers_others(
+    agent: HostileAgent, request: vmserver.ListLayersRequest
+) -> vmserver.ListLayersResponse | bytes:
+    """Layers that were not asked for, and all those that were, in another order."""
+    return vmserver.ListLayersResponse(
+        layers=[
+            vmserver.LayerState(diff_id=diff_id, mounted=True)
+            for diff_id in [*reversed(request.diff_ids), f"sha256:{0:064x}"]
+        ]
+    )
+
+
+async def ListLayers_digests(
+    agent: HostileAgent, request: vmserver.ListLayersRequest
+) -> vmserver.ListLayersResponse | bytes:
+    """Bytes of files without a name."""
+    return vmserver.ListLayersResponse(
+        layers=[
+            vmserver.LayerState(diff_id=diff_id, arrived=2**64 - 1, digest="../" * 30)
+            for diff_id in request.diff_ids
+        ]
+    )
+
+
 def _varint(number: int) -> bytes:
     out = b""
     while number > 127:

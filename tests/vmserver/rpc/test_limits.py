@@ -19,6 +19,7 @@ from infranetes_common.wire import vmserver as messages
 from txgrpc.service import Method
 from vmserver import validate
 from vmserver.rpc import bounds, sessions
+from vmserver.rpc.layers import MAX_SIZE
 from vmserver.stats.machine import MAX_CARDS
 
 MOST = 2**63 - 1
@@ -116,6 +117,13 @@ class LimitTests(SynchronousTestCase):
         self.assertEqual(len(said.message), 1_000_000)
         short = messages.ContainerState(message="m")
         self.assertIs(bounds.state(short), short)
+
+    def test_layers(self) -> None:
+        digests = [f"sha256:{n:064x}" for n in range(validate.MAX_LAYERS)]
+        layers = [
+            messages.LayerState(diff_id=one, mounted=True, arrived=MAX_SIZE, digest=one) for one in digests
+        ]
+        self.taken("ListLayers", messages.ListLayersResponse(layers=layers))
 
     def test_images(self) -> None:
         images = [f"sha256:{n:064x}" for n in range(4096)]

@@ -14,7 +14,8 @@ from twisted.trial import unittest
 
 from infranetes.authority import Authority
 from infranetes.machines.agent import limits
-from infranetes.machines.agent.client import CHUNK_BYTES, AgentClient, connector
+from infranetes.machines.agent.calls import CHUNK_BYTES
+from infranetes.machines.agent.client import AgentClient, connector
 from infranetes.machines.agent.screen import AgentScreen
 from infranetes_common import errors
 from infranetes_common.errors import (
@@ -164,7 +165,7 @@ class ClientTests(unittest.TestCase):
         self.assertRaises(InvalidArgument, connect, "s1", "10.0.0.1", 0)
 
 
-class HostileTests(unittest.TestCase):
+class HostileCase(unittest.TestCase):
     """An agent that lies, over a real socket; whatever keeps the reactor for too long fails these, too."""
 
     timeout = 60
@@ -191,6 +192,10 @@ class HostileTests(unittest.TestCase):
         with self.assertRaises(kind) as caught:
             await work
         return str(caught.exception)
+
+
+class HostileTests(HostileCase):
+    """Answers to calls of all kinds; those about layers have a module of their own."""
 
     async def test_figures(self) -> None:
         for attack in ("cards", "containers", "repeated", "huge", "names"):
