@@ -27,7 +27,7 @@ def exit_code(reason: Failure) -> int:
     return code if code is not None else 128 + (status.signal or 0)
 
 
-class _Command(ProcessProtocol):
+class Command(ProcessProtocol):
     """A command whose output is captured.
 
     :param limit: how many bytes of each stream are kept.
@@ -60,9 +60,31 @@ class _Command(ProcessProtocol):
     def processEnded(self, reason: Failure) -> None:
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
+        result = self.result(bytes(self._output[1]), bytes(self._output[2]), exit_code(reason))
         if not self.done.called:
-            stdout, stderr = bytes(self._output[1]), bytes(self._output[2])
-            self.done.callback(ExecResult(stdout, stderr, exit_code(reason)))
+            self.done.callback(result)
+
+    def result(self, stdout: bytes, stderr: bytes, code: int) -> ExecResult:
+        """Return the result. Called once, when all has ended."""
+        return ExecResult(stdout, stderr, code)
+
+    def kill(self) -> None:
+        """Kill the command and its descendants."""
+        kill_family(self.pid)
+
+    async def finished(self, within: float) -> ExecResult:
+        """Wait for the end; kill the command after `within` seconds (0: never), or if this is cancelled.
+
+        :raise DeadlineExceeded: out of time."""
+        if within:
+            self.done.addTimeout(within, self._reactor)
+        try:
+            return await self.done
+        except (TimeoutError, CancelledError) as ended:
+            self.kill()
+            if isinstance(ended, CancelledError):
+                raise
+            raise DeadlineExceeded(f"the command was killed: it did not end within {within:g} s") from None
 
 
 async def exec_sync(
@@ -80,16 +102,8 @@ async def exec_sync(
     :param limit: bytes returned of each stream.
     :raise DeadlineExceeded: out of time; the command and its descendants have been killed.
     """
-    protocol = _Command(reactor, limit)
+    protocol = Command(reactor, limit)
     arguments = as_command(command, cwd, oom_score_adj)
     reactor.spawnProcess(protocol, arguments[0], arguments, env=dict(env), path="/")
     protocol.transport.closeStdin()
-    if within:
-        protocol.done.addTimeout(within, reactor)
-    try:
-        return await protocol.done
-    except (TimeoutError, CancelledError) as ended:
-        kill_family(protocol.pid)
-        if isinstance(ended, CancelledError):
-            raise
-        raise DeadlineExceeded(f"the command was killed: it did not end within {within:g} s") from None
+    return await protocol.finished(within)

@@ -138,8 +138,18 @@ class ExecSession(ProcessProtocol):
         self._gate.stopProducing()
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
-        self._ended.callback(exit_code(reason))
+        self._ended.callback(self.exit_code(exit_code(reason)))
         self.output.end()
+
+    # What a subclass may do in its own way
+
+    def exit_code(self, code: int) -> int:
+        """Return the session's exit code. Called once, when all has ended."""
+        return code
+
+    def kill(self) -> None:
+        """Kill the command and its descendants."""
+        kill_family(self._pid)
 
     # ISession
 
@@ -182,7 +192,7 @@ class ExecSession(ProcessProtocol):
 
     def close(self) -> None:
         if not self._over:
-            kill_family(self._pid)
+            self.kill()
             self._resume()  # the rest of the output is dropped
             self.output.end()
 

@@ -21,24 +21,22 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import attrs
-from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall
-from twisted.internet.process import Process as Child
-from twisted.internet.protocol import ProcessProtocol
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 
 from infranetes_common.concurrency import backoff, sleep, within
 from infranetes_common.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from infranetes_common.reactors import IReactor
 from vmserver.containers.oci import cgroup
-from vmserver.containers.oci.programs import ENVIRONMENT, located
+from vmserver.containers.oci.launch import Launch
+from vmserver.containers.oci.programs import located
 from vmserver.containers.oci.runtime import Crun
 from vmserver.processes import ProcessEnd, start_ticks
 
@@ -48,7 +46,7 @@ CGROUP = "infranetes.conmon"
 """Where every conmon has a cgroup of its own: outside of the agent's and of the containers'."""
 
 LOST_CODE = 137  # of a container whose exit code nobody has learned
-_MAX_MESSAGE_BYTES = 64 * 1024
+_DECORATION = re.compile(r"\A\x1b\[[0-9;]*m[-0-9T:.]*Z: ")  # on a terminal crun writes in red
 _MADE = ("conmon.pid", "first.pid", "attach", "ctl", "winsz", "exit", "oom")
 
 _log = Logger()
@@ -67,6 +65,7 @@ class CannotRun(InvalidArgument):
 
 def exit_code_of(message: str) -> int:
     """Return 127, 126 or 128 for what crun says of a container or command that it can't run."""
+    message = _DECORATION.sub("", message)
     if message.startswith("executable file ") and "not found" in message:
         return 127
     return 126 if message.startswith(("open executable", "exec")) else 128
@@ -145,7 +144,7 @@ class Conmon:
         """
         command = self._command(container)
         _unlink(container)
-        launch = _Launch(self._reactor, command, container.bundle, self._cgroup(container))
+        launch = Launch(self._reactor, command, container.bundle, self._cgroup(container))
         try:
             pid, message = await within(self._reactor, self._seconds, launch.told, "creating the container")
             if pid <= 0:
@@ -317,75 +316,6 @@ class Watch:
             self._timer.cancel()
         for end in self._ends:
             end.close()
-
-
-class _Launch(ProcessProtocol):
-    """A conmon until it has told how the creation went.
-
-    :ivar told: the pid of the container's first process, or -1 and why there is none.
-    """
-
-    transport: Child
-    _TOLD, _GO = 3, 4
-
-    def __init__(self, reactor: IReactor, command: list[str], bundle: Path, group: str) -> None:
-        self._group = group
-        self._said = bytearray()
-        self._errors = bytearray()
-        self.told: Deferred[tuple[int, str]] = Deferred(lambda _: None)
-        environment = {
-            **ENVIRONMENT,
-            "_OCI_SYNCPIPE": str(self._TOLD),
-            "_OCI_STARTPIPE": str(self._GO),
-            "TMPDIR": str(bundle),
-        }
-        descriptors = {0: "w", 1: "r", 2: "r", self._TOLD: "r", self._GO: "w"}
-        reactor.spawnProcess(
-            self, command[0], command, env=environment, path=str(bundle), childFDs=descriptors
-        )
-
-    def connectionMade(self) -> None:
-        self.transport.closeStdin()
-        try:
-            cgroup.join(self._group, self.transport.pid or 0)
-        except OSError as error:
-            _log.warn("conmon stays in the agent's cgroup: {error}", error=error.strerror)
-        self.transport.writeToChild(self._GO, b"\0")  # it has started nothing before
-        self.transport.closeChildFD(self._GO)
-
-    def childDataReceived(self, childFD: int, data: bytes) -> None:
-        if childFD == self._TOLD:
-            self._said += data[: max(0, _MAX_MESSAGE_BYTES - len(self._said))]
-            if self._said.endswith(b"\n"):
-                self._tell()
-        else:
-            self._errors += data[: max(0, _MAX_MESSAGE_BYTES - len(self._errors))]
-
-    def processEnded(self, reason: Failure) -> None:
-        self._tell()  # nobody is left who could
-
-    def _tell(self) -> None:
-        if self.told.called:
-            return
-        try:
-            said = json.loads(self._said.decode(errors="replace"), strict=False)
-            pid, message = int(said["pid"]), str(said.get("message", "")).strip()
-        except (ValueError, KeyError, TypeError, AttributeError):
-            errors = self._errors.decode(errors="replace").strip()
-            reason = errors or "it ended without a word; try again"
-            self.told.errback(Unavailable(f"conmon failed: {reason}"))
-        else:
-            self.told.callback((pid, message))
-
-    def kill(self) -> None:
-        """SIGKILL what was started, if it is still there; not the conmon that it has become."""
-        with contextlib.suppress(Exception):
-            self.transport.signalProcess("KILL")
-
-    def close(self) -> None:
-        """Listen no more. conmon keeps its ends of the pipes."""
-        for descriptor in list(self.transport.pipes):
-            self.transport.closeChildFD(descriptor)
 
 
 def _conmon_pid(container: Monitored) -> int:

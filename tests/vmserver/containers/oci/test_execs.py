@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands in running containers, by `crun exec`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred
+
+from infranetes_common.concurrency import sleep, start, within
+from infranetes_common.errors import DeadlineExceeded, FailedPrecondition
+from tests.contract.container_sessions import living, resident
+from tests.support.crun import process
+from tests.vmserver.containers.oci.case import CrunCase, Made, reactor
+from vmserver.containers.interface import ExecResult, ISession, Streams
+from vmserver.containers.oci.execs import Execs
+
+MIB = 1024 * 1024
+ALL = Streams(stdin=True, stdout=True, stderr=True)
+TERMINAL = Streams(tty=True, stdin=True, stdout=True)
+
+
+class ExecTests(CrunCase):
+    def setUp(self) -> None:
+        super().setUp()
+        (self.directory / "x").mkdir(mode=0o700)
+        self.execs = Execs(reactor, self.crun, self.directory / "x")
+
+    async def sync(
+        self, made: Made, *args: str, timeout: float = 60, limit: int = MIB, **env: str
+    ) -> ExecResult:
+        """Execute a command to its end."""
+        document = process(args, env=env)
+        return await self.execs.exec_sync(made.container.id, document, 333, timeout, limit)
+
+    async def opened(self, made: Made, streams: Streams, *args: str) -> Any:
+        """A command with live streams."""
+        session = await self.execs.exec_session(made.container.id, process(args), 333, streams)
+        self.addCleanup(lambda: self.closed(session))
+        return session
+
+    def closed(self, session: ISession) -> Deferred[int]:
+        session.close()
+        return session.ended().addTimeout(self.seconds, reactor)
+
+    async def heard(self, session: Any) -> tuple[bytes, bytes, int]:
+        """All that it writes, and its exit code."""
+
+        async def read() -> tuple[bytes, bytes, int]:
+            said = {"stdout": b"", "stderr": b""}
+            async for stream, data in session.output:
+                said[stream] += data
+            return said["stdout"], said["stderr"], int(await session.ended())
+
+        return await within(reactor, self.seconds, read(), "the command")
+
+    async def test_both_streams_the_exit_code_and_a_bound(self) -> None:
+        made = await self.started("sleep", "600")
+        script = "echo out; echo err >&2; exit 3"
+        self.assertEqual(await self.sync(made, "sh", "-c", script), ExecResult(b"out\n", b"err\n", 3))
+        self.assertEqual((await self.sync(made, "echo", "0123456789", limit=4)).stdout, b"0123")
+        for code in (1, 255, 137):
+            self.assertEqual((await self.sync(made, "sh", "-c", f"exit {code}")).exit_code, code)
+        self.assertEqual((await self.sync(made, "sh", "-c", "kill -9 $$")).exit_code, 137)
+        self.assertEqual((await self.sync(made, "cat")).stdout, b"")
+
+    async def test_what_can_not_be_executed(self) -> None:
+        made = await self.started("sleep", "600")
+        for name, mode, text in (("plain", 0o644, "text"), ("garbage", 0o755, "\x7fnothing")):
+            (self.rootfs / "bin" / name).write_text(text)
+            (self.rootfs / "bin" / name).chmod(mode)
+        for command, code in (("/no/such", 127), ("nosuch", 127), ("plain", 126), ("/bin/garbage", 126)):
+            result = await self.sync(made, command)
+            self.assertEqual((command, result.exit_code), (command, code))
+            self.assertTrue(result.stderr)
+            for streams in (ALL, TERMINAL, Streams(stdout=True)):
+                out, err, ended = await self.heard(await self.opened(made, streams, command))
+                self.assertEqual((command, ended, out, err), (command, code, out, err), streams)
+                self.assertEqual(bool(out + err), streams != Streams(stdout=True))
+
+    async def test_only_in_a_container_that_runs(self) -> None:
+        waiting = await self.created("true")
+        ended = await self.started("true")
+        await self.end(ended)
+        for id in (waiting.container.id, ended.container.id, "0" * 32):
+            with self.assertRaises(FailedPrecondition):
+                await self.execs.exec_sync(id, process(["true"]), 0, 0, 0)
+            with self.assertRaises(FailedPrecondition):
+                await self.execs.exec_session(id, process(["true"]), 0, TERMINAL)
+
+    async def test_the_kernel_takes_the_command_before_the_agent(self) -> None:
+        made = await self.started("sleep", "600")
+        for _ in range(10):
+            self.assertEqual((await self.sync(made, "cat", "/proc/self/oom_score_adj")).stdout, b"333\n")
+
+    async def test_what_is_executed_is_in_no_file_and_no_list_of_processes(self) -> None:
+        made = await self.started("sleep", "600")
+        secret = "hunter2" * 15000  # more than a pipe holds
+        running = start(self.sync(made, "sh", "-c", "echo ${#SECRET}; sleep 1", SECRET=secret))
+        seen = []
+        while not running.called:
+            for pid in os.listdir("/proc"):
+                if pid.isdecimal():
+                    with contextlib.suppress(OSError):
+                        seen.append(b"hunter2" in Path("/proc", pid, "cmdline").read_bytes())
+            await sleep(reactor, 0.02)
+        self.assertEqual((await running).stdout, b"%d\n" % len(secret))
+        self.assertGreater(len(seen), 100)
+        self.assertFalse(any(seen))
+        self.assertEqual(os.listdir(self.directory / "x"), [])
+
+    async def test_out_of_time_it_is_killed_with_what_it_has_started(self) -> None:
+        made = await self.started("sleep", "600")
+        marker = str(610000 + os.getpid() % 10000)
+        script = f"(sleep {marker} & sleep {marker}) & sleep {marker}"
+        with self.assertRaises(DeadlineExceeded):
+            await self.sync(made, "sh", "-c", script, timeout=1.0)
+        await self.until(lambda: not living("sleep", marker), "they have ended")
+
+    async def test_a_caller_who_leaves_ends_it(self) -> None:
+        made = await self.started("sleep", "600")
+        marker = str(620000 + os.getpid() % 10000)
+        running = start(self.sync(made, "sleep", marker))
+        await self.until(lambda: living("sleep", marker), "it runs")
+        running.cancel()
+        with self.assertRaises(CancelledError):
+            await running
+        await self.until(lambda: not living("sleep", marker), "it has ended")
+
+    async def test_a_process_left_behind_does_not_hold_the_command(self) -> None:
+        made = await self.started("sleep", "600")
+        script = "sleep 600 & echo left"
+        self.assertEqual((await self.sync(made, "sh", "-c", script)).stdout, b"left\n")
+        for streams in (ALL, TERMINAL):
+            out, _, code = await self.heard(await self.opened(made, streams, "sh", "-c", script))
+            self.assertEqual((out.strip(), code), (b"left", 0))
+        self.assertGreaterEqual(len((await self.sync(made, "pidof", "sleep")).stdout.split()), 3)
+
+    async def test_a_session_with_pipes(self) -> None:
+        made = await self.started("sleep", "600")
+        session = await self.opened(made, ALL, "sh", "-c", "cat; echo end >&2; exit 4")
+        await session.write(b"one\x00\xff")
+        session.close_stdin()
+        self.assertEqual(await self.heard(session), (b"one\x00\xff", b"end\n", 4))
+
+    async def test_a_session_with_a_terminal(self) -> None:
+        made = await self.started("sleep", "600")
+        script = "stty -echo; echo ready; read x; stty size; tty; read x; echo $x; cat; exit 5"
+        session = await self.opened(made, TERMINAL, "sh", "-c", script)
+        await session.resize(132, 43)
+        await session.write(b"go\n\xc5\xbc\n")
+        session.close_stdin()
+        out, err, code = await self.heard(session)
+        self.assertEqual((err, code), (b"", 5))
+        self.assertIn("ready\r\n43 132\r\n/dev/pts/0\r\nż\r\n".encode(), out)
+        await session.resize(10, 10)
+        await session.write(b"too late")
+
+    async def test_a_terminal_that_is_closed_ends_its_command(self) -> None:
+        made = await self.started("sleep", "600")
+        marker = str(630000 + os.getpid() % 10000)
+        session = await self.opened(made, TERMINAL, "sh", "-c", f"sleep {marker} & sleep {marker}")
+        await self.until(lambda: len(living("sleep", marker)) == 2, "they run")
+        for _ in range(2):
+            session.close()
+        await self.until(lambda: not living("sleep", marker), "they have ended")
+        self.assertEqual(await session.ended(), 137)
+
+    async def test_much_through_a_terminal_whose_reader_is_slow(self) -> None:
+        made = await self.started("sleep", "600")
+        script = f"stty raw; head -c {32 * MIB} /dev/zero"
+        session = await self.opened(made, TERMINAL, "sh", "-c", script)
+        await self.until(lambda: session.output.paused, "the writer waits")
+        before = resident()
+        await sleep(reactor, 0.5)
+        size = 0
+        async for _, data in session.output:
+            size += len(data)
+        self.assertEqual((size, await session.ended()), (32 * MIB, 0))
+        self.assertLess(resident() - before, 8 * MIB)
+
+    async def test_a_session_that_is_not_wanted_any_more(self) -> None:
+        made = await self.started("sleep", "600")
+        for streams in (ALL, TERMINAL):
+            opening = start(self.execs.exec_session(made.container.id, process(["sleep", "600"]), 0, streams))
+            if streams.tty:
+                opening.cancel()
+                with self.assertRaises(CancelledError):
+                    await opening
+            else:
+                session = await opening
+                session.close()
+                await session.ended()
+        await self.until(lambda: os.listdir(self.directory / "x") == [], "no socket is left")
+        await self.until(lambda: not living("exec", made.container.id), "no crun is left")

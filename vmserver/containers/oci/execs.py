@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands in running containers: `crun exec` as a child of the agent.
+
+crun reads what to execute from a pipe, so that arguments and variables, which may be secret, are neither in a
+file nor in a list of processes. It begins only once the agent has given it the container's oom_score_adj,
+which the command inherits. With cgroup v2 each command is in a cgroup of its own below the container's and is
+killed together with everything that it has started. Source: containers/crun src/exec.c, libcrun/container.c.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+from twisted.internet.defer import CancelledError, Deferred, succeed
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.process import Process
+from twisted.internet.protocol import ProcessProtocol
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from infranetes_common.concurrency import deferred
+from infranetes_common.errors import FailedPrecondition
+from infranetes_common.reactors import IReactor
+from vmserver.containers.child_exec import DRAIN_SECONDS, Command, exit_code
+from vmserver.containers.child_sessions import ExecSession
+from vmserver.containers.interface import ExecResult, ISession, Streams
+from vmserver.containers.oci.conmon import exit_code_of
+from vmserver.containers.oci.programs import ENVIRONMENT
+from vmserver.containers.oci.runtime import Crun, Status
+from vmserver.containers.oci.terminal import ConsoleSocket, Terminal
+from vmserver.containers.sessions import Output, WriteGate
+from vmserver.processes import kill_family
+
+_SPECIFICATION = 3  # the descriptor on which crun reads what to execute
+_REFUSED = (1, 255)  # crun's own exit codes
+_MAX_MESSAGE_BYTES = 1024
+_END_OF_FILE = b"\x04"
+
+
+class Execs:
+    """Executes commands in containers.
+
+    :param directory: for sockets: private, exists, and has a short path.
+    """
+
+    def __init__(self, reactor: IReactor, crun: Crun, directory: Path) -> None:
+        self._reactor = reactor
+        self._crun = crun
+        self._directory = directory
+
+    async def exec_sync(
+        self, id: str, process: Mapping[str, object], oom_score_adj: int, timeout: float, max_output: int
+    ) -> ExecResult:
+        """Run a command to its end: see `IContainerProvider.exec_sync`.
+
+        :param process: what to execute: OCI runtime-spec, `process`. :param oom_score_adj: the container's.
+        """
+        launch = self._launch(id, {**process, "terminal": False}, oom_score_adj)
+        command = _SyncCommand(self._reactor, max_output, launch)
+        launch.spawn(command, {0: "w", 1: "r", 2: "r"})
+        command.transport.closeStdin()
+        return await command.finished(timeout)
+
+    async def exec_session(
+        self, id: str, process: Mapping[str, object], oom_score_adj: int, streams: Streams
+    ) -> ISession:
+        """Run a command with live streams: see `IContainerProvider.exec_session`."""
+        launch = self._launch(id, {**process, "terminal": streams.tty}, oom_score_adj)
+        if streams.tty:
+            console = ConsoleSocket(self._reactor, self._directory)
+            session = TerminalSession(self._reactor, streams, launch, console)
+            try:
+                await session.ready
+            except CancelledError:
+                session.close()
+                raise
+            return session
+        piped = PipedSession(self._reactor, streams, launch)
+        launch.spawn(
+            piped,
+            {0: "w" if streams.stdin else None, 1: "r" if streams.stdout else None, 2: "r"},
+        )
+        return piped
+
+    def _launch(self, id: str, process: Mapping[str, object], oom_score_adj: int) -> Launch:
+        status = self._crun.status(id)
+        if status is None or not status.alive or status.waiting:
+            raise FailedPrecondition(f"container {id} is not running")
+        return Launch(self._reactor, self._crun, id, status, json.dumps(process).encode(), oom_score_adj)
+
+
+class Launch:
+    """One run of `crun exec`."""
+
+    def __init__(
+        self,
+        reactor: IReactor,
+        crun: Crun,
+        id: str,
+        status: Status,
+        specification: bytes,
+        oom_score_adj: int,
+    ) -> None:
+        self._reactor = reactor
+        self._crun = crun
+        self._id = id
+        self._specification = specification
+        self._score = oom_score_adj
+        self._pid = 0
+        self._message = bytearray()
+        self._group: Path | None = None
+        unified = None if status.cgroup is None else status.cgroup.unified
+        if unified is not None:
+            self._group = unified / f"exec-{secrets.token_hex(6)}"
+
+    def spawn(
+        self, protocol: ProcessProtocol, descriptors: Mapping[int, str | None], console: Path | None = None
+    ) -> None:
+        """Start crun. :param descriptors: as `spawnProcess` takes them; None is /dev/null."""
+        words = [f"--process=/proc/self/fd/{_SPECIFICATION}"]
+        if console is not None:
+            words.append(f"--console-socket={console}")
+        if self._group is not None:
+            self._group.mkdir()
+            words.append(f"--cgroup={self._group.name}")
+        command = self._crun.command("exec", *words, self._id)
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            files: dict[int, str | int] = {fd: null if to is None else to for fd, to in descriptors.items()}
+            self._reactor.spawnProcess(
+                protocol,
+                command[0],
+                command,
+                env=ENVIRONMENT,
+                path="/",
+                childFDs={**files, _SPECIFICATION: "w"},
+            )
+        except BaseException:
+            self.over()
+            raise
+        finally:
+            os.close(null)
+
+    def began(self, transport: Process) -> None:
+        """Let crun go on. Called in `connectionMade`."""
+        self._pid = transport.pid or 0
+        with contextlib.suppress(OSError):  # without the right to lower it, it stays as it is
+            Path(f"/proc/{self._pid}/oom_score_adj").write_text(str(self._score))
+        transport.writeToChild(_SPECIFICATION, self._specification)
+        transport.closeChildFD(_SPECIFICATION)
+
+    def kill(self) -> None:
+        """Kill the command and whatever it has started."""
+        if self._group is not None:
+            with contextlib.suppress(OSError):
+                (self._group / "cgroup.kill").write_text("1")
+        kill_family(self._pid)
+
+    def heard(self, data: bytes) -> None:
+        """Take what crun or the command has written, to learn whether it was crun."""
+        self._message += data[: max(0, _MAX_MESSAGE_BYTES - len(self._message))]
+
+    def exit_code(self, code: int) -> int:
+        """Return the command's exit code: 126 or 127 where crun could not execute it."""
+        if code in _REFUSED:
+            refused = exit_code_of(self._message.decode(errors="replace").strip())
+            return refused if refused in (126, 127) else code
+        return code
+
+    def over(self) -> None:
+        """Remove the command's cgroup, once it has ended. One in which processes go on is the container's."""
+        if self._group is not None:
+            with contextlib.suppress(OSError):
+                self._group.rmdir()
+
+
+class _SyncCommand(Command):
+    transport: Process
+
+    def __init__(self, reactor: IReactor, limit: int, launch: Launch) -> None:
+        super().__init__(reactor, limit)
+        self._launch = launch
+
+    def connectionMade(self) -> None:
+        super().connectionMade()
+        self._launch.began(self.transport)
+
+    def childDataReceived(self, fd: int, data: bytes) -> None:
+        self._launch.heard(data)
+        super().childDataReceived(fd, data)
+
+    def result(self, stdout: bytes, stderr: bytes, code: int) -> ExecResult:
+        self._launch.over()
+        return ExecResult(stdout, stderr, self._launch.exit_code(code))
+
+    def kill(self) -> None:
+        self._launch.kill()
+
+
+class PipedSession(ExecSession):
+    """A command whose streams are pipes."""
+
+    transport: Process
+
+    def __init__(self, reactor: IReactor, streams: Streams, launch: Launch) -> None:
+        super().__init__(reactor, streams)
+        self._launch = launch
+
+    def connectionMade(self) -> None:
+        self._launch.began(self.transport)
+        super().connectionMade()
+
+    def childDataReceived(self, childFD: int, data: bytes) -> None:
+        self._launch.heard(data)
+        if childFD == 1 or self._streams.stderr:
+            super().childDataReceived(childFD, data)
+
+    def exit_code(self, code: int) -> int:
+        self._launch.over()
+        return self._launch.exit_code(code)
+
+    def kill(self) -> None:
+        self._launch.kill()
+
+
+@implementer(ISession)
+class TerminalSession(ProcessProtocol):
+    """A command with a terminal, which crun makes in the container and hands over.
+
+    :ivar ready: fires once the terminal is there, or the command has ended without it.
+    """
+
+    transport: Process
+
+    def __init__(self, reactor: IReactor, streams: Streams, launch: Launch, console: ConsoleSocket) -> None:
+        self._reactor = reactor
+        self._streams = streams
+        self._launch = launch
+        self._console = console
+        self._gate = WriteGate()
+        self._terminal: Terminal | None = None
+        self._code: int | None = None
+        self._read = False  # whether all that was written to the terminal is read
+        self._closed = False
+        self._stdin_open = streams.stdin
+        self._timer: IDelayedCall | None = None
+        self._ended: Deferred[int] = Deferred()
+        self.ready: Deferred[None] = Deferred(lambda _: None)
+        self.output = Output(self._pause, self._resume)
+        console.received.addCallback(self._begin)
+        try:
+            launch.spawn(self, {0: None, 1: None, 2: "r"}, console.path)
+        except BaseException:
+            console.close()
+            raise
+
+    # ProcessProtocol
+
+    def connectionMade(self) -> None:
+        self._launch.began(self.transport)
+
+    def childDataReceived(self, childFD: int, data: bytes) -> None:
+        self._heard(data)
+
+    def _begin(self, descriptor: int) -> None:
+        self._terminal = Terminal(self._reactor, descriptor, self._gate, self._heard, self._all_read)
+        if self._closed:
+            self._hang_up()
+        elif not self.ready.called:
+            self.ready.callback(None)
+
+    def _heard(self, data: bytes) -> None:
+        self._launch.heard(data)
+        if self._streams.stdout and not self._closed:
+            self.output.put("stdout", data)
+
+    def _all_read(self) -> None:
+        self._read = True
+        self._finish()
+
+    def processEnded(self, reason: Failure) -> None:
+        self._code = exit_code(reason)
+        self._stdin_open = False
+        self._gate.stopProducing()
+        self._console.close()
+        self._launch.over()
+        if self._terminal is None or self._closed:
+            self._read = True
+        else:
+            self._timer = self._reactor.callLater(DRAIN_SECONDS, self._leave)
+        self._finish()
+
+    def _leave(self) -> None:
+        """Stop reading what descendants write, once what is there is read."""
+        if self.output.paused:
+            self._timer = self._reactor.callLater(DRAIN_SECONDS, self._leave)
+        else:
+            self._all_read()
+
+    def _finish(self) -> None:
+        if self._code is None or not self._read or self._ended.called:
+            return
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+        self._hang_up()
+        self._ended.callback(self._launch.exit_code(self._code))
+        self.output.end()
+        if not self.ready.called:
+            self.ready.callback(None)
+
+    def _hang_up(self) -> None:
+        if self._terminal is not None:
+            self._terminal.connectionLost(Failure(ConnectionDone()))
+
+    # ISession
+
+    def _pause(self) -> None:
+        if self._terminal is not None:
+            self._terminal.pauseProducing()
+
+    def _resume(self) -> None:
+        if self._terminal is not None:
+            self._terminal.resumeProducing()
+
+    @deferred
+    async def write(self, data: bytes) -> None:
+        if self._stdin_open and self._terminal is not None and self._terminal.connected:
+            self._terminal.write(data)
+            await self._gate.wait()
+
+    def close_stdin(self) -> None:
+        if self._stdin_open and self._terminal is not None:
+            self._stdin_open = False
+            self._terminal.write(_END_OF_FILE)
+
+    def resize(self, width: int, height: int) -> Deferred[None]:
+        if self._terminal is not None:
+            self._terminal.resize(width, height)
+        return succeed(None)
+
+    def ended(self) -> Deferred[int]:
+        return self._ended
+
+    def close(self) -> None:
+        if self._ended.called or self._closed:
+            return
+        self._closed = True
+        self._launch.kill()
+        self.output.end()
+        self._hang_up()
+        self._read = True
+        self._finish()

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A conmon from its start until it has told whether crun has created the container.
+
+Source: containers/conmon src/conmon.c, src/parent_pipe_fd.c.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+from twisted.internet.defer import Deferred
+from twisted.internet.process import Process as Child
+from twisted.internet.protocol import ProcessProtocol
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from infranetes_common.errors import Unavailable
+from infranetes_common.reactors import IReactor
+from vmserver.containers.oci import cgroup
+from vmserver.containers.oci.programs import ENVIRONMENT
+
+_MAX_MESSAGE_BYTES = 64 * 1024
+
+_log = Logger()
+
+
+class Launch(ProcessProtocol):
+    """A conmon until it has told how the creation went.
+
+    :ivar told: the pid of the container's first process, or -1 and why there is none.
+    """
+
+    transport: Child
+    _TOLD, _GO = 3, 4
+
+    def __init__(self, reactor: IReactor, command: list[str], bundle: Path, group: str) -> None:
+        self._group = group
+        self._said = bytearray()
+        self._errors = bytearray()
+        self.told: Deferred[tuple[int, str]] = Deferred(lambda _: None)
+        environment = {
+            **ENVIRONMENT,
+            "_OCI_SYNCPIPE": str(self._TOLD),
+            "_OCI_STARTPIPE": str(self._GO),
+            "TMPDIR": str(bundle),
+        }
+        descriptors = {0: "w", 1: "r", 2: "r", self._TOLD: "r", self._GO: "w"}
+        reactor.spawnProcess(
+            self, command[0], command, env=environment, path=str(bundle), childFDs=descriptors
+        )
+
+    def connectionMade(self) -> None:
+        self.transport.closeStdin()
+        try:
+            cgroup.join(self._group, self.transport.pid or 0)
+        except OSError as error:
+            _log.warn("conmon stays in the agent's cgroup: {error}", error=error.strerror)
+        self.transport.writeToChild(self._GO, b"\0")  # it has started nothing before
+        self.transport.closeChildFD(self._GO)
+
+    def childDataReceived(self, childFD: int, data: bytes) -> None:
+        if childFD == self._TOLD:
+            self._said += data[: max(0, _MAX_MESSAGE_BYTES - len(self._said))]
+            if self._said.endswith(b"\n"):
+                self._tell()
+        else:
+            self._errors += data[: max(0, _MAX_MESSAGE_BYTES - len(self._errors))]
+
+    def processEnded(self, reason: Failure) -> None:
+        self._tell()  # nobody is left who could
+
+    def _tell(self) -> None:
+        if self.told.called:
+            return
+        try:
+            said = json.loads(self._said.decode(errors="replace"), strict=False)
+            pid, message = int(said["pid"]), str(said.get("message", "")).strip()
+        except (ValueError, KeyError, TypeError, AttributeError):
+            errors = self._errors.decode(errors="replace").strip()
+            reason = errors or "it ended without a word; try again"
+            self.told.errback(Unavailable(f"conmon failed: {reason}"))
+        else:
+            self.told.callback((pid, message))
+
+    def kill(self) -> None:
+        """SIGKILL what was started, if it is still there; not the conmon that it has become."""
+        with contextlib.suppress(Exception):
+            self.transport.signalProcess("KILL")
+
+    def close(self) -> None:
+        """Listen no more. conmon keeps its ends of the pipes."""
+        for descriptor in list(self.transport.pipes):
+            self.transport.closeChildFD(descriptor)
