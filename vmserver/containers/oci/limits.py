@@ -61,7 +61,7 @@ def linux_resources(limits: cri.LinuxContainerResources, machine: Machine) -> Sp
     found: Spec = {}
     if memory := _memory(limits):
         found["memory"] = memory
-    if cpu := _cpu(limits):
+    if cpu := _cpu(limits, machine):
         found["cpu"] = cpu
     pages: list[Spec] = [
         {"pageSize": page.page_size, "limit": page.limit}
@@ -92,6 +92,8 @@ def update_resources(
     limit = changes.memory_limit_in_bytes
     if 0 < limit < memory_in_use:
         raise InvalidArgument(f"resources.memory_limit_in_bytes {limit}: {memory_in_use} bytes are in use")
+    if before.cpu_quota > 0 > changes.cpu_quota and not machine.cgroup2:
+        raise InvalidArgument("resources.cpu_quota: a quota can't be taken away, as the VM has no cgroup v2")
     limits = cri.LinuxContainerResources()
     limits.CopyFrom(before)
     resources.overlay(limits, changes)
@@ -108,12 +110,12 @@ def _memory(limits: cri.LinuxContainerResources) -> Spec:
     return found
 
 
-def _cpu(limits: cri.LinuxContainerResources) -> Spec:
+def _cpu(limits: cri.LinuxContainerResources, machine: Machine) -> Spec:
     found: Spec = {}
     if limits.cpu_shares:
         low, high = _SHARES
         found["shares"] = min(max(limits.cpu_shares, low), high)
-    if limits.cpu_quota:
+    if limits.cpu_quota > 0 or (limits.cpu_quota and machine.cgroup2):  # crun writes v1's -1 wrongly
         found["quota"] = max(limits.cpu_quota, -1)
     if limits.cpu_quota or limits.cpu_period:
         found["period"] = limits.cpu_period or _PERIOD

@@ -30,7 +30,7 @@ _IMAGE_OPTIONS = ("ro", "nosuid", "nodev", "noexec")
 def container_mounts(
     config: cri.ContainerConfig, found: Found, volumes: Mapping[str, Path]
 ) -> tuple[list[Spec], str]:
-    """Return the mounts and the propagation of the container's root.
+    """Return the mounts and the propagation of the container's root; "": it is private.
 
     :param volumes: the directories that stand for the image's volumes, by their path in the container.
     :raise InvalidArgument: a mount is malformed or not supported; names it.
@@ -58,7 +58,7 @@ def container_mounts(
     for kind in (cri.PROPAGATION_BIDIRECTIONAL, cri.PROPAGATION_HOST_TO_CONTAINER):
         if kind in wanted:
             return given + ordered, _PROPAGATION[kind]
-    return given + ordered, "rprivate"
+    return given + ordered, ""
 
 
 def image_volumes(config: cri.ContainerConfig, image: ImageDefaults) -> list[str]:

@@ -174,9 +174,10 @@ def _linux(wanted: Wanted, capabilities: Capabilities, propagation: str) -> Spec
         "namespaces": _namespaces(wanted),
         "cgroupsPath": wanted.cgroup,
         "resources": resources,
-        "rootfsPropagation": propagation,
         "devices": [node.device() for node in wanted.found.devices],
     }
+    if propagation:
+        found["rootfsPropagation"] = propagation
     if not context.privileged:
         confined = linux.HasField("security_context")  # an empty list is one too: procMount Unmasked
         masked = context.masked_paths if confined else _MASKED

@@ -241,12 +241,12 @@ class MountTests(Refusing):
 
     def test_the_roots_propagation_lets_the_mounts_through(self) -> None:
         both, slave = cri.PROPAGATION_BIDIRECTIONAL, cri.PROPAGATION_HOST_TO_CONTAINER
-        for kinds, expected in (((), "rprivate"), ((slave,), "rslave"), ((slave, both), "rshared")):
+        for kinds, expected in (((), None), ((slave,), "rslave"), ((slave, both), "rshared")):
             mounts = [
                 cri.Mount(container_path=f"/{index}", host_path="/x", propagation=kind)
                 for index, kind in enumerate(kinds)
             ]
-            self.assertEqual(spec(mounts=mounts)["linux"]["rootfsPropagation"], expected)
+            self.assertEqual(spec(mounts=mounts)["linux"].get("rootfsPropagation"), expected)
 
     def test_two_mounts_at_one_path_are_refused(self) -> None:
         mounts = [cri.Mount(container_path=path, host_path="/x") for path in ("/a", "/a/")]
@@ -458,6 +458,12 @@ class LimitTests(Refusing):
             update_resources(before, changes, MACHINE),
             {"memory": {"limit": 10**7, "swap": 10**7}, "cpu": {"quota": -1, "period": 20_000}},
         )
+
+    def test_cgroup_v1_has_no_quota_that_is_none(self) -> None:
+        old, none = Machine(cgroup2=False), cri.LinuxContainerResources(cpu_quota=-1)
+        self.assertEqual(linux_resources(none, old)["cpu"], {"period": 100_000})
+        before = cri.LinuxContainerResources(cpu_quota=5000)
+        self.refused("resources.cpu_quota", lambda: update_resources(before, none, old))
 
     def test_less_memory_than_is_in_use_is_refused(self) -> None:
         changes = cri.LinuxContainerResources(memory_limit_in_bytes=10**6)
