@@ -5,6 +5,7 @@ Layers are hostile, so a child process without rights reads them::
 
     build     the node's side: starts the child, names and syncs what it wrote
     __main__  the child: gives up its rights, then works
+    sandbox   what the child can't do
     convert   one tar into one image
     source    the tar's bytes, uncompressed and summed
     tar       the tar's entries

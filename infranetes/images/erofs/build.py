@@ -153,13 +153,12 @@ def _start(reactor: IReactor, files: _Files, compression: str, diff_id: str, lim
 def _wrapping() -> Sequence[str]:
     """What takes the rights that are taken before Python starts; the child itself changes its user.
 
-    That Python need not be readable for others.
+    So Python need not be readable for others.
     """
     drop = ["setpriv", "--no-new-privs", "--pdeathsig=KILL"]
-    if os.geteuid() != 0:
-        return [*drop, "--"]
-    drop += ["--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all,+setuid,+setgid"]
-    return ["unshare", "--net", "--ipc", "--", *drop, "--"]
+    if os.geteuid() == 0:
+        drop += ["--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all,+setuid,+setgid"]
+    return [*drop, "--"]
 
 
 async def _finish(reactor: IReactor, image: int, part: Path, target: Path) -> Built:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from infranetes.images.erofs import source, tar
-from infranetes.images.erofs.limits import BadLayer, Limits, quoted
+from infranetes.images.erofs.limits import BadLayer, Limits
 from infranetes.images.erofs.source import Source
 from infranetes.images.erofs.tree import Tree
 from infranetes.images.erofs.writer import Writer
@@ -17,14 +17,14 @@ def convert(layer: int, image: int, compression: str, diff_id: str, limits: Limi
     :param diff_id: the digest that the uncompressed tar has to have.
     :raise BadLayer: the layer can't be used. :raise OSError: it can't be read or the image can't be written.
     """
-    stream = Source(source.chunks(layer, compression), limits.max_bytes)
     tree = Tree(limits)
     writer = Writer(image, tree)
-    for entry in tar.entries(stream, limits):
-        node = tree.add(entry)
-        if node is not None:
-            writer.store(node, stream.pieces(entry.size))
-    found = stream.finish()
+    with Source(source.chunks(layer, compression), limits.max_bytes) as stream:
+        for entry in tar.entries(stream, limits):
+            node = tree.add(entry)
+            if node is not None:
+                writer.store(node, stream.pieces(entry.size))
+        found = stream.finish()
     if found != diff_id:
-        raise BadLayer(f"it unpacks to a tar with the digest {quoted(found.encode())}")
+        raise BadLayer(f"it unpacks to a tar with the digest {found}")
     writer.finish(bytes.fromhex(diff_id.partition(":")[2])[:16])

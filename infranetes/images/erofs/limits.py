@@ -34,7 +34,7 @@ class Limits:
     header_bytes: int = MIB
     xattr_bytes: int = 60 * 1024
     held_bytes: int = 512 * MIB
-    memory_bytes: int = 3072 * MIB
+    memory_bytes: int = 2048 * MIB
     seconds: float = 1800.0
 
 

@@ -70,6 +70,8 @@ def _unzstd(descriptor: int) -> Iterator[bytes]:
 class Source:
     """The stream, with threads of its own that read, uncompress and sum ahead of who takes from it.
 
+    A context manager: at its end the threads have ended.
+
     :ivar offset: how many bytes were taken.
     """
 
@@ -82,14 +84,27 @@ class Source:
         self._free = Semaphore(_AHEAD)
         self._read: SimpleQueue[bytes | BaseException] = SimpleQueue()
         self._to_sum: SimpleQueue[bytes] = SimpleQueue()
+        self._stopped = False
         self._summing = Thread(target=self._thd_sum, daemon=True)
+        self._reading = Thread(target=self._thd_read, args=(stream,), daemon=True)
         self._summing.start()
-        Thread(target=self._thd_read, args=(stream,), daemon=True).start()
+        self._reading.start()
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped = True
+        self._free.release()
+        self._reading.join()
+        self._summing.join()
 
     def _thd_read(self, stream: Iterator[bytes]) -> None:
         try:
             for chunk in stream:
                 self._free.acquire()
+                if self._stopped:
+                    break
                 self._to_sum.put(chunk)
                 self._read.put(chunk)
             self._read.put(b"")

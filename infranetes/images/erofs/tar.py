@@ -31,7 +31,10 @@ _NANO = 1_000_000_000
 
 @attrs.define
 class Entry:
-    """One entry. Of a regular file, `size` bytes follow in the stream."""
+    """One entry.
+
+    :ivar size: how many bytes follow in the stream. Only those of a regular file mean something.
+    """
 
     kind: bytes
     path: bytes
@@ -145,7 +148,10 @@ def _entry(header: bytes, size: int, extra: _Extra, limits: Limits) -> Entry:
     path = extra.name or pax.get(b"path") or _name(header)
     kind = header[156:157]
     if kind in _AS_FILE or kind == FILE:
+        size = _size(pax, size)
         kind = DIRECTORY if path.endswith(b"/") else FILE
+    else:
+        size = 0  # whatever is said
     if kind not in _KINDS or any(key.startswith(b"GNU.sparse.") for key in pax):
         what = "a sparse file" if kind in (b"S", FILE) else f"of an unknown type {quoted(kind)}"
         raise BadLayer(f"its entry {quoted(path)} is {what}; make the image with another program")
@@ -157,7 +163,7 @@ def _entry(header: bytes, size: int, extra: _Extra, limits: Limits) -> Entry:
         mode=_number(header, 100, 8, "mode") & 0o7777,
         uid=_pax_number(pax, b"uid", header, 108),
         gid=_pax_number(pax, b"gid", header, 116),
-        size=_size(pax, size) if kind == FILE else 0,
+        size=size,
         mtime_ns=_mtime(pax, header),
         major=0,
         minor=0,

@@ -95,11 +95,11 @@ class Tree:
                 raise BadLayer("the root is a directory")
             self._describe(self.root, entry)
             return None
+        if parts[0].startswith(_META) and parts[0] != _OPAQUE_MARK:
+            return None  # what aufs kept for itself
         parent, name = self._parent(parts[:-1], make=True), parts[-1]
         if name == _OPAQUE_MARK:
             self._make_opaque(parent)
-        elif name.startswith(_META):
-            pass  # what aufs kept for itself
         elif name.startswith(_WHITEOUT):
             self._whiteout(parent, name[len(_WHITEOUT) :])
         elif entry.kind == tar.LINK:
@@ -114,7 +114,7 @@ class Tree:
             self._describe(there, entry)
             return None
         node = Node(_TYPES[entry.kind])
-        node.size, node.device = entry.size, format.device(entry.major, entry.minor)
+        node.device = format.device(entry.major, entry.minor)
         if node.children is not None and there is not None and there.whiteout:
             self._make_opaque(node)  # nothing of the removed directory shows through the new one
         self._describe(node, entry)
@@ -127,7 +127,10 @@ class Tree:
         self._bytes += entry.size
         if self._bytes > self._limits.max_bytes:
             raise BadLayer(f"the layer has over {self._limits.max_bytes} bytes (images.max_layer_bytes)")
-        return node if entry.kind == tar.FILE else None
+        if entry.kind != tar.FILE:
+            return None
+        node.size = entry.size
+        return node
 
     def _describe(self, node: Node, entry: Entry) -> None:
         node.mode = stat.S_IFMT(node.mode) | entry.mode
@@ -218,6 +221,8 @@ class Tree:
         if not make:
             raise BadLayer("there is no such directory")
         node = _directory()
+        if name.startswith(_WHITEOUT):
+            raise BadLayer(f"{quoted(name)} in its path is no directory's name")
         if removed:
             self._make_opaque(node)
         self._put(parent, name, node)

@@ -84,7 +84,13 @@ class Writer:
     def finish(self, uuid: bytes) -> None:
         """Write all the rest."""
         nodes = list(self._tree.walk())
-        parents = {child: node for node in nodes if node.children for child in node.children.values()}
+        parents = {
+            child: node
+            for node in nodes
+            if node.children
+            for child in node.children.values()
+            if child.children is not None
+        }
         end = self._place(nodes)
         for node in nodes:
             self._write_data(node, parents)

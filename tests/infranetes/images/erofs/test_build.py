@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,8 @@ from twisted.trial.unittest import TestCase
 
 from infranetes.images.erofs.build import Built, build
 from infranetes.images.erofs.limits import Limits
-from infranetes_common.concurrency import deferred, start
-from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, ResourceExhausted
+from infranetes_common.concurrency import deferred, sleep, start
+from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, InfranetesError, ResourceExhausted
 from infranetes_common.reactors import installed
 from tests.infranetes.images.erofs.support import converted, digest, member, mounted, tar
 
@@ -100,13 +102,13 @@ class BuildTests(BuildCase):
 
     @deferred
     async def test_a_deadline_ends_the_child(self) -> None:
-        large = tar([member("large", content=bytes(1 << 26))])
+        large = tar([member("large", content=os.urandom(1 << 20) * 64)])
         work = self.build(gzip.compress(large, 1), "gzip", digest(large), Limits(seconds=0.05))
         self.assertIn("took longer than 0.05 s", await self.refused(DeadlineExceeded, work))
 
     @deferred
     async def test_cancelling_ends_the_child_first(self) -> None:
-        large = tar([member("large", content=bytes(1 << 26))])
+        large = tar([member("large", content=os.urandom(1 << 20) * 64)])
         work = self.build(gzip.compress(large, 1), "gzip", digest(large))
         reactor.callLater(0.1, work.cancel)
         await self.refused(CancelledError, work)
@@ -116,3 +118,48 @@ class BuildTests(BuildCase):
         (self.directory / "image.part").write_bytes(b"left")
         await self.build(TAR)
         self.assertEqual(os.listdir(self.directory), ["image"])
+
+
+class ChildTests(BuildCase):
+    def children(self, diff_id: str) -> list[int]:
+        """The processes that make this layer's image."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                if diff_id.encode() in path.read_bytes():
+                    found.append(int(path.parent.name))
+        return found
+
+    @deferred
+    async def test_a_child_that_is_killed_is_no_bad_layer(self) -> None:
+        large = tar([member("large", content=os.urandom(1 << 20) * 64)])
+        work = self.build(gzip.compress(large, 1), "gzip", digest(large))
+        while not (children := self.children(digest(large))):
+            await sleep(reactor, 0.01)
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+        said = await self.refused(InfranetesError, work)
+        self.assertIn(
+            f"the process that makes the disk of layer {digest(large)} was killed by signal 9", said
+        )
+
+    @deferred
+    async def test_no_child_outlives_a_deadline_or_a_cancellation(self) -> None:
+        large = tar([member("large", content=os.urandom(1 << 20) * 64)])
+        packed = gzip.compress(large, 1)
+        cancelled = self.build(packed, "gzip", digest(large))
+        reactor.callLater(0.2, cancelled.cancel)
+        await self.refused(CancelledError, cancelled)
+        self.assertEqual(self.children(digest(large)), [])
+        await self.refused(DeadlineExceeded, self.build(packed, "gzip", digest(large), Limits(seconds=0.2)))
+        self.assertEqual(self.children(digest(large)), [])
+
+    @deferred
+    async def test_a_layer_or_a_directory_that_is_gone_is_said_so(self) -> None:
+        missing = Path(self.mktemp()).absolute()
+        work = build(reactor, missing, "", self.target, digest(TAR), Limits())
+        self.assertIn("No such file", await self.refused(FailedPrecondition, start(work)))
+        target = missing / "image"
+        work = build(reactor, self.layer(TAR), "", target, digest(TAR), Limits())
+        said = await self.refused(FailedPrecondition, start(work))
+        self.assertIn(f"can't be made in {missing}: No such file", said)

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the child may still do once it reads a layer: read and write its three descriptors, and compute.
+
+It has no files besides these, and can't get any: no sockets, no other programs, no processes. A filter for
+system calls does this (seccomp), since it needs no privileges: the daemon's unit has none for namespaces.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import resource
+import signal
+import struct
+from collections.abc import Mapping
+
+from infranetes.images.erofs.limits import MIB, Limits
+
+THREADS = 3
+_FIRST_USER = 1_900_010_000  # behind those of QEMU's VMs; no two processes share one
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, _PR_SET_NO_NEW_PRIVS = 1, 22, 2, 38
+
+# By machine: its AUDIT_ARCH, then the numbers of clone, clone3 and of what is allowed.
+_CALLS: Mapping[str, tuple[int, int, int, Mapping[str, int]]] = {
+    "x86_64": (0xC000003E, 56, 435, {
+        "read": 0, "write": 1, "close": 3, "fstat": 5, "lseek": 8, "mmap": 9, "mprotect": 10, "munmap": 11,
+        "brk": 12, "rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15, "pwrite64": 18, "readv": 19,
+        "writev": 20, "sched_yield": 24, "mremap": 25, "madvise": 28, "getpid": 39, "exit": 60,
+        "sigaltstack": 131, "gettid": 186, "futex": 202, "sched_getaffinity": 204, "restart_syscall": 219,
+        "clock_gettime": 228, "clock_nanosleep": 230, "exit_group": 231, "set_robust_list": 273,
+        "getrandom": 318, "rseq": 334,
+    }),
+    "aarch64": (0xC00000B7, 220, 435, {
+        "close": 57, "lseek": 62, "read": 63, "write": 64, "readv": 65, "writev": 66, "pwrite64": 68,
+        "fstat": 80, "exit": 93, "exit_group": 94, "futex": 98, "set_robust_list": 99, "clock_gettime": 113,
+        "clock_nanosleep": 115, "sched_getaffinity": 123, "sched_yield": 124, "restart_syscall": 128,
+        "sigaltstack": 132, "rt_sigaction": 134, "rt_sigprocmask": 135, "rt_sigreturn": 139, "getpid": 172,
+        "gettid": 178, "brk": 214, "munmap": 215, "mremap": 216, "mmap": 222, "mprotect": 226, "madvise": 233,
+        "getrandom": 278, "rseq": 293,
+    }),
+}  # fmt: skip
+_LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
+_ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
+_NUMBER, _ARCH, _FIRST_ARGUMENT = 0, 4, 16  # in struct seccomp_data, of little-endian machines
+_CLONE_THREAD = 0x00010000
+
+
+def enter(limits: Limits) -> None:
+    """Give up all rights. All that is to be imported has been."""
+    other_user = os.getuid() == 0
+    if other_user:
+        user = _FIRST_USER + os.getpid()
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)  # takes all capabilities, too
+    # After the change of user, which would undo it.
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    image_bytes = limits.max_bytes + limits.held_bytes + 2 * 4096 * limits.entries + MIB
+    bounds = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NOFILE: 3,
+        resource.RLIMIT_FSIZE: image_bytes,
+        resource.RLIMIT_AS: limits.memory_bytes,
+        resource.RLIMIT_CPU: THREADS * int(limits.seconds) + 1,
+    }
+    if other_user:  # one of its own, so only this process counts
+        bounds[resource.RLIMIT_NPROC] = THREADS
+    for what, value in bounds.items():
+        resource.setrlimit(what, (value, value))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # an error instead
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    program = _filter(platform.machine())
+    if program:
+        buffer = ctypes.create_string_buffer(program)
+        count = len(program) // 8
+        header = ctypes.create_string_buffer(struct.pack("@HP", count, ctypes.addressof(buffer)))
+        _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(header))
+
+
+def _prctl(what: int, first: int, second: int = 0) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(what, *map(ctypes.c_ulong, (first, second, 0, 0))) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def _filter(machine: str) -> bytes:
+    """Return the filter as a program of classic BPF; empty for machines whose numbers are not known here."""
+    if machine not in _CALLS:
+        return b""
+    arch, clone, clone3, allowed = _CALLS[machine]
+    refuse = [(_RETURN, 0, 0, _REFUSE | errno.EPERM)]
+    program = [(_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, arch), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NUMBER)]
+    for number in allowed.values():
+        program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
+    # Without clone3, whose arguments can't be seen here, the C library takes clone.
+    program += [(_EQUAL, 0, 1, clone3), (_RETURN, 0, 0, _REFUSE | errno.ENOSYS)]
+    program += [(_EQUAL, 0, 3, clone), (_LOAD, 0, 0, _FIRST_ARGUMENT), (_ANY_BIT, 0, 1, _CLONE_THREAD)]
+    program += [(_RETURN, 0, 0, _ALLOW), *refuse]
+    return b"".join(struct.pack("<HBBI", *step) for step in program)
