@@ -15,6 +15,7 @@ from infranetes_common.wire import cri
 from vmserver.containers.oci.limits import Spec
 
 MAX_DEVICES = 4096
+MAX_FILES = 65536  # that are looked at
 
 # What is not a device of the VM but of those who use it; a container has its own.
 _OWN = frozenset(f"/dev/{name}" for name in ("pts", "shm", "fd", "mqueue", "console", "ptmx", "core"))
@@ -56,54 +57,51 @@ def find_devices(wanted: Iterable[cri.Device], privileged: bool) -> tuple[Node, 
 
     A directory stands for the devices in it.
 
-    :raise InvalidArgument: the VM lacks one, or the permissions are invalid.
+    :raise InvalidArgument: the VM lacks one, the permissions are invalid, or there are too many.
     """
-    found = {node.path: node for node in (_below("/dev", "/dev", "rwm") if privileged else ())}
+    files = iter(range(MAX_FILES))  # counts them
+    found = {node.path: node for node in (_below("/dev", "/dev", "rwm", files) if privileged else ())}
     for device in wanted:
-        for node in _wanted(device):
-            found[node.path] = node
-            if len(found) > MAX_DEVICES:
-                raise InvalidArgument(f"config.devices: more than {MAX_DEVICES}")
+        found.update((node.path, node) for node in _wanted(device, files))
+    if len(found) > MAX_DEVICES:
+        raise InvalidArgument(f"config.devices: more than {MAX_DEVICES}")
     return tuple(found.values())
 
 
-def _wanted(device: cri.Device) -> list[Node]:
+def _wanted(device: cri.Device, files: Iterator[int]) -> list[Node]:
     inside = device.container_path or device.host_path
     permissions = device.permissions or "rwm"
     if not set(permissions) <= set("rwm"):
         raise InvalidArgument(f"config.devices {inside[:200]!r}: permissions are some of r, w and m")
-    path = posixpath.normpath(inside)
+    path = posixpath.normpath(inside).replace("//", "/")
     if not path.startswith("/") or path == "/" or "\0" in inside + device.host_path:
-        raise InvalidArgument(
-            f"config.devices {inside[:200]!r}: container_path has to be absolute and below /"
-        )
+        raise InvalidArgument(f"config.devices {inside[:200]!r}: container_path has to be absolute, below /")
     nodes: list[Node] = []
     if device.host_path.startswith("/"):
         access = "".join(letter for letter in "rwm" if letter in permissions)
-        nodes = list(_below(device.host_path, path.replace("//", "/"), access))
+        nodes = list(_below(device.host_path, path, access, files))
     if not nodes:
         raise InvalidArgument(f"config.devices: the VM has no device {device.host_path[:200]!r}")
     return nodes
 
 
-def _below(path: str, inside: str, access: str) -> Iterator[Node]:
-    """Yield the device at `path`, or those below it."""
+def _below(path: str, inside: str, access: str, files: Iterator[int]) -> Iterator[Node]:
+    """Yield the device at `path`, or those below it. Symbolic links are followed at the top only."""
     try:
         found = os.stat(path)
-        if not stat.S_ISDIR(found.st_mode):
-            node = _node(found, inside, access)
-            yield from [node] if node else []
-            return
-        entries = sorted(os.scandir(path), key=lambda entry: entry.name)
+        names = sorted(os.listdir(path)) if stat.S_ISDIR(found.st_mode) else None
     except OSError:
         return
-    for entry in entries:
-        if entry.path in _OWN or entry.is_symlink():
-            continue
-        if entry.is_dir():
-            yield from _below(entry.path, posixpath.join(inside, entry.name), access)
-        elif node := _node(entry.stat(), posixpath.join(inside, entry.name), access):
+    if names is None:
+        if node := _node(found, inside, access):
             yield node
+        return
+    for name in names:
+        if next(files, None) is None:
+            raise InvalidArgument(f"config.devices: over {MAX_FILES} files are where devices should be")
+        below = posixpath.join(path, name)
+        if below not in _OWN and not os.path.islink(below):
+            yield from _below(below, posixpath.join(inside, name), access, files)
 
 
 def _node(found: os.stat_result, inside: str, access: str) -> Node | None:

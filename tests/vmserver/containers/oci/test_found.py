@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a specification needs is found in the machine and in the container's root, and nowhere else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes_common.errors import InvalidArgument
+from infranetes_common.wire import cri
+from vmserver.containers.accounts import ProcessUser
+from vmserver.containers.oci.devices import find_devices
+from vmserver.containers.oci.found import Source, find
+from vmserver.containers.oci.image import ImageDefaults
+from vmserver.containers.oci.machine import find_machine
+from vmserver.containers.oci.rooted import read_within
+
+MOUNTINFO = """\
+22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
+30 22 0:20 / {private} rw - tmpfs tmpfs rw
+31 22 0:21 / {slave} rw master:1 - tmpfs tmpfs rw
+32 22 0:22 / {shared} rw shared:7 master:1 - tmpfs tmpfs rw
+"""
+
+
+class Case(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="found-"))
+        self.addCleanup(shutil.rmtree, self.directory)
+        self.rootfs = self.directory / "rootfs"
+        (self.rootfs / "etc").mkdir(parents=True)
+
+    def find(self, image: Any = None, mountinfo: Any = None, **fields: Any) -> Any:
+        config = cri.ContainerConfig(**fields)
+        options: Any = {"mountinfo": mountinfo} if mountinfo else {}
+        return find(config, image or ImageDefaults(), self.rootfs, {}, {}, **options)
+
+    def refused(self, word: str, work: Any, *arguments: Any, **fields: Any) -> None:
+        with self.assertRaises(InvalidArgument) as caught:
+            work(*arguments, **fields)
+        self.assertIn(word, str(caught.exception))
+
+
+class RootedTests(Case):
+    def read(self, path: str) -> bytes:
+        return read_within(self.rootfs, path, 100)
+
+    def test_links_are_followed_within_the_root(self) -> None:
+        outside = self.directory / "secret"
+        outside.write_text("outside")
+        (self.rootfs / "secret").write_text("inside")
+        for name, target in {
+            "absolute": "/secret", "upwards": "../../../../secret", "far": f"../../..{outside}",
+            "to": "absolute",
+        }.items():  # fmt: skip
+            (self.rootfs / "etc" / name).symlink_to(target)
+            self.assertEqual(self.read(f"/etc/{name}"), b"" if name == "far" else b"inside", name)
+        (self.rootfs / "dir").symlink_to("etc")
+        self.assertEqual(self.read("/dir/../dir/./to"), b"inside")
+
+    def test_what_is_no_file_is_as_good_as_absent(self) -> None:
+        (self.rootfs / "etc" / "circle").symlink_to("circle")
+        os.mkfifo(self.rootfs / "etc" / "fifo")
+        os.mknod(self.rootfs / "etc" / "device", stat.S_IFCHR | 0o666, os.makedev(1, 5))
+        (self.rootfs / "file").touch()
+        for path in ("/none", "/etc", "/etc/circle", "/etc/fifo", "/etc/device", "/file/x", "/", "/../.."):
+            self.assertEqual(self.read(path), b"", path)
+
+    def test_a_file_that_is_too_long_is_refused(self) -> None:
+        (self.rootfs / "etc" / "passwd").write_text("x" * 101)
+        self.refused("/etc/passwd has over 100 bytes", self.read, "/etc/passwd")
+
+    def test_no_descriptor_is_left(self) -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        (self.rootfs / "etc" / "l").symlink_to("../../x")
+        for path in ("/etc/l", "/etc/none", "/etc/../etc/../..", "/etc"):
+            self.read(path)
+        self.assertEqual(len(os.listdir("/proc/self/fd")), before)
+
+
+class UserTests(Case):
+    def test_the_user_is_looked_up_in_the_root(self) -> None:
+        (self.rootfs / "etc" / "passwd").write_text("u:x:5:6::/home/u:/bin/sh\nx:x:8:8::relative:\n")
+        (self.rootfs / "etc" / "group").write_text("g:x:7:u\n")
+        self.assertEqual(self.find(ImageDefaults(user="u")).user, ProcessUser(5, 6, (7,), "/home/u"))
+        self.assertEqual(self.find(ImageDefaults(user="u:g")).user, ProcessUser(5, 7, (7,), "/home/u"))
+        self.assertEqual(self.find(ImageDefaults(user="x")).user, ProcessUser(8, 8, (), "/"))
+        self.assertEqual(self.find().user, ProcessUser())
+        self.refused("no user 'nobody'", self.find, ImageDefaults(user="nobody"))
+        context = cri.LinuxContainerSecurityContext(run_as_user=cri.Int64Value(value=-1))
+        linux = cri.LinuxContainerConfig(security_context=context)
+        self.refused("run_as_user", self.find, linux=linux)
+
+
+class SourceTests(Case):
+    def test_sources_are_directories_or_files_of_the_vm(self) -> None:
+        file = self.directory / "file"
+        file.touch()
+        mounts = [
+            cri.Mount(container_path="/a", host_path=str(file)),
+            cri.Mount(container_path="/b", host_path=str(self.directory)),
+        ]
+        found = self.find(mounts=mounts).mounts
+        self.assertEqual(found, (Source(str(file), False), Source(str(self.directory), True)))
+        for path in ("/no/such", "relative", "", "/a\0b"):
+            self.refused(
+                "config.mounts '/a'", self.find, mounts=[cri.Mount(container_path="/a", host_path=path)]
+            )
+
+    def test_propagation_needs_a_source_that_has_it(self) -> None:
+        paths = {kind: self.directory / kind for kind in ("private", "slave", "shared")}
+        for path in paths.values():
+            (path / "sub").mkdir(parents=True)
+        file = self.directory / "mountinfo"
+        file.write_text(MOUNTINFO.format(**paths))
+        kinds = {
+            cri.PROPAGATION_PRIVATE: 3,
+            cri.PROPAGATION_HOST_TO_CONTAINER: 2,
+            cri.PROPAGATION_BIDIRECTIONAL: 1,
+        }
+        for kind, count in kinds.items():
+            for index, path in enumerate(reversed(paths.values())):
+                mount = cri.Mount(container_path="/a", host_path=str(path / "sub"), propagation=kind)
+                if index < count:
+                    self.assertEqual(len(self.find(mountinfo=file, mounts=[mount]).mounts), 1)
+                else:
+                    self.refused("private mount", self.find, mountinfo=file, mounts=[mount])
+
+
+class DeviceTests(Case):
+    def test_a_device_and_those_of_a_directory(self) -> None:
+        for name in ("one", "two"):
+            os.mknod(self.directory / name, stat.S_IFCHR | 0o640, os.makedev(10, 254))
+        (self.directory / "link").symlink_to("one")
+        device = cri.Device(
+            host_path=str(self.directory / "link"), container_path="/dev//x", permissions="wr"
+        )
+        (node,) = find_devices([device], False)
+        self.assertEqual(
+            (node.path, node.block, node.major, node.minor, node.mode, node.access),
+            ("/dev/x", False, 10, 254, 0o640, "rw"),
+        )
+        whole = find_devices([cri.Device(host_path=str(self.directory), container_path="/dev/d")], False)
+        self.assertEqual([node.path for node in whole], ["/dev/d/one", "/dev/d/two"])
+
+    def test_what_is_no_device_is_refused(self) -> None:
+        for path in (str(self.rootfs), "/etc/passwd", "/no/such", "dev/null", "", "/dev/null\0"):
+            self.refused("config.devices", find_devices, [cri.Device(host_path=path)], False)
+        for field, value in (("permissions", "x"), ("container_path", "x"), ("container_path", "/")):
+            device = cri.Device(host_path="/dev/null", **{field: value})
+            self.refused("config.devices", find_devices, [device], False)
+
+    def test_a_privileged_container_has_those_of_the_vm(self) -> None:
+        paths = [node.path for node in find_devices([], True)]
+        self.assertIn("/dev/null", paths)
+        self.assertFalse([path for path in paths if path.startswith(("/dev/pts/", "/dev/shm/"))])
+
+
+class MachineTests(Case):
+    def file(self, path: str, text: str) -> None:
+        file = self.directory / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def test_the_kernel_says_what_it_has(self) -> None:
+        self.file("sys/fs/cgroup/cgroup.controllers", "cpu memory hugetlb\n")
+        self.file("sys/kernel/mm/hugepages/hugepages-2048kB/x", "")
+        self.file("sys/kernel/mm/hugepages/hugepages-1048576kB/x", "")
+        self.file("sys/module/apparmor/parameters/enabled", "Y\n")
+        self.file("proc/self/status", "Name:\tx\nCapBnd:\t0000000000000003\n")
+        self.file("proc/sys/fs/nr_open", "1000\n")
+        found = find_machine(self.directory)
+        self.assertEqual(found.hugepages, {"2MB", "1GB"})
+        self.assertEqual(found.capabilities, {"CAP_CHOWN", "CAP_DAC_OVERRIDE"})
+        self.assertEqual((found.cgroup2, found.apparmor), (True, True))
+        self.assertEqual(found.rlimits["RLIMIT_NOFILE"], 1000)
+
+    def test_a_kernel_that_says_nothing_has_nothing(self) -> None:
+        found = find_machine(self.directory)
+        self.assertEqual((found.cgroup2, found.apparmor, found.hugepages), (False, False, frozenset()))
+        self.assertEqual(found.capabilities, frozenset())
+
+    def test_this_machine(self) -> None:
+        found = find_machine()
+        self.assertIn("CAP_CHOWN", found.capabilities)
+        self.assertEqual(found.architecture, os.uname().machine)
+        self.assertGreater(found.kernel, (4, 0))
