@@ -86,6 +86,13 @@ class Inbox:
         self._arrived -= due
         return due
 
+    def widen(self, window: int) -> int:
+        """Let the sender be further ahead; return the bytes of window to give it for that."""
+        more = max(0, window - self._window)
+        self._window += more
+        self._credit_at = self._window // 2
+        return more
+
     def discard(self) -> None:
         """Drop all messages: nobody will take them."""
         self._messages.clear()

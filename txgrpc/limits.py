@@ -17,7 +17,7 @@ class Limits:
     """Bounds of a server's or a channel's connections. Sizes are bytes, times are seconds.
 
     One connection holds at most ``max_concurrent_streams * stream_window + max_assembling`` bytes of
-    received data that the application has not taken yet.
+    received data that the application has not taken yet, and what calls asked for (`Call.receive_ahead`).
     """
 
     #: The largest message taken from the other side; a larger one ends its call with RESOURCE_EXHAUSTED.

@@ -50,14 +50,22 @@ class Call:
         passed or its connection is lost. The method's coroutine is cancelled too.
     """
 
-    __slots__ = ("_connection", "_headers", "_metadata", "cancelled", "deadline", "method", "trailing")
+    __slots__ = (
+        "_headers",
+        "_metadata",
+        "_stream",
+        "cancelled",
+        "deadline",
+        "method",
+        "trailing",
+    )
 
-    def __init__(self, connection: ServerConnection, method: str, headers: Headers) -> None:
+    def __init__(self, stream: ServerStream, method: str, headers: Headers) -> None:
         self.method = method
         self.deadline: float | None = None
         self.cancelled = False
         self.trailing: Headers = []
-        self._connection = connection
+        self._stream = stream
         self._headers = headers
         self._metadata: Metadata | None = None
 
@@ -77,18 +85,26 @@ class Call:
     @property
     def peer_certificate(self) -> X509 | None:
         """The certificate that the caller proved to hold; None without one."""
-        return self._connection.peer_certificate
+        return self._stream.connection.peer_certificate
 
     @property
     def peer(self) -> IAddress:
         """The caller's address."""
-        return self._connection.transport.getPeer()
+        return self._stream.connection.transport.getPeer()
 
     def time_remaining(self) -> float | None:
         """Return the seconds until the deadline, never below 0; None without a deadline."""
         if self.deadline is None:
             return None
-        return max(0.0, self.deadline - float(self._connection.reactor.seconds()))
+        return max(0.0, self.deadline - float(self._stream.connection.reactor.seconds()))
+
+    def receive_ahead(self, size: int) -> None:
+        """Take up to `size` bytes of requests before the method asks for them, if that is more than it was.
+
+        For bulk data: a caller may send no more than this in one round trip. The server keeps that much in
+        memory for the call while the method is busy. The connection's own window is the limit of all calls.
+        """
+        self._stream.widen(size)
 
     def set_trailing_metadata(self, pairs: Iterable[tuple[str, str | bytes]]) -> None:
         """Send `pairs` along with the status.
@@ -154,7 +170,7 @@ class ServerStream(Stream):
     def _prepare(self, headers: Headers, fields: dict[bytes, bytes]) -> None:
         server = self.connection.server
         self.method, self._answer = server.find(fields[b":path"])
-        self.call = Call(self.connection, self.method.path, headers)
+        self.call = Call(self, self.method.path, headers)
         limit = self.connection.limits.max_header_list
         if header_list_size(headers) > limit:
             raise GrpcError(

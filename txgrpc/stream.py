@@ -135,6 +135,13 @@ class Stream:
             if credit:
                 self.connection.open_window(self.id, credit)
 
+    def widen(self, window: int) -> None:
+        """Let the other side be `window` bytes ahead of what is taken, if that is more than it is now."""
+        if self.receiving is State.OPEN:
+            more = self.inbox.widen(window)
+            if more:
+                self.connection.open_window(self.id, more)
+
     # Sending
 
     def send_headers(self, headers: Headers) -> None:

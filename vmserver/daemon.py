@@ -34,7 +34,7 @@ from infranetes_common.concurrency import deferred, run_in_thread, start
 from infranetes_common.hangups import Hangups, differences, refuse, report
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver
-from txgrpc import Server
+from txgrpc import Limits, Server
 from txgrpc import Service as GrpcService
 from vmserver import config as configuration
 from vmserver.config import Config
@@ -54,6 +54,7 @@ from vmserver.rpc.agent import AgentService
 from vmserver.volumes.store import VolumeStore
 
 DRAIN_SECONDS = 2.0
+CONNECTION_WINDOW = 4 * 1024 * 1024  # bytes from the node in one round trip: a layer may be GBs
 MEMORY_VOLUMES = "volumes"  # in run_dir: a tmpfs for secrets
 
 _log = Logger()
@@ -108,7 +109,8 @@ class Vmserver(Service):
             own_machine=own_machine,
         )
         service = GrpcService(vmserver.Agent, *self._agent.implementations)
-        self._server = Server(reactor, [service], translate_error=errors.to_grpc)
+        limits = Limits(connection_window=CONNECTION_WINDOW)
+        self._server = Server(reactor, [service], limits=limits, translate_error=errors.to_grpc)
         self._listener.inner = self._server.factory
         self._source = self._make_source() if sources else None
         self._starting: Deferred[None] | None = None

@@ -280,16 +280,23 @@ class InboxTests(unittest.SynchronousTestCase):
     @given(
         st.lists(st.integers(0, 300), max_size=30),
         st.lists(st.tuples(st.booleans(), st.integers(1, 150)), max_size=200),
+        st.tuples(st.integers(0, 200), st.integers(1, 500)),
     )
-    def test_bounded_and_never_stuck(self, sizes: list[int], moves: list[tuple[bool, int]]) -> None:
-        """Whoever sends and takes when: what is held stays bounded, and all messages arrive in order."""
+    def test_bounded_and_never_stuck(
+        self, sizes: list[int], moves: list[tuple[bool, int]], widened: tuple[int, int]
+    ) -> None:
+        """Whoever sends and takes when: what is held stays bounded, and all messages arrive in order.
+
+        Also when the window is widened in the middle.
+        """
         inbox = Inbox(300, WINDOW, Budget(300))
+        most = WINDOW
         data = b"".join(frame(bytes([n]) * size) for n, size in enumerate(sizes))
         window, taken = WINDOW, []
 
-        def send(most: int) -> bool:
+        def send(size: int) -> bool:
             nonlocal data, window
-            part = data[: min(most, window)]
+            part = data[: min(size, window)]
             if not part:
                 return False
             inbox.receive(part, len(part))
@@ -308,14 +315,17 @@ class InboxTests(unittest.SynchronousTestCase):
             window += inbox.credit(self.fail)
             return message is not None
 
-        for sending, size in moves:
+        for number, (sending, size) in enumerate(moves):
+            if number == widened[0]:
+                window += inbox.widen(widened[1])
+                most = max(WINDOW, widened[1])
             if sending:
                 send(size)
             else:
                 take()
-            self.assertLessEqual(window, WINDOW)
+            self.assertLessEqual(window, most)
             held = inbox._queued + inbox._reader.partial
-            self.assertLessEqual(held, WINDOW + 305)
+            self.assertLessEqual(held, most + 305)
         while take() or send(50):
             pass
         self.assertEqual(taken, [bytes([n]) * size for n, size in enumerate(sizes)])

@@ -13,7 +13,7 @@ from tests.txgrpc.demo import Note
 from tests.txgrpc.memory import HIGH_WATER, SMALL, InMemoryPair
 from tests.txgrpc.memory_case import MemoryCase, start
 from tests.txgrpc.support import drain_iterator
-from txgrpc import Code, GrpcError, Limits
+from txgrpc import Call, Code, GrpcError, Limits
 
 
 class FlowControlTests(MemoryCase):
@@ -33,12 +33,17 @@ class FlowControlTests(MemoryCase):
         call.cancel()
 
     def test_client_waits_for_a_slow_server(self) -> None:
-        """An upload's iterable is asked no further than the window while the method does not read."""
+        """An upload's iterable is asked no further than the window while the method does not read.
+
+        A method that wants more ahead gets it.
+        """
         world = self.world(server={"limits": SMALL})
         asked = 0
         gate: Deferred[None] = Deferred()
+        calls: list[Call] = []
 
         async def slow_sum(requests: Any, call: Any) -> Any:
+            calls.append(call)
             await gate
             return Note(number=len([request async for request in requests]))
 
@@ -54,6 +59,13 @@ class FlowControlTests(MemoryCase):
         call = world.stub.Sum(requests())
         world.settle()
         self.assertTrue(6 <= asked <= 8, asked)
+        [calling] = calls
+        calling.receive_ahead(1000)
+        world.settle()
+        self.assertLessEqual(asked, 8)
+        calling.receive_ahead(200_000)
+        world.settle()
+        self.assertTrue(20 <= asked <= 22, asked)
         gate.callback(None)
         world.settle()
         self.assertEqual(self.successResultOf(call).number, 1000)

@@ -15,6 +15,7 @@ from vmserver.layers.store import LayerOnDisk
 from vmserver.rpc.uploads import data_of
 
 MAX_SIZE = 2**40  # bytes of a layer
+AHEAD_BYTES = 4 * 1024 * 1024  # of a layer, which are held in memory while others are hashed and written
 MAX_TARGET, MAX_LUN = 255, 16383  # of virtio-scsi
 
 
@@ -47,6 +48,7 @@ class LayerCalls:
         self, requests: AsyncIterator[messages.PutLayerRequest], call: Call
     ) -> messages.PutLayerResponse:
         layers = self._taker().layers
+        call.receive_ahead(AHEAD_BYTES)
         first = await anext(aiter(requests), None)
         if first is None or first.WhichOneof("part") != "header":
             raise InvalidArgument("PutLayer: the first message has to be the header")
