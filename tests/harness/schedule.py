@@ -74,6 +74,7 @@ SECONDS: Mapping[str, float] = {
     "tests.txgrpc.test_hostile": 40,
     "tests.vmserver.containers": 60,
     "tests.vmserver.containers.test_docker": 120,
+    "tests.vmserver.layers.test_killed": 30,
 }
 
 
