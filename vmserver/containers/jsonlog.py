@@ -19,6 +19,7 @@ import zlib
 from calendar import timegm
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
+from typing import Protocol
 
 import attrs
 from twisted.internet.interfaces import IReactorTime
@@ -269,8 +270,18 @@ def _fingerprint(head: bytes) -> int:
     return zlib.crc32(head.partition(b"\n")[0][:_FINGERPRINT_BYTES])
 
 
+class LogReader(Protocol):
+    """Reads one container's log, whatever its format."""
+
+    def read(self) -> list[messages.LogRecord]:
+        """Return the next records; none at the log's present end."""
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+
+
 async def records(
-    reactor: IReactorTime, log: JsonLog, follow: bool, ended: Callable[[], bool]
+    reactor: IReactorTime, log: LogReader, follow: bool, ended: Callable[[], bool]
 ) -> AsyncGenerator[messages.LogRecord, None]:
     """Iterate over `log`, and with `follow` continue as it grows, until `ended()` and everything is read."""
     pauses = backoff(*POLL_SECONDS, factor=1.5)

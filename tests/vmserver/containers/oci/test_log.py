@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Logs that conmon writes are read exactly, across rotation, restarts and damage, and kept within bounds."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import struct
+import tempfile
+import termios
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes_common.concurrency import start
+from infranetes_common.errors import InvalidArgument
+from infranetes_common.wire.vmserver import LogRecord
+from tests.vmserver.containers.oci.case import CrunCase, reactor
+from vmserver.containers.jsonlog import records
+from vmserver.containers.oci import rotation
+from vmserver.containers.oci.control import Control
+from vmserver.containers.oci.log import MAX_LINE_BYTES, CriLog, numbers, renamed
+from vmserver.containers.oci.rotation import Rotation
+
+MIB = 1024 * 1024
+
+
+def entry(text: bytes, stream: str = "stdout", tag: str = "F", second: int = 0) -> bytes:
+    """A line as conmon writes it."""
+    time = f"2026-11-22T14:21:{second:02}.749086123+00:00"
+    return f"{time} {stream} {tag} ".encode() + text + b"\n"
+
+
+class CriLogTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.directory = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.directory)
+        self.path = self.directory / "log"
+
+    def write(self, *lines: bytes) -> None:
+        with open(self.path, "ab") as file:
+            file.write(b"".join(lines))
+
+    def rotate(self, keep: int = 3) -> None:
+        known = numbers(self.path)
+        self.path.rename(renamed(self.path, (known[-1] if known else 0) + 1))
+        for number in numbers(self.path)[: -(keep - 1)]:
+            renamed(self.path, number).unlink()
+        self.path.touch()
+
+    def read(self, cursor: str = "") -> list[Any]:
+        log = CriLog(self.path, cursor)
+        found: list[Any] = []
+        while batch := log.read():
+            found.extend(batch)
+        for _ in range(2):
+            log.close()
+        return found
+
+    def texts(self, cursor: str = "") -> list[bytes]:
+        return [record.line for record in self.read(cursor)]
+
+    def test_a_log_that_is_not_there_yet_is_empty(self) -> None:
+        self.assertEqual(self.read(), [])
+
+    def test_time_stream_and_whether_a_line_is_whole(self) -> None:
+        self.write(
+            entry(b"a b "), entry(b"", "stderr", "P", 1), b"1970-01-01T01:00:00.000000005+01:00 stdout F x\n"
+        )
+        self.assertEqual(
+            [(r.time_nanos, r.stream, r.line, r.partial) for r in self.read()],
+            [
+                (1795357260749086123, LogRecord.STDOUT, b"a b ", False),
+                (1795357261749086123, LogRecord.STDERR, b"", True),
+                (5, LogRecord.STDOUT, b"x", False),
+            ],
+        )
+
+    def test_a_half_written_line_waits_for_its_rest(self) -> None:
+        whole = entry(b"second")
+        self.write(entry(b"first"), whole[:20])
+        log = CriLog(self.path)
+        self.assertEqual([record.line for record in log.read()], [b"first"])
+        self.assertEqual(log.read(), [])
+        self.write(whole[20:])
+        self.assertEqual([record.line for record in log.read()], [b"second"])
+        log.close()
+
+    def test_damage_is_skipped_and_marked_as_a_gap(self) -> None:
+        damage = [
+            b"garbage\n",
+            b"\n",
+            b"x stdout F y\n",
+            entry(b"x", "stdin"),
+            entry(b"x", tag="X"),
+            b"a b c\n",
+        ]
+        self.write(entry(b"1"), *damage, entry(b"2"), entry(b"3"))
+        self.assertEqual([(r.line, r.gap) for r in self.read()], [(b"1", False), (b"2", True), (b"3", False)])
+
+    def test_an_endless_line_is_given_up(self) -> None:
+        self.write(entry(b"1"), b"x" * (3 * MAX_LINE_BYTES), b"\n", entry(b"2"))
+        self.assertEqual([(r.line, r.gap) for r in self.read()], [(b"1", False), (b"2", True)])
+
+    def test_what_is_no_cursor_is_refused(self) -> None:
+        for cursor in (
+            "x",
+            "1",
+            "1.2",
+            "1.-1.0",
+            "2.1.1",
+            "1.1.1.1",
+            "1.1." + "9" * 40,
+            "1.\u0661.0",
+            "1..1",
+        ):
+            with self.assertRaises(InvalidArgument):
+                CriLog(self.path, cursor)
+
+    def test_a_cursor_that_does_not_fit_begins_with_the_oldest_and_a_gap(self) -> None:
+        self.write(entry(b"1"), entry(b"2"))
+        for cursor in ("1.1.7", "1.1.99999", "1.5.0"):
+            self.assertEqual([(r.line, r.gap) for r in self.read(cursor)], [(b"1", True), (b"2", False)])
+
+    def test_what_was_deleted_before_it_was_read_is_a_gap(self) -> None:
+        self.write(entry(b"1"))
+        log = CriLog(self.path)
+        first = log.read()[0]
+        for text in (b"2", b"3", b"4", b"5"):
+            self.rotate()
+            self.write(entry(text))
+        for found in (log.read(), self.read(first.cursor)):
+            self.assertEqual((found[0].line, found[0].gap), (b"3", True))
+        log.close()
+
+    def test_while_a_file_is_renamed_what_is_still_written_to_it_is_read(self) -> None:
+        self.write(entry(b"1"))
+        log = CriLog(self.path)
+        self.assertEqual([r.line for r in log.read()], [b"1"])
+        self.path.rename(renamed(self.path, 1))
+        with open(renamed(self.path, 1), "ab") as old:
+            old.write(entry(b"2"))
+        self.assertEqual([r.line for r in log.read()], [b"2"])
+        self.assertEqual(log.read(), [])
+        with open(renamed(self.path, 1), "ab") as old:
+            old.write(entry(b"3"))
+        self.write(entry(b"4"))
+        self.assertEqual([r.line for r in log.read()], [b"3"])
+        self.assertEqual([(r.line, r.gap) for r in log.read()], [(b"4", False)])
+        log.close()
+
+    def test_the_end_may_come_before_there_is_a_new_file(self) -> None:
+        for text in (b"1", b"2", b"3"):
+            self.write(entry(text))
+            self.rotate(keep=99)
+        self.path.unlink()
+        log = CriLog(self.path)
+        self.assertEqual([log.read()[0].line for _ in range(3)], [b"1", b"2", b"3"])
+        self.assertEqual(log.read(), [])
+        log.close()
+        self.assertEqual(self.texts("1.3.0"), [b"3"])
+        self.assertEqual(self.texts(f"1.3.{renamed(self.path, 3).stat().st_size}"), [])
+
+    @settings(deadline=None, max_examples=60)
+    @given(st.data())
+    def test_each_line_once_however_it_is_written_rotated_and_read_again(self, data: st.DataObject) -> None:
+        for path in self.directory.iterdir():
+            path.unlink()
+        texts = st.binary(max_size=40).map(lambda text: text.replace(b"\n", b""))
+        written: list[tuple[bytes, int, bool]] = []
+        found: list[Any] = []
+        log = CriLog(self.path)
+        pending = b""
+        for _ in range(data.draw(st.integers(0, 12))):
+            step = data.draw(st.sampled_from(["write", "half", "rotate", "read", "again"]))
+            if step in ("write", "half"):
+                for text in data.draw(st.lists(texts, max_size=5)):
+                    stream, tag = (
+                        data.draw(st.sampled_from(["stdout", "stderr"])),
+                        data.draw(st.sampled_from("FP")),
+                    )
+                    written.append(
+                        (text, LogRecord.STDOUT if stream == "stdout" else LogRecord.STDERR, tag == "P")
+                    )
+                    pending += entry(text, stream, tag)
+                cut = data.draw(st.integers(0, len(pending))) if step == "half" else len(pending)
+                self.write(pending[:cut])
+                pending = pending[cut:]
+            elif step == "rotate" and not pending and self.path.exists():
+                self.rotate(keep=99)
+            elif step == "read":
+                found += log.read()
+            elif step == "again":
+                log.close()
+                log = CriLog(self.path, found[-1].cursor if found else "")
+        self.write(pending)
+        while batch := log.read():
+            found += batch
+        log.close()
+        self.assertEqual([(r.line, r.stream, r.partial) for r in found], written)
+        self.assertFalse(any(r.gap for r in found))
+        if found:
+            number = data.draw(st.integers(0, len(found) - 1))
+            self.assertEqual(self.read(found[number].cursor), found[number + 1 :])
+
+    @given(st.binary(max_size=300))
+    def test_any_bytes_can_be_read(self, data: bytes) -> None:
+        self.path.write_bytes(data)
+        self.assertTrue(all(len(text) <= len(data) for text in self.texts()))
+
+
+class RotationTests(CrunCase):
+    """With conmon, which goes on writing."""
+
+    def rotation(self, max_bytes: int, kept: int) -> Rotation:
+        made = Rotation(reactor, max_bytes, kept)
+        self.addCleanup(made.close)
+        return made
+
+    async def test_a_million_lines_none_lost_and_none_twice(self) -> None:
+        rotation = self.rotation(2 * MIB, 1000)
+        script = "for i in 0 1 2 3 4 5 6 7 8 9; do seq $((i*100000+1)) $((i+1))00000; sleep 0.2; done"
+        made = await self.created("sh", "-c", script)
+        rotation.add(made.container.id, made.container.log, Control(reactor, made.container.bundle))
+        await self.crun.start(made.container.id)
+        following = records(reactor, CriLog(made.container.log), True, lambda: bool(made.exits))
+        expected = 1
+        text = b""
+        async for record in following:
+            self.assertFalse(record.gap)
+            text += record.line
+            if not record.partial:
+                self.assertEqual(int(text), expected)
+                expected += 1
+                text = b""
+        self.assertEqual(made.exits[0].message, "")
+        self.assertEqual((expected, text), (1000001, b""))
+        self.assertGreater(len(numbers(made.container.log)), 2)
+
+    async def test_what_is_kept_is_bounded(self) -> None:
+        rotation = self.rotation(1 * MIB, 3)
+        script = "while :; do seq 20000; sleep 0.1; done"
+        made = await self.started("sh", "-c", script)
+        rotation.add(made.container.id, made.container.log, Control(reactor, made.container.bundle))
+        log = made.container.log
+        await self.until(lambda: numbers(log)[:1] >= [3], "the oldest are deleted")
+        self.assertEqual(len(numbers(log)), 2)
+        rotation.remove(made.container.id)
+        log_reader = CriLog(log, "1.1.0")
+        self.assertTrue(log_reader.read()[0].gap)
+        log_reader.close()
+
+    async def test_an_agent_that_ended_while_it_rotated_is_followed_by_one_that_goes_on(self) -> None:
+        self.patch(rotation, "MISSING_SECONDS", 0.2)
+        script = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.01; done"
+        made = await self.started("sh", "-c", script)
+        log = made.container.log
+        await self.until(log.read_text, "it writes")
+        log.rename(renamed(log, 1))
+        keeper = self.rotation(64 * MIB, 3)
+        keeper.add(made.container.id, log, Control(reactor, made.container.bundle))
+        await self.until(lambda: log.exists() and log.read_text(), "conmon has made a new file")
+        os.kill(made.process.pid, signal.SIGKILL)
+        await self.end(made)
+        reader = CriLog(log)
+        found: list[Any] = []
+        while batch := reader.read():
+            found += batch
+        reader.close()
+        self.assertEqual([int(r.line) for r in found], list(range(1, len(found) + 1)))
+        self.assertFalse(any(r.gap for r in found))
+
+    async def test_a_log_that_is_there_is_not_replaced(self) -> None:
+        made = await self.started("sh", "-c", "echo kept; sleep 600")
+        await self.until(made.container.log.read_text, "it has written")
+        await Control(reactor, made.container.bundle).reopen_log(made.container.log)
+        self.assertEqual(self.lines(made), ["stdout F kept"])
+
+    async def test_a_conmon_that_has_ended_is_told_nothing(self) -> None:
+        made = await self.started("true")
+        await self.end(made)
+        control = Control(reactor, made.container.bundle)
+        await control.reopen_log(self.directory / "none")
+        await control.resize(80, 24)
+
+    async def test_of_many_sizes_the_last_one_holds(self) -> None:
+        script = "echo up; while read x; do stty size; done"
+        made = await self.started("sh", "-c", script, terminal=True)
+        control = Control(reactor, made.container.bundle)
+        await self.until(made.container.log.read_text, "it is up")
+        for round in range(5):
+            sizes = [start(control.resize(100 + each, 10 * round + each)) for each in range(10)]
+            for size in sizes:
+                await size
+            await self.assert_size(made, 109, 10 * round + 9)
+
+    async def assert_size(self, made: Any, width: int, height: int) -> None:
+        """It is what the terminal has, according to its kernel."""
+        descriptor = os.open(f"/proc/{made.process.pid}/fd/0", os.O_RDWR | os.O_NOCTTY)
+        try:
+            size = fcntl.ioctl(descriptor, termios.TIOCGWINSZ, bytes(8))
+        finally:
+            os.close(descriptor)
+        self.assertEqual(struct.unpack("HHHH", size)[:2], (height, width))

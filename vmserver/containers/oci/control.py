@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The FIFO by which a running conmon is told something: a terminal's size, or that its log was renamed.
+
+Of several messages that conmon 2.1 reads together it follows the first one only, as many times as there are
+messages. So each is written once the one before is read, also by the FIFO `winsz`, through which conmon
+passes sizes on to itself. Source: containers/conmon src/ctrl.c.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import fcntl
+import os
+import termios
+from pathlib import Path
+
+from twisted.internet.defer import DeferredLock
+from twisted.internet.interfaces import IReactorTime
+
+from infranetes_common.concurrency import backoff, sleep
+from infranetes_common.errors import Unavailable
+
+TAKEN_SECONDS = 10.0  # within which conmon takes a message
+_MAX_SIZE = 65535
+
+
+class Control:
+    """Tells one conmon. There is one of these for each container.
+
+    :param bundle: the container's.
+    """
+
+    def __init__(self, clock: IReactorTime, bundle: Path) -> None:
+        self._clock = clock
+        self._bundle = bundle
+        self._lock = DeferredLock()
+        self._size: tuple[int, int] | None = None  # what the terminal is to have
+
+    async def resize(self, width: int, height: int) -> None:
+        """Set the size of the container's terminal, in characters. Does nothing after its end.
+
+        Of several that wait, only the last is told.
+
+        :raise Unavailable: conmon does not take it."""
+        if not (0 <= width <= _MAX_SIZE and 0 <= height <= _MAX_SIZE):
+            return
+        self._size = (width, height)
+        async with self._lock:
+            size, self._size = self._size, None
+            if size is not None:
+                await self._tell(f"1 {size[1]} {size[0]}\n")
+
+    async def reopen_log(self, log: Path) -> None:
+        """Have a new log file made, where it is missing. Does nothing after the container's end.
+
+        conmon would replace a file that is there, with what is in it.
+
+        :raise Unavailable: conmon does not take it."""
+        async with self._lock:
+            await self._tell("2 0 0\n", unless=log)
+
+    async def _tell(self, message: str, unless: Path | None = None) -> None:
+        fifos: list[int] = []
+        try:
+            for name in ("ctl", "winsz"):
+                fifos.append(os.open(self._bundle / name, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+            await self._empty(fifos)
+            if not _there(unless):
+                os.write(fifos[0], message.encode())
+                await self._empty(fifos)
+        except OSError as error:
+            if error.errno not in (errno.ENXIO, errno.ENOENT, errno.EPIPE):  # conmon has ended
+                raise Unavailable(f"{self._bundle / 'ctl'}: {error.strerror}") from error
+        finally:
+            for fifo in fifos:
+                os.close(fifo)
+
+    async def _empty(self, fifos: list[int]) -> None:
+        """Wait until conmon has read what is in these."""
+        waited = 0.0
+        pauses = backoff(0.002, 0.05)
+        while any(_unread(fifo) for fifo in fifos):
+            if waited > TAKEN_SECONDS:
+                raise Unavailable(f"the conmon of {self._bundle} does not read what it is told")
+            pause = next(pauses)
+            await sleep(self._clock, pause)
+            waited += pause
+
+
+def _there(path: Path | None) -> bool:
+    return path is not None and path.exists()
+
+
+def _unread(fifo: int) -> int:
+    size = array.array("i", [0])
+    fcntl.ioctl(fifo, termios.FIONREAD, size)
+    return size[0]

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A container's log as conmon writes it, and how much of it is kept.
+
+Each line is in the CRI's format: a time (RFC 3339), the stream, F or P, and text. P is a part of a longer
+line, or the last that the container wrote, if it did not end in a newline. Lines that conmon has read
+together have the same time.
+
+The newest file is PATH. When it is full it is renamed to PATH.1, the next one to PATH.2, and so on; the
+oldest is deleted. So the number of a file never changes, and that of PATH is the next one. A cursor has a
+file's number and the offset of the next line. Sources: containers/conmon src/ctr_logging.c; kubernetes
+pkg/kubelet/kuberuntime/logs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+
+from infranetes_common.errors import InvalidArgument
+from infranetes_common.wire import vmserver as messages
+from vmserver.containers.jsonlog import parse_time
+
+CHUNK_BYTES = 32 * 1024
+MAX_LINE_BYTES = 64 * 1024  # conmon's own are below 9 KiB
+
+_STREAMS = {b"stdout": messages.LogRecord.STDOUT, b"stderr": messages.LogRecord.STDERR}
+_MAX_NUMBER_DIGITS = 18
+
+
+@attrs.frozen
+class Cursor:
+    """A place in a log.
+
+    :ivar number: of the file. :ivar offset: of the next line.
+    """
+
+    number: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"1.{self.number}.{self.offset}"
+
+    @classmethod
+    def parse(cls, text: str) -> Cursor:
+        """Parse what `str` gave. :raise InvalidArgument: it is something else."""
+        fields = text.split(".")
+        right = all(f.isascii() and f.isdecimal() and len(f) <= _MAX_NUMBER_DIGITS for f in fields)
+        if len(fields) != 3 or fields[0] != "1" or not right:
+            raise InvalidArgument("cursor: not a cursor of this log; begin with an empty one")
+        return cls(int(fields[1]), int(fields[2]))
+
+
+def numbers(path: Path) -> list[int]:
+    """Return the numbers of a log's renamed files, oldest first."""
+    prefix = f"{path.name}."
+    found = []
+    for name in os.listdir(path.parent):
+        number = name.removeprefix(prefix)
+        if name.startswith(prefix) and number.isdecimal() and len(number) <= _MAX_NUMBER_DIGITS:
+            found.append(int(number))
+    return sorted(found)
+
+
+def renamed(path: Path, number: int) -> Path:
+    """Return the name that a log's file has once it is full."""
+    return path.with_name(f"{path.name}.{number}")
+
+
+class CriLog:
+    """Reads one container's log.
+
+    :param path: the newest file; it need not exist yet.
+    :raise InvalidArgument: `cursor` is malformed.
+    """
+
+    def __init__(self, path: Path, cursor: str = "") -> None:
+        self._path = path
+        self._cursor = Cursor.parse(cursor) if cursor else None
+        self._fd = -1
+        self._number = 0
+        self._offset = 0  # of the first byte in the buffer
+        self._buffer = b""
+        self._gap = False
+        self._time: tuple[bytes, int] = (b"", 0)  # that of the last line, and its value
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def read(self) -> list[messages.LogRecord]:
+        """Return the records of the next chunk; none at the log's present end."""
+        while True:
+            if self._fd < 0 and not self._begin():
+                return []
+            chunk = os.pread(self._fd, CHUNK_BYTES, self._offset + len(self._buffer))
+            if chunk:
+                if records := list(self._feed(chunk)):
+                    return records
+            elif not self._advance():
+                return []
+
+    # Files
+
+    def _begin(self) -> bool:
+        cursor = self._cursor
+        if cursor is not None and self._open(cursor.number):
+            if self._fits(cursor.offset):
+                self._cursor = None
+                self._offset = cursor.offset
+                return True
+            self.close()
+        if not self._open_after(0):
+            return False
+        self._gap = cursor is not None
+        self._cursor = None
+        return True
+
+    def _fits(self, offset: int) -> bool:
+        """Whether a line may begin at this offset."""
+        return offset == 0 or os.pread(self._fd, 1, offset - 1) == b"\n"
+
+    def _open(self, number: int) -> bool:
+        """Open the file of this number, if it exists."""
+        while True:
+            known = numbers(self._path)
+            newest = (known[-1] if known else 0) + 1
+            if number not in known and number != newest:
+                return False
+            try:
+                fd = os.open(
+                    self._path if number == newest else renamed(self._path, number),
+                    os.O_RDONLY | os.O_CLOEXEC,
+                )
+            except FileNotFoundError:
+                if numbers(self._path) == known:
+                    return False
+                continue
+            if number == newest and numbers(self._path)[-1:] != known[-1:]:
+                os.close(fd)  # renamed meanwhile: this may be the one that came after it
+                continue
+            self.close()
+            self._fd, self._number, self._offset, self._buffer = fd, number, 0, b""
+            return True
+
+    def _open_after(self, number: int) -> bool:
+        """Open the oldest file that has a higher number."""
+        while True:
+            known = numbers(self._path)
+            following = [each for each in known if each > number] or [(known[-1] if known else 0) + 1]
+            if self._open(following[0]):
+                self._gap = self._gap or (number > 0 and following[0] != number + 1)
+                return True
+            if numbers(self._path) == known:
+                return False
+
+    def _advance(self) -> bool:
+        """Go on to the next newer file, if this one was read to its end and there is one."""
+        try:
+            newest = self._path.stat()
+        except FileNotFoundError:  # renamed: conmon goes on with it, or has ended
+            if numbers(self._path)[-1:] <= [self._number]:
+                return False
+        else:
+            if os.path.samestat(newest, os.fstat(self._fd)):
+                return False
+        # conmon makes the new file after it has closed the old one.
+        if os.fstat(self._fd).st_size > self._offset + len(self._buffer):
+            return True
+        torn = bool(self._buffer)
+        if not self._open_after(self._number):
+            return False
+        self._gap = self._gap or torn
+        return True
+
+    # Lines
+
+    def _feed(self, chunk: bytes) -> Iterator[messages.LogRecord]:
+        data = self._buffer + chunk
+        start = 0
+        while (end := data.find(b"\n", start)) >= 0:
+            record = self._record(data[start:end], self._offset + end + 1)
+            if record is not None:
+                yield record
+            start = end + 1
+        self._offset += start
+        self._buffer = data[start:]
+        if len(self._buffer) > MAX_LINE_BYTES:  # not written by conmon: skip it
+            self._offset += len(self._buffer)
+            self._buffer = b""
+            self._gap = True
+
+    def _record(self, line: bytes, following: int) -> messages.LogRecord | None:
+        time, _, rest = line.partition(b" ")
+        stream, _, rest = rest.partition(b" ")
+        tag, space, text = rest.partition(b" ")
+        if stream not in _STREAMS or tag not in (b"F", b"P") or not space:
+            self._gap = True
+            return None
+        if time != self._time[0]:
+            try:
+                self._time = (time, parse_time(time.decode("ascii")))
+            except ValueError:
+                self._gap = True
+                return None
+        gap, self._gap = self._gap, False
+        return messages.LogRecord(
+            time_nanos=self._time[1],
+            stream=_STREAMS[stream],
+            line=text,
+            partial=tag == b"P",
+            cursor=f"1.{self._number}.{following}",
+            gap=gap,
+        )

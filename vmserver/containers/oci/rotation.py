@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much of the containers' logs is kept on the VM's disk. The files: see `vmserver.containers.oci.log`.
+
+A full log is renamed, and conmon, which goes on writing to it, is told to make a new one: no line is lost.
+An agent that ends between the two leaves no newest file, which the next agent notices.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+
+from infranetes_common.concurrency import sleep, start
+from infranetes_common.errors import InfranetesError
+from vmserver.containers.oci.control import Control
+from vmserver.containers.oci.log import numbers, renamed
+
+MAX_BYTES = 64 * 1024 * 1024  # of a file, before it is renamed
+KEPT = 3  # files of a log, the newest one too
+PAUSES = (0.05, 0.5)  # between two looks, when a log grows fast, and otherwise
+MISSING_SECONDS = 5.0  # after which conmon is told once more to make the newest file
+_FAST = 16  # a log that grows by this part of its bound between two looks grows fast
+
+_log = Logger()
+
+
+@attrs.define
+class _Watched:
+    log: Path
+    control: Control
+    size: int = 0
+    missing: float = 0.0  # since when its newest file is
+
+
+class Rotation:
+    """Renames the logs that are full.
+
+    :param max_bytes: see `MAX_BYTES`. :param kept: see `KEPT`.
+    """
+
+    def __init__(self, clock: IReactorTime, max_bytes: int = MAX_BYTES, kept: int = KEPT) -> None:
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self._kept = kept
+        self._watched: dict[str, _Watched] = {}
+        self._looking: Deferred[None] | None = None
+
+    def add(self, id: str, log: Path, control: Control) -> None:
+        """Look after a running container's log."""
+        self._watched[id] = _Watched(log, control)
+        if self._looking is None:
+            self._looking = start(self._look())
+
+    def remove(self, id: str) -> None:
+        """Leave a log as it is: its container has ended. Idempotent."""
+        self._watched.pop(id, None)
+
+    def close(self) -> None:
+        """Look no more. Idempotent."""
+        self._watched.clear()
+        looking, self._looking = self._looking, None
+        if looking is not None:
+            looking.addErrback(lambda _: None)
+            looking.cancel()
+
+    async def _look(self) -> None:
+        while self._watched:
+            fast = False
+            for id, watched in list(self._watched.items()):
+                try:
+                    fast = await self._check(watched) or fast
+                except (OSError, InfranetesError) as error:
+                    _log.warn("the log of container {id} is not rotated: {error}", id=id, error=error)
+            await sleep(self._clock, PAUSES[0] if fast else PAUSES[1])
+        self._looking = None
+
+    async def _check(self, watched: _Watched) -> bool:
+        """Rename a log that is full; return whether it grows fast."""
+        log = watched.log
+        try:
+            size = log.stat().st_size
+        except FileNotFoundError:
+            await self._missing(watched)
+            return True
+        watched.missing = 0.0
+        grown, watched.size = size - watched.size, size
+        if size >= self._max_bytes:
+            known = numbers(log)
+            log.rename(renamed(log, (known[-1] if known else 0) + 1))
+            for number in numbers(log)[: -(self._kept - 1) or None]:
+                renamed(log, number).unlink(missing_ok=True)
+            watched.size = 0
+            await watched.control.reopen_log(log)
+            return True
+        return grown > self._max_bytes // _FAST
+
+    async def _missing(self, watched: _Watched) -> None:
+        """Have the newest file made, if it should be there. An earlier message may be on its way."""
+        now = self._clock.seconds()
+        if not watched.missing:
+            watched.missing = now
+        elif now - watched.missing > MISSING_SECONDS and numbers(watched.log):
+            watched.missing = now
+            await watched.control.reopen_log(watched.log)
