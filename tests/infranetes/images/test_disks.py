@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import errno
 import functools
@@ -196,7 +197,7 @@ class MakingTests(DisksCase):
         async def body() -> None:
             image = await self.pulled("one", small("1"))
             self.store.prepare(image.id)
-            await until(lambda: self.on_disk() == {*image.diff_ids}, "both are made")
+            await until(lambda: len([*self.disks.glob("*.json")]) == 2, "both are made")
             await self.store.disks(image.id)
             self.assertEqual(sorted(self.maker.made), sorted(image.diff_ids))
             self.store.prepare("sha256:" + "0" * 64)  # of no image: nothing happens
@@ -427,7 +428,7 @@ class WaitingTests(DisksCase):
         return self.run_(body())
 
 
-# A daemon that dies at a step: argv is the store's directory, an image id and the step.
+# A daemon that dies at a step, or has all done: argv is the store's directory, an image id and the step.
 _DAEMON = """
 import os, signal, sys
 from pathlib import Path
@@ -458,7 +459,8 @@ def record(path, content):
     if step == "half recorded":
         Path.replace = die
     recorded(path, content)
-    die()
+    if step == "recorded":
+        die()
 
 async def main(reactor):
     global store
@@ -469,6 +471,14 @@ async def main(reactor):
 
 task.react(lambda reactor: defer.Deferred.fromCoroutine(main(reactor)))
 """
+
+
+async def ended(process: subprocess.Popen[bytes]) -> int:
+    try:
+        await until(lambda: process.poll() is not None, "the daemon has ended", 60)
+    finally:
+        process.kill()
+    return process.wait()
 
 
 class KilledTests(DisksCase):
@@ -488,7 +498,7 @@ class KilledTests(DisksCase):
             }
             for step, (new, old, kept) in left.items():
                 arguments = [sys.executable, "-c", _DAEMON, str(self.directory), image.id, step]
-                done = await self.ended(subprocess.Popen(arguments, cwd=ROOT))
+                done = await ended(subprocess.Popen(arguments, cwd=ROOT))
                 self.assertEqual(done, -signal.SIGKILL, step)
                 await until(lambda: not self.writers(), "the process that writes the disk has died, too")
                 self.assertEqual(len(os.listdir(self.directory / "disks" / "new")), new, step)
@@ -516,13 +526,6 @@ class KilledTests(DisksCase):
                 if os.readlink(entry / "fd" / "1").startswith(str(self.directory)):
                     found.append(int(entry.name))
         return found
-
-    async def ended(self, process: subprocess.Popen[bytes]) -> int:
-        try:
-            await until(lambda: process.poll() is not None, "the daemon has died")
-        finally:
-            process.kill()
-        return process.wait()
 
 
 class FullDiskTests(DisksCase):
@@ -616,6 +619,34 @@ class RealTests(DisksCase):
                     if isinstance(content, bytes):
                         self.assertEqual((tree / name).read_bytes(), content)
             self.assertEqual(os.readlink(tree / "bin" / "link"), "tool")
+
+        return self.run_(body())
+
+    def test_layers_with_the_same_content_have_disks_of_their_own(self) -> Any:
+        """An overlay takes no file system twice."""
+
+        async def body() -> None:
+            image = await self.pulled("empty", oci.image([bytes(1024), bytes(10240)]))
+            one, two = await self.store.disks(image.id)
+            self.assertNotEqual(one.digest, two.digest)
+
+        return self.run_(body())
+
+    def test_the_daemons_unit_allows_what_it_takes(self) -> Any:
+        async def body() -> None:
+            image = await self.pulled("unit", small("1"))
+            unit = configparser.ConfigParser(strict=False, interpolation=None)
+            unit.read(ROOT / "debian" / "infranetes.service")
+            allowed = unit["Service"]["CapabilityBoundingSet"].lower().replace("cap_", "+").split()
+            command = [
+                "setpriv",
+                "--no-new-privs",
+                "--inh-caps=-all",
+                f"--bounding-set={','.join(['-all', *allowed])}",
+            ]
+            command += ["--", sys.executable, "-c", _DAEMON, str(self.directory), image.id, "all"]
+            self.assertEqual(await ended(subprocess.Popen(command, cwd=ROOT)), 0)
+            self.assertEqual(self.on_disk(), {*image.diff_ids})
 
         return self.run_(body())
 
