@@ -22,6 +22,8 @@ _PAX, _GLOBAL_PAX, _LONG_NAME, _LONG_TARGET = b"x", b"g", b"L", b"K"
 _AS_FILE = (b"\0", b"7")  # old forms of FILE
 _ZEROS = bytes(BLOCK)
 _OCTAL = re.compile(rb"[ \0]*([0-7]*) *(?:\0.*)?", re.DOTALL)
+# Mode, uid, gid, size and mtime, as nearly all tars have them.
+_USUAL = re.compile(rb"([0-7]{7})\0([0-7]{7})\0([0-7]{7})\0([0-7]{11})[ \0]([0-7]{11})[ \0]")
 _DECIMAL = re.compile(rb"[0-9]{1,20}")
 _TIME = re.compile(rb"(-?)([0-9]{1,18})(?:\.([0-9]*))?")
 _XATTR = b"SCHILY.xattr."
@@ -56,6 +58,7 @@ class _Extra:
     pax: dict[bytes, bytes] = attrs.field(factory=dict)
     name: bytes = b""
     target: bytes = b""
+    used: bool = False
 
 
 def entries(source: Source, limits: Limits) -> Iterator[Entry]:
@@ -68,9 +71,10 @@ def entries(source: Source, limits: Limits) -> Iterator[Entry]:
         count += 1
         if count > 2 * limits.entries:  # a name may need a header of its own
             raise BadLayer(f"its tar has more than {2 * limits.entries} headers; make several layers of it")
-        kind, size = header[156:157], _number(header, 124, 12, "size")
+        kind, numbers = header[156:157], _numbers(header)
         if kind in (_PAX, _GLOBAL_PAX, _LONG_NAME, _LONG_TARGET):
-            data = _extra_data(source, kind, size, limits)
+            data = _extra_data(source, kind, numbers[3], limits)
+            extra.used = True
             if kind == _PAX:
                 extra.pax = _pax(data)
             elif kind == _LONG_NAME:
@@ -78,11 +82,12 @@ def entries(source: Source, limits: Limits) -> Iterator[Entry]:
             elif kind == _LONG_TARGET:
                 extra.target = data.partition(b"\0")[0]
             continue
-        entry = _entry(header, size, extra, limits)
+        entry = _entry(header, numbers, extra, limits)
         end = source.offset + entry.size + -entry.size % BLOCK
         yield entry
         source.skip(end - source.offset)
-        extra = _Extra()
+        if extra.used:
+            extra = _Extra()
 
 
 def _header(source: Source) -> bytes:
@@ -127,6 +132,21 @@ def _number(header: bytes, at: int, length: int, what: str) -> int:
     return int.from_bytes(header[at : at + length], "big") - (1 << (8 * length - 1))
 
 
+def _numbers(header: bytes) -> tuple[int, int, int, int, int]:
+    """Return mode, uid, gid, size and mtime."""
+    match = _USUAL.fullmatch(header, 100, 148)
+    if match is not None:
+        mode, uid, gid, size, mtime = match.groups()
+        return int(mode, 8), int(uid, 8), int(gid, 8), int(size, 8), int(mtime, 8)
+    return (
+        _number(header, 100, 8, "mode"),
+        _number(header, 108, 8, "uid"),
+        _number(header, 116, 8, "gid"),
+        _number(header, 124, 12, "size"),
+        _number(header, 136, 12, "time"),
+    )
+
+
 def _pax(data: bytes) -> dict[bytes, bytes]:
     """Read a PAX header's records: length, space, key=value, newline."""
     found: dict[bytes, bytes] = {}
@@ -143,34 +163,29 @@ def _pax(data: bytes) -> dict[bytes, bytes]:
     return found
 
 
-def _entry(header: bytes, size: int, extra: _Extra, limits: Limits) -> Entry:
-    pax = extra.pax
+def _entry(header: bytes, numbers: tuple[int, int, int, int, int], extra: _Extra, limits: Limits) -> Entry:
+    pax, kind = extra.pax, header[156:157]
+    mode, uid, gid, size, mtime = numbers
+    mtime *= _NANO
     path = extra.name or pax.get(b"path") or _name(header)
-    kind = header[156:157]
+    if pax:
+        uid, gid, size = (_decimal(pax, k, v) for k, v in ((b"uid", uid), (b"gid", gid), (b"size", size)))
+        mtime = _mtime(pax, mtime)
     if kind in _AS_FILE or kind == FILE:
-        size = _size(pax, size)
         kind = DIRECTORY if path.endswith(b"/") else FILE
     else:
         size = 0  # whatever is said
     if kind not in _KINDS or any(key.startswith(b"GNU.sparse.") for key in pax):
         what = "a sparse file" if kind in (b"S", FILE) else f"of an unknown type {quoted(kind)}"
         raise BadLayer(f"its entry {quoted(path)} is {what}; make the image with another program")
-    target = extra.target or pax.get(b"linkpath") or _string(header, 157, 100)
-    entry = Entry(
-        kind=kind,
-        path=path,
-        target=target if kind in (LINK, SYMLINK) else b"",
-        mode=_number(header, 100, 8, "mode") & 0o7777,
-        uid=_pax_number(pax, b"uid", header, 108),
-        gid=_pax_number(pax, b"gid", header, 116),
-        size=size,
-        mtime_ns=_mtime(pax, header),
-        major=0,
-        minor=0,
-        xattrs=_xattrs(pax) if pax else {},
-    )
+    target = b""
+    if kind in (LINK, SYMLINK):
+        target = extra.target or pax.get(b"linkpath") or _string(header, 157, 100)
+    major = minor = 0
     if kind in (CHAR, BLOCK_DEVICE):
-        entry.major, entry.minor = _number(header, 329, 8, "device"), _number(header, 337, 8, "device")
+        major, minor = _number(header, 329, 8, "device"), _number(header, 337, 8, "device")
+    xattrs = _xattrs(pax) if pax else {}
+    entry = Entry(kind, path, target, mode & 0o7777, uid, gid, size, mtime, major, minor, xattrs)
     _check(entry, limits)
     return entry
 
@@ -206,29 +221,20 @@ def _name(header: bytes) -> bytes:
     return prefix + b"/" + name if prefix else name
 
 
-def _pax_number(pax: dict[bytes, bytes], key: bytes, header: bytes, at: int) -> int:
+def _decimal(pax: dict[bytes, bytes], key: bytes, otherwise: int) -> int:
     value = pax.get(key)
     if not value:
-        return _number(header, at, 8, key.decode())
+        return otherwise
     if _DECIMAL.fullmatch(value) is None:
         raise BadLayer(f"its tar has a malformed {key.decode()}: {quoted(value)}")
     return int(value)
 
 
-def _size(pax: dict[bytes, bytes], size: int) -> int:
-    value = pax.get(b"size")
-    if not value:
-        return size
-    if _DECIMAL.fullmatch(value) is None:
-        raise BadLayer(f"its tar has a malformed size: {quoted(value)}")
-    return int(value)
-
-
-def _mtime(pax: dict[bytes, bytes], header: bytes) -> int:
+def _mtime(pax: dict[bytes, bytes], otherwise: int) -> int:
     """Return nanoseconds since 1970."""
     value = pax.get(b"mtime")
     if not value:
-        return _number(header, 136, 12, "time") * _NANO
+        return otherwise
     match = _TIME.fullmatch(value)
     if match is None:
         raise BadLayer(f"its tar has a malformed time: {quoted(value)}")

@@ -19,6 +19,7 @@ OPAQUE = b"trusted.overlay.opaque"
 _WHITEOUT, _META, _OPAQUE_MARK = b".wh.", b".wh..wh.", b".wh..wh..opq"
 _OVERLAY = (b"trusted.overlay.", b"user.overlay.")  # another machine's overlayfs wrote these
 _MAX_LINKS = 40  # as the kernel
+_MAX_STEPS = 4096
 _OVERHEAD = 64  # what a name or an attribute costs besides its bytes
 _TYPES = {
     tar.FILE: stat.S_IFREG,
@@ -71,6 +72,7 @@ class Tree:
         self._nodes = 1
         self._held = 0
         self._bytes = 0
+        self._last: tuple[list[bytes], Node] | None = None  # where the last path led
 
     def add(self, entry: Entry) -> Node | None:
         """Put an entry where it belongs. Returns the regular file whose data is to follow, if it is one.
@@ -165,7 +167,10 @@ class Tree:
         if self._nodes > self._limits.entries:
             raise BadLayer(f"the layer has over {self._limits.entries} files; make several layers of it")
         self.hold(len(name) + _OVERHEAD)
-        _children(parent)[name] = node
+        children = _children(parent)
+        if name in children:
+            self._last = None  # it may have led through what is replaced
+        children[name] = node
 
     def _whiteout(self, parent: Node, name: bytes) -> None:
         if name in (b"", b".", b".."):
@@ -191,10 +196,15 @@ class Tree:
 
     def _parent(self, parts: list[bytes], *, make: bool) -> Node:
         """Return the directory to which a path leads; what is missing of it is made."""
+        if self._last is not None and self._last[0] == parts:
+            return self._last[1]
         way = [self.root]
-        todo, links = parts[::-1], 0
+        todo, links, steps = parts[::-1], 0, 0
         while todo:
             part = todo.pop()
+            steps += 1
+            if steps > _MAX_STEPS:
+                raise BadLayer("the symbolic links in its path make it too long")
             if part == b"..":  # of a symbolic link's target
                 way = way[:-1] or way
                 continue
@@ -215,6 +225,7 @@ class Tree:
             way.append(node)
             if len(way) > self._limits.depth:
                 raise BadLayer(f"it is over {self._limits.depth} directories deep")
+        self._last = parts, way[-1]
         return way[-1]
 
     def _missing(self, parent: Node, name: bytes, removed: bool, make: bool) -> Node:
