@@ -98,6 +98,7 @@ def _cancel(sandbox: Sandbox) -> None:
     flights = [sandbox.launching, sandbox.stopping, sandbox.removing, sandbox.ending]
     for container in sandbox.containers.values():
         flights += [container.creating, container.removing]
+    sandbox.loads.cancel()
     for flight in flights:
         if flight is not None and not flight.done:
             flight.cancel()

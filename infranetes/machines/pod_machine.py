@@ -78,6 +78,7 @@ class PodMachine:
         self._context = context
         self._owner = owner
         self._launch: Flight[Instance] | None = None  # the provider's, in this process
+        self._takes_layers: bool | None = None  # as its agent said; None: it was not asked by this process
 
     @property
     def id(self) -> str:
@@ -145,6 +146,14 @@ class PodMachine:
             _log.info("vm {vm}: {error}", vm=self.facts.instance_id, error=error)
             return False
         return info.sandbox_id == self.id
+
+    async def takes_layers(self) -> bool:
+        """Whether its containers' images are made of layers. The agent is asked once.
+
+        :raise InfranetesError: it can't be asked."""
+        if self._takes_layers is None:
+            self._takes_layers = (await self.connect().info()).takes_layers
+        return self._takes_layers
 
     async def renew_certificate(self) -> None:
         """Have the VM make a new key, and sign a certificate for it.
@@ -256,6 +265,7 @@ class PodMachine:
                 f"the machine at {self.facts.agent_host} is not sandbox {self.id}: its agent answers for "
                 f"{info.sandbox_id[:64] or 'none'}"
             )
+        self._takes_layers = info.takes_layers
 
     # ---- the end
 

@@ -32,7 +32,8 @@ def vm_ended(node: NodeContext, sandbox: Sandbox, message: str) -> None:
 
 
 def disconnect(sandbox: Sandbox) -> None:
-    """Close the connection to the sandbox's agent."""
+    """End what is on its way into the sandbox's VM, and close the connection to its agent."""
+    sandbox.loads.cancel()
     watch, sandbox.watch = sandbox.watch, None
     if watch is not None:
         watch.stop()

@@ -12,6 +12,7 @@ from infranetes.machines.agent.client import AgentClient
 from infranetes.pods import apparmor, node_files
 from infranetes.pods.context import NodeContext
 from infranetes.pods.image_loads import load_image
+from infranetes.pods.image_removal import remove_unused_later
 from infranetes.pods.inventory import Container, Sandbox, container_name
 from infranetes.pods.machine_images import MachineImages
 from infranetes.pods.records import ContainerRecord
@@ -128,6 +129,7 @@ class ContainerCreation:
                 _log.info("container {container}, whose creation failed, is not removed yet: {error}",
                           container=container.id, error=error)  # fmt: skip
         await self._node.volumes.release(container)
+        remove_unused_later(self._node, container.sandbox)
         self._node.note(
             self._node.store.delete_container(container.id), f"the end of container {container.id}"
         )

@@ -9,6 +9,7 @@ from twisted.logger import Logger
 
 from infranetes.pods.container_start import START_ERROR, wait_started
 from infranetes.pods.context import MACHINE_DRAIN_SECONDS, NodeContext
+from infranetes.pods.image_removal import remove_unused_later
 from infranetes.pods.inventory import Container
 from infranetes.pods.machine_images import MachineImages
 from infranetes.pods.reports import GONE_REASON, apply_stop, record_loss
@@ -104,6 +105,7 @@ class ContainerStop:
         self._node.logs.abort(container)
         await self._node.store.delete_container(container.id)
         self._node.inventory.discard_container(container)
+        remove_unused_later(self._node, sandbox)
 
     async def _remove_from_vm(self, container: Container) -> None:
         agent = container.sandbox.agent()

@@ -51,6 +51,7 @@ class Times:
     destroy: float = 120.0  # the provider's part of ending a VM
     sweep: float = 60.0  # between two passes over the provider's list
     exec_limit: float = 3600.0  # an ExecSync without a timeout
+    unused: float = 60.0  # that an image without containers is kept in a VM
     certificate: float = DAY  # the validity of a VM's certificate, which is replaced after half of that
     watch: WatchTimes = attrs.field(factory=WatchTimes)
 
@@ -69,6 +70,9 @@ class Images(Protocol):
 
     def archive(self, image_id: str, present: int = 0) -> AsyncIterator[bytes]:
         """The image as a tar archive without its lowest `present` layers."""
+
+    async def config(self, image_id: str) -> bytes:
+        """The image's configuration, whose digest is its id. :raise NotFound: not on this node any more."""
 
     async def disks(self, image_id: str) -> Sequence[LayerDisk]:
         """The image's layers as disks, lowest first; those that are missing are made.

@@ -1,38 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images brought into the VMs of sandboxes."""
+"""Images brought into the VMs of sandboxes: as layers where the agent takes them, else as archives."""
 
 from __future__ import annotations
 
+from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
 from infranetes.images import Image
 from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Sandbox
-from infranetes_common.concurrency import Flight
+from infranetes.pods.layer_loads import load_layers
+from infranetes_common.concurrency import Flight, settled
+from infranetes_common.errors import Unavailable
 
 _log = Logger()
 
 
 async def load_image(node: NodeContext, sandbox: Sandbox, image: Image) -> None:
-    """Bring the image into the VM unless it is there. Callers that want the same one share its load."""
-    flight = sandbox.loads.get(image.id)
+    """Bring the image into the VM unless it is there.
+
+    Callers that want the same one share its load, which goes on when they leave, until the sandbox is
+    stopped: kubelet gives up after two minutes, asks again, and finds what has arrived since.
+
+    :raise Unavailable: the agent can't be reached, or the sandbox is being stopped.
+    :raise InfranetesError: why it can't be brought there."""
+    loads = sandbox.loads
+    flight = loads.images.get(image.id)
     if flight is None or flight.done:
-        flight = sandbox.loads[image.id] = Flight(_load(node, sandbox, image))
+        flight = loads.images[image.id] = Flight(_load(node, sandbox, image))
     try:
         await flight.join()
+    except CancelledError:
+        if not flight.done:
+            raise
+        raise Unavailable(f"sandbox {sandbox.id} is being stopped, or has lost its VM") from None
     finally:
-        if flight.done and sandbox.loads.get(image.id) is flight:
-            del sandbox.loads[image.id]
+        if flight.done and loads.images.get(image.id) is flight:
+            del loads.images[image.id]
 
 
 async def _load(node: NodeContext, sandbox: Sandbox, image: Image) -> None:
+    if sandbox.loads.removal is not None:
+        await settled([sandbox.loads.removal.join()])
     agent = sandbox.agent()
     if image.machine or image.id in await agent.images():
         return
-    began = node.clock.seconds()
     if image.url:
         await agent.fetch_image(image.id, image.url)
-        return
+    elif await sandbox.machine.takes_layers():
+        await load_layers(node, sandbox, image)
+    else:
+        await _load_archive(node, sandbox, image)
+
+
+async def _load_archive(node: NodeContext, sandbox: Sandbox, image: Image) -> None:
+    agent = sandbox.agent()
+    began = node.clock.seconds()
     present = await agent.missing_layers(image.diff_ids)
     await agent.load_image(image.id, node.images.archive(image.id, present))
     _log.info(

@@ -10,6 +10,7 @@ from urllib.parse import quote
 from twisted.internet.interfaces import IDelayedCall
 
 from infranetes.pods.events import Events
+from infranetes.pods.loads import Loads
 from infranetes.pods.records import ContainerRecord, LogPosition, SandboxRecord
 from infranetes.pods.states import ContainerState, SandboxState
 from infranetes_common.concurrency import Event, Flight
@@ -108,7 +109,7 @@ class Sandbox:
     :param machine_for: makes the PodMachine of its VM.
     :ivar machine: its VM, or the one that it is to have.
     :ivar events: learn of each change of its state.
-    :ivar loads: images on their way into the VM, by image id.
+    :ivar loads: what is on its way into the VM.
     :ivar ending: the end of an ABANDONED one.
     """
 
@@ -118,7 +119,7 @@ class Sandbox:
         self.cache: dict[str, bytes] = {}
         self._record = record
         self.watch: ContainerWatch | None = None
-        self.loads: dict[str, Flight[None]] = {}
+        self.loads = Loads()
         self.launching: Flight[None] | None = None
         self.stopping: Flight[None] | None = None
         self.removing: Flight[None] | None = None

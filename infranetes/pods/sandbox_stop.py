@@ -27,6 +27,7 @@ async def end_containers(node: NodeContext, sandbox: Sandbox) -> None:
     for container in list(sandbox.containers.values()):  # one that is cancelled may leave
         if container.creating is not None and not container.creating.done:
             container.creating.cancel()
+    sandbox.loads.cancel()
     if not await _agent_answers(node, sandbox):
         return
     patience = MACHINE_DRAIN_SECONDS if sandbox.record.image else node.times.drain

@@ -16,9 +16,13 @@ class PodsTestCase(unittest.SynchronousTestCase):
     """A node whose provider has started."""
 
     def setUp(self) -> None:
-        self.world = FakeNode()
+        self.world = self.make_world()
         self.world.provider_ready()
         self.addCleanup(self.world.kill)
+
+    def make_world(self) -> FakeNode:
+        """The node, over which daemons come and go."""
+        return FakeNode()
 
     def start(self, config: Any = None, handler: str = "") -> Deferred[str]:
         return start(self.world.sandboxes.run(config or pod(), handler))

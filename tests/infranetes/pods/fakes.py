@@ -110,7 +110,7 @@ class FakeProvider:
             agent_port=2475,
         )
         self.instances[made.id] = made
-        self._world.agents[spec.sandbox_id] = FakeAgent(spec.sandbox_id)
+        self._world.agents[spec.sandbox_id] = self._world.make_agent(spec.sandbox_id)
         if spec.image:
             self._world.agents[spec.sandbox_id].loaded.add(IMAGE)
         return made
@@ -441,7 +441,7 @@ class FakeNode:
         self.clock.advance(1000.0)
         self.store = InlineStore()
         self.agents: dict[str, FakeAgent] = {}
-        self.provider = FakeProvider(self)
+        self.provider = self.make_provider()
         self.times = Times(watch=WatchTimes(unknown_after=5.0), **times)
         self.begin()
 
@@ -475,6 +475,14 @@ class FakeNode:
         loaded.addErrback(lambda failure: failure.raiseException())
         self.node.renewal.start()
 
+    def make_provider(self) -> FakeProvider:
+        """Where the VMs are, for every daemon."""
+        return FakeProvider(self)
+
+    def make_agent(self, sandbox_id: str) -> FakeAgent:
+        """The agent of a new VM."""
+        return FakeAgent(sandbox_id)
+
     def make_images(self) -> FakeImages:
         """The images of the daemon that starts."""
         return FakeImages()
@@ -505,6 +513,7 @@ class FakeNode:
         self.reconciler.stop()
         self.node.renewal.stop()
         for sandbox in self.node.inventory:
+            sandbox.loads.cancel()
             if sandbox.watch is not None:
                 sandbox.watch.stop()
         for agent in self.agents.values():

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images taken out of VMs again, once no container has been of them for a while.
+
+Nothing is recorded: what the VM has, and what it is shown, is asked. So what an earlier daemon left is found
+too. It is never urgent: whatever fails is logged, and is tried again when the next container is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from twisted.logger import Logger
+
+from infranetes.images import Image
+from infranetes.pods.context import NodeContext
+from infranetes.pods.inventory import Sandbox
+from infranetes.pods.layer_loads import disk_name, layer_of
+from infranetes.pods.states import SandboxState
+from infranetes.providers.interface import IShowsDisks
+from infranetes_common.concurrency import Flight
+from infranetes_common.errors import FailedPrecondition, InfranetesError, NotFound
+
+_log = Logger()
+
+
+def remove_unused_later(node: NodeContext, sandbox: Sandbox) -> None:
+    """Look for images without containers after a while: the next container is likely to be of the same."""
+    loads = sandbox.loads
+    if loads.removal_due is None and sandbox.state is SandboxState.READY and not node.stopping:
+        loads.removal_due = node.clock.callLater(node.times.unused, _begin, node, sandbox)
+
+
+def _begin(node: NodeContext, sandbox: Sandbox) -> None:
+    loads = sandbox.loads
+    loads.removal_due = None
+    if node.stopping or sandbox.state is not SandboxState.READY:
+        return
+    if loads.busy or any(container.being_created for container in sandbox.containers.values()):
+        remove_unused_later(node, sandbox)
+    else:
+        loads.removal = Flight(_logged(node, sandbox))
+
+
+async def _logged(node: NodeContext, sandbox: Sandbox) -> None:
+    try:
+        await _remove_unused(node, sandbox)
+    except InfranetesError as error:
+        _log.info("unused images of sandbox {sandbox} stay for now: {error}",
+                  sandbox=sandbox.id, error=error)  # fmt: skip
+    except Exception:
+        _log.failure("removing unused images of sandbox {sandbox}", sandbox=sandbox.id)
+
+
+async def _remove_unused(node: NodeContext, sandbox: Sandbox) -> None:
+    """Remove what no container uses. No load and no creation is under way, and a load that begins waits."""
+    containers = sandbox.containers.values()
+    if any(mount.HasField("image") for container in containers for mount in container.config.mounts):
+        return  # their names may mean other images by now
+    if not await sandbox.machine.takes_layers():
+        return
+    agent = sandbox.agent()
+    used = {container.record.image_id for container in containers}
+    diff_ids = await _shown(node, sandbox)
+    for image_id in sorted(await agent.images() - used):
+        image = _known(node, image_id)
+        if image is not None and image.pinned:
+            continue
+        try:
+            await agent.remove_image(image_id)
+        except FailedPrecondition as error:
+            _log.info("image {image} stays in sandbox {sandbox}: {error}",
+                      image=image_id, sandbox=sandbox.id, error=error)  # fmt: skip
+            continue
+        diff_ids.update(image.diff_ids if image is not None else ())
+        _log.info("image {image}, which no container uses, is removed from sandbox {sandbox}",
+                  image=image_id, sandbox=sandbox.id)  # fmt: skip
+    if diff_ids:
+        await agent.remove_layers(sorted(diff_ids))
+        await _hide(node, sandbox)
+
+
+async def _shown(node: NodeContext, sandbox: Sandbox) -> set[str]:
+    """The layers that the VM is shown as disks."""
+    provider = node.provider
+    if not IShowsDisks.providedBy(provider):
+        return set()
+    return {layer_of(disk) for disk in await provider.shown_disks(sandbox.record.instance_id)}
+
+
+async def _hide(node: NodeContext, sandbox: Sandbox) -> None:
+    """Take the disks from the VM that it has not mounted."""
+    provider, shown = node.provider, sorted(await _shown(node, sandbox))
+    if not IShowsDisks.providedBy(provider) or not shown:
+        return
+    states = await sandbox.agent().layers(shown)
+    free = [disk_name(diff_id) for diff_id, state in zip(shown, states, strict=True) if not state.mounted]
+    if free:
+        await provider.hide_disks(sandbox.record.instance_id, free)
+
+
+def _known(node: NodeContext, image_id: str) -> Image | None:
+    try:
+        return node.images.resolve(image_id)
+    except NotFound:
+        return None

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layers of an image brought into a VM: shown as disks where the provider can do that, else sent.
+
+What the VM has is asked each time, and nothing is recorded: a load that a killed daemon began, or that a lost
+connection broke off, is gone on with from where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+from twisted.logger import Logger
+
+from infranetes.images import Image
+from infranetes.images.layer_disk import LayerDisk
+from infranetes.pods.context import NodeContext
+from infranetes.pods.inventory import Sandbox
+from infranetes.pods.load_progress import Progress
+from infranetes.providers.interface import IShowsDisks, ReadOnlyDisk, ShownDisk
+from infranetes_common.concurrency import IMAGES, Flight, backoff, run_in_thread, settled, sleep
+from infranetes_common.errors import (
+    DataLoss,
+    DeadlineExceeded,
+    FailedPrecondition,
+    InfranetesError,
+    OutOfRange,
+    Unavailable,
+)
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import vmserver
+
+CHUNK_BYTES = 256 * 1024
+PATIENCE_SECONDS = 60.0  # without a byte, while the agent can't be reached
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0  # seconds between two attempts
+SHOWINGS = 2  # of a disk that does not appear in the VM
+
+_log = Logger()
+
+
+class _NotSeen(Unavailable):
+    """The VM does not see its disks. Trying again at once has not helped."""
+
+
+async def load_layers(node: NodeContext, sandbox: Sandbox, image: Image) -> None:
+    """Bring what is missing of the image's layers into the VM, and make the image of them there.
+
+    Goes on when the connection to the agent has broken off and comes back.
+
+    :raise InfranetesError: why that can't be done."""
+    disks = await node.images.disks(image.id)
+    configuration = await node.images.config(image.id)
+    wanted = list({disk.diff_id: disk for disk in disks}.values())
+    with Progress(node.clock, sandbox, image.id) as progress:
+        patience = _Patience(node)
+        while True:
+            try:
+                await _bring(node, sandbox, wanted, progress)
+                await sandbox.agent().add_image(image.id, configuration)
+                break
+            except _NotSeen:
+                raise
+            except (Unavailable, DeadlineExceeded) as error:
+                await patience.pause(error, progress.arrived)
+        progress.done()
+
+
+class _Patience:
+    """How long it is waited for an agent that can't be reached."""
+
+    def __init__(self, node: NodeContext) -> None:
+        self._clock = node.clock
+        self._arrived = -1
+        self._renew(0)
+
+    def _renew(self, arrived: int) -> None:
+        if arrived > self._arrived:
+            self._arrived = arrived
+            self._until = self._clock.seconds() + PATIENCE_SECONDS
+            self._pauses = backoff(FIRST_PAUSE, LONGEST_PAUSE)
+
+    async def pause(self, error: InfranetesError, arrived: int) -> None:
+        """Wait a little, or raise `error`: nothing has arrived for too long."""
+        self._renew(arrived)
+        if self._clock.seconds() >= self._until:
+            raise error
+        _log.info("an image's load breaks off and goes on: {error}", error=error)
+        await sleep(self._clock, next(self._pauses))
+
+
+async def _bring(node: NodeContext, sandbox: Sandbox, disks: Sequence[LayerDisk], progress: Progress) -> None:
+    """Have the VM mount all of `disks`. Those that another image's load brings are waited for."""
+    while True:
+        missing = await _missing(sandbox, disks)
+        progress.found(missing)
+        flights = sandbox.loads.flights()
+        theirs = list({flights[disk.diff_id] for disk in missing if disk.diff_id in flights})
+        ours = _begin(node, sandbox, [disk for disk in missing if disk.diff_id not in flights])
+        for flight in ours:
+            await flight.join()
+        others = await settled([flight.join() for flight in theirs])
+        if not any(others):  # each is None or a Failure
+            return
+
+
+async def _missing(sandbox: Sandbox, disks: Sequence[LayerDisk]) -> list[LayerDisk]:
+    """Ask the agent which of the disks are not mounted; note what has arrived of them."""
+    states = await sandbox.agent().layers([disk.diff_id for disk in disks])
+    missing = []
+    for disk, state in zip(disks, states, strict=True):
+        if not state.mounted:
+            missing.append(disk)
+            if disk.diff_id not in sandbox.loads.flights():
+                sandbox.loads.arrived[disk.diff_id] = min(state.arrived, disk.size)
+    return missing
+
+
+def _begin(node: NodeContext, sandbox: Sandbox, disks: Sequence[LayerDisk]) -> list[Flight[None]]:
+    """Begin to bring the disks into the VM: all at once where they are shown, else one by one."""
+    if not disks:
+        return []
+    layers, provider = sandbox.loads.layers, node.provider
+    if IShowsDisks.providedBy(provider):
+        flight = Flight(_show(node, sandbox, provider, disks))
+        layers.update({disk.diff_id: flight for disk in disks})
+        return [flight]
+    for disk in disks:
+        layers[disk.diff_id] = Flight(_send(node, sandbox, disk))
+    return [layers[disk.diff_id] for disk in disks]
+
+
+# ---- shown as disks
+
+
+async def _show(
+    node: NodeContext, sandbox: Sandbox, provider: IShowsDisks, disks: Sequence[LayerDisk]
+) -> None:
+    instance_id = sandbox.record.instance_id
+    files = [ReadOnlyDisk(disk_name(disk.diff_id), disk.path) for disk in disks]
+    failed: InfranetesError | None = None
+    for _ in range(SHOWINGS):
+        if failed is not None:
+            _log.warn("sandbox {sandbox} is shown its disks once more: {error}",
+                      sandbox=sandbox.id, error=failed)  # fmt: skip
+        places = await provider.show_disks(instance_id, files)
+        mounts = [
+            vmserver.LayerDisk(diff_id=disk.diff_id, target=place.target, lun=place.lun)
+            for disk, place in zip(disks, places, strict=True)
+        ]
+        try:
+            await sandbox.agent().mount_layers(mounts)
+            return
+        except InfranetesError as error:
+            failed = error
+        # An agent that has gone away is asked again by the caller: the disks are where they have to be.
+        missing = await _missing(sandbox, disks)
+        await provider.hide_disks(instance_id, [disk_name(disk.diff_id) for disk in missing])
+        if not isinstance(failed, (Unavailable, DeadlineExceeded)):
+            raise failed
+    raise _NotSeen(f"the VM of sandbox {sandbox.id} does not see a layer that it is shown as a disk: {failed}")
+
+
+def disk_name(diff_id: str) -> str:
+    """The name of the disk that shows the layer: from it a daemon knows the layers that an earlier one showed."""
+    return diff_id.removeprefix("sha256:")
+
+
+def layer_of(disk: ShownDisk) -> str:
+    """The diff id of the layer that the disk shows."""
+    return f"sha256:{disk.name}"
+
+
+# ---- sent through the agent
+
+
+async def _send(node: NodeContext, sandbox: Sandbox, disk: LayerDisk) -> None:
+    async with sandbox.loads.streams:
+        try:
+            await _send_once(node, sandbox, disk)
+        except (DataLoss, OutOfRange) as error:  # by now the agent has deleted what was wrong
+            _log.warn("layer {layer} is sent to sandbox {sandbox} from its beginning: {error}",
+                      layer=disk.diff_id, sandbox=sandbox.id, error=error)  # fmt: skip
+            await _send_once(node, sandbox, disk)
+
+
+async def _send_once(node: NodeContext, sandbox: Sandbox, disk: LayerDisk) -> None:
+    """Send what the VM lacks of the layer.
+
+    :raise DataLoss: what has arrived is not the layer."""
+    agent, arrived = sandbox.agent(), sandbox.loads.arrived
+    [state] = await agent.layers([disk.diff_id])
+    if state.mounted:
+        return
+    offset = arrived[disk.diff_id] = min(state.arrived, disk.size)
+
+    def count(size: int) -> None:
+        arrived[disk.diff_id] += size
+
+    pieces = _pieces(node.reactor, disk.path, offset, count)
+    try:
+        await agent.put_layer(disk, offset, pieces)
+    finally:
+        if not pieces.ag_running:  # else its thread is waited for, and it then closes the file itself
+            await pieces.aclose()
+    arrived[disk.diff_id] = disk.size
+
+
+async def _pieces(
+    reactor: IReactor, path: Path, offset: int, count: Callable[[int], None]
+) -> AsyncGenerator[bytes, None]:
+    """Yield the file from `offset` on, and count what was taken. At most one piece is in memory."""
+    try:
+        file = await run_in_thread(reactor, _thd_open, path, offset, purpose=IMAGES)
+    except OSError as error:
+        raise FailedPrecondition(f"layer {path} can't be read: {error.strerror}; pull the image again") from None
+    try:
+        while piece := await run_in_thread(reactor, file.read, CHUNK_BYTES, purpose=IMAGES):
+            yield piece
+            count(len(piece))
+    finally:
+        file.close()
+
+
+def _thd_open(path: Path, offset: int) -> IO[bytes]:
+    file = open(path, "rb", buffering=0)  # noqa: SIM115
+    file.seek(offset)
+    return file

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is told of an image on its way into a VM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+
+from infranetes.images.layer_disk import LayerDisk
+from infranetes.pods.inventory import Sandbox
+
+EVERY_SECONDS = 5.0
+_MB = 1e6
+
+_log = Logger()
+
+
+class Progress:
+    """Logs, every few seconds, how far the load of one image is; a context manager.
+
+    :ivar layers: how many had to be brought.
+    """
+
+    def __init__(self, clock: IReactorTime, sandbox: Sandbox, image_id: str) -> None:
+        self.layers = 0
+        self._clock = clock
+        self._sandbox = sandbox
+        self._image_id = image_id
+        self._began = clock.seconds()
+        self._disks: dict[str, LayerDisk] = {}
+        self._there = 0  # bytes that had arrived before
+        self._next: IDelayedCall | None = None
+
+    def found(self, missing: Sequence[LayerDisk]) -> None:
+        """Count these layers, unless they are counted already."""
+        for disk in missing:
+            if disk.diff_id not in self._disks:
+                self._disks[disk.diff_id] = disk
+                self._there += self._sandbox.loads.arrived.get(disk.diff_id, 0)
+        self.layers = len(self._disks)
+
+    @property
+    def arrived(self) -> int:
+        """How many bytes of the layers that had to be brought have been sent, also before this load."""
+        arrived = self._sandbox.loads.arrived
+        return sum(arrived.get(diff_id, 0) for diff_id in self._disks)
+
+    @property
+    def seconds(self) -> float:
+        """Since the load began."""
+        return self._clock.seconds() - self._began
+
+    def done(self) -> None:
+        """Log the end."""
+        _log.info(
+            "image {image} is in sandbox {sandbox}, {layers} layers were missing: {seconds:.2f} s",
+            image=self._image_id,
+            sandbox=self._sandbox.id,
+            pod=self._sandbox.pod,
+            layers=self.layers,
+            seconds=self.seconds,
+        )
+
+    def __enter__(self) -> Progress:
+        self._next = self._clock.callLater(EVERY_SECONDS, self._tell)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._next is not None and self._next.active():
+            self._next.cancel()
+
+    def _tell(self) -> None:
+        self._next = self._clock.callLater(EVERY_SECONDS, self._tell)
+        arrived, size = self.arrived, sum(disk.size for disk in self._disks.values())
+        _log.info(
+            "image {image} is on its way into sandbox {sandbox}: {arrived} of {size} bytes, {layers} layers, "
+            "{rate:.1f} MB/s, {seconds:.0f} s",
+            image=self._image_id,
+            sandbox=self._sandbox.id,
+            pod=self._sandbox.pod,
+            arrived=arrived,
+            size=size,
+            layers=self.layers,
+            rate=(arrived - self._there) / self.seconds / _MB,
+            seconds=self.seconds,
+        )
