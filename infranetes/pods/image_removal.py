@@ -7,8 +7,6 @@ too. It is never urgent: whatever fails is logged, and is tried again when the n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from twisted.logger import Logger
 
 from infranetes.images import Image

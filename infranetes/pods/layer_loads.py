@@ -158,11 +158,13 @@ async def _show(
         await provider.hide_disks(instance_id, [disk_name(disk.diff_id) for disk in missing])
         if not isinstance(failed, (Unavailable, DeadlineExceeded)):
             raise failed
-    raise _NotSeen(f"the VM of sandbox {sandbox.id} does not see a layer that it is shown as a disk: {failed}")
+    raise _NotSeen(
+        f"the VM of sandbox {sandbox.id} does not see a layer that it is shown as a disk: {failed}"
+    )
 
 
 def disk_name(diff_id: str) -> str:
-    """The name of the disk that shows the layer: from it a daemon knows the layers that an earlier one showed."""
+    """The name of the disk that shows the layer, by which a daemon knows what an earlier one showed."""
     return diff_id.removeprefix("sha256:")
 
 
@@ -193,6 +195,9 @@ async def _send_once(node: NodeContext, sandbox: Sandbox, disk: LayerDisk) -> No
     if state.mounted:
         return
     offset = arrived[disk.diff_id] = min(state.arrived, disk.size)
+    if offset:
+        _log.info("layer {layer} goes on its way into sandbox {sandbox} from {offset} of {size} bytes",
+                  layer=disk.diff_id, sandbox=sandbox.id, offset=offset, size=disk.size)  # fmt: skip
 
     def count(size: int) -> None:
         arrived[disk.diff_id] += size
@@ -213,7 +218,9 @@ async def _pieces(
     try:
         file = await run_in_thread(reactor, _thd_open, path, offset, purpose=IMAGES)
     except OSError as error:
-        raise FailedPrecondition(f"layer {path} can't be read: {error.strerror}; pull the image again") from None
+        raise FailedPrecondition(
+            f"layer {path} can't be read: {error.strerror}; pull the image again"
+        ) from None
     try:
         while piece := await run_in_thread(reactor, file.read, CHUNK_BYTES, purpose=IMAGES):
             yield piece

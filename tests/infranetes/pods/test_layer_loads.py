@@ -21,7 +21,15 @@ from infranetes_common.errors import (
 from infranetes_common.wire import cri
 from tests.infranetes.pods.case import ContainersTestCase
 from tests.infranetes.pods.fakes import box
-from tests.infranetes.pods.layers import LAYER_BYTES, DiskProvider, LayerAgent, LayerImages, LayerNode, image, layer
+from tests.infranetes.pods.layers import (
+    LAYER_BYTES,
+    DiskProvider,
+    LayerAgent,
+    LayerImages,
+    LayerNode,
+    image,
+    layer,
+)
 
 UNUSED = 60.0
 A, B, C = image("a").id, image("b").id, image("c").id
@@ -264,7 +272,9 @@ class SentTests(LayersTestCase):
         creating = self.start_create(self.of("a"))
         self.agent.arrived.clear()
         self.agent.puts[0].ended.errback(OutOfRange("0 bytes of it are here"))
-        self.assertEqual({(put.diff_id, put.offset) for put in self.agent.puts}, {(layer(1), 0), (layer(2), 0)})
+        self.assertEqual(
+            {(put.diff_id, put.offset) for put in self.agent.puts}, {(layer(1), 0), (layer(2), 0)}
+        )
         self.finish()
         self.successResultOf(creating)
 
