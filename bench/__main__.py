@@ -22,6 +22,7 @@ from infranetes_common.reactors import IReactor
 # name: (module with `async def run(reactor, report)`, what it measures)
 BENCHES = {
     "pods": ("bench.pods", "a pod on a cloned template until its container runs, and ExecSync (QEMU)"),
+    "images": ("bench.images", "containers by the size of their image, which comes as layers"),
     "mounts": ("bench.mounts", "a configmap's change until a running container has read it (QEMU)"),
     "pool": ("bench.pool", "pods on a simulated cloud that boots for 45 s, with and without a warm pool"),
     "lives": ("bench.lives", "a soak test: 200 pods while the daemon is killed again and again"),
@@ -31,7 +32,10 @@ BENCHES = {
     "rpc": ("bench.rpc", "txgrpc against grpcio"),
 }
 # Variants of a bench, chosen in place of what it does by default.
-CHOICES = {"lives": ("aws", "gcp", "vsphere", "clouds", "troubles")}
+CHOICES = {
+    "images": ("qemu",),
+    "lives": ("aws", "gcp", "vsphere", "clouds", "troubles"),
+}
 DEFAULT_JSON = Path("build/bench.json")
 
 

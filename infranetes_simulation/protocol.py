@@ -17,7 +17,8 @@ Operations
     booting an id that is there answers with that VM and changes nothing. ``identity``: the object of
     `infranetes_common.identity` (its ``listen`` is replaced by a port of the farm's choice on
     127.0.0.1; clock, hostname and network are left alone: the machine is shared). ``tags``: an object
-    kept with the VM and shown with it, at most 16 KiB. ``delay``: seconds until it runs (0).
+    kept with the VM and shown with it, at most 16 KiB; of them ``images`` is ``layers``, if the VM
+    takes those, or ``archives``. ``delay``: seconds until it runs (0).
     ``behaviour`` (see below) and ``after``: seconds, for dies-after.
 ``end``
     ``id``. Cut the power and forget the VM with all it holds; answers once that is so. Unknown: ok.
@@ -62,6 +63,8 @@ MAX_ANSWER = 16 * 1024 * 1024  # bytes of a line from it
 PENDING, RUNNING, ENDED = "pending", "running", "ended"
 NORMAL, NEVER, NO_AGENT, UNREACHABLE, DIES_AFTER = "normal", "never", "no-agent", "unreachable", "dies-after"
 BEHAVIOURS = (NORMAL, NEVER, NO_AGENT, UNREACHABLE, DIES_AFTER)
+
+IMAGES_TAG, LAYERS, ARCHIVES = "images", "layers", "archives"
 
 
 class Vm(TypedDict):

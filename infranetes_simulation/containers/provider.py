@@ -41,6 +41,7 @@ class FakeConfig:
     """`[providers.fake]`"""
 
     state_dir: Path | None = None  # run_dir/fake
+    layers: bool = False  # whether images come as layers
 
 
 @implementer(IContainerProvider)
@@ -111,7 +112,7 @@ class FakeProvider:
     ) -> messages.ContainerState:
         if id in self._containers:
             return self._containers[id].snapshot()
-        if image_id not in self._images:
+        if image_id not in await self.images():
             raise FailedPrecondition(f"image {image_id} is not loaded; load it first")
         record = _record(id, image_id, config)
         self._files.save(record)
@@ -241,11 +242,14 @@ class FakeProvider:
 
     @deferred
     async def remove_image(self, image_id: str) -> None:
-        if any(container.record.state.image_id == image_id for container in self._containers.values()):
-            raise FailedPrecondition(f"image {image_id} is in use; remove its containers first")
+        self._check_unused(image_id)
         if image_id in self._images:
             self._images.discard(image_id)
             self._files.save_images(self._images)
+
+    def _check_unused(self, image_id: str) -> None:
+        if any(container.record.state.image_id == image_id for container in self._containers.values()):
+            raise FailedPrecondition(f"image {image_id} is in use; remove its containers first")
 
 
 def _record(id: str, image_id: str, config: cri.ContainerConfig) -> Record:

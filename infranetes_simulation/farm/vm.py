@@ -28,6 +28,8 @@ from infranetes_simulation.farm.port import HOST, VmPort
 from infranetes_simulation.protocol import (
     DIES_AFTER,
     ENDED,
+    IMAGES_TAG,
+    LAYERS,
     NEVER,
     NO_AGENT,
     PENDING,
@@ -125,7 +127,7 @@ class SimulatedVm:
 
     def _make_provider(self) -> FakeProvider:
         context = ProviderContext(run_dir=self.directory, etc_dir=self.directory)
-        return create(self.reactor, {}, context)
+        return create(self.reactor, {"layers": self.tags.get(IMAGES_TAG) == LAYERS}, context)
 
     async def _start(self) -> None:
         config = Config(

@@ -41,13 +41,14 @@ from infranetes_common.errors import (
     Unavailable,
 )
 from infranetes_common.reactors import IReactor
-from infranetes_simulation.protocol import BEHAVIOURS, ENDED, NORMAL, Answer, Vm
+from infranetes_simulation.protocol import ARCHIVES, BEHAVIOURS, ENDED, IMAGES_TAG, LAYERS, NORMAL, Answer, Vm
 from infranetes_simulation.provider.addresses import free_address, subnet
 from infranetes_simulation.provider.farm_client import FarmClient
 from infranetes_simulation.provider.settings import (
     AFTER_ANNOTATION,
     BEHAVIOUR_ANNOTATION,
     FAILS,
+    IMAGES_ANNOTATION,
     Fault,
     Settings,
 )
@@ -177,6 +178,7 @@ class SimulatedProvider:
                 "node": spec.node,
                 "token": spec.token,
                 "address": self._last_address,
+                IMAGES_TAG: spec.annotations.get(IMAGES_ANNOTATION, self._settings.images),
             },
             delay=self._settings.boot_seconds + self._settings.jitter_seconds * _fraction(spec.token),
             behaviour=NORMAL if fault.behaviour == FAILS else fault.behaviour,
@@ -205,6 +207,11 @@ class SimulatedProvider:
         ):
             if not 0 <= asked <= most:
                 raise InvalidArgument(f"a size of {asked} can't be had; {what} allows up to {most}")
+        images = spec.annotations.get(IMAGES_ANNOTATION, ARCHIVES)
+        if images not in (ARCHIVES, LAYERS):
+            raise InvalidArgument(
+                f"annotation {IMAGES_ANNOTATION}: {images!r} is neither {ARCHIVES} nor {LAYERS}"
+            )
         count = sum(self._is_ours(vm) for vm in self._vms.values()) + len(self._reserved)
         if settings.capacity and count >= settings.capacity:
             raise ResourceExhausted(

@@ -10,13 +10,14 @@ import attrs
 
 from infranetes_common.config import Bytes
 from infranetes_common.errors import InvalidArgument
-from infranetes_simulation.protocol import BEHAVIOURS
+from infranetes_simulation.protocol import ARCHIVES, BEHAVIOURS, LAYERS
 from infranetes_simulation.provider.addresses import subnet
 
 FAILS = "fails"  # a launch that fails; the other faults are behaviours of VMs
 
 BEHAVIOUR_ANNOTATION = "simulated.infranetes.io/behaviour"
 AFTER_ANNOTATION = "simulated.infranetes.io/after"
+IMAGES_ANNOTATION = "simulated.infranetes.io/images"
 
 
 @attrs.frozen
@@ -44,6 +45,7 @@ class Settings:
     pod_cidr: IPv4Network = attrs.field(  # until UpdateRuntimeConfig brings another
         default=IPv4Network("10.89.0.0/16"), validator=_has_room
     )
+    images: str = attrs.field(default=ARCHIVES, validator=attrs.validators.in_((ARCHIVES, LAYERS)))
     capacity: int = attrs.field(default=0, validator=attrs.validators.ge(0))  # VMs at once; 0: no limit
     max_cpu_millis: int = attrs.field(default=64_000, validator=attrs.validators.ge(1))
     max_memory: Bytes = Bytes(1 << 40)
