@@ -7,9 +7,7 @@ connection broke off, is gone on with from where it was.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from pathlib import Path
-from typing import IO
+from collections.abc import Sequence
 
 from twisted.logger import Logger
 
@@ -18,8 +16,9 @@ from infranetes.images.layer_disk import LayerDisk
 from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Sandbox
 from infranetes.pods.load_progress import Progress
+from infranetes.pods.pieces import Pieces
 from infranetes.providers.interface import IShowsDisks, ReadOnlyDisk, ShownDisk
-from infranetes_common.concurrency import IMAGES, Flight, backoff, run_in_thread, settled, sleep
+from infranetes_common.concurrency import Flight, backoff, settled, sleep
 from infranetes_common.errors import (
     DataLoss,
     DeadlineExceeded,
@@ -28,10 +27,8 @@ from infranetes_common.errors import (
     OutOfRange,
     Unavailable,
 )
-from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver
 
-CHUNK_BYTES = 256 * 1024
 PATIENCE_SECONDS = 60.0  # without a byte, while the agent can't be reached
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0  # seconds between two attempts
 SHOWINGS = 2  # of a disk that does not appear in the VM
@@ -53,7 +50,7 @@ async def load_layers(node: NodeContext, sandbox: Sandbox, image: Image) -> None
     configuration = await node.images.config(image.id)
     wanted = list({disk.diff_id: disk for disk in disks}.values())
     with Progress(node.clock, sandbox, image.id) as progress:
-        patience = _Patience(node)
+        patience, damaged = _Patience(node), False
         while True:
             try:
                 await _bring(node, sandbox, wanted, progress)
@@ -61,6 +58,12 @@ async def load_layers(node: NodeContext, sandbox: Sandbox, image: Image) -> None
                 break
             except _NotSeen:
                 raise
+            except (DataLoss, OutOfRange) as error:  # by now the agent has deleted what was wrong
+                if damaged:
+                    raise
+                damaged = True
+                _log.warn("image {image} is brought to sandbox {sandbox} once more: {error}",
+                          image=image.id, sandbox=sandbox.id, error=error)  # fmt: skip
             except (Unavailable, DeadlineExceeded) as error:
                 await patience.pause(error, progress.arrived)
         progress.done()
@@ -112,7 +115,7 @@ async def _missing(sandbox: Sandbox, disks: Sequence[LayerDisk]) -> list[LayerDi
         if not state.mounted:
             missing.append(disk)
             if disk.diff_id not in sandbox.loads.flights():
-                sandbox.loads.arrived[disk.diff_id] = min(state.arrived, disk.size)
+                sandbox.loads.arrived[disk.diff_id] = _arrived(disk, state)
     return missing
 
 
@@ -177,59 +180,30 @@ def layer_of(disk: ShownDisk) -> str:
 
 
 async def _send(node: NodeContext, sandbox: Sandbox, disk: LayerDisk) -> None:
-    async with sandbox.loads.streams:
-        try:
-            await _send_once(node, sandbox, disk)
-        except (DataLoss, OutOfRange) as error:  # by now the agent has deleted what was wrong
-            _log.warn("layer {layer} is sent to sandbox {sandbox} from its beginning: {error}",
-                      layer=disk.diff_id, sandbox=sandbox.id, error=error)  # fmt: skip
-            await _send_once(node, sandbox, disk)
-
-
-async def _send_once(node: NodeContext, sandbox: Sandbox, disk: LayerDisk) -> None:
     """Send what the VM lacks of the layer.
 
     :raise DataLoss: what has arrived is not the layer."""
-    agent, arrived = sandbox.agent(), sandbox.loads.arrived
-    [state] = await agent.layers([disk.diff_id])
-    if state.mounted:
-        return
-    offset = arrived[disk.diff_id] = min(state.arrived, disk.size)
-    if offset:
-        _log.info("layer {layer} goes on its way into sandbox {sandbox} from {offset} of {size} bytes",
-                  layer=disk.diff_id, sandbox=sandbox.id, offset=offset, size=disk.size)  # fmt: skip
+    arrived = sandbox.loads.arrived
+    async with sandbox.loads.streams:
+        agent = sandbox.agent()
+        [state] = await agent.layers([disk.diff_id])
+        if state.mounted:
+            return
+        offset = arrived[disk.diff_id] = _arrived(disk, state)
+        if offset:
+            _log.info("layer {layer} goes on its way into sandbox {sandbox} from {offset} of {size} bytes",
+                      layer=disk.diff_id, sandbox=sandbox.id, offset=offset, size=disk.size)  # fmt: skip
 
-    def count(size: int) -> None:
-        arrived[disk.diff_id] += size
+        def count(size: int) -> None:
+            arrived[disk.diff_id] += size
 
-    pieces = _pieces(node.reactor, disk.path, offset, count)
-    try:
-        await agent.put_layer(disk, offset, pieces)
-    finally:
-        if not pieces.ag_running:  # else its thread is waited for, and it then closes the file itself
-            await pieces.aclose()
-    arrived[disk.diff_id] = disk.size
-
-
-async def _pieces(
-    reactor: IReactor, path: Path, offset: int, count: Callable[[int], None]
-) -> AsyncGenerator[bytes, None]:
-    """Yield the file from `offset` on, and count what was taken. At most one piece is in memory."""
-    try:
-        file = await run_in_thread(reactor, _thd_open, path, offset, purpose=IMAGES)
-    except OSError as error:
-        raise FailedPrecondition(
-            f"layer {path} can't be read: {error.strerror}; pull the image again"
-        ) from None
-    try:
-        while piece := await run_in_thread(reactor, file.read, CHUNK_BYTES, purpose=IMAGES):
-            yield piece
-            count(len(piece))
-    finally:
-        file.close()
+        header = vmserver.PutLayerHeader(
+            diff_id=disk.diff_id, size=disk.size, digest=disk.digest, offset=offset
+        )
+        await agent.put_layer(header, Pieces(node.reactor, disk.path, offset, count))
+        arrived[disk.diff_id] = disk.size
 
 
-def _thd_open(path: Path, offset: int) -> IO[bytes]:
-    file = open(path, "rb", buffering=0)  # noqa: SIM115
-    file.seek(offset)
-    return file
+def _arrived(disk: LayerDisk, state: vmserver.LayerState) -> int:
+    """How many bytes of the disk the VM has: of this very file."""
+    return min(state.arrived, disk.size) if state.digest == disk.digest else 0

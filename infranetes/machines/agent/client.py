@@ -175,6 +175,11 @@ class AgentClient(VolumeClient, LayerClient):
         request = vmserver.FetchImageRequest(image_id=image_id, url=url)
         await self._call(self._stub.FetchImage(request, timeout=LOAD_SECONDS))
 
+    async def remove_image(self, image_id: str) -> None:
+        """Remove an image. Unknown: nothing to do. :raise FailedPrecondition: a container uses it."""
+        request = vmserver.RemoveImageRequest(image_id=image_id)
+        await self._call(self._stub.RemoveImage(request, timeout=CALL_SECONDS))
+
     async def close(self) -> None:
         """Close the connection. Calls under way fail with Unavailable."""
         await self._channel.close()

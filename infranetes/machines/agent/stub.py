@@ -80,6 +80,7 @@ class AgentStub(Protocol):
     RemoveLayers: Unary[messages.RemoveLayersRequest, messages.RemoveLayersResponse]
     AddImage: Unary[messages.AddImageRequest, messages.AddImageResponse]
     FetchImage: Unary[messages.FetchImageRequest, messages.FetchImageResponse]
+    RemoveImage: Unary[messages.RemoveImageRequest, messages.RemoveImageResponse]
     ListImages: Unary[messages.ListImagesRequest, messages.ListImagesResponse]
     PutVolume: Upload[messages.PutVolumeRequest, messages.PutVolumeResponse]
     ListVolume: Download[messages.ListVolumeRequest, messages.ListVolumeResponse]

@@ -15,11 +15,12 @@ from infranetes.images import Image
 from infranetes.images.layer_disk import LayerDisk
 from infranetes.providers.interface import IShowsDisks, ReadOnlyDisk, ShownDisk
 from infranetes_common.concurrency import deferred
-from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
+from infranetes_common.errors import DataLoss, FailedPrecondition, NotFound, Unavailable
 from infranetes_common.wire import vmserver
 from tests.infranetes.pods.fakes import FakeAgent, FakeImages, FakeNode, FakeProvider
 
 LAYER_BYTES = 1000
+DIGEST = "sha256:" + "d" * 64  # of all of the layers' disks
 
 
 def layer(number: int) -> str:
@@ -53,7 +54,7 @@ class LayerImages(FakeImages):
         if self.broken is not None:
             raise self.broken
         return [
-            LayerDisk(one, Path("/nonexistent"), LAYER_BYTES, one) for one in self.resolve(image_id).diff_ids
+            LayerDisk(one, Path("/nonexistent"), LAYER_BYTES, DIGEST) for one in self.resolve(image_id).diff_ids
         ]
 
 
@@ -80,6 +81,8 @@ class LayerAgent(FakeAgent):
         self.arrived: dict[str, int] = {}
         self.asked: list[tuple[str, tuple[str, ...]]] = []
         self.puts: list[Put] = []
+        self.digest = DIGEST
+        self.damaged = ""
         self.blind = False
         self.mount_error: Exception | None = None
         self.add_error: Exception | None = None
@@ -98,7 +101,9 @@ class LayerAgent(FakeAgent):
     async def layers(self, diff_ids: Sequence[str]) -> list[vmserver.LayerState]:
         self._reach()
         return [
-            vmserver.LayerState(diff_id=one, mounted=one in self.mounted, arrived=self.arrived.get(one, 0))
+            vmserver.LayerState(
+                diff_id=one, mounted=one in self.mounted, arrived=self.arrived.get(one, 0), digest=self.digest
+            )
             for one in diff_ids
         ]
 
@@ -118,9 +123,9 @@ class LayerAgent(FakeAgent):
             assert disk.diff_id == f"sha256:{name}"
             self.mounted.add(disk.diff_id)
 
-    async def put_layer(self, disk: LayerDisk, offset: int, data: AsyncIterator[bytes]) -> None:
+    async def put_layer(self, header: vmserver.PutLayerHeader, data: AsyncIterator[bytes]) -> None:
         self._reach()
-        put = Put(disk.diff_id, offset)
+        put = Put(header.diff_id, header.offset)
         self.puts.append(put)
         try:
             await put.ended
@@ -138,6 +143,10 @@ class LayerAgent(FakeAgent):
 
     async def add_image(self, image_id: str, configuration: bytes) -> None:
         self._reach()
+        if self.damaged in self.mounted:
+            self.mounted.discard(self.damaged)
+            self.damaged = ""
+            raise DataLoss("a layer is damaged on the VM's disk")
         if self.add_error is not None:
             raise self.add_error
         assert configuration == f"configuration of {image_id}".encode()

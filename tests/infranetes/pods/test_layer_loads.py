@@ -267,6 +267,22 @@ class SentTests(LayersTestCase):
         said = self.fails(DataLoss, creating)
         self.assertIn("its digest is another", said)
 
+    def test_of_another_file_for_the_layer_nothing_has_arrived(self) -> None:
+        self.agent.arrived[layer(1)], self.agent.digest = 600, "sha256:" + "e" * 64
+        creating = self.start_create(self.of("a"))
+        self.assertEqual([put.offset for put in self.agent.puts], [0, 0])
+        self.finish()
+        self.successResultOf(creating)
+
+    def test_a_damaged_layer_that_is_found_at_the_end_is_brought_again(self) -> None:
+        creating = self.start_create(self.of("a"))
+        self.agent.damaged = layer(2)
+        self.finish()
+        [again] = self.agent.puts
+        self.assertEqual(again.diff_id, layer(2))
+        self.finish()
+        self.successResultOf(creating)
+
     def test_what_is_no_longer_there_is_sent_from_its_beginning(self) -> None:
         self.agent.arrived[layer(1)] = 600
         creating = self.start_create(self.of("a"))

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file in pieces, read in threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from infranetes_common.concurrency import IMAGES, run_in_thread
+from infranetes_common.errors import FailedPrecondition
+from infranetes_common.reactors import IReactor
+
+PIECE_BYTES = 256 * 1024
+
+
+class Pieces:
+    """Iterates over a file, from an offset on. One piece is in memory at a time.
+
+    It is no generator, since a call that ends closes it also while a piece is being read.
+
+    :param count: called with the size of each piece once the next one is asked for.
+    :raise FailedPrecondition: when iterated over: the file can't be read.
+    """
+
+    def __init__(self, reactor: IReactor, path: Path, offset: int, count: Callable[[int], None]) -> None:
+        self._reactor = reactor
+        self._path = path
+        self._offset = offset
+        self._count = count
+        self._file: BinaryIO | None = None
+        self._last = 0  # the size of the last piece
+        self._reading = False
+        self._closed = False
+
+    def __aiter__(self) -> Pieces:
+        return self
+
+    async def __anext__(self) -> bytes:
+        self._count(self._last)
+        self._last = 0
+        if self._closed:
+            raise StopAsyncIteration
+        self._reading = True
+        try:
+            piece = await run_in_thread(self._reactor, self._thd_read, purpose=IMAGES)
+        except OSError as error:
+            raise FailedPrecondition(
+                f"layer {self._path} can't be read: {error.strerror}; pull the image again"
+            ) from None
+        finally:
+            self._reading = False
+            self._let_go()
+        if not piece:
+            raise StopAsyncIteration
+        self._last = len(piece)
+        return piece
+
+    async def aclose(self) -> None:
+        """Close the file, as soon as it is not being read any more. Idempotent."""
+        self._closed = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._closed and not self._reading and self._file is not None:
+            self._file.close()
+
+    def _thd_read(self) -> bytes:
+        if self._file is None:
+            self._file = open(self._path, "rb", buffering=0)  # noqa: SIM115
+            self._file.seek(self._offset)
+        return self._file.read(PIECE_BYTES) or b""

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file in pieces."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from twisted.internet.defer import CancelledError
+from twisted.trial.unittest import TestCase
+
+from infranetes.pods.pieces import PIECE_BYTES, Pieces
+from infranetes_common import reactors
+from infranetes_common.concurrency import start
+from infranetes_common.errors import FailedPrecondition
+
+
+class PiecesTests(TestCase):
+    def setUp(self) -> None:
+        self.file = Path(self.mktemp())
+        self.content = os.urandom(3 * PIECE_BYTES + 17)
+        self.file.write_bytes(self.content)
+        self.counted: list[int] = []
+
+    def pieces(self, offset: int = 0) -> Pieces:
+        return Pieces(reactors.installed(), self.file, offset, self.counted.append)
+
+    def open_files(self) -> list[str]:
+        named = [Path("/proc/self/fd") / each for each in os.listdir("/proc/self/fd")]
+        return [os.readlink(each) for each in named if os.path.lexists(each)]
+
+    async def test_all_of_it_in_bounded_pieces(self) -> None:
+        pieces = [piece async for piece in self.pieces()]
+        self.assertEqual(b"".join(pieces), self.content)
+        self.assertEqual(max(map(len, pieces)), PIECE_BYTES)
+        self.assertEqual(sum(self.counted), len(self.content))
+
+    async def test_from_an_offset_on(self) -> None:
+        found = b"".join([piece async for piece in self.pieces(PIECE_BYTES + 5)])
+        self.assertEqual(found, self.content[PIECE_BYTES + 5 :])
+
+    async def test_a_file_that_is_gone(self) -> None:
+        self.file.unlink()
+        with self.assertRaises(FailedPrecondition):
+            await anext(self.pieces())
+
+    async def test_it_is_closed_also_while_it_is_read(self) -> None:
+        pieces = self.pieces()
+        await anext(pieces)
+        reading = start(anext(pieces))
+        await pieces.aclose()
+        await reading
+        self.assertNotIn(str(self.file.absolute()), self.open_files())
+        with self.assertRaises(StopAsyncIteration):
+            await anext(pieces)
+
+    async def test_a_reader_that_is_cancelled_closes_it_once_the_thread_has_ended(self) -> None:
+        pieces = self.pieces()
+        reading = start(anext(pieces))
+        await pieces.aclose()
+        reading.cancel()
+        with self.assertRaises(CancelledError):
+            await reading
+        self.assertNotIn(str(self.file.absolute()), self.open_files())
