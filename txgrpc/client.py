@@ -134,6 +134,8 @@ class UploadCall(_Result):
             if failure.check(CancelledError) is None:
                 log.failure("The requests of an ended call failed", failure=failure)
             return
+        if self.stream is not None and self.stream.failure is not None:
+            return  # the stream has ended under a request that waited, and its own error is about to come
         # The caller's own iterable failed: that is what the caller gets to see.
         result, self.result = self.result, None
         self.cancel()

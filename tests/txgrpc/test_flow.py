@@ -70,6 +70,20 @@ class FlowControlTests(MemoryCase):
         world.settle()
         self.assertEqual(self.successResultOf(call).number, 1000)
 
+    def test_an_upload_that_waits_for_its_turn_is_told_of_the_loss_of_its_connection(self) -> None:
+        """Its error is the connection's, not the cancellation of what waited to be sent."""
+        world = self.world(server={"limits": SMALL})
+        method, _ = world.server._methods[b"/txgrpc.demo.Demo/Sum"]
+
+        async def never_reads(requests: Any, call: Any) -> Any:
+            await Deferred()
+
+        world.server._methods[b"/txgrpc.demo.Demo/Sum"] = method, never_reads
+        call = world.stub.Sum(Note(blob=b"x" * 10_000) for _ in range(1000))
+        world.settle()
+        world.wire.cut(ConnectionLost())
+        self.assertEqual(self.code_of(call), Code.UNAVAILABLE)
+
     def test_transport_pushes_back(self) -> None:
         """A transport that takes nothing stops the writers, however large the windows are."""
         wide = Limits(stream_window=2**24, connection_window=2**24)
