@@ -22,7 +22,6 @@ from infranetes_common.concurrency import Flight, backoff, settled, sleep
 from infranetes_common.errors import (
     DataLoss,
     DeadlineExceeded,
-    FailedPrecondition,
     InfranetesError,
     OutOfRange,
     Unavailable,

@@ -54,7 +54,8 @@ class LayerImages(FakeImages):
         if self.broken is not None:
             raise self.broken
         return [
-            LayerDisk(one, Path("/nonexistent"), LAYER_BYTES, DIGEST) for one in self.resolve(image_id).diff_ids
+            LayerDisk(one, Path("/nonexistent"), LAYER_BYTES, DIGEST)
+            for one in self.resolve(image_id).diff_ids
         ]
 
 
@@ -70,8 +71,8 @@ class Put:
 class LayerAgent(FakeAgent):
     """An agent that takes layers.
 
-    :ivar disks: what its VM sees, by target and LUN; None: whatever it is told.
-    :ivar asked: the calls about layers, in order. :ivar puts: those under way.
+    :ivar asked: the calls about layers, in order. :ivar puts: the layers that are being
+        sent. :ivar sent: those that were.
     """
 
     def __init__(self, sandbox_id: str, provider: FakeProvider) -> None:
@@ -81,6 +82,7 @@ class LayerAgent(FakeAgent):
         self.arrived: dict[str, int] = {}
         self.asked: list[tuple[str, tuple[str, ...]]] = []
         self.puts: list[Put] = []
+        self.sent: list[str] = []
         self.digest = DIGEST
         self.damaged = ""
         self.blind = False
@@ -131,7 +133,8 @@ class LayerAgent(FakeAgent):
             await put.ended
         finally:
             self.puts.remove(put)
-        self.mounted.add(disk.diff_id)
+        self.sent.append(header.diff_id)
+        self.mounted.add(header.diff_id)
 
     async def remove_layers(self, diff_ids: Sequence[str]) -> None:
         self.asked.append(("remove", tuple(diff_ids)))
