@@ -358,6 +358,9 @@ class FakeImages:
     async def archive(self, image_id: str, present: int = 0) -> AsyncIterator[bytes]:
         yield f"{image_id} without {present}".encode()
 
+    async def config(self, image_id: str) -> bytes:
+        return f"configuration of {image_id}".encode()
+
     async def disks(self, image_id: str) -> list[LayerDisk]:
         return [LayerDisk(diff_id, Path("/nonexistent"), 4096, diff_id) for diff_id in self.image.diff_ids]
 

@@ -47,9 +47,6 @@ class LayerImages(FakeImages):
                 return one
         raise NotFound(f"image {name_or_id} is not on this node: pull it first")
 
-    async def config(self, image_id: str) -> bytes:
-        return f"configuration of {image_id}".encode()
-
     async def disks(self, image_id: str) -> list[LayerDisk]:
         if self.broken is not None:
             raise self.broken
