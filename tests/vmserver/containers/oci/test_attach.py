@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attaching to a container that conmon runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from zope.interface.verify import verifyObject
+
+from infranetes_common.concurrency import deferred, sleep, within
+from infranetes_common.errors import FailedPrecondition
+from tests.contract.container_sessions import resident
+from tests.support.crun import configuration, write_bundle
+from tests.vmserver.containers.oci.case import CrunCase, Made, reactor
+from vmserver.containers.interface import ISession, Streams
+from vmserver.containers.oci.attach import attach
+from vmserver.containers.oci.conmon import Monitored
+from vmserver.containers.oci.control import Control
+
+MIB = 1024 * 1024
+ALL = Streams(stdin=True, stdout=True, stderr=True)
+
+
+class Heard:
+    """Reads a session's output as it comes."""
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+        self.out, self.err = bytearray(), bytearray()
+        self.over = Deferred.fromCoroutine(self._read())
+
+    async def _read(self) -> int:
+        async for stream, data in self.session.output:
+            (self.out if stream == "stdout" else self.err).extend(data)
+        return int(await self.session.ended())
+
+
+class AttachTests(CrunCase):
+    async def attached(self, made: Made, streams: Streams = ALL) -> Any:
+        """A session."""
+
+        @deferred
+        async def exit_code() -> int:
+            await self.until(lambda: made.exits, "its end")
+            return made.exits[0].code
+
+        control = Control(reactor, made.container.bundle)
+        session = await attach(reactor, made.container, made.process, control, streams, exit_code)
+        self.addCleanup(session.close)
+        return session
+
+    async def heard(self, made: Made, streams: Streams = ALL) -> Heard:
+        """A session whose output is read."""
+        return Heard(await self.attached(made, streams))
+
+    async def over(self, heard: Heard) -> int:
+        """Its exit code."""
+        return await within(reactor, self.seconds, heard.over, "the session")
+
+    async def up(self, made: Made) -> None:
+        """Wait until it has written."""
+        await self.until(made.container.log.read_bytes, "it has written")
+
+    async def test_both_streams_from_now_on_and_the_exit_code(self) -> None:
+        script = "echo before; while read x; do echo out $x; echo err $x >&2; [ $x = end ] && exit 4; done"
+        made = await self.started("sh", "-c", script, stdin=True)
+        await self.up(made)
+        heard, other = await self.heard(made), await self.heard(made, Streams(stderr=True))
+        verifyObject(ISession, heard.session)
+        await heard.session.write(b"one\n")
+        await heard.session.write(b"end\n")
+        self.assertEqual([await self.over(heard), await self.over(other)], [4, 4])
+        self.assertEqual((heard.out, heard.err), (b"out one\nout end\n", b"err one\nerr end\n"))
+        self.assertEqual((other.out, other.err), (b"", b"err one\nerr end\n"))
+        await heard.session.write(b"too late")
+        heard.session.close_stdin()
+        await heard.session.resize(80, 24)
+
+    async def test_who_leaves_lets_stdin_go_on(self) -> None:
+        made = await self.started("sh", "-c", "while read x; do echo got $x; done", stdin=True)
+        for number in range(3):
+            heard = await self.heard(made)
+            await heard.session.write(b"%d\n" % number)
+            await self.until(lambda heard=heard, n=number: heard.out == b"got %d\n" % n, "its answer")
+            heard.session.close_stdin()
+            await heard.session.write(b"dropped\n")
+            heard.session.close()
+
+    async def test_stdin_ends_where_that_was_asked_for(self) -> None:
+        made = await self.started("sh", "-c", "cat; exit 5", stdin=True, stdin_once=True)
+        heard = await self.heard(made)
+        await heard.session.write(b"line\n")
+        for _ in range(2):
+            heard.session.close_stdin()
+        self.assertEqual((await self.over(heard), heard.out), (5, b"line\n"))
+
+    async def test_without_stdin_what_is_written_is_dropped(self) -> None:
+        made = await self.started("sh", "-c", "sleep 0.5; cat; exit 6")
+        heard = await self.heard(made)
+        for _ in range(20):
+            await heard.session.write(b"x" * 65536)
+        heard.session.close_stdin()
+        self.assertEqual((await self.over(heard), heard.out), (6, b""))
+
+    async def test_much_comes_through_whole_and_in_little_memory(self) -> None:
+        made = await self.created("sh", "-c", f"head -c {100 * MIB} /dev/zero; echo end >&2")
+        session = await self.attached(made)
+        before = resident()
+        await self.crun.start(made.container.id)
+        size, said = 0, b""
+        async for stream, data in session.output:
+            if stream == "stdout":
+                size += len(data)
+            else:
+                said += data
+        self.assertEqual((size, said, await session.ended()), (100 * MIB, b"end\n", 0))
+        self.assertLess(resident() - before, 8 * MIB)
+
+    async def test_a_reader_who_does_not_read_lets_the_container_wait(self) -> None:
+        made = await self.created("sh", "-c", f"head -c {32 * MIB} /dev/zero; exit 7")
+        session = await self.attached(made)
+        await self.crun.start(made.container.id)
+        await self.until(lambda: session.output.paused, "the writer waits")
+        before = made.container.log.stat().st_size
+        await sleep(reactor, 0.5)
+        self.assertLess(made.container.log.stat().st_size - before, 2 * MIB)
+        self.assertEqual(made.exits, [])
+        heard = Heard(session)
+        self.assertEqual((await self.over(heard), len(heard.out)), (7, 32 * MIB))
+
+    async def test_a_reader_who_does_not_read_can_not_hide_the_containers_end(self) -> None:
+        made = await self.created("sh", "-c", "cat /dev/zero")
+        session = await self.attached(made)
+        await self.crun.start(made.container.id)
+        await self.until(lambda: session.output.paused, "the writer waits")
+        await sleep(reactor, 0.2)
+        os.kill(made.process.pid, signal.SIGKILL)
+        self.assertEqual((await self.end(made)).code, 137)
+        heard = Heard(session)
+        self.assertEqual(await self.over(heard), 137)
+        self.assertLess(len(heard.out), 8 * MIB)
+
+    async def test_much_goes_in_and_a_container_that_does_not_read_lets_the_writer_wait(self) -> None:
+        script = "sleep 1; wc -c"
+        made = await self.started("sh", "-c", script, stdin=True, stdin_once=True)
+        heard = await self.heard(made)
+        before = resident()
+        waited = False
+        for _ in range(16 * MIB // 65536):
+            written = heard.session.write(b"x" * 65536)
+            waited = waited or not written.called
+            await within(reactor, self.seconds, written, "stdin")
+        heard.session.close_stdin()
+        self.assertEqual((await self.over(heard), heard.out.strip()), (0, b"%d" % (16 * MIB)))
+        self.assertTrue(waited)
+        self.assertLess(resident() - before, 8 * MIB)
+
+    async def test_a_terminal_and_its_size(self) -> None:
+        script = "stty -echo; echo up; read x; stty size; read x; echo got $x; exit 3"
+        made = await self.started("sh", "-c", script, terminal=True, stdin=True)
+        await self.up(made)
+        first = await self.heard(made)
+        await first.session.resize(101, 37)
+        await first.session.write(b"\n")
+        await self.until(lambda: first.out == b"37 101\r\n", "its size")
+        first.session.close_stdin()
+        first.session.close()
+        heard = await self.heard(made)
+        await heard.session.write(b"more\n")
+        self.assertEqual((await self.over(heard), heard.out, heard.err), (3, b"got more\r\n", b""))
+
+    async def test_a_conmon_that_is_killed_ends_the_session(self) -> None:
+        made = await self.started("sleep", "600", stdin=True)
+        heard = await self.heard(made)
+        os.kill(made.process.conmon, signal.SIGKILL)
+        self.assertEqual(await self.over(heard), 137)
+
+    async def test_only_to_a_container_that_runs(self) -> None:
+        made = await self.started("true")
+        await self.end(made)
+        with self.assertRaises(FailedPrecondition):
+            await self.attached(made)
+
+    async def test_however_long_the_path_is(self) -> None:
+        made = self.monitored("sh", "-c", "read x; echo $x")
+        bundle = self.directory / ("long" * 30) / made.id
+        write_bundle(bundle, configuration(made.id, self.rootfs, ["sh", "-c", "read x; echo $x"]))
+        long = Monitored(made.id, bundle, bundle / "log", stdin=True)
+        self.addCleanup(lambda: Deferred.fromCoroutine(self.conmon.discard(long)))
+        running = Made(long, await self.conmon.create(long))
+        running.watch = self.conmon.watch(long, running.process, running.over)
+        await self.crun.start(long.id)
+        heard = await self.heard(running)
+        await heard.session.write(b"hello\n")
+        self.assertEqual((await self.over(heard), heard.out), (0, b"hello\n"))
+
+    async def test_ten_at_once(self) -> None:
+        made = await self.started("sh", "-c", "read x; echo $x", stdin=True)
+        every = [await self.heard(made) for _ in range(12)]
+        await every[7].session.write(b"hello\n")
+        for heard in every:
+            self.assertEqual((await self.over(heard), heard.out), (0, b"hello\n"))
