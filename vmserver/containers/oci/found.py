@@ -16,12 +16,18 @@ from infranetes_common.wire import cri
 from vmserver.containers import accounts, mount_checks
 from vmserver.containers.accounts import MAX_FILE_BYTES, Accounts, ProcessUser
 from vmserver.containers.oci.devices import Node, find_devices
-from vmserver.containers.oci.image import ImageDefaults
-from vmserver.containers.oci.rooted import read_within
+from vmserver.containers.oci.image import ImageDefaults, image_volumes
+from vmserver.containers.oci.rooted import read_within, resolved
 from vmserver.containers.security import refuse
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _SHARED, _SLAVE = "shared:", "master:"
+
+# What may be mounted over in /proc, as with runc: files that only tell of the machine.
+_IN_PROC = frozenset(
+    f"/proc/{name}"
+    for name in ("cpuinfo", "diskstats", "loadavg", "meminfo", "slabinfo", "stat", "swaps", "uptime")
+)
 
 
 @attrs.frozen
@@ -41,6 +47,7 @@ class Found:
     mounts: tuple[Source, ...] = ()
     files: Mapping[str, str] = MappingProxyType({})  # the sandbox's own, by their path in the container
     devices: tuple[Node, ...] = ()
+    targets: Mapping[str, str] = MappingProxyType({})  # of mounts whose path in the root leads to nothing
 
 
 def find(
@@ -60,12 +67,15 @@ def find(
     """
     refuse(bool(config.CDI_devices), "config.CDI_devices", "a CDI device")
     context = config.linux.security_context
+    present = {target: str(file) for target, file in sorted(files.items()) if file.exists()}
+    paths = [*map(mount_checks.target, config.mounts), *present, *image_volumes(config, image)]
     return Found(
         user=_user(context, image, rootfs),
         hostname=os.uname().nodename,
         mounts=tuple(_sources(config.mounts, image_paths, mountinfo)),
-        files={target: str(file) for target, file in sorted(files.items()) if file.exists()},
+        files=present,
         devices=find_devices(config.devices, context.privileged),
+        targets=_targets(rootfs, paths),
     )
 
 
@@ -73,6 +83,20 @@ def _user(context: cri.LinuxContainerSecurityContext, image: ImageDefaults, root
     accounts.check(context)
     passwd, group = (read_within(rootfs, f"/etc/{name}", MAX_FILE_BYTES) for name in ("passwd", "group"))
     return accounts.resolve(context, Accounts(passwd, group, image.user))
+
+
+def _targets(rootfs: Path, paths: Iterable[str]) -> dict[str, str]:
+    """Return where mount points are that crun can't make, as a link of the image leads to nothing.
+
+    :raise InvalidArgument: one is in /proc, whose files are the kernel's."""
+    found = {}
+    for path in paths:
+        place, dangling = resolved(rootfs, path)
+        if place.startswith("/proc/") and place not in _IN_PROC:
+            raise InvalidArgument(f"config.mounts {path[:200]!r}: nothing can be mounted at {place[:200]!r}")
+        if dangling:
+            found[path] = place
+    return found
 
 
 def _sources(wanted: Iterable[cri.Mount], images: Mapping[int, str], mountinfo: Path) -> Iterable[Source]:

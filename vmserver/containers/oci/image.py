@@ -7,6 +7,7 @@ Source: OCI image-spec, config.md. An image is anybody's, so nothing of it is ta
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 import signal
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ import attrs
 
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
+from vmserver.containers import mount_checks
 from vmserver.containers.signals import signal_number
 from vmserver.validate import DIGEST, MAX_LAYERS
 
@@ -81,6 +83,13 @@ def stop_signal(config: cri.ContainerConfig, image: ImageDefaults) -> int:
     if config.stop_signal != cri.RUNTIME_DEFAULT:
         return signal_number(config.stop_signal)
     return _named_signal(image.stop_signal) or signal.SIGTERM
+
+
+def image_volumes(config: cri.ContainerConfig, image: ImageDefaults) -> list[str]:
+    """Return where the image wants volumes and the configuration mounts nothing else."""
+    taken = {mount_checks.target(mount) for mount in config.mounts}
+    found = {posixpath.normpath(path) for path in image.volumes if path.startswith("/")}
+    return sorted(path for path in found - taken if path.strip("/"))
 
 
 def _named_signal(name: str) -> int:

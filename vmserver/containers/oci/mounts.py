@@ -7,7 +7,6 @@ a mount point needs. Source: crun(1), "mount options"; OCI runtime-spec, config.
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
 from vmserver.containers import mount_checks
 from vmserver.containers.oci.found import Found, Source
-from vmserver.containers.oci.image import ImageDefaults
 from vmserver.containers.oci.limits import Spec
 from vmserver.containers.security import refuse
 
@@ -52,6 +50,8 @@ def container_mounts(
         for mount in _given(context)
         if not any(_within(str(mount["destination"]), target) for target in own)
     ]
+    for target, entry in own.items():
+        entry["destination"] = found.targets.get(target, target)
     ordered = sorted(own.values(), key=lambda mount: str(mount["destination"]).count("/"))
     wanted = {mount.propagation for mount in config.mounts}
     # Mounts reach a container only through a root that is not private.
@@ -59,13 +59,6 @@ def container_mounts(
         if kind in wanted:
             return given + ordered, _PROPAGATION[kind]
     return given + ordered, ""
-
-
-def image_volumes(config: cri.ContainerConfig, image: ImageDefaults) -> list[str]:
-    """Return where the image wants volumes and the configuration mounts nothing else."""
-    taken = {mount_checks.target(mount) for mount in config.mounts}
-    found = {posixpath.normpath(path) for path in image.volumes if path.startswith("/")}
-    return sorted(path for path in found - taken if path.strip("/"))
 
 
 def _within(path: str, directory: str) -> bool:

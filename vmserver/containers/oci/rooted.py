@@ -37,6 +37,34 @@ def read_within(root: Path, path: str, most: int) -> bytes:
     return data
 
 
+def resolved(root: Path, path: str) -> tuple[str, bool]:
+    """Return where a path leads within `root`, and whether symbolic links lead it to nothing. Blocks.
+
+    :raise InvalidArgument: it has too many links.
+    """
+    at: list[str] = []
+    parts, links, absent = _parts(path), 0, False
+    while parts:
+        part = parts.pop()
+        if part == "..":
+            del at[-1:]
+            continue
+        at.append(part)
+        if absent:
+            continue
+        try:
+            target = os.readlink(root.joinpath(*at))
+        except OSError as error:
+            absent = error.errno != errno.EINVAL  # that of what is no link
+            continue
+        links += 1
+        if links > _MAX_LINKS:
+            raise InvalidArgument(f"the image's {path[:200]!r} has too many links")
+        at = [] if target.startswith("/") else at[:-1]
+        parts += _parts(target)
+    return "/" + "/".join(at), absent and links > 0
+
+
 def _opened(root: Path, path: str) -> int | None:
     """Return a descriptor for reading, or None if it is no regular file."""
     directories = [os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]  # from the root downwards

@@ -133,6 +133,38 @@ class SourceTests(Case):
                     self.refused("private mount", self.find, mountinfo=file, mounts=[mount])
 
 
+class TargetTests(Case):
+    def targets(self, path: str) -> Any:
+        mount = cri.Mount(container_path=path, host_path=str(self.directory))
+        return dict(self.find(mounts=[mount]).targets)
+
+    def test_a_link_to_nothing_gives_way_to_what_it_names(self) -> None:
+        (self.rootfs / "run").symlink_to("/nowhere/../there")
+        (self.rootfs / "etc" / "there").symlink_to("../etc")
+        self.assertEqual(self.targets("/run/a/b"), {"/run/a/b": "/there/a/b"})
+        self.assertEqual(self.targets("/etc/there/x"), {"/etc/there/x": "/etc/x"})
+        for path in ("/etc", "/etc/there", "/etc/x/y", "/new/x"):
+            self.assertEqual(self.targets(path), {})
+
+    def test_files_of_the_sandbox_and_volumes_have_targets_too(self) -> None:
+        (self.rootfs / "etc" / "hosts").symlink_to("../../../run/hosts")
+        (self.rootfs / "data").symlink_to("var/data")
+        image = ImageDefaults(volumes=("/data",))
+        file = self.directory / "file"
+        file.touch()
+        found = find(cri.ContainerConfig(), image, self.rootfs, {"/etc/hosts": file})
+        self.assertEqual(dict(found.targets), {"/etc/hosts": "/run/hosts", "/data": "/var/data"})
+
+    def test_nothing_is_mounted_in_proc(self) -> None:
+        (self.rootfs / "m").symlink_to("/proc/self/attr")
+        for path in ("/m", "/m/exec", "/proc/self", "/proc/sys/kernel"):
+            self.refused("/proc/", self.targets, path)
+        (self.rootfs / "l").symlink_to("l")
+        self.refused("too many links", self.targets, "/l")
+        self.assertEqual(self.targets("/proc/cpuinfo"), {})
+        self.assertEqual(self.targets("/proc"), {})
+
+
 class DeviceTests(Case):
     def test_a_device_and_those_of_a_directory(self) -> None:
         for name in ("one", "two"):

@@ -20,10 +20,9 @@ from vmserver.containers.accounts import ProcessUser
 from vmserver.containers.oci.capabilities import DEFAULT, NAMES
 from vmserver.containers.oci.devices import Node
 from vmserver.containers.oci.found import Found, Source
-from vmserver.containers.oci.image import ImageDefaults, image_defaults, stop_signal
+from vmserver.containers.oci.image import ImageDefaults, image_defaults, image_volumes, stop_signal
 from vmserver.containers.oci.limits import linux_resources, update_resources
 from vmserver.containers.oci.machine import Machine
-from vmserver.containers.oci.mounts import image_volumes
 from vmserver.containers.oci.spec import Wanted, container_spec, process_spec
 
 MACHINE = Machine(hugepages=frozenset({"2MB"}))

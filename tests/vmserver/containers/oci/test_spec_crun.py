@@ -283,16 +283,15 @@ class MountTests(SpecCase):
         source.mkdir()
         (source / "mine").touch()
         (self.rootfs / "m").symlink_to(f"../../../../../../../..{outside}")
-        ended = self.run_to_end("ls /m", mounts=self.mount(source))
-        self.assertRegex(ended.errors, "`m`: No such file or directory")
+        self.assertEqual(self.output("ls /m", mounts=self.mount(source)), "mine\n")
         inside = self.rootfs / outside.relative_to("/")
-        inside.mkdir(parents=True)
+        self.assertTrue(inside.is_dir())
         self.assertEqual(self.output("ls /m", mounts=self.mount(source)), "mine\n")
         (self.rootfs / "var").mkdir()
         (self.rootfs / "var" / "run").symlink_to("/run")
-        (self.rootfs / "run").mkdir()
         mounts = [cri.Mount(container_path="/var/run/secrets/a/b", host_path=str(source))]
-        self.assertEqual(self.output("ls /run/secrets/a/b", mounts=mounts), "mine\n")
+        for _ in ("made", "there"):
+            self.assertEqual(self.output("ls /run/secrets/a/b", mounts=mounts), "mine\n")
         self.assertEqual((os.listdir(outside), os.listdir(inside)), ([], []))
 
     def test_later_mounts_of_the_machine_reach_a_container_that_asks_for_it(self) -> None:
@@ -385,19 +384,23 @@ class ProcessTests(SpecCase):
         group = Path(f"/proc/{self.pid(id)}/cgroup").read_text()
         self.assertIn(f"/{CGROUPS}/{id}", group)
         self.assertEqual(Path(f"/proc/{self.pid(id)}/oom_score_adj").read_text(), "321\n")
-        files = ("memory/memory.limit_in_bytes", "cpu/cpu.shares", "cpu/cpu.cfs_quota_us")
+        files = ("memory.max", "cpu.weight", "cpu.max")
+        expected = ["67108864 20 50000 100000", "100663296 20 70000 100000"]
+        if not self.machine.cgroup2:
+            files = ("memory/memory.limit_in_bytes", "cpu/cpu.shares", "cpu/cpu.cfs_quota_us")
+            expected = ["67108864 512 50000", "100663296 512 70000"]
 
-        def limits() -> list[str]:
+        def limits() -> str:
             paths = [f"/sys/fs/cgroup/{name}" for name in files]
-            return self.execute(id, ["cat", *paths]).output.split()
+            return " ".join(self.execute(id, ["cat", *paths]).output.split())
 
-        self.assertEqual(limits(), [str(64 * 2**20), "512", "50000"])
+        self.assertEqual(limits(), expected[0])
         changes = cri.LinuxContainerResources(memory_limit_in_bytes=96 * 2**20, cpu_quota=70_000)
         file = self.directory / "resources.json"
         file.write_text(json.dumps(update_resources(before, changes, self.machine)))
         done = self.call("update", "--resources", str(file), id)
         self.assertEqual((done.code, done.errors), (0, ""))
-        self.assertEqual(limits(), [str(96 * 2**20), "512", "70000"])
+        self.assertEqual(limits(), expected[1])
 
     def test_files_that_may_be_open(self) -> None:
         self.assertEqual(self.output("ulimit -n"), f"{self.machine.rlimits['RLIMIT_NOFILE']}\n")
