@@ -31,6 +31,8 @@ def main() -> int:
     except OSError as e:
         full = e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         return _say(FULL if full else FAILED, os.strerror(e.errno or 0))
+    except Exception as e:  # a fault of this program: its traceback would show nothing of the cause
+        return _say(FAILED, f"unexpected {type(e).__name__}: {e}")
     return 0
 
 

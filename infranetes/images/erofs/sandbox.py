@@ -87,7 +87,7 @@ def _prctl(what: int, first: int, second: int = 0) -> None:
 
 def _filter(machine: str) -> bytes:
     """Return the filter as a program of classic BPF; empty for machines whose numbers are not known here."""
-    if machine not in _CALLS:
+    if machine not in _CALLS or struct.calcsize("P") != 8:  # a Python of 32 bits has other numbers
         return b""
     arch, clone, clone3, allowed = _CALLS[machine]
     refuse = [(_RETURN, 0, 0, _REFUSE | errno.EPERM)]

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterator
 from queue import SimpleQueue
 from threading import Semaphore, Thread
+from typing import IO, cast
 
 import zstandard
 
@@ -54,12 +55,20 @@ def _gunzipped(descriptor: int) -> Iterator[bytes]:
         raise BadLayer("it is a gzip file that is cut off")
 
 
+class _Raw:
+    """A descriptor as a file that can only be read: Python's own files ask for more than the child may."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def read(self, size: int) -> bytes:
+        return os.read(self._descriptor, size)
+
+
 def _unzstd(descriptor: int) -> Iterator[bytes]:
     decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_ZSTD_WINDOW)
-    with (
-        open(descriptor, "rb", buffering=0, closefd=False) as file,
-        decompressor.stream_reader(file, read_size=_INPUT, read_across_frames=True) as reader,
-    ):
+    raw = cast(IO[bytes], _Raw(descriptor))  # only `read` is used of it
+    with decompressor.stream_reader(raw, read_size=_INPUT, read_across_frames=True) as reader:
         try:
             while chunk := reader.read(CHUNK):
                 yield chunk

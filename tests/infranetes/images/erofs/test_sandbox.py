@@ -74,3 +74,14 @@ class SandboxTests(SynchronousTestCase):
         for name in ("cpu time", "file size", "address space", "open files", "processes", "core file size"):
             line = next(line for line in limits.splitlines() if line.startswith(f"Max {name}"))
             self.assertNotIn("unlimited", line)
+
+
+class ImportTests(SynchronousTestCase):
+    def test_the_child_starts_without_twisted(self) -> None:
+        program = "import infranetes.images.erofs.__main__, sys; print(*sys.modules)"
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True
+        )
+        packages = {name.partition(".")[0] for name in done.stdout.split()}
+        self.assertIn("infranetes", packages)
+        self.assertEqual(packages & {"twisted", "txgrpc", "infranetes_common", "asyncio", "ssl"}, set())
