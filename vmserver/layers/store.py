@@ -23,7 +23,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 APPEAR_SECONDS = 5.0  # that a disk may take to appear; an emulated VM's took 0.1 s
-SCAN_SECONDS = 1.0  # after which the kernel is told to look for it
+SCAN_SECONDS = 0.5  # after which the kernel is told to look for it
 LOOK_SECONDS = (0.01, 0.25)  # the first pause between two looks, and the longest
 BATCH_BYTES = 1024 * 1024  # that are written in one turn of a thread
 
@@ -107,13 +107,13 @@ class LayerStore:
 
         :raise FailedPrecondition: a layer is not here. :raise DataLoss: one is damaged, and was deleted.
         """
-        found, missing = [], []
-        for diff_id in diff_ids:
-            directory = self.directory(diff_id) or await self._mount_file(diff_id)
+        wanted = list(diff_ids)
+        there = await self._in_thread(lambda: {diff_id: self.directory(diff_id) for diff_id in wanted})
+        for diff_id, directory in there.items():
             if directory is None:
-                missing.append(diff_id)
-            else:
-                found.append(directory)
+                there[diff_id] = await self._mount_file(diff_id)
+        found = [directory for diff_id in wanted if (directory := there[diff_id]) is not None]
+        missing = [diff_id for diff_id in wanted if there[diff_id] is None]
         if missing:
             raise FailedPrecondition(
                 f"layer {missing[0]} is not in this VM ({len(missing)} are not): the node has to show it as "
