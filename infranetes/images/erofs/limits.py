@@ -22,7 +22,7 @@ class Limits:
     :ivar path_bytes: of an entry's name or of a link's target.
     :ivar header_bytes: of one PAX header.
     :ivar xattr_bytes: of one file's extended attributes, names included.
-    :ivar held_bytes: of what is held until the end: names, targets, small files, extended attributes.
+    :ivar held_bytes: of what is held until the end: names, links' targets, extended attributes.
     :ivar memory_bytes: of the child's address space.
     :ivar seconds: that the work may take.
     """

@@ -57,7 +57,7 @@ def enter(limits: Limits) -> None:
         os.setresuid(user, user, user)  # takes all capabilities, too
     # After the change of user, which would undo it.
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    image_bytes = limits.max_bytes + limits.held_bytes + 2 * 4096 * limits.entries + MIB
+    image_bytes = limits.max_bytes + 2 * limits.held_bytes + 2 * 4096 * limits.entries + MIB
     bounds = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: 3,

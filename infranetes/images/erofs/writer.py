@@ -16,7 +16,8 @@ from infranetes.images.erofs.format import BLOCK, INODE, SLOT
 from infranetes.images.erofs.limits import BadLayer
 from infranetes.images.erofs.tree import Node, Tree
 
-SMALL = 1024  # files of so many bytes are held, and kept behind their inodes
+SMALL = 1024  # files of so many bytes are held and put behind their inodes,
+SMALL_TOTAL = 128 << 20  # as long as there are no more bytes of them
 _FLUSH_BYTES, _FLUSH_PARTS = 1 << 20, 1000  # writev takes 1024 parts
 _ZEROS = bytes(BLOCK)
 
@@ -69,12 +70,13 @@ class Writer:
         self._out = _Output(descriptor)
         self._out.append(_ZEROS)
         self._tree = tree
+        self._small = 0  # bytes
 
     def store(self, node: Node, pieces: Iterable[memoryview]) -> None:
         """Write a regular file's data."""
-        if node.size <= SMALL:
+        if node.size <= SMALL and self._small + node.size <= SMALL_TOTAL:
             node.content = b"".join(pieces)
-            self._tree.hold(node.size)
+            self._small += node.size
             return
         node.block = self._out.position // BLOCK
         for piece in pieces:

@@ -201,7 +201,6 @@ class BoundTests(HostileCase):
         self.refused(
             "links and attributes", *(member(f"f{i}", xattrs={"user.a": b"x" * 1900}) for i in range(50))
         )
-        self.refused("links and attributes", *(member(f"f{i}", content=b"x" * 1000) for i in range(100)))
 
 
 class FuzzTests(HostileCase):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from infranetes.images.erofs import writer
 from tests.infranetes.images.erofs.support import (
     Member,
     check,
@@ -60,6 +61,12 @@ class MountTests(ImageCase):
         image = self.image(*(member(f"d/{name}", content=data) for name, data in contents.items()))
         with mounted(image) as at:
             self.assertEqual({name: (at / "d" / name).read_bytes() for name in contents}, contents)
+
+    def test_more_small_files_than_are_held_have_their_content(self) -> None:
+        self.patch(writer, "SMALL_TOTAL", 20000)
+        contents = {str(i): os.urandom(i) for i in range(500)}
+        with mounted(self.image(*(member(name, content=data) for name, data in contents.items()))) as at:
+            self.assertEqual({name: (at / name).read_bytes() for name in contents}, contents)
 
     def test_modes_owners_and_times_are_kept(self) -> None:
         image = self.image(
