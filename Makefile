@@ -136,6 +136,8 @@ apt-run: apt-base
 
 QEMU_USER := infranetes-qemu
 IMAGE_DIR ?= /var/lib/infranetes/guest
+# What runs containers in the guest image: docker or oci.
+CONTAINERS ?= docker
 
 .PHONY: image
 image: venv proto apt-run ## Build the guest image, unless it is there; its packages are made first
@@ -143,7 +145,8 @@ image: venv proto apt-run ## Build the guest image, unless it is there; its pack
 	@getent passwd $(QEMU_USER) >/dev/null || \
 		$(AS_ROOT) useradd --system --home-dir /nonexistent --shell /usr/sbin/nologin $(QEMU_USER)
 	@DEB_BUILD_OPTIONS=nocheck debian/make-deb >/dev/null
-	@$(AS_ROOT) $(BIN)/infranetes-guest build --debs dist --image-dir "$(IMAGE_DIR)"
+	@$(AS_ROOT) $(BIN)/infranetes-guest build --debs dist --image-dir "$(IMAGE_DIR)" \
+		--containers "$(CONTAINERS)"
 
 .PHONY: demo
 demo: export DEMO_COMMAND = $(value COMMAND)

@@ -23,6 +23,7 @@ from pathlib import Path
 from infranetes.guest import image as images
 from infranetes.guest import recipe
 from infranetes.guest.image import GuestImage
+from infranetes.guest.recipe import Containers
 from infranetes.guest.sources import Sources, of_this_machine
 from infranetes_common.errors import FailedPrecondition, InfranetesError, ResourceExhausted
 
@@ -36,18 +37,26 @@ _LOCK = "lock"
 _DEBS = "var/cache/infranetes-debs"  # in the guest, during a build
 
 
-def build(directory: Path, debs: Path, progress: Progress, *, force: bool = False) -> GuestImage:
+def build(
+    directory: Path,
+    debs: Path,
+    progress: Progress,
+    *,
+    force: bool = False,
+    containers: Containers = recipe.DOCKER,
+) -> GuestImage:
     """Return the image of this recipe and these packages; it is built if it is missing.
 
     :param directory: where images are.
     :param debs: where Infranetes' own .deb files are.
+    :param containers: what runs containers in it.
     :param force: build it anew even if recipe and packages have not changed, for Debian's updates.
     :raise FailedPrecondition: a tool, a package or a privilege is missing; the message says which.
     :raise ResourceExhausted: the disk is full.
     :raise InfranetesError: a step failed; the message has the end of its output.
     """
     packages = _our_packages(debs)
-    key = _key(packages)
+    key = _key(packages, containers)
     with contextlib.suppress(FailedPrecondition):
         if not force and (there := images.current(directory)).key == key:
             return there
@@ -62,7 +71,7 @@ def build(directory: Path, debs: Path, progress: Progress, *, force: bool = Fals
         _check_space(directory)
         work = Path(tempfile.mkdtemp(prefix=_WORK, dir=directory))
         try:
-            made = _make(work, key, packages, progress)
+            made = _make(work, key, packages, containers, progress)
             final = directory / (f"{key}-{int(made.built_at)}" if (directory / key).exists() else key)
             work.rename(final)
         except BaseException:
@@ -74,13 +83,17 @@ def build(directory: Path, debs: Path, progress: Progress, *, force: bool = Fals
     return made
 
 
-def _make(work: Path, key: str, packages: Sequence[Path], progress: Progress) -> GuestImage:
+def _make(
+    work: Path, key: str, packages: Sequence[Path], containers: Containers, progress: Progress
+) -> GuestImage:
     work.chmod(0o755)
     sources = of_this_machine()
     root = work / "root"
-    _lay_out(work / "files")
-    progress(f"installing Debian {sources.codename}, Docker and the agent into a tree")
-    _mmdebstrap(work, root, sources, packages, progress)
+    _lay_out(work / "files", containers)
+    progress(
+        f"installing Debian {sources.codename}, the agent and its {containers.name} provider into a tree"
+    )
+    _mmdebstrap(work, root, sources, packages, containers, progress)
     [kernel] = sorted((root / "boot").glob("vmlinuz-*"))[-1:]
     version = kernel.name.removeprefix("vmlinuz-")
     shutil.copyfile(kernel, work / "vmlinuz")
@@ -102,9 +115,9 @@ def _make(work: Path, key: str, packages: Sequence[Path], progress: Progress) ->
     return made
 
 
-def _lay_out(files: Path) -> None:
+def _lay_out(files: Path, containers: Containers) -> None:
     """Write the recipe's files to a tree that is copied over the guest's."""
-    for path, (mode, text) in recipe.FILES.items():
+    for path, (mode, text) in {**recipe.FILES, **containers.files}.items():
         target = files / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text)
@@ -119,7 +132,12 @@ def _lay_out(files: Path) -> None:
 
 
 def _mmdebstrap(
-    work: Path, root: Path, sources: Sources, packages: Sequence[Path], progress: Progress
+    work: Path,
+    root: Path,
+    sources: Sources,
+    packages: Sequence[Path],
+    containers: Containers,
+    progress: Progress,
 ) -> None:
     (work / "sources.list").write_text("".join(line + "\n" for line in sources.lines))
     (work / "apt.conf").write_text("".join(line + "\n" for line in sources.settings))
@@ -133,7 +151,10 @@ def _mmdebstrap(
         ("customize", f'mkdir -p "$1/{_DEBS}" && cp "{work}"/debs/*.deb "$1/{_DEBS}/"'),
         ("customize", f'chroot "$1" sh -c "{install} /{_DEBS}/*.deb" </dev/null'),
         ("customize", f'rm -rf "$1/{_DEBS}" "$1/etc/apt/apt.conf.d/99mmdebstrap"'),
-        ("customize", f'chroot "$1" systemctl --quiet enable {" ".join(recipe.ENABLED)}'),
+        (
+            "customize",
+            f'chroot "$1" systemctl --quiet enable {" ".join((*recipe.ENABLED, *containers.enabled))}',
+        ),
         ("customize", 'rm -f "$1/etc/resolv.conf" "$1/var/lib/dbus/machine-id" "$1/etc/ssh/ssh_host_"*'),
         ("customize", ': >"$1/etc/resolv.conf"; : >"$1/etc/machine-id"; echo pod >"$1/etc/hostname"'),
     ]
@@ -141,7 +162,7 @@ def _mmdebstrap(
         "mmdebstrap",
         "--mode=root",
         "--variant=minbase",
-        f"--include={','.join(recipe.PACKAGES)}",
+        f"--include={','.join((*recipe.PACKAGES, *containers.packages))}",
         f"--aptopt={work}/apt.conf",
         '--aptopt=Acquire::Languages "none"',
         "--dpkgopt=force-confold",
@@ -198,9 +219,9 @@ def _our_packages(debs: Path) -> list[Path]:
     return found
 
 
-def _key(packages: Sequence[Path]) -> str:
+def _key(packages: Sequence[Path], containers: Containers) -> str:
     """Digest recipe and own packages. Updates of Debian's packages do not change it."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(containers.name.encode())
     for module in ("recipe.py", "build.py"):
         digest.update(Path(__file__).with_name(module).read_bytes())
     for package in packages:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from infranetes.guest import image as images
+from infranetes.guest import recipe
 from infranetes.guest.build import build, say
 from infranetes.guest.image import GuestImage
 from infranetes_common import __version__
@@ -29,6 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--debs", type=Path, default=Path("dist"), help="where the .deb files of vmserver are (%(default)s)"
     )
     builder.add_argument("--force", action="store_true", help="build anew, with Debian's latest updates")
+    builder.add_argument(
+        "--containers",
+        choices=sorted(recipe.CONTAINERS),
+        default=recipe.DOCKER.name,
+        help="what runs containers in it (%(default)s); with oci, images are shown to it layer by layer",
+    )
     shower = commands.add_parser("show", help="show the image in use")
     for each in (builder, shower):
         each.add_argument(
@@ -39,7 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "build":
             started = time.monotonic()
             _show(
-                build(options.image_dir, options.debs, functools.partial(say, started), force=options.force)
+                build(
+                    options.image_dir,
+                    options.debs,
+                    functools.partial(say, started),
+                    force=options.force,
+                    containers=recipe.CONTAINERS[options.containers],
+                )
             )
         else:
             _show(images.current(options.image_dir))

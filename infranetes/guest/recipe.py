@@ -3,23 +3,24 @@
 
 The image is booted once, for a template, and every pod's VM is a clone of that. So nothing in it runs
 periodically on its own, and `warm` has Docker run a container before the agent asks for its identity: what is
-in memory by then is in memory in each clone.
+in memory by then is in memory in each clone. What runs containers is chosen: see `CONTAINERS`.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+
+import attrs
 
 from infranetes.guest import runtime, shims
 
-# Debian's packages, besides the agent's with its dependencies.
+# Debian's packages, besides the agent's with its dependencies and those of `CONTAINERS`.
 PACKAGES = (
-    "apparmor",  # Docker's own profile, and those of the node
-    "busybox-static",  # the container that `warm` runs
+    "apparmor",  # the container runtime's own profile, and those of the node
     "ca-certificates",
     "conmon",
     "crun",
-    "docker.io",
     "iproute2",
     "iptables",
     "kmod",
@@ -147,8 +148,7 @@ WantedBy=multi-user.target
 """
 
 # Files by path: mode and text.
-FILES: dict[str, tuple[int, str]] = {
-    "etc/docker/daemon.json": (0o644, json.dumps(_DOCKER, indent=2) + "\n"),
+FILES: Mapping[str, tuple[int, str]] = {
     "etc/fstab": (0o644, "/dev/vda / ext4 rw,noatime,x-systemd.growfs 0 0\n"),
     "etc/initramfs-tools/conf.d/infranetes": (0o644, "MODULES=list\nRESUME=none\n"),
     "usr/share/initramfs-tools/modules.d/infranetes": (0o644, "virtio_pci\nvirtio_blk\next4\n"),
@@ -203,23 +203,56 @@ FILES: dict[str, tuple[int, str]] = {
         '[Service]\nExecStopPost=-/bin/sh -c \'test "$SERVICE_RESULT" = success || '
         "journalctl --unit vmserver --lines 30 --no-pager --output cat >/dev/console'\n",
     ),
-    "etc/systemd/system/docker.service.d/infranetes.conf": (
-        0o644,
-        # Docker starts itself again to unpack each layer. At the same addresses an emulated CPU can reuse
-        # its translations, which halves the time. Containers are not its children and keep random addresses.
-        "[Service]\nExecStart=\nExecStart=/usr/bin/setarch -R /usr/sbin/dockerd -H fd:// "
-        "--containerd=/run/containerd/containerd.sock\n"
-        # Like containerd, it must not be what the OOM killer chooses. Docker 20.10 sets a score of its own
-        # when it starts, by which pods of the class Guaranteed would outlive it.
-        "OOMScoreAdjust=-999\nExecStartPost=-/bin/sh -c 'echo -999 >/proc/$MAINPID/oom_score_adj'\n",
-    ),
-    "usr/lib/infranetes/warm": (0o755, _WARM),
-    "etc/systemd/system/infranetes-warm.service": (0o644, _WARM_UNIT),
-    **runtime.FILES,
-    **shims.FILES,
 }
 
-ENABLED = ("docker.service", "infranetes-warm.service", shims.UNIT_NAME, "vmserver.service")
+ENABLED = ("vmserver.service",)
+
+
+@attrs.frozen
+class Containers:
+    """What runs containers in the guest, over what every guest has.
+
+    :ivar name: the agent's ContainerProvider.
+    :ivar packages: Debian's. :ivar files: by path: mode and text. :ivar enabled: units.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    files: Mapping[str, tuple[int, str]]
+    enabled: tuple[str, ...] = ()
+
+
+DOCKER = Containers(
+    "docker",
+    (
+        "busybox-static",  # the container that `warm` runs
+        "docker.io",
+    ),
+    {
+        "etc/docker/daemon.json": (0o644, json.dumps(_DOCKER, indent=2) + "\n"),
+        "etc/systemd/system/docker.service.d/infranetes.conf": (
+            0o644,
+            # Docker starts itself again to unpack each layer. At the same addresses an emulated CPU can reuse
+            # its translations, which halves the time. Containers are not its children and keep random
+            # addresses.
+            "[Service]\nExecStart=\nExecStart=/usr/bin/setarch -R /usr/sbin/dockerd -H fd:// "
+            "--containerd=/run/containerd/containerd.sock\n"
+            # Like containerd, it must not be what the OOM killer chooses. Docker 20.10 sets a score of its
+            # own when it starts, by which pods of the class Guaranteed would outlive it.
+            "OOMScoreAdjust=-999\nExecStartPost=-/bin/sh -c 'echo -999 >/proc/$MAINPID/oom_score_adj'\n",
+        ),
+        "usr/lib/infranetes/warm": (0o755, _WARM),
+        "etc/systemd/system/infranetes-warm.service": (0o644, _WARM_UNIT),
+        **runtime.FILES,
+        **shims.FILES,
+    },
+    ("docker.service", "infranetes-warm.service", shims.UNIT_NAME),
+)
+
+# conmon and crun, which the agent starts by itself; images come as layers.
+OCI = Containers("oci", (), {"etc/infranetes/vmserver.toml": (0o644, 'provider = "oci"\n')})
+
+CONTAINERS: Mapping[str, Containers] = {each.name: each for each in (DOCKER, OCI)}
 
 # Our own packages, from the directory that the builder is given.
 OUR_PACKAGES = ("infranetes-common", "vmserver")

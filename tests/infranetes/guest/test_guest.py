@@ -26,18 +26,26 @@ class RecipeTests(SynchronousTestCase):
     """What goes into the image."""
 
     def test_docker_leaves_the_network_alone_and_bounds_its_logs(self) -> None:
-        docker = json.loads(recipe.FILES["etc/docker/daemon.json"][1])
+        docker = json.loads(recipe.DOCKER.files["etc/docker/daemon.json"][1])
         self.assertEqual(
             (docker["bridge"], docker["iptables"], docker["live-restore"]), ("none", False, True)
         )
         self.assertEqual(set(docker["log-opts"]), {"max-size", "max-file"})
 
     def test_paths_stay_in_the_tree_and_scripts_can_be_run(self) -> None:
-        for path, (mode, text) in recipe.FILES.items():
+        files = {**recipe.FILES, **recipe.DOCKER.files, **recipe.OCI.files}
+        for path, (mode, text) in files.items():
             self.assertFalse(path.startswith("/") or ".." in path, path)
             self.assertEqual(text.startswith("#!"), bool(mode & stat.S_IXUSR), path)
             self.assertTrue(text.endswith("\n"), path)
-        check_syntax(recipe.FILES["usr/lib/infranetes/warm"][1])
+        check_syntax(recipe.DOCKER.files["usr/lib/infranetes/warm"][1])
+
+    def test_whatever_runs_containers_is_in_one_image_alone(self) -> None:
+        self.assertIn("docker.io", recipe.DOCKER.packages)
+        self.assertNotIn("docker.io", (*recipe.PACKAGES, *recipe.OCI.packages))
+        self.assertEqual(
+            [text for _, text in recipe.OCI.files.values()], [f'provider = "{recipe.OCI.name}"\n']
+        )
 
 
 class ShimTests(SynchronousTestCase):
@@ -114,7 +122,7 @@ class BuildTests(SynchronousTestCase):
         boot.mkdir(parents=True)
         (boot / "vmlinuz-6.1.0-test").write_bytes(b"kernel")
         (boot / "initrd.img-6.1.0-test").write_bytes(b"initrd")
-        self.assertTrue((work / "files/etc/docker/daemon.json").is_file())
+        self.has_docker = (work / "files/etc/docker/daemon.json").is_file()
         self.assertEqual(os.readlink(work / "files/etc/systemd/system/fstrim.timer"), "/dev/null")
         if self.fault is not None:
             raise self.fault
@@ -134,7 +142,16 @@ class BuildTests(SynchronousTestCase):
         self.assertEqual(made.kernel_version, "6.1.0-test")
         self.assertEqual(self.names(), {made.key, "current"})
         self.assertEqual(self.build().key, made.key)
-        self.assertEqual(self.built, 1)
+        self.assertEqual((self.built, self.has_docker), (1, True))
+
+    def test_what_runs_containers_makes_another_image(self) -> None:
+        docker = self.build()
+        oci = self.build(containers=recipe.OCI)
+        self.assertNotEqual(oci.key, docker.key)
+        self.assertEqual((image.current(self.images).key, self.has_docker), (oci.key, False))
+        self.assertEqual(self.build().key, docker.key)
+        self.assertEqual(image.current(self.images).key, docker.key)
+        self.assertEqual(self.built, 2)
 
     def test_other_packages_or_force_make_another_and_the_last_two_are_kept(self) -> None:
         first = self.build()

@@ -34,12 +34,12 @@ def guests_engine() -> Dockerd:
         directory = Path(tempfile.mkdtemp(prefix="runtime-"))
         crun = directory / "crun"
         crun.write_text(_CRUN.format(crun=need("crun")))
-        docker = json.loads(recipe.FILES["etc/docker/daemon.json"][1])
+        docker = json.loads(recipe.DOCKER.files["etc/docker/daemon.json"][1])
         path = docker["runtimes"][docker["default-runtime"]]["path"]
         program = crun
-        if path.lstrip("/") in recipe.FILES:
+        if path.lstrip("/") in recipe.DOCKER.files:
             program = directory / "runtime"
-            program.write_text(recipe.FILES[path.lstrip("/")][1].replace("/usr/bin/crun", str(crun)))
+            program.write_text(recipe.DOCKER.files[path.lstrip("/")][1].replace("/usr/bin/crun", str(crun)))
         for each in (crun, program):
             each.chmod(0o755)
         engine = Dockerd(program)
