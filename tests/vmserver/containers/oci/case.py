@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import TestCase
 
 from infranetes_common.concurrency import within
@@ -40,10 +40,20 @@ class Made:
         self.exits: list[Exit] = []
         self.ended: Deferred[Exit] = Deferred()
         self.watch: Watch | None = None
+        self._waiting: list[Deferred[int]] = []
 
     def over(self, exit: Exit) -> None:
         self.exits.append(exit)
         self.ended.callback(exit)
+        for waiting in self._waiting:
+            waiting.callback(exit.code)
+
+    def exit_code(self) -> Deferred[int]:
+        """Fire with its exit code once it has ended."""
+        if self.exits:
+            return succeed(self.exits[0].code)
+        self._waiting.append(Deferred())
+        return self._waiting[-1]
 
 
 class CrunCase(TestCase):

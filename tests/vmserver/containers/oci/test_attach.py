@@ -10,7 +10,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from zope.interface.verify import verifyObject
 
-from infranetes_common.concurrency import deferred, sleep, within
+from infranetes_common.concurrency import sleep, within
 from infranetes_common.errors import FailedPrecondition
 from tests.contract.container_sessions import resident
 from tests.support.crun import configuration, write_bundle
@@ -42,13 +42,8 @@ class AttachTests(CrunCase):
     async def attached(self, made: Made, streams: Streams = ALL) -> Any:
         """A session."""
 
-        @deferred
-        async def exit_code() -> int:
-            await self.until(lambda: made.exits, "its end")
-            return made.exits[0].code
-
         control = Control(reactor, made.container.bundle)
-        session = await attach(reactor, made.container, made.process, control, streams, exit_code)
+        session = await attach(reactor, made.container, made.process, control, streams, made.exit_code)
         self.addCleanup(session.close)
         return session
 
