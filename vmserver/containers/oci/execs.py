@@ -41,6 +41,7 @@ _SPECIFICATION = 3  # the descriptor on which crun reads what to execute
 _REFUSED = (1, 255)  # crun's own exit codes
 _MAX_MESSAGE_BYTES = 1024
 _END_OF_FILE = b"\x04"
+_TURNS = 5  # of the reactor, in which what is in a socket is read: accepted, received, and some
 
 
 class Execs:
@@ -270,7 +271,7 @@ class TerminalSession(ProcessProtocol):
 
     def _begin(self, descriptor: int) -> None:
         self._terminal = Terminal(self._reactor, descriptor, self._gate, self._heard, self._all_read)
-        if self._closed:
+        if self._closed or self._ended.called:
             self._hang_up()
         elif not self.ready.called:
             self.ready.callback(None)
@@ -288,11 +289,18 @@ class TerminalSession(ProcessProtocol):
         self._code = exit_code(reason)
         self._stdin_open = False
         self._gate.stopProducing()
-        self._console.close()
         self._launch.over()
+        self._await_terminal(_TURNS)
+
+    def _await_terminal(self, turns: int) -> None:
+        """Take a terminal that crun has handed over just before it ended: it waits in the socket."""
+        if self._terminal is None and not self._closed and turns:
+            self._timer = self._reactor.callLater(0, self._await_terminal, turns - 1)
+            return
+        self._console.close()
         if self._terminal is None or self._closed:
             self._read = True
-        else:
+        elif not self._read:
             self._timer = self._reactor.callLater(DRAIN_SECONDS, self._leave)
         self._finish()
 

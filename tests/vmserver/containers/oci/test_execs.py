@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.utils import getProcessOutputAndValue
+from twisted.trial.unittest import TestCase
 
 from infranetes_common.concurrency import sleep, start, within
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition
@@ -16,6 +19,7 @@ from tests.contract.container_sessions import living, resident
 from tests.support.crun import process
 from tests.vmserver.containers.oci.case import CrunCase, Made, reactor
 from vmserver.containers.interface import ExecResult, ISession, Streams
+from vmserver.containers.oci.cgroup import ROOT, is_v2
 from vmserver.containers.oci.execs import Execs
 
 MIB = 1024 * 1024
@@ -120,6 +124,23 @@ class ExecTests(CrunCase):
             await self.sync(made, "sh", "-c", script, timeout=1.0)
         await self.until(lambda: not living("sleep", marker), "they have ended")
 
+    if is_v2():
+
+        async def test_a_process_that_has_left_its_family_is_killed_too(self) -> None:
+            made = await self.started("sleep", "600")
+            marker = str(640000 + os.getpid() % 10000)
+            script = f"setsid sh -c 'sleep {marker} & :'; sleep {marker}"
+            with self.assertRaises(DeadlineExceeded):
+                await self.sync(made, "sh", "-c", script, timeout=1.0)
+            session = await self.opened(made, TERMINAL, "sh", "-c", script)
+            await self.until(lambda: len(living("sleep", marker)) == 2, "they run")
+            session.close()
+            await self.until(lambda: not living("sleep", marker), "they have ended")
+            status = self.crun.status(made.container.id)
+            assert status is not None and status.cgroup is not None and status.cgroup.unified is not None
+            groups = status.cgroup.unified
+            await self.until(lambda: not list(groups.glob("exec-*")), "no cgroup is left")
+
     async def test_a_caller_who_leaves_ends_it(self) -> None:
         made = await self.started("sleep", "600")
         marker = str(620000 + os.getpid() % 10000)
@@ -196,3 +217,21 @@ class ExecTests(CrunCase):
                 await session.ended()
         await self.until(lambda: os.listdir(self.directory / "x") == [], "no socket is left")
         await self.until(lambda: not living("exec", made.container.id), "no crun is left")
+
+
+if not is_v2() and (ROOT / "unified").is_dir():
+
+    class UnifiedTests(TestCase):
+        """The same with cgroup v2, which this machine has beside v1 and the guest has alone."""
+
+        timeout = 300
+
+        async def test_commands_with_cgroup_v2(self) -> None:
+            trial = f"{sys.executable} -m twisted.trial --temp-directory={self.mktemp()}"
+            script = f"mount --bind {ROOT / 'unified'} {ROOT} && exec {trial} {__name__}.ExecTests"
+            arguments = ["--mount", "sh", "-c", script]
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+            out, err, code = await getProcessOutputAndValue(
+                "unshare", arguments, environment, reactor=reactor
+            )
+            self.assertEqual(code, 0, (out + err).decode(errors="replace"))
