@@ -202,7 +202,7 @@ class ConmonTests(CrunCase):
             with self.assertRaises(Unavailable) as caught:
                 await call
             self.assertIn(str(hanging), str(caught.exception))
-        self.assertEqual(living("sleep", marker), [])
+        await self.until(lambda: not living("sleep", marker), "what they started has ended")
 
     async def test_a_creation_that_is_cancelled_leaves_nothing(self) -> None:
         container = self.monitored("true")
