@@ -21,6 +21,7 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.wire import cri
+from tests.harness.tools import need
 from tests.support.crun import CGROUPS, crun_for_here, make_rootfs, remove_cgroups
 from vmserver.containers.oci.capabilities import DEFAULT, in_mask
 from vmserver.containers.oci.found import find
@@ -32,6 +33,20 @@ from vmserver.containers.oci.spec import Wanted, container_spec, process_spec
 SECONDS = 30.0
 PASSWD = "root:x:0:0:root:/root:/bin/sh\nann:x:1000:1000::/home/ann:/bin/sh\n"
 GROUP = "root:x:0:\nann:x:1000:\nstaff:x:50:bob,ann\n"
+
+# Both containers are started from one mount namespace; `crun_for_here` has a new one for each.
+SHARING = """
+umount /sys/fs/cgroup/unified 2>/dev/null
+mount --make-rshared {source}
+for each in "{reading} {reader}" "{writing} {writer}"; do
+    {crun} run --detach --bundle $each </dev/null >/dev/null 2>&1
+done
+{crun} exec --process {directory}/mount {writer}
+{crun} exec --process {directory}/ls {reader}
+ls {source}/below
+{crun} delete --force {writer}
+{crun} delete --force {reader}
+"""
 
 
 @attrs.frozen
@@ -306,6 +321,36 @@ class MountTests(SpecCase):
         (source / "below" / "new").touch()
         self.assertEqual(self.execute(both, ["ls", "/m/below"]).output, "new\n")
         self.assertEqual(self.execute(neither, ["ls", "/m/below"]).output, "")
+
+    def test_mounts_of_a_container_reach_another_if_both_ask_for_it(self) -> None:
+        source = self.directory / "source"
+        (source / "below").mkdir(parents=True)
+        both, slave = cri.PROPAGATION_BIDIRECTIONAL, cri.PROPAGATION_HOST_TO_CONTAINER
+        self.mounted(source, "--bind", str(source))
+        subprocess.run(["mount", "--make-rshared", str(source)], check=True)  # or it is refused
+        config = self.config("exec sleep 600", mounts=self.mount(source, propagation=slave))
+        reader, reading = self.bundle(config)
+        privileged = cri.LinuxContainerSecurityContext(privileged=True)
+        mounts = self.mount(source, propagation=both)
+        writer, writing = self.bundle(self.config("exec sleep 600", mounts=mounts, context=privileged))
+        for name, command in (
+            ("ls", "ls /m/below"),
+            ("mount", "mount -t tmpfs t /m/below; touch /m/below/new"),
+        ):
+            process = process_spec(self.made, ["sh", "-c", command], False)
+            (self.directory / name).write_text(json.dumps(process))
+        script = SHARING.format(
+            crun=f"{need('crun')} --root {self.directory}/state",
+            source=source,
+            directory=self.directory,
+            reader=reader,
+            reading=reading,
+            writer=writer,
+            writing=writing,
+        )
+        enter = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script]
+        done = subprocess.run(enter, capture_output=True, text=True, timeout=SECONDS)
+        self.assertEqual((done.stdout, done.stderr), ("new\nnew\n", ""))
 
 
 class NamespaceTests(SpecCase):
