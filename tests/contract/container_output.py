@@ -9,11 +9,14 @@ from collections.abc import AsyncIterator
 from typing import ClassVar
 
 from twisted.internet.defer import CancelledError, Deferred
+from zope.interface.verify import verifyObject
 
-from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable
+from infranetes_common.concurrency import start
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable, Unimplemented
 from infranetes_common.wire import cri
 from infranetes_common.wire.vmserver import LogRecord
 from tests.contract.container_provider_case import ContainerProviderCase, pieces
+from vmserver.containers.interface import ITakesLayers
 
 
 class LogContract(ContainerProviderCase):
@@ -41,9 +44,9 @@ class LogContract(ContainerProviderCase):
             id = await self.create("sh", "-c", "echo ran")
             starts = [self.provider.start_container(id) for _ in range(6)]
             starts[0].cancel()  # whoever asked first has gone away
-            for start in starts:
+            for starting in starts:
                 with contextlib.suppress(CancelledError, FailedPrecondition):
-                    await start
+                    await starting
             await self.ended(id)
             await self.refused(FailedPrecondition, self.provider.start_container(id))
             self.assertEqual([record.line for record in await self.lines(id)], [b"ran"])
@@ -153,7 +156,28 @@ class LogContract(ContainerProviderCase):
 
 
 class ImageContract(ContainerProviderCase):
-    """Images, and their layers."""
+    """Images, however they came."""
+
+    async def test_another_agent_has_the_images(self) -> None:
+        await self.restarted()
+        self.assertEqual(await self.provider.images(), [self.image_id])
+
+    async def test_an_image_in_use_stays(self) -> None:
+        id = await self.create("true")
+        for _ in range(2):
+            await self.refused(FailedPrecondition, self.provider.remove_image(self.image_id))
+        self.assertEqual(await self.provider.images(), [self.image_id])
+        await self.provider.remove(id)
+        for _ in range(2):
+            await self.provider.remove_image(self.image_id)
+        self.assertEqual(await self.provider.images(), [])
+
+    async def test_an_unknown_image_is_removed_already(self) -> None:
+        await self.provider.remove_image("sha256:" + "b" * 64)
+
+
+class ArchiveContract(ImageContract):
+    """Images that come as archives, and their layers."""
 
     keeps_layers: ClassVar[bool] = True
 
@@ -175,10 +199,6 @@ class ImageContract(ContainerProviderCase):
         for load in loads:
             await load
         self.assertEqual(sorted(await self.provider.images()), sorted([self.image_id, other.id]))
-
-    async def test_another_agent_has_the_images(self) -> None:
-        await self.restarted()
-        self.assertEqual(await self.provider.images(), [self.image_id])
 
     async def test_layers_that_are_there_are_known_and_may_be_left_out(self) -> None:
         other = self.build({"etc/other": secrets.token_bytes(8)})
@@ -239,15 +259,42 @@ class ImageContract(ContainerProviderCase):
         await self.provider.load_image(other.id, pieces(self.archive(other)))
         self.assertIn(other.id, await self.provider.images())
 
-    async def test_an_image_in_use_stays(self) -> None:
-        id = await self.create("true")
-        for _ in range(2):
-            await self.refused(FailedPrecondition, self.provider.remove_image(self.image_id))
-        self.assertEqual(await self.provider.images(), [self.image_id])
-        await self.provider.remove(id)
-        for _ in range(2):
-            await self.provider.remove_image(self.image_id)
-        self.assertEqual(await self.provider.images(), [])
 
-    async def test_an_unknown_image_is_removed_already(self) -> None:
-        await self.provider.remove_image("sha256:" + "b" * 64)
+class LayersContract(ImageContract):
+    """Images made of layers that the VM has: ITakesLayers."""
+
+    async def test_it_provides_the_whole_interface(self) -> None:
+        verifyObject(ITakesLayers, self.provider)
+
+    async def test_adding_twice_is_once(self) -> None:
+        for _ in range(2):
+            await self.load(self.built)
+        self.assertEqual(await self.provider.images(), [self.image_id])
+
+    async def test_adding_side_by_side_is_once(self) -> None:
+        other = self.build({"etc/other": b"1"})
+        adding = [start(self.load(other)) for _ in range(3)]
+        for one in adding:
+            await one
+        self.assertEqual(sorted(await self.provider.images()), sorted([self.image_id, other.id]))
+
+    async def test_a_configuration_of_another_image_is_refused_and_nothing_stays(self) -> None:
+        other = self.build({"etc/other": b"2"})
+        wrong = "sha256:" + "a" * 64
+        for configuration in (other.config.data, b"", b"{}", b"\xff"):
+            adding = self.provider.add_image(wrong, configuration)
+            self.assertIn(wrong, await self.refused(InvalidArgument, adding))
+        self.assertEqual(await self.provider.images(), [self.image_id])
+
+    async def test_an_image_whose_layer_is_not_there_is_a_precondition(self) -> None:
+        other = self.build({"etc/other": secrets.token_bytes(8)})
+        for _ in range(2):
+            await self.refused(FailedPrecondition, self.provider.add_image(other.id, other.config.data))
+        self.assertEqual(await self.provider.images(), [self.image_id])
+
+    async def test_archives_are_not_taken(self) -> None:
+        for work in (
+            self.provider.missing_layers(self.built.diff_ids),
+            self.provider.load_image(self.image_id, pieces(b"")),
+        ):
+            self.assertIn("layers", await self.refused(Unimplemented, work))

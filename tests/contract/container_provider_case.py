@@ -67,7 +67,11 @@ class ContainerProviderCase(_Base):
         self.built = self.build()
         self.image_id = self.built.id
         self.provider = await self.started()
-        await self.provider.load_image(self.image_id, pieces(self.archive(self.built)))
+        await self.load(self.built)
+
+    async def load(self, built: Any) -> None:
+        """Give the provider an image."""
+        await self.provider.load_image(built.id, pieces(self.archive(built)))
 
     async def tearDown(self) -> None:
         last = await self.started()

@@ -17,7 +17,7 @@ from twisted.trial.unittest import TestCase
 from infranetes_common import reactors
 from infranetes_common.wire import cri
 from infranetes_simulation.containers.provider import FakeProvider
-from tests.contract.container_output import ImageContract, LogContract
+from tests.contract.container_output import ArchiveContract, LogContract
 from tests.contract.container_provider import ExecContract, LifecycleContract
 from tests.contract.container_provider_case import ContainerProviderCase
 from tests.contract.container_sessions import TERMINAL, SessionContract
@@ -80,7 +80,7 @@ class FakeLogTests(FakeCase, LogContract, TestCase):
     """ReadLog."""
 
 
-class FakeImageTests(FakeCase, ImageContract, TestCase):
+class FakeImageTests(FakeCase, ArchiveContract, TestCase):
     """Images."""
 
     keeps_layers = False

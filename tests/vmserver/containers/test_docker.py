@@ -13,7 +13,7 @@ from twisted.trial.unittest import TestCase
 
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.reactors import installed
-from tests.contract.container_output import ImageContract, LogContract
+from tests.contract.container_output import ArchiveContract, LogContract
 from tests.contract.container_provider import ExecContract, LifecycleContract
 from tests.contract.container_provider_case import ContainerProviderCase
 from tests.contract.container_sessions import SessionContract
@@ -89,5 +89,5 @@ class DockerLogTests(DockerCase, LogContract, TestCase):
     """ReadLog."""
 
 
-class DockerImageTests(DockerCase, ImageContract, TestCase):
+class DockerImageTests(DockerCase, ArchiveContract, TestCase):
     """Images."""

@@ -14,7 +14,7 @@ from twisted.trial.unittest import TestCase
 
 from infranetes_common.config import Bytes
 from infranetes_common.reactors import installed
-from tests.contract.container_output import ImageContract, LogContract
+from tests.contract.container_output import ArchiveContract, LogContract
 from tests.contract.container_provider import ExecContract, LifecycleContract
 from tests.contract.container_provider_case import ContainerProviderCase
 from tests.contract.container_sessions import SessionContract
@@ -101,7 +101,7 @@ class SystemdLogTests(SystemdCase, LogContract, TestCase):
     """ReadLog."""
 
 
-class SystemdImageTests(SystemdCase, ImageContract, TestCase):
+class SystemdImageTests(SystemdCase, ArchiveContract, TestCase):
     """Images."""
 
     keeps_layers = False
