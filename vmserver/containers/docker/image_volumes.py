@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,11 +23,11 @@ from infranetes_common.wire import cri
 from vmserver.containers.docker.api import ImageInspect
 from vmserver.containers.docker.engine import Engine, EngineError
 from vmserver.containers.docker.names import LABEL_IMAGES
+from vmserver.containers.sub_paths import within
 from vmserver.validate import DIGEST
 
 _SECONDS = 30
 _MAX_OPTIONS = 4000  # bytes; mount(2) takes one page
-_MAX_LINKS = 40
 _OPTIONS = "ro,noexec,nosuid,nodev"
 _DRIVER = "overlay2"
 _LINK = re.compile(r"[0-9A-Z]{1,64}")
@@ -133,35 +132,3 @@ def _thd_unmount(at: Path) -> None:
     if os.path.ismount(at):
         _run(["umount", str(at)], Path("/"), f"the image volume at {at} can't be unmounted")
     at.rmdir()
-
-
-def within(root: Path, sub_path: str, field: str) -> str:
-    """Return the path of the file or directory at `sub_path`; symbolic links stay within `root`.
-
-    :raise InvalidArgument: there is no such file or directory.
-    """
-    parts = [part for part in reversed(sub_path.split("/")) if part not in ("", ".")]
-    at: list[str] = []
-    links = 0
-    while parts:
-        part = parts.pop()
-        if part == "..":
-            at = at[:-1]
-            continue
-        path = root.joinpath(*at, part)
-        try:
-            found = path.lstat()
-        except OSError as error:
-            raise InvalidArgument(f"{field}: the image has no {sub_path[:200]!r}") from error
-        if stat.S_ISLNK(found.st_mode):
-            links += 1
-            if links > _MAX_LINKS:
-                raise InvalidArgument(f"{field}: {sub_path[:200]!r} in the image has too many links")
-            target = os.readlink(path)
-            at = [] if target.startswith("/") else at
-            parts += [each for each in reversed(target.split("/")) if each not in ("", ".")]
-        elif stat.S_ISDIR(found.st_mode) or (stat.S_ISREG(found.st_mode) and not parts):
-            at.append(part)
-        else:
-            raise InvalidArgument(f"{field}: {sub_path[:200]!r} in the image is not a file or directory")
-    return str(root.joinpath(*at))

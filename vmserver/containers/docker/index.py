@@ -28,10 +28,11 @@ from vmserver.containers.docker.limits import LimitStore
 from vmserver.containers.docker.message_store import MessageStore
 from vmserver.containers.docker.names import LABEL_ID, container_name
 from vmserver.containers.docker.state import container_state
-from vmserver.containers.docker.usage import UsageSource
+from vmserver.containers.docker.usage import usage_source
 from vmserver.containers.interface import Changed, Removed
 from vmserver.containers.resources import overlay
 from vmserver.containers.users import process_user
+from vmserver.stats.reader import UsageSource
 
 EVENTS = ["create", "start", "die", "oom", "update", "destroy"]
 RETRY_SECONDS = (0.1, 2.0)
@@ -149,7 +150,7 @@ class ContainerIndex:
             self._store_user(id, process_user(state.pid))
         if state.started_at and (user := self._users.get(id)) is not None:
             state.user.CopyFrom(user)
-        container = Container(state, found.get("LogPath") or "", UsageSource.of(found), at)
+        container = Container(state, found.get("LogPath") or "", usage_source(found), at)
         self._containers[id] = container
         if before is None or before.state != state:
             for changed, _ in self._watchers:

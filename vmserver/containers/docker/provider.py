@@ -35,7 +35,6 @@ from vmserver.containers.docker.limits import LimitStore
 from vmserver.containers.docker.names import container_name
 from vmserver.containers.docker.sessions import attach_session, exec_session
 from vmserver.containers.docker.translate import create_body, limits_body
-from vmserver.containers.docker.usage import UsageReader
 from vmserver.containers.interface import (
     Changed,
     ExecResult,
@@ -47,6 +46,7 @@ from vmserver.containers.interface import (
 from vmserver.containers.jsonlog import JsonLog, records
 from vmserver.containers.security import apparmor_profile
 from vmserver.pod_settings import ipc_sysctls
+from vmserver.stats.reader import UsageReader
 
 REMOVE_SECONDS = 60.0
 

@@ -1,69 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resource usage of Docker's containers, measured without asking Docker."""
+"""Where the resource usage of Docker's containers is measured, without asking Docker."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import attrs
-
-from infranetes_common.concurrency import run_in_thread
-from infranetes_common.reactors import IReactor
-from infranetes_common.wire import vmserver as messages
 from vmserver.containers.docker.api import ContainerInspect
-from vmserver.stats import container
-from vmserver.stats.written import WrittenLayers
+from vmserver.stats.reader import UsageSource
 
 
-@attrs.frozen
-class UsageSource:
-    """Where a container's usage is measured."""
-
-    engine_id: str = ""  # Docker's own id, which is part of the control group's name
-    layer: str = ""  # the directory of what it wrote over its image; "" if not known
-
-    @classmethod
-    def of(cls, found: ContainerInspect) -> UsageSource:
-        """Pick it. Only overlay2 has a directory with nothing but what the container wrote."""
-        driver = found.get("GraphDriver")
-        data = (driver.get("Data") if driver else None) or {}
-        return cls(str(found.get("Id", "")), str(data.get("UpperDir", "")))
-
-
-class UsageReader:
-    """Measures containers in a thread."""
-
-    def __init__(self, reactor: IReactor) -> None:
-        self._reactor = reactor
-        self._written = WrittenLayers(reactor)
-
-    async def read(
-        self, containers: Mapping[str, tuple[messages.ContainerState, UsageSource]]
-    ) -> list[messages.ContainerUsage]:
-        """Return the usage of each of these containers."""
-        measured = await run_in_thread(self._reactor, _thd_measure, dict(containers))
-        written = await self._written.of(
-            {id: source.layer for id, (_, source) in containers.items() if source.layer}
-        )
-        return [
-            messages.ContainerUsage(
-                id=id, started_at=state.started_at, usage=measured.get(id), written=written.get(id)
-            )
-            for id, (state, _) in containers.items()
-        ]
-
-    def stop(self) -> None:
-        """Stop counting. Idempotent."""
-        self._written.stop()
-
-
-def _thd_measure(
-    containers: Mapping[str, tuple[messages.ContainerState, UsageSource]],
-) -> dict[str, messages.Usage]:
-    found = {}
-    for id, (state, source) in containers.items():
-        if state.pid:
-            usage = container.usage(state.pid, state.resources.memory_limit_in_bytes, source.engine_id)
-            if usage is not None:
-                found[id] = usage
-    return found
+def usage_source(found: ContainerInspect) -> UsageSource:
+    """Pick it. Only overlay2 has a directory with nothing but what the container wrote."""
+    driver = found.get("GraphDriver")
+    data = (driver.get("Data") if driver else None) or {}
+    return UsageSource(group=str(found.get("Id", "")), layer=str(data.get("UpperDir", "")))
