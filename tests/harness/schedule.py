@@ -74,6 +74,8 @@ SECONDS: Mapping[str, float] = {
     "tests.interop": 60,
     "tests.txgrpc.test_hostile": 40,
     "tests.vmserver.containers": 60,
+    "tests.vmserver.containers.oci.test_provider": 90,
+    "tests.vmserver.containers.oci.test_recovery.KilledAgentTests": 150,
     "tests.vmserver.containers.test_docker": 120,
     "tests.vmserver.layers.test_killed": 30,
 }

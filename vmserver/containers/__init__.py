@@ -26,6 +26,7 @@ ENTRY_POINT_GROUP = "vmserver.containers"
 _BUILT_IN = {
     "docker": "vmserver.containers.docker:create",
     "machine": "vmserver.containers.machine:create",
+    "oci": "vmserver.containers.oci:create",
     "systemd": "vmserver.containers.systemd:create",
 }
 

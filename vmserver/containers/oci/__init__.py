@@ -1,2 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A ContainerProvider whose containers are run by conmon and crun."""
+"""The ContainerProvider that runs containers by conmon and crun, from images made of mounted layers.
+
+No engine runs in the VM: each container has a conmon beside it, and what the agent knows of it is in files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from infranetes_common import config as common
+from infranetes_common.reactors import IReactor
+from vmserver.containers import ProviderContext
+from vmserver.containers.oci.config import OciConfig
+from vmserver.containers.oci.provider import OciProvider
+
+
+def create(reactor: IReactor, table: Mapping[str, object], context: ProviderContext) -> OciProvider:
+    """Make the provider: the ProviderFactory of `oci`."""
+    config = common.structure(table, OciConfig, source=context.source, prefix="providers.oci")
+    return OciProvider(reactor, config, context.etc_dir, context.run_dir)

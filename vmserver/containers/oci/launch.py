@@ -16,6 +16,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from infranetes_common.concurrency import run_in_thread, start
 from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import IReactor
 from vmserver.containers.oci import cgroup
@@ -36,6 +37,7 @@ class Launch(ProcessProtocol):
     _TOLD, _GO = 3, 4
 
     def __init__(self, reactor: IReactor, command: list[str], bundle: Path, group: str) -> None:
+        self._reactor = reactor
         self._group = group
         self._said = bytearray()
         self._errors = bytearray()
@@ -53,12 +55,17 @@ class Launch(ProcessProtocol):
 
     def connectionMade(self) -> None:
         self.transport.closeStdin()
+        start(self._go())
+
+    async def _go(self) -> None:
+        """Let conmon begin, which has started nothing before, once it is in its cgroup."""
         try:
-            cgroup.join(self._group, self.transport.pid or 0)
+            await run_in_thread(self._reactor, cgroup.join, self._group, self.transport.pid or 0)
         except OSError as error:
             _log.warn("conmon stays in the agent's cgroup: {error}", error=error.strerror)
-        self.transport.writeToChild(self._GO, b"\0")  # it has started nothing before
-        self.transport.closeChildFD(self._GO)
+        if self._GO in self.transport.pipes:
+            self.transport.writeToChild(self._GO, b"\0")
+            self.transport.closeChildFD(self._GO)
 
     def childDataReceived(self, childFD: int, data: bytes) -> None:
         if childFD == self._TOLD:

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An agent of oci containers that is killed, or whose conmon, crun or disk fails."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import TestCase
+
+from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unavailable
+from infranetes_common.wire import cri
+from tests.vmserver.containers.oci.killed_agent import ID, container_config
+from tests.vmserver.containers.oci.provider_case import OciCase
+from vmserver.containers.oci import record
+from vmserver.containers.oci.runtime import CALL_SECONDS
+from vmserver.mounts import unmount
+
+MAX_STEPS = 80
+
+
+class KilledAgentTests(OciCase, TestCase):
+    timeout = 600.0
+
+    def killed(self, step: int) -> bool:
+        """Run an agent until that step; return whether it had as many."""
+        command = [sys.executable, "-m", "tests.vmserver.containers.oci.killed_agent"]
+        arguments = [str(self.base), self.config.crun, self.image_id, str(step)]
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60)
+        self.assertIn(done.returncode, (0, -signal.SIGKILL), done.stderr)
+        return done.returncode != 0
+
+    async def test_killed_at_any_step_it_is_followed_by_one_that_goes_on(self) -> None:
+        """However far it came, the container runs once, and in the end nothing is left of it."""
+        out = self.base / "out"
+        out.mkdir()
+        for step in range(1, MAX_STEPS):
+            (out / "ran").unlink(missing_ok=True)
+            await self.provider.stop()
+            if not await deferToThread(self.killed, step):
+                return
+            self.provider = await self.started()
+            before = await self.state(ID)
+            if before is None and (out / "ran").exists():
+                continue  # it was removed
+            state = await self.provider.create(
+                ID, self.image_id, container_config(str(out)), cri.PodSandboxConfig()
+            )
+            if state.state == cri.CONTAINER_CREATED:
+                state = await self.provider.start_container(ID)
+            state = await self.ended(ID)
+            self.assertEqual((state.exit_code, state.reason), (5, "Error"), step)
+            self.assertEqual((out / "ran").read_text(), "ran\n", step)
+            if before is not None:
+                self.assertEqual(state.created_at, before.created_at, step)
+            await self.provider.remove(ID)
+            self.assertEqual(os.listdir(self.config.directory / "containers"), [], step)
+        self.fail(f"the agent has {MAX_STEPS} steps")
+
+
+class FailureTests(OciCase, TestCase):
+    def container(self, id: str) -> Any:
+        return self.provider._index.existing(id)
+
+    def conmon_pid(self, id: str) -> int:
+        return int((self.container(id).bundle / "conmon.pid").read_text())
+
+    async def test_one_whose_conmon_is_killed_is_told_to_have_ended(self) -> None:
+        id = await self.run_container("sleep", "600")
+        pid = (await self.state(id)).pid
+        os.kill(self.conmon_pid(id), signal.SIGKILL)
+        state = await self.ended(id)
+        self.assertEqual((state.exit_code, state.reason), (137, "Error"))
+        self.assertIn("conmon", state.message)
+        await self.until(lambda: not Path(f"/proc/{pid}").exists(), "its process is gone")
+        self.assertEqual(self.states_told(id)[-1], cri.CONTAINER_EXITED)
+
+    async def test_one_whose_conmon_is_killed_with_the_agent_is_found_to_have_ended(self) -> None:
+        id = await self.run_container("sleep", "600")
+        pid = (await self.state(id)).pid
+        await self.provider.stop()
+        os.kill(self.conmon_pid(id), signal.SIGKILL)
+        self.provider = await self.started()
+        state = await self.ended(id)
+        self.assertEqual((state.exit_code, state.reason), (137, "Error"))
+        await self.until(lambda: not Path(f"/proc/{pid}").exists(), "its process is gone")
+
+    async def test_after_a_boot_what_ran_has_ended_and_what_did_not_can_be_started(self) -> None:
+        ran, made = await self.run_container("sleep", "600"), await self.create("sh", "-c", "echo up")
+        await self.provider.stop()
+        os.kill(self.conmon_pid(ran), signal.SIGKILL)
+        status = self.provider._crun.status(ran)
+        status.kill()
+        await self.until(lambda: not status.alive, "it has ended")
+        await self.provider._crun.delete(ran)
+        for id in (ran, made):
+            unmount(self.container(id).root)
+        self.provider = await self.started()
+        state = await self.ended(ran)
+        self.assertEqual((state.exit_code, state.reason), (137, "Error"))
+        self.assertIn("restarted", state.message)
+        await self.provider.start_container(made)
+        await self.ended(made)
+        self.assertEqual([each.line for each in await self.lines(made)], [b"up"])
+
+    async def test_a_full_disk_is_told_and_what_runs_can_be_stopped_and_removed(self) -> None:
+        running, made = await self.run_container("sleep", "600"), await self.create("sleep", "600")
+
+        def full(*_: Any) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        real = record.save
+        self.patch(record, "save", full)
+        await self.refused(ResourceExhausted, self.provider.start_container(made))
+        config = cri.ContainerConfig(command=["true"])
+        making = self.provider.create("b" * 32, self.image_id, config, cri.PodSandboxConfig())
+        await self.refused(ResourceExhausted, making)
+        self.assertEqual((await self.provider.stop_container(running, 0)).exit_code, 137)
+        await self.provider.remove(running)
+        self.patch(record, "save", real)
+        self.assertEqual((await self.provider.start_container(made)).state, cri.CONTAINER_RUNNING)
+        self.assertEqual([state.id for state in await self.provider.containers()], [made])
+
+    async def test_an_end_that_could_not_be_written_down_is_found_by_the_next_agent(self) -> None:
+        id = await self.run_container("sh", "-c", "sleep 0.3; exit 9")
+
+        def full(*_: Any) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        real = record.save
+        self.patch(record, "save", full)
+        self.assertEqual((await self.ended(id)).exit_code, 9)
+        self.patch(record, "save", real)
+        await self.restarted()
+        self.assertEqual((await self.ended(id)).exit_code, 9)
+
+    async def test_a_crun_that_hangs_is_given_up_and_the_start_can_be_tried_again(self) -> None:
+        id = await self.create("sh", "-c", "echo up")
+        program = self.base / "hanging"
+        program.write_text("#!/bin/sh\nexec sleep 600\n")
+        program.chmod(0o755)
+        self.patch(self.provider._crun, "_program", str(program))
+        self.patch(self.provider._conmon, "_seconds", 1.0)
+        self.patch(self.provider._crun, "_seconds", 1.0)
+        words = await self.refused(Unavailable, self.provider.start_container(id))
+        self.assertIn("try again", words)
+        self.assertEqual((await self.state(id)).state, cri.CONTAINER_CREATED)
+        self.patch(self.provider._crun, "_program", self.config.crun)
+        self.patch(self.provider._crun, "_seconds", CALL_SECONDS)
+        await self.provider.start_container(id)
+        await self.ended(id)
+        self.assertEqual([each.line for each in await self.lines(id)], [b"up"])
+
+    async def test_a_record_that_is_damaged_is_named(self) -> None:
+        id = await self.create("true")
+        file = self.container(id).directory / record.FILE
+        text = file.read_text()
+        for damage in ("", "{}", text[: len(text) // 2]):
+            file.write_text(damage)
+            self.assertIn(str(file), await self.refused(FailedPrecondition, self.make_provider().start()))
+        file.write_text(text)

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A container's bundle: its root file system and its config.json, which crun makes it of."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from infranetes_common.concurrency import replace_file, run_in_thread
+from infranetes_common.errors import FailedPrecondition
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import cri
+from infranetes_common.wire import vmserver as messages
+from vmserver.containers.apparmor import ProfileLoader
+from vmserver.containers.oci.confinement import profile_reference
+from vmserver.containers.oci.container import OciContainer
+from vmserver.containers.oci.filesystems import FileSystems
+from vmserver.containers.oci.found import find
+from vmserver.containers.oci.image import image_defaults, stop_signal
+from vmserver.containers.oci.index import ContainerIndex, unwritable
+from vmserver.containers.oci.limits import linux_resources
+from vmserver.containers.oci.machine import Machine, find_machine
+from vmserver.containers.oci.record import Record
+from vmserver.containers.oci.spec import Wanted, container_spec
+from vmserver.layers.images import LayerImages
+
+CGROUPS = "/infranetes"  # below it is a cgroup for each container
+
+Document = dict[str, Any]  # Any: JSON that `spec` has made
+
+
+class Bundles:
+    """Makes bundles.
+
+    :param etc_dir: has the sandbox's hosts and resolv.conf.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactor,
+        index: ContainerIndex,
+        images: LayerImages,
+        files: FileSystems,
+        etc_dir: Path,
+    ) -> None:
+        self._reactor = reactor
+        self._index = index
+        self._images = images
+        self._files = files
+        self._sandbox_files = {f"/etc/{name}": etc_dir / name for name in ("hosts", "resolv.conf")}
+        self._profiles = ProfileLoader(reactor)
+        self._machine: Machine | None = None
+
+    def new(self, id: str, image_id: str, config: cri.ContainerConfig) -> OciContainer:
+        """Return a container of which there is nothing yet."""
+        state = messages.ContainerState(
+            id=id, state=cri.CONTAINER_CREATED, created_at=time.time_ns(), image_id=image_id
+        )
+        state.resources.CopyFrom(config.linux.resources)
+        return self._index.new(Record(state, config))
+
+    async def make(self, container: OciContainer, sandbox_config: cri.PodSandboxConfig) -> None:
+        """Make a container's directory, bundle and root file system.
+
+        :raise InvalidArgument: the configuration is invalid or not supported; names the field.
+        :raise FailedPrecondition: an image is not here, or the container whose processes it is to see does
+            not run. :raise ResourceExhausted: the disk is full."""
+        record, config = container.record, container.record.config
+        image = image_defaults((await self._images.get(record.state.image_id)).configuration)
+        record.stop_signal = stop_signal(config, image)
+        machine = await self.machine()
+        await self._files.make(container)
+        paths = await self._files.volumes(config.mounts)
+        found = await run_in_thread(
+            self._reactor, find, config, image, container.root, self._sandbox_files, paths
+        )
+        wanted = Wanted(
+            container.id,
+            config,
+            sandbox_config,
+            image,
+            container.root,
+            found,
+            machine,
+            f"{CGROUPS}/{container.id}",
+            self._target(config),
+        )
+        spec = container_spec(wanted)
+        await self._load_profile(config, machine)
+        user = found.user
+        groups = list(dict.fromkeys((user.gid, *user.groups)))
+        record.state.user.linux.CopyFrom(
+            cri.LinuxContainerUser(uid=user.uid, gid=user.gid, supplemental_groups=groups)
+        )
+        await self._write(container, spec)
+
+    async def prepare(self, container: OciContainer) -> None:
+        """Have ready what a start needs, which a boot of the VM or time may have changed.
+
+        :raise FailedPrecondition: an image is not here any more, or the container whose processes it is to
+            see does not run."""
+        config = container.record.config
+        await self._files.make(container)
+        await self._files.volumes(config.mounts)
+        await self._load_profile(config, await self.machine())
+        if config.linux.security_context.namespace_options.pid == cri.TARGET:
+            pid = self._target(config)
+            if not pid:
+                target = config.linux.security_context.namespace_options.target_id
+                raise FailedPrecondition(
+                    f"container {target[:80]}, whose processes it is to see, does not run"
+                )
+            spec = await self.read(container)
+            for namespace in spec["linux"]["namespaces"]:
+                if namespace["type"] == "pid":
+                    namespace["path"] = f"/proc/{pid}/ns/pid"
+            await self._write(container, spec)
+
+    async def limit(self, container: OciContainer, limits: cri.LinuxContainerResources) -> None:
+        """Give a container that does not run these limits."""
+        spec = await self.read(container)
+        spec["linux"]["resources"].update(linux_resources(limits, await self.machine()))
+        spec["process"]["oomScoreAdj"] = limits.oom_score_adj
+        await self._write(container, spec)
+
+    async def read(self, container: OciContainer) -> Document:
+        """Return a container's config.json."""
+        return await run_in_thread(self._reactor, _thd_read, container.bundle)
+
+    async def machine(self) -> Machine:
+        """Return what this VM's kernel has."""
+        if self._machine is None:
+            self._machine = await run_in_thread(self._reactor, find_machine)
+        return self._machine
+
+    def _target(self, config: cri.ContainerConfig) -> int:
+        """Return the first process of the container whose processes it is to see; 0: none."""
+        options = config.linux.security_context.namespace_options
+        target = self._index.get(options.target_id) if options.pid == cri.TARGET else None
+        return target.record.state.pid if target is not None and target.running else 0
+
+    async def _load_profile(self, config: cri.ContainerConfig, machine: Machine) -> None:
+        reference = profile_reference(config.linux.security_context, machine)
+        if reference:
+            await self._profiles.load(reference)
+
+    async def _write(self, container: OciContainer, spec: Document) -> None:
+        await run_in_thread(self._reactor, _thd_write, container.bundle, json.dumps(spec))
+
+
+def _thd_write(bundle: Path, text: str) -> None:
+    file = bundle / "config.json"
+    try:
+        replace_file(file, text, durable=False)
+    except OSError as error:
+        raise unwritable(file, error) from error
+
+
+def _thd_read(bundle: Path) -> Document:
+    found: Document = json.loads((bundle / "config.json").read_bytes())
+    return found

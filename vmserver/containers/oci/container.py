@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A container in this process: its record, its directory, a lock, and its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twisted.internet.defer import Deferred, DeferredLock, succeed
+
+from infranetes_common.concurrency import Event, Flight, deferred
+from infranetes_common.wire import cri
+from infranetes_common.wire import vmserver as messages
+from vmserver.containers.oci.conmon import Monitored, Process
+from vmserver.containers.oci.control import Control
+from vmserver.containers.oci.record import Phase, Record
+
+
+class OciContainer:
+    """A container that conmon and crun run.
+
+    :ivar lock: held while its phase changes.
+    :ivar starting: its start, while that goes on.
+    :ivar directory: all of its files.
+    :ivar process: its first process and its conmon, once it runs. :ivar control: of that conmon.
+    """
+
+    def __init__(self, record: Record, directory: Path) -> None:
+        self.record = record
+        self.directory = directory
+        self.lock = DeferredLock()
+        self.starting: Flight[messages.ContainerState] | None = None
+        self.process: Process | None = None
+        self.control: Control | None = None
+        self.removed = False
+        self._over: Event[None] = Event()
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.record.state.id
+
+    @property
+    def bundle(self) -> Path:
+        """The OCI bundle: config.json and the directory `rootfs`."""
+        return self.directory / "bundle"
+
+    @property
+    def root(self) -> Path:
+        """Where its root file system is mounted."""
+        return self.bundle / "rootfs"
+
+    @property
+    def written(self) -> Path:
+        """What it wrote over its image: the upper directory of its root file system."""
+        return self.directory / "upper"
+
+    @property
+    def monitored(self) -> Monitored:
+        """The container as conmon is told of it."""
+        config = self.record.config
+        return Monitored(self.id, self.bundle, self.log, config.tty, config.stdin, config.stdin_once)
+
+    @property
+    def log(self) -> Path:
+        """Its log, in the CRI's format."""
+        return self.directory / "log"
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended or is removed."""
+        return self.removed or self.record.state.state == cri.CONTAINER_EXITED
+
+    @property
+    def running(self) -> bool:
+        """Whether its first process runs, as far as is known."""
+        return self.record.phase is Phase.RUNNING
+
+    def state(self) -> messages.ContainerState:
+        """Return a copy of its state."""
+        state = messages.ContainerState()
+        state.CopyFrom(self.record.state)
+        return state
+
+    def when_over(self) -> Deferred[None]:
+        """Fire once the container has ended or is removed."""
+        return succeed(None) if self.over else self._over.wait()
+
+    @deferred
+    async def exit_code(self) -> int:
+        """Return its exit code, once it has ended."""
+        await self.when_over()
+        return self.record.state.exit_code
+
+    def notify(self) -> None:
+        """Wake those who wait for the end, if it has come. Called after each change of state."""
+        if self.over:
+            self._over.succeed(None)

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The provider of the package: it changes the containers that `index` has, by the steps of `lifecycle`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from pathlib import Path
+
+from twisted.internet.defer import Deferred, TimeoutError, fail, succeed
+from twisted.logger import Logger
+from zope.interface import implementer
+
+from infranetes_common.concurrency import Flight, KeyedLock, deferred, settled, shielded
+from infranetes_common.errors import (
+    FailedPrecondition,
+    InfranetesError,
+    NotFound,
+    Unavailable,
+    Unimplemented,
+)
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import cri
+from infranetes_common.wire import vmserver as messages
+from vmserver.containers.interface import (
+    Changed,
+    ExecResult,
+    IContainerProvider,
+    ISession,
+    ITakesLayers,
+    Removed,
+    Streams,
+)
+from vmserver.containers.jsonlog import records
+from vmserver.containers.oci import cgroup
+from vmserver.containers.oci.attach import attach
+from vmserver.containers.oci.bundle import Bundles
+from vmserver.containers.oci.changes import change_limits
+from vmserver.containers.oci.config import OciConfig
+from vmserver.containers.oci.conmon import Conmon
+from vmserver.containers.oci.container import OciContainer
+from vmserver.containers.oci.execs import Execs
+from vmserver.containers.oci.filesystems import FileSystems
+from vmserver.containers.oci.index import ContainerIndex, unwritable
+from vmserver.containers.oci.lifecycle import Lifecycle
+from vmserver.containers.oci.limits import Spec
+from vmserver.containers.oci.log import CriLog
+from vmserver.containers.oci.record import Phase
+from vmserver.containers.oci.rotation import Rotation
+from vmserver.containers.oci.runtime import Crun
+from vmserver.containers.oci.spec import process_spec
+from vmserver.layers.images import LayerImages
+from vmserver.layers.store import LayerStore
+from vmserver.stats.reader import UsageReader, UsageSource
+
+END_SECONDS = 60.0  # that a container may take to end once it is killed
+
+_EXECS = "exec"
+
+_log = Logger()
+
+
+@implementer(IContainerProvider, ITakesLayers)
+class OciProvider:
+    """An `IContainerProvider` whose containers are run by conmon and crun.
+
+    :param etc_dir: has the sandbox's hosts and resolv.conf, which every container sees.
+    :param run_dir: the agent's; what a boot ends is below it.
+    """
+
+    name = "oci"
+
+    def __init__(self, reactor: IReactor, config: OciConfig, etc_dir: Path, run_dir: Path) -> None:
+        own = self._own = run_dir / self.name
+        self._reactor = reactor
+        self._config = config
+        self.layers = LayerStore(reactor, config.layer_dir, own / "layers")
+        self._images = LayerImages(reactor, self.layers, config.directory / "images")
+        self._files = FileSystems(reactor, self._images, own / "volumes")
+        self._crun = Crun(reactor, own / "crun", config.crun)
+        self._conmon = Conmon(reactor, self._crun, config.conmon)
+        self._execs = Execs(reactor, self._crun, own / _EXECS)
+        self._index = ContainerIndex(reactor, config.directory / "containers")
+        self._bundles = Bundles(reactor, self._index, self._images, self._files, etc_dir)
+        self._rotation = Rotation(reactor, config.log_max_size, config.log_max_files)
+        self._lifecycle = Lifecycle(
+            reactor, self._index, self._crun, self._conmon, self._files, self._bundles, self._rotation
+        )
+        self._usage = UsageReader(reactor)
+        self._creating: KeyedLock[str] = KeyedLock()
+        self._needed: Counter[str] = Counter()  # images of containers that are being created
+        self._image_removals: set[str] = set()
+
+    # Starting and stopping
+
+    @deferred
+    async def start(self) -> None:
+        self._make_directories()
+        for directory in await self._index.load():
+            await self._files.delete(directory)
+        recovered = await settled(self._recover(container) for container in self._index.all())
+        for failure in recovered:
+            if failure is not None:
+                _log.error("a container of an earlier agent: {error}", error=failure.value)
+
+    def _make_directories(self) -> None:
+        try:
+            self._own.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (self._own / _EXECS).mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise unwritable(self._own, error) from error
+
+    async def _recover(self, container: OciContainer) -> None:
+        async with container.lock:
+            if not container.removed:
+                await self._lifecycle.recover(container)
+
+    @deferred
+    async def stop(self) -> None:
+        self._usage.stop()
+        await self._lifecycle.stop()
+
+    def watch(self, changed: Changed, removed: Removed) -> None:
+        self._index.watch(changed, removed)
+
+    def configure(self, sandbox_config: cri.PodSandboxConfig) -> Deferred[None]:
+        return succeed(None)
+
+    # Containers
+
+    @deferred
+    async def create(
+        self, id: str, image_id: str, config: cri.ContainerConfig, sandbox_config: cri.PodSandboxConfig
+    ) -> messages.ContainerState:
+        # To its end even if whoever asked leaves, as `remove` and `update`: threads work on its files.
+        return await shielded(self._create(id, image_id, config, sandbox_config))
+
+    async def _create(
+        self, id: str, image_id: str, config: cri.ContainerConfig, sandbox_config: cri.PodSandboxConfig
+    ) -> messages.ContainerState:
+        async with self._creating.held(id):
+            container = self._index.get(id)
+            if container is None:
+                container = self._bundles.new(id, image_id, config)
+                with self._needing(container.record.images):
+                    try:
+                        await self._bundles.make(container, sandbox_config)
+                        await self._index.add(container)
+                    except BaseException:
+                        await self._files.delete(container.directory)
+                        raise
+            return container.state()
+
+    @contextlib.contextmanager
+    def _needing(self, images: set[str]) -> Iterator[None]:
+        """Keep images from being removed."""
+        for image_id in images & self._image_removals:
+            raise FailedPrecondition(f"image {image_id} is being removed; load it again")
+        self._needed.update(images)
+        try:
+            yield
+        finally:
+            self._needed.subtract(images)
+
+    @deferred
+    async def start_container(self, id: str) -> messages.ContainerState:
+        container = self._index.existing(id)
+        if container.starting is None:
+            # A start goes on even if all who asked for it are cancelled.
+            starting = Flight(self._start_container(container))
+            container.starting = None if starting.done else starting
+            return await starting.join()
+        return await container.starting.join()
+
+    async def _start_container(self, container: OciContainer) -> messages.ContainerState:
+        try:
+            async with container.lock:
+                state = container.record.state
+                if container.removed or container.record.phase is Phase.REMOVING:
+                    raise NotFound(f"there is no container {container.id} in this sandbox's VM")
+                if container.over:
+                    raise FailedPrecondition(
+                        f"container {container.id} has ended ({state.reason}); make another one"
+                    )
+                if not container.running:
+                    await self._lifecycle.start(container)
+                return container.state()
+        finally:
+            container.starting = None
+
+    @deferred
+    async def stop_container(self, id: str, grace_seconds: int) -> messages.ContainerState:
+        container = self._index.existing(id)
+        await self._stop(container, grace_seconds)
+        return container.state()
+
+    async def _stop(self, container: OciContainer, grace: int) -> None:
+        if container.starting is not None:
+            with contextlib.suppress(InfranetesError):
+                await container.starting.join()
+        if container.record.phase is not Phase.RUNNING:
+            return
+        status = self._crun.status(container.id)
+        over = container.when_over()
+        if grace and status is not None:
+            status.signal(container.record.stop_signal)
+            over.addTimeout(grace, self._reactor)
+            with contextlib.suppress(TimeoutError):
+                await over
+        if container.over:
+            return
+        over = container.when_over()
+        over.addTimeout(END_SECONDS, self._reactor)
+        if status is not None:
+            status.kill()
+        try:
+            await over
+        except TimeoutError:
+            raise Unavailable(f"container {container.id} does not end, though it was killed") from None
+
+    @deferred
+    async def remove(self, id: str) -> None:
+        container = self._index.get(id)
+        if container is None:
+            return
+        await self._stop(container, 0)
+        await shielded(self._remove(container))
+
+    async def _remove(self, container: OciContainer) -> None:
+        async with container.lock:
+            if not container.removed:
+                await self._lifecycle.remove(container)
+
+    @deferred
+    async def update(self, id: str, resources: cri.LinuxContainerResources) -> messages.ContainerState:
+        container = self._index.existing(id)
+        await shielded(self._update(container, resources))
+        return container.state()
+
+    async def _update(self, container: OciContainer, changes: cri.LinuxContainerResources) -> None:
+        async with container.lock:
+            if container.removed:
+                raise NotFound(f"there is no container {container.id} in this sandbox's VM")
+            await change_limits(self._index, self._bundles, self._crun, container, changes)
+
+    @deferred
+    async def containers(self) -> list[messages.ContainerState]:
+        return [container.state() for container in self._index.all()]
+
+    @deferred
+    async def usage(self) -> list[messages.ContainerUsage]:
+        version2 = cgroup.is_v2()  # without it, processes are measured one by one
+        return await self._usage.read(
+            {
+                each.id: (each.state(), UsageSource(each.id if version2 else "", str(each.written)))
+                for each in self._index.all()
+            }
+        )
+
+    # Commands and streams
+
+    @deferred
+    async def exec_sync(self, id: str, command: Sequence[str], timeout: float, max_output: int) -> ExecResult:
+        process, score = await self._process(id, command, False)
+        return await self._execs.exec_sync(id, process, score, timeout, max_output)
+
+    @deferred
+    async def exec_session(self, id: str, command: Sequence[str], streams: Streams) -> ISession:
+        process, score = await self._process(id, command, streams.tty)
+        return await self._execs.exec_session(id, process, score, streams)
+
+    async def _process(self, id: str, command: Sequence[str], tty: bool) -> tuple[Spec, int]:
+        """Return what is to be executed in a running container, and its oom_score_adj."""
+        container = self._index.running(id)
+        process = process_spec(await self._bundles.read(container), command, tty)
+        return process, container.record.state.resources.oom_score_adj
+
+    @deferred
+    async def attach_session(self, id: str, streams: Streams) -> ISession:
+        container = self._index.running(id)
+        if container.process is None or container.control is None:
+            raise FailedPrecondition(f"container {id} is not running")
+        session: ISession = await attach(
+            self._reactor,
+            container.monitored,
+            container.process,
+            container.control,
+            streams,
+            container.exit_code,
+        )
+        return session
+
+    async def read_log(self, id: str, cursor: str, follow: bool) -> AsyncGenerator[messages.LogRecord, None]:
+        container = self._index.existing(id)
+        log = CriLog(container.log, cursor)
+        reading = records(self._reactor, log, follow, lambda: container.over)
+        try:
+            async for record in reading:
+                yield record
+        finally:
+            await reading.aclose()
+
+    # Images
+
+    def missing_layers(self, diff_ids: Sequence[str]) -> Deferred[int]:
+        return fail(_no_archives())
+
+    def load_image(self, image_id: str, archive: AsyncIterator[bytes]) -> Deferred[None]:
+        return fail(_no_archives())
+
+    @deferred
+    async def add_image(self, image_id: str, configuration: bytes) -> None:
+        await self._images.add(image_id, configuration)
+
+    @deferred
+    async def images(self) -> list[str]:
+        return await self._images.ids()
+
+    @deferred
+    async def remove_image(self, image_id: str) -> None:
+        using = [each.id for each in self._index.all() if image_id in each.record.images]
+        if using or self._needed[image_id]:
+            raise FailedPrecondition(f"image {image_id} is in use; remove its containers first")
+        self._image_removals.add(image_id)
+        try:
+            await self._files.release(image_id)
+            await self._images.remove(image_id)
+        finally:
+            self._image_removals.discard(image_id)
+
+
+def _no_archives() -> Unimplemented:
+    return Unimplemented(
+        "this VM's images are made of layers, not loaded from archives: show or bring the layers "
+        "(MountLayers, PutLayer), then AddImage"
+    )

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is written down of a container: each step's record is on the disk before the step is taken.
+
+phase      listed as  what there may be                                 written
+(none)     -          its directory, its root file system mounted       -
+CREATED    CREATED    the same                                          when all of that is there
+CREATING   CREATED    conmon, crun's container, which waits             before conmon is started
+STARTING   CREATED    its first process, which may run already          before that is let go
+RUNNING    RUNNING    the same                                          once that has worked
+ENDED      EXITED     the same, without its first process               once it is known how it ended
+EXITED     EXITED     its directory: log, and what it wrote             once all else is cleaned up
+REMOVING   as before  some of all that                                  before anything is deleted
+
+phase      on what                               next
+(none)     create                                CREATED
+CREATED    start_container                       CREATING
+CREATING   crun has made the container           STARTING
+           it can't be made                      ENDED: ContainerCannotRun, StartError
+STARTING   its first process was let go          RUNNING
+           that has failed                       ENDED: StartError
+RUNNING    its conmon has written how it ended   ENDED: Completed, Error, OOMKilled
+           its conmon has ended without that     ENDED: Error, 137; what is left of it is killed
+ENDED      all that it had is cleaned up         EXITED
+any        remove                                REMOVING, then nothing
+
+An agent that starts finds for each record:
+
+(none)     the directory is deleted: nobody was told of the container
+CREATED    nothing to do
+CREATING   it has never run: conmon and crun's container are ended, and it is CREATED again
+STARTING   where it waits still, it is let go, and else as RUNNING
+RUNNING    conmon is watched; where it is gone, what it has written is read
+ENDED      the cleaning up is done again
+REMOVING   the removal is done again
+"""
+
+from __future__ import annotations
+
+import base64
+import enum
+import json
+from pathlib import Path
+
+import attrs
+
+from infranetes_common.concurrency import replace_file
+from infranetes_common.wire import cri
+from infranetes_common.wire import vmserver as messages
+
+FILE = "record.json"
+_VERSION = 1
+
+
+class Phase(enum.Enum):
+    """How far a container has come: see the tables above."""
+
+    CREATED = "created"
+    CREATING = "creating"
+    STARTING = "starting"
+    RUNNING = "running"
+    ENDED = "ended"
+    EXITED = "exited"
+    REMOVING = "removing"
+
+
+@attrs.define
+class Record:
+    """A container's record."""
+
+    state: messages.ContainerState
+    config: cri.ContainerConfig
+    phase: Phase = Phase.CREATED
+    stop_signal: int = 15  # the configuration's, else the image's
+
+    @property
+    def images(self) -> set[str]:
+        """The ids of the images that it needs: its own, and those that are its volumes."""
+        volumes = {mount.image.image for mount in self.config.mounts if mount.HasField("image")}
+        return {self.state.image_id, *volumes}
+
+
+def load(directory: Path) -> Record | None:
+    """Read the record in a container's directory; None if there is none.
+
+    :raise ValueError: it can't be read; names the file. :raise OSError: the same."""
+    file = directory / FILE
+    try:
+        fields = json.loads(file.read_bytes())
+        if fields["version"] != _VERSION:
+            raise ValueError(f"its version is {fields['version']}, not {_VERSION}")
+        return Record(
+            state=messages.ContainerState.FromString(base64.b64decode(fields["state"])),
+            config=cri.ContainerConfig.FromString(base64.b64decode(fields["config"])),
+            phase=Phase(fields["phase"]),
+            stop_signal=int(fields["stop_signal"]),
+        )
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is unreadable: {error}") from error
+
+
+def serialized(record: Record) -> str:
+    """Return what `save` writes."""
+    fields = {
+        "version": _VERSION,
+        "state": base64.b64encode(record.state.SerializeToString()).decode(),
+        "config": base64.b64encode(record.config.SerializeToString()).decode(),
+        "phase": record.phase.value,
+        "stop_signal": record.stop_signal,
+    }
+    return json.dumps(fields)
+
+
+def save(directory: Path, text: str) -> None:
+    """Write a record. Blocks. :raise OSError: it can't be written; the earlier one stays."""
+    # Private, since it has the container's environment. Not synced: a VM that loses power has lost its
+    # processes too.
+    replace_file(directory / FILE, text, durable=False)

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The changes of a container's record, without their effects. The tables are in `record`."""
+
+from __future__ import annotations
+
+from infranetes_common.wire import cri
+from vmserver.containers.oci.conmon import LOST_CODE, Exit
+from vmserver.containers.oci.record import Phase, Record
+
+CANNOT_RUN = "ContainerCannotRun"
+START_ERROR = 128  # the exit code that kubelet knows for a container that could not be started
+
+LOST = "nothing is left of it: was the VM restarted?"
+
+
+def starting(record: Record, now: int) -> None:
+    """It is about to be started: from now on it may have run."""
+    record.phase = Phase.STARTING
+    record.state.started_at = now
+
+
+def not_started(record: Record) -> None:
+    """A start has come to nothing before the container could run; it may be tried again."""
+    record.phase = Phase.CREATED
+    record.state.started_at = 0
+
+
+def running(record: Record, pid: int) -> None:
+    """Its first process runs."""
+    record.phase = Phase.RUNNING
+    record.state.state = cri.CONTAINER_RUNNING
+    record.state.pid = pid
+
+
+def cannot_start(record: Record, code: int, message: str, now: int) -> None:
+    """It could not be started, and is not to be tried again. :param code: 126, 127, or `START_ERROR`."""
+    state = record.state
+    state.started_at = state.started_at or now
+    state.reason = CANNOT_RUN if code in (126, 127) else "StartError"
+    _over(record, code, now, message)
+
+
+def ended(record: Record, exit: Exit) -> None:
+    """Its first process has ended."""
+    record.state.reason = "OOMKilled" if exit.oom_killed else "Error" if exit.code else "Completed"
+    _over(record, exit.code, exit.finished_at, exit.message)
+
+
+def lost(record: Record, now: int) -> None:
+    """Nobody has seen how its first process ended."""
+    record.state.reason = "Error"
+    _over(record, LOST_CODE, now, LOST)
+
+
+def _over(record: Record, code: int, at: int, message: str) -> None:
+    record.phase = Phase.ENDED
+    state = record.state
+    state.state = cri.CONTAINER_EXITED
+    state.exit_code, state.finished_at, state.message = code, max(at, state.started_at), message
+    state.pid = 0

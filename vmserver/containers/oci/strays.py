@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conmon of an agent that was killed in the moment in which it started it.
+
+It is not in its cgroup yet and has written down nothing, and it goes on by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+_ROUNDS = 50  # while it forks
+_PAUSE_SECONDS = 0.02
+
+
+def kill_strays(id: str) -> None:
+    """SIGKILL every conmon of a container, and what crun they have. Blocks: reads what all processes are."""
+    for _ in range(_ROUNDS):
+        found = _strays(id)
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if not found:
+            return
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _strays(id: str) -> list[int]:
+    conmon, crun = f"--cid={id}".encode(), {b"create", id.encode()}
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdecimal():
+            with contextlib.suppress(OSError):
+                words = set(Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0"))
+                if conmon in words or (crun <= words and b"--bundle" in words):
+                    found.append(int(entry))
+    return found
