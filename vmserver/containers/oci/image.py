@@ -59,7 +59,7 @@ def image_defaults(configuration: bytes) -> ImageDefaults:
     if len(diff_ids) > MAX_LAYERS or not all(DIGEST.fullmatch(one) for one in diff_ids):
         raise InvalidArgument(f"rootfs.diff_ids of the image: expected up to {MAX_LAYERS} digests of sha256")
     labels = _object(config, "Labels")
-    if not all(isinstance(value, str) for value in labels.values()):
+    if not all(_is_text(value) for value in labels.values()):
         raise _unexpected("Labels", "an object of strings")
     return ImageDefaults(
         entrypoint=_strings(config, "Entrypoint"),
@@ -108,7 +108,7 @@ def _object(parent: Mapping[str, object], name: str) -> Mapping[str, object]:
     found = parent.get(name)
     if found is None:
         return {}
-    if not isinstance(found, dict) or len(found) > MAX_ENTRIES or any("\0" in key for key in found):
+    if not isinstance(found, dict) or len(found) > MAX_ENTRIES or not all(map(_is_text, found)):
         raise _unexpected(name, "an object")
     return found
 
@@ -119,7 +119,7 @@ def _strings(parent: Mapping[str, object], name: str) -> tuple[str, ...]:
         return ()
     if not isinstance(found, list) or len(found) > MAX_ENTRIES:
         raise _unexpected(name, "a list")
-    strings = tuple(one for one in found if isinstance(one, str) and "\0" not in one)
+    strings = tuple(str(one) for one in found if _is_text(one))
     if len(strings) != len(found):
         raise _unexpected(name, "a list of strings")
     return strings
@@ -129,9 +129,22 @@ def _string(parent: Mapping[str, object], name: str) -> str:
     found = parent.get(name)
     if found is None:
         return ""
-    if not isinstance(found, str) or "\0" in found:
+    if not _is_text(found):
         raise _unexpected(name, "a string")
-    return found
+    return str(found)
+
+
+def _is_text(value: object) -> bool:
+    """Whether `value` is a string that a process or a path can have: no NUL, no half of a character."""
+    return isinstance(value, str) and "\0" not in value and _is_encodable(value)
+
+
+def _is_encodable(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _unexpected(name: str, what: str) -> InvalidArgument:

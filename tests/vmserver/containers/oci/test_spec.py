@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 from pathlib import Path
@@ -19,12 +20,18 @@ from tests.support.hostile.corpus import messages
 from vmserver.containers.accounts import ProcessUser
 from vmserver.containers.oci.capabilities import DEFAULT, NAMES
 from vmserver.containers.oci.devices import Node
-from vmserver.containers.oci.found import Found, Source
+from vmserver.containers.oci.found import Found, Source, find
 from vmserver.containers.oci.image import ImageDefaults, image_defaults, image_volumes, stop_signal
 from vmserver.containers.oci.limits import linux_resources, update_resources
 from vmserver.containers.oci.machine import Machine
 from vmserver.containers.oci.spec import Wanted, container_spec, process_spec
 
+HOSTILE = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+IMAGE_FIELDS = ["Entrypoint", "Cmd", "Env", "User", "WorkingDir", "StopSignal", "Labels", "Volumes"]
+_TEXT = st.text(st.characters(), max_size=9) | st.sampled_from(
+    ["\ud800", "\0", "/", "/\udfff", "A=\ud800", "0:0"]
+)
+IMAGE_VALUES = st.none() | _TEXT | st.lists(_TEXT, max_size=3) | st.dictionaries(_TEXT, _TEXT, max_size=3)
 MACHINE = Machine(hugepages=frozenset({"2MB"}))
 SHELL = ImageDefaults(command=("sh",))
 
@@ -474,14 +481,53 @@ class LimitTests(Refusing):
 
 
 class HostileTests(SynchronousTestCase):
-    @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(messages(cri.ContainerConfig.DESCRIPTOR), st.booleans())
-    def test_any_configuration_is_translated_or_refused(self, config: Any, running: bool) -> None:
+    """What can't be asked for is refused by its name, whatever it is, and the rest is JSON."""
+
+    def check(self, config: Any, image: ImageDefaults = SHELL, pid: int = 42) -> None:
         try:
-            found = spec(config, {"target_pid": 42 if running else 0})
+            found = find(config, image, Path("/nonexistent"), {}, dict.fromkeys(range(400), "/tmp"))
+            whole = spec(config, {"target_pid": pid, "image": image, "found": found})
         except (InvalidArgument, FailedPrecondition) as error:
-            self.assertRegex(str(error), r"(config|security_context|namespace_options|resources)\.")
-            self.assertLess(len(str(error)), 600)
+            self.assertRegex(str(error), r"(config|security_context|namespace_options|resources)[.:]")
+            self.assertLess(len(str(error)), 700)
             return
-        self.assertEqual(json.loads(json.dumps(found)), found)
-        self.assertNotIn("\\u0000", json.dumps(found))
+        text = json.dumps(whole)
+        self.assertEqual(json.loads(text), whole)
+        self.assertNotIn("\\u0000", text)
+        text.encode()
+
+    @HOSTILE
+    @given(messages(cri.ContainerConfig.DESCRIPTOR), st.sampled_from([0, 42]))
+    def test_any_configuration(self, config: Any, pid: int) -> None:
+        self.check(config, pid=pid)
+
+    @HOSTILE
+    @given(messages(cri.LinuxContainerSecurityContext.DESCRIPTOR))
+    def test_any_security_context(self, context: Any) -> None:
+        context.ClearField("namespace_options")
+        self.check(cri.ContainerConfig(linux=cri.LinuxContainerConfig(security_context=context)))
+
+    @HOSTILE
+    @given(messages(cri.LinuxContainerResources.DESCRIPTOR))
+    def test_any_limits(self, limits: Any) -> None:
+        self.check(cri.ContainerConfig(linux=cri.LinuxContainerConfig(resources=limits)))
+        with contextlib.suppress(InvalidArgument):
+            update_resources(limits, limits, MACHINE)
+
+    @HOSTILE
+    @given(messages(cri.Mount.DESCRIPTOR), st.sampled_from(["/m", "/proc/x", "/dev", "/a/../b", ""]))
+    def test_any_mount(self, mount: Any, path: str) -> None:
+        mount.container_path = path or mount.container_path
+        mount.host_path = "/tmp" if path else mount.host_path
+        self.check(cri.ContainerConfig(mounts=[mount]))
+
+    @HOSTILE
+    @given(st.dictionaries(st.sampled_from(IMAGE_FIELDS), IMAGE_VALUES))
+    def test_any_image(self, fields: Any) -> None:
+        try:
+            image = image_defaults(json.dumps({"config": fields}).encode())
+        except InvalidArgument as error:
+            self.assertIn("image", str(error))
+            return
+        self.check(cri.ContainerConfig(), image)
+        stop_signal(cri.ContainerConfig(), image)
