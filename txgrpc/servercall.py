@@ -51,9 +51,10 @@ class Call:
     """
 
     __slots__ = (
+        "_connection",
         "_headers",
         "_metadata",
-        "_stream",
+        "_stream_id",
         "cancelled",
         "deadline",
         "method",
@@ -65,7 +66,9 @@ class Call:
         self.deadline: float | None = None
         self.cancelled = False
         self.trailing: Headers = []
-        self._stream = stream
+        # Not the stream itself, which refers to this: ended calls should be no garbage.
+        self._connection = stream.connection
+        self._stream_id = stream.id
         self._headers = headers
         self._metadata: Metadata | None = None
 
@@ -85,18 +88,18 @@ class Call:
     @property
     def peer_certificate(self) -> X509 | None:
         """The certificate that the caller proved to hold; None without one."""
-        return self._stream.connection.peer_certificate
+        return self._connection.peer_certificate
 
     @property
     def peer(self) -> IAddress:
         """The caller's address."""
-        return self._stream.connection.transport.getPeer()
+        return self._connection.transport.getPeer()
 
     def time_remaining(self) -> float | None:
         """Return the seconds until the deadline, never below 0; None without a deadline."""
         if self.deadline is None:
             return None
-        return max(0.0, self.deadline - float(self._stream.connection.reactor.seconds()))
+        return max(0.0, self.deadline - float(self._connection.reactor.seconds()))
 
     def receive_ahead(self, size: int) -> None:
         """Take up to `size` bytes of requests before the method asks for them, if that is more than it was.
@@ -104,7 +107,9 @@ class Call:
         For bulk data: a caller may send no more than this in one round trip. The server keeps that much in
         memory for the call while the method is busy. The connection's own window is the limit of all calls.
         """
-        self._stream.widen(size)
+        stream = self._connection.streams.get(self._stream_id)
+        if stream is not None:
+            stream.widen(size)
 
     def set_trailing_metadata(self, pairs: Iterable[tuple[str, str | bytes]]) -> None:
         """Send `pairs` along with the status.

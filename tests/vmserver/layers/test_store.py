@@ -37,9 +37,8 @@ NO_LAYER = Layer("sha256:" + "e" * 64, b"this is no file system" * 1000)
 class _ThreadedClock(Clock):
     """A clock whose threads are the reactor's."""
 
-    getThreadPool = reactor.getThreadPool
-    callFromThread = reactor.callFromThread
-    addSystemEventTrigger = reactor.addSystemEventTrigger
+    def __getattr__(self, name: str) -> Any:  # Any: what a clock has not, the reactor has
+        return getattr(reactor, name)
 
     async def run(self, seconds: float, work: Deferred[Any]) -> None:
         """Let time pass, in the steps in which `work` waits for it; wait for it when it is in a thread."""
