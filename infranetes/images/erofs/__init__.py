@@ -9,6 +9,7 @@ Layers are hostile, so a child process without rights reads them::
     convert   one tar into one image
     source    the tar's bytes, uncompressed and summed
     tar       the tar's entries
+    sparse    files with holes in a tar
     tree      what the entries make, by the rules for OCI layers
     writer    the image, data first
     format    erofs's structures

@@ -9,7 +9,9 @@ import hashlib
 import json
 import os
 import sys
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import attrs
@@ -24,7 +26,6 @@ from infranetes_common.concurrency import (
     IMAGES,
     Event,
     run_in_thread,
-    settled,
     sync_directory,
     until_ended,
     within,
@@ -68,28 +69,30 @@ async def build(
     files = _Files()
     try:
         await run_in_thread(reactor, files.thd_open, layer, part, purpose=IMAGES)
-        await _run(reactor, files, compression, target, diff_id, limits)
-        return await _finish(reactor, files.image, part, target)
+        making = _make(reactor, files, compression, target, diff_id, limits)
+        return await within(reactor, limits.seconds, making, f"making the disk of layer {diff_id}")
     except OSError as e:
         raise _os_error(e, diff_id, target) from None
     finally:
         await run_in_thread(reactor, files.thd_close, part, purpose=IMAGES)
 
 
-async def _run(
+async def _make(
     reactor: IReactor, files: _Files, compression: str, target: Path, diff_id: str, limits: Limits
-) -> None:
+) -> Built:
     """Let the child work. However this ends, the child has ended, too."""
     child = _start(reactor, files, compression, diff_id, limits)
     try:
-        code = await within(
-            reactor, limits.seconds, child.ended.wait(), f"making the disk of layer {diff_id}"
-        )
+        code = await child.ended.wait()
     finally:
         child.kill()
         await until_ended(child.ended.wait())
     if code:
         raise _error(code, child.said.decode(errors="replace"), diff_id, target)
+    stop = threading.Event()
+    return await run_in_thread(
+        reactor, _thd_finish, files.image, target, stop, on_cancel=stop.set, purpose=IMAGES
+    )
 
 
 class _Files:
@@ -161,33 +164,26 @@ def _wrapping() -> Sequence[str]:
     return [*drop, "--"]
 
 
-async def _finish(reactor: IReactor, image: int, part: Path, target: Path) -> Built:
-    """Sync and sum the image, both at once, and give it its name."""
-    works = (
-        run_in_thread(reactor, os.fsync, image, purpose=IMAGES),
-        run_in_thread(reactor, _thd_sum, part, purpose=IMAGES),
-    )
-    synced, built = await settled(works)
-    for result in (synced, built):
-        if isinstance(result, Failure):
-            result.raiseException()
-    assert isinstance(built, Built)
-    await run_in_thread(reactor, _thd_rename, part, target, purpose=IMAGES)
+def _thd_finish(image: int, target: Path, stop: threading.Event) -> Built:
+    """Sync and sum the image, both at once, and give it its name unless `stop` is set meanwhile."""
+    part = target.with_name(target.name + PART)
+    with ThreadPoolExecutor(1) as pool:
+        synced = pool.submit(os.fsync, image)
+        built = _thd_sum(part, stop)
+        synced.result()
+    if not stop.is_set():
+        part.replace(target)
+        sync_directory(target.parent)
     return built
 
 
-def _thd_sum(path: Path) -> Built:
+def _thd_sum(path: Path, stop: threading.Event) -> Built:
     summed, size = hashlib.sha256(), 0
     with open(path, "rb", buffering=0) as file:
-        while chunk := file.read(_HASH_CHUNK):
+        while not stop.is_set() and (chunk := file.read(_HASH_CHUNK)):
             summed.update(chunk)
             size += len(chunk)
     return Built(size, f"sha256:{summed.hexdigest()}")
-
-
-def _thd_rename(part: Path, target: Path) -> None:
-    part.replace(target)
-    sync_directory(target.parent)
 
 
 def _error(code: int, said: str, diff_id: str, target: Path) -> InfranetesError:

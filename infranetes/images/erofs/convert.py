@@ -23,8 +23,8 @@ def convert(layer: int, image: int, compression: str, diff_id: str, limits: Limi
         for entry in tar.entries(stream, limits):
             node = tree.add(entry)
             if node is not None:
-                writer.store(node, stream.pieces(entry.size))
+                writer.store(node, entry.content(stream))
         found = stream.finish()
     if found != diff_id:
-        raise BadLayer(f"it unpacks to a tar with the digest {found}")
+        raise BadLayer(f"it unpacks to a tar with the digest {found}; pull it again")
     writer.finish(bytes.fromhex(diff_id.partition(":")[2])[:16])

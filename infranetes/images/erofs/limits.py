@@ -17,6 +17,7 @@ class Limits:
     """What one layer may have. The defaults are far above what real images need.
 
     :ivar max_bytes: of the uncompressed tar, and of all files' sizes together (`images.max_layer_bytes`).
+    :ivar hole_bytes: of the holes of all sparse files together.
     :ivar entries: of the tar, and of files and directories in the tree.
     :ivar depth: of directories below the root.
     :ivar path_bytes: of an entry's name or of a link's target.
@@ -28,6 +29,7 @@ class Limits:
     """
 
     max_bytes: int = 64 << 30
+    hole_bytes: int = 16 << 30
     entries: int = 1_000_000
     depth: int = 512
     path_bytes: int = 4095

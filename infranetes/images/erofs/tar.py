@@ -12,11 +12,14 @@ from collections.abc import Iterator
 
 import attrs
 
+from infranetes.images.erofs import sparse
 from infranetes.images.erofs.limits import BadLayer, Limits, quoted
 from infranetes.images.erofs.source import Source
+from infranetes.images.erofs.sparse import Extents
 
 BLOCK = 512
 FILE, LINK, SYMLINK, CHAR, BLOCK_DEVICE, DIRECTORY, FIFO = b"0", b"1", b"2", b"3", b"4", b"5", b"6"
+_SPARSE = b"S"  # GNU's own form of it
 _KINDS = frozenset((FILE, LINK, SYMLINK, CHAR, BLOCK_DEVICE, DIRECTORY, FIFO))
 _PAX, _GLOBAL_PAX, _LONG_NAME, _LONG_TARGET = b"x", b"g", b"L", b"K"
 _AS_FILE = (b"\0", b"7")  # old forms of FILE
@@ -35,7 +38,9 @@ _NANO = 1_000_000_000
 class Entry:
     """One entry.
 
-    :ivar size: how many bytes follow in the stream. Only those of a regular file mean something.
+    :ivar size: of a regular file.
+    :ivar stored: how many bytes follow in the stream, whatever they mean.
+    :ivar extents: where these belong in a sparse file.
     """
 
     kind: bytes
@@ -49,6 +54,14 @@ class Entry:
     major: int
     minor: int
     xattrs: dict[bytes, bytes]
+    stored: int
+    extents: Extents | None = None
+
+    def content(self, source: Source) -> Iterator[memoryview | int]:
+        """Yield a regular file's data, and the lengths of its holes."""
+        if self.extents is None:
+            return source.pieces(self.size)
+        return sparse.pieces(source, self.extents, self.size)
 
 
 @attrs.define
@@ -83,7 +96,13 @@ def entries(source: Source, limits: Limits) -> Iterator[Entry]:
                 extra.target = data.partition(b"\0")[0]
             continue
         entry = _entry(header, numbers, extra, limits)
-        end = source.offset + entry.size + -entry.size % BLOCK
+        gnu = sparse.old_map(source, header) if kind == _SPARSE else None
+        end = source.offset + entry.stored + -entry.stored % BLOCK
+        if gnu is not None or (entry.kind == FILE and sparse.is_sparse(extra.pax)):
+            entry.extents, entry.size = gnu or sparse.pax_map(source, extra.pax)
+            data_end = end - -entry.stored % BLOCK
+            sparse.check(entry.extents, entry.size, data_end - source.offset)
+            _check(entry, limits)
         yield entry
         source.skip(end - source.offset)
         if extra.used:
@@ -167,16 +186,18 @@ def _entry(header: bytes, numbers: tuple[int, int, int, int, int], extra: _Extra
     pax, kind = extra.pax, header[156:157]
     mode, uid, gid, size, mtime = numbers
     mtime *= _NANO
-    path = extra.name or pax.get(b"path") or _name(header)
+    path = extra.name or pax.get(b"GNU.sparse.name") or pax.get(b"path") or _name(header)
     if pax:
         uid, gid, size = (_decimal(pax, k, v) for k, v in ((b"uid", uid), (b"gid", gid), (b"size", size)))
         mtime = _mtime(pax, mtime)
     if kind in _AS_FILE or kind == FILE:
         kind = DIRECTORY if path.endswith(b"/") else FILE
+    elif kind == _SPARSE:
+        kind = FILE
     else:
         size = 0  # whatever is said
-    if kind not in _KINDS or any(key.startswith(b"GNU.sparse.") for key in pax):
-        what = "a sparse file" if kind in (b"S", FILE) else f"of an unknown type {quoted(kind)}"
+    if kind not in _KINDS:
+        what = f"of an unknown type {quoted(kind)}"
         raise BadLayer(f"its entry {quoted(path)} is {what}; make the image with another program")
     target = b""
     if kind in (LINK, SYMLINK):
@@ -185,7 +206,7 @@ def _entry(header: bytes, numbers: tuple[int, int, int, int, int], extra: _Extra
     if kind in (CHAR, BLOCK_DEVICE):
         major, minor = _number(header, 329, 8, "device"), _number(header, 337, 8, "device")
     xattrs = _xattrs(pax) if pax else {}
-    entry = Entry(kind, path, target, mode & 0o7777, uid, gid, size, mtime, major, minor, xattrs)
+    entry = Entry(kind, path, target, mode & 0o7777, uid, gid, size, mtime, major, minor, xattrs, size)
     _check(entry, limits)
     return entry
 
@@ -199,7 +220,7 @@ def _check(entry: Entry, limits: Limits) -> None:
         wrong = "its name or target has a zero byte"
     elif not (0 <= entry.uid <= _MAX_ID and 0 <= entry.gid <= _MAX_ID):
         wrong = f"it belongs to user {entry.uid} and group {entry.gid}, which can't be"
-    elif not 0 <= entry.size <= limits.max_bytes:
+    elif not 0 <= entry.size <= limits.max_bytes or not 0 <= entry.stored <= limits.max_bytes:
         wrong = f"it has {entry.size} bytes; up to {limits.max_bytes} may be (images.max_layer_bytes)"
     elif not (0 <= entry.major < 1 << 12 and 0 <= entry.minor < 1 << 20):
         wrong = f"it is device {entry.major}:{entry.minor}, which can't be"

@@ -71,7 +71,7 @@ class Tree:
         self._limits = limits
         self._nodes = 1
         self._held = 0
-        self._bytes = 0
+        self._bytes = self._holes = 0
         self._last: tuple[list[bytes], Node] | None = None  # where the last path led
 
     def add(self, entry: Entry) -> Node | None:
@@ -132,6 +132,9 @@ class Tree:
         if entry.kind != tar.FILE:
             return None
         node.size = entry.size
+        self._holes += max(entry.size - entry.stored, 0)
+        if self._holes > self._limits.hole_bytes:
+            raise BadLayer(f"the layer has holes of over {self._limits.hole_bytes} bytes")
         return node
 
     def _describe(self, node: Node, entry: Entry) -> None:

@@ -38,6 +38,12 @@ class _Output:
         if self._pending >= _FLUSH_BYTES or len(self._parts) >= _FLUSH_PARTS:
             self.flush()
 
+    def skip(self, size: int) -> None:
+        """Leave a hole. Something has to follow."""
+        self.flush()
+        os.lseek(self._descriptor, size, os.SEEK_CUR)
+        self.position += size
+
     def align(self) -> None:
         if rest := self.position % BLOCK:
             self.append(_ZEROS[rest:])
@@ -72,15 +78,18 @@ class Writer:
         self._tree = tree
         self._small = 0  # bytes
 
-    def store(self, node: Node, pieces: Iterable[memoryview]) -> None:
-        """Write a regular file's data."""
+    def store(self, node: Node, pieces: Iterable[memoryview | int]) -> None:
+        """Write a regular file's data. :param pieces: data, and the lengths of holes."""
         if node.size <= SMALL and self._small + node.size <= SMALL_TOTAL:
-            node.content = b"".join(pieces)
+            node.content = b"".join(bytes(piece) for piece in pieces)
             self._small += node.size
             return
         node.block = self._out.position // BLOCK
         for piece in pieces:
-            self._out.append(piece)
+            if isinstance(piece, int):
+                self._out.skip(piece)
+            else:
+                self._out.append(piece)
         self._out.align()
 
     def finish(self, uuid: bytes) -> None:
