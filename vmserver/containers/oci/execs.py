@@ -1,18 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands in running containers: `crun exec` as a child of the agent.
-
-crun reads what to execute from a pipe, so that arguments and variables, which may be secret, are neither in a
-file nor in a list of processes. It begins only once the agent has given it the container's oom_score_adj,
-which the command inherits. With cgroup v2 each command is in a cgroup of its own below the container's and is
-killed together with everything that it has started. Source: containers/crun src/exec.c, libcrun/container.c.
-"""
+"""Commands in running containers, with their streams: see `vmserver.containers.oci.exec_launch`."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,16 +21,11 @@ from infranetes_common.reactors import IReactor
 from vmserver.containers.child_exec import DRAIN_SECONDS, Command, exit_code
 from vmserver.containers.child_sessions import ExecSession
 from vmserver.containers.interface import ExecResult, ISession, Streams
-from vmserver.containers.oci.conmon import exit_code_of
-from vmserver.containers.oci.programs import ENVIRONMENT
-from vmserver.containers.oci.runtime import Crun, Status
+from vmserver.containers.oci.exec_launch import Launch
+from vmserver.containers.oci.runtime import Crun
 from vmserver.containers.oci.terminal import ConsoleSocket, Terminal
 from vmserver.containers.sessions import Output, WriteGate
-from vmserver.processes import kill_family
 
-_SPECIFICATION = 3  # the descriptor on which crun reads what to execute
-_REFUSED = (1, 255)  # crun's own exit codes
-_MAX_MESSAGE_BYTES = 1024
 _END_OF_FILE = b"\x04"
 _TURNS = 5  # of the reactor, in which what is in a socket is read: accepted, received, and some
 
@@ -47,7 +33,7 @@ _TURNS = 5  # of the reactor, in which what is in a socket is read: accepted, re
 class Execs:
     """Executes commands in containers.
 
-    :param directory: for sockets: private, exists, and has a short path.
+    :param directory: for sockets and pid files: private, exists, and has a short path.
     """
 
     def __init__(self, reactor: IReactor, crun: Crun, directory: Path) -> None:
@@ -93,92 +79,8 @@ class Execs:
         status = self._crun.status(id)
         if status is None or not status.alive or status.waiting:
             raise FailedPrecondition(f"container {id} is not running")
-        return Launch(self._reactor, self._crun, id, status, json.dumps(process).encode(), oom_score_adj)
-
-
-class Launch:
-    """One run of `crun exec`."""
-
-    def __init__(
-        self,
-        reactor: IReactor,
-        crun: Crun,
-        id: str,
-        status: Status,
-        specification: bytes,
-        oom_score_adj: int,
-    ) -> None:
-        self._reactor = reactor
-        self._crun = crun
-        self._id = id
-        self._specification = specification
-        self._score = oom_score_adj
-        self._pid = 0
-        self._message = bytearray()
-        self._group: Path | None = None
-        unified = None if status.cgroup is None else status.cgroup.unified
-        if unified is not None:
-            self._group = unified / f"exec-{secrets.token_hex(6)}"
-
-    def spawn(
-        self, protocol: ProcessProtocol, descriptors: Mapping[int, str | None], console: Path | None = None
-    ) -> None:
-        """Start crun. :param descriptors: as `spawnProcess` takes them; None is /dev/null."""
-        words = [f"--process=/proc/self/fd/{_SPECIFICATION}"]
-        if console is not None:
-            words.append(f"--console-socket={console}")
-        if self._group is not None:
-            self._group.mkdir()
-            words.append(f"--cgroup={self._group.name}")
-        command = self._crun.command("exec", *words, self._id)
-        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            files: dict[int, str | int] = {fd: null if to is None else to for fd, to in descriptors.items()}
-            self._reactor.spawnProcess(
-                protocol,
-                command[0],
-                command,
-                env=ENVIRONMENT,
-                path="/",
-                childFDs={**files, _SPECIFICATION: "w"},
-            )
-        except BaseException:
-            self.over()
-            raise
-        finally:
-            os.close(null)
-
-    def began(self, transport: Process) -> None:
-        """Let crun go on. Called in `connectionMade`."""
-        self._pid = transport.pid or 0
-        with contextlib.suppress(OSError):  # without the right to lower it, it stays as it is
-            Path(f"/proc/{self._pid}/oom_score_adj").write_text(str(self._score))
-        transport.writeToChild(_SPECIFICATION, self._specification)
-        transport.closeChildFD(_SPECIFICATION)
-
-    def kill(self) -> None:
-        """Kill the command and whatever it has started."""
-        if self._group is not None:
-            with contextlib.suppress(OSError):
-                (self._group / "cgroup.kill").write_text("1")
-        kill_family(self._pid)
-
-    def heard(self, data: bytes) -> None:
-        """Take what crun or the command has written, to learn whether it was crun."""
-        self._message += data[: max(0, _MAX_MESSAGE_BYTES - len(self._message))]
-
-    def exit_code(self, code: int) -> int:
-        """Return the command's exit code: 126 or 127 where crun could not execute it."""
-        if code in _REFUSED:
-            refused = exit_code_of(self._message.decode(errors="replace").strip())
-            return refused if refused in (126, 127) else code
-        return code
-
-    def over(self) -> None:
-        """Remove the command's cgroup, once it has ended. One in which processes go on is the container's."""
-        if self._group is not None:
-            with contextlib.suppress(OSError):
-                self._group.rmdir()
+        specification = json.dumps(process).encode()
+        return Launch(self._reactor, self._crun, id, status, specification, oom_score_adj, self._directory)
 
 
 class _SyncCommand(Command):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 from pathlib import Path
@@ -159,6 +160,22 @@ class ExecTests(CrunCase):
             out, _, code = await self.heard(await self.opened(made, streams, "sh", "-c", script))
             self.assertEqual((out.strip(), code), (b"left", 0))
         self.assertGreaterEqual(len((await self.sync(made, "pidof", "sleep")).stdout.split()), 3)
+
+    async def test_one_left_behind_among_the_vms_own_processes_does_not_hold_it_either(self) -> None:
+        container = self.monitored("sleep", "600")
+        file = container.bundle / "config.json"
+        document = json.loads(file.read_text())
+        document["linux"]["namespaces"] = [{"type": "mount"}]
+        file.write_text(json.dumps(document))
+        made = Made(container, await self.conmon.create(container))
+        await self.crun.start(container.id)
+        script = "sleep 600 & echo left; exit 3"
+        self.assertEqual(await self.sync(made, "sh", "-c", script), ExecResult(b"left\n", b"", 3))
+        self.assertEqual((await self.sync(made, "sh", "-c", "sleep 5; exit 4")).exit_code, 4)
+        for streams in (ALL, TERMINAL):
+            out, _, code = await self.heard(await self.opened(made, streams, "sh", "-c", script))
+            self.assertEqual((out.strip(), code), (b"left", 3))
+        self.assertEqual(os.listdir(self.directory / "x"), [])
 
     async def test_a_session_with_pipes(self) -> None:
         made = await self.started("sleep", "600")

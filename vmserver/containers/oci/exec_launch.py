@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A command in a running container: `crun exec` as a child of the agent.
+
+crun reads what to execute from a pipe, so that arguments and variables, which may be secret, are neither in a
+file nor in a list of processes. It begins only once the agent has given it the container's oom_score_adj,
+which the command inherits. With cgroup v2 each command is in a cgroup of its own below the container's and is
+killed together with everything that it has started.
+
+crun ends once it has no child any more. In a container with the VM's own process namespace it also gets what
+a command leaves behind as its children: there that is killed, or the command would never end. Source:
+containers/crun src/exec.c, src/libcrun/container.c.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.process import Process
+from twisted.internet.protocol import ProcessProtocol
+
+from infranetes_common.reactors import IReactor
+from vmserver.containers.child_exec import DRAIN_SECONDS
+from vmserver.containers.oci.conmon import exit_code_of
+from vmserver.containers.oci.programs import ENVIRONMENT
+from vmserver.containers.oci.runtime import Crun, Status
+from vmserver.processes import family, kill_family, start_ticks
+
+_SPECIFICATION = 3  # the descriptor on which crun reads what to execute
+_REFUSED = (1, 255)  # crun's own exit codes
+_MAX_MESSAGE_BYTES = 1024
+
+
+class Launch:
+    """One run of `crun exec`."""
+
+    def __init__(
+        self,
+        reactor: IReactor,
+        crun: Crun,
+        id: str,
+        status: Status,
+        specification: bytes,
+        oom_score_adj: int,
+        directory: Path,
+    ) -> None:
+        self._reactor = reactor
+        self._crun = crun
+        self._id = id
+        self._first: FirstProcess | None = None
+        if _same_processes(status.pid):
+            self._first = FirstProcess(reactor, directory / f"{secrets.token_hex(6)}.pid")
+        self._specification = specification
+        self._score = oom_score_adj
+        self._pid = 0
+        self._message = bytearray()
+        self._group: Path | None = None
+        unified = None if status.cgroup is None else status.cgroup.unified
+        if unified is not None:
+            self._group = unified / f"exec-{secrets.token_hex(6)}"
+
+    def spawn(
+        self, protocol: ProcessProtocol, descriptors: Mapping[int, str | None], console: Path | None = None
+    ) -> None:
+        """Start crun. :param descriptors: as `spawnProcess` takes them; None is /dev/null."""
+        words = [f"--process=/proc/self/fd/{_SPECIFICATION}"]
+        if console is not None:
+            words.append(f"--console-socket={console}")
+        if self._first is not None:
+            words.append(f"--pid-file={self._first.path}")
+        if self._group is not None:
+            self._group.mkdir()
+            words.append(f"--cgroup={self._group.name}")
+        command = self._crun.command("exec", *words, self._id)
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            files: dict[int, str | int] = {fd: null if to is None else to for fd, to in descriptors.items()}
+            self._reactor.spawnProcess(
+                protocol,
+                command[0],
+                command,
+                env=ENVIRONMENT,
+                path="/",
+                childFDs={**files, _SPECIFICATION: "w"},
+            )
+        except BaseException:
+            self.over()
+            raise
+        finally:
+            os.close(null)
+
+    def began(self, transport: Process) -> None:
+        """Let crun go on. Called in `connectionMade`."""
+        self._pid = transport.pid or 0
+        if self._first is not None:
+            self._first.watch(self._pid)
+        with contextlib.suppress(OSError):  # without the right to lower it, it stays as it is
+            Path(f"/proc/{self._pid}/oom_score_adj").write_text(str(self._score))
+        transport.writeToChild(_SPECIFICATION, self._specification)
+        transport.closeChildFD(_SPECIFICATION)
+
+    def kill(self) -> None:
+        """Kill the command and whatever it has started."""
+        if self._group is not None:
+            with contextlib.suppress(OSError):
+                (self._group / "cgroup.kill").write_text("1")
+        kill_family(self._pid)
+
+    def heard(self, data: bytes) -> None:
+        """Take what crun or the command has written, to learn whether it was crun."""
+        self._message += data[: max(0, _MAX_MESSAGE_BYTES - len(self._message))]
+
+    def exit_code(self, code: int) -> int:
+        """Return the command's exit code: 126 or 127 where crun could not execute it."""
+        if code in _REFUSED:
+            refused = exit_code_of(self._message.decode(errors="replace").strip())
+            return refused if refused in (126, 127) else code
+        return code
+
+    def over(self) -> None:
+        """Remove the command's cgroup, once it has ended. One in which processes go on is the container's."""
+        if self._first is not None:
+            self._first.close()
+        if self._group is not None:
+            with contextlib.suppress(OSError):
+                self._group.rmdir()
+
+
+class FirstProcess:
+    """Sees that a command has ended whose crun waits for what it has left behind, and kills that.
+
+    :param path: the file that crun writes the command's pid to.
+    """
+
+    def __init__(self, reactor: IReactorTime, path: Path) -> None:
+        self._reactor = reactor
+        self._crun = 0
+        self._command = (0, 0)  # its pid and start_ticks
+        self._timer: IDelayedCall | None = None
+        self.path = path
+
+    def watch(self, crun: int) -> None:
+        """Begin. :param crun: its pid."""
+        self._crun = crun
+        self._timer = self._reactor.callLater(DRAIN_SECONDS, self._look)
+
+    def _look(self) -> None:
+        pid, ticks = self._command
+        if not pid:
+            with contextlib.suppress(OSError, ValueError):
+                pid = int(self.path.read_text())
+                self._command = (pid, start_ticks(pid))
+        elif start_ticks(pid) != ticks or not ticks:
+            for left in family(self._crun)[1:]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(left, signal.SIGKILL)
+        self._timer = self._reactor.callLater(DRAIN_SECONDS, self._look)
+
+    def close(self) -> None:
+        """End. Idempotent."""
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+        self.path.unlink(missing_ok=True)
+
+
+def _same_processes(pid: int) -> bool:
+    """Whether a process is in the agent's process namespace."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid") == os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return False
