@@ -100,7 +100,7 @@ class LayerStore:
 
     def whole(self, diff_id: str) -> bool:
         """Whether a layer is mounted, or can be without the node. Blocks."""
-        return self.directory(diff_id) is not None or self._files.whole(diff_id) is not None
+        return self._usable(diff_id) is not None or self._files.whole(diff_id) is not None
 
     async def need(self, diff_ids: Iterable[str]) -> list[Path]:
         """Return each layer's directory, in the same order; mount those that were brought before a boot.
@@ -108,7 +108,7 @@ class LayerStore:
         :raise FailedPrecondition: a layer is not here. :raise DataLoss: one is damaged, and was deleted.
         """
         wanted = list(diff_ids)
-        there = await self._in_thread(lambda: {diff_id: self.directory(diff_id) for diff_id in wanted})
+        there = await self._in_thread(lambda: {diff_id: self._usable(diff_id) for diff_id in wanted})
         for diff_id, directory in there.items():
             if directory is None:
                 there[diff_id] = await self._mount_file(diff_id)
@@ -130,7 +130,7 @@ class LayerStore:
         """
         if disks and not self._mount:
             raise FailedPrecondition("this agent mounts nothing: bring layers by PutLayer")
-        wanted = await self._in_thread(lambda: [disk for disk in disks if not self._is_shown(disk.diff_id)])
+        wanted = await self._in_thread(lambda: [disk for disk in disks if not self._usable(disk.diff_id)])
         devices = await self._appeared(wanted)
         for disk in wanted:
             async with self._locks.held(disk.diff_id):
@@ -191,7 +191,7 @@ class LayerStore:
 
     async def _put(self, layer: BroughtLayer, data: AsyncIterator[bytes]) -> None:
         async with self._writing.held(layer.diff_id):
-            if self.directory(layer.diff_id):
+            if await self._in_thread(self._usable, layer.diff_id):
                 return
             there = await self._in_thread(self._files.whole, layer.diff_id)
             if there is not None and layer.digest.endswith(there.name):
@@ -251,10 +251,12 @@ class LayerStore:
         size, digest = self._files.arrived(diff_id)
         return Arrived(diff_id, self.whole(diff_id), size, digest)
 
-    def _is_shown(self, diff_id: str) -> bool:
-        """Whether a layer is mounted, from a device that is there still."""
+    def _usable(self, diff_id: str) -> Path | None:
+        """Return a layer's directory, if its disk has not been taken away from under it."""
         directory = self.directory(diff_id)
-        return directory is not None and self._disks.attached(directory.stat().st_dev)
+        if directory is None or not self._mount or self._disks.attached(directory.stat().st_dev):
+            return directory
+        return None
 
     def _thd_look(self, disks: Sequence[LayerOnDisk]) -> dict[LayerOnDisk, str]:
         found = {disk: self._disks.device(disk.target, disk.lun) for disk in disks}
@@ -265,16 +267,20 @@ class LayerStore:
             self._disks.scan(disk.target, disk.lun)
 
     def _thd_mount_disk(self, diff_id: str, device: str) -> None:
-        if not self._is_shown(diff_id):
-            self._points.unmount(diff_id)  # from a disk that the hypervisor has taken away
+        if not self._usable(diff_id):
+            self._points.unmount(diff_id)  # what may be left of a disk that was taken away
             self._points.mount(diff_id, device)
 
     def _thd_mount_file(self, diff_id: str, verified: bool, stop: Stop) -> Path | None:
-        path, directory = self._files.whole(diff_id), self.directory(diff_id)
-        if path is None or directory is not None:
+        path = self._files.whole(diff_id)
+        if path is None:
+            return None
+        directory = self._usable(diff_id)
+        if directory is not None:
             return directory
         if not verified:
             self._files.verify(diff_id, stop)
+        self._points.unmount(diff_id)
         with loop_device(path) as device:
             return self._points.mount(diff_id, device)
 

@@ -24,6 +24,7 @@ from vmserver.mounts import mounts_below, unmount
 reactor: Any = installed
 HOST = 2
 PIECE = 64 * 1024
+LOOP_MAJOR, LOOPS = 7, 256
 
 
 async def pieces(content: bytes, size: int = PIECE) -> AsyncIterator[bytes]:
@@ -51,6 +52,9 @@ class Shown:
             (host / "proc_name").write_text(f"{driver}\n")
             (host / "scan").write_text("")
 
+        for number in range(LOOPS):  # loop devices stay when nothing is attached to them
+            (self.sys / f"dev/block/{LOOP_MAJOR}:{number}").mkdir(parents=True)
+
     @property
     def scanned(self) -> str:
         return (self.sys / f"class/scsi_host/host{HOST}/scan").read_text()
@@ -67,7 +71,7 @@ class Shown:
         (scsi / "block" / device.name).mkdir(parents=True)
         (scsi / "delete").write_text("")
         entry = self.sys / f"dev/block/{os.major(number)}:{os.minor(number)}"
-        entry.mkdir(parents=True)
+        entry.mkdir(parents=True, exist_ok=True)
         (entry / "device").symlink_to(scsi)
         return scsi
 

@@ -125,8 +125,20 @@ class DiskTests(LayersTestCase):
         await self.store.mount_disks([LayerOnDisk(HELLO.diff_id, 0, 3)])
         [before] = mounts_below(self.points)
         self.shown.hide(first)
+        [state] = await self.store.arrived([HELLO.diff_id])
+        self.assertFalse(state.whole)
+        await self.failure(FailedPrecondition, self.store.need([HELLO.diff_id]))
         self.shown.show(HELLO.content, 0, 9)
         await self.store.mount_disks([LayerOnDisk(HELLO.diff_id, 0, 9)])
+        [after] = mounts_below(self.points)
+        self.assertNotEqual(before.device, after.device)
+
+    async def test_a_layer_whose_disk_was_taken_away_can_be_brought(self) -> None:
+        disk = self.shown.show(HELLO.content, 0, 3)
+        await self.store.mount_disks([LayerOnDisk(HELLO.diff_id, 0, 3)])
+        [before] = mounts_below(self.points)
+        self.shown.hide(disk)
+        await self.put(HELLO)
         [after] = mounts_below(self.points)
         self.assertNotEqual(before.device, after.device)
 
