@@ -26,4 +26,5 @@ async def prewarm(reactor: IReactor, factory: IProtocolFactory, provider: IConta
     await make_first_call(reactor, factory)
     if provider.name == "docker":
         await load_images(reactor, provider)
+    if provider.name in ("docker", "oci"):
         await run_first_container(reactor, provider)

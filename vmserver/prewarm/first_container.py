@@ -2,8 +2,8 @@
 """The first container, which is slower than all later ones, run before a template is frozen.
 
 A machine's first container waits for programs to be read from the disk, for kernel modules to be loaded and
-for caches of the engine. A clone has these from its template. The container's image is made of the machine's
-own shell; container and image are removed again.
+for caches of the engine. A clone has these from its template. The container has the machine's own shell, in
+its image or, where images are made of layers, by mounts; container and image are removed again.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
+from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from infranetes_common.concurrency import run_in_thread, within
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
-from vmserver.containers.interface import IContainerProvider
+from vmserver.containers.interface import IContainerProvider, ITakesLayers
 
 #: Seconds for all of it; a machine under emulation takes most of a minute.
 SECONDS = 240.0
@@ -29,6 +30,7 @@ SECONDS = 240.0
 _ID = "prewarm"
 _CHUNK = 64 * 1024
 _PROGRAMS = {"bin/sh": "/bin/sh", "bin/sleep": "/bin/sleep"}
+_DIRECTORIES = ("/bin", "/lib", "/lib64", "/usr")  # with programs and libraries
 _LIBRARIES = ("/lib64/ld-linux-*.so.*", "/lib/ld-linux-*.so.*", "/lib/*-linux-gnu/libc.so.6")
 
 _log = Logger()
@@ -38,8 +40,7 @@ async def run_first_container(reactor: IReactor, provider: IContainerProvider) -
     """Run one container from its creation to its removal. A failure is only logged."""
     begun = reactor.seconds()
     try:
-        image_id, archive = await run_in_thread(reactor, _image)
-        await within(reactor, SECONDS, _run(provider, image_id, archive), "the first container")
+        await within(reactor, SECONDS, _prepare_and_run(reactor, provider), "the first container")
         _log.info("the first container has run, in {seconds:.1f} s", seconds=reactor.seconds() - begun)
     except Exception as error:
         _log.warn(
@@ -49,12 +50,26 @@ async def run_first_container(reactor: IReactor, provider: IContainerProvider) -
         )
 
 
-async def _run(provider: IContainerProvider, image_id: str, archive: bytes) -> None:
+async def _prepare_and_run(reactor: IReactor, provider: IContainerProvider) -> None:
+    if ITakesLayers.providedBy(provider):
+        configuration = _configuration([])
+        image_id = _digest(configuration)
+        await _run(provider, image_id, provider.add_image(image_id, configuration), _mounts())
+    else:
+        image_id, archive = await run_in_thread(reactor, _image)
+        await _run(provider, image_id, provider.load_image(image_id, _chunks(archive)), [])
+
+
+async def _run(
+    provider: IContainerProvider, image_id: str, loading: Deferred[None], mounts: Sequence[cri.Mount]
+) -> None:
     config = cri.ContainerConfig(
-        metadata=cri.ContainerMetadata(name=_ID), command=["/bin/sh", "-c", "echo begun; sleep 3600"]
+        metadata=cri.ContainerMetadata(name=_ID),
+        command=["/bin/sh", "-c", "echo begun; sleep 3600"],
+        mounts=mounts,
     )
     try:
-        await provider.load_image(image_id, _chunks(archive))
+        await loading
         await provider.create(_ID, image_id, config, cri.PodSandboxConfig())
         await provider.start_container(_ID)
         await provider.exec_sync(_ID, ["/bin/sh", "-c", ":"], SECONDS, _CHUNK)
@@ -70,18 +85,26 @@ async def _run(provider: IContainerProvider, image_id: str, archive: bytes) -> N
 def _image() -> tuple[str, bytes]:
     """Return the image's id and its `docker load` archive (source: moby/moby image/spec/v1.2.md)."""
     layer = _tar({name: _read(path) for name, path in _PROGRAMS.items()} | _libraries())
-    config = json.dumps(
-        {
-            "architecture": "",
-            "os": "linux",
-            "config": {},
-            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
-        }
-    ).encode()
-    digest = hashlib.sha256(config).hexdigest()
+    config = _configuration([_digest(layer)])
+    digest = _digest(config).removeprefix("sha256:")
     manifest = json.dumps([{"Config": f"{digest}.json", "Layers": ["layer.tar"], "RepoTags": []}]).encode()
     members = {f"{digest}.json": config, "layer.tar": layer, "manifest.json": manifest}
     return f"sha256:{digest}", _tar(members)
+
+
+def _mounts() -> list[cri.Mount]:
+    """Return mounts of the machine's own programs and libraries."""
+    present = [path for path in _DIRECTORIES if os.path.isdir(path)]
+    return [cri.Mount(container_path=path, host_path=path, readonly=True) for path in present]
+
+
+def _configuration(diff_ids: list[str]) -> bytes:
+    rootfs = {"type": "layers", "diff_ids": diff_ids}
+    return json.dumps({"architecture": "", "os": "linux", "config": {}, "rootfs": rootfs}).encode()
+
+
+def _digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def _libraries() -> dict[str, bytes]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first container runs on a real Docker engine and leaves nothing there."""
+"""The first container runs on a real Docker engine, or by conmon and crun, and leaves nothing there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 from twisted.trial.unittest import TestCase
 
 from infranetes_common import reactors
+from infranetes_common.wire import cri
 from tests.support.dockerd import Dockerd
+from tests.vmserver.containers.oci.provider_case import OciCase
 from vmserver.containers.docker.provider import DockerConfig, DockerProvider
 from vmserver.prewarm.first_container import run_first_container
 
@@ -44,3 +46,15 @@ class FirstContainerTests(TestCase):
     async def test_an_engine_that_is_gone_is_told_to_the_log_alone(self) -> None:
         self.engine.stop_engine()
         await run_first_container(reactors.installed(), self.provider)
+
+
+class FirstOciContainerTests(OciCase, TestCase):
+    """Without a layer: nobody has brought one before a template is frozen."""
+
+    async def test_a_container_has_run_and_nothing_of_it_is_left(self) -> None:
+        await run_first_container(reactors.installed(), self.provider)
+        self.assertEqual(
+            self.states_told("prewarm"),
+            [cri.CONTAINER_CREATED, cri.CONTAINER_RUNNING, cri.CONTAINER_EXITED, None],
+        )
+        self.assertEqual(await self.provider.images(), [self.image_id])

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Containers have what their configuration says, as seen from within: for providers that isolate them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any, ClassVar
+
+from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from infranetes_common.wire import cri
+from tests.contract.container_provider_case import ContainerProviderCase
+from tests.support.oci import image, layer
+
+_FILES = image(
+    [
+        layer({"top": b"top\n", "run": b"#!/bin/sh\n", "a": ("dir", "755"), "a/file": b"below\n"}),
+        layer({"a/more": b"more\n", "inside": ("link", "/a"), "outside": ("link", "../../../etc")}),
+    ]
+)
+
+
+def number(value: int) -> Any:
+    return cri.Int64Value(value=value)
+
+
+def cgroup_lines(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+
+
+class SemanticsCase(ContainerProviderCase):
+    """Runs containers that print what they see."""
+
+    run_dir: Path  # the provider's
+
+    async def said(self, script: str, context: Any = None, sandbox: Any = None, **fields: Any) -> str:
+        """Return the output of a container that runs `script`."""
+        linux = fields.pop("linux", None) or cri.LinuxContainerConfig(security_context=context)
+        script = f"exec 2>&1; {script}"  # of two streams nobody knows the order
+        config = cri.ContainerConfig(command=["sh", "-c", script], linux=linux, **fields)
+        id = os.urandom(16).hex()
+        await self.provider.create(id, self.image_id, config, sandbox or cri.PodSandboxConfig())
+        await self.provider.start_container(id)
+        await self.ended(id)
+        return "".join(record.line.decode() + "\n" for record in await self.lines(id))
+
+    def secured(self, **fields: Any) -> Any:
+        return cri.LinuxContainerSecurityContext(**fields)
+
+
+class UserContract(SemanticsCase):
+    """User and groups of the first process."""
+
+    async def who(self, **fields: Any) -> str:
+        return (await self.said("id", self.secured(**fields))).strip()
+
+    async def test_users_and_groups_by_id_and_by_name(self) -> None:
+        app = "uid=1000(app) gid=1000(app) groups=1000(app),2000(extra)"
+        self.assertEqual(await self.who(run_as_user=number(1000)), app)
+        self.assertEqual(await self.who(run_as_username="app", supplemental_groups=[3000]), app + ",3000")
+        self.assertEqual(await self.who(run_as_user=number(5)), "uid=5 gid=0(root) groups=0(root)")
+
+    async def test_a_group_of_its_own_takes_no_membership_away(self) -> None:
+        self.assertEqual(
+            await self.who(run_as_username="app", run_as_group=number(6), supplemental_groups=[7]),
+            "uid=1000(app) gid=6 groups=6,7,2000(extra)",
+        )
+
+    async def test_strict_groups_are_exactly_the_configured_ones(self) -> None:
+        strict = {"supplemental_groups_policy": cri.Strict, "supplemental_groups": [7]}
+        self.assertEqual(
+            await self.who(run_as_user=number(1000), **strict),
+            "uid=1000(app) gid=1000(app) groups=7,1000(app)",
+        )
+        self.assertEqual(
+            await self.who(run_as_user=number(1000), run_as_group=number(6), **strict),
+            "uid=1000(app) gid=6 groups=6,7",
+        )
+        state = [one for one in await self.provider.containers() if one.state == cri.CONTAINER_EXITED]
+        self.assertEqual(len(state), 2, "what was made to read the image's users is gone")
+
+    async def test_a_user_that_the_image_lacks_is_refused(self) -> None:
+        context = self.secured(run_as_username="nobody-here", supplemental_groups_policy=cri.Strict)
+        words = await self.refused(InvalidArgument, self.said("id", context))
+        self.assertIn("nobody-here", words)
+
+
+class PrivilegeContract(SemanticsCase):
+    """Privileges of its processes."""
+
+    async def capabilities(self, **fields: Any) -> int:
+        context = self.secured(capabilities=cri.Capability(**fields))
+        return int((await self.said("grep CapEff /proc/self/status", context)).split()[1], 16)
+
+    async def test_capabilities(self) -> None:
+        net_admin, net_raw, chown = 1 << 12, 1 << 13, 1 << 0
+        added = await self.capabilities(add_capabilities=["NET_ADMIN"], drop_capabilities=["NET_RAW"])
+        self.assertEqual(added & (net_admin | net_raw | chown), net_admin | chown)
+        only = await self.capabilities(
+            add_capabilities=["NET_ADMIN", "CHOWN"], drop_capabilities=["ALL", "CHOWN"]
+        )
+        self.assertEqual(only, net_admin)
+        none = await self.capabilities(add_capabilities=["ALL"], drop_capabilities=["ALL"])
+        self.assertEqual(none, 0)
+
+    async def test_no_new_privileges_and_a_root_that_is_read_only(self) -> None:
+        context = self.secured(no_new_privs=True, readonly_rootfs=True)
+        said = await self.said(
+            "grep NoNewPrivs /proc/self/status; touch /file; pwd", context, working_dir="/w/x"
+        )
+        self.assertIn("NoNewPrivs:\t1", said)
+        self.assertIn("Read-only file system", said)
+        self.assertTrue(said.endswith("/w/x\n"), "a working directory is made where it is missing")
+
+    async def test_masked_and_read_only_paths_are_exactly_the_listed_ones(self) -> None:
+        look = "head -c 1 /proc/timer_list | wc -c; cat /proc/self/mountinfo | cut -d' ' -f 5,6 | grep /proc/"
+        paths = {"masked_paths": ["/proc/timer_list"], "readonly_paths": ["/proc/sys"]}
+        said = await self.said(look, self.secured(**paths))
+        self.assertRegex(said, r"\A0\n")
+        self.assertRegex(said, r"/proc/sys ro")
+        said = await self.said(look, self.secured())
+        self.assertNotIn("/proc/", said)
+
+    async def test_seccomp(self) -> None:
+        kinds = cri.SecurityProfile
+        mode = "grep Seccomp: /proc/self/status | cut -f 2; chmod 700 /tmp && echo changed"
+        for fields, expected in (
+            ({}, "0\nchanged\n"),
+            ({"seccomp": kinds(profile_type=kinds.Unconfined)}, "0\nchanged\n"),
+            ({"seccomp": kinds(profile_type=kinds.RuntimeDefault)}, "2\nchanged\n"),
+            ({"seccomp_profile_path": "runtime/default"}, "2\nchanged\n"),
+        ):
+            self.assertEqual(await self.said(mode, self.secured(**fields)), expected, fields)
+        denied = {"names": ["chmod", "fchmodat", "fchmodat2"], "action": "SCMP_ACT_ERRNO", "errnoRet": 38}
+        profile = json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [denied]})
+        context = self.secured(seccomp=kinds(profile_type=kinds.Localhost, localhost_ref=profile))
+        self.assertEqual(await self.said(mode, context), "2\nchmod: /tmp: Function not implemented\n")
+
+
+class NamespaceContract(SemanticsCase):
+    """Which namespaces it shares."""
+
+    async def test_process_namespaces(self) -> None:
+        option = cri.NamespaceOption
+        target = await self.run_container(
+            "sleep", "600", linux=cri.LinuxContainerConfig(
+                security_context=self.secured(namespace_options=option(pid=cri.CONTAINER))
+            ),
+        )  # fmt: skip
+        look = "readlink /proc/self/ns/pid; tr '\\0' ' ' < /proc/1/cmdline; true"
+        own = os.readlink("/proc/self/ns/pid")
+        for mode in (cri.POD, cri.NODE):
+            said = await self.said(look, self.secured(namespace_options=option(pid=mode)))
+            self.assertTrue(said.startswith(own), said)
+        said = await self.said(look, self.secured(namespace_options=option(pid=cri.CONTAINER)))
+        self.assertNotIn(own, said)
+        self.assertIn("\nsh -c", said)
+        joined = self.secured(namespace_options=option(pid=cri.TARGET, target_id=target))
+        self.assertIn("\nsleep 600", await self.said(look, joined))
+
+    async def test_ipc_of_its_own_has_the_pods_sysctls(self) -> None:
+        look = "readlink /proc/self/ns/ipc; cat /proc/sys/kernel/shm_rmid_forced; readlink /proc/self/ns/net"
+        sysctls = {"kernel/shm_rmid_forced": "1", "net.ipv4.ip_unprivileged_port_start": "1024"}
+        sandbox = cri.PodSandboxConfig(linux=cri.LinuxPodSandboxConfig(sysctls=sysctls))
+        for mode, shared in ((cri.POD, True), (cri.CONTAINER, False)):
+            context = self.secured(namespace_options=cri.NamespaceOption(ipc=mode))
+            ipc, value, net = (await self.said(look, context, sandbox)).split()
+            self.assertEqual(ipc == os.readlink("/proc/self/ns/ipc"), shared)
+            self.assertEqual(net, os.readlink("/proc/self/ns/net"))
+            if not shared:
+                self.assertEqual(value, "1")
+
+
+class ProcessContract(SemanticsCase):
+    """Its command, environment, devices and limits."""
+
+    #: Whether a limit of processor time can be taken away on this machine.
+    frees_processor: ClassVar[bool] = True
+
+    async def test_environment_arguments_and_devices(self) -> None:
+        envs = [cri.KeyValue(key="A", value=b"1"), cri.KeyValue(key="B", value="ü =\n'$A'".encode())]
+        envs.append(cri.KeyValue(key="A", value=b"2"))
+        said = await self.said(
+            'echo "$A|$B|$PATH"; ls -l /dev/nothing; echo x > /dev/nothing', envs=envs,
+            devices=[cri.Device(host_path="/dev/kmsg", container_path="/dev/nothing", permissions="r")],
+        )  # fmt: skip
+        self.assertIn("2|ü =\n'$A'|/bin\n", said)
+        self.assertRegex(said, r"crw.* 1, +11 .*/dev/nothing")
+        self.assertIn("can't create /dev/nothing: Operation not permitted", said)
+
+    async def test_beyond_its_memory_it_is_killed(self) -> None:
+        limits = cri.LinuxContainerResources(memory_limit_in_bytes=16 << 20)
+        id = await self.run_container(
+            "dd", "if=/dev/zero", "of=/dev/null", "bs=64M", linux=cri.LinuxContainerConfig(resources=limits)
+        )
+        state = await self.ended(id)
+        self.assertEqual((state.exit_code, state.reason), (137, "OOMKilled"))
+
+    async def test_limits_are_changed_while_it_runs_and_before(self) -> None:
+        limits = cri.LinuxContainerResources(
+            cpu_shares=512, cpu_period=100000, cpu_quota=50000, memory_limit_in_bytes=64 << 20,
+            oom_score_adj=100,
+        )  # fmt: skip
+        id = await self.create("sleep", "600", linux=cri.LinuxContainerConfig(resources=limits))
+        await self.provider.update(id, cri.LinuxContainerResources(oom_score_adj=200, cpu_shares=256))
+        state = await self.provider.start_container(id)
+        score = Path(f"/proc/{state.pid}/oom_score_adj")
+        self.assertEqual(score.read_text(), "200\n")
+        quota = -1 if self.frees_processor else 60000
+        later = cri.LinuxContainerResources(
+            memory_limit_in_bytes=96 << 20, cpu_quota=quota, oom_score_adj=300
+        )
+        found = (await self.provider.update(id, later)).resources
+        self.assertEqual(score.read_text(), "300\n")
+        self.assertEqual(
+            (found.memory_limit_in_bytes, found.cpu_quota, found.cpu_shares, found.oom_score_adj),
+            (96 << 20, quota, 256, 300),
+        )
+        own = {line.split(":")[1]: line.split(":")[2] for line in cgroup_lines(state.pid)}
+        if "memory" in own:  # a machine with cgroup v1
+            group = Path("/sys/fs/cgroup/memory" + own["memory"])
+            self.assertEqual((group / "memory.limit_in_bytes").read_text(), f"{96 << 20}\n")
+        else:
+            group = Path("/sys/fs/cgroup" + own[""])
+            self.assertEqual((group / "memory.max").read_text(), f"{96 << 20}\n")
+
+    async def test_the_stop_signal_is_the_containers(self) -> None:
+        script = (
+            "trap 'echo got it; exit 5' USR1; trap 'exit 6' TERM; echo ready; while true; do sleep 0.1; done"
+        )
+        id = await self.run_container("sh", "-c", script, stop_signal=cri.SIGUSR1)
+
+        async def ready() -> bool:
+            return bool(await self.lines(id))
+
+        await self.until(ready, "it is ready")
+        state = await self.provider.stop_container(id, 30)
+        self.assertEqual((state.exit_code, state.reason), (5, "Error"))
+
+
+class ImageVolumeContract(SemanticsCase):
+    """Images mounted as volumes."""
+
+    #: The directory of the mounts of images, below `run_dir`.
+    volumes: ClassVar[str]
+
+    async def tearDown(self) -> None:
+        await super().tearDown()
+        self.assertNotIn(str(self.run_dir / self.volumes), Path("/proc/self/mountinfo").read_text())
+
+    def mount(self, sub_path: str = "", at: str = "/volume", image_id: str = _FILES.id) -> Any:
+        return cri.Mount(
+            container_path=at, image=cri.ImageSpec(image=image_id), image_sub_path=sub_path, readonly=True
+        )
+
+    async def test_all_of_it_and_what_is_below_a_path(self) -> None:
+        await self.load(_FILES)
+        mounts = [self.mount(), self.mount("a", "/sub"), self.mount("inside/more", "/more")]
+        said = await self.said(
+            "cat /volume/top /volume/a/file /volume/a/more /sub/file /more; ls /sub; touch /volume/x /sub/x;"
+            "chmod +x /volume/run; grep ' /sub ' /proc/self/mountinfo",
+            mounts=mounts,
+        )
+        self.assertTrue(said.startswith("top\nbelow\nmore\nbelow\nmore\nfile\nmore\n"), said)
+        self.assertEqual(said.count("Read-only file system"), 3)
+        self.assertRegex(said, r" /a /sub ro,[^ ]*noexec")
+
+    async def test_one_of_a_single_layer(self) -> None:
+        built = image([layer({"only": b"only\n"})])
+        await self.load(built)
+        said = await self.said("cat /volume/only", mounts=[self.mount(image_id=built.id)])
+        self.assertEqual(said, "only\n")
+
+    async def test_it_remains_while_a_container_uses_it(self) -> None:
+        await self.load(_FILES)
+        id = await self.run_container("sleep", "600", mounts=[self.mount()])
+        words = await self.refused(FailedPrecondition, self.provider.remove_image(_FILES.id))
+        self.assertIn(_FILES.id, words)
+        await self.restarted()
+        await self.provider.remove(id)
+        await self.provider.remove_image(_FILES.id)
+        self.assertNotIn(_FILES.id, await self.provider.images())
+
+    async def test_missing_paths_are_refused(self) -> None:
+        await self.load(_FILES)
+        for sub_path in ("none", "outside/passwd", "top/below", "../../etc/passwd"):
+            words = await self.refused(InvalidArgument, self.said("true", mounts=[self.mount(sub_path)]))
+            self.assertIn("/volume", words)
+        missing = self.mount(image_id="sha256:" + "0" * 64)
+        await self.refused(FailedPrecondition, self.said("true", mounts=[missing]))
+
+
+class MountContract(SemanticsCase):
+    """Mount propagation between the containers of a pod."""
+
+    async def setUp(self) -> None:
+        await super().setUp()
+        self.shared = self.run_dir / "shared"
+        self.shared.mkdir(parents=True)
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(self.shared)], check=True)
+        subprocess.run(["mount", "--make-shared", str(self.shared)], check=True)
+        self.addCleanup(subprocess.run, ["umount", "-R", "-l", str(self.shared)], check=True)
+        self.outer = str(self.shared)
+
+    def mount(self, propagation: Any) -> Any:
+        return cri.Mount(container_path="/shared", host_path=self.outer, propagation=propagation)
+
+    async def test_a_mount_appears_where_it_is_asked_for(self) -> None:
+        ids = {}
+        for mode in (
+            cri.PROPAGATION_PRIVATE,
+            cri.PROPAGATION_HOST_TO_CONTAINER,
+            cri.PROPAGATION_BIDIRECTIONAL,
+        ):
+            ids[mode] = await self.run_container("sleep", "600", mounts=[self.mount(mode)])
+        (self.shared / "below").mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(self.shared / "below")], check=True)
+        (self.shared / "below" / "file").write_text("here\n")
+        for mode, id in ids.items():
+            ran = await self.provider.exec_sync(id, ["ls", "/shared/below"], 30.0, 1000)
+            self.assertEqual(ran.stdout == b"file\n", mode != cri.PROPAGATION_PRIVATE, mode)
