@@ -236,4 +236,5 @@ class ITakesLayers(Interface):
 
         :param configuration: whose digest is `image_id`; JSON (OCI image-spec, config.md).
         :raise InvalidArgument: not the configuration of that image.
-        :raise FailedPrecondition: a layer is not mounted."""
+        :raise FailedPrecondition: a layer is not mounted.
+        :raise DataLoss: a layer that was brought before a boot is damaged, and was deleted."""
