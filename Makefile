@@ -98,7 +98,7 @@ cluster-tools: | apt-base ## Build Kubernetes, etcd and CoreDNS into build/tools
 	@PYTHON=$(PYTHON) tests/cluster/tools
 
 .PHONY: test
-test: venv proto apt-test tools image ## Run every test but the cluster's, the ones with real VMs too; TESTS= picks some
+test: venv proto apt-test tools image image-oci ## Run every test but the cluster's, the ones with real VMs too; TESTS= picks some
 	@$(BIN)/python -m tests --without tests.cluster $(TESTS)
 
 .PHONY: test-fast
@@ -147,6 +147,10 @@ image: venv proto apt-run ## Build the guest image, unless it is there; its pack
 	@DEB_BUILD_OPTIONS=nocheck debian/make-deb >/dev/null
 	@$(AS_ROOT) $(BIN)/infranetes-guest build --debs dist --image-dir "$(IMAGE_DIR)" \
 		--containers "$(CONTAINERS)"
+
+.PHONY: image-oci
+image-oci: ## Build the guest image without Docker too, beside the other
+	@$(MAKE) --no-print-directory image CONTAINERS=oci IMAGE_DIR="$(IMAGE_DIR)-oci"
 
 .PHONY: demo
 demo: export DEMO_COMMAND = $(value COMMAND)

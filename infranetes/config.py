@@ -50,6 +50,7 @@ class TimesConfig:
     listing: float = attrs.field(default=0.25, validator=ge(0))  # how long a list waits for lost agents
     log_drain: float = attrs.field(default=15.0, validator=ge(0))  # for the rest of an ended container's log
     sweep: float = attrs.field(default=60.0, validator=gt(0))  # between passes over the provider's VMs
+    unused_images: float = attrs.field(default=60.0, validator=gt(0))  # in a VM that takes layers
     certificate: float = attrs.field(default=86400.0, validator=ge(2))  # how long a VM's certificate is good
     shutdown: float = attrs.field(default=5.0, validator=ge(0))  # for calls that run when the daemon stops
 

@@ -205,6 +205,7 @@ def times(config: Config) -> Times:
         listing=configured.listing,
         drain=configured.log_drain,
         sweep=configured.sweep,
+        unused=configured.unused_images,
         certificate=configured.certificate,
         watch=WatchTimes(unknown_after=configured.unknown_after),
     )

@@ -20,17 +20,13 @@ from twisted.internet.threads import deferToThread
 from twisted.web.client import Agent, readBody
 
 from infranetes.guest import shims
-from infranetes.guest.image import DEFAULT_DIR
 from infranetes.pods.node_names import node_dns
-from infranetes.providers.qemu.bridge import Bridge
 from infranetes_common.wire import cri
-from tests.infranetes.daemon.case import ROOT, DaemonCase, images, reactor
+from tests.e2e.pod_case import PodCase
+from tests.infranetes.daemon.case import ROOT, images, reactor
 from tests.infranetes.daemon.hostports import free_port, in_kernel
 from txgrpc import Code
 
-IMAGES = os.environ.get("INFRANETES_TEST_IMAGES", str(DEFAULT_DIR))
-TEMPLATES = os.environ.get("INFRANETES_TEST_TEMPLATES", "/var/lib/infranetes/test-templates")
-BRIDGE = "infpod0"
 CRICTL = ROOT / "build" / "tools" / "crictl"
 
 
@@ -67,52 +63,8 @@ class Listener(ProcessProtocol):
             await self._ended
 
 
-class PodTests(DaemonCase):
+class PodTests(PodCase):
     """Each with the daemon as a process, QEMU, the guest image's agent and Docker in the VM."""
-
-    timeout = 900
-    patience = 10.0  # the template may have to be booted first; nothing here is quick without KVM
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.config["provider"] = "qemu"
-        self.config["providers"] = {
-            "qemu": {
-                "bridge": BRIDGE,
-                "pod_cidr": "10.85.0.0/24",
-                "image_dir": IMAGES,
-                "template_dir": TEMPLATES,
-            }
-        }
-
-    async def end_everything(self) -> None:
-        try:
-            if self.alive:
-                for sandbox in await self.sandboxes():
-                    await self.stop_pod(sandbox.id)
-                    await self.remove_pod(sandbox.id)
-        finally:
-            await super().end_everything()
-            await Bridge(reactor, BRIDGE, 0).remove()
-
-    def taps(self) -> str:
-        """The VMs' network cards on the node: one for each QEMU, and gone with it."""
-        command = ["ip", "-o", "link", "show", "master", BRIDGE]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    def lines(self, name: str) -> list[str]:
-        """What a container's log has, without times and tags."""
-        log = (self.log_directory / "web" / f"{name}.log").read_text()
-        for line in log.splitlines():
-            self.assertRegex(line, r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z (stdout|stderr) [PF] ")
-        return [line.split(" ", 3)[3] for line in log.splitlines()]
-
-    def has_lines(self, count: int) -> bool:
-        return len(self.lines("main")) >= count
-
-    async def execute(self, container: str, *command: str) -> Any:
-        request = cri.ExecSyncRequest(container_id=container, cmd=command, timeout=60)
-        return await self.runtime.ExecSync(request, timeout=90.0)
 
     async def crictl(self, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         endpoint = f"--runtime-endpoint=unix://{self.socket}"

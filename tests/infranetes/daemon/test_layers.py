@@ -79,6 +79,17 @@ class LayersTests(DaemonCase):
         self.assertEqual(len(list(self.brought())), 2)
         self.assertEqual(first.stat().st_ino, inode)
 
+    async def test_an_image_without_containers_leaves_the_vm_and_comes_again(self) -> None:
+        self.config["times"] = {"unused_images": 0.2}
+        await self.start()
+        sandbox = await self.run_pod()
+        for attempt in range(2):
+            container = await self.run_container(sandbox, self.box(script="sleep 1000", attempt=attempt))
+            self.assertEqual(len(list(self.brought())), 1)
+            remove = cri.RemoveContainerRequest(container_id=container)
+            await self.runtime.RemoveContainer(remove, timeout=20.0)
+            await self.until(lambda: not list(self.brought()), "the layer is removed")
+
     async def test_pods_side_by_side_have_the_same_image(self) -> None:
         await self.start_with(large=large(8, 16, 4))
         names = [f"p{number}" for number in range(4)]

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of pods on real VMs share: the daemon as a process, QEMU, and the guest image's agent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import Any
+
+from infranetes.guest.image import DEFAULT_DIR
+from infranetes.providers.qemu.bridge import Bridge
+from infranetes_common.wire import cri
+from tests.infranetes.daemon.case import DaemonCase, reactor
+
+IMAGES = os.environ.get("INFRANETES_TEST_IMAGES", str(DEFAULT_DIR))
+TEMPLATES = os.environ.get("INFRANETES_TEST_TEMPLATES", "/var/lib/infranetes/test-templates")
+BRIDGE = "infpod0"
+
+
+class PodCase(DaemonCase):
+    """Each with the daemon as a process, and QEMU."""
+
+    timeout = 900
+    patience = 10.0  # the template may have to be booted first; nothing here is quick without KVM
+    images = IMAGES
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.config["provider"] = "qemu"
+        self.config["providers"] = {
+            "qemu": {
+                "bridge": BRIDGE,
+                "pod_cidr": "10.85.0.0/24",
+                "image_dir": self.images,
+                "template_dir": TEMPLATES,
+            }
+        }
+
+    async def end_everything(self) -> None:
+        try:
+            if self.alive:
+                for sandbox in await self.sandboxes():
+                    await self.stop_pod(sandbox.id)
+                    await self.remove_pod(sandbox.id)
+        finally:
+            await super().end_everything()
+            await Bridge(reactor, BRIDGE, 0).remove()
+
+    def taps(self) -> str:
+        """The VMs' network cards on the node: one for each QEMU, and gone with it."""
+        command = ["ip", "-o", "link", "show", "master", BRIDGE]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    def lines(self, name: str) -> list[str]:
+        """What a container's log has, without times and tags."""
+        log = (self.log_directory / "web" / f"{name}.log").read_text()
+        for line in log.splitlines():
+            self.assertRegex(line, r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z (stdout|stderr) [PF] ")
+        return [line.split(" ", 3)[3] for line in log.splitlines()]
+
+    def has_lines(self, count: int) -> bool:
+        return len(self.lines("main")) >= count
+
+    async def execute(self, container: str, *command: str) -> Any:
+        request = cri.ExecSyncRequest(container_id=container, cmd=command, timeout=60)
+        return await self.runtime.ExecSync(request, timeout=90.0)
