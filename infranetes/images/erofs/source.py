@@ -17,7 +17,7 @@ from infranetes.images.erofs.limits import BadLayer
 
 CHUNK = 1 << 20
 _AHEAD = 4  # chunks that are read before they are asked for
-_INPUT = 256 * 1024
+_INPUT = 64 * 1024
 _MAX_ZSTD_WINDOW = 128 << 20  # zstd's own default limit
 
 

@@ -124,6 +124,7 @@ class Tree:
             if not entry.target:
                 raise BadLayer("it is a symbolic link to nothing")
             node.content, node.size = entry.target, len(entry.target)
+            node.mode = stat.S_IFLNK | 0o777  # as Linux makes them all
             self.hold(node.size)
         self._put(parent, name, node)
         self._bytes += entry.size
