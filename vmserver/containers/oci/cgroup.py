@@ -41,7 +41,7 @@ class Cgroup:
     @property
     def exists(self) -> bool:
         """Whether it is there."""
-        return self._directory("pids").exists()
+        return any(directory.exists() for directory in _everywhere(self._relative, self._root))
 
     def _directory(self, controller: str) -> Path:
         return self.unified or self._root / controller / self._relative
@@ -61,12 +61,14 @@ class Cgroup:
 
     def processes(self) -> list[int]:
         """Return the pids in it and below it."""
-        found: list[int] = []
-        for directory, _, files in os.walk(self._directory("pids")):
-            if "cgroup.procs" in files:
-                with contextlib.suppress(OSError):
-                    found += map(int, Path(directory, "cgroup.procs").read_text().split())
-        return found
+        found: dict[int, None] = {}
+        for top in _everywhere(self._relative, self._root):
+            for directory, _, files in os.walk(top):
+                if "cgroup.procs" in files:
+                    with contextlib.suppress(OSError):
+                        text = Path(directory, "cgroup.procs").read_text()
+                        found.update(dict.fromkeys(map(int, text.split())))
+        return list(found)
 
     def kill(self) -> None:
         """SIGKILL every process in it and below it."""

@@ -187,19 +187,17 @@ class Conmon:
         Whoever watches is told: close the watch first.
 
         :raise Unavailable: crun can't delete it."""
-        await self._kill_conmon(container)  # a crun that still creates is in its cgroup
+        await self._clear(self._cgroup(container))  # a crun that still creates is in it
         status = self._crun.status(container.id)
-        group = _configured_cgroup(container) if status is None else None
         if status is not None:
             status.kill()
-        elif group is not None:
-            group.kill()
+        elif path := _configured_cgroup(container):
+            await self._clear(path)  # crun was killed before it wrote down what it had made
         await self._crun.delete(container.id)
         _unlink(container)
 
-    async def _kill_conmon(self, container: Monitored) -> None:
-        """Kill all in conmon's cgroup, and remove that."""
-        path = self._cgroup(container)
+    async def _clear(self, path: str) -> None:
+        """Kill all in a cgroup, and remove it."""
         group = cgroup.Cgroup(path)
         for pause in itertools.islice(backoff(0.005, 0.1), 20):
             group.kill()
@@ -207,7 +205,7 @@ class Conmon:
             if not group.exists:
                 return
             await sleep(self._reactor, pause)
-        _log.warn("conmon of container {id} does not end", id=container.id)
+        _log.warn("what is in the cgroup {path} does not end", path=path)
 
     def _cgroup(self, container: Monitored) -> str:
         return f"{self._group}/{container.id}"
@@ -328,12 +326,14 @@ def _conmon_pid(container: Monitored) -> int:
     return pid if f"--cid={container.id}".encode() in words else 0
 
 
-def _configured_cgroup(container: Monitored) -> cgroup.Cgroup | None:
+def _configured_cgroup(container: Monitored) -> str:
+    """Return the path of the container's cgroup; empty: it has none of its own."""
     try:
         path = json.loads((container.bundle / "config.json").read_text())["linux"]["cgroupsPath"]
-        return cgroup.Cgroup(path)
+        cgroup.Cgroup(path)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+        return ""
+    return str(path)
 
 
 def _unlink(container: Monitored) -> None:

@@ -19,6 +19,7 @@ from tests.contract.container_sessions import living
 from tests.support.crun import CGROUPS
 from tests.vmserver.containers.oci.case import CONMONS, CrunCase, reactor
 from vmserver.containers.oci import cgroup
+from vmserver.containers.oci import conmon as conmons
 from vmserver.containers.oci.conmon import CannotRun, Conmon, Exit, Process, exit_code_of
 from vmserver.containers.oci.runtime import Crun
 from vmserver.processes import oom_score_adj
@@ -138,6 +139,15 @@ class ConmonTests(CrunCase):
         self.assertEqual((exit.code, exit.oom_killed), (137, False))
         self.assertIn("conmon", exit.message)
         await self.until(lambda: _state(made.process.pid) in "ZX", "the container has ended")
+
+    async def test_a_conmon_that_hangs_does_not_hide_its_containers_end(self) -> None:
+        self.patch(conmons, "LAST_SECONDS", 0.5)
+        made = await self.started("sleep", "600")
+        os.kill(made.process.conmon, signal.SIGSTOP)
+        os.kill(made.process.pid, signal.SIGKILL)
+        exit = await self.end(made)
+        self.assertEqual(exit.code, 137)
+        self.assertIn("conmon", exit.message)
 
     async def test_another_agent_finds_it(self) -> None:
         running = await self.started("sleep", "600")
