@@ -14,7 +14,8 @@ from pathlib import Path
 from bench.client import Client, side_by_side
 from bench.daemon import Daemon
 from bench.density import _end_farm
-from bench.figures import Report, say
+from bench.figures import Missing, Report, say
+from infranetes.guest.image import DEFAULT_DIR
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
 from tests.support.large_image import large
@@ -22,7 +23,9 @@ from tests.support.registry import Registry
 
 SIMULATED: Mapping[str, object] = {"boot_seconds": 0.0, "jitter_seconds": 0.0, "images": "layers"}
 TEMPLATES = Path("/var/lib/infranetes/bench")  # kept, so that the second run finds the template
+GUEST = Path(f"{DEFAULT_DIR}-oci")
 QEMU: Mapping[str, object] = {
+    "image_dir": str(GUEST),
     "bridge": "infrabench0",
     "pod_cidr": "10.216.0.0/24",
     "template_dir": str(TEMPLATES),
@@ -36,6 +39,8 @@ COMMAND = ("sleep", "100000")
 
 
 async def run(reactor: IReactor, report: Report, provider: str = "simulated") -> None:
+    if provider == "qemu" and not GUEST.exists():
+        raise Missing(f"there is no guest image in {GUEST}: make image-oci")
     with Registry() as registry:
         table = SIMULATED if provider == "simulated" else QEMU
         daemon = Daemon(reactor, provider, table, registry.host)

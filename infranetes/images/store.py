@@ -93,6 +93,7 @@ class ImageStore:
         self._flights: dict[_Key, Flight[Record]] = {}  # pulls under way
         self._disks = LayerDisks(reactor, self._directory / "disks", make_disk or self._make_disk)
         self._making: dict[str, Flight[Sequence[LayerDisk]]] = {}  # by image id: whose disks are being made
+        self._ahead = False  # disks were asked for, so those of the next images will be too
 
     async def start(self) -> None:
         """Read the index, and remove blobs that no image needs.
@@ -203,6 +204,7 @@ class ImageStore:
         :raise Unavailable: the store is stopping, or a blob is not what it was.
         """
         record = self._record(image_id)
+        self._ahead = True
         flight = self._making.get(record.id)
         if flight is None:
             layers = stacked(record, self._blobs)
@@ -294,6 +296,8 @@ class ImageStore:
             await self._collect()
         seconds = self._reactor.seconds() - started
         self._log.info("pulled {image} in {seconds:.2f} s", image=str(asked), seconds=seconds)
+        if self._ahead:
+            self.prepare(record.id)
         return self._records.get(record.id, record)
 
     async def _make_disks(self, record: Record, layers: Sequence[Source]) -> Sequence[LayerDisk]:

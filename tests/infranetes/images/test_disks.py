@@ -204,6 +204,16 @@ class MakingTests(DisksCase):
 
         return self.run_(body())
 
+    def test_once_disks_were_wanted_those_of_what_is_pulled_are_made_ahead(self) -> Any:
+        async def body() -> None:
+            one = await self.pulled("one", small("1"))
+            self.assertEqual(self.maker.made, [])
+            await self.store.disks(one.id)
+            two = await self.pulled("two", small("2"))
+            await until(lambda: self.on_disk() == {*one.diff_ids, *two.diff_ids}, "the other's are made too")
+
+        return self.run_(body())
+
     def test_images_are_as_large_as_before_and_the_store_is_larger(self) -> Any:
         async def body() -> None:
             image = await self.pulled("usage", oci.image([oci.layer({"x": os.urandom(300_000)})]))
