@@ -35,7 +35,7 @@ from tests.support.oci import BuiltImage
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
-FORMAT_AND_DIGEST = (1, "sha256:a27af06596b29fa57bb7b27c3416c2891bd301ba090a6d09ca023e0f23454e4e")
+FORMAT_AND_DIGEST = (1, "sha256:550423b8585590e62ae584575f110530992b50d323a8947366195859a324d258")
 TOP, BASE = small("1").diff_ids[1], small("1").diff_ids[0]
 
 
