@@ -15,13 +15,16 @@ from typing import Any
 from twisted.trial.unittest import TestCase
 
 from infranetes_common import reactors
+from infranetes_common.errors import FailedPrecondition
 from infranetes_common.wire import cri
+from infranetes_simulation.containers.layered import LayeredFakeProvider
 from infranetes_simulation.containers.provider import FakeProvider
-from tests.contract.container_output import ArchiveContract, LogContract
+from tests.contract.container_output import ArchiveContract, LayersContract, LogContract
 from tests.contract.container_provider import ExecContract, LifecycleContract
-from tests.contract.container_provider_case import ContainerProviderCase
+from tests.contract.container_provider_case import ContainerProviderCase, pieces
 from tests.contract.container_sessions import TERMINAL, SessionContract
 from tests.contract.container_usage import UsageContract
+from vmserver.layers.arrival import BroughtLayer
 
 
 def _lives(pid: int) -> bool:
@@ -147,3 +150,21 @@ class FakeOwnTests(FakeCase, TestCase):
             self.assertEqual((await each).state, cri.CONTAINER_RUNNING)
         await self.until(lambda: os.path.exists(marker) and os.path.getsize(marker), "it runs")
         self.assertEqual(Path(marker).read_text(), "x\n")
+
+
+class LayeredFakeTests(FakeCase, LayersContract, TestCase):
+    """Images that are made of layers. They are not mounted, so any bytes will do for one."""
+
+    def make_provider(self) -> Any:
+        return LayeredFakeProvider(reactors.installed(), Path(self._directory))
+
+    async def load(self, built: Any) -> None:
+        for blob, diff_id in zip(built.layers, built.diff_ids, strict=True):
+            layer = BroughtLayer(diff_id, len(blob.data), blob.digest)
+            await self.provider.layers.put(layer, pieces(blob.data))
+        await self.provider.add_image(built.id, built.config.data)
+
+    async def test_a_container_needs_an_image_that_is_there(self) -> None:
+        await self.create("true")
+        self.image_id = "sha256:" + "c" * 64
+        await self.refused(FailedPrecondition, self.create("true"))
