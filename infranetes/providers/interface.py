@@ -138,7 +138,7 @@ class IShowsDisks(Interface):
     - Calls for one VM are served one after the other, those for different VMs side by side. Cancelling a
       Deferred ends the wait alone.
     - A disk has a place for as long as it is shown: the VM finds it on its virtio-scsi host by target and
-      LUN, a moment after the call has returned.
+      LUN, a moment after the call has returned. A place that is free again rests while there are others.
     """
 
     def show_disks(instance_id: str, disks: Sequence[ReadOnlyDisk]) -> Deferred[Sequence[ShownDisk]]:

@@ -66,11 +66,15 @@ class _State:
         """The nodes without a device."""
         return sorted(self.nodes - {_node_id(disk) for disk in self.shown.values()})
 
-    def free_places(self) -> Iterator[tuple[int, int]]:
-        """Each target and LUN that nothing is at."""
+    def free_places(self, last: int) -> Iterator[tuple[int, int]]:
+        """Each target and LUN that nothing is at, those after the place number `last` first.
+
+        A guest may learn that a disk came before it learns that the one before at the same place went, and
+        then lose the new one. So a place rests while there are others.
+        """
         taken = {(disk.target, disk.lun) for disk in self.shown.values()}
         taken |= {_place(match) for node in self.nodes if (match := _NODE.fullmatch(node))}
-        places = (divmod(number, _LUNS) for number in range(MOST))
+        places = (divmod((last + 1 + number) % MOST, _LUNS) for number in range(MOST))
         return (place for place in places if place not in taken)
 
 
@@ -111,7 +115,7 @@ class Disks:
 
     async def _add(self, vm: Vm, disks: Sequence[ReadOnlyDisk], state: _State) -> Mapping[str, ShownDisk]:
         """Plug in disks, all or none."""
-        places = list(state.free_places())
+        places = list(state.free_places(vm.last_place))
         if len(disks) > len(places):
             raise ResourceExhausted(
                 f"VM {vm.record.id} has {MOST - len(places)} disks and can't have {len(disks)} more: QEMU's "
@@ -122,6 +126,7 @@ class Disks:
         added = [
             ShownDisk(disk.name, target, lun) for disk, (target, lun) in zip(disks, places, strict=False)
         ]
+        vm.last_place = added[-1].target * _LUNS + added[-1].lun
         try:
             outcomes = await settled(
                 _plug(monitor, disk, file) for disk, file in zip(added, files, strict=True)

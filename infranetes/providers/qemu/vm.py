@@ -38,6 +38,7 @@ class Vm:
     :ivar launching: whether this daemon is making it: from the reservation until READY or FAILED.
     :ivar destroying: whether its end was asked for.
     :ivar handover: hands over the identity and then plugs in the pod's size.
+    :ivar last_place: the number of the place where this daemon has last shown it a disk.
     :ivar changes: notified when its state may have changed.
     """
 
@@ -49,6 +50,7 @@ class Vm:
         self.handover: Deferred[None] | None = None
         self.launching = False
         self.destroying = False
+        self.last_place = -1
         self.changes = Notifier()
 
     @property

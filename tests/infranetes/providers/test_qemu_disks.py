@@ -90,7 +90,7 @@ class QemuDisksTests(ShownDisksContract, TestCase):
                 [
                     *(QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-m", "32"),
                     *("-machine", "q35,accel=tcg", "-sandbox", SANDBOX),
-                    *("-device", f"virtio-scsi-pci,id={SCSI},num_queues=1"),
+                    *("-device", f"virtio-scsi-pci,id={SCSI},num_queues=2"),
                     *("-chardev", f"socket,id=qmp,fd={listener.fileno()},server=on,wait=off"),
                     *("-mon", "chardev=qmp,mode=control"),
                 ],
@@ -190,13 +190,16 @@ class QemuDisksTests(ShownDisksContract, TestCase):
         await qmp.execute(
             "device_add", driver="scsi-hd", id="other", bus=f"{SCSI}.0", scsi_id=0, lun=1, drive="other"
         )
-        for _ in range(2):
-            words = await self.fails(Unavailable, shower.show_disks(machine, self.disks(3)))
-            self.assertIn("lun already used", words)
+        layers = self.disks(3)
+        words = await self.fails(Unavailable, shower.show_disks(machine, layers))
+        self.assertIn("lun already used", words)
+        self.assertEqual(list(await shower.shown_disks(machine)), [])
+        self.assertFalse(any(self.is_open(layer.path) for layer in layers))
+        self.assertEqual(len(await shower.show_disks(machine, layers)), 3, "at other places")
+        await shower.hide_disks(machine, [layer.name for layer in layers])
         await qmp.execute("device_del", id="other")
         await self.eventually(lambda: qmp.execute("blockdev-del", node_name="other"))
         await self.assert_nothing_is_left(shower, machine)
-        self.assertEqual(len(await shower.show_disks(machine, self.disks(3))), 3)
 
     async def eventually(self, work: Any) -> None:  # Any: a call that fails with QmpError until then
         for _ in range(100):
