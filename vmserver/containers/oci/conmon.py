@@ -31,7 +31,7 @@ import attrs
 from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 
-from infranetes_common.concurrency import backoff, sleep, within
+from infranetes_common.concurrency import backoff, run_in_thread, sleep, until_ended, within
 from infranetes_common.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from infranetes_common.reactors import IReactor
 from vmserver.containers.oci import cgroup
@@ -143,7 +143,7 @@ class Conmon:
         After an error nothing is left but the bundle and the log.
         """
         command = self._command(container)
-        _unlink(container)
+        await run_in_thread(self._reactor, _unlink, container)
         launch = Launch(self._reactor, command, container.bundle, self._cgroup(container))
         try:
             pid, message = await within(self._reactor, self._seconds, launch.told, "creating the container")
@@ -154,6 +154,7 @@ class Conmon:
                 raise Unavailable("conmon ended while it created the container")
         except BaseException as error:
             launch.kill()
+            await until_ended(launch.going)
             await self.discard(container)
             if isinstance(error, DeadlineExceeded):
                 raise Unavailable(
@@ -190,19 +191,17 @@ class Conmon:
         await self._clear(self._cgroup(container))  # a crun that still creates is in it
         status = self._crun.status(container.id)
         if status is not None:
-            status.kill()
+            await run_in_thread(self._reactor, status.kill)
         elif path := _configured_cgroup(container):
             await self._clear(path)  # crun was killed before it wrote down what it had made
         await self._crun.delete(container.id)
-        _unlink(container)
+        await run_in_thread(self._reactor, _unlink, container)
 
     async def _clear(self, path: str) -> None:
         """Kill all in a cgroup, and remove it."""
-        group = cgroup.Cgroup(path)
         for pause in itertools.islice(backoff(0.005, 0.1), 20):
-            group.kill()
-            cgroup.remove(path)
-            if not group.exists:
+            # In a thread: the kernel may take its time with a cgroup.
+            if await run_in_thread(self._reactor, _thd_clear, path):
                 return
             await sleep(self._reactor, pause)
         _log.warn("what is in the cgroup {path} does not end", path=path)
@@ -339,3 +338,11 @@ def _configured_cgroup(container: Monitored) -> str:
 def _unlink(container: Monitored) -> None:
     for name in _MADE:
         (container.bundle / name).unlink(missing_ok=True)
+
+
+def _thd_clear(path: str) -> bool:
+    """Kill what is in a cgroup, and remove it; return whether it is gone."""
+    group = cgroup.Cgroup(path)
+    group.kill()
+    cgroup.remove(path)
+    return not group.exists

@@ -10,7 +10,7 @@ import contextlib
 import json
 from pathlib import Path
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.process import Process as Child
 from twisted.internet.protocol import ProcessProtocol
 from twisted.logger import Logger
@@ -31,12 +31,14 @@ class Launch(ProcessProtocol):
     """A conmon until it has told how the creation went.
 
     :ivar told: the pid of the container's first process, or -1 and why there is none.
+    :ivar going: fires once conmon was told to begin, or will not be.
     """
 
     transport: Child
     _TOLD, _GO = 3, 4
 
     def __init__(self, reactor: IReactor, command: list[str], bundle: Path, group: str) -> None:
+        self.going: Deferred[None] = succeed(None)
         self._reactor = reactor
         self._group = group
         self._said = bytearray()
@@ -55,7 +57,7 @@ class Launch(ProcessProtocol):
 
     def connectionMade(self) -> None:
         self.transport.closeStdin()
-        start(self._go())
+        self.going = start(self._go())
 
     async def _go(self) -> None:
         """Let conmon begin, which has started nothing before, once it is in its cgroup."""

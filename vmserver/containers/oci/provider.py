@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred, TimeoutError, fail, succeed
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from infranetes_common.concurrency import Flight, KeyedLock, deferred, settled, shielded
+from infranetes_common.concurrency import Flight, KeyedLock, deferred, run_in_thread, settled, shielded
 from infranetes_common.errors import (
     FailedPrecondition,
     InfranetesError,
@@ -213,7 +213,7 @@ class OciProvider:
         over = container.when_over()
         over.addTimeout(END_SECONDS, self._reactor)
         if status is not None:
-            status.kill()
+            await run_in_thread(self._reactor, status.kill)
         try:
             await over
         except TimeoutError:
