@@ -12,18 +12,21 @@ import signal
 import time
 from pathlib import Path
 
-_ROUNDS = 50  # while it forks
+_ROUNDS = 100
+_QUIET = 8  # rounds without one: what forks or executes in this moment is not seen, nor what will be a conmon
 _PAUSE_SECONDS = 0.02
 
 
 def kill_strays(id: str) -> None:
     """SIGKILL every conmon of a container, and what crun they have. Blocks: reads what all processes are."""
+    quiet = 0
     for _ in range(_ROUNDS):
         found = _strays(id)
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if not found:
+        quiet = 0 if found else quiet + 1
+        if quiet == _QUIET:
             return
         time.sleep(_PAUSE_SECONDS)
 
