@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 
 _DRIVER = "virtio_scsi"
+_SERIAL_CHARACTERS = 36  # of a diff id's hex digits: QEMU cuts longer ones
+_SERIAL_PAGE, _SERIAL_BEGIN = "vpd_pg80", 4  # SCSI's unit serial number (SPC-4, 7.8.15), behind its header
 
 
 class ScsiDisks:
@@ -31,14 +33,19 @@ class ScsiDisks:
                         found.append(int(name.removeprefix("host")))
         return min(found, default=None)
 
-    def device(self, target: int, lun: int) -> str | None:
-        """Return the path of the disk that is there; None: none is."""
+    def device(self, target: int, lun: int, diff_id: str) -> str | None:
+        """Return the path of this layer's disk; None: it is not there, or another one is.
+
+        The disk that had the place before may still be there, if the kernel was not told of its end yet."""
         host = self.host()
         if host is None:
             return None
-        blocks = self._sys / f"bus/scsi/devices/{host}:0:{target}:{lun}/block"
+        device = self._sys / f"bus/scsi/devices/{host}:0:{target}:{lun}"
         with contextlib.suppress(OSError):
-            for name in sorted(os.listdir(blocks)):
+            serial = (device / _SERIAL_PAGE).read_bytes()[_SERIAL_BEGIN:].decode("latin-1").strip()
+            if serial != diff_id.removeprefix("sha256:")[:_SERIAL_CHARACTERS]:
+                return None
+            for name in sorted(os.listdir(device / "block")):
                 if (self._dev / name).exists():
                     return str(self._dev / name)
         return None

@@ -259,7 +259,7 @@ class LayerStore:
         return None
 
     def _thd_look(self, disks: Sequence[LayerOnDisk]) -> dict[LayerOnDisk, str]:
-        found = {disk: self._disks.device(disk.target, disk.lun) for disk in disks}
+        found = {disk: self._disks.device(disk.target, disk.lun, disk.diff_id) for disk in disks}
         return {disk: device for disk, device in found.items() if device is not None}
 
     def _thd_scan(self, disks: Sequence[LayerOnDisk]) -> None:

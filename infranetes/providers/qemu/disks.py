@@ -49,6 +49,7 @@ _UNPLUG_SECONDS = 10.0
 _FILE = "infranetes-"
 _DEVICE = re.compile(r"shown-([0-9]{1,3})-([0-9]{1,3})-([0-9a-f]{64})")
 _NODE = re.compile(r"shown-([0-9]{1,3})-([0-9]{1,3})-([0-9a-f]{16})")
+_SERIAL = 36  # characters, to which QEMU cuts it: the agent knows by it which disk has come
 _BEGINNING = 16  # of a name, in a node's
 _NAME = re.compile(r"[0-9a-f]{64}")
 _log = Logger()
@@ -215,6 +216,7 @@ async def _plug(monitor: VmConnections, disk: ShownDisk, file: int) -> None:
         scsi_id=disk.target,
         lun=disk.lun,
         drive=node,
+        serial=disk.name[:_SERIAL],
     )
 
 

@@ -59,10 +59,10 @@ class Shown:
     def scanned(self) -> str:
         return (self.sys / f"class/scsi_host/host{HOST}/scan").read_text()
 
-    def show(self, content: bytes, target: int, lun: int) -> Path:
-        """Make a disk; return the directory that stands for its device."""
+    def show(self, layer: Layer, target: int, lun: int) -> Path:
+        """Make a layer's disk; return the directory that stands for its device."""
         file = self._files / f"{target}-{lun}"
-        file.write_bytes(content)
+        file.write_bytes(layer.content)
         held = loop_device(file)
         device = Path(held.__enter__())
         self._case.addCleanup(held.__exit__, None, None, None)
@@ -70,6 +70,8 @@ class Shown:
         scsi = self.sys / f"bus/scsi/devices/{HOST}:0:{target}:{lun}"
         (scsi / "block" / device.name).mkdir(parents=True)
         (scsi / "delete").write_text("")
+        serial = layer.diff_id.removeprefix("sha256:")[:36].encode()
+        (scsi / "vpd_pg80").write_bytes(bytes((0, 0x80, 0, len(serial))) + serial)
         entry = self.sys / f"dev/block/{os.major(number)}:{os.minor(number)}"
         entry.mkdir(parents=True, exist_ok=True)
         (entry / "device").symlink_to(scsi)

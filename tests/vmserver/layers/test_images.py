@@ -89,7 +89,7 @@ class ImageTests(LayersTestCase):
         self.assertEqual((path / "name").read_bytes(), b"low")
 
     async def test_after_a_boot_an_image_of_disks_is_not_there_until_they_are_mounted(self) -> None:
-        self.shown.show(LOW.content, 0, 1)
+        self.shown.show(LOW, 0, 1)
         disks = [LayerOnDisk(LOW.diff_id, 0, 1)]
         await self.store.mount_disks(disks)
         image_id, configuration = image(LOW.diff_id)

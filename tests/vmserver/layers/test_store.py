@@ -54,7 +54,7 @@ class _ThreadedClock(Clock):
 
 class DiskTests(LayersTestCase):
     async def test_a_disk_is_mounted_to_be_read(self) -> None:
-        self.shown.show(HELLO.content, 0, 3)
+        self.shown.show(HELLO, 0, 3)
         await self.store.mount_disks([LayerOnDisk(HELLO.diff_id, 0, 3)])
         directory = self.store.directory(HELLO.diff_id)
         assert directory is not None
@@ -68,7 +68,7 @@ class DiskTests(LayersTestCase):
         )
 
     async def test_mounting_twice_mounts_once(self) -> None:
-        self.shown.show(HELLO.content, 0, 3)
+        self.shown.show(HELLO, 0, 3)
         disk = LayerOnDisk(HELLO.diff_id, 0, 3)
         await self.store.mount_disks([disk, disk])
         await self.make_store().mount_disks([disk])
@@ -82,19 +82,27 @@ class DiskTests(LayersTestCase):
         self.assertEqual(self.shown.scanned, "")
         await clock.run(store_module.SCAN_SECONDS, mounting)
         self.assertEqual(self.shown.scanned, "0 1 200")
-        self.shown.show(HELLO.content, 1, 200)
+        self.shown.show(HELLO, 1, 200)
         await clock.run(1.0, mounting)
         await mounting
         self.assertIsNotNone(store.directory(HELLO.diff_id))
 
     async def test_a_disk_that_never_appears_is_named(self) -> None:
         clock = _ThreadedClock()
-        self.shown.show(OTHER.content, 0, 4)
+        self.shown.show(OTHER, 0, 4)
         disks = [LayerOnDisk(HELLO.diff_id, 0, 3), LayerOnDisk(OTHER.diff_id, 0, 4)]
         mounting = start(self.make_store(clock).mount_disks(disks))
         await clock.run(store_module.APPEAR_SECONDS + 1, mounting)
         error = await self.failure(Unavailable, mounting)
         self.assertIn(f"{HELLO.diff_id} at target 0, LUN 3", str(error))
+        self.assertEqual(mounts_below(self.points), [])
+
+    async def test_the_disk_of_another_layer_is_not_mounted_in_its_place(self) -> None:
+        clock = _ThreadedClock()
+        self.shown.show(OTHER, 0, 3)
+        mounting = start(self.make_store(clock).mount_disks([LayerOnDisk(HELLO.diff_id, 0, 3)]))
+        await clock.run(store_module.APPEAR_SECONDS + 1, mounting)
+        await self.failure(Unavailable, mounting)
         self.assertEqual(mounts_below(self.points), [])
 
     async def test_without_a_virtio_scsi_host_no_disk_appears(self) -> None:
@@ -105,13 +113,13 @@ class DiskTests(LayersTestCase):
         await self.failure(Unavailable, mounting)
 
     async def test_what_is_no_layer_is_refused(self) -> None:
-        self.shown.show(NO_LAYER.content, 0, 3)
+        self.shown.show(NO_LAYER, 0, 3)
         mounting = self.store.mount_disks([LayerOnDisk(NO_LAYER.diff_id, 0, 3)])
         await self.failure(FailedPrecondition, mounting)
         self.assertIsNone(self.store.directory(NO_LAYER.diff_id))
 
     async def test_a_removed_layer_is_unmounted_and_its_disk_forgotten(self) -> None:
-        device = self.shown.show(HELLO.content, 0, 3)
+        device = self.shown.show(HELLO, 0, 3)
         await self.store.mount_disks([LayerOnDisk(HELLO.diff_id, 0, 3)])
         for _ in range(2):
             await self.store.remove([HELLO.diff_id, OTHER.diff_id])
@@ -121,20 +129,20 @@ class DiskTests(LayersTestCase):
         self.assertEqual(_left(self.points), [])
 
     async def test_a_layer_whose_disk_was_taken_away_is_mounted_from_another(self) -> None:
-        first = self.shown.show(HELLO.content, 0, 3)
+        first = self.shown.show(HELLO, 0, 3)
         await self.store.mount_disks([LayerOnDisk(HELLO.diff_id, 0, 3)])
         [before] = mounts_below(self.points)
         self.shown.hide(first)
         [state] = await self.store.arrived([HELLO.diff_id])
         self.assertFalse(state.whole)
         await self.failure(FailedPrecondition, self.store.need([HELLO.diff_id]))
-        self.shown.show(HELLO.content, 0, 9)
+        self.shown.show(HELLO, 0, 9)
         await self.store.mount_disks([LayerOnDisk(HELLO.diff_id, 0, 9)])
         [after] = mounts_below(self.points)
         self.assertNotEqual(before.device, after.device)
 
     async def test_a_layer_whose_disk_was_taken_away_can_be_brought(self) -> None:
-        disk = self.shown.show(HELLO.content, 0, 3)
+        disk = self.shown.show(HELLO, 0, 3)
         await self.store.mount_disks([LayerOnDisk(HELLO.diff_id, 0, 3)])
         [before] = mounts_below(self.points)
         self.shown.hide(disk)
@@ -143,7 +151,7 @@ class DiskTests(LayersTestCase):
         self.assertNotEqual(before.device, after.device)
 
     async def test_after_a_boot_it_has_to_be_shown_again(self) -> None:
-        self.shown.show(HELLO.content, 0, 3)
+        self.shown.show(HELLO, 0, 3)
         await self.store.mount_disks([LayerOnDisk(HELLO.diff_id, 0, 3)])
         store = self.boot()
         await self.failure(FailedPrecondition, store.need([HELLO.diff_id]))
@@ -335,7 +343,7 @@ class BroughtTests(LayersTestCase):
         self.assertEqual(await self.arrived(), 0)
 
     async def test_a_disk_is_mounted_while_the_layer_arrives(self) -> None:
-        self.shown.show(HELLO.content, 0, 3)
+        self.shown.show(HELLO, 0, 3)
         shown = False
 
         async def meanwhile() -> AsyncIterator[bytes]:

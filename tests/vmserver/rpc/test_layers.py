@@ -96,7 +96,7 @@ class LayerCallTests(AgentCase):
         self.assertTrue((await self.stub.Info(messages.InfoRequest(), timeout=10.0)).takes_layers)
 
     async def test_a_disk_becomes_an_image(self) -> None:
-        self.shown.show(LAYER.content, 1, 7)
+        self.shown.show(LAYER, 1, 7)
         for _ in range(2):
             await self.mount(target=1, lun=7)
             await self.add(*image(LAYER.diff_id))
