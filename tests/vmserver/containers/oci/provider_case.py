@@ -55,6 +55,8 @@ class OciCase(ContainerProviderCase):
 
     async def tearDown(self) -> None:
         try:
+            for state in await self.provider.containers():
+                await self.provider.remove(state.id)
             await self.provider.stop()  # two agents at a time there never are
             await super().tearDown()
             await self.providers[-1].layers.remove(sorted(self.brought))
