@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from twisted.internet.defer import Deferred
+from twisted.logger import capturedLogs
 
-from infranetes.pods import layer_loads
+from infranetes.pods import layer_loads, load_progress
 from infranetes.pods.loads import STREAMS
 from infranetes_common.concurrency import start
 from infranetes_common.errors import (
@@ -291,6 +292,18 @@ class SentTests(LayersTestCase):
         )
         self.finish()
         self.successResultOf(creating)
+
+    def test_how_far_a_long_one_is_is_told_every_few_seconds_and_not_once_it_is_over(self) -> None:
+        self.agent.arrived[layer(1)] = 600
+        with capturedLogs() as told:
+            creating = self.start_create(self.of("a"))
+            self.world.wait(2.5 * load_progress.EVERY_SECONDS)
+            self.finish()
+            self.successResultOf(creating)
+            self.world.wait(2.5 * load_progress.EVERY_SECONDS)
+        lines = [event for event in told if "is on its way" in (event["log_format"] or "")]
+        shown = [(one["image"], one["sandbox"], one["arrived"], one["size"], one["layers"]) for one in lines]
+        self.assertEqual(shown, [(A, self.sandbox, 600, 2 * LAYER_BYTES, 2)] * 2)
 
     def test_a_full_disk_of_the_vm_is_told(self) -> None:
         creating = self.start_create(self.of("a"))
