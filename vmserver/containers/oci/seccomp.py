@@ -50,17 +50,18 @@ _MACHINES = {
 def container_seccomp(
     context: cri.LinuxContainerSecurityContext, capabilities: Collection[str], machine: Machine
 ) -> Spec | None:
-    """Return a container's `linux.seccomp`; None: it is not confined.
+    """Return a container's `linux.seccomp`; None: it is not confined, as what is privileged never is.
 
     :param capabilities: those that its processes may have.
     :raise InvalidArgument: the node's profile is malformed or not supported.
     """
     profile = security.seccomp_profile(context)
+    if context.privileged:
+        return None
     if profile.kind == _PROFILE.Localhost:
         return converted(profile.reference, capabilities, machine)
     if profile.kind == _PROFILE.RuntimeDefault:
-        # As with Docker, what is privileged is confined by a profile of the node only.
-        return None if context.privileged else converted(_default(), capabilities, machine)
+        return converted(_default(), capabilities, machine)
     if profile.kind != _PROFILE.Unconfined:
         raise InvalidArgument(f"{_FIELD}: {profile.kind} is no type of a profile")
     return None

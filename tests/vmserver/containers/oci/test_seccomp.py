@@ -75,6 +75,9 @@ class DefaultTests(SynchronousTestCase):
         self.assertEqual(seccomp(seccomp=asked), self.default())
         self.assertEqual(seccomp(seccomp_profile_path="runtime/default"), self.default())
         self.assertIsNone(seccomp(seccomp=asked, privileged=True))
+        of_node = cri.SecurityProfile(profile_type=cri.SecurityProfile.Localhost, localhost_ref="{")
+        self.assertRaises(InvalidArgument, seccomp, seccomp=of_node)
+        self.assertIsNone(seccomp(seccomp=of_node, privileged=True))
         self.assertIsNone(seccomp(seccomp_profile_path="unconfined"))
 
 
