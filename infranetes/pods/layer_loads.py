@@ -14,9 +14,9 @@ from twisted.logger import Logger
 from infranetes.images import Image
 from infranetes.images.layer_disk import LayerDisk
 from infranetes.pods.context import NodeContext
+from infranetes.pods.file_chunks import FileChunks
 from infranetes.pods.inventory import Sandbox
 from infranetes.pods.load_progress import Progress
-from infranetes.pods.pieces import Pieces
 from infranetes.providers.interface import IShowsDisks, ReadOnlyDisk, ShownDisk
 from infranetes_common.concurrency import Flight, backoff, settled, sleep
 from infranetes_common.errors import (
@@ -199,7 +199,7 @@ async def _send(node: NodeContext, sandbox: Sandbox, disk: LayerDisk) -> None:
         header = vmserver.PutLayerHeader(
             diff_id=disk.diff_id, size=disk.size, digest=disk.digest, offset=offset
         )
-        await agent.put_layer(header, Pieces(node.reactor, disk.path, offset, count))
+        await agent.put_layer(header, FileChunks(node.reactor, disk.path, offset, count))
         arrived[disk.diff_id] = disk.size
 
 

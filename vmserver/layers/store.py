@@ -17,7 +17,7 @@ from infranetes_common.reactors import IReactor
 from vmserver.layers.arrival import BroughtLayer, LayerFiles, Stop
 from vmserver.layers.disks import ScsiDisks
 from vmserver.layers.loop import loop_device
-from vmserver.layers.points import MountPoints
+from vmserver.layers.mount_points import MountPoints
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

@@ -17,11 +17,11 @@ from vmserver.containers.apparmor import ProfileLoader
 from vmserver.containers.oci.confinement import profile_reference
 from vmserver.containers.oci.container import OciContainer
 from vmserver.containers.oci.filesystems import FileSystems
-from vmserver.containers.oci.found import find
 from vmserver.containers.oci.image import image_defaults, stop_signal
 from vmserver.containers.oci.index import ContainerIndex, unwritable
+from vmserver.containers.oci.kernel import Kernel, find_kernel
 from vmserver.containers.oci.limits import linux_resources
-from vmserver.containers.oci.machine import Machine, find_machine
+from vmserver.containers.oci.lookup import look_up
 from vmserver.containers.oci.record import Record
 from vmserver.containers.oci.spec import Wanted, container_spec
 from vmserver.layers.images import LayerImages
@@ -51,7 +51,7 @@ class Bundles:
         self._files = files
         self._sandbox_files = {f"/etc/{name}": etc_dir / name for name in ("hosts", "resolv.conf")}
         self._profiles = ProfileLoader(reactor)
-        self._machine: Machine | None = None
+        self._kernel: Kernel | None = None
 
     def new(self, id: str, image_id: str, config: cri.ContainerConfig) -> OciContainer:
         """Return a container of which there is nothing yet."""
@@ -70,11 +70,11 @@ class Bundles:
         record, config = container.record, container.record.config
         image = image_defaults((await self._images.get(record.state.image_id)).configuration)
         record.stop_signal = stop_signal(config, image)
-        machine = await self.machine()
+        kernel = await self.kernel()
         await self._files.make(container)
         paths = await self._files.volumes(config.mounts)
         found = await run_in_thread(
-            self._reactor, find, config, image, container.root, self._sandbox_files, paths
+            self._reactor, look_up, config, image, container.root, self._sandbox_files, paths
         )
         wanted = Wanted(
             container.id,
@@ -83,12 +83,12 @@ class Bundles:
             image,
             container.root,
             found,
-            machine,
+            kernel,
             f"{CGROUPS}/{container.id}",
             self._target(config),
         )
         spec = container_spec(wanted)
-        await self._load_profile(config, machine)
+        await self._load_profile(config, kernel)
         user = found.user
         groups = list(dict.fromkeys((user.gid, *user.groups)))
         record.state.user.linux.CopyFrom(
@@ -104,7 +104,7 @@ class Bundles:
         config = container.record.config
         await self._files.make(container)
         await self._files.volumes(config.mounts)
-        await self._load_profile(config, await self.machine())
+        await self._load_profile(config, await self.kernel())
         if config.linux.security_context.namespace_options.pid == cri.TARGET:
             pid = self._target(config)
             if not pid:
@@ -121,7 +121,7 @@ class Bundles:
     async def limit(self, container: OciContainer, limits: cri.LinuxContainerResources) -> None:
         """Give a container that does not run these limits."""
         spec = await self.read(container)
-        spec["linux"]["resources"].update(linux_resources(limits, await self.machine()))
+        spec["linux"]["resources"].update(linux_resources(limits, await self.kernel()))
         spec["process"]["oomScoreAdj"] = limits.oom_score_adj
         await self._write(container, spec)
 
@@ -129,11 +129,11 @@ class Bundles:
         """Return a container's config.json."""
         return await run_in_thread(self._reactor, _thd_read, container.bundle)
 
-    async def machine(self) -> Machine:
+    async def kernel(self) -> Kernel:
         """Return what this VM's kernel has."""
-        if self._machine is None:
-            self._machine = await run_in_thread(self._reactor, find_machine)
-        return self._machine
+        if self._kernel is None:
+            self._kernel = await run_in_thread(self._reactor, find_kernel)
+        return self._kernel
 
     def _target(self, config: cri.ContainerConfig) -> int:
         """Return the first process of the container whose processes it is to see; 0: none."""
@@ -141,8 +141,8 @@ class Bundles:
         target = self._index.get(options.target_id) if options.pid == cri.TARGET else None
         return target.record.state.pid if target is not None and target.running else 0
 
-    async def _load_profile(self, config: cri.ContainerConfig, machine: Machine) -> None:
-        reference = profile_reference(config.linux.security_context, machine)
+    async def _load_profile(self, config: cri.ContainerConfig, kernel: Kernel) -> None:
+        reference = profile_reference(config.linux.security_context, kernel)
         if reference:
             await self._profiles.load(reference)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
 from vmserver.containers import apparmor, security
-from vmserver.containers.oci.machine import Machine
+from vmserver.containers.oci.kernel import Kernel
 
 DEFAULT_PROFILE = "infranetes-default"
 
@@ -16,7 +16,7 @@ _PROFILE = cri.SecurityProfile
 _TEMPLATE = Path(__file__).parent / "apparmor-default.in"
 
 
-def profile_reference(context: cri.LinuxContainerSecurityContext, machine: Machine) -> str:
+def profile_reference(context: cri.LinuxContainerSecurityContext, kernel: Kernel) -> str:
     """Return the reference of the container's profile, for `apparmor.ProfileLoader`; "": not confined.
 
     Without a word about it a container has the default profile if the VM has AppArmor, and what is privileged
@@ -28,17 +28,17 @@ def profile_reference(context: cri.LinuxContainerSecurityContext, machine: Machi
     if profile.kind == _PROFILE.Localhost:
         return profile.reference
     if profile.kind == _PROFILE.RuntimeDefault:
-        return default_reference() if machine.apparmor and not context.privileged else ""
+        return default_reference() if kernel.apparmor and not context.privileged else ""
     if profile.kind != _PROFILE.Unconfined:
         raise InvalidArgument(f"security_context.apparmor: {profile.kind} is no type of a profile")
     return ""
 
 
-def profile_name(context: cri.LinuxContainerSecurityContext, machine: Machine) -> str:
+def profile_name(context: cri.LinuxContainerSecurityContext, kernel: Kernel) -> str:
     """Return the name of the container's profile; "": it is not confined.
 
     :raise InvalidArgument: the profile is malformed."""
-    reference = profile_reference(context, machine)
+    reference = profile_reference(context, kernel)
     return apparmor.split_reference(reference)[0] if reference else ""
 
 

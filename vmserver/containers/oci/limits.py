@@ -11,7 +11,7 @@ import re
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
 from vmserver.containers import resources
-from vmserver.containers.oci.machine import Machine
+from vmserver.containers.oci.kernel import Kernel
 
 Spec = dict[str, object]
 """An object of the OCI runtime-spec."""
@@ -24,11 +24,11 @@ _SET = re.compile(r"[0-9]{1,6}(?:-[0-9]{1,6})?(?:,[0-9]{1,6}(?:-[0-9]{1,6})?)*")
 _MAX_SET = 4096
 
 
-def check(limits: cri.LinuxContainerResources, machine: Machine) -> None:
+def check(limits: cri.LinuxContainerResources, kernel: Kernel) -> None:
     """Validate limits. :raise InvalidArgument: one can't be set; names the field."""
     resources.check(limits)
     resources.check_files(limits)
-    if limits.unified and not machine.cgroup2:
+    if limits.unified and not kernel.cgroup2:
         raise InvalidArgument("resources.unified: the VM has no cgroup v2")
     low, high = _PERIODS
     if limits.cpu_period and not low <= limits.cpu_period <= high:
@@ -50,23 +50,23 @@ def check(limits: cri.LinuxContainerResources, machine: Machine) -> None:
             raise InvalidArgument(f"resources.{field}: {value[:80]!r} is no list of numbers as 0-2,4")
 
 
-def linux_resources(limits: cri.LinuxContainerResources, machine: Machine) -> Spec:
+def linux_resources(limits: cri.LinuxContainerResources, kernel: Kernel) -> Spec:
     """Return limits, without those that are 0 or empty.
 
     A page size that the VM does not have is left out: there is nothing to limit.
 
     :raise InvalidArgument: one can't be set; names the field.
     """
-    check(limits, machine)
+    check(limits, kernel)
     found: Spec = {}
     if memory := _memory(limits):
         found["memory"] = memory
-    if cpu := _cpu(limits, machine):
+    if cpu := _cpu(limits, kernel):
         found["cpu"] = cpu
     pages: list[Spec] = [
         {"pageSize": page.page_size, "limit": page.limit}
         for page in limits.hugepage_limits
-        if page.page_size in machine.hugepages
+        if page.page_size in kernel.hugepages
     ]
     if pages:
         found["hugepageLimits"] = pages
@@ -78,7 +78,7 @@ def linux_resources(limits: cri.LinuxContainerResources, machine: Machine) -> Sp
 def update_resources(
     before: cri.LinuxContainerResources,
     changes: cri.LinuxContainerResources,
-    machine: Machine,
+    kernel: Kernel,
     memory_in_use: int = 0,
 ) -> Spec:
     """Return what `crun update --resources` takes.
@@ -92,12 +92,12 @@ def update_resources(
     limit = changes.memory_limit_in_bytes
     if 0 < limit < memory_in_use:
         raise InvalidArgument(f"resources.memory_limit_in_bytes {limit}: {memory_in_use} bytes are in use")
-    if before.cpu_quota > 0 > changes.cpu_quota and not machine.cgroup2:
+    if before.cpu_quota > 0 > changes.cpu_quota and not kernel.cgroup2:
         raise InvalidArgument("resources.cpu_quota: a quota can't be taken away, as the VM has no cgroup v2")
     limits = cri.LinuxContainerResources()
     limits.CopyFrom(before)
     resources.overlay(limits, changes)
-    return linux_resources(limits, machine)
+    return linux_resources(limits, kernel)
 
 
 def _memory(limits: cri.LinuxContainerResources) -> Spec:
@@ -110,12 +110,12 @@ def _memory(limits: cri.LinuxContainerResources) -> Spec:
     return found
 
 
-def _cpu(limits: cri.LinuxContainerResources, machine: Machine) -> Spec:
+def _cpu(limits: cri.LinuxContainerResources, kernel: Kernel) -> Spec:
     found: Spec = {}
     if limits.cpu_shares:
         low, high = _SHARES
         found["shares"] = min(max(limits.cpu_shares, low), high)
-    if limits.cpu_quota > 0 or (limits.cpu_quota and machine.cgroup2):  # crun writes v1's -1 wrongly
+    if limits.cpu_quota > 0 or (limits.cpu_quota and kernel.cgroup2):  # crun writes v1's -1 wrongly
         found["quota"] = max(limits.cpu_quota, -1)
     if limits.cpu_quota or limits.cpu_period:
         found["period"] = limits.cpu_period or _PERIOD

@@ -13,8 +13,8 @@ from pathlib import Path
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
 from vmserver.containers import mount_checks
-from vmserver.containers.oci.found import Found, Source
 from vmserver.containers.oci.limits import Spec
+from vmserver.containers.oci.lookup import Lookup, Source
 from vmserver.containers.security import refuse
 
 _PROPAGATION = {
@@ -26,7 +26,7 @@ _IMAGE_OPTIONS = ("ro", "nosuid", "nodev", "noexec")
 
 
 def container_mounts(
-    config: cri.ContainerConfig, found: Found, volumes: Mapping[str, Path]
+    config: cri.ContainerConfig, found: Lookup, volumes: Mapping[str, Path]
 ) -> tuple[list[Spec], str]:
     """Return the mounts and the propagation of the container's root; "": it is private.
 

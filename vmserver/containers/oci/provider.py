@@ -36,7 +36,6 @@ from vmserver.containers.jsonlog import records
 from vmserver.containers.oci import cgroup
 from vmserver.containers.oci.attach import attach
 from vmserver.containers.oci.bundle import Bundles
-from vmserver.containers.oci.changes import change_limits
 from vmserver.containers.oci.config import OciConfig
 from vmserver.containers.oci.conmon import Conmon
 from vmserver.containers.oci.container import OciContainer
@@ -44,6 +43,7 @@ from vmserver.containers.oci.execs import Execs
 from vmserver.containers.oci.filesystems import FileSystems
 from vmserver.containers.oci.index import ContainerIndex, unwritable
 from vmserver.containers.oci.lifecycle import Lifecycle
+from vmserver.containers.oci.limit_changes import change_limits
 from vmserver.containers.oci.limits import Spec
 from vmserver.containers.oci.log import CriLog
 from vmserver.containers.oci.record import Phase

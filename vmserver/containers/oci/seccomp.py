@@ -17,8 +17,8 @@ from pathlib import Path
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
 from vmserver.containers import security
+from vmserver.containers.oci.kernel import Kernel
 from vmserver.containers.oci.limits import Spec
-from vmserver.containers.oci.machine import Machine
 
 DEFAULT_FILE = Path(__file__).parent / "seccomp-default.json"
 
@@ -48,7 +48,7 @@ _MACHINES = {
 
 
 def container_seccomp(
-    context: cri.LinuxContainerSecurityContext, capabilities: Collection[str], machine: Machine
+    context: cri.LinuxContainerSecurityContext, capabilities: Collection[str], kernel: Kernel
 ) -> Spec | None:
     """Return a container's `linux.seccomp`; None: it is not confined, as what is privileged never is.
 
@@ -59,18 +59,18 @@ def container_seccomp(
     if context.privileged:
         return None
     if profile.kind == _PROFILE.Localhost:
-        return converted(profile.reference, capabilities, machine)
+        return converted(profile.reference, capabilities, kernel)
     if profile.kind == _PROFILE.RuntimeDefault:
-        return converted(_default(), capabilities, machine)
+        return converted(_default(), capabilities, kernel)
     if profile.kind != _PROFILE.Unconfined:
         raise InvalidArgument(f"{_FIELD}: {profile.kind} is no type of a profile")
     return None
 
 
-def converted(text: str, capabilities: Collection[str], machine: Machine) -> Spec:
+def converted(text: str, capabilities: Collection[str], kernel: Kernel) -> Spec:
     """Return a profile's rules that apply. :raise InvalidArgument: it is malformed or not supported."""
     profile = _parsed(text)
-    native, name = _MACHINES.get(machine.architecture, ("", machine.architecture))
+    native, name = _MACHINES.get(kernel.architecture, ("", kernel.architecture))
     action = _action(profile.get("defaultAction"))
     spec: Spec = {"defaultAction": action}
     if profile.get("defaultErrnoRet") is not None and action in _WITH_ERRNO:
@@ -85,7 +85,7 @@ def converted(text: str, capabilities: Collection[str], machine: Machine) -> Spe
         spec["flags"] = flags
     rules = [_object(rule) for rule in _list(profile.get("syscalls"), "syscalls")]
     spec["syscalls"] = [
-        _rule(rule) for rule in rules if _applies(rule, name, frozenset(capabilities), machine.kernel)
+        _rule(rule) for rule in rules if _applies(rule, name, frozenset(capabilities), kernel.release)
     ]
     return spec
 
@@ -124,17 +124,17 @@ def _architectures(profile: Mapping[str, object], native: str) -> list[str]:
 
 
 def _applies(
-    rule: Mapping[str, object], machine: str, capabilities: frozenset[str], kernel: tuple[int, int]
+    rule: Mapping[str, object], machine: str, capabilities: frozenset[str], release: tuple[int, int]
 ) -> bool:
     includes, excludes = _condition(rule.get("includes")), _condition(rule.get("excludes"))
     needed, hindering = _least_kernel(includes), _least_kernel(excludes)
     return not (
         machine in excludes["arches"]
         or capabilities & excludes["caps"]
-        or (hindering is not None and kernel >= hindering)
+        or (hindering is not None and release >= hindering)
         or (includes["arches"] and machine not in includes["arches"])
         or not capabilities >= includes["caps"]
-        or (needed is not None and kernel < needed)
+        or (needed is not None and release < needed)
     )
 
 

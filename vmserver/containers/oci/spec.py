@@ -18,10 +18,10 @@ from infranetes_common.wire import cri
 from vmserver.containers.accounts import ProcessUser
 from vmserver.containers.oci.capabilities import Capabilities, container_capabilities
 from vmserver.containers.oci.confinement import profile_name
-from vmserver.containers.oci.found import Found
 from vmserver.containers.oci.image import ImageDefaults
+from vmserver.containers.oci.kernel import Kernel
 from vmserver.containers.oci.limits import Spec, linux_resources
-from vmserver.containers.oci.machine import Machine
+from vmserver.containers.oci.lookup import Lookup
 from vmserver.containers.oci.mounts import container_mounts
 from vmserver.containers.oci.seccomp import container_seccomp
 from vmserver.containers.security import refuse
@@ -43,7 +43,7 @@ _READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-tr
 class Wanted:
     """A container to be.
 
-    :param found: what `found.find` returned for `config`.
+    :param found: what `look_up` returned for `config`.
     :param cgroup: its path below the root of the cgroups, as /infranetes/ID.
     :param target_pid: with a pid namespace TARGET, the first process of that container; 0: it does not run.
     :param volumes: directories for `mounts.image_volumes`, by their path in the container.
@@ -54,8 +54,8 @@ class Wanted:
     sandbox_config: cri.PodSandboxConfig
     image: ImageDefaults
     rootfs: Path
-    found: Found
-    machine: Machine
+    found: Lookup
+    kernel: Kernel
     cgroup: str
     target_pid: int = 0
     volumes: Mapping[str, Path] = MappingProxyType({})
@@ -70,7 +70,7 @@ def container_spec(wanted: Wanted) -> Spec:
     config, found = wanted.config, wanted.found
     context = config.linux.security_context
     refuse(bool(config.CDI_devices), "config.CDI_devices", "a CDI device")
-    capabilities = container_capabilities(context, wanted.machine.capabilities)
+    capabilities = container_capabilities(context, wanted.kernel.capabilities)
     mounts, propagation = container_mounts(config, found, wanted.volumes)
     return {
         "ociVersion": OCI_VERSION,
@@ -106,12 +106,12 @@ def _process(wanted: Wanted, capabilities: Capabilities) -> Spec:
         "cwd": _working_directory(config, wanted.image),
         "capabilities": capabilities.sets(user.uid),
         "rlimits": [
-            {"type": kind, "soft": value, "hard": value} for kind, value in wanted.machine.rlimits.items()
+            {"type": kind, "soft": value, "hard": value} for kind, value in wanted.kernel.rlimits.items()
         ],
         "noNewPrivileges": context.no_new_privs,
         "oomScoreAdj": config.linux.resources.oom_score_adj,
     }
-    if profile := profile_name(context, wanted.machine):
+    if profile := profile_name(context, wanted.kernel):
         process["apparmorProfile"] = profile
     return process
 
@@ -166,9 +166,9 @@ def _texts(field: str, values: Sequence[str]) -> list[str]:
 
 
 def _linux(wanted: Wanted, capabilities: Capabilities, propagation: str) -> Spec:
-    linux, machine = wanted.config.linux, wanted.machine
+    linux, kernel = wanted.config.linux, wanted.kernel
     context = linux.security_context
-    resources = linux_resources(linux.resources, machine)
+    resources = linux_resources(linux.resources, kernel)
     resources["devices"] = _device_rules(wanted)
     found: Spec = {
         "namespaces": _namespaces(wanted),
@@ -186,7 +186,7 @@ def _linux(wanted: Wanted, capabilities: Capabilities, propagation: str) -> Spec
         found["readonlyPaths"] = _paths("readonly_paths", read_only)
     if context.namespace_options.ipc == cri.CONTAINER:
         found["sysctl"] = ipc_sysctls(wanted.sandbox_config)
-    seccomp = container_seccomp(context, capabilities.bounding, machine)
+    seccomp = container_seccomp(context, capabilities.bounding, kernel)
     if seccomp is not None:
         found["seccomp"] = seccomp
     return found
@@ -225,7 +225,7 @@ def _namespaces(wanted: Wanted) -> list[Spec]:
         "a user namespace",
     )
     found: list[Spec] = [{"type": "mount"}]
-    if wanted.machine.cgroup2:
+    if wanted.kernel.cgroup2:
         found.append({"type": "cgroup"})
     if options.ipc == cri.CONTAINER:
         found.append({"type": "ipc"})

@@ -13,10 +13,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
 from vmserver.containers.oci.capabilities import DEFAULT
-from vmserver.containers.oci.machine import Machine
+from vmserver.containers.oci.kernel import Kernel
 from vmserver.containers.oci.seccomp import DEFAULT_FILE, container_seccomp, converted
 
-MACHINE = Machine()
+KERNEL = Kernel()
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.floats(allow_nan=False),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
@@ -27,9 +27,9 @@ _FIELDS = (
 )  # fmt: skip
 
 
-def convert(capabilities: Any = DEFAULT, machine: Machine = MACHINE, **fields: Any) -> Any:
+def convert(capabilities: Any = DEFAULT, kernel: Kernel = KERNEL, **fields: Any) -> Any:
     text = json.dumps({"defaultAction": "SCMP_ACT_ERRNO", **fields})
-    return converted(text, capabilities, machine)
+    return converted(text, capabilities, kernel)
 
 
 def names(found: Any, action: str = "SCMP_ACT_ALLOW") -> set[str]:
@@ -38,8 +38,8 @@ def names(found: Any, action: str = "SCMP_ACT_ALLOW") -> set[str]:
 
 
 class DefaultTests(SynchronousTestCase):
-    def default(self, capabilities: Any = DEFAULT, **machine: Any) -> Any:
-        return converted(DEFAULT_FILE.read_text(), capabilities, Machine(**machine))
+    def default(self, capabilities: Any = DEFAULT, **of_kernel: Any) -> Any:
+        return converted(DEFAULT_FILE.read_text(), capabilities, Kernel(**of_kernel))
 
     def test_it_says_where_it_is_from(self) -> None:
         comment = json.loads(DEFAULT_FILE.read_text())["comment"]
@@ -63,12 +63,12 @@ class DefaultTests(SynchronousTestCase):
 
     def test_rules_depend_on_the_kernel(self) -> None:
         self.assertIn("ptrace", names(self.default()))
-        self.assertNotIn("ptrace", names(self.default(kernel=(4, 7))))
-        self.assertIn("ptrace", names(self.default(kernel=(4, 8))))
+        self.assertNotIn("ptrace", names(self.default(release=(4, 7))))
+        self.assertIn("ptrace", names(self.default(release=(4, 8))))
 
     def test_a_container_has_it_if_it_asks_for_it_and_is_not_privileged(self) -> None:
         def seccomp(**fields: Any) -> Any:
-            return container_seccomp(cri.LinuxContainerSecurityContext(**fields), DEFAULT, MACHINE)
+            return container_seccomp(cri.LinuxContainerSecurityContext(**fields), DEFAULT, KERNEL)
 
         asked = cri.SecurityProfile()
         self.assertIsNone(seccomp())
@@ -152,7 +152,7 @@ class ProfileTests(SynchronousTestCase):
             (" " * 10**6, "bytes"),
         ):
             with self.assertRaises(InvalidArgument) as caught:
-                converted(text, DEFAULT, MACHINE)
+                converted(text, DEFAULT, KERNEL)
             self.assertIn(word, str(caught.exception))
 
     @settings(max_examples=200, deadline=None)

@@ -20,10 +20,10 @@ from tests.support.hostile.corpus import messages
 from vmserver.containers.accounts import ProcessUser
 from vmserver.containers.oci.capabilities import DEFAULT, NAMES
 from vmserver.containers.oci.devices import Node
-from vmserver.containers.oci.found import Found, Source, find
 from vmserver.containers.oci.image import ImageDefaults, image_defaults, image_volumes, stop_signal
+from vmserver.containers.oci.kernel import Kernel
 from vmserver.containers.oci.limits import linux_resources, update_resources
-from vmserver.containers.oci.machine import Machine
+from vmserver.containers.oci.lookup import Lookup, Source, look_up
 from vmserver.containers.oci.spec import Wanted, container_spec, process_spec
 
 HOSTILE = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
@@ -32,13 +32,13 @@ _TEXT = st.text(st.characters(), max_size=9) | st.sampled_from(
     ["\ud800", "\0", "/", "/\udfff", "A=\ud800", "0:0"]
 )
 IMAGE_VALUES = st.none() | _TEXT | st.lists(_TEXT, max_size=3) | st.dictionaries(_TEXT, _TEXT, max_size=3)
-MACHINE = Machine(hugepages=frozenset({"2MB"}))
+KERNEL = Kernel(hugepages=frozenset({"2MB"}))
 SHELL = ImageDefaults(command=("sh",))
 
 
 def wanted(config: cri.ContainerConfig, **others: Any) -> Wanted:
     """Return what is wanted for a configuration whose mounts are all directories."""
-    found = Found(hostname="vm", mounts=tuple(Source(mount.host_path) for mount in config.mounts))
+    found = Lookup(hostname="vm", mounts=tuple(Source(mount.host_path) for mount in config.mounts))
     values = {
         "id": "c1",
         "config": config,
@@ -46,7 +46,7 @@ def wanted(config: cri.ContainerConfig, **others: Any) -> Wanted:
         "image": SHELL,
         "rootfs": Path("/run/c1/rootfs"),
         "found": found,
-        "machine": MACHINE,
+        "kernel": KERNEL,
         "cgroup": "/infranetes/c1",
     }
     return Wanted(**{**values, **others})
@@ -65,7 +65,7 @@ def secured(others: Any = None, **fields: Any) -> Any:
 
 def limited(**fields: Any) -> Any:
     """Return `linux.resources` with these limits."""
-    return linux_resources(cri.LinuxContainerResources(**fields), MACHINE)
+    return linux_resources(cri.LinuxContainerResources(**fields), KERNEL)
 
 
 def destinations(found: Any) -> list[str]:
@@ -115,14 +115,14 @@ class ProcessTests(Refusing):
             self.refused("config.envs", spec, envs=[cri.KeyValue(key=key, value=value)])
 
     def test_the_home_directory_is_the_users_unless_it_is_set(self) -> None:
-        found = Found(user=ProcessUser(5, 6, (7,), "/home/u"))
+        found = Lookup(user=ProcessUser(5, 6, (7,), "/home/u"))
         self.assertIn("HOME=/home/u", spec(others={"found": found})["process"]["env"])
         own = spec(others={"found": found}, envs=[cri.KeyValue(key="HOME", value=b"/x")])
         self.assertIn("HOME=/x", own["process"]["env"])
         self.assertNotIn("HOME=/home/u", own["process"]["env"])
 
     def test_the_primary_group_is_among_the_others(self) -> None:
-        found = spec(others={"found": Found(user=ProcessUser(5, 6, (7, 6, 8)))})["process"]["user"]
+        found = spec(others={"found": Lookup(user=ProcessUser(5, 6, (7, 6, 8)))})["process"]["user"]
         self.assertEqual(found, {"uid": 5, "gid": 6, "additionalGids": [6, 7, 8]})
 
     def test_the_working_directory(self) -> None:
@@ -225,7 +225,7 @@ class MountTests(Refusing):
 
     def options(self, source: Any = None, **fields: Any) -> list[str]:
         config = cri.ContainerConfig(mounts=[cri.Mount(container_path="/m", host_path="/x", **fields)])
-        found: Any = spec(config, {"found": Found(mounts=(source or Source("/x"),))})
+        found: Any = spec(config, {"found": Lookup(mounts=(source or Source("/x"),))})
         options: list[str] = found["mounts"][-1]["options"]
         return options
 
@@ -298,7 +298,7 @@ class NamespaceTests(Refusing):
         self.assertIn("c0 does not run", str(caught.exception))
 
     def test_cgroup_v1_has_no_namespace_of_its_own(self) -> None:
-        found = spec(others={"machine": Machine(cgroup2=False)})["linux"]["namespaces"]
+        found = spec(others={"kernel": Kernel(cgroup2=False)})["linux"]["namespaces"]
         self.assertEqual(found, [{"type": "mount"}])
 
     def test_what_is_not_supported_is_refused(self) -> None:
@@ -313,7 +313,7 @@ class NamespaceTests(Refusing):
 class SecurityTests(Refusing):
     def sets(self, uid: int = 0, privileged: bool = False, **fields: Any) -> Any:
         found = secured(
-            {"found": Found(user=ProcessUser(uid=uid))},
+            {"found": Lookup(user=ProcessUser(uid=uid))},
             privileged=privileged,
             capabilities=cri.Capability(**fields),
         )
@@ -352,15 +352,15 @@ class SecurityTests(Refusing):
                 self.refused("security_context.capabilities", self.sets, **{field: [name]})
 
     def test_what_the_machine_can_not_give_is_refused_if_it_is_asked_for(self) -> None:
-        machine = {"machine": Machine(capabilities=frozenset(NAMES) - {"CAP_BPF"})}
+        kernel = {"kernel": Kernel(capabilities=frozenset(NAMES) - {"CAP_BPF"})}
         add = cri.Capability(add_capabilities=["BPF"])
-        self.refused("CAP_BPF", secured, others=machine, capabilities=add)
-        every = secured(machine, privileged=True)["process"]["capabilities"]["bounding"]
+        self.refused("CAP_BPF", secured, others=kernel, capabilities=add)
+        every = secured(kernel, privileged=True)["process"]["capabilities"]["bounding"]
         self.assertEqual(set(every), set(NAMES) - {"CAP_BPF"})
 
     def test_privileged(self) -> None:
         device = Node("/dev/x", False, 10, 1, 0o600, 0, 0)
-        found = secured({"found": Found(devices=(device,))}, privileged=True, masked_paths=["/proc/kcore"])
+        found = secured({"found": Lookup(devices=(device,))}, privileged=True, masked_paths=["/proc/kcore"])
         self.assertEqual(found["linux"]["resources"]["devices"], [{"allow": True, "access": "rwm"}])
         self.assertEqual(found["linux"]["devices"][0]["path"], "/dev/x")
         for absent in ("maskedPaths", "readonlyPaths", "seccomp"):
@@ -380,7 +380,7 @@ class SecurityTests(Refusing):
 
     def test_a_device_of_the_vm(self) -> None:
         device = Node("/dev/x", True, 8, 1, 0o660, 0, 6, "rw")
-        linux = spec(others={"found": Found(devices=(device,))})["linux"]
+        linux = spec(others={"found": Lookup(devices=(device,))})["linux"]
         self.assertEqual(
             linux["devices"],
             [{"path": "/dev/x", "type": "b", "major": 8, "minor": 1, "fileMode": 0o660, "uid": 0, "gid": 6}],
@@ -394,7 +394,7 @@ class SecurityTests(Refusing):
         )
 
     def test_apparmor(self) -> None:
-        there = {"machine": Machine(apparmor=True)}
+        there = {"kernel": Kernel(apparmor=True)}
         kinds: Any = cri.SecurityProfile
 
         def profile(others: Any, **fields: Any) -> Any:
@@ -453,7 +453,7 @@ class LimitTests(Refusing):
             self.refused(f"resources.{field}", limited, **{field: value})
         less = {"memory_limit_in_bytes": 9, "memory_swap_limit_in_bytes": 5}
         self.refused("resources.memory_swap_limit_in_bytes", limited, **less)
-        old = Machine(cgroup2=False)
+        old = Kernel(cgroup2=False)
         limits = cri.LinuxContainerResources(unified={"pids.max": "1"})
         self.refused("resources.unified", lambda: linux_resources(limits, old))
 
@@ -461,12 +461,12 @@ class LimitTests(Refusing):
         before = cri.LinuxContainerResources(cpu_quota=5000, cpu_period=20_000, memory_limit_in_bytes=10**6)
         changes = cri.LinuxContainerResources(cpu_quota=-1, memory_limit_in_bytes=10**7)
         self.assertEqual(
-            update_resources(before, changes, MACHINE),
+            update_resources(before, changes, KERNEL),
             {"memory": {"limit": 10**7, "swap": 10**7}, "cpu": {"quota": -1, "period": 20_000}},
         )
 
     def test_cgroup_v1_has_no_quota_that_is_none(self) -> None:
-        old, none = Machine(cgroup2=False), cri.LinuxContainerResources(cpu_quota=-1)
+        old, none = Kernel(cgroup2=False), cri.LinuxContainerResources(cpu_quota=-1)
         self.assertEqual(linux_resources(none, old)["cpu"], {"period": 100_000})
         before = cri.LinuxContainerResources(cpu_quota=5000)
         self.refused("resources.cpu_quota", lambda: update_resources(before, none, old))
@@ -475,9 +475,9 @@ class LimitTests(Refusing):
         changes = cri.LinuxContainerResources(memory_limit_in_bytes=10**6)
         none = cri.LinuxContainerResources()
         self.refused(
-            "memory_limit_in_bytes", lambda: update_resources(none, changes, MACHINE, memory_in_use=10**7)
+            "memory_limit_in_bytes", lambda: update_resources(none, changes, KERNEL, memory_in_use=10**7)
         )
-        self.assertIn("memory", update_resources(none, changes, MACHINE, memory_in_use=10**5))
+        self.assertIn("memory", update_resources(none, changes, KERNEL, memory_in_use=10**5))
 
 
 class HostileTests(SynchronousTestCase):
@@ -485,7 +485,7 @@ class HostileTests(SynchronousTestCase):
 
     def check(self, config: Any, image: ImageDefaults = SHELL, pid: int = 42) -> None:
         try:
-            found = find(config, image, Path("/nonexistent"), {}, dict.fromkeys(range(400), "/tmp"))
+            found = look_up(config, image, Path("/nonexistent"), {}, dict.fromkeys(range(400), "/tmp"))
             whole = spec(config, {"target_pid": pid, "image": image, "found": found})
         except (InvalidArgument, FailedPrecondition) as error:
             self.assertRegex(str(error), r"(config|security_context|namespace_options|resources)[.:]")
@@ -512,7 +512,7 @@ class HostileTests(SynchronousTestCase):
     def test_any_limits(self, limits: Any) -> None:
         self.check(cri.ContainerConfig(linux=cri.LinuxContainerConfig(resources=limits)))
         with contextlib.suppress(InvalidArgument):
-            update_resources(limits, limits, MACHINE)
+            update_resources(limits, limits, KERNEL)
 
     @HOSTILE
     @given(messages(cri.Mount.DESCRIPTOR), st.sampled_from(["/m", "/proc/x", "/dev", "/a/../b", ""]))

@@ -24,10 +24,10 @@ from infranetes_common.wire import cri
 from tests.harness.tools import need
 from tests.support.crun import CGROUPS, crun_for_here, make_rootfs, remove_cgroups
 from vmserver.containers.oci.capabilities import DEFAULT, in_mask
-from vmserver.containers.oci.found import find
 from vmserver.containers.oci.image import ImageDefaults
+from vmserver.containers.oci.kernel import Kernel, find_kernel
 from vmserver.containers.oci.limits import update_resources
-from vmserver.containers.oci.machine import Machine, find_machine
+from vmserver.containers.oci.lookup import look_up
 from vmserver.containers.oci.spec import Wanted, container_spec, process_spec
 
 SECONDS = 30.0
@@ -71,7 +71,7 @@ class SpecCase(SynchronousTestCase):
         (etc / "group").write_text(GROUP)
         self.crun = [crun_for_here(self.directory), "--root", str(self.directory / "crun-state")]
         # The wrapper of `crun_for_here` leaves cgroups of version 1.
-        self.machine: Machine = find_machine()
+        self.kernel: Kernel = find_kernel()
         self.files: dict[str, Path] = {}
         self.images: dict[int, str] = {}
         self.made: Any = {}
@@ -86,8 +86,8 @@ class SpecCase(SynchronousTestCase):
             "sandbox_config": cri.PodSandboxConfig(),
             "image": image,
             "rootfs": self.rootfs,
-            "found": find(config, image, self.rootfs, self.files, self.images),
-            "machine": self.machine,
+            "found": look_up(config, image, self.rootfs, self.files, self.images),
+            "kernel": self.kernel,
             "cgroup": f"/{CGROUPS}/{id}",
         }
         self.made = container_spec(Wanted(**{**values, **others}))
@@ -239,7 +239,7 @@ class ConfinementTests(SpecCase):
         found = self.output(script, context=context)
         self.assertIn("Seccomp:\t0\n", found)
         bounding = next(line for line in found.splitlines() if line.startswith("CapBnd"))
-        self.assertEqual(in_mask(int(bounding.split()[1], 16)), self.machine.capabilities)
+        self.assertEqual(in_mask(int(bounding.split()[1], 16)), self.kernel.capabilities)
         self.assertRegex(found, r" /sys rw,")
         devices = {"null", "zero"} | {Path(node["path"]).parts[2] for node in self.made["linux"]["devices"]}
         self.assertLessEqual(devices, set(found.split()))
@@ -431,7 +431,7 @@ class ProcessTests(SpecCase):
         self.assertEqual(Path(f"/proc/{self.pid(id)}/oom_score_adj").read_text(), "321\n")
         files = ("memory.max", "cpu.weight", "cpu.max")
         expected = ["67108864 20 50000 100000", "100663296 20 70000 100000"]
-        if not self.machine.cgroup2:
+        if not self.kernel.cgroup2:
             files = ("memory/memory.limit_in_bytes", "cpu/cpu.shares", "cpu/cpu.cfs_quota_us")
             expected = ["67108864 512 50000", "100663296 512 70000"]
 
@@ -442,10 +442,10 @@ class ProcessTests(SpecCase):
         self.assertEqual(limits(), expected[0])
         changes = cri.LinuxContainerResources(memory_limit_in_bytes=96 * 2**20, cpu_quota=70_000)
         file = self.directory / "resources.json"
-        file.write_text(json.dumps(update_resources(before, changes, self.machine)))
+        file.write_text(json.dumps(update_resources(before, changes, self.kernel)))
         done = self.call("update", "--resources", str(file), id)
         self.assertEqual((done.code, done.errors), (0, ""))
         self.assertEqual(limits(), expected[1])
 
     def test_files_that_may_be_open(self) -> None:
-        self.assertEqual(self.output("ulimit -n"), f"{self.machine.rlimits['RLIMIT_NOFILE']}\n")
+        self.assertEqual(self.output("ulimit -n"), f"{self.kernel.rlimits['RLIMIT_NOFILE']}\n")

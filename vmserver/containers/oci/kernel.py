@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What containers can have of this machine's kernel."""
+"""What containers can have of the VM's kernel."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _RAISES_LIMITS = "CAP_SYS_RESOURCE"
 
 
 @attrs.frozen
-class Machine:
+class Kernel:
     """The kernel and its settings.
 
     `hugepages` are the page sizes that can be limited, as a cgroup's files name them. `rlimits` are those of
@@ -36,23 +36,23 @@ class Machine:
     cgroup2: bool = True
     apparmor: bool = False
     architecture: str = "x86_64"
-    kernel: tuple[int, int] = (6, 1)
+    release: tuple[int, int] = (6, 1)
     capabilities: frozenset[str] = frozenset(NAMES)
     hugepages: frozenset[str] = frozenset()
     rlimits: Mapping[str, int] = MappingProxyType({name: value for name, (_, value) in _LIMITS.items()})
 
 
-def find_machine(root: Path = Path("/")) -> Machine:
+def find_kernel(root: Path = Path("/")) -> Kernel:
     """Read what the kernel says of itself in /proc and /sys. Blocks for some milliseconds."""
     system = os.uname()
     release = _RELEASE.match(system.release)
     cgroup2 = (root / "sys/fs/cgroup/cgroup.controllers").exists()
     capabilities = in_mask(_capability_mask(root / "proc/self/status"))
-    return Machine(
+    return Kernel(
         cgroup2=cgroup2,
         apparmor=_text(root / "sys/module/apparmor/parameters/enabled") == "Y",
         architecture=system.machine,
-        kernel=(int(release[1]), int(release[2])) if release else (0, 0),
+        release=(int(release[1]), int(release[2])) if release else (0, 0),
         capabilities=capabilities,
         hugepages=_hugepages(root / "sys", cgroup2),
         rlimits=MappingProxyType(_rlimits(root / "proc/sys/fs/nr_open", _RAISES_LIMITS in capabilities)),

@@ -29,10 +29,10 @@ async def change_limits(
     state = container.record.state
     limits = cri.LinuxContainerResources()
     limits.CopyFrom(state.resources)
-    machine = await bundles.machine()
+    kernel = await bundles.kernel()
     usage = stats.usage(state.pid) if container.running and changes.memory_limit_in_bytes else None
     in_use = usage.memory.working_set if usage is not None else 0
-    spec = update_resources(limits, changes, machine, in_use)
+    spec = update_resources(limits, changes, kernel, in_use)
     resources.overlay(limits, changes)
     if limits == state.resources:
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file in pieces, read in threads."""
+"""A file in chunks, read in threads."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from infranetes_common.concurrency import IMAGES, run_in_thread
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.reactors import IReactor
 
-PIECE_BYTES = 256 * 1024
+CHUNK_BYTES = 256 * 1024
 
 
-class Pieces:
-    """Iterates over a file, from an offset on. One piece is in memory at a time.
+class FileChunks:
+    """Iterates over a file, from an offset on. One chunk is in memory at a time.
 
-    It is no generator, since a call that ends closes it also while a piece is being read.
+    It is no generator, since a call that ends closes it also while a chunk is being read.
 
-    :param count: called with the size of each piece once the next one is asked for.
+    :param count: called with the size of each chunk once the next one is asked for.
     :raise FailedPrecondition: when iterated over: the file can't be read.
     """
 
@@ -29,11 +29,11 @@ class Pieces:
         self._offset = offset
         self._count = count
         self._file: BinaryIO | None = None
-        self._last = 0  # the size of the last piece
+        self._last = 0  # the size of the last chunk
         self._reading = False
         self._closed = False
 
-    def __aiter__(self) -> Pieces:
+    def __aiter__(self) -> FileChunks:
         return self
 
     async def __anext__(self) -> bytes:
@@ -43,7 +43,7 @@ class Pieces:
             raise StopAsyncIteration
         self._reading = True
         try:
-            piece = await run_in_thread(self._reactor, self._thd_read, purpose=IMAGES)
+            chunk = await run_in_thread(self._reactor, self._thd_read, purpose=IMAGES)
         except OSError as error:
             raise FailedPrecondition(
                 f"layer {self._path} can't be read: {error.strerror}; pull the image again"
@@ -51,10 +51,10 @@ class Pieces:
         finally:
             self._reading = False
             self._let_go()
-        if not piece:
+        if not chunk:
             raise StopAsyncIteration
-        self._last = len(piece)
-        return piece
+        self._last = len(chunk)
+        return chunk
 
     async def aclose(self) -> None:
         """Close the file, as soon as it is not being read any more. Idempotent."""
@@ -69,4 +69,4 @@ class Pieces:
         if self._file is None:
             self._file = open(self._path, "rb", buffering=0)  # noqa: SIM115
             self._file.seek(self._offset)
-        return self._file.read(PIECE_BYTES) or b""
+        return self._file.read(CHUNK_BYTES) or b""

@@ -17,7 +17,7 @@ from vmserver.containers import accounts, mount_checks
 from vmserver.containers.accounts import MAX_FILE_BYTES, Accounts, ProcessUser
 from vmserver.containers.oci.devices import Node, find_devices
 from vmserver.containers.oci.image import ImageDefaults, image_volumes
-from vmserver.containers.oci.rooted import read_within, resolved
+from vmserver.containers.oci.rootfs_paths import read_within, resolved
 from vmserver.containers.security import refuse
 
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -39,7 +39,7 @@ class Source:
 
 
 @attrs.frozen
-class Found:
+class Lookup:
     """What was looked up. `mounts` are the sources of the configuration's mounts, in their order."""
 
     user: ProcessUser = attrs.field(factory=ProcessUser)
@@ -50,14 +50,14 @@ class Found:
     targets: Mapping[str, str] = MappingProxyType({})  # of mounts whose path in the root leads to nothing
 
 
-def find(
+def look_up(
     config: cri.ContainerConfig,
     image: ImageDefaults,
     rootfs: Path,
     files: Mapping[str, Path],
     image_paths: Mapping[int, str] = MappingProxyType({}),
     mountinfo: Path = _MOUNTS,
-) -> Found:
+) -> Lookup:
     """Look up what `config` names. Blocks: reads files and directories.
 
     :param rootfs: the container's root, which nobody changes meanwhile.
@@ -69,7 +69,7 @@ def find(
     context = config.linux.security_context
     present = {target: str(file) for target, file in sorted(files.items()) if file.exists()}
     paths = [*map(mount_checks.target, config.mounts), *present, *image_volumes(config, image)]
-    return Found(
+    return Lookup(
         user=_user(context, image, rootfs),
         hostname=os.uname().nodename,
         mounts=tuple(_sources(config.mounts, image_paths, mountinfo)),

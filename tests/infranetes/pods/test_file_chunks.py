@@ -9,7 +9,7 @@ from pathlib import Path
 from twisted.internet.defer import CancelledError
 from twisted.trial.unittest import TestCase
 
-from infranetes.pods.pieces import PIECE_BYTES, Pieces
+from infranetes.pods.file_chunks import CHUNK_BYTES, FileChunks
 from infranetes_common import reactors
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition
@@ -18,26 +18,26 @@ from infranetes_common.errors import FailedPrecondition
 class PiecesTests(TestCase):
     def setUp(self) -> None:
         self.file = Path(self.mktemp())
-        self.content = os.urandom(3 * PIECE_BYTES + 17)
+        self.content = os.urandom(3 * CHUNK_BYTES + 17)
         self.file.write_bytes(self.content)
         self.counted: list[int] = []
 
-    def pieces(self, offset: int = 0) -> Pieces:
-        return Pieces(reactors.installed(), self.file, offset, self.counted.append)
+    def pieces(self, offset: int = 0) -> FileChunks:
+        return FileChunks(reactors.installed(), self.file, offset, self.counted.append)
 
     def open_files(self) -> list[str]:
         named = [Path("/proc/self/fd") / each for each in os.listdir("/proc/self/fd")]
         return [os.readlink(each) for each in named if os.path.lexists(each)]
 
     async def test_all_of_it_in_bounded_pieces(self) -> None:
-        pieces = [piece async for piece in self.pieces()]
+        pieces = [chunk async for chunk in self.pieces()]
         self.assertEqual(b"".join(pieces), self.content)
-        self.assertEqual(max(map(len, pieces)), PIECE_BYTES)
+        self.assertEqual(max(map(len, pieces)), CHUNK_BYTES)
         self.assertEqual(sum(self.counted), len(self.content))
 
     async def test_from_an_offset_on(self) -> None:
-        found = b"".join([piece async for piece in self.pieces(PIECE_BYTES + 5)])
-        self.assertEqual(found, self.content[PIECE_BYTES + 5 :])
+        found = b"".join([chunk async for chunk in self.pieces(CHUNK_BYTES + 5)])
+        self.assertEqual(found, self.content[CHUNK_BYTES + 5 :])
 
     async def test_a_file_that_is_gone(self) -> None:
         self.file.unlink()

@@ -16,10 +16,10 @@ from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
 from vmserver.containers.accounts import ProcessUser
 from vmserver.containers.oci.devices import find_devices
-from vmserver.containers.oci.found import Source, find
 from vmserver.containers.oci.image import ImageDefaults
-from vmserver.containers.oci.machine import find_machine
-from vmserver.containers.oci.rooted import read_within
+from vmserver.containers.oci.kernel import find_kernel
+from vmserver.containers.oci.lookup import Source, look_up
+from vmserver.containers.oci.rootfs_paths import read_within
 
 MOUNTINFO = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
@@ -39,7 +39,7 @@ class Case(SynchronousTestCase):
     def find(self, image: Any = None, mountinfo: Any = None, **fields: Any) -> Any:
         config = cri.ContainerConfig(**fields)
         options: Any = {"mountinfo": mountinfo} if mountinfo else {}
-        return find(config, image or ImageDefaults(), self.rootfs, {}, {}, **options)
+        return look_up(config, image or ImageDefaults(), self.rootfs, {}, {}, **options)
 
     def refused(self, word: str, work: Any, *arguments: Any, **fields: Any) -> None:
         with self.assertRaises(InvalidArgument) as caught:
@@ -152,7 +152,7 @@ class TargetTests(Case):
         image = ImageDefaults(volumes=("/data",))
         file = self.directory / "file"
         file.touch()
-        found = find(cri.ContainerConfig(), image, self.rootfs, {"/etc/hosts": file})
+        found = look_up(cri.ContainerConfig(), image, self.rootfs, {"/etc/hosts": file})
         self.assertEqual(dict(found.targets), {"/etc/hosts": "/run/hosts", "/data": "/var/data"})
 
     def test_nothing_is_mounted_in_proc(self) -> None:
@@ -207,19 +207,19 @@ class MachineTests(Case):
         self.file("sys/module/apparmor/parameters/enabled", "Y\n")
         self.file("proc/self/status", "Name:\tx\nCapBnd:\t0000000000000003\n")
         self.file("proc/sys/fs/nr_open", "1000\n")
-        found = find_machine(self.directory)
+        found = find_kernel(self.directory)
         self.assertEqual(found.hugepages, {"2MB", "1GB"})
         self.assertEqual(found.capabilities, {"CAP_CHOWN", "CAP_DAC_OVERRIDE"})
         self.assertEqual((found.cgroup2, found.apparmor), (True, True))
         self.assertEqual(found.rlimits["RLIMIT_NOFILE"], 1000)
 
     def test_a_kernel_that_says_nothing_has_nothing(self) -> None:
-        found = find_machine(self.directory)
+        found = find_kernel(self.directory)
         self.assertEqual((found.cgroup2, found.apparmor, found.hugepages), (False, False, frozenset()))
         self.assertEqual(found.capabilities, frozenset())
 
     def test_this_machine(self) -> None:
-        found = find_machine()
+        found = find_kernel()
         self.assertIn("CAP_CHOWN", found.capabilities)
         self.assertEqual(found.architecture, os.uname().machine)
-        self.assertGreater(found.kernel, (4, 0))
+        self.assertGreater(found.release, (4, 0))
