@@ -14,6 +14,7 @@ containers/crun src/exec.c, src/libcrun/container.c.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import signal
@@ -36,8 +37,35 @@ _REFUSED = (1, 255)  # crun's own exit codes
 _MAX_MESSAGE_BYTES = 1024
 
 
+class CommandGroups:
+    """The cgroups of commands that have ended.
+
+    The kernel keeps one for as long as a killed process is on its way out. Such a one is removed when another
+    command has ended, or with its container.
+    """
+
+    AT_ONCE = 32
+
+    def __init__(self) -> None:
+        self._left: dict[Path, None] = {}  # in the order in which they are tried
+
+    def remove(self, group: Path) -> None:
+        """Remove a cgroup, and some that could not be removed before. One in which processes go on stays."""
+        for each in [group, *itertools.islice(self._left, self.AT_ONCE)]:
+            self._left.pop(each, None)
+            try:
+                each.rmdir()
+            except FileNotFoundError:
+                continue
+            except OSError:
+                self._left[each] = None
+
+
 class Launch:
-    """One run of `crun exec`."""
+    """One run of `crun exec`.
+
+    :param groups: removes its cgroup.
+    """
 
     def __init__(
         self,
@@ -48,9 +76,11 @@ class Launch:
         specification: bytes,
         oom_score_adj: int,
         directory: Path,
+        groups: CommandGroups,
     ) -> None:
         self._reactor = reactor
         self._crun = crun
+        self._groups = groups
         self._id = id
         self._first: FirstProcess | None = None
         if _same_processes(status.pid):
@@ -127,8 +157,7 @@ class Launch:
         if self._first is not None:
             self._first.close()
         if self._group is not None:
-            with contextlib.suppress(OSError):
-                self._group.rmdir()
+            self._groups.remove(self._group)
 
 
 class FirstProcess:

@@ -21,7 +21,7 @@ from infranetes_common.reactors import IReactor
 from vmserver.containers.child_exec import DRAIN_SECONDS, Command, exit_code
 from vmserver.containers.child_sessions import ExecSession
 from vmserver.containers.interface import ExecResult, ISession, Streams
-from vmserver.containers.oci.exec_launch import Launch
+from vmserver.containers.oci.exec_launch import CommandGroups, Launch
 from vmserver.containers.oci.runtime import Crun
 from vmserver.containers.oci.terminal import ConsoleSocket, Terminal
 from vmserver.containers.sessions import Output, WriteGate
@@ -40,6 +40,7 @@ class Execs:
         self._reactor = reactor
         self._crun = crun
         self._directory = directory
+        self._groups = CommandGroups()
 
     async def exec_sync(
         self, id: str, process: Mapping[str, object], oom_score_adj: int, timeout: float, max_output: int
@@ -80,7 +81,9 @@ class Execs:
         if status is None or not status.alive or status.waiting:
             raise FailedPrecondition(f"container {id} is not running")
         specification = json.dumps(process).encode()
-        return Launch(self._reactor, self._crun, id, status, specification, oom_score_adj, self._directory)
+        return Launch(
+            self._reactor, self._crun, id, status, specification, oom_score_adj, self._directory, self._groups
+        )
 
 
 class _SyncCommand(Command):
