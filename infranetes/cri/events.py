@@ -131,7 +131,7 @@ class EventCalls:
 
 
 def _slim(event: cri.ContainerEventResponse) -> cri.ContainerEventResponse:
-    """Cut what the VM says of its containers where it is long: a few such events would fill a listener."""
+    """Shorten what an event of over MAX_EVENT bytes says of its containers."""
     if event.ByteSize() > MAX_EVENT:
         _log.warn(
             "an event of {container} is too large: what its VM says of its containers is cut",

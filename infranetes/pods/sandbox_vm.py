@@ -17,7 +17,7 @@ _HAS_OR_GETS_VM = (SandboxState.LAUNCHING, SandboxState.BOOTING, SandboxState.RE
 
 
 class SandboxVm:
-    """Keeps the record of a VM that is a sandbox's; a `machines.context.VmOwner`."""
+    """The sandbox as the owner of its VM: keeps the VM's facts in the sandbox's record (see `VmOwner`)."""
 
     def __init__(self, node: NodeContext, sandbox: Sandbox) -> None:
         self._node = node

@@ -82,7 +82,7 @@ class Volumes:
             self._watch.watch(sandbox)
 
     async def stop(self) -> None:
-        """Stop carrying anything; a later daemon continues."""
+        """Copy no more between mounts and VMs. The next daemon goes on with it."""
         self._watch.stop()
         self._lanes.close()
         self._mounts.close()

@@ -197,7 +197,7 @@ class ClusterCase(SynchronousTestCase):
         return done.stdout.decode()
 
     def here(self, *words: str, **options: Any) -> str:
-        """The same in the test's namespace."""
+        """Run kubectl in the test's own namespace; see `kubectl`."""
         return self.kubectl("--namespace", self.namespace, *words, **options)
 
     def apply(self, *manifests: Manifest) -> None:

@@ -60,6 +60,7 @@ SECONDS: Mapping[str, float] = {
     "tests.infranetes.daemon.test_vsphere": 40,
     "tests.infranetes.guest.test_guest.BuildTests": 30,
     "tests.infranetes.images.test_disks": 60,
+    "tests.infranetes.images.test_disks_ends": 60,
     "tests.infranetes.images.erofs": 30,
     "tests.infranetes.images.test_failures": 60,
     "tests.infranetes.images.test_store": 60,

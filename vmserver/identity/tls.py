@@ -67,7 +67,7 @@ def _verify(connection: SSL.Connection, certificate: crypto.X509, error: int, de
 
 
 def valid_from(identity: Identity) -> datetime.datetime:
-    """Return when the identity's certificate begins to be valid, UTC.
+    """Return the start of the validity of the identity's certificate (not before), in UTC.
 
     :raise InvalidArgument: it is no PEM.
     """

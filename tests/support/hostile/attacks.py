@@ -338,7 +338,7 @@ async def ReadVolume_empty(
 async def WatchVolumes_again(
     agent: HostileAgent, request: vmserver.WatchVolumesRequest
 ) -> AsyncIterator[vmserver.WatchVolumesResponse | bytes]:
-    """A change of each volume, endlessly."""
+    """Reports, endlessly, that every volume has changed."""
     while True:
         for id in request.ids:
             yield vmserver.WatchVolumesResponse(id=id)
