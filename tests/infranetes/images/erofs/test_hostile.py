@@ -300,6 +300,11 @@ class FuzzTests(HostileCase):
                     data[block + 148 : block + 156] = b"%06o\0 " % sum(data[block : block + 512])
             self.ends_well(bytes(data))
 
+    def test_any_number_of_inodes(self) -> None:
+        """Wherever in a block the last one ends."""
+        for count in range(1, 130):
+            self.ends_well(tar([member(f"{n}", content=b"") for n in range(count)]))
+
     @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def test_any_tree(self, data: st.DataObject) -> None:
