@@ -129,7 +129,7 @@ class Writer:
         """Number the inodes; return the metadata's size.
 
         An inode and what is behind it share a block, as Linux wants it, unless its attributes alone fill one.
-        The image never ends with an inode: fsck.erofs 1.5 reads behind each of them, be there attributes or not.
+        The image does not end with an inode, since fsck.erofs 1.5 reads past each, attributes or not.
         """
         at = 2 * SLOT  # no inode 0: some programs skip it in directories
         for node in nodes:
