@@ -29,7 +29,7 @@ from infranetes.images import archive, index, usage
 from infranetes.images.auth import Credentials
 from infranetes.images.config import ImagesConfig
 from infranetes.images.disks import Built, LayerDisks, Make, Source, stacked
-from infranetes.images.erofs.build import build
+from infranetes.images.erofs.build import Builder
 from infranetes.images.erofs.limits import Limits
 from infranetes.images.index import Image, Record
 from infranetes.images.layer_disk import LayerDisk
@@ -91,6 +91,7 @@ class ImageStore:
         self._pull_limit = DeferredSemaphore(self._config.max_parallel_pulls)
         self._puller = Puller(reactor, self._config, self._blobs, self._pulls)
         self._flights: dict[_Key, Flight[Record]] = {}  # pulls under way
+        self._builder = Builder(reactor)
         self._disks = LayerDisks(reactor, self._directory / "disks", make_disk or self._make_disk)
         self._making: dict[str, Flight[Sequence[LayerDisk]]] = {}  # by image id: whose disks are being made
         self._ahead = False  # disks were asked for, so those of the next images will be too
@@ -136,6 +137,7 @@ class ImageStore:
             await _until_landed(flight)
         for making in [*self._making.values()]:
             await _until_landed(making)
+        await self._builder.stop()
 
     # ---- What is there -----------------------------------------------------------------------
 
@@ -314,7 +316,7 @@ class ImageStore:
 
     async def _make_disk(self, layer: Source, target: Path) -> Built:
         limits = Limits(max_bytes=self._config.max_layer_bytes)
-        return await build(self._reactor, layer.blob, layer.compression, target, layer.diff_id, limits)
+        return await self._builder.build(layer.blob, layer.compression, target, layer.diff_id, limits)
 
     async def _change(
         self, change: Callable[[dict[str, Record]], dict[str, Record]], frees: bool = False

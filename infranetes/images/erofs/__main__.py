@@ -1,47 +1,148 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The child process that makes one image: descriptor 0 is the layer, 1 the image. `build` starts it.
+"""The process that makes images, each in a child of its own. `build` starts it, with three descriptors:
 
-Its argument is JSON: compression, diff_id and limits. It ends with one of the codes below, having said why on
-its standard error.
+0   a socket: each message is JSON. An order has a number, the compression, the diff id and the limits, and
+    two descriptors, the layer and the image. {"kill": NUMBER} ends the child that works at an order.
+1   a line of JSON for each order, when its child has ended: its number, the exit code, and what was said.
+2   for people, if this program is faulty.
+
+It reads no layer itself. A child is a copy of it in which all modules are loaded, so that it begins at
+once; it gives up all rights, makes one image and ends. So a layer that takes a child over, has it die or has
+it use up what it may, spoils no other's image.
 """
 
 from __future__ import annotations
 
-import errno
+import gc
 import json
 import os
+import resource
+import select
+import signal
+import socket
 import sys
+from collections.abc import Mapping
+from typing import NoReturn, cast
+
+import attrs
 
 from infranetes.images.erofs import sandbox
-from infranetes.images.erofs.convert import convert
-from infranetes.images.erofs.limits import BAD, FAILED, FULL, BadLayer, Limits
+from infranetes.images.erofs.convert import work
+from infranetes.images.erofs.limits import FAILED, SAID_BYTES, Limits
+
+_MESSAGE_BYTES = 16 * 1024
+_DESCRIPTORS = 256  # of this process; four for each child
+_LAYER, _IMAGE = 0, 1  # in an order's descriptors, and then the child's own
 
 
-def main() -> int:
-    """Give up rights, then work. Returns the exit code."""
-    order = json.loads(sys.argv[1])
-    limits = Limits(**order["limits"])
-    sandbox.enter(limits)
+@attrs.frozen
+class _Child:
+    """A child that works. :ivar said: where it tells why it fails. :ivar ended: readable once it has."""
+
+    order: int
+    pid: int
+    said: int
+    ended: int
+
+
+class Server:
+    """Serves the daemon until it goes away."""
+
+    def __init__(self, orders: socket.socket) -> None:
+        self._orders = orders
+        self._children: dict[int, _Child] = {}  # by `ended`
+        self._poll = select.poll()
+        self._poll.register(orders, select.POLLIN)
+
+    def serve(self) -> None:
+        """Work until the daemon closes its end of the socket. Children die with this process."""
+        while True:
+            for descriptor, _ in self._poll.poll():
+                child = self._children.get(descriptor)
+                if child is not None:
+                    self._reap(child)
+                elif not self._take():
+                    return
+
+    def _take(self) -> bool:
+        """Take a message. Returns False: there will be no more."""
+        data, descriptors, _flags, _address = socket.recv_fds(self._orders, _MESSAGE_BYTES, 2)
+        if not data:
+            return False
+        message = json.loads(data)
+        if "kill" in message:
+            for child in self._children.values():
+                if child.order == message["kill"]:
+                    os.kill(child.pid, signal.SIGKILL)
+            return True
+        try:
+            self._begin(message, descriptors)
+        except OSError as e:
+            _answer(message["order"], FAILED, os.strerror(e.errno or 0))
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return True
+
+    def _begin(self, order: Mapping[str, object], descriptors: list[int]) -> None:
+        said, says = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            parent = os.getpid()
+            pid = os.fork()
+            if not pid:
+                _be_child(order, descriptors, says, parent)
+            child = _Child(cast(int, order["order"]), pid, said, os.pidfd_open(pid))
+        except BaseException:
+            os.close(said)
+            raise
+        finally:
+            os.close(says)
+        self._children[child.ended] = child
+        self._poll.register(child.ended, select.POLLIN)
+
+    def _reap(self, child: _Child) -> None:
+        _pid, status = os.waitpid(child.pid, 0)
+        try:
+            said = os.read(child.said, SAID_BYTES)
+        except BlockingIOError:  # nothing, and something else holds the other end
+            said = b""
+        self._poll.unregister(child.ended)
+        del self._children[child.ended]
+        os.close(child.ended)
+        os.close(child.said)
+        _answer(child.order, os.waitstatus_to_exitcode(status), said.decode(errors="replace"))
+
+
+def _answer(order: int, code: int, said: str) -> None:
+    line = json.dumps({"order": order, "code": code, "said": said})
+    os.write(1, f"{line}\n".encode())  # far less than a pipe takes at once
+
+
+def _be_child(order: Mapping[str, object], descriptors: list[int], says: int, parent: int) -> NoReturn:
+    """Make one image, in the child."""
+    code = FAILED
     try:
-        convert(0, 1, order["compression"], order["diff_id"], limits)
-    except BadLayer as e:
-        return _say(BAD, str(e))
-    except MemoryError:
-        return _say(BAD, f"it needs more than {limits.memory_bytes} bytes of memory")
-    except OSError as e:
-        full = e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        return _say(FULL if full else FAILED, os.strerror(e.errno or 0))
-    except Exception as e:  # a fault of this program: its traceback would show nothing of the cause
-        return _say(FAILED, f"unexpected {type(e).__name__}: {e}")
-    return 0
+        os.dup2(descriptors[_LAYER], _LAYER)
+        os.dup2(descriptors[_IMAGE], _IMAGE)
+        os.dup2(says, 2)
+        os.closerange(3, _DESCRIPTORS)
+        limits = Limits(**cast(dict[str, int], order["limits"]))
+        sandbox.enter(limits, parent)
+        code, said = work(_LAYER, _IMAGE, str(order["compression"]), str(order["diff_id"]), limits)
+        os.write(2, said.encode()[:SAID_BYTES])
+    finally:
+        os._exit(code)  # its threads may still read
 
 
-def _say(code: int, why: str) -> int:
-    sys.stderr.write(why)
-    return code
+def main() -> None:
+    """Serve."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the daemon
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_DESCRIPTORS, _DESCRIPTORS))
+    gc.disable()  # a child has a bound of memory, and makes few circles
+    Server(socket.socket(fileno=0)).serve()
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stderr.flush()
-    os._exit(code)  # its threads may still read
+    main()
+    sys.stdout.flush()
+    os._exit(0)

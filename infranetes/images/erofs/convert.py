@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 from infranetes.images.erofs import source, tar
-from infranetes.images.erofs.limits import BadLayer, Limits
+from infranetes.images.erofs.limits import BAD, FAILED, FULL, BadLayer, Limits
 from infranetes.images.erofs.source import Source
 from infranetes.images.erofs.tree import Tree
 from infranetes.images.erofs.writer import Writer
@@ -28,3 +31,19 @@ def convert(layer: int, image: int, compression: str, diff_id: str, limits: Limi
     if found != diff_id:
         raise BadLayer(f"it unpacks to a tar with the digest {found}; pull it again")
     writer.finish(bytes.fromhex(diff_id.partition(":")[2])[:16])
+
+
+def work(layer: int, image: int, compression: str, diff_id: str, limits: Limits) -> tuple[int, str]:
+    """Convert, and tell how that went: an exit code (`limits`) and words, none if it went well."""
+    try:
+        convert(layer, image, compression, diff_id, limits)
+    except BadLayer as e:
+        return BAD, str(e)
+    except MemoryError:
+        return BAD, f"it needs more than {limits.memory_bytes} bytes of memory"
+    except OSError as e:
+        full = e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        return (FULL if full else FAILED), os.strerror(e.errno or 0)
+    except Exception as e:  # a fault of this program: its traceback would show nothing of the cause
+        return FAILED, f"unexpected {type(e).__name__}: {e}"
+    return 0, ""

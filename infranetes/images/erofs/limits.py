@@ -49,3 +49,6 @@ def quoted(name: bytes) -> str:
 
 #: How the child ends: the layer is bad, the disk is full, or something else failed.
 BAD, FULL, FAILED = 65, 66, 67
+
+SAID_BYTES = 2000
+"""How much of what a child says is read."""

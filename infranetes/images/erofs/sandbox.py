@@ -47,8 +47,12 @@ _NUMBER, _ARCH, _FIRST_ARGUMENT = 0, 4, 16  # in struct seccomp_data, of little-
 _CLONE_THREAD = 0x00010000
 
 
-def enter(limits: Limits) -> None:
-    """Give up all rights. All that is to be imported has been."""
+def enter(limits: Limits, parent: int = 0) -> None:
+    """Give up all rights. All that is to be imported has been.
+
+    :param parent: the process that this one must not outlive, if not whatever started it.
+    :raise OSError: it has died already, or rights can't be given up.
+    """
     other_user = os.getuid() == 0
     if other_user:
         user = _FIRST_USER + os.getpid()
@@ -57,6 +61,8 @@ def enter(limits: Limits) -> None:
         os.setresuid(user, user, user)  # takes all capabilities, too
     # After the change of user, which would undo it.
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent and os.getppid() != parent:
+        raise ProcessLookupError(errno.ESRCH, "the parent has died")
     image_bytes = limits.max_bytes + 2 * limits.held_bytes + 2 * 4096 * limits.entries + MIB
     bounds = {
         resource.RLIMIT_CORE: 0,

@@ -6,9 +6,9 @@ from __future__ import annotations
 import contextlib
 import gzip
 import os
+import re
 import signal
 import subprocess
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,14 @@ import zstandard
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import TestCase
 
-from infranetes.images.erofs.build import Built, build
+from infranetes.images.erofs import process
+from infranetes.images.erofs.build import Builder, Built
 from infranetes.images.erofs.limits import Limits
-from infranetes_common.concurrency import deferred, sleep, start
+from infranetes_common.concurrency import deferred, start
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, InfranetesError, ResourceExhausted
 from infranetes_common.reactors import installed
 from tests.infranetes.images.erofs.support import converted, digest, member, mounted, tar
+from tests.support.waiting import until
 
 reactor = installed()
 TAR = tar([member("d/f", content=b"content" * 1000, mtime=5), member("e", content=b"small")])
@@ -34,6 +36,8 @@ class BuildCase(TestCase):
         self.directory = Path(self.mktemp()).absolute()
         self.directory.mkdir()
         self.target = self.directory / "image"
+        self.builder = Builder(reactor)
+        self.addCleanup(lambda: start(self.builder.stop()))
 
     def layer(self, data: bytes) -> Path:
         path = Path(self.mktemp()).absolute()
@@ -44,14 +48,20 @@ class BuildCase(TestCase):
     def build(
         self, data: bytes, compression: str = "", diff_id: str = digest(TAR), limits: Limits | None = None
     ) -> Deferred[Built]:
-        return start(build(reactor, self.layer(data), compression, self.target, diff_id, limits or Limits()))
+        layer = self.layer(data)
+        return start(self.builder.build(layer, compression, self.target, diff_id, limits or Limits()))
+
+    async def failure(self, kind: type[Exception], work: Deferred[Built]) -> str:
+        """The message with which `work` fails."""
+        failed: Deferred[Any] = work  # Any: assertFailure makes it one of the error
+        error: Exception = await self.assertFailure(failed, kind)
+        return str(error)
 
     async def refused(self, kind: type[Exception], work: Deferred[Built]) -> str:
         """The message with which `work` fails. It has left nothing."""
-        failed: Deferred[Any] = work  # Any: assertFailure makes it one of the error
-        error: Exception = await self.assertFailure(failed, kind)
+        said = await self.failure(kind, work)
         self.assertEqual(os.listdir(self.directory), [])
-        return str(error)
+        return said
 
 
 class BuildTests(BuildCase):
@@ -108,52 +118,133 @@ class BuildTests(BuildCase):
         self.assertEqual(os.listdir(self.directory), ["image"])
 
 
-class ChildTests(BuildCase):
-    def children(self, diff_id: str) -> list[int]:
-        """The processes that make this layer's image."""
+class WorkingCase(BuildCase):
+    """Has layers that come to no end, so that a child works until it is ended."""
+
+    def endless(self) -> Path:
+        layer = Path(self.mktemp()).absolute()
+        os.mkfifo(layer)
+        self.addCleanup(os.close, os.open(layer, os.O_RDWR))
+        return layer
+
+    def begin(self, layer: Path, target: str, limits: Limits | None = None) -> Deferred[Built]:
+        work = self.builder.build(layer, "", self.directory / target, digest(TAR), limits or Limits())
+        return start(work)
+
+    def children(self, layer: Path) -> list[int]:
+        """The processes that read this layer, and nothing else."""
         found = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
+        for path in Path("/proc").glob("[0-9]*/fd/0"):
             with contextlib.suppress(OSError):
-                if diff_id.encode() in path.read_bytes():
-                    found.append(int(path.parent.name))
+                if os.readlink(path) == str(layer):
+                    found.append(int(path.parts[2]))
         return found
 
+    async def child(self, layer: Path) -> int:
+        """The process that makes this layer's image, as soon as it has given up its rights."""
+        found: list[int] = []
+
+        def confined() -> bool:
+            found[:] = self.children(layer)
+            with contextlib.suppress(OSError):
+                return bool(found) and "\nSeccomp:\t2\n" in Path(f"/proc/{found[0]}/status").read_text()
+            return False
+
+        await until(confined, "a child has begun")
+        return found[0]
+
+
+class ChildTests(WorkingCase):
     @deferred
-    async def test_a_child_that_is_killed_is_no_bad_layer(self) -> None:
-        large = tar([member("large", content=os.urandom(1 << 20) * 64)])
-        work = self.build(gzip.compress(large, 1), "gzip", digest(large))
-        while not (children := self.children(digest(large))):
-            await sleep(reactor, 0.01)
-        for pid in children:
-            os.kill(pid, signal.SIGKILL)
+    async def test_a_child_that_dies_is_no_bad_layer_and_spoils_no_other(self) -> None:
+        one, two = self.endless(), self.endless()
+        first, second = self.begin(one, "one"), self.begin(two, "two")
+        survivor = await self.child(two)
+        os.kill(await self.child(one), signal.SIGSEGV)
+        said = await self.failure(InfranetesError, first)
+        self.assertIn(f"the process that makes the disk of layer {digest(TAR)} was killed by signal 11", said)
+        self.assertEqual(self.children(two), [survivor])
+        self.assertEqual(os.listdir(self.directory), ["two.part"])
+        await self.build(TAR)
+        self.assertEqual(self.children(two), [survivor])
+        second.cancel()
+        await self.failure(CancelledError, second)
+        self.assertEqual(os.listdir(self.directory), ["image"])
+
+    @deferred
+    async def test_each_is_another_user_with_its_own_layer_image_and_voice_alone(self) -> None:
+        layers = (self.endless(), self.endless())
+        works = [self.begin(layer, f"{number}") for number, layer in enumerate(layers)]
+        users = set()
+        for number, layer in enumerate(layers):
+            pid = await self.child(layer)
+            files = {fd: os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+            self.assertEqual(files.pop("2")[:5], "pipe:")
+            self.assertEqual(files, {"0": str(layer), "1": str(self.directory / f"{number}.part")})
+            limits = Path(f"/proc/{pid}/limits").read_text()
+            self.assertIn(str(3 * int(Limits().seconds) + 1), limits)  # of its own, from its beginning
+            users.update(re.findall(r"^Uid:\t([0-9]+)", Path(f"/proc/{pid}/status").read_text(), re.M))
+        self.assertEqual(len(users - {"0"}), 2)
+        for work in works:
+            work.cancel()
+            await self.failure(CancelledError, work)
+
+    @deferred
+    async def test_all_are_made_by_one_process_until_nobody_has_needed_it_for_a_while(self) -> None:
+        self.patch(process, "IDLE_SECONDS", 0.01)
+        layers = (self.endless(), self.endless())
+        works = [self.begin(layer, f"{number}") for number, layer in enumerate(layers)]
+        parents = [self.parent(await self.child(layer)) for layer in layers]
+        self.assertEqual(parents, parents[:1] * 2)
+        for work in works:
+            work.cancel()
+            await self.failure(CancelledError, work)
+        await until(lambda: not Path(f"/proc/{parents[0]}").exists(), "the process has ended")
+        await self.build(TAR)
+
+    @deferred
+    async def test_when_that_process_dies_it_is_said_and_the_next_layer_has_another(self) -> None:
+        layer = self.endless()
+        work = self.begin(layer, "image")
+        child = await self.child(layer)
+        os.kill(self.parent(child), signal.SIGKILL)
         said = await self.refused(InfranetesError, work)
-        self.assertIn(
-            f"the process that makes the disk of layer {digest(large)} was killed by signal 9", said
-        )
+        self.assertIn("was killed by signal 9; call again", said)
+        await until(lambda: not self.children(layer), "its child has died with it")
+        await self.build(TAR)
+
+    @deferred
+    async def test_when_that_process_does_not_answer_a_cancellation_ends_it(self) -> None:
+        self.patch(process, "KILL_SECONDS", 0.01)
+        layer = self.endless()
+        work = self.begin(layer, "image")
+        child = await self.child(layer)
+        os.kill(self.parent(child), signal.SIGSTOP)
+        work.cancel()
+        await self.refused(CancelledError, work)
+        await until(lambda: not self.children(layer), "its child has died with it")
+        await self.build(TAR)
+
+    def parent(self, pid: int) -> int:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
     @deferred
     async def test_no_child_outlives_a_deadline_or_a_cancellation(self) -> None:
-        large, _content = member("large", size=7 << 30)
-        layer = self.layer(large.tobuf(tarfile.USTAR_FORMAT))
-        os.truncate(layer, 8 << 30)  # a hole: no machine has read it before it is told to stop
-
-        def begin(limits: Limits) -> Deferred[Built]:
-            return start(build(reactor, layer, "", self.target, digest(TAR), limits))
-
-        said = await self.refused(DeadlineExceeded, begin(Limits(seconds=0.2)))
+        layer = self.endless()
+        said = await self.refused(DeadlineExceeded, self.begin(layer, "image", Limits(seconds=0.2)))
         self.assertIn("took longer than 0.2 s", said)
-        self.assertEqual(self.children(digest(TAR)), [])
-        cancelled = begin(Limits())
+        self.assertEqual(self.children(layer), [])
+        cancelled = self.begin(layer, "image")
         reactor.callLater(0.2, cancelled.cancel)
         await self.refused(CancelledError, cancelled)
-        self.assertEqual(self.children(digest(TAR)), [])
+        self.assertEqual(self.children(layer), [])
 
     @deferred
     async def test_a_layer_or_a_directory_that_is_gone_is_said_so(self) -> None:
         missing = Path(self.mktemp()).absolute()
-        work = build(reactor, missing, "", self.target, digest(TAR), Limits())
+        work = self.builder.build(missing, "", self.target, digest(TAR), Limits())
         self.assertIn("No such file", await self.refused(FailedPrecondition, start(work)))
         target = missing / "image"
-        work = build(reactor, self.layer(TAR), "", target, digest(TAR), Limits())
+        work = self.builder.build(self.layer(TAR), "", target, digest(TAR), Limits())
         said = await self.refused(FailedPrecondition, start(work))
         self.assertIn(f"can't be made in {missing}: No such file", said)
