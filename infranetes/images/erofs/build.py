@@ -123,10 +123,11 @@ def _thd_finish(image: int, target: Path, stop: threading.Event) -> Built:
 
 def _thd_sum(path: Path, stop: threading.Event) -> Built:
     summed, size = hashlib.sha256(), 0
+    chunk = memoryview(bytearray(_HASH_CHUNK))  # used again: new memory takes half as long as reading
     with open(path, "rb", buffering=0) as file:
-        while not stop.is_set() and (chunk := file.read(_HASH_CHUNK)):
-            summed.update(chunk)
-            size += len(chunk)
+        while not stop.is_set() and (read := file.readinto(chunk)):
+            summed.update(chunk[:read])
+            size += read
     return Built(size, f"sha256:{summed.hexdigest()}")
 
 

@@ -84,6 +84,8 @@ async def ended(process: subprocess.Popen[bytes]) -> int:
 class KilledTests(DisksCase):
     """SIGKILL to a daemon that makes a disk, at each step."""
 
+    timeout = 300  # each step is a daemon of its own
+
     def test_the_next_start_is_clean_and_the_disks_are_right(self) -> Any:
         async def body() -> None:
             image = await self.pulled("one", oci.image([oci.layer({"one": os.urandom(9000)})]))

@@ -134,10 +134,10 @@ class WorkingCase(BuildCase):
     def children(self, layer: Path) -> list[int]:
         """The processes that read this layer, and nothing else."""
         found = []
-        for path in Path("/proc").glob("[0-9]*/fd/0"):
+        for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
-                if os.readlink(path) == str(layer):
-                    found.append(int(path.parts[2]))
+                if os.readlink(f"/proc/{name}/fd/0") == str(layer):
+                    found.append(int(name))
         return found
 
     async def child(self, layer: Path) -> int:
