@@ -72,9 +72,8 @@ async def _remove_unused(node: NodeContext, sandbox: Sandbox) -> None:
         diff_ids.update(image.diff_ids if image is not None else ())
         _log.info("image {image}, which no container uses, is removed from sandbox {sandbox}",
                   image=image_id, sandbox=sandbox.id)  # fmt: skip
-    if diff_ids:
-        await agent.remove_layers(sorted(diff_ids))
-        await _hide(node, sandbox)
+    await agent.remove_layers(sorted(diff_ids))  # and what loads that failed have left
+    await _hide(node, sandbox)
 
 
 async def _shown(node: NodeContext, sandbox: Sandbox) -> set[str]:

@@ -10,8 +10,9 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import attrs
@@ -28,6 +29,7 @@ from infranetes_common.errors import (
 )
 
 _PART = ".part"
+_NAME = re.compile(r"[0-9a-f]{64}")
 _PIECE = 1024 * 1024
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -120,6 +122,28 @@ class LayerFiles:
     def remove(self, diff_id: str) -> None:
         """Delete what there is of a layer, if anything."""
         shutil.rmtree(self._of(diff_id), ignore_errors=True)
+
+    def all(self) -> list[str]:
+        """List the layers of which anything has arrived, by diff id."""
+        try:
+            return [f"sha256:{name}" for name in os.listdir(self._directory) if _NAME.fullmatch(name)]
+        except FileNotFoundError:
+            return []
+
+    def remove_parts(self, besides: Collection[str]) -> bool:
+        """Delete what has arrived of layers that are not whole; return whether there was any.
+
+        :param besides: the diff ids of layers that are arriving now.
+        """
+        parts = [
+            path
+            for diff_id in set(self.all()).difference(besides)
+            for path in self._files(diff_id)
+            if path.suffix == _PART
+        ]
+        for path in parts:
+            path.unlink(missing_ok=True)
+        return bool(parts)
 
     def _files(self, diff_id: str) -> list[Path]:
         """List a layer's files, whole ones first."""

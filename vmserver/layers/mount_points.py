@@ -35,6 +35,13 @@ class MountPoints:
         point = self._point(diff_id)
         return point if point is not None and os.path.ismount(point) else None
 
+    def all(self) -> list[str]:
+        """List the layers that have a mount point, by diff id."""
+        try:
+            return [f"sha256:{name}" for name in os.listdir(self._links)]
+        except FileNotFoundError:
+            return []
+
     def mount(self, diff_id: str, device: str) -> Path:
         """Mount a layer that is not mounted; return where.
 

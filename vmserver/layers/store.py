@@ -12,9 +12,9 @@ import attrs
 from twisted.internet.defer import CancelledError, Deferred, DeferredLock
 
 from infranetes_common.concurrency import IMAGES, KeyedLock, backoff, run_in_thread, sleep, start
-from infranetes_common.errors import FailedPrecondition, Unavailable
+from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unavailable
 from infranetes_common.reactors import IReactor
-from vmserver.layers.arrival import BroughtLayer, LayerFiles, Stop
+from vmserver.layers.arrival import Arrival, BroughtLayer, LayerFiles, Stop
 from vmserver.layers.disks import ScsiDisks
 from vmserver.layers.loop import loop_device
 from vmserver.layers.mount_points import MountPoints
@@ -198,8 +198,7 @@ class LayerStore:
                 await self._mount_file(layer.diff_id)
                 return
             stop = Stop()
-            begin = partial(self._files.begin, layer, stop)
-            arrival = await self._in_thread(begin, on_cancel=stop.tell)
+            arrival = await self._in_thread(self._thd_begin, layer, stop, on_cancel=stop.tell)
             try:
                 batch: list[bytes] = []
                 size = 0
@@ -224,14 +223,16 @@ class LayerStore:
 
     # The end
 
-    async def remove(self, diff_ids: Sequence[str]) -> None:
+    async def remove(self, diff_ids: Sequence[str], *, unneeded: bool = False) -> None:
         """Unmount layers and delete what was brought of them, but for those that an image needs. Idempotent.
 
+        :param unneeded: all others that no image needs go, too, also what loads that failed have left.
         :raise Unavailable: one can't be unmounted.
         """
         async with self.changing:
             needed = await self._in_thread(self.needed)
-            for diff_id in diff_ids:
+            there = await self._in_thread(self._thd_all) if unneeded else ()
+            for diff_id in (*diff_ids, *there):
                 if diff_id in needed:
                     continue
                 arriving = self._arrivals.get(diff_id)
@@ -257,6 +258,19 @@ class LayerStore:
         if directory is None or not self._mount or self._disks.attached(directory.stat().st_dev):
             return directory
         return None
+
+    def _thd_all(self) -> Sequence[str]:
+        """The diff ids of which anything is here."""
+        return sorted({*self._points.all(), *self._files.all()})
+
+    def _thd_begin(self, layer: BroughtLayer, stop: Stop) -> Arrival:
+        """Take more of a layer. Where there is no room for it, what loads that broke off have left goes."""
+        try:
+            return self._files.begin(layer, stop)
+        except ResourceExhausted:
+            if not self._files.remove_parts(besides=[*self._arrivals]):
+                raise
+        return self._files.begin(layer, stop)
 
     def _thd_look(self, disks: Sequence[LayerOnDisk]) -> dict[LayerOnDisk, str]:
         found = {disk: self._disks.device(disk.target, disk.lun, disk.diff_id) for disk in disks}

@@ -67,7 +67,7 @@ class LayerCalls:
     async def RemoveLayers(
         self, request: messages.RemoveLayersRequest, call: Call
     ) -> messages.RemoveLayersResponse:
-        await self._taker().layers.remove(validate.diff_ids(request.diff_ids))
+        await self._taker().layers.remove(validate.diff_ids(request.diff_ids), unneeded=request.unneeded)
         return messages.RemoveLayersResponse()
 
     async def AddImage(self, request: messages.AddImageRequest, call: Call) -> messages.AddImageResponse:

@@ -66,7 +66,9 @@ class BuilderProcess:
             if not ended.happened:
                 process.say({"kill": number})
                 late = self._reactor.callLater(KILL_SECONDS, process.kill)
-                await until_ended(ended.wait())
+                killed = ended.wait()
+                await until_ended(killed)
+                killed.addErrback(lambda _: None)
                 if late.active():
                     late.cancel()
             self._end_later()

@@ -63,8 +63,8 @@ class LayerClient(AgentCalls):
             await self._call(self._stub.PutLayer(requests(), timeout=PUT_SECONDS))
 
     async def remove_layers(self, diff_ids: Sequence[str]) -> None:
-        """Have the VM let go of layers, but for those that its images need. Unknown: nothing to do."""
-        request = vmserver.RemoveLayersRequest(diff_ids=diff_ids)
+        """Have the VM let go of these layers and of all others that it has, but for what its images need."""
+        request = vmserver.RemoveLayersRequest(diff_ids=diff_ids, unneeded=True)
         await self._call(self._stub.RemoveLayers(request, timeout=MOUNT_SECONDS))
 
     async def add_image(self, image_id: str, configuration: bytes) -> None:

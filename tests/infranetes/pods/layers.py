@@ -139,7 +139,8 @@ class LayerAgent(FakeAgent):
         if self.removing is not None:
             await self.removing
         needed = {one for image_id in self.loaded for one in self.of[image_id]}
-        self.mounted -= set(diff_ids) - needed
+        self.mounted &= needed
+        self.arrived = {diff_id: size for diff_id, size in self.arrived.items() if diff_id in needed}
 
     async def add_image(self, image_id: str, configuration: bytes) -> None:
         self._reach()

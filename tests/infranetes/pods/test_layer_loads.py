@@ -406,6 +406,15 @@ class UnusedTests(LayersTestCase):
         self.world.wait(UNUSED)
         self.assertEqual(self.shown, [])
 
+    def test_what_has_arrived_of_a_load_that_failed_is_deleted(self) -> None:
+        self.create(self.of("b"))
+        self.agent.arrived[layer(2)] = 600  # no image of the VM has it, so only the agent knows of it
+        self.agent.add_error = ResourceExhausted("the VM's disk is full")
+        self.fails(ResourceExhausted, self.start_create(self.of("a", "other")))
+        self.world.wait(UNUSED)
+        self.assertEqual(self.agent.arrived, {})
+        self.assertEqual((self.agent.mounted, self.agent.loaded), ({layer(1), layer(3)}, {B}))
+
     def test_an_agent_that_is_away_is_left_alone(self) -> None:
         self.remove(self.create(self.of("a")))
         self.agent.away = True

@@ -31,6 +31,7 @@ from vmserver.mounts import mounts_below
 
 HELLO = layer({"hello": b"hello", "big": b"0123456789abcdef" * 40_000})
 OTHER = layer({"other": b"other"})
+SHOWN = layer({"shown": b"shown"})
 NO_LAYER = Layer("sha256:" + "e" * 64, b"this is no file system" * 1000)
 
 
@@ -322,6 +323,20 @@ class BroughtTests(LayersTestCase):
         self.assertEqual(mounts_below(self.base), [])
         self.assertEqual(_loops(self.base), "")
 
+    async def test_what_no_image_needs_can_be_removed_without_being_named(self) -> None:
+        directory = await self.put(HELLO)
+        await self.put(layer({"no": b"image"}))
+        self.shown.show(SHOWN, 0, 3)
+        await self.store.mount_disks([LayerOnDisk(SHOWN.diff_id, 0, 3)])
+        await self.fails(InvalidArgument, 0, OTHER.content[:10], OTHER)  # a load that broke off
+        self.store = self.make_store()  # nobody remembers
+        self.store.needed = lambda: [HELLO.diff_id]
+        for _ in range(2):
+            await self.store.remove([], unneeded=True)
+            self.assertEqual([one.point for one in mounts_below(self.base)], [str(directory)])
+            self.assertEqual([path.parent.name for path in _files(self.files)], [HELLO.diff_id[7:]])
+        self.assertEqual(len(list(self.files.iterdir())), 1)
+
     async def test_a_layer_that_is_in_use_is_removed_once_it_no_longer_is(self) -> None:
         directory = await self.put(HELLO)
         with (directory / "hello").open("rb") as file:
@@ -382,6 +397,29 @@ class FullDiskTests(LayersTestCase):
         await self.failure(ResourceExhausted, self.store.put(header(HELLO), never()))
         self.assertEqual([path for path in self.files.rglob("*") if path.is_file()], [])
 
+    async def test_what_a_load_that_broke_off_has_left_makes_room(self) -> None:
+        one, two = (layer({"big": letter * 150_000}) for letter in (b"1", b"2"))
+        await self.failure(InvalidArgument, self.store.put(header(one), pieces(one.content[:-1])))
+        await self.put(two)
+        self.assertEqual([path.suffix for path in _files(self.files)], [""])
+
+    async def test_what_arrives_now_does_not_make_room(self) -> None:
+        one, two = (layer({"big": letter * 150_000}) for letter in (b"1", b"2"))
+        stalled: Deferred[None] = Deferred()
+
+        async def stalling() -> AsyncIterator[bytes]:
+            yield one.content[:-PIECE]
+            await stalled
+            yield one.content[-PIECE:]
+
+        arriving = start(self.store.put(header(one), stalling()))
+        await until(lambda: _files(self.files), "some of it is here")
+        (self.files / "other").write_bytes(b"x" * 150_000)
+        await self.failure(ResourceExhausted, self.store.put(header(two), pieces(two.content)))
+        (self.files / "other").unlink()
+        stalled.callback(None)
+        await arriving
+
     async def test_a_disk_that_fills_up_meanwhile_gets_its_space_back(self) -> None:
         big = layer({"big": b"x" * 150_000})
 
@@ -400,6 +438,10 @@ class FullDiskTests(LayersTestCase):
 def _read(directory: Path | None) -> bytes:
     assert directory is not None
     return (directory / "hello").read_bytes()
+
+
+def _files(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file()]
 
 
 def _left(directory: Path) -> list[Path]:
