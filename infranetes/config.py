@@ -17,6 +17,7 @@ from attrs.validators import ge, gt, in_, instance_of
 
 from infranetes.images.config import ImagesConfig
 from infranetes.machines.pool_config import PoolConfig
+from infranetes.providers.annotations import CONTAINER_PROVIDERS
 from infranetes.volumes.config import VolumesConfig
 from infranetes_common import config
 from infranetes_common.errors import ConfigError
@@ -101,6 +102,8 @@ class Config:
     # The images of pods. docker: container images from registries; systemd: executables by URL; the name of
     # the provider, if that is a cloud: its machine images.
     imgprovider: str = "docker"
+    # What runs containers in the VMs of pods that say nothing of it. Empty: what their guest image has first.
+    contprovider: str = attrs.field(default="", validator=in_(("", *CONTAINER_PROVIDERS)))
     # A file with the CA that signs the VMs' certificates: PEM, certificate and key. Empty: the node's own.
     ca: str = ""
     # Each provider's own table, by its name. Any: only the provider knows its keys.
@@ -200,6 +203,11 @@ def _check(found: Config, origin: str) -> None:
         raise ConfigError(
             f"{origin}: pool.sizes: with imgprovider = {found.imgprovider!r} each pod's image is its VM, "
             "so none can wait for it; leave the pool out"
+        )
+    if found.contprovider and found.imgprovider != "docker":
+        raise ConfigError(
+            f"{origin}: contprovider: with imgprovider = {found.imgprovider!r} nothing "
+            "runs containers in VMs; leave it out"
         )
     if found.ca and not os.path.isabs(found.ca):
         raise ConfigError(f"{origin}: ca: {found.ca!r} is not an absolute path")

@@ -54,6 +54,8 @@ class Config:
     provider: str = "docker"  # the ContainerProvider: docker, systemd, machine, or a plug-in's name
     # Any: each provider's own table, which it checks itself
     providers: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)  # Any: each provider's own table
+    choices: tuple[str, ...] = ()  # names of further ContainerProviders, which a pod may choose
+    choice_file: Path = Path("/var/lib/vmserver/provider")  # kept over reboots: the name that it chose
     listen: str = ""  # HOST:PORT in place of the identity's; port 0: any that is free
     run_dir: Path = Path("/run/vmserver")  # emptied by a reboot: identity, files of the sandbox
     volumes_dir: Path = Path("/var/lib/vmserver/volumes")  # volumes that may be on a disk
@@ -92,6 +94,12 @@ def check(config: Config, origin: str) -> Config:
             "both, where the identity is a certificate",
         ),
         (not config.provider, "provider", "the name of a ContainerProvider"),
+        (
+            len({config.provider, *config.choices}) <= len(config.choices) or "" in config.choices,
+            "choices",
+            "names of other ContainerProviders than `provider`, each once",
+        ),
+        (not config.choice_file.is_absolute(), "choice_file", "an absolute path"),
         (config.limits.connections < 1, "limits.connections", "1 or more"),
         (config.limits.handshakes < 1, "limits.handshakes", "1 or more"),
         (config.limits.handshake_seconds <= 0, "limits.handshake_seconds", "seconds above 0"),

@@ -6,9 +6,9 @@ Start order, each state entered once:
     =========  ================================================  ==========================
     state      what happens in it                                left when
     =========  ================================================  ==========================
-    STARTING   the ContainerProvider is started; without an      the provider answered, or
-               identity, the machine is warmed up (`prewarm`)    failed once, or took too
-                                                                 long; warmed up
+    STARTING   the ContainerProvider is started, the one that    the provider answered, or
+               the pod chose or the configured one; without an   failed once, or took too
+               identity, the machine is warmed up (`prewarm`)    long; warmed up
     WAITING    sources look for an identity; a template is       an identity was taken on
                frozen here, so a clone has nothing to load
     SERVING    the TLS listener answers the node                 the agent stops
@@ -49,7 +49,7 @@ from vmserver.identity.metadata import CloudIdentity, MetadataGate
 from vmserver.identity.virtio_serial import VirtioSerial
 from vmserver.pod_settings import PodSettings
 from vmserver.prewarm import prewarm
-from vmserver.provider_start import ProviderStart
+from vmserver.provider_choice import ProviderChoice
 from vmserver.rpc.agent import AgentService
 from vmserver.volumes.store import VolumeStore
 
@@ -90,8 +90,7 @@ class Vmserver(Service):
         self._config_source = source
         self._hangups = hangups
         self._read_again = read_again
-        self._provider = provider or self._make_provider(config)
-        self._provider_start = ProviderStart(reactor, self._provider)
+        self._choice = self._make_choice(provider, config)
         applier = IdentityApplier(config.etc_dir, config.identity.interface)
         gate = MetadataGate(reactor, own_machine and config.identity.source in configuration.CLOUDS)
         self._listener = Listener(reactor, config.listen, config.limits, listen)
@@ -100,7 +99,7 @@ class Vmserver(Service):
         )
         self._agent = AgentService(
             reactor,
-            self._provider,
+            self._choice,
             PodSettings(applier, config.etc_dir, check_only=not own_machine),
             VolumeStore(config.volumes_dir, config.run_dir / MEMORY_VOLUMES, mount=own_machine),
             self._identity,
@@ -145,12 +144,12 @@ class Vmserver(Service):
             self._config.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             _log.error("run_dir {path}: {words}", path=str(self._config.run_dir), words=error.strerror)
-        await self._provider_start.start()
+        await self._choice.start()
         await self._identity.restore()
         if self._source is None:
             return
         if not self._identity.sandbox_id:
-            await prewarm(self._reactor, self._server.factory, self._provider)
+            await prewarm(self._reactor, self._server.factory, self._choice.provider)
         self._source.start()
 
     def _could_not_start(self, failure: Failure) -> None:
@@ -160,20 +159,28 @@ class Vmserver(Service):
     async def _stop(self) -> None:
         if self._starting is not None:
             self._starting.cancel()
-        self._provider_start.cancel()
         if self._source is not None:
             self._source.stop()
         if self._listener.port:
             await self._listener.stop_listening()
             await self._server.drain(DRAIN_SECONDS)
         self._listener.abort_connections()
-        await self._provider.stop()
+        await self._choice.stop()
 
     # What the configuration says
 
-    def _make_provider(self, config: Config) -> IContainerProvider:
-        context = ProviderContext(config.run_dir, config.etc_dir, self._config_source)
-        return create(self._reactor, config.provider, config.providers.get(config.provider, {}), context)
+    def _make_choice(self, provider: IContainerProvider | None, config: Config) -> ProviderChoice:
+        """Make what has the providers in charge. :raise ConfigError: one of them can't be had."""
+
+        def make(name: str) -> IContainerProvider:
+            context = ProviderContext(config.run_dir, config.etc_dir, self._config_source)
+            return create(self._reactor, name, config.providers.get(name, {}), context)
+
+        for name in config.choices:
+            make(name)
+        return ProviderChoice(
+            self._reactor, provider or make(config.provider), config.choices, make, config.choice_file
+        )
 
     def _make_source(self) -> IdentitySource:
         config = self._config.identity
@@ -206,5 +213,5 @@ class Vmserver(Service):
 
     def _read_and_check(self, read_again: Callable[[], Config]) -> Config:
         config = read_again()
-        self._make_provider(config)
+        self._make_choice(None, config)
         return config

@@ -105,6 +105,7 @@ class Daemon(OrderedServices):
             config.parallel_agents,
         )
         node.apparmor = config.apparmor_dir
+        node.contprovider = config.contprovider
         node.dns = lambda: run_in_thread(reactor, node_dns)
         node.pool = Pool(node, config.pool)
         node.renewal = Renewal(node, partial(reachable_machines, node))

@@ -43,7 +43,7 @@ def build(
     progress: Progress,
     *,
     force: bool = False,
-    containers: Containers = recipe.DOCKER,
+    containers: Containers = recipe.CONTAINERS[recipe.DEFAULT_CONTAINERS],
 ) -> GuestImage:
     """Return the image of this recipe and these packages; it is built if it is missing.
 
@@ -91,7 +91,8 @@ def _make(
     root = work / "root"
     _lay_out(work / "files", containers)
     progress(
-        f"installing Debian {sources.codename}, the agent and its {containers.name} provider into a tree"
+        f"installing Debian {sources.codename}, the agent and what its providers "
+        f"({', '.join(containers.providers)}) need into a tree"
     )
     _mmdebstrap(work, root, sources, packages, containers, progress)
     [kernel] = sorted((root / "boot").glob("vmlinuz-*"))[-1:]
@@ -110,7 +111,15 @@ def _make(
         shutil.rmtree(leftover, ignore_errors=True)
     for leftover in (work / "sources.list", work / "apt.conf", work / "mmdebstrap.log"):
         leftover.unlink(missing_ok=True)
-    made = GuestImage(work, key, time.time(), sources.codename, version, tuple(deb.stem for deb in packages))
+    made = GuestImage(
+        work,
+        key,
+        time.time(),
+        sources.codename,
+        version,
+        tuple(deb.stem for deb in packages),
+        containers.providers,
+    )
     images.write(made)
     return made
 
@@ -155,6 +164,7 @@ def _mmdebstrap(
             "customize",
             f'chroot "$1" systemctl --quiet enable {" ".join((*recipe.ENABLED, *containers.enabled))}',
         ),
+        *(("customize", f'chroot "$1" systemctl --quiet disable {unit}') for unit in containers.disabled),
         ("customize", 'rm -f "$1/etc/resolv.conf" "$1/var/lib/dbus/machine-id" "$1/etc/ssh/ssh_host_"*'),
         ("customize", ': >"$1/etc/resolv.conf"; : >"$1/etc/machine-id"; echo pod >"$1/etc/hostname"'),
     ]

@@ -33,8 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     builder.add_argument(
         "--containers",
         choices=sorted(recipe.CONTAINERS),
-        default=recipe.DOCKER.name,
-        help="what runs containers in it (%(default)s); with oci, images are shown to it layer by layer",
+        default=recipe.DEFAULT_CONTAINERS,
+        help="what runs containers in it (%(default)s): docker; oci, which is conmon and crun; both: oci, "
+        "and Docker for pods that choose it",
     )
     shower = commands.add_parser("show", help="show the image in use")
     for each in (builder, shower):
@@ -74,6 +75,8 @@ def _show(image: GuestImage) -> None:
     print(f"  built   {built}")
     print(f"  Debian  {image.codename}, Linux {image.kernel_version}")
     print(f"  agent   {', '.join(image.packages)}")
+    if image.providers:
+        print(f"  runs    containers by {', '.join(image.providers)}")
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ class GuestImage:
     codename: str  # Debian's release
     kernel_version: str
     packages: tuple[str, ...]  # Infranetes' own, as NAME_VERSION
+    providers: tuple[str, ...] = ()  # what runs containers in it, the agent's default first; (): not known
 
     @property
     def disk(self) -> Path:
@@ -64,7 +65,8 @@ def read(directory: Path) -> GuestImage:
     """
     try:
         fields = json.loads((directory / MANIFEST).read_bytes())
-        image = GuestImage(directory, **{**fields, "packages": tuple(fields["packages"])})
+        lists = {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
+        image = GuestImage(directory, **{**fields, **lists})
     except FileNotFoundError:
         raise FailedPrecondition(f"there is no guest image in {directory}; {BUILD_HINT}") from None
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -2,8 +2,9 @@
 """What is in the guest image. Data only, for `build`.
 
 The image is booted once, for a template, and every pod's VM is a clone of that. So nothing in it runs
-periodically on its own, and `warm` has Docker run a container before the agent asks for its identity: what is
-in memory by then is in memory in each clone. What runs containers is chosen: see `CONTAINERS`.
+periodically on its own, and where Docker runs `warm` has it run a container before the agent asks for its
+identity: what is in memory by then is in memory in each clone. What runs containers is chosen: see
+`CONTAINERS`.
 """
 
 from __future__ import annotations
@@ -240,47 +241,77 @@ ENABLED = ("vmserver.service",)
 class Containers:
     """What runs containers in the guest, over what every guest has.
 
-    :ivar name: the agent's ContainerProvider.
-    :ivar packages: Debian's. :ivar files: by path: mode and text. :ivar enabled: units.
+    :ivar providers: the agent's ContainerProviders, that of pods which choose none first.
+    :ivar packages: Debian's. :ivar files: by path: mode and text.
+    :ivar enabled: units. :ivar disabled: units that Debian's packages enable.
     """
 
     name: str
+    providers: tuple[str, ...]
     packages: tuple[str, ...]
     files: Mapping[str, tuple[int, str]]
     enabled: tuple[str, ...] = ()
+    disabled: tuple[str, ...] = ()
 
 
+_DOCKER_FILES: Mapping[str, tuple[int, str]] = {
+    "etc/docker/daemon.json": (0o644, json.dumps(_DOCKER, indent=2) + "\n"),
+    "etc/systemd/system/docker.service.d/infranetes.conf": (
+        0o644,
+        # Docker starts itself again to unpack each layer. At the same addresses an emulated CPU can reuse
+        # its translations, which halves the time. Containers are not its children and keep random
+        # addresses.
+        "[Service]\nExecStart=\nExecStart=/usr/bin/setarch -R /usr/sbin/dockerd -H fd:// "
+        "--containerd=/run/containerd/containerd.sock\n"
+        # Like containerd, it must not be what the OOM killer chooses. Docker 20.10 sets a score of its
+        # own when it starts, by which pods of the class Guaranteed would outlive it.
+        "OOMScoreAdjust=-999\nExecStartPost=-/bin/sh -c 'echo -999 >/proc/$MAINPID/oom_score_adj'\n",
+    ),
+    **runtime.FILES,
+}
+
+# Docker, which runs from the boot on.
 DOCKER = Containers(
     "docker",
+    ("docker",),
     (
         "busybox-static",  # the container that `warm` runs
         "docker.io",
     ),
     {
-        "etc/docker/daemon.json": (0o644, json.dumps(_DOCKER, indent=2) + "\n"),
-        "etc/systemd/system/docker.service.d/infranetes.conf": (
-            0o644,
-            # Docker starts itself again to unpack each layer. At the same addresses an emulated CPU can reuse
-            # its translations, which halves the time. Containers are not its children and keep random
-            # addresses.
-            "[Service]\nExecStart=\nExecStart=/usr/bin/setarch -R /usr/sbin/dockerd -H fd:// "
-            "--containerd=/run/containerd/containerd.sock\n"
-            # Like containerd, it must not be what the OOM killer chooses. Docker 20.10 sets a score of its
-            # own when it starts, by which pods of the class Guaranteed would outlive it.
-            "OOMScoreAdjust=-999\nExecStartPost=-/bin/sh -c 'echo -999 >/proc/$MAINPID/oom_score_adj'\n",
-        ),
+        **_DOCKER_FILES,
         "usr/lib/infranetes/warm": (0o755, _WARM),
         "etc/systemd/system/infranetes-warm.service": (0o644, _WARM_UNIT),
-        **runtime.FILES,
         **shims.FILES,
     },
-    ("docker.service", "infranetes-warm.service", shims.UNIT_NAME),
+    enabled=("docker.service", "infranetes-warm.service", shims.UNIT_NAME),
 )
 
-# conmon and crun, which the agent starts by itself; images come as layers.
-OCI = Containers("oci", (), {"etc/infranetes/vmserver.toml": (0o644, 'provider = "oci"\n')})
+_AGENT = "etc/infranetes/vmserver.toml"
 
-CONTAINERS: Mapping[str, Containers] = {each.name: each for each in (DOCKER, OCI)}
+# conmon and crun, which the agent starts by itself; images come as layers.
+OCI = Containers("oci", ("oci",), (), {_AGENT: (0o644, 'provider = "oci"\n')})
+
+# The same, and Docker, which does not run before a pod wants it.
+BOTH = Containers(
+    "both",
+    ("oci", "docker"),
+    ("docker.io",),
+    {
+        _AGENT: (
+            0o644,
+            'provider = "oci"\nchoices = ["docker"]\n\n[providers.docker]\n'
+            'start_command = ["/usr/bin/systemctl", "start", "docker.service"]\n',
+        ),
+        **_DOCKER_FILES,
+    },
+    disabled=("docker.service", "docker.socket", "containerd.service"),
+)
+
+CONTAINERS: Mapping[str, Containers] = {each.name: each for each in (DOCKER, OCI, BOTH)}
+
+# What the image has unless it is said: a name of CONTAINERS. The Makefile reads this line.
+DEFAULT_CONTAINERS = "docker"
 
 # Our own packages, from the directory that the builder is given.
 OUR_PACKAGES = ("infranetes-common", "vmserver")

@@ -45,6 +45,7 @@ from infranetes_common.errors import (
     Unavailable,
 )
 from infranetes_common.identity import Identity
+from infranetes_common.wire import cri
 
 ENTROPY_BYTES = 64  # for the kernel of a clone, which has its template's
 LAUNCH_CERTIFICATE_SECONDS = 3600.0  # over the time of a launch: until it is replaced over the channel
@@ -154,6 +155,25 @@ class PodMachine:
         if self._takes_layers is None:
             self._takes_layers = (await self.connect().info()).takes_layers
         return self._takes_layers
+
+    async def configure(
+        self, config: cri.PodSandboxConfig, node_dns: cri.DNSConfig, contprovider: str
+    ) -> None:
+        """Make the VM the pod's, and have its containers run by `contprovider`; "": by what is there.
+
+        :raise FailedPrecondition: the VM does not offer that.
+        :raise InfranetesError: the agent can't be asked, refuses, or could not start it."""
+        client = self.connect()
+        used = await client.configure(config, node_dns, contprovider)
+        if contprovider and not used:  # an agent of an earlier release
+            used = (await client.info()).container_provider
+        if contprovider not in ("", used):
+            raise FailedPrecondition(
+                f"sandbox {self.id}: its VM runs containers by {used} alone, not by {contprovider}: "
+                "its agent is of an earlier release; build the guest image anew (infranetes-guest build)"
+            )
+        if contprovider:
+            self._takes_layers = None  # which depends on it
 
     async def renew_certificate(self) -> None:
         """Have the VM make a new key, and sign a certificate for it.

@@ -96,6 +96,7 @@ class NodeContext:
     :param parallel: how many agents are connected to at once.
     :ivar pool: VMs that wait for a pod. :ivar renewal: replaces certificates. Both are set before use.
     :ivar apparmor: the directory of the node's AppArmor profiles.
+    :ivar contprovider: what runs containers of pods that choose nothing; "": what the VMs' image has first.
     :ivar dns: gives the node's own DNS, for pods that name none.
     """
 
@@ -129,6 +130,7 @@ class NodeContext:
         self.hostports = hostports
         self.names = names
         self.apparmor = apparmor.DEFAULT_DIRECTORY
+        self.contprovider = ""
         self.dns: Callable[[], Awaitable[cri.DNSConfig]] = _no_dns
         self.times = times
         self.inventory = Inventory()

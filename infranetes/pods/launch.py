@@ -12,6 +12,7 @@ from twisted.logger import Logger
 from infranetes.machines.context import VmRequest
 from infranetes.pods import node_names
 from infranetes.pods.agent_events import connect
+from infranetes.pods.container_providers import container_provider
 from infranetes.pods.context import NodeContext
 from infranetes.pods.host_ports import ports_of
 from infranetes.pods.inventory import Sandbox
@@ -82,7 +83,8 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
     assert sandbox.client is not None and sandbox.watch is not None
     if found:
         await sandbox.machine.renew_certificate()
-    await sandbox.client.configure(node_names.with_host_name(sandbox.config), await node.dns())
+    config = node_names.with_host_name(sandbox.config)
+    await sandbox.machine.configure(config, await node.dns(), container_provider(node, config))
     sandbox.watch.start()
     left = deadline - clock.seconds()
     await within(clock, left, sandbox.watch.when_live(), f"the agent's stream of sandbox {sandbox.id}")

@@ -17,6 +17,8 @@ import attrs
 from infranetes_common.errors import InvalidArgument
 
 PREFIX = "infranetes.io/"
+CONTAINERS = "containers"  # which of CONTAINER_PROVIDERS is to run the pod's containers
+CONTAINER_PROVIDERS = ("docker", "oci")
 _MAX_VALUE = 4096
 
 
@@ -141,6 +143,7 @@ TABLE = (
         "a profile's name or ARN",
         ("infranetes.aws.iaminstancename",),
     ),
+    Annotation(CONTAINERS, "", _matching("|".join(CONTAINER_PROVIDERS)), " or ".join(CONTAINER_PROVIDERS)),
     Annotation("disk", "disk", _bytes, "a size such as 40Gi"),
     Annotation("metadata-access", "", _matching("allow|deny"), "allow or deny"),
     Annotation("set-hostname", "set_hostname", _bool, "true or false", ("infranetes.sethostname",)),

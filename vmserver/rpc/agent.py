@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from infranetes_common.reactors import IReactor
 from vmserver.config import LimitsConfig
-from vmserver.containers.interface import IContainerProvider
 from vmserver.identity.current import CurrentIdentity
 from vmserver.identity.metadata import MetadataGate
 from vmserver.pod_settings import PodSettings
+from vmserver.provider_choice import ProviderChoice
 from vmserver.rpc.containers import ContainerCalls
 from vmserver.rpc.images import ImageCalls
 from vmserver.rpc.layers import LayerCalls
@@ -30,7 +30,7 @@ class AgentService:
     def __init__(
         self,
         reactor: IReactor,
-        provider: IContainerProvider,
+        choice: ProviderChoice,
         settings: PodSettings,
         volumes: VolumeStore,
         identity: CurrentIdentity,
@@ -39,14 +39,14 @@ class AgentService:
         limits: LimitsConfig,
         own_machine: bool = True,
     ) -> None:
-        self.machine = MachineCalls(provider, settings, identity, gate)
-        self.watch = WatchCalls(provider)
-        self.containers = ContainerCalls(provider, volumes, execs=limits.execs)
-        self.sessions = SessionCalls(reactor, provider, sessions=limits.sessions, forwards=limits.forwards)
-        self.images = ImageCalls(provider)
-        self.layers = LayerCalls(provider)
+        self.machine = MachineCalls(choice, settings, identity, gate)
+        self.watch = WatchCalls(choice)
+        self.containers = ContainerCalls(choice, volumes, execs=limits.execs)
+        self.sessions = SessionCalls(reactor, choice, sessions=limits.sessions, forwards=limits.forwards)
+        self.images = ImageCalls(choice)
+        self.layers = LayerCalls(choice)
         self.volumes = VolumeCalls(reactor, volumes)
-        self.stats = StatsCalls(reactor, provider, own=own_machine)
+        self.stats = StatsCalls(reactor, choice, own=own_machine)
         self.implementations: tuple[object, ...] = (
             self.machine,
             self.watch,

@@ -9,7 +9,7 @@ from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import vmserver as messages
 from txgrpc import Call
 from vmserver import validate
-from vmserver.containers.interface import IContainerProvider
+from vmserver.provider_choice import ProviderChoice
 from vmserver.rpc import bounds
 from vmserver.rpc.quota import Quota
 from vmserver.volumes.store import VolumeStore, mounted
@@ -23,8 +23,8 @@ class ContainerCalls:
     :ivar execs: bounds the commands of ExecSync.
     """
 
-    def __init__(self, provider: IContainerProvider, volumes: VolumeStore, *, execs: int) -> None:
-        self._provider = provider
+    def __init__(self, choice: ProviderChoice, volumes: VolumeStore, *, execs: int) -> None:
+        self._choice = choice
         self._volumes = volumes
         self.execs = Quota(execs, "commands are being executed")
 
@@ -39,7 +39,7 @@ class ContainerCalls:
                 raise InvalidArgument(f"config.envs: {env.key[:80]!r} is no name of a variable, or has a NUL")
         for mount in config.mounts:
             mount.host_path = mounted(self._volumes, mount.host_path)
-        state = await self._provider.create(
+        state = await self._choice.provider.create(
             validate.container_id(request.id),
             validate.image_id(request.image_id),
             config,
@@ -50,32 +50,32 @@ class ContainerCalls:
     async def StartContainer(
         self, request: messages.StartContainerRequest, call: Call
     ) -> messages.StartContainerResponse:
-        state = await self._provider.start_container(validate.container_id(request.id))
+        state = await self._choice.provider.start_container(validate.container_id(request.id))
         return messages.StartContainerResponse(state=bounds.state(state))
 
     async def StopContainer(
         self, request: messages.StopContainerRequest, call: Call
     ) -> messages.StopContainerResponse:
         grace = validate.seconds("grace_seconds", request.grace_seconds)
-        state = await self._provider.stop_container(validate.container_id(request.id), grace)
+        state = await self._choice.provider.stop_container(validate.container_id(request.id), grace)
         return messages.StopContainerResponse(state=bounds.state(state))
 
     async def RemoveContainer(
         self, request: messages.RemoveContainerRequest, call: Call
     ) -> messages.RemoveContainerResponse:
-        await self._provider.remove(validate.container_id(request.id))
+        await self._choice.provider.remove(validate.container_id(request.id))
         return messages.RemoveContainerResponse()
 
     async def UpdateContainer(
         self, request: messages.UpdateContainerRequest, call: Call
     ) -> messages.UpdateContainerResponse:
-        state = await self._provider.update(validate.container_id(request.id), request.resources)
+        state = await self._choice.provider.update(validate.container_id(request.id), request.resources)
         return messages.UpdateContainerResponse(state=bounds.state(state))
 
     async def ListContainers(
         self, request: messages.ListContainersRequest, call: Call
     ) -> messages.ListContainersResponse:
-        return messages.ListContainersResponse(containers=await self._provider.containers())
+        return messages.ListContainersResponse(containers=await self._choice.provider.containers())
 
     async def ExecSync(self, request: messages.ExecSyncRequest, call: Call) -> messages.ExecSyncResponse:
         id = validate.container_id(request.id)
@@ -83,7 +83,7 @@ class ContainerCalls:
         timeout = validate.seconds("timeout_seconds", request.timeout_seconds)
         max_output = min(request.max_output_bytes or MAX_OUTPUT_BYTES, MAX_OUTPUT_BYTES)
         with self.execs.slot():
-            result = await self._provider.exec_sync(id, command, float(timeout), max_output)
+            result = await self._choice.provider.exec_sync(id, command, float(timeout), max_output)
         return messages.ExecSyncResponse(
             stdout=result.stdout, stderr=result.stderr, exit_code=result.exit_code
         )
@@ -92,7 +92,7 @@ class ContainerCalls:
         self, request: messages.ReadLogRequest, call: Call
     ) -> AsyncIterator[messages.LogRecord]:
         id = validate.container_id(request.id)
-        records = self._provider.read_log(id, validate.cursor(request.cursor), request.follow)
+        records = self._choice.provider.read_log(id, validate.cursor(request.cursor), request.follow)
         try:
             async for record in records:
                 yield bounds.record(record)

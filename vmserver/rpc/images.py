@@ -9,20 +9,21 @@ from infranetes_common.errors import InvalidArgument, Unimplemented
 from infranetes_common.wire import vmserver as messages
 from txgrpc import Call
 from vmserver import validate
-from vmserver.containers.interface import IContainerProvider, IImageFetcher
+from vmserver.containers.interface import IImageFetcher
+from vmserver.provider_choice import ProviderChoice
 from vmserver.rpc.uploads import data_of
 
 
 class ImageCalls:
     """Checks requests and hands them to the provider."""
 
-    def __init__(self, provider: IContainerProvider) -> None:
-        self._provider = provider
+    def __init__(self, choice: ProviderChoice) -> None:
+        self._choice = choice
 
     async def MissingLayers(
         self, request: messages.MissingLayersRequest, call: Call
     ) -> messages.MissingLayersResponse:
-        present = await self._provider.missing_layers(validate.diff_ids(request.diff_ids))
+        present = await self._choice.provider.missing_layers(validate.diff_ids(request.diff_ids))
         return messages.MissingLayersResponse(present=present)
 
     async def LoadImage(
@@ -34,7 +35,7 @@ class ImageCalls:
         image_id = validate.image_id(first.header.image_id)
         archive = data_of(requests, "LoadImage")
         try:
-            await self._provider.load_image(image_id, archive)
+            await self._choice.provider.load_image(image_id, archive)
         finally:
             await archive.aclose()
         return messages.LoadImageResponse(image_id=image_id)
@@ -42,23 +43,24 @@ class ImageCalls:
     async def FetchImage(
         self, request: messages.FetchImageRequest, call: Call
     ) -> messages.FetchImageResponse:
-        if not IImageFetcher.providedBy(self._provider):
+        provider = self._choice.provider
+        if not IImageFetcher.providedBy(provider):
             raise Unimplemented(
-                f"the {self._provider.name} provider of this VM takes images from its node alone: an "
+                f"the {provider.name} provider of this VM takes images from its node alone: an "
                 "executable's URL needs a VM with the systemd provider"
             )
         if len(request.url) > validate.MAX_URL:
             raise InvalidArgument(f"url: more than {validate.MAX_URL} characters")
-        await self._provider.fetch_image(validate.image_id(request.image_id), request.url)
+        await provider.fetch_image(validate.image_id(request.image_id), request.url)
         return messages.FetchImageResponse()
 
     async def ListImages(
         self, request: messages.ListImagesRequest, call: Call
     ) -> messages.ListImagesResponse:
-        return messages.ListImagesResponse(image_ids=await self._provider.images())
+        return messages.ListImagesResponse(image_ids=await self._choice.provider.images())
 
     async def RemoveImage(
         self, request: messages.RemoveImageRequest, call: Call
     ) -> messages.RemoveImageResponse:
-        await self._provider.remove_image(validate.image_id(request.image_id))
+        await self._choice.provider.remove_image(validate.image_id(request.image_id))
         return messages.RemoveImageResponse()

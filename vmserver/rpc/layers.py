@@ -9,9 +9,10 @@ from infranetes_common.errors import InvalidArgument, Unimplemented
 from infranetes_common.wire import vmserver as messages
 from txgrpc import Call
 from vmserver import validate
-from vmserver.containers.interface import IContainerProvider, ITakesLayers
+from vmserver.containers.interface import ITakesLayers
 from vmserver.layers.arrival import BroughtLayer
 from vmserver.layers.store import LayerOnDisk
+from vmserver.provider_choice import ProviderChoice
 from vmserver.rpc.uploads import data_of
 
 MAX_SIZE = 2**40  # bytes of a layer
@@ -22,8 +23,8 @@ MAX_TARGET, MAX_LUN = 255, 16383  # of virtio-scsi
 class LayerCalls:
     """Checks requests and hands them to the provider's layers, if it has any."""
 
-    def __init__(self, provider: IContainerProvider) -> None:
-        self._provider = provider
+    def __init__(self, choice: ProviderChoice) -> None:
+        self._choice = choice
 
     async def ListLayers(
         self, request: messages.ListLayersRequest, call: Call
@@ -75,12 +76,13 @@ class LayerCalls:
         return messages.AddImageResponse()
 
     def _taker(self) -> ITakesLayers:
-        if not ITakesLayers.providedBy(self._provider):
+        provider = self._choice.provider
+        if not ITakesLayers.providedBy(provider):
             raise Unimplemented(
-                f"the {self._provider.name} provider of this VM takes whole images, by LoadImage: images "
-                "made of layers need a VM with the oci provider"
+                f"the {provider.name} provider of this VM takes whole images, by LoadImage: images made of "
+                "layers need a VM with the oci provider"
             )
-        return self._provider
+        return provider
 
 
 def _disks(disks: Sequence[messages.LayerDisk]) -> list[LayerOnDisk]:

@@ -9,10 +9,11 @@ import time
 from infranetes_common import __version__
 from infranetes_common.wire import vmserver as messages
 from txgrpc import Call
-from vmserver.containers.interface import IContainerProvider, ITakesLayers
+from vmserver.containers.interface import ITakesLayers
 from vmserver.identity.current import CurrentIdentity
 from vmserver.identity.metadata import MetadataGate
 from vmserver.pod_settings import PodSettings
+from vmserver.provider_choice import ProviderChoice
 
 
 class MachineCalls:
@@ -20,12 +21,12 @@ class MachineCalls:
 
     def __init__(
         self,
-        provider: IContainerProvider,
+        choice: ProviderChoice,
         settings: PodSettings,
         identity: CurrentIdentity,
         gate: MetadataGate,
     ) -> None:
-        self._provider = provider
+        self._choice = choice
         self._settings = settings
         self._identity = identity
         self._gate = gate
@@ -33,14 +34,14 @@ class MachineCalls:
     async def Info(self, request: messages.InfoRequest, call: Call) -> messages.InfoResponse:
         return messages.InfoResponse(
             version=__version__,
-            container_provider=self._provider.name,
+            container_provider=self._choice.provider.name,
             boot_id=self._identity.boot_id,
             agent_id=self._identity.agent_id,
             sandbox_id=self._identity.sandbox_id,
             memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
             cpus=os.cpu_count() or 1,
             now_nanos=time.time_ns(),
-            takes_layers=ITakesLayers.providedBy(self._provider),
+            takes_layers=ITakesLayers.providedBy(self._choice.provider),
         )
 
     async def NewKey(self, request: messages.NewKeyRequest, call: Call) -> messages.NewKeyResponse:
@@ -55,5 +56,6 @@ class MachineCalls:
     ) -> messages.ConfigureSandboxResponse:
         self._settings.apply(request.config, request.node_dns)
         await self._gate.configure(request.config.annotations)
-        await self._provider.configure(request.config)
-        return messages.ConfigureSandboxResponse()
+        await self._choice.choose(request.container_provider)
+        await self._choice.provider.configure(request.config)
+        return messages.ConfigureSandboxResponse(container_provider=self._choice.provider.name)

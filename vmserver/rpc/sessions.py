@@ -16,8 +16,9 @@ from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver as messages
 from txgrpc import Call, GrpcError
 from vmserver import validate
-from vmserver.containers.interface import IContainerProvider, ISession, Streams
+from vmserver.containers.interface import ISession, Streams
 from vmserver.containers.sessions import Output
+from vmserver.provider_choice import ProviderChoice
 from vmserver.rpc import forwards as connections
 from vmserver.rpc.quota import Quota
 
@@ -36,11 +37,9 @@ class SessionCalls:
     :ivar sessions: bounds Exec and Attach together. :ivar forwards: bounds the connections of PortForward.
     """
 
-    def __init__(
-        self, reactor: IReactor, provider: IContainerProvider, *, sessions: int, forwards: int
-    ) -> None:
+    def __init__(self, reactor: IReactor, choice: ProviderChoice, *, sessions: int, forwards: int) -> None:
         self._reactor = reactor
-        self._provider = provider
+        self._choice = choice
         self.sessions = Quota(sessions, "sessions are open")
         self.forwards = Quota(forwards, "forwarded connections are open")
 
@@ -49,7 +48,7 @@ class SessionCalls:
     ) -> AsyncIterator[messages.SessionOutput]:
         def begin(start: messages.SessionStart) -> Deferred[ISession]:
             command = validate.command(start.command)
-            return self._provider.exec_session(start.id, command, _streams(start))
+            return self._choice.provider.exec_session(start.id, command, _streams(start))
 
         return self._session(requests, begin)
 
@@ -57,7 +56,7 @@ class SessionCalls:
         self, requests: AsyncIterator[messages.SessionInput], call: Call
     ) -> AsyncIterator[messages.SessionOutput]:
         def begin(start: messages.SessionStart) -> Deferred[ISession]:
-            return self._provider.attach_session(start.id, _streams(start))
+            return self._choice.provider.attach_session(start.id, _streams(start))
 
         return self._session(requests, begin)
 

@@ -9,7 +9,7 @@ from infranetes_common.concurrency import Notifier
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from txgrpc import Call
-from vmserver.containers.interface import IContainerProvider
+from vmserver.provider_choice import ProviderChoice
 from vmserver.rpc import bounds
 
 # A container's state only ever moves up.
@@ -59,10 +59,10 @@ class WatchCalls:
     :ivar watchers: one for each call that is open.
     """
 
-    def __init__(self, provider: IContainerProvider) -> None:
-        self._provider = provider
+    def __init__(self, choice: ProviderChoice) -> None:
+        self._choice = choice
         self.watchers: set[Watcher] = set()
-        provider.watch(self._changed, self._removed)
+        choice.watch(self._changed, self._removed)
 
     def _changed(self, state: messages.ContainerState) -> None:
         for watcher in self.watchers:
@@ -76,7 +76,7 @@ class WatchCalls:
         watcher = Watcher()
         self.watchers.add(watcher)
         try:
-            snapshot = {state.id: state for state in await self._provider.containers()}
+            snapshot = {state.id: state for state in await self._choice.provider.containers()}
             # A change made while the list was on its way is in the list, in the events, or in both.
             for id, event in watcher.take().items():
                 if event.HasField("removed"):

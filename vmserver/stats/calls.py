@@ -7,7 +7,7 @@ from infranetes_common.concurrency import Flight, run_in_thread
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver as messages
 from txgrpc.servercall import Call
-from vmserver.containers.interface import IContainerProvider
+from vmserver.provider_choice import ProviderChoice
 from vmserver.rpc import bounds
 from vmserver.stats import family, machine
 from vmserver.stats.rates import Rates
@@ -22,9 +22,9 @@ class StatsCalls:
         its containers'.
     """
 
-    def __init__(self, reactor: IReactor, provider: IContainerProvider, *, own: bool) -> None:
+    def __init__(self, reactor: IReactor, choice: ProviderChoice, *, own: bool) -> None:
         self._reactor = reactor
-        self._provider = provider
+        self._choice = choice
         self._own_machine = own
         self._rates = Rates()
         self._measuring: Flight[messages.StatsResponse] | None = None
@@ -40,7 +40,7 @@ class StatsCalls:
         return await self._measuring.join()
 
     async def _measure(self) -> messages.StatsResponse:
-        containers = await self._provider.usage()
+        containers = await self._choice.provider.usage()
         response = messages.StatsResponse(containers=containers)
         running = [one.usage for one in containers if one.HasField("usage")]
         if self._own_machine:

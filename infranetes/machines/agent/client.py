@@ -24,6 +24,7 @@ from txgrpc import Channel, GrpcError
 CONNECT_SECONDS = 10.0
 KEEPALIVE_SECONDS = 20.0
 CALL_SECONDS = 30.0  # a call that only asks the agent, or has it do something short
+ENGINE_SECONDS = 120.0  # an engine that is started for the pod; the agent gives up a little earlier
 LOAD_SECONDS = 900.0  # an image of several GB through a slow link
 EXEC_MARGIN_SECONDS = 10.0  # what the agent gets over the command's own time to kill it and to answer
 
@@ -59,13 +60,19 @@ class AgentClient(VolumeClient, LayerClient):
         await self._call(self._stub.Rekey(vmserver.RekeyRequest(certificate=certificate), timeout=within))
 
     async def configure(
-        self, config: cri.PodSandboxConfig, node_dns: cri.DNSConfig, within: float = CALL_SECONDS
-    ) -> None:
-        """Make the VM this pod's.
+        self, config: cri.PodSandboxConfig, node_dns: cri.DNSConfig, contprovider: str = ""
+    ) -> str:
+        """Make the VM this pod's. Return which ContainerProvider runs its containers; "": it does not say.
 
-        :param node_dns: for a pod that says nothing of DNS, in a VM that has none of its own."""
-        request = vmserver.ConfigureSandboxRequest(config=config, node_dns=node_dns)
-        await self._call(self._stub.ConfigureSandbox(request, timeout=within))
+        :param node_dns: for a pod that says nothing of DNS, in a VM that has none of its own.
+        :param contprovider: the one that is to run them; "": the VM's own.
+        :raise FailedPrecondition: the VM does not offer that one."""
+        request = vmserver.ConfigureSandboxRequest(
+            config=config, node_dns=node_dns, container_provider=contprovider
+        )
+        seconds = ENGINE_SECONDS if contprovider else CALL_SECONDS
+        answer = await self._call(self._stub.ConfigureSandbox(request, timeout=seconds))
+        return checks.clamped(answer).container_provider
 
     def watch(self) -> checks.CheckedStream[vmserver.WatchEvent]:
         """Open the Watch stream, which tells the states of all containers. Fails with GrpcError."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import attrs
+from attrs.validators import gt
 from twisted.internet.defer import Deferred, succeed
 from zope.interface import implementer
 
@@ -27,6 +28,7 @@ from infranetes_common.wire import vmserver as messages
 from vmserver.containers.apparmor import ProfileLoader
 from vmserver.containers.docker import accounts, cgroups
 from vmserver.containers.docker.engine import CALL_SECONDS, Engine, EngineError
+from vmserver.containers.docker.engine_start import start_engine
 from vmserver.containers.docker.execs import exec_sync
 from vmserver.containers.docker.image_volumes import ImageVolumes
 from vmserver.containers.docker.images import Images
@@ -58,6 +60,9 @@ class DockerConfig:
     """`[providers.docker]` of the agent's configuration."""
 
     socket: Path = Path("/run/docker.sock")
+    # Brings the engine up, where it is not up already, and ends once it answers. Empty: somebody else does.
+    start_command: tuple[str, ...] = ()
+    start_seconds: float = attrs.field(default=90.0, validator=gt(0))  # until that has ended
     log_max_size: str = "16m"  # of one log file, in the notation of Docker's json-file driver
     log_max_files: int = 4  # including the newest
 
@@ -91,6 +96,8 @@ class DockerProvider:
 
     @deferred
     async def start(self) -> None:
+        if self._config.start_command:
+            await start_engine(self._reactor, self._config.start_command, self._config.start_seconds)
         await self._index.start()
 
     def stop(self) -> Deferred[None]:

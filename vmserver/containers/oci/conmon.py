@@ -36,8 +36,8 @@ from infranetes_common.errors import DeadlineExceeded, InvalidArgument, Unavaila
 from infranetes_common.reactors import IReactor
 from vmserver.containers.oci import cgroup
 from vmserver.containers.oci.launch import Launch
-from vmserver.containers.oci.programs import located
 from vmserver.containers.oci.runtime import Crun
+from vmserver.containers.programs import located
 from vmserver.processes import ProcessEnd, start_ticks
 
 CREATE_SECONDS = 60.0  # within which crun has created a container; under emulation it takes 0.4

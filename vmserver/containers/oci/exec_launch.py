@@ -28,8 +28,8 @@ from twisted.internet.protocol import ProcessProtocol
 from infranetes_common.reactors import IReactor
 from vmserver.containers.child_exec import DRAIN_SECONDS
 from vmserver.containers.oci.conmon import exit_code_of
-from vmserver.containers.oci.programs import ENVIRONMENT
 from vmserver.containers.oci.runtime import Crun, Status
+from vmserver.containers.programs import ENVIRONMENT
 from vmserver.processes import family, kill_family, start_ticks
 
 _SPECIFICATION = 3  # the descriptor on which crun reads what to execute

@@ -20,7 +20,7 @@ from infranetes_common.concurrency import run_in_thread, start
 from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import IReactor
 from vmserver.containers.oci import cgroup
-from vmserver.containers.oci.programs import ENVIRONMENT
+from vmserver.containers.programs import ENVIRONMENT
 
 _MAX_MESSAGE_BYTES = 64 * 1024
 

@@ -25,7 +25,7 @@ from infranetes_common.concurrency import backoff, sleep
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from infranetes_common.reactors import IReactor
 from vmserver.containers.oci.cgroup import Cgroup
-from vmserver.containers.oci.programs import Ended, located, run
+from vmserver.containers.programs import Ended, located, run
 from vmserver.processes import start_ticks
 
 CALL_SECONDS = 30.0  # within which any call of crun ends; under emulation it takes 0.3

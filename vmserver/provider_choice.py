@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which ContainerProvider runs the pod's containers: the configuration's, or one that the pod chooses.
+
+The node names its choice when it makes the VM the pod's. The provider that was in charge until then is let go
+of, the chosen one is started, and only once it answers is its name on the disk: an agent that is started
+again, or a VM, has the same. An agent that is killed before that has chosen nothing, and the node asks again.
+A choice is made before the first container; then it stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from twisted.logger import Logger
+
+from infranetes_common.concurrency import Flight, deferred, replace_file, run_in_thread, settled, within
+from infranetes_common.errors import FailedPrecondition, InfranetesError
+from infranetes_common.reactors import IReactor
+from vmserver.containers.interface import Changed, IContainerProvider, Removed
+from vmserver.provider_start import ProviderStart
+
+CHOICE_SECONDS = 110.0  # until a chosen provider has to answer; the node waits a little longer
+_MAX_NAME = 64
+
+_log = Logger()
+
+
+class ProviderChoice:
+    """The agent's ContainerProvider, which changes at most once in a pod's life.
+
+    :param configured: the one in charge until another is chosen.
+    :param choices: names of others that a pod may choose.
+    :param make: makes the provider of a name, without starting it.
+    :param file: has the name of the chosen provider; read only where there are choices.
+    :ivar provider: the one in charge.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactor,
+        configured: IContainerProvider,
+        choices: Sequence[str],
+        make: Callable[[str], IContainerProvider],
+        file: Path,
+    ) -> None:
+        self.provider = configured
+        self._reactor = reactor
+        self._offered = (configured.name, *choices)
+        self._make = make
+        self._file = file
+        self._start = ProviderStart(reactor, configured)
+        self._watches: list[tuple[Changed, Removed]] = []
+        self._choosing: Flight[None] | None = None
+
+    def watch(self, changed: Changed, removed: Removed) -> None:
+        """As `IContainerProvider.watch`, whichever provider is in charge."""
+        self._watches.append((changed, removed))
+        self.provider.watch(changed, removed)
+
+    async def start(self) -> None:
+        """Start the provider that was chosen before, or else the configured one; see `ProviderStart`."""
+        chosen = await run_in_thread(self._reactor, self._thd_recorded) if len(self._offered) > 1 else ""
+        if chosen not in ("", self.provider.name):
+            try:
+                self._put_in_charge(self._made(chosen))
+                self._start = ProviderStart(self._reactor, self.provider)
+            except InfranetesError as error:
+                _log.error(
+                    "the provider {provider}, which the pod chose, can't be had any more: {words}",
+                    provider=chosen,
+                    words=str(error),
+                )
+        await self._start.start()
+
+    async def choose(self, name: str) -> None:
+        """Have the provider called `name` run the pod's containers; "": the configured one. Idempotent.
+
+        It goes on when the caller leaves, and the next one waits for it.
+
+        :raise FailedPrecondition: it is not offered in this VM, or the pod has containers of another one.
+        :raise InfranetesError: it does not start; the one before is still in charge."""
+        name = name or self._offered[0]
+        self._check_offered(name)
+        while self._choosing is not None and not self._choosing.done:
+            await settled([self._choosing.join()])
+        if name != self.provider.name:
+            self._choosing = Flight(self._change(name))
+            await self._choosing.join()
+
+    @deferred
+    async def stop(self) -> None:
+        """Let go of the provider; containers run on."""
+        self._start.cancel()
+        if self._choosing is not None:
+            self._choosing.cancel()
+        await self.provider.stop()
+
+    def _check_offered(self, name: str) -> None:
+        if name not in self._offered:
+            raise FailedPrecondition(
+                f"{name[:_MAX_NAME]} can't run containers in this VM: it offers {', '.join(self._offered)}; "
+                "name one of these in the annotation infranetes.io/containers or the node's contprovider, or make "
+                "another guest image: `infranetes-guest build --containers both` has Docker as well"
+            )
+
+    def _made(self, name: str) -> IContainerProvider:
+        self._check_offered(name)
+        return self._make(name)
+
+    async def _change(self, name: str) -> None:
+        before, began = self.provider, self._reactor.seconds()
+        if await before.containers():
+            raise FailedPrecondition(
+                f"the pod has containers of {before.name} already; only another pod can have {name}"
+            )
+        chosen = self._made(name)
+        try:
+            await within(self._reactor, CHOICE_SECONDS, chosen.start(), f"starting the provider {name}")
+            await run_in_thread(self._reactor, self._thd_record, name)
+        except BaseException:
+            await chosen.stop()
+            raise
+        self._start.cancel()
+        self._put_in_charge(chosen)
+        _log.info(
+            "containers are run by {provider}, as the pod chose: {seconds:.2f} s",
+            provider=name,
+            seconds=self._reactor.seconds() - began,
+        )
+        await before.stop()
+
+    def _put_in_charge(self, provider: IContainerProvider) -> None:
+        self.provider = provider
+        for changed, removed in self._watches:
+            provider.watch(changed, removed)
+
+    def _thd_recorded(self) -> str:
+        """Return the name in the file; "": there is none."""
+        try:
+            return self._file.read_text(errors="replace").strip()
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            _log.error("{path}: {words}", path=str(self._file), words=error.strerror)
+            return ""
+
+    def _thd_record(self, name: str) -> None:
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            replace_file(self._file, name + "\n")
+        except OSError as error:
+            raise FailedPrecondition(
+                f"{self._file} can't be written: {error.strerror}; see the agent's choice_file"
+            ) from error
