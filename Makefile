@@ -98,8 +98,8 @@ cluster-tools: | apt-base ## Build Kubernetes, etcd and CoreDNS into build/tools
 	@PYTHON=$(PYTHON) tests/cluster/tools
 
 .PHONY: test
-test: venv proto apt-test tools image image-oci ## Run every test but the cluster's, the ones with real VMs too; TESTS= picks some
-	@$(BIN)/python -m tests --without tests.cluster $(TESTS)
+test: venv proto apt-test tools image image-both ## Run every test but the cluster's, the ones with real VMs too; TESTS= picks some, CONTAINERS= the guest image
+	@env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests --without tests.cluster $(TESTS)
 
 .PHONY: test-fast
 test-fast: venv proto apt-test tools ## Run all tests but those with real VMs; some of them: .venv/bin/trial tests.PACKAGE
@@ -136,11 +136,11 @@ apt-run: apt-base
 
 QEMU_USER := infranetes-qemu
 IMAGE_DIR ?= /var/lib/infranetes/guest
-# What runs containers in the guest image: docker or oci.
-CONTAINERS ?= docker
+# What runs containers in the guest image: docker, oci, or both (oci, and Docker for pods that choose it).
+CONTAINERS ?= $(shell sed -n 's/^DEFAULT_CONTAINERS = "\(.*\)"$$/\1/p' infranetes/guest/recipe.py)
 
 .PHONY: image
-image: venv proto apt-run ## Build the guest image, unless it is there; its packages are made first
+image: venv proto apt-run ## Build the guest image, unless it is there, with CONTAINERS=; its packages are made first
 	$(call need,$(APT_IMAGE) $(APT_DEB))
 	@getent passwd $(QEMU_USER) >/dev/null || \
 		$(AS_ROOT) useradd --system --home-dir /nonexistent --shell /usr/sbin/nologin $(QEMU_USER)
@@ -151,6 +151,11 @@ image: venv proto apt-run ## Build the guest image, unless it is there; its pack
 .PHONY: image-oci
 image-oci: ## Build the guest image without Docker too, beside the other
 	@$(MAKE) --no-print-directory image CONTAINERS=oci IMAGE_DIR="$(IMAGE_DIR)-oci"
+
+.PHONY: image-both
+image-both: ## Build the guest image with both, beside the other, unless the other has both
+	@[ "$(CONTAINERS)" = both ] || \
+		$(MAKE) --no-print-directory image CONTAINERS=both IMAGE_DIR="$(IMAGE_DIR)-both"
 
 .PHONY: demo
 demo: export DEMO_COMMAND = $(value COMMAND)

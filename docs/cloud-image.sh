@@ -65,11 +65,13 @@ chroot . sh -euc '
     apt-get update -q
     apt-get install -qy --no-install-recommends grub-pc-bin grub2-common
     systemctl --quiet enable systemd-networkd
-    systemctl --quiet disable infranetes-warm    # it is for templates, and each of these machines boots
+    # It is for templates, and each of these machines boots. Guest images without Docker do not have it.
+    [ ! -e /etc/systemd/system/infranetes-warm.service ] || systemctl --quiet disable infranetes-warm
+    [ "$2" != docker ] || systemctl --quiet enable docker.service    # which one with both has switched off
     update-initramfs -u -k all
     grub-install --target=i386-pc --modules="part_msdos ext2" "$1"
     apt-get clean
     rm -rf /var/lib/vmserver /var/lib/apt/lists/*
     : >/etc/machine-id
     : >/etc/resolv.conf
-' sh "$loop"
+' sh "$loop" "$provider"

@@ -100,7 +100,7 @@ class ProviderChoice:
         if name not in self._offered:
             raise FailedPrecondition(
                 f"{name[:_MAX_NAME]} can't run containers in this VM: it offers {', '.join(self._offered)}; "
-                "name one of these in the annotation infranetes.io/containers or the node's contprovider, or make "
+                "name one of these in the annotation infranetes.io/containers or in contprovider, or make "
                 "another guest image: `infranetes-guest build --containers both` has Docker as well"
             )
 

@@ -20,6 +20,7 @@ from infranetes_simulation.provider.settings import Settings as SimulatedSetting
 from tests.docs.reference import defaults, documented
 from vmserver.config import Config as AgentConfig
 from vmserver.config import load as load_agent
+from vmserver.containers.docker.provider import DockerConfig
 from vmserver.containers.machine.provider import MachineConfig
 from vmserver.containers.systemd.config import SystemdConfig
 
@@ -75,6 +76,9 @@ class ReferenceTests(SynchronousTestCase):
 
     def test_every_key_of_the_simulated_provider_and_its_default(self) -> None:
         self.check("providers.simulated", SimulatedSettings())
+
+    def test_every_key_of_the_docker_provider_and_its_default(self) -> None:
+        self.check("providers.docker", DockerConfig())
 
     def test_every_key_of_the_machine_provider_and_its_default(self) -> None:
         self.check("providers.machine", MachineConfig())

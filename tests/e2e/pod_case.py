@@ -5,28 +5,46 @@ from __future__ import annotations
 
 import os
 import subprocess
+from pathlib import Path
 from typing import Any
 
-from infranetes.guest.image import DEFAULT_DIR
+from infranetes.guest.image import DEFAULT_DIR, current
 from infranetes.providers.qemu.bridge import Bridge
+from infranetes_common.errors import FailedPrecondition
 from infranetes_common.wire import cri
 from tests.infranetes.daemon.case import DaemonCase, reactor
 
 IMAGES = os.environ.get("INFRANETES_TEST_IMAGES", str(DEFAULT_DIR))
+BOTH = f"{IMAGES}-both"  # of `make image-both`
+# What the node has run containers of pods that choose nothing; empty: what their image has first.
+CONTPROVIDER = os.environ.get("INFRANETES_TEST_CONTPROVIDER", "")
 TEMPLATES = os.environ.get("INFRANETES_TEST_TEMPLATES", "/var/lib/infranetes/test-templates")
 BRIDGE = "infpod0"
 
 
+def providers(images: str) -> tuple[str, ...]:
+    """What runs containers in the current one of these guest images, that of pods which choose none first."""
+    try:
+        return current(Path(images)).providers
+    except FailedPrecondition:
+        return ()
+
+
 class PodCase(DaemonCase):
-    """Each with the daemon as a process, and QEMU."""
+    """Each with the daemon as a process, and QEMU.
+
+    :cvar images: the directory of the guest images. :cvar contprovider: the node's own choice.
+    """
 
     timeout = 900
     patience = 10.0  # the template may have to be booted first; nothing here is quick without KVM
     images = IMAGES
+    contprovider = CONTPROVIDER
 
     def setUp(self) -> None:
         super().setUp()
         self.config["provider"] = "qemu"
+        self.config["contprovider"] = self.contprovider
         self.config["providers"] = {
             "qemu": {
                 "bridge": BRIDGE,

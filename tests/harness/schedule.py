@@ -17,6 +17,7 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     # Each emulated VM keeps a processor busy, and all share one template and one guest image.
     "tests.e2e.test_pod": ("real VMs", "host ports"),
     "tests.e2e.test_oci": ("real VMs",),
+    "tests.e2e.test_choice": ("real VMs",),
     "tests.e2e.test_qemu_disks": ("real VMs",),
     "tests.e2e.test_qemu_provider": ("real VMs",),
     "tests.e2e.test_demo": ("real VMs", "built packages"),
@@ -46,6 +47,7 @@ SECONDS: Mapping[str, float] = {
     "tests.e2e.test_package": 120,
     "tests.e2e.test_pod": 300,
     "tests.e2e.test_oci": 200,
+    "tests.e2e.test_choice": 150,
     "tests.e2e.test_qemu_disks": 150,
     "tests.e2e.test_qemu_provider": 300,
     "tests.e2e.test_units": 60,

@@ -67,6 +67,8 @@ class OptionsTests(SynchronousTestCase):
                 ("--imgprovider", "aws", "--podprovider", "qemu"),
                 ("imgprovider", "aws", "the name of the provider"),
             ),
+            (("--contprovider", "podman"), ("contprovider", "docker", "oci")),
+            (("--contprovider", "oci", "--imgprovider", "systemd"), ("contprovider", "imgprovider")),
             (("--ca", "ca.pem"), ("ca", "absolute")),
             (("--master-ip", "master"), ("kubernetes.master_ip",)),
             (("--cluster-cidr", "10.0.0.0/99"), ("kubernetes.cluster_cidr",)),

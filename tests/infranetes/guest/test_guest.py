@@ -16,6 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.guest import build as builder
 from infranetes.guest import cli, image, recipe, shims, sources
 from infranetes_common.errors import FailedPrecondition, InfranetesError, ResourceExhausted
+from vmserver import config as agent
 
 
 def check_syntax(script: str) -> None:
@@ -33,8 +34,10 @@ class RecipeTests(SynchronousTestCase):
         self.assertEqual(set(docker["log-opts"]), {"max-size", "max-file"})
 
     def test_paths_stay_in_the_tree_and_scripts_can_be_run(self) -> None:
-        files = {**recipe.FILES, **recipe.DOCKER.files, **recipe.OCI.files}
-        for path, (mode, text) in files.items():
+        files = [*recipe.FILES.items()]
+        for containers in recipe.CONTAINERS.values():
+            files += containers.files.items()
+        for path, (mode, text) in files:
             self.assertFalse(path.startswith("/") or ".." in path, path)
             self.assertEqual(text.startswith("#!"), bool(mode & stat.S_IXUSR), path)
             self.assertTrue(text.endswith("\n"), path)
@@ -43,9 +46,22 @@ class RecipeTests(SynchronousTestCase):
     def test_whatever_runs_containers_is_in_one_image_alone(self) -> None:
         self.assertIn("docker.io", recipe.DOCKER.packages)
         self.assertNotIn("docker.io", (*recipe.PACKAGES, *recipe.OCI.packages))
-        self.assertEqual(
-            [text for _, text in recipe.OCI.files.values()], [f'provider = "{recipe.OCI.name}"\n']
-        )
+
+    def test_the_agent_of_each_image_offers_what_is_in_it(self) -> None:
+        for containers in recipe.CONTAINERS.values():
+            _, text = containers.files.get("etc/infranetes/vmserver.toml", (0, ""))
+            file = Path(self.mktemp())
+            file.write_text(text)
+            config = agent.load(file)
+            self.assertEqual((config.provider, *config.choices), containers.providers, containers.name)
+
+    def test_docker_beside_another_does_not_run_before_it_is_wanted(self) -> None:
+        both = recipe.BOTH
+        self.assertIn("docker.io", both.packages)
+        self.assertEqual(set(both.disabled), {"docker.service", "docker.socket", "containerd.service"})
+        self.assertEqual(both.enabled, ())
+        for path, (_, text) in both.files.items():
+            self.assertNotIn("WantedBy", text, path)
 
 
 class ShimTests(SynchronousTestCase):
@@ -145,13 +161,23 @@ class BuildTests(SynchronousTestCase):
         self.assertEqual((self.built, self.has_docker), (1, True))
 
     def test_what_runs_containers_makes_another_image(self) -> None:
-        docker = self.build()
+        docker = self.build(containers=recipe.DOCKER)
         oci = self.build(containers=recipe.OCI)
+        self.assertEqual((docker.providers, oci.providers), (("docker",), ("oci",)))
         self.assertNotEqual(oci.key, docker.key)
         self.assertEqual((image.current(self.images).key, self.has_docker), (oci.key, False))
         self.assertEqual(self.build().key, docker.key)
         self.assertEqual(image.current(self.images).key, docker.key)
         self.assertEqual(self.built, 2)
+
+    def test_an_image_of_an_earlier_release_is_read(self) -> None:
+        made = self.build()
+        manifest = made.directory / image.MANIFEST
+        fields = json.loads(manifest.read_bytes())
+        del fields["providers"]
+        manifest.write_text(json.dumps(fields))
+        read = image.current(self.images)
+        self.assertEqual((read.providers, read.packages), ((), made.packages))
 
     def test_other_packages_or_force_make_another_and_the_last_two_are_kept(self) -> None:
         first = self.build()

@@ -124,6 +124,11 @@ class ClaimTests(PoolTestCase):
             self.assertFalse(wants_own_vm([key]), key)
         self.assertIn(self.run_pod(pod(annotations={"kubernetes.io/config.seen": "x"})), self.provider_ids())
 
+    def test_what_runs_containers_is_chosen_in_a_vm_of_the_pool_too(self) -> None:
+        sandbox = self.run_pod(pod(annotations={"infranetes.io/containers": "docker"}))
+        self.assertIn(sandbox, self.provider_ids())
+        self.assertEqual(self.world.agents[sandbox].chosen, ["docker"])
+
     def provider_ids(self) -> set[str]:
         return {spec.sandbox_id for spec in self.provider.specs[:2]}
 
@@ -168,7 +173,7 @@ class ClaimTests(PoolTestCase):
     def test_the_launch_fails_after_the_claim_and_nothing_is_left_of_it(self) -> None:
         (first, _) = self.pool.idle()
 
-        async def refuse(config: Any, within: float = 30.0) -> None:
+        async def refuse(*words: Any) -> None:
             raise Unavailable("no")
 
         self.patch(self.world.agents[first.id], "configure", refuse)

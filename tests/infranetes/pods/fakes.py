@@ -198,6 +198,7 @@ class FakeAgent:
 
     :ivar away: it can't be reached. :ivar silent: streams open and say nothing.
     :ivar holding: a Deferred that each create and load waits for first.
+    :ivar old: of a release in which what runs containers can't be chosen: Docker does.
     """
 
     def __init__(self, sandbox_id: str) -> None:
@@ -209,6 +210,9 @@ class FakeAgent:
         self.streams: list[FakeStream] = []
         self.configured: list[Any] = []
         self.node_dns: list[Any] = []
+        self.chosen: list[str] = []
+        self.configure_error: Exception | None = None
+        self.old = False
         self.certificates: list[str] = []
         self.away = False
         self.silent = False
@@ -222,7 +226,7 @@ class FakeAgent:
 
     async def info(self, within: float = 30.0) -> Any:
         self._reach()
-        return vmserver.InfoResponse(sandbox_id=self.sandbox_id)
+        return vmserver.InfoResponse(sandbox_id=self.sandbox_id, container_provider="docker")
 
     async def new_key(self, within: float = 30.0) -> bytes:
         self._reach()
@@ -232,10 +236,14 @@ class FakeAgent:
         self._reach()
         self.certificates.append(certificate)
 
-    async def configure(self, config: Any, node_dns: Any, within: float = 30.0) -> None:
+    async def configure(self, config: Any, node_dns: Any, contprovider: str = "") -> str:
         self._reach()
         self.configured.append(config)
         self.node_dns.append(node_dns)
+        self.chosen.append(contprovider)
+        if self.configure_error is not None:
+            raise self.configure_error
+        return "" if self.old else contprovider or "oci"
 
     def watch(self) -> FakeStream:
         stream = FakeStream()

@@ -39,6 +39,8 @@ class AnnotationTests(SynchronousTestCase):
             ("infranetes.aws.securtiygroup", "sg-1,,sg-2"),
             ("infranetes.io/subnet", "x" * 5000),
             ("infranetes.io/metadata-access", "yes"),
+            ("infranetes.io/containers", "podman"),
+            ("infranetes.io/containers", ""),
             ("infranetes.io/disk", "40"),
             ("infranetes.io/disk", "0Gi"),
         ):

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods that choose what runs their containers, in clones of one template that has both."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from infranetes_common.wire import cri
+from tests.e2e.pod_case import BOTH, IMAGES, PodCase, providers
+from tests.infranetes.daemon.case import images, reactor
+from txgrpc import Code, GrpcError
+
+DOCKER = {"infranetes.io/containers": "docker"}
+OCI = {"infranetes.io/containers": "oci"}
+BY_DOCKER, BY_CRUN = {"dockerd", "containerd", "containerd-shim"}, {"conmon"}
+# The programs that run in the VM, whose process ids a privileged container may share.
+PROGRAMS = "cat /proc/[0-9]*/comm 2>/dev/null | sort | uniq -c; grep MemAvailable /proc/meminfo"
+
+
+class ChoiceTests(PodCase):
+    """A guest image of `make image CONTAINERS=both` or `make image-both`."""
+
+    images = IMAGES if set(providers(IMAGES)) >= {"docker", "oci"} else BOTH
+    contprovider = ""
+
+    def looker(self, name: str = "main", script: str = "while :; do sleep 0.2; date +%s; done") -> Any:
+        """A container that sees all processes of the VM."""
+        namespaces = cri.NamespaceOption(pid=cri.NODE)
+        context = cri.LinuxContainerSecurityContext(privileged=True, namespace_options=namespaces)
+        return self.box(name, script, linux=cri.LinuxContainerConfig(security_context=context))
+
+    async def programs(self, container: str) -> set[str]:
+        """Of those that run containers, the ones that run in the VM."""
+        said = (await self.execute(container, "sh", "-c", PROGRAMS)).stdout.decode()
+        self.assertIn("MemAvailable", said)
+        return set(said.split()) & {*BY_DOCKER, *BY_CRUN}
+
+    async def until_programs(self, container: str, programs: set[str]) -> None:
+        """Wait until the agent answers, and says that just these run."""
+        until = reactor.seconds() + 120.0
+        while True:
+            with contextlib.suppress(GrpcError):
+                if await self.programs(container) == programs:
+                    return
+            self.assertLess(reactor.seconds(), until, self.log[-3000:])
+            await self.sleep(0.5)
+
+    async def test_pods_of_both_run_side_by_side(self) -> None:
+        await self.start()
+        begun = reactor.seconds()
+        plain = await self.run_pod("plain")
+        between = reactor.seconds()
+        chosen = await self.run_pod("chosen", annotations=DOCKER)
+        ended = reactor.seconds()
+        by_crun = await self.run_container(plain, self.looker())
+        by_docker = await self.run_container(chosen, self.looker())
+        self.assertEqual(await self.programs(by_crun), BY_CRUN)
+        self.assertEqual(await self.programs(by_docker), BY_DOCKER)
+        for pod, container, name in ((plain, by_crun, "plain"), (chosen, by_docker, "chosen")):
+            self.assertEqual((await self.execute(container, "sh", "-c", "exit 4")).exit_code, 4)
+            other = self.box("other", "echo hello; exit 3")
+            status = await self.in_state(await self.run_container(pod, other), cri.CONTAINER_EXITED)
+            self.assertEqual(status.exit_code, 3)
+            log = self.log_directory / name / "other.log"
+            await self.until(lambda log=log: b"hello" in log.read_bytes(), "its log")  # type: ignore[misc]
+        figures = (
+            f"{between - begun:.2f} s for a pod, {ended - between:.2f} s for one whose Docker is started"
+        )
+        await self.refused(Code.INVALID_ARGUMENT, self.run_pod("x", annotations={next(iter(DOCKER)): "lxc"}))
+        self.assertEqual(len(await self.sandboxes()), 2, figures)
+
+    async def test_a_killed_agent_and_a_killed_daemon_go_on_with_the_chosen_one(self) -> None:
+        """In a VM that waited in the pool, and with a node that chooses for all pods."""
+        self.config["contprovider"] = "docker"
+        self.config["pool"] = {"sizes": [{"count": 1}]}
+        self.config["images"] = {"preload": [(await images()).reference]}
+        await self.start()
+        sandbox = await self.run_pod()
+        main = await self.run_container(sandbox, self.looker())
+        before = await self.container_status(main)
+        with contextlib.suppress(GrpcError):  # which its answer is lost with
+            await self.execute(main, "sh", "-c", "kill -KILL $(pgrep -f vmserver.toml)")
+        await self.until_programs(main, BY_DOCKER)
+        await self.restart()
+        await self.until_programs(main, BY_DOCKER)
+        status = await self.in_state(main, cri.CONTAINER_RUNNING)
+        self.assertEqual(status.started_at, before.started_at)
+        again = await self.run_container(sandbox, self.box("again", "exit 7"))
+        self.assertEqual((await self.in_state(again, cri.CONTAINER_EXITED)).exit_code, 7)
+        crun = await self.run_pod("crun", annotations=OCI)
+        looker = await self.run_container(crun, self.looker())
+        self.assertEqual(await self.programs(looker), BY_CRUN)

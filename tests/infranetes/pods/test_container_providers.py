@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs a pod's containers: chosen by the pod, or by its node."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from tests.infranetes.pods.case import PodsTestCase
+from tests.infranetes.pods.fakes import pod
+from tests.infranetes.pods.layers import LayerAgent
+
+DOCKER = {"infranetes.io/containers": "docker"}
+
+
+class ContainerProviderTests(PodsTestCase):
+    def chosen(self, sandbox: str) -> list[str]:
+        """As the agent was told."""
+        return self.world.agents[sandbox].chosen
+
+    def change_agents(self, **attributes: Any) -> None:
+        """Give agents of new VMs these attributes."""
+        make = self.world.make_agent
+
+        def changed(sandbox_id: str) -> Any:
+            agent = make(sandbox_id)
+            for name, value in attributes.items():
+                setattr(agent, name, value)
+            return agent
+
+        self.patch(self.world, "make_agent", changed)
+
+    def test_a_pod_that_says_nothing_has_what_its_node_says_or_else_its_image(self) -> None:
+        self.assertEqual(self.chosen(self.run_pod(pod("a"))), [""])
+        self.world.node.contprovider = "oci"
+        self.assertEqual(self.chosen(self.run_pod(pod("b"))), ["oci"])
+
+    def test_a_pods_own_choice_comes_before_its_nodes(self) -> None:
+        self.world.node.contprovider = "oci"
+        self.assertEqual(self.chosen(self.run_pod(pod("a", annotations=DOCKER))), ["docker"])
+        self.assertEqual(
+            self.chosen(self.run_pod(pod("b", annotations={"infranetes.io/containers": " docker "}))),
+            ["docker"],
+        )
+
+    def test_what_the_vm_does_not_offer_is_told_and_the_vm_destroyed(self) -> None:
+        self.change_agents(configure_error=FailedPrecondition("docker can't run containers in this VM"))
+        failure = self.failureResultOf(self.start(pod(annotations=DOCKER)), FailedPrecondition)
+        self.assertIn("docker can't run containers in this VM", str(failure.value))
+        self.assertNothingLeft()
+
+    def test_an_agent_that_knows_no_choice_is_refused_where_it_has_something_else(self) -> None:
+        self.change_agents(old=True)
+        self.run_pod(pod("a"))
+        self.run_pod(pod("b", annotations=DOCKER))
+        oci = pod("c", annotations={"infranetes.io/containers": "oci"})
+        failure = self.failureResultOf(self.start(oci), FailedPrecondition)
+        self.assertIn("containers by docker alone, not by oci", str(failure.value))
+        self.assertIn("build the guest image anew", str(failure.value))
+
+    def test_where_images_are_machines_there_is_nothing_to_choose(self) -> None:
+        self.patch(type(self.world.images), "machine_images", True)
+        failure = self.failureResultOf(self.start(pod(annotations=DOCKER)), InvalidArgument)
+        self.assertIn("infranetes.io/containers", str(failure.value))
+        self.assertNothingLeft()
+
+    def test_whether_a_vm_takes_layers_is_asked_again_after_a_choice(self) -> None:
+        self.patch(self.world, "make_agent", lambda id: LayerAgent(id, self.world.provider))
+        for name, chosen, times in (("a", {}, 1), ("b", DOCKER, 2)):
+            id = self.run_pod(pod(name, annotations=chosen))
+            machine = self.world.node.inventory.sandboxes[id].machine
+            self.assertTrue(self.do(machine.takes_layers()))
+            self.assertEqual(cast(LayerAgent, self.world.agents[id]).asked, [("info", ())] * times)

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which ContainerProvider runs the pod's containers: in the agent's own terms, and seen by the node."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+from typing import Any
+
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import TestCase
+
+from infranetes_common.concurrency import start
+from infranetes_common.errors import FailedPrecondition, Unavailable
+from infranetes_common.identity import encode
+from infranetes_common.reactors import installed
+from infranetes_common.wire import cri
+from infranetes_common.wire import vmserver as messages
+from tests.support.dockerd import Dockerd
+from tests.support.waiting import until
+from tests.vmserver.harness import SANDBOX, Agent, run_directory
+from tests.vmserver.test_daemon import ROOT, TWISTD
+from txgrpc import Code, GrpcError
+from vmserver.identity.delivery import save
+from vmserver.provider_choice import ProviderChoice
+
+reactor = installed()
+
+
+class _Provider:
+    """Starts when the test says so."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.starting: Deferred[None] = Deferred()
+        self.calls: list[str] = []
+        self.states: list[Any] = []
+        self.watchers: list[tuple[Any, Any]] = []
+
+    def start(self) -> Deferred[None]:
+        self.calls.append("start")
+        return self.starting
+
+    def stop(self) -> Deferred[None]:
+        self.calls.append("stop")
+        return succeed(None)
+
+    def watch(self, changed: Any, removed: Any) -> None:
+        self.watchers.append((changed, removed))
+
+    def containers(self) -> Deferred[list[Any]]:
+        return succeed(self.states)
+
+
+class ChoiceTests(TestCase):
+    """Of `first`, which is configured, and `second` and `third`, which may be chosen."""
+
+    timeout = 30
+
+    async def setUp(self) -> None:
+        self.file = run_directory(self) / "own" / "provider"
+        self.made: dict[str, list[_Provider]] = {"first": [], "second": [], "third": []}
+        await self.begin()
+
+    async def begin(self, *choices: str) -> None:
+        """An agent starts, with providers that start at once."""
+        self.ready = True
+        self.choice = ProviderChoice(
+            reactor, self.make("first"), choices or ("second", "third"), self.make, self.file
+        )
+        await self.choice.start()
+
+    def make(self, name: str) -> Any:
+        provider = _Provider(name)
+        self.made[name].append(provider)
+        if self.ready:
+            provider.starting.callback(None)
+        return provider
+
+    async def test_the_configured_one_is_in_charge_until_another_is_chosen(self) -> None:
+        self.assertEqual(self.choice.provider.name, "first")
+        for name in ("", "first"):
+            await self.choice.choose(name)
+        self.assertEqual(
+            ([one.calls for one in self.made["first"]], self.file.exists()), ([["start"]], False)
+        )
+
+    async def test_a_chosen_one_is_started_once_watched_and_kept_for_the_next_agent(self) -> None:
+        watcher = (lambda state: None, lambda id: None)
+        self.choice.watch(*watcher)
+        for _ in range(2):
+            await self.choice.choose("second")
+        [first], [second] = self.made["first"], self.made["second"]
+        self.assertEqual((first.calls, second.calls), (["start", "stop"], ["start"]))
+        self.assertEqual((self.choice.provider, second.watchers), (second, [watcher]))
+        await self.begin()
+        self.assertEqual((self.choice.provider.name, self.made["first"][1].calls), ("second", []))
+        self.assertEqual(self.made["second"][1].calls, ["start"])
+        await self.choice.choose("")
+        await self.begin()
+        self.assertEqual(self.choice.provider.name, "first")
+
+    async def test_what_is_not_offered_is_refused_with_what_is(self) -> None:
+        for name in ("fourth", "x" * 100_000):
+            with self.assertRaises(FailedPrecondition) as caught:
+                await self.choice.choose(name)
+            for words in (name[:50], "first, second, third", "infranetes.io/containers", "--containers both"):
+                self.assertIn(words, str(caught.exception))
+            self.assertLess(len(str(caught.exception)), 500)
+        self.assertEqual(self.choice.provider.name, "first")
+
+    async def test_a_pod_with_containers_keeps_what_runs_them(self) -> None:
+        self.made["first"][0].states = [messages.ContainerState(id="a")]
+        with self.assertRaises(FailedPrecondition) as caught:
+            await self.choice.choose("second")
+        self.assertIn("only another pod can have second", str(caught.exception))
+        await self.choice.choose("first")
+
+    async def test_one_that_fails_changes_nothing_and_may_be_chosen_again(self) -> None:
+        self.ready = False
+        choosing = start(self.choice.choose("second"))
+        [failed] = self.made["second"]
+        failed.starting.errback(Unavailable("no engine"))
+        with self.assertRaises(Unavailable):
+            await choosing
+        self.assertEqual((failed.calls, self.choice.provider.name), (["start", "stop"], "first"))
+        self.assertFalse(self.file.exists())
+        self.ready = True
+        await self.choice.choose("second")
+        self.assertEqual(self.choice.provider, self.made["second"][1])
+
+    async def test_a_caller_that_leaves_ends_no_start_and_the_next_waits_for_it(self) -> None:
+        self.ready = False
+        first = start(self.choice.choose("second"))
+        first.addErrback(lambda failure: None)
+        first.cancel()
+        second = start(self.choice.choose("second"))
+        self.assertNoResult(second)
+        [provider] = self.made["second"]
+        provider.starting.callback(None)
+        await second
+        self.assertEqual((provider.calls, self.choice.provider), (["start"], provider))
+
+    async def test_an_agent_that_stops_meanwhile_has_chosen_nothing(self) -> None:
+        self.ready = False
+        choosing = start(self.choice.choose("second"))
+        choosing.addErrback(lambda failure: None)
+        await self.choice.stop()
+        await choosing
+        self.assertEqual(self.made["second"][0].calls, ["start", "stop"])
+        await self.begin()
+        self.assertEqual(self.choice.provider.name, "first")
+
+    async def test_one_that_the_configuration_offers_no_more_is_not_taken_up_again(self) -> None:
+        await self.choice.choose("second")
+        await self.begin("third")
+        self.assertEqual(self.choice.provider.name, "first")
+        self.assertEqual(self.made["second"][0].calls, ["start"])
+
+    async def test_without_choices_no_file_is_read(self) -> None:
+        self.file.parent.mkdir(parents=True)
+        self.file.write_text("second\n")
+        choice = ProviderChoice(reactor, self.make("first"), (), self.make, self.file)
+        await choice.start()
+        self.assertEqual(choice.provider.name, "first")
+
+    async def test_a_file_that_can_not_be_written_is_named(self) -> None:
+        self.file.mkdir(parents=True)
+        await self.begin()
+        with self.assertRaises(FailedPrecondition) as caught:
+            await self.choice.choose("second")
+        self.assertIn(str(self.file), str(caught.exception))
+        self.assertEqual(self.choice.provider.name, "first")
+
+
+class ProcessTests(TestCase):
+    """`twistd vmserver` whose Docker does not run before a pod wants it, and a node."""
+
+    timeout = 180
+
+    async def setUp(self) -> None:
+        self.directory = run_directory(self)
+        self.docker = Dockerd()
+        self.addCleanup(deferToThread, self.docker.stop)
+        await deferToThread(self.docker.start)
+        self.begun, self.go = self.directory / "begun", self.directory / "go"
+        script = f"echo >>{self.begun}; while [ ! -e {self.go} ]; do sleep 0.05; done; exec cat {self.go} >&2"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.config = self.directory / "vmserver.toml"
+        self.config.write_text(
+            f'provider = "fake"\nchoices = ["docker"]\nchoice_file = "{self.directory}/kept/provider"\n'
+            f'run_dir = "{self.directory}/own"\nlisten = "127.0.0.1:{self.port}"\n'
+            f'[identity]\nsource = "file"\npath = "{self.directory}/identity"\napply = false\n'
+            f'[providers.docker]\nsocket = "{self.docker.socket}"\n'
+            f'start_command = ["/bin/sh", "-c", "{script}"]\n'
+        )
+        self.node = Agent(reactor, self.directory)
+        save(self.directory / "identity", encode(self.node.authority.identity(SANDBOX)).decode())
+        self.process: subprocess.Popen[bytes] | None = None
+        self.addCleanup(lambda: Deferred.fromCoroutine(self._clean_up()))
+
+    async def _clean_up(self) -> None:
+        self.go.touch()
+        for channel in self.node.channels:
+            await channel.close()
+        await self.kill()
+
+    def start(self) -> None:
+        with open(self.directory / "log", "ab") as log:
+            self.process = subprocess.Popen(
+                [*TWISTD, "vmserver", "--config", str(self.config)], cwd=ROOT, stdout=log, stderr=log
+            )
+
+    async def kill(self) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGKILL)
+            await deferToThread(self.process.wait, 20)
+            self.process = None
+
+    def stub(self) -> Any:
+        self.node.service = self  # type: ignore[assignment]
+        return self.node.stub()
+
+    def choose(self, stub: Any, name: str) -> Any:
+        request = messages.ConfigureSandboxRequest(config=cri.PodSandboxConfig(), container_provider=name)
+        return stub.ConfigureSandbox(request, timeout=60.0)
+
+    async def provider(self, stub: Any) -> tuple[str, bool]:
+        """What runs containers, and whether it takes layers."""
+        until = reactor.seconds() + 60.0
+        while True:
+            try:
+                info = await stub.Info(messages.InfoRequest(), timeout=5.0)
+            except GrpcError:
+                if reactor.seconds() > until:
+                    self.fail((self.directory / "log").read_text())
+                await deferLater(reactor, 0.1, lambda: None)
+            else:
+                return info.container_provider, info.takes_layers
+
+    async def test_an_agent_killed_while_docker_starts_chooses_when_asked_again_and_the_next_has_it(
+        self,
+    ) -> None:
+        self.start()
+        stub = self.stub()
+        self.assertEqual(await self.provider(stub), ("fake", False))
+        choosing = self.choose(stub, "docker")
+        await until(self.begun.exists, "Docker is being started")
+        await self.kill()
+        with self.assertRaises(GrpcError) as caught:
+            await choosing
+        self.assertEqual(caught.exception.code, Code.UNAVAILABLE)
+        self.start()
+        self.assertEqual(await self.provider(stub), ("fake", False))
+        self.go.touch()
+        self.assertEqual((await self.choose(stub, "docker")).container_provider, "docker")
+        self.assertEqual(
+            list((await stub.ListImages(messages.ListImagesRequest(), timeout=10.0)).image_ids), []
+        )
+        watch = stub.Watch(messages.WatchRequest(), timeout=None)
+        self.assertTrue((await anext(watch)).HasField("synced"))
+        watch.cancel()
+        await self.kill()
+        self.start()
+        self.assertEqual(await self.provider(stub), ("docker", False))
+        self.assertEqual((await self.choose(stub, "docker")).container_provider, "docker")
+        self.assertEqual(len(self.begun.read_text().splitlines()), 3)  # each of these agents has started it
+
+    async def test_what_keeps_docker_from_starting_is_told(self) -> None:
+        program = self.directory / "fail"
+        program.write_text("#!/bin/sh\necho 'Job for docker.service failed' >&2\nexit 1\n")
+        text = self.config.read_text()
+        self.config.write_text(text[: text.index("start_command")] + f'start_command = ["{program}"]\n')
+        self.start()
+        stub = self.stub()
+        self.assertEqual(await self.provider(stub), ("fake", False))
+        for mode, words in ((0o644, "is no program"), (0o755, "ended with 1: Job for docker.service failed")):
+            program.chmod(mode)
+            with self.assertRaises(GrpcError) as caught:
+                await self.choose(stub, "docker")
+            self.assertEqual(caught.exception.code, Code.UNAVAILABLE)
+            self.assertIn(words, caught.exception.message)
+        self.assertEqual((await self.choose(stub, "")).container_provider, "fake")
+        with self.assertRaises(GrpcError) as caught:
+            await self.choose(stub, "oci")
+        self.assertEqual(caught.exception.code, Code.FAILED_PRECONDITION)
