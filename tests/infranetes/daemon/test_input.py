@@ -38,6 +38,17 @@ class InputTests(DaemonCase):
         self.assertEqual(await self.sandboxes(), [])
         self.assertEqual(await self.containers(), [])
 
+    async def test_what_nothing_runs_containers_by(self) -> None:
+        name = "infranetes.io/containers"
+        unknown = self.pod(annotations={name: "podman"})
+        await self.refused_run(
+            Code.INVALID_ARGUMENT, f"annotation {name}: 'podman': expected docker", unknown
+        )
+        absent = self.pod(annotations={name: "docker"})
+        words = "docker can't run containers in this VM: it offers fake"
+        await self.refused_run(Code.FAILED_PRECONDITION, words, absent)
+        await self.nothing_is_there()
+
     async def test_sandboxes_that_can_not_be_had(self) -> None:
         bad = Code.INVALID_ARGUMENT
         await self.refused_run(bad, "config is missing")
