@@ -71,9 +71,8 @@ class ChoiceTests(PodCase):
         self.assertEqual(len(await self.sandboxes()), 2, figures)
 
     async def test_a_killed_agent_and_a_killed_daemon_go_on_with_the_chosen_one(self) -> None:
-        """In a VM that waited in the pool, and with a node that chooses for all pods."""
+        """And a node chooses for its pods, other than their image has it."""
         self.config["contprovider"] = "docker"
-        self.config["pool"] = {"sizes": [{"count": 1}]}
         self.config["images"] = {"preload": [(await images()).reference]}
         await self.start()
         sandbox = await self.run_pod()
