@@ -186,10 +186,12 @@ deb: ## Build the Debian packages into dist/
 
 BENCHES ?=
 BENCH_JSON ?= build/bench.json
+# auto: KVM where it works. kvm and tcg are forced.
+ACCELERATOR ?= auto
 
 .PHONY: bench
-bench: venv proto apt-test image ## Take the figures: a table, and JSON in BENCH_JSON=; BENCHES= picks some
-	@$(AS_ROOT) $(BIN)/python -m bench --json "$(BENCH_JSON)" $(BENCHES)
+bench: venv proto apt-test image image-oci ## Take the figures: a table, and JSON in BENCH_JSON=; BENCHES= picks some
+	@$(AS_ROOT) $(BIN)/python -m bench --json "$(BENCH_JSON)" --accelerator "$(ACCELERATOR)" $(BENCHES)
 
 # ---- Cleaning ------------------------------------------------------------------------------------
 

@@ -3,26 +3,36 @@
 
 The table goes to standard output, progress to standard error. A missed target does not change the exit code.
 Under the table are benches that could not run for want of something, and those that failed, which makes the
-exit code 1.
+exit code 1. As root, they run in namespaces of their own.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 from twisted.internet.task import react
 
+from bench import isolation
 from bench.figures import Missing, Report, say
+from bench.setup import Setup
+from infranetes.providers.qemu.settings import ACCELERATORS
 from infranetes_common.concurrency import start
 from infranetes_common.reactors import IReactor
 
 # name: (module with `async def run(reactor, report)`, what it measures)
+# A module may have `prepare()`, which is called first and, unlike the benches, may use the network.
 BENCHES = {
-    "pods": ("bench.pods", "a pod on a cloned template until its container runs, and ExecSync (QEMU)"),
-    "images": ("bench.images", "containers by the size of their image, which comes as layers"),
+    "waits": ("bench.waits", "what a user waits for, by the size of the image, beside containerd (QEMU)"),
+    "crowd": ("bench.crowd", "two, ten and thirty pods at once, by the size of the image (QEMU)"),
+    "ready": ("bench.ready", "a pod until kubelet says that it is ready, beside containerd (QEMU)"),
+    "blobs": ("bench.blobs", "a layer as pulled until it is the file system that VMs mount"),
+    "images": ("bench.images", "containers by the size of their image, on a simulated cloud"),
+    "pods": ("bench.pods", "pods with Docker until their containers run, and ExecSync (QEMU)"),
     "mounts": ("bench.mounts", "a configmap's change until a running container has read it (QEMU)"),
     "pool": ("bench.pool", "pods on a simulated cloud that boots for 45 s, with and without a warm pool"),
     "lives": ("bench.lives", "a soak test: 200 pods while the daemon is killed again and again"),
@@ -33,14 +43,13 @@ BENCHES = {
 }
 # Variants of a bench, chosen in place of what it does by default.
 CHOICES = {
-    "images": ("qemu",),
     "lives": ("aws", "gcp", "vsphere", "clouds", "troubles"),
 }
 DEFAULT_JSON = Path("build/bench.json")
 
 
-async def _run(reactor: IReactor, names: list[str], json: Path) -> None:
-    report = Report()
+async def _run(reactor: IReactor, names: list[str], setup: Setup, json: Path) -> None:
+    report = Report(setup)
     failed = False
     for name in names:
         bench, _, choice = name.partition(":")
@@ -67,17 +76,41 @@ def _all_names() -> list[str]:
     return [*BENCHES, *(f"{bench}:{each}" for bench, choices in CHOICES.items() for each in choices)]
 
 
-def main() -> None:
+def _prepare(names: Sequence[str]) -> None:
+    """Do what benches need done before, with the network. What can't be done they will say."""
+    for module in dict.fromkeys(BENCHES[name.partition(":")[0]][0] for name in names):
+        prepare = getattr(importlib.import_module(module), "prepare", None)
+        try:
+            if prepare is not None:
+                prepare()
+        except Missing as missing:
+            say(str(missing))
+
+
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line. Exits when it is wrong."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(_all_names()), default=[])
     parser.add_argument("--json", type=Path, default=DEFAULT_JSON, metavar="FILE")
-    given = parser.parse_args()
+    parser.add_argument("--accelerator", choices=ACCELERATORS, default="auto", help="of QEMU (%(default)s)")
+    parser.add_argument("--image-dir", type=Path, metavar="DIRECTORY", help="of the guest image")
+    given = parser.parse_args(arguments)
     unknown = sorted({*given.names} - {*_all_names()})
     if unknown:
         parser.error(f"no bench is called {', '.join(unknown)}; there are {', '.join(_all_names())}")
-    names = given.names or [*BENCHES]
-    react(lambda reactor: start(_run(reactor, names, given.json)))
+    given.names = given.names or [*BENCHES]
+    return given
+
+
+def main(arguments: Sequence[str]) -> None:
+    given = parsed(arguments)
+    if not isolation.inside():
+        _prepare(given.names)
+        isolation.go_inside(arguments)
+    isolation.settle_in()
+    setup = Setup(given.accelerator, given.image_dir)
+    react(lambda reactor: start(_run(reactor, given.names, setup, given.json)))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -80,6 +80,17 @@ class Client:
         await self.start_container(container_id)
         return container_id
 
+    async def exec_sync(self, container_id: str, command: Iterable[str]) -> float:
+        """Call ExecSync. Returns the seconds it took.
+
+        :raise AssertionError: the command failed.
+        """
+        request = cri.ExecSyncRequest(container_id=container_id, cmd=list(command), timeout=30)
+        seconds, response = await self.timed(lambda: self.runtime.ExecSync(request, timeout=60.0))
+        if response.exit_code:
+            raise AssertionError(f"{command} ended with {response.exit_code}: {response.stderr!r}")
+        return seconds
+
     async def remove_pod(self, sandbox_id: str) -> None:
         """Call StopPodSandbox and RemovePodSandbox."""
         stop = cri.StopPodSandboxRequest(pod_sandbox_id=sandbox_id)

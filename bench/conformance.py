@@ -16,11 +16,11 @@ from twisted.internet.utils import getProcessOutputAndValue
 
 from bench.daemon import ROOT
 from bench.figures import Missing, Report, say
-from bench.pods import TEMPLATES
+from bench.setup import TEMPLATES, Setup
 from infranetes_common.reactors import IReactor
 
 SAMPLES = 10
-_NEEDS = {
+NEEDS = {
     str(ROOT / "build/tools/critest"): "make tools",
     "containerd": "apt-get install containerd",
     "runc": "apt-get install runc",
@@ -33,7 +33,7 @@ _NEEDS = {
 
 async def run(reactor: IReactor, report: Report, samples: int = SAMPLES) -> None:
     say(f"  critest -benchmark, {samples} samples of each call and runtime")
-    taken = await beside_containerd(reactor, "--benchmark", str(samples))
+    taken = await beside_containerd(reactor, report.setup, "--benchmark", str(samples))
     ours, theirs = taken["infranetes"], taken["containerd"]
     for name, seconds in ours.items():
         median, other = statistics.median(seconds), statistics.median(theirs[name])
@@ -43,18 +43,20 @@ async def run(reactor: IReactor, report: Report, samples: int = SAMPLES) -> None
         report.add("conformance", f"{name} beside containerd", median / other, "x")
 
 
-async def beside_containerd(reactor: IReactor, *flags: str) -> Any:  # Any: JSON
+async def beside_containerd(reactor: IReactor, setup: Setup, *flags: str) -> Any:  # Any: JSON
     """Run `tests.interop.critest` with these flags over Infranetes and containerd. Returns its JSON.
 
     :raise Missing: a program is not installed.
     """
-    for program, how in _NEEDS.items():
+    for program, how in NEEDS.items():
         if shutil.which(program) is None:
             raise Missing(f"{program} is missing: {how}")
     with tempfile.TemporaryDirectory() as directory:
         figures = Path(directory, "figures.json")
         command = [sys.executable, "-m", "tests.interop.critest", *flags]
         command += ["--beside", "containerd", "--json", str(figures), "--template-dir", str(TEMPLATES)]
+        command += ["--accelerator", setup.accelerator]
+        command += ["--image-dir", str(setup.image_dir)] if setup.image_dir else []
         out, err, code = await getProcessOutputAndValue(
             command[0], command[1:], env=os.environ, path=str(ROOT), reactor=reactor
         )

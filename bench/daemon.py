@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -90,6 +91,11 @@ class Daemon:
                 raise Missing(f"the daemon is not ready after {START_SECONDS:g} s: {'; '.join(lacking)}")
             await deferLater(self._reactor, 0.01)
 
+    async def accelerator(self) -> str:
+        """What QEMU uses, and why."""
+        answer = await self.client.runtime.Status(cri.StatusRequest(verbose=True), timeout=30.0)
+        return str(json.loads(answer.info["provider"])["accelerator"])
+
     def resident_mib(self) -> float:
         """The daemon's resident memory (proc(5), VmRSS)."""
         return resident_mib(Path(f"/proc/{self.pid}/status").read_text())
@@ -111,7 +117,11 @@ class Daemon:
             except subprocess.TimeoutExpired:
                 self.kill()
         if not os.environ.get("BENCH_KEEP"):
-            shutil.rmtree(self.root, ignore_errors=True)
+            self.remove()
+
+    def remove(self) -> None:
+        """Remove the directory."""
+        shutil.rmtree(self.root, ignore_errors=True)
 
 
 def resident_mib(status: str) -> float:
@@ -151,6 +161,4 @@ def _toml(table: Mapping[str, object], prefix: str = "") -> str:
 
 
 def _value(value: object) -> str:
-    import json
-
     return json.dumps(value)

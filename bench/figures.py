@@ -14,6 +14,8 @@ from pathlib import Path
 
 import attrs
 
+from bench.setup import Setup
+
 
 class Missing(Exception):
     """A bench can't run here; the message says what it lacks and how to get it."""
@@ -27,25 +29,42 @@ class Figure:
     name: str
     value: float
     unit: str
-    target: float | None = None  # the value has to be at most this; None: there is no target
+    target: float | None = None  # None: there is none
     note: str = ""
+    at_least: bool = False  # whether the target is the lowest value that is good, not the highest
+    load: float = attrs.field(factory=lambda: round(os.getloadavg()[0], 1))  # of the machine, when taken
 
     @property
     def met(self) -> bool | None:
-        return None if self.target is None else self.value <= self.target
+        if self.target is None:
+            return None
+        return self.value >= self.target if self.at_least else self.value <= self.target
 
 
 @attrs.define
 class Report:
-    """The figures of one run, printed as they come."""
+    """The figures of one run, printed as they come.
 
+    :ivar setup: what the VMs of the benches are made of.
+    :ivar accelerator: what QEMU used, and why, as the daemon says; "": no bench has started VMs.
+    """
+
+    setup: Setup = attrs.field(factory=Setup)
+    accelerator: str = ""
     figures: list[Figure] = attrs.field(factory=list)
     missing: dict[str, str] = attrs.field(factory=dict)  # benches that could not run, and why
 
     def add(
-        self, bench: str, name: str, value: float, unit: str, target: float | None = None, note: str = ""
+        self,
+        bench: str,
+        name: str,
+        value: float,
+        unit: str,
+        target: float | None = None,
+        note: str = "",
+        at_least: bool = False,
     ) -> None:
-        figure = Figure(bench, name, value, unit, target, note)
+        figure = Figure(bench, name, value, unit, target, note, at_least)
         self.figures.append(figure)
         say(f"  {name}: {_number(value)} {unit}")
 
@@ -67,21 +86,23 @@ class Report:
             self.add(bench, f"{name} {label}", value, unit, (targets or {}).get(percent), note)
 
     def table(self) -> str:
-        """Format the figures: one line each, with its target."""
-        head = ("bench", "figure", "value", "unit", "target", "")
+        """Format the figures: one line each, with its target and the load at which it was taken."""
+        head = ("bench", "figure", "value", "unit", "target", "", "load")
         rows = [
             (
                 figure.bench,
                 figure.name,
                 _number(figure.value),
                 figure.unit,
-                "" if figure.target is None else _number(figure.target),
+                _target(figure),
                 "" if figure.met is None else ("met" if figure.met else "MISSED"),
+                f"{figure.load:.1f}",
             )
             for figure in self.figures
         ]
         widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-        lines = [
+        lines = [f"{os.cpu_count()} processors; QEMU: {self.accelerator or 'not used'}", ""]
+        lines += [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in (head, tuple("-" * width for width in widths), *rows)
         ]
@@ -92,7 +113,7 @@ class Report:
         """Write everything as JSON, with a description of the machine."""
         document = {
             "taken_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "machine": machine(),
+            "machine": {**machine(), "accelerator": self.accelerator},
             "figures": [{**attrs.asdict(figure), "met": figure.met} for figure in self.figures],
             "missing": self.missing,
         }
@@ -123,6 +144,12 @@ def machine() -> dict[str, object]:
 def say(text: str) -> None:
     """Print progress, which is no part of the table."""
     print(text, file=sys.stderr, flush=True)
+
+
+def _target(figure: Figure) -> str:
+    if figure.target is None:
+        return ""
+    return f"{'>=' if figure.at_least else '<='} {_number(figure.target)}"
 
 
 def _number(value: float) -> str:

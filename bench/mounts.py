@@ -12,7 +12,6 @@ from twisted.internet.task import deferLater
 
 from bench.daemon import Daemon
 from bench.figures import Report, say
-from bench.pods import TABLE
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
 from tests.support import oci
@@ -27,10 +26,11 @@ _READER = "while :; do read -r now </mnt/key; [ $now = $old ] || echo $now; old=
 async def run(reactor: IReactor, report: Report) -> None:
     with Registry() as registry:
         image = registry.push("busybox", "1", oci.busybox())
-        daemon = Daemon(reactor, "qemu", TABLE, registry.host, [image])
+        daemon = Daemon(reactor, "qemu", report.setup.qemu(docker=True), registry.host, [image])
         try:
             say("  starting the daemon; the first time it makes the template")
             await daemon.start()
+            report.accelerator = await daemon.accelerator()
             took = await _changes(reactor, daemon, image)
         finally:
             await daemon.close()

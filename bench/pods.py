@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods on clones of QEMU's template: until they are ready, until their containers run, and ExecSync.
+"""Pods with Docker on clones of QEMU's template: until they are ready, until containers run, and ExecSync.
 
 Once with an image that the template has (`images.preload`), and once with one that is sent into each VM.
 """
@@ -7,7 +7,6 @@ Once with an image that the template has (`images.preload`), and once with one t
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 from bench.client import Client, Pod
 from bench.daemon import Daemon, resident_mib
@@ -18,8 +17,6 @@ from tests.support import oci
 from tests.support.registry import Registry
 
 PODS, SENT_PODS = 20, 6
-TEMPLATES = Path("/var/lib/infranetes/bench")  # kept, so that the second run finds the template
-TABLE = {"bridge": "infrabench0", "pod_cidr": "10.216.0.0/24", "template_dir": str(TEMPLATES)}
 RUN, CREATE, START = "RunPodSandbox", "CreateContainer", "StartContainer"
 RUNS, EXEC = "until its container runs", "ExecSync"
 TARGETS = {RUN: 1.0, RUNS: 3.5, EXEC: 1.5}  # seconds, of the median
@@ -33,10 +30,11 @@ async def run(reactor: IReactor, report: Report, pods: int = PODS) -> None:
         sent = registry.push(
             "sent", "1", oci.image([oci.busybox_layer() + bytes(512)], {"Env": ["PATH=/bin"]})
         )
-        daemon = Daemon(reactor, "qemu", TABLE, registry.host, [image])
+        daemon = Daemon(reactor, "qemu", report.setup.qemu(docker=True), registry.host, [image])
         try:
             say("  starting the daemon; the first time it makes the template")
             report.add("pods", "start-up with the template made or found", await daemon.start(), "s")
+            report.accelerator = await daemon.accelerator()
             await _measure(daemon, image, report, pods, PRELOADED)
             await _measure(daemon, sent, report, min(pods, SENT_PODS), SENT)
         finally:
@@ -55,7 +53,7 @@ async def _measure(daemon: Daemon, image: str, report: Report, pods: int, how: s
             create = partial(client.create_container, pod, "main", image, COMMAND)
             created, container = await client.timed(create)
             started, _ = await client.timed(partial(client.start_container, container))
-            execed = await _exec(client, container, ["true"])
+            execed = await client.exec_sync(container, ["true"])
             for what, seconds in (
                 (RUN, ran),
                 (CREATE, created),
@@ -73,14 +71,6 @@ async def _measure(daemon: Daemon, image: str, report: Report, pods: int, how: s
         targets = {50: TARGETS[what]} if what in TARGETS else None
         if how is PRELOADED or what in (CREATE, RUNS):
             report.latencies("pods", what + how, seconds_each, (50, 95), targets, "s", note)
-
-
-async def _exec(client: Client, container: str, command: list[str]) -> float:
-    request = cri.ExecSyncRequest(container_id=container, cmd=command, timeout=30)
-    seconds, response = await client.timed(lambda: client.runtime.ExecSync(request, timeout=60.0))
-    if response.exit_code:
-        raise AssertionError(f"{command} ended with {response.exit_code}: {response.stderr!r}")
-    return seconds
 
 
 async def _guest_memory(client: Client, pod: Pod, image: str) -> float:

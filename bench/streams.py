@@ -12,7 +12,7 @@ MIB = 100
 
 async def run(reactor: IReactor, report: Report, mib: int = MIB) -> None:
     say(f"  {mib} MiB through each stream and runtime")
-    taken = await beside_containerd(reactor, "--streams", str(mib))
+    taken = await beside_containerd(reactor, report.setup, "--streams", str(mib))
     ours, theirs = taken["infranetes"], taken["containerd"]
     note = f"{mib} MiB, once, by crictl; without the start of the command or connection"
     for name, rate in ours["rates"].items():

@@ -17,7 +17,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
+from infranetes.providers.qemu.settings import ACCELERATORS
 from tests.cluster import images, remains
+from tests.cluster.components import RUNTIMES
 from tests.cluster.paths import REGISTRY, ROOT, Paths
 from tests.cluster.remains import Namespaces
 from tests.cluster.supervisor import say
@@ -32,6 +34,8 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
     parser.add_argument("--name", default="own", help="of several clusters of one checkout (%(default)s)")
     parser.add_argument("--provider", default="qemu", help="what makes the machines (%(default)s)")
+    parser.add_argument("--runtime", choices=RUNTIMES, default=RUNTIMES[0], help="of kubelet (%(default)s)")
+    parser.add_argument("--accelerator", choices=ACCELERATORS, default="auto", help="of QEMU (%(default)s)")
     parser.add_argument("--proxy", action="store_true", help="with kube-proxy")
     parser.add_argument("--image-dir", default=IMAGE_DIR, help="of guest images (%(default)s)")
     parser.add_argument("--until", type=int, default=0, metavar="PID", help="end with that process")
@@ -71,6 +75,7 @@ class Keeper:
     def _kept(self) -> int:
         given = self.given
         words = [self.paths.name, given.image_dir, given.provider, *(["--proxy"] if given.proxy else [])]
+        words += ["--runtime", given.runtime, "--accelerator", given.accelerator]
         command = [
             *("setpriv", "--pdeathsig", "KILL", "--", *NAMESPACES),  # killed, this takes the cluster along
             *(sys.executable, "-m", "tests.cluster.supervisor", *words),

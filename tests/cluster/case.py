@@ -62,8 +62,8 @@ class Cluster:
         pid_file.unlink(missing_ok=True)
         command = [
             *("setsid", "--fork", "sh", "-c", 'echo $$ >"$0"; exec "$@"', str(pid_file)),
-            *(sys.executable, "-m", "tests.cluster", "--name", self.paths.name, *self._flags),
-            *("--image-dir", IMAGE_DIR, "--until", str(os.getpid())),
+            *(sys.executable, "-m", "tests.cluster", "--name", self.paths.name),
+            *("--image-dir", IMAGE_DIR, "--until", str(os.getpid()), *self._flags),
         ]
         with self._output.open("wb") as output:
             subprocess.run(

@@ -27,6 +27,8 @@ API_SERVER = f"https://{NODE_ADDRESS}:6443"
 ETCD = "http://127.0.0.1:2379"
 DOMAIN = "cluster.local"
 SOCKET = "/run/infranetes/infranetes.sock"
+#: What kubelet may have; the second is there to be compared with.
+RUNTIMES = ("infranetes", "containerd")
 #: Logs are rotated at this size, so that tests see it happen.
 LOG_BYTES = 128 << 10
 
@@ -143,8 +145,8 @@ def dns(place: Path, kubeconfig: Path) -> Program:
     return Program("coredns", [str(PROGRAMS / "coredns"), "-conf", str(path)])
 
 
-def kubelet(ca: Authority, place: Path, cgroup: str) -> Program:
-    """`cgroup`: in which pods get theirs; empty: they get none."""
+def kubelet(ca: Authority, place: Path, cgroup: str, socket: str | Path = SOCKET) -> Program:
+    """`cgroup`: in which pods get theirs; empty: they get none. `socket`: the runtime's."""
     certificate, key = ca.issue("kubelet-server", names=[NODE, NODE_ADDRESS])
     (place / "resolv.conf").touch()
     config: dict[str, Any] = {
@@ -159,7 +161,7 @@ def kubelet(ca: Authority, place: Path, cgroup: str) -> Program:
         "authorization": {"mode": "Webhook"},
         "tlsCertFile": str(certificate),
         "tlsPrivateKeyFile": str(key),
-        "containerRuntimeEndpoint": f"unix://{SOCKET}",
+        "containerRuntimeEndpoint": f"unix://{socket}",
         "clusterDNS": [NODE_ADDRESS],
         "clusterDomain": DOMAIN,
         "resolvConf": str(place / "resolv.conf"),

@@ -4,16 +4,12 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from infranetes.guest import sources
 from tests.interop import critest_images
-from tests.support import oci
+from tests.support import debian, oci
 from tests.support.registry import Registry
 
 #: Names lead to the cluster's registry as if it were Docker Hub: `kubectl run --image=busybox` works.
@@ -21,14 +17,16 @@ PREFIX = "docker.io/library"
 BUSYBOX = "busybox:1"
 DEBIAN = "debian:12"
 PORT = 5000
-_PACKAGES = ("ca-certificates", "curl", "openssl", "perl", "python3", "sqlite3")
+#: The registry's own name, as the node has it.
+DIRECT = f"127.0.0.1:{PORT}"
+PACKAGES = ("ca-certificates", "curl", "openssl", "perl", "python3", "sqlite3")
 _RECIPE = "1"  # another one, another directory: a cluster may be using this
 Say = Callable[[str], None]
 
 
 def content(cache: Path) -> Path:
     """Where `make` puts it."""
-    return cache / "-".join((_RECIPE, *_PACKAGES))
+    return cache / "-".join((_RECIPE, *PACKAGES))
 
 
 def make(cache: Path, say: Say) -> None:
@@ -52,29 +50,10 @@ def _fill(registry: Registry, programs: Path, say: Say) -> None:
     for tag in (BUSYBOX.partition(":")[2], "latest"):
         registry.push("busybox", tag, small)
     say("Making an image of 80 MiB from Debian's packages (a minute or two)")
-    large = oci.image([_debian()], {"Cmd": ["bash"], "Env": ["PATH=/usr/bin:/bin"]})
+    with debian.tar(PACKAGES) as made:
+        large = oci.image([made.read_bytes()], {"Cmd": ["bash"], "Env": ["PATH=/usr/bin:/bin"]})
     for tag in (DEBIAN.partition(":")[2], "latest"):
         registry.push("debian", tag, large)
-
-
-def _debian() -> bytes:
-    """A small Debian as a tar, from the archives that this machine's apt uses."""
-    archives = sources.of_this_machine()
-    with tempfile.TemporaryDirectory(prefix="debian-") as directory:
-        work = Path(directory)
-        (work / "sources.list").write_text("".join(f"{line}\n" for line in archives.lines))
-        (work / "apt.conf").write_text("".join(f"{line}\n" for line in archives.settings))
-        command = [
-            *("mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(_PACKAGES)}"),
-            *(f"--aptopt={work / 'apt.conf'}", '--aptopt=Acquire::Languages "none"'),
-            *(archives.codename, str(work / "debian.tar"), str(work / "sources.list")),
-        ]
-        done = subprocess.run(
-            command, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C.UTF-8"}
-        )
-        if done.returncode:
-            raise RuntimeError(f"mmdebstrap: {done.stderr[-2000:]}")
-        return (work / "debian.tar").read_bytes()
 
 
 def serve(cache: Path, root: Path) -> Registry:
@@ -86,4 +65,4 @@ def serve(cache: Path, root: Path) -> Registry:
 
 def registries_conf() -> str:
     """The containers-registries.conf(5) that leads pulls there."""
-    return f'[[registry]]\nprefix = "{PREFIX}"\nlocation = "127.0.0.1:{PORT}"\ninsecure = true\n'
+    return f'[[registry]]\nprefix = "{PREFIX}"\nlocation = "{DIRECT}"\ninsecure = true\n'

@@ -20,7 +20,7 @@ from types import FrameType
 
 import attrs
 
-from tests.cluster import cgroups, components, images, world
+from tests.cluster import cgroups, components, containerd, images, world
 from tests.cluster.components import Program
 from tests.cluster.paths import REGISTRY, ROOT, Paths
 from tests.cluster.pki import Authority
@@ -45,12 +45,16 @@ class _Running:
 class Supervisor:
     """The programs of one cluster."""
 
-    def __init__(self, paths: Paths, image_dir: Path, provider: str, with_proxy: bool) -> None:
+    def __init__(self, paths: Paths, given: argparse.Namespace) -> None:
         self.paths = paths
         self.place = paths.place
-        self.image_dir = image_dir
-        self.provider = provider
-        self.with_proxy = with_proxy
+        self.image_dir: Path = given.image_dir
+        self.with_proxy: bool = given.proxy
+        self.containerd = containerd.Node(self.place) if given.runtime == "containerd" else None
+        qemu = (
+            {} if given.accelerator == "auto" else {"providers": {"qemu": {"accelerator": given.accelerator}}}
+        )
+        self.changes: dict[str, object] = {"provider": given.provider, **qemu}
         self._running: dict[str, _Running] = {}
         self._begun = time.monotonic()
         self._told = False
@@ -71,11 +75,16 @@ class Supervisor:
                 time.sleep(LOOK_SECONDS)
         finally:
             registry.stop_process()
+            if self.containerd:
+                self.containerd.end()
 
     def _start_all(self) -> None:
         ca = Authority(self.place / "pki")
         admin = ca.kubeconfig("admin", components.API_SERVER, ["system:masters"])
-        self._start(components.daemon(self.place, {"provider": self.provider}))
+        if self.containerd:
+            self._start(self.containerd.program())
+        else:
+            self._start(components.daemon(self.place, self.changes))
         self._start(components.etcd(self.place))
         self._until(lambda: _answers(f"{components.ETCD}/health"), "etcd answers")
         self._start(components.api_server(ca))
@@ -85,13 +94,14 @@ class Supervisor:
         self._start(components.controller_manager(ca))
         self._start(components.scheduler(ca))
         self._start(components.dns(self.place, admin))
-        self._until(self._daemon_ready, "Infranetes is ready", TEMPLATE_SECONDS)
+        self._until(self._runtime_ready, "kubelet's runtime is ready", TEMPLATE_SECONDS)
         cgroup = self.paths.id if cgroups.make(self.paths.id) else ""
-        self._start(components.kubelet(ca, self.place, cgroup))
+        self._start(components.kubelet(ca, self.place, cgroup, self._socket))
         if self.with_proxy:
             self._start(components.proxy(ca, self.place))
         self._until(self._node_ready, "the node is ready")
-        self._until(self._has_subnet, "pods have the node's subnet")
+        if not self.containerd:
+            self._until(self._has_subnet, "pods have the node's subnet")
         self._until(lambda: _answers("http://127.0.0.1:8181/ready"), "DNS answers")
         pods = ("get", "serviceaccount", "default")
         self._until(lambda: self._kubectl(*pods).returncode == 0, "pods may be made")
@@ -155,8 +165,12 @@ Ctrl-C ends the cluster and leaves nothing of it.""")
 
     # ---- questions
 
-    def _daemon_ready(self) -> bool:
-        endpoint = f"--runtime-endpoint=unix://{components.SOCKET}"
+    @property
+    def _socket(self) -> Path:
+        return self.containerd.socket if self.containerd else Path(components.SOCKET)
+
+    def _runtime_ready(self) -> bool:
+        endpoint = f"--runtime-endpoint=unix://{self._socket}"
         crictl = [str(ROOT / "build" / "tools" / "crictl"), "--config", os.devnull, endpoint]
         done = subprocess.run([*crictl, "info"], capture_output=True)
         if done.returncode:
@@ -223,12 +237,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("image_dir", type=Path)
     parser.add_argument("provider")
     parser.add_argument("--proxy", action="store_true")
+    parser.add_argument("--runtime", required=True)
+    parser.add_argument("--accelerator", required=True)
     given = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, _end)
     _reap()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        Supervisor(Paths(given.name), given.image_dir, given.provider, given.proxy).run()
+        Supervisor(Paths(given.name), given).run()
     except Ended as error:
         say(f"\nThe cluster has failed: {error}")
         return 1

@@ -23,6 +23,7 @@ from types import FrameType
 
 import attrs
 
+from infranetes.providers.qemu.settings import ACCELERATORS
 from tests.infranetes.daemon.case import ROOT
 from tests.interop.critest_benchmark import NoFigures, measure
 from tests.interop.critest_images import fetch, images
@@ -63,6 +64,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="only list the specs")
     parser.add_argument("--image-dir", default="/var/lib/infranetes/guest", help="of guest images")
     parser.add_argument("--template-dir", default=TEMPLATES, help="of QEMU's templates")
+    parser.add_argument("--accelerator", choices=ACCELERATORS, default="auto", help="of QEMU (%(default)s)")
     return parser.parse_args(arguments)
 
 
@@ -142,7 +144,12 @@ class Judge:
         """Those that are asked for, Infranetes first."""
         found: list[Runtime] = []
         if not self.given.only:
-            table = {"image_dir": self.given.image_dir, "template_dir": self.given.template_dir}
+            given = self.given
+            table = {
+                "image_dir": given.image_dir,
+                "template_dir": given.template_dir,
+                "accelerator": given.accelerator,
+            }
             found.append(Infranetes(self.root / "i", table))
         if self.given.beside or self.given.only:
             found.append(Containerd(self.root / "c"))

@@ -9,7 +9,7 @@ import io
 import json
 import subprocess
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +149,7 @@ def _compress(data: bytes, compression: str) -> bytes:
 
 
 def image(
-    layers: Sequence[bytes],
+    layers: Iterable[bytes],
     config: Mapping[str, Any] | None = None,
     *,
     flavour: str = "oci",
@@ -157,23 +157,23 @@ def image(
     architecture: str = "amd64",
     labels: Mapping[str, str] | None = None,
 ) -> BuiltImage:
-    """An image of these uncompressed layers.
+    """An image of these uncompressed layers, of which one at a time need be in memory.
 
     :param config: the image config's `config` (Cmd, Env, User, ...).
     :param flavour: media types, `oci` or `docker` (schema 2).
     :param compression: of the layers: `gzip`, nothing or, in OCI's, `zstd`.
     """
     config_type, manifest_type, _, layer_types = _TYPES[flavour]
-    diff_ids = tuple(digest(data) for data in layers)
+    made = [(digest(data), Blob(layer_types[compression], _compress(data, compression))) for data in layers]
+    diff_ids, blobs = tuple(diff_id for diff_id, _ in made), tuple(blob for _, blob in made)
     document = {
         "architecture": architecture,
         "os": "linux",
         "config": dict(config or {}) | ({"Labels": dict(labels)} if labels else {}),
         "rootfs": {"type": "layers", "diff_ids": list(diff_ids)},
-        "history": [{"created_by": f"layer {i}"} for i in range(len(layers))],
+        "history": [{"created_by": f"layer {i}"} for i in range(len(blobs))],
     }
     config_blob = Blob(config_type, json.dumps(document).encode())
-    blobs = tuple(Blob(layer_types[compression], _compress(data, compression)) for data in layers)
     manifest = {
         "schemaVersion": 2,
         "mediaType": manifest_type,

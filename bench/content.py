@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The images of the benches: 1 MiB, 83 MiB and 1 GiB as pulled, made once from Debian's packages.
+
+The two large ones are about three times as large unpacked. They are kept below `build`; making them takes
+some minutes, and the network.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.daemon import ROOT
+from bench.figures import Missing, say
+from tests.cluster.images import PACKAGES
+from tests.interop.critest_images import PAUSE
+from tests.support import debian, oci
+from tests.support.registry import Registry
+
+SIZES: Mapping[str, str] = {"1 MiB": "mib1", "83 MiB": "mib83", "1 GiB": "mib1024"}
+"""The images' names in the registry."""
+COMMAND = ("sleep", "100000")  # all three have it
+_CACHE = ROOT / "build" / "bench" / "registry"
+_RECIPE = "1"  # another one, another directory
+_LAYER_BYTES = 384 << 20
+_MANY = (
+    *("ghc", "golang-go", "llvm-dev", "clang", "default-jdk-headless", "libreoffice-core", "rustc"),
+    *("libqt5webengine5", "nodejs"),
+)
+_ENVIRONMENT = {"Env": ["PATH=/usr/bin:/bin"]}
+
+
+def make() -> None:
+    """Have the images; quick when they are there.
+
+    :raise Missing: they can't be made here.
+    """
+    made = _CACHE / _RECIPE
+    _CACHE.mkdir(parents=True, exist_ok=True)
+    with (_CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if made.exists():
+            return
+        if shutil.which("mmdebstrap") is None:
+            raise Missing("the images are made with mmdebstrap: apt-get install mmdebstrap")
+        say("Making images of 1 MiB, 83 MiB and 1 GiB from Debian's packages (ten minutes, once)")
+        new = _CACHE / "new"
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir()
+        with Registry(root=new) as registry:
+            _fill(registry)
+        new.rename(made)
+
+
+def _fill(registry: Registry) -> None:
+    registry.push(*PAUSE, oci.busybox({"Cmd": ["sleep", "2147483647"]}))
+    registry.push(SIZES["1 MiB"], "1", oci.busybox())
+    with debian.tar(PACKAGES) as made:
+        registry.push(SIZES["83 MiB"], "1", oci.image([made.read_bytes()], _ENVIRONMENT))
+    with debian.tar(_MANY, "extract") as made:
+        registry.push(SIZES["1 GiB"], "1", oci.image(debian.layers(made, _LAYER_BYTES), _ENVIRONMENT))
+
+
+@contextmanager
+def served() -> Iterator[Registry]:
+    """A registry with the images, on loopback.
+
+    :raise Missing: they have not been made.
+    """
+    if not (_CACHE / _RECIPE).exists():
+        raise Missing("its images have not been made; see above")
+    with tempfile.TemporaryDirectory(prefix="bench-registry-") as directory:
+        root = Path(directory)
+        (root / "data").symlink_to(_CACHE / _RECIPE / "data")
+        with Registry(root=root) as registry:
+            yield registry

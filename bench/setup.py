@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the VMs of the benches on QEMU are made of, which the command line chooses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+
+from infranetes.guest.image import DEFAULT_DIR
+from infranetes.providers.qemu.settings import ACCELERATORS
+
+TEMPLATES = Path("/var/lib/infranetes/bench")  # kept, so that the second run finds the template
+WITHOUT_DOCKER = Path(f"{DEFAULT_DIR}-oci")
+
+
+@attrs.frozen
+class Setup:
+    """The guest image and how QEMU runs it.
+
+    :ivar accelerator: auto, kvm or tcg. Where `kvm` does not work, the benches that need QEMU do not run.
+    :ivar image_dir: of the guest image; None: of the one without Docker if there is one.
+    """
+
+    accelerator: str = attrs.field(default="auto", validator=attrs.validators.in_(ACCELERATORS))
+    image_dir: Path | None = None
+
+    def guest(self, docker: bool = False) -> Path:
+        """The directory of the guest image. :param docker: whether it has to be the one with Docker."""
+        if self.image_dir is not None:
+            return self.image_dir
+        return DEFAULT_DIR if docker or not WITHOUT_DOCKER.exists() else WITHOUT_DOCKER
+
+    def qemu(self, docker: bool = False) -> dict[str, object]:
+        """The table `providers.qemu` of a bench's daemon. :param docker: see `guest`."""
+        return {
+            "accelerator": self.accelerator,
+            "image_dir": str(self.guest(docker)),
+            "template_dir": str(TEMPLATES),
+            "bridge": "infrabench0",
+            "pod_cidr": "10.216.0.0/24",
+            "mtu": 1400,  # benches run in a network of their own, which has no way out to have it from
+            # Others than a daemon's on this machine has: it would end VMs whose users it takes for its own.
+            "uids": "1900020000-1900029999",
+        }
