@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from infranetes_common.concurrency import replace_file, run_in_thread
-from infranetes_common.errors import FailedPrecondition
+from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.reactors import IReactor
+from infranetes_common.user_namespaces import user_namespace
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from vmserver.containers.apparmor import ProfileLoader
@@ -24,6 +25,7 @@ from vmserver.containers.oci.limits import linux_resources
 from vmserver.containers.oci.lookup import look_up
 from vmserver.containers.oci.record import Record
 from vmserver.containers.oci.spec import Wanted, container_spec
+from vmserver.containers.oci.user_namespaces import FIELD, UserNamespaces, wanted_by
 from vmserver.layers.images import LayerImages
 
 CGROUPS = "/infranetes"  # below it is a cgroup for each container
@@ -43,12 +45,14 @@ class Bundles:
         index: ContainerIndex,
         images: LayerImages,
         files: FileSystems,
+        namespaces: UserNamespaces,
         etc_dir: Path,
     ) -> None:
         self._reactor = reactor
         self._index = index
         self._images = images
         self._files = files
+        self._namespaces = namespaces
         self._sandbox_files = {f"/etc/{name}": etc_dir / name for name in ("hosts", "resolv.conf")}
         self._profiles = ProfileLoader(reactor)
         self._kernel: Kernel | None = None
@@ -68,6 +72,7 @@ class Bundles:
         :raise FailedPrecondition: an image is not here, or the container whose processes it is to see does
             not run. :raise ResourceExhausted: the disk is full."""
         record, config = container.record, container.record.config
+        _check_same_users(config, sandbox_config)
         image = image_defaults((await self._images.get(record.state.image_id)).configuration)
         record.stop_signal = stop_signal(config, image)
         kernel = await self.kernel()
@@ -86,6 +91,7 @@ class Bundles:
             kernel,
             f"{CGROUPS}/{container.id}",
             self._target(config),
+            user_namespace=await self._namespaces.of(config),
         )
         spec = container_spec(wanted)
         await self._load_profile(config, kernel)
@@ -148,6 +154,12 @@ class Bundles:
 
     async def _write(self, container: OciContainer, spec: Document) -> None:
         await run_in_thread(self._reactor, _thd_write, container.bundle, json.dumps(spec))
+
+
+def _check_same_users(config: cri.ContainerConfig, sandbox_config: cri.PodSandboxConfig) -> None:
+    pods = user_namespace(sandbox_config.linux.security_context.namespace_options, "sandbox_config")
+    if wanted_by(config) != pods:
+        raise InvalidArgument(f"{FIELD}.userns_options: not those of the pod, whose containers share them")
 
 
 def _thd_write(bundle: Path, text: str) -> None:

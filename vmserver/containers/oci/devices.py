@@ -23,7 +23,9 @@ _OWN = frozenset(f"/dev/{name}" for name in ("pts", "shm", "fd", "mqueue", "cons
 
 @attrs.frozen
 class Node:
-    """A device's file in a container, and what may be done with it (of r, w and m)."""
+    """A device's file in a container, and what may be done with it (of r, w and m).
+
+    :ivar source: its file in the VM."""
 
     path: str
     block: bool
@@ -33,6 +35,7 @@ class Node:
     uid: int
     gid: int
     access: str = "rwm"
+    source: str = ""
 
     def device(self) -> Spec:
         """Return the entry of `linux.devices`."""
@@ -93,7 +96,7 @@ def _below(path: str, inside: str, access: str, files: Iterator[int]) -> Iterato
     except OSError:
         return
     if names is None:
-        if node := _node(found, inside, access):
+        if node := _node(found, inside, access, path):
             yield node
         return
     for name in names:
@@ -104,7 +107,7 @@ def _below(path: str, inside: str, access: str, files: Iterator[int]) -> Iterato
             yield from _below(below, posixpath.join(inside, name), access, files)
 
 
-def _node(found: os.stat_result, inside: str, access: str) -> Node | None:
+def _node(found: os.stat_result, inside: str, access: str, source: str) -> Node | None:
     block = stat.S_ISBLK(found.st_mode)
     if not block and not stat.S_ISCHR(found.st_mode):
         return None
@@ -117,4 +120,5 @@ def _node(found: os.stat_result, inside: str, access: str) -> Node | None:
         uid=found.st_uid,
         gid=found.st_gid,
         access=access,
+        source=source,
     )

@@ -134,7 +134,8 @@ def unwritable(path: Path, error: OSError) -> ResourceExhausted | FailedPrecondi
 
 def _thd_load(directory: Path) -> tuple[list[tuple[Path, Record]], list[Path]]:
     """Return the directories with a record, by age, and those without one."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o711)  # users of a user namespace have to reach their container's root below it
     found, without = [], []
     for entry in sorted(directory.iterdir()):
         if not CONTAINER_ID.fullmatch(entry.name):

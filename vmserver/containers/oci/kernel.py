@@ -30,6 +30,7 @@ _RAISES_LIMITS = "CAP_SYS_RESOURCE"
 class Kernel:
     """The kernel and its settings.
 
+    `mqueue`: it shows its message queues at /dev/mqueue.
     `hugepages` are the page sizes that can be limited, as a cgroup's files name them. `rlimits` are those of
     every container, soft and hard. `capabilities` are those that can be given."""
 
@@ -39,6 +40,7 @@ class Kernel:
     release: tuple[int, int] = (6, 1)
     capabilities: frozenset[str] = frozenset(NAMES)
     hugepages: frozenset[str] = frozenset()
+    mqueue: bool = True
     rlimits: Mapping[str, int] = MappingProxyType({name: value for name, (_, value) in _LIMITS.items()})
 
 
@@ -55,6 +57,7 @@ def find_kernel(root: Path = Path("/")) -> Kernel:
         release=(int(release[1]), int(release[2])) if release else (0, 0),
         capabilities=capabilities,
         hugepages=_hugepages(root / "sys", cgroup2),
+        mqueue=os.path.ismount(root / "dev/mqueue"),
         rlimits=MappingProxyType(_rlimits(root / "proc/sys/fs/nr_open", _RAISES_LIMITS in capabilities)),
     )
 

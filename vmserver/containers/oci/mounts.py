@@ -7,12 +7,14 @@ a mount point needs. Source: crun(1), "mount options"; OCI runtime-spec, config.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from infranetes_common.errors import InvalidArgument
+from infranetes_common.user_namespaces import UserNamespace, mapped_ids
 from infranetes_common.wire import cri
 from vmserver.containers import mount_checks
+from vmserver.containers.oci.devices import Node
 from vmserver.containers.oci.limits import Spec
 from vmserver.containers.oci.lookup import Lookup, Source
 from vmserver.containers.security import refuse
@@ -22,15 +24,22 @@ _PROPAGATION = {
     cri.PROPAGATION_HOST_TO_CONTAINER: "rslave",
     cri.PROPAGATION_BIDIRECTIONAL: "rshared",
 }
+_TTY_GROUP = 5  # Debian's, and most others'
 _IMAGE_OPTIONS = ("ro", "nosuid", "nodev", "noexec")
 
 
 def container_mounts(
-    config: cri.ContainerConfig, found: Lookup, volumes: Mapping[str, Path]
+    config: cri.ContainerConfig,
+    found: Lookup,
+    volumes: Mapping[str, Path],
+    users: UserNamespace | None = None,
+    mqueue: bool = True,
 ) -> tuple[list[Spec], str]:
     """Return the mounts and the propagation of the container's root; "": it is private.
 
     :param volumes: the directories that stand for the image's volumes, by their path in the container.
+    :param users: the container's user namespace, unless it is the VM's.
+    :param mqueue: whether the VM has message queues at /dev/mqueue.
     :raise InvalidArgument: a mount is malformed or not supported; names it.
     """
     context = config.linux.security_context
@@ -39,16 +48,17 @@ def container_mounts(
         target = mount_checks.target(mount)
         if target in own:
             raise InvalidArgument(f"{mount_checks.field(mount)}: there is another mount at this path")
-        own[target] = _mount(mount, target, source)
+        own[target] = _mount(mount, target, source, users)
     for target, directory in volumes.items():
         own.setdefault(target, _bind(str(directory), target, "rprivate"))
     read_only = ("ro",) if context.readonly_rootfs else ()
     for target, file in found.files.items():
         own.setdefault(target, _bind(file, target, "rprivate", *read_only))
+    given = _given(context)
+    if users is not None:
+        given = [*_given_in_user_namespace(given, context, users, mqueue), *_devices(found.devices)]
     given = [
-        mount
-        for mount in _given(context)
-        if not any(_within(str(mount["destination"]), target) for target in own)
+        mount for mount in given if not any(_within(str(mount["destination"]), target) for target in own)
     ]
     for target, entry in own.items():
         entry["destination"] = found.targets.get(target, target)
@@ -65,9 +75,14 @@ def _within(path: str, directory: str) -> bool:
     return path == directory or path.startswith(directory + "/")
 
 
-def _mount(mount: cri.Mount, target: str, source: Source) -> Spec:
+def _mount(mount: cri.Mount, target: str, source: Source, users: UserNamespace | None) -> Spec:
     field = mount_checks.field(mount)
-    refuse(bool(mount.uidMappings or mount.gidMappings), field, "an id-mapped mount")
+    # The node brings other volumes with the ids that they have for the pod.
+    if mount.HasField("image"):
+        if mapped_ids(mount.uidMappings, mount.gidMappings, field) not in (None, users):
+            raise InvalidArgument(f"{field}: its mappings of ids are not those of the pod")
+    else:
+        refuse(bool(mount.uidMappings or mount.gidMappings), field, "an id-mapped mount")
     if mount.HasField("image"):
         return _bind(source.path, target, "rprivate", *_IMAGE_OPTIONS)
     propagation = _PROPAGATION.get(mount.propagation)
@@ -104,13 +119,47 @@ def _given(context: cri.LinuxContainerSecurityContext) -> list[Spec]:
         _file_system("proc", "/proc", *closed),
         _file_system("tmpfs", "/dev", "nosuid", "strictatime", "mode=755", "size=65536k"),
         _file_system(
-            "devpts", "/dev/pts", "nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"
+            *("devpts", "/dev/pts", "nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"),
+            f"gid={_TTY_GROUP}",
         ),
         _file_system("sysfs", "/sys", *closed, *changeable),
         _file_system("cgroup", "/sys/fs/cgroup", *closed, "relatime", *changeable),
         _file_system("mqueue", "/dev/mqueue", *closed),
         shm,
     ]
+
+
+def _given_in_user_namespace(
+    given: Sequence[Spec],
+    context: cri.LinuxContainerSecurityContext,
+    users: UserNamespace,
+    mqueue: bool,
+) -> Iterator[Spec]:
+    """Yield the mounts that a container of a user namespace has in place of `given`.
+
+    A file system that shows a namespace of the VM can't be mounted there: it has the VM's."""
+    options = context.namespace_options
+    of_vm = {"/sys"}
+    if options.pid == cri.POD:
+        of_vm.add("/proc")
+    if options.ipc != cri.CONTAINER:
+        of_vm.add("/dev/mqueue")
+    for mount in given:
+        target, found = str(mount["destination"]), mount["options"]
+        assert isinstance(found, list)
+        if target in of_vm:
+            if target != "/dev/mqueue" or mqueue:
+                yield _bind(target, target, "rprivate", *found)
+        elif target == "/dev/pts" and users.gids.length <= _TTY_GROUP:
+            yield {**mount, "options": [each for each in found if not each.startswith("gid=")]}
+        else:
+            yield mount
+
+
+def _devices(devices: Iterable[Node]) -> Iterator[Spec]:
+    """Yield the VM's devices as mounts: who is root in a user namespace only can make none."""
+    for device in devices:
+        yield _bind(device.source, device.path, "rprivate")
 
 
 def _file_system(kind: str, target: str, *options: str, source: str = "") -> Spec:

@@ -50,6 +50,7 @@ from vmserver.containers.oci.record import Phase
 from vmserver.containers.oci.rotation import Rotation
 from vmserver.containers.oci.runtime import Crun
 from vmserver.containers.oci.spec import process_spec
+from vmserver.containers.oci.user_namespaces import UserNamespaces
 from vmserver.layers.images import LayerImages
 from vmserver.layers.store import LayerStore
 from vmserver.stats.reader import UsageReader, UsageSource
@@ -77,12 +78,13 @@ class OciProvider:
         self._config = config
         self.layers = LayerStore(reactor, config.layer_dir, own / "layers")
         self._images = LayerImages(reactor, self.layers, config.directory / "images")
-        self._files = FileSystems(reactor, self._images, own / "volumes")
+        namespaces = UserNamespaces(reactor, own / "users")
+        self._files = FileSystems(reactor, self._images, own / "volumes", namespaces)
         self._crun = Crun(reactor, own / "crun", config.crun)
         self._conmon = Conmon(reactor, self._crun, config.conmon)
         self._execs = Execs(reactor, self._crun, own / _EXECS)
         self._index = ContainerIndex(reactor, config.directory / "containers")
-        self._bundles = Bundles(reactor, self._index, self._images, self._files, etc_dir)
+        self._bundles = Bundles(reactor, self._index, self._images, self._files, namespaces, etc_dir)
         self._rotation = Rotation(reactor, config.log_max_size, config.log_max_files)
         self._lifecycle = Lifecycle(
             reactor, self._index, self._crun, self._conmon, self._files, self._bundles, self._rotation

@@ -24,6 +24,7 @@ from vmserver.containers.oci.limits import Spec, linux_resources
 from vmserver.containers.oci.lookup import Lookup
 from vmserver.containers.oci.mounts import container_mounts
 from vmserver.containers.oci.seccomp import container_seccomp
+from vmserver.containers.oci.user_namespaces import check_user, wanted_by
 from vmserver.containers.security import refuse
 from vmserver.pod_settings import ipc_sysctls
 
@@ -47,6 +48,7 @@ class Wanted:
     :param cgroup: its path below the root of the cgroups, as /infranetes/ID.
     :param target_pid: with a pid namespace TARGET, the first process of that container; 0: it does not run.
     :param volumes: directories for `mounts.image_volumes`, by their path in the container.
+    :param user_namespace: the file of the pod's, if `config` wants it.
     """
 
     id: str
@@ -59,6 +61,7 @@ class Wanted:
     cgroup: str
     target_pid: int = 0
     volumes: Mapping[str, Path] = MappingProxyType({})
+    user_namespace: Path | None = None
 
 
 def container_spec(wanted: Wanted) -> Spec:
@@ -71,7 +74,10 @@ def container_spec(wanted: Wanted) -> Spec:
     context = config.linux.security_context
     refuse(bool(config.CDI_devices), "config.CDI_devices", "a CDI device")
     capabilities = container_capabilities(context, wanted.kernel.capabilities)
-    mounts, propagation = container_mounts(config, found, wanted.volumes)
+    users = wanted_by(config)
+    if users is not None:
+        check_user(found.user, users)
+    mounts, propagation = container_mounts(config, found, wanted.volumes, users, wanted.kernel.mqueue)
     return {
         "ociVersion": OCI_VERSION,
         "process": _process(wanted, capabilities),
@@ -174,7 +180,7 @@ def _linux(wanted: Wanted, capabilities: Capabilities, propagation: str) -> Spec
         "namespaces": _namespaces(wanted),
         "cgroupsPath": wanted.cgroup,
         "resources": resources,
-        "devices": [node.device() for node in wanted.found.devices],
+        "devices": [] if wanted.user_namespace else [node.device() for node in wanted.found.devices],
     }
     if propagation:
         found["rootfsPropagation"] = propagation
@@ -218,13 +224,9 @@ def _namespaces(wanted: Wanted) -> list[Spec]:
         options.network in (cri.CONTAINER, cri.TARGET), "namespace_options.network", "a network of its own"
     )
     refuse(options.ipc == cri.TARGET, "namespace_options.ipc", "another container's IPC")
-    users = options.userns_options
-    refuse(
-        bool(users.uids or users.gids) or (options.HasField("userns_options") and users.mode != cri.NODE),
-        "namespace_options.userns_options",
-        "a user namespace",
-    )
     found: list[Spec] = [{"type": "mount"}]
+    if wanted.user_namespace is not None:
+        found.append({"type": "user", "path": str(wanted.user_namespace)})
     if wanted.kernel.cgroup2:
         found.append({"type": "cgroup"})
     if options.ipc == cri.CONTAINER:
