@@ -12,6 +12,7 @@ import socket
 from pathlib import Path
 
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from infranetes_common.user_namespaces import user_namespace
 from infranetes_common.wire import cri
 from vmserver.identity.apply import IdentityApplier, write_if_changed
 
@@ -28,6 +29,14 @@ _SYSCTL = re.compile(r"[a-z0-9_][a-zA-Z0-9_-]*(?:[./][a-zA-Z0-9_-]+)+")
 _POD_SYSCTLS = re.compile(
     r"net\..+|kernel\.(?:shm(?:max|all|mni|_rmid_forced)|msg(?:max|mnb|mni)|sem)|fs\.mqueue\..+"
 )
+
+
+# The network is the VM's own, whose privileges a user namespace does not have: what root in a container needs
+# most of them, each user may do.
+_FOR_USER_NAMESPACE = {
+    "net.ipv4.ip_unprivileged_port_start": "0",
+    "net.ipv4.ping_group_range": "0 2147483647",
+}
 
 
 class PodSettings:
@@ -60,7 +69,10 @@ class PodSettings:
         resolv = resolv_conf(config.dns_config)
         if resolv is None and node_dns is not None and not self._has_dns():
             resolv = resolv_conf(node_dns)
-        sysctls = [(self._sysctl_file(name), check_value(name, value)) for name, value in _sysctls(config)]
+        wanted = dict(_sysctls(config))
+        if user_namespace(config.linux.security_context.namespace_options, "config"):
+            wanted = {**_FOR_USER_NAMESPACE, **{_dotted(name): value for name, value in wanted.items()}}
+        sysctls = [(self._sysctl_file(name), check_value(name, value)) for name, value in wanted.items()]
         if self._check_only:
             return
         try:
@@ -108,12 +120,17 @@ def _sysctls(config: cri.PodSandboxConfig) -> list[tuple[str, str]]:
     return sorted(config.linux.sysctls.items())
 
 
+def _dotted(name: str) -> str:
+    """Return a sysctl's name with dots between its parts, if none of these has one."""
+    return name.replace("/", ".")
+
+
 def ipc_sysctls(config: cri.PodSandboxConfig) -> dict[str, str]:
     """Return the sysctls that belong to an IPC namespace, by their dotted names.
 
     A container that has an IPC namespace of its own does not see the machine's.
     """
-    found = {name.replace("/", "."): value for name, value in _sysctls(config)}
+    found = {_dotted(name): value for name, value in _sysctls(config)}
     return {name: value for name, value in found.items() if not name.startswith("net.")}
 
 

@@ -29,12 +29,16 @@ class StatusCalls:
     """What the runtime is, and whether it is ready.
 
     :param handlers: names of the runtime handlers beside the default one.
+    :param user_namespaces: whether pods may have one.
     """
 
-    def __init__(self, node: NodeContext, handlers: tuple[str, ...], cgroup_driver: str) -> None:
+    def __init__(
+        self, node: NodeContext, handlers: tuple[str, ...], cgroup_driver: str, user_namespaces: bool
+    ) -> None:
         self._node = node
         self._handlers = handlers
         self._cgroup_driver = cgroup_driver
+        self._user_namespaces = user_namespaces
 
     async def Version(self, request: cri.VersionRequest, call: Call) -> cri.VersionResponse:
         return cri.VersionResponse(
@@ -56,11 +60,16 @@ class StatusCalls:
             status=cri.RuntimeStatus(conditions=conditions),
             runtime_handlers=[
                 cri.RuntimeHandler(
-                    name=name, features=cri.RuntimeHandlerFeatures(recursive_read_only_mounts=True)
+                    name=name,
+                    features=cri.RuntimeHandlerFeatures(
+                        recursive_read_only_mounts=True, user_namespaces=self._user_namespaces
+                    ),
                 )
                 for name in ("", *self._handlers)
             ],
-            features=cri.RuntimeFeatures(supplemental_groups_policy=True),
+            features=cri.RuntimeFeatures(
+                supplemental_groups_policy=True, user_namespaces_host_network=self._user_namespaces
+            ),
         )
         if request.verbose:
             response.info["provider"] = json.dumps(

@@ -10,6 +10,7 @@ from infranetes.hostports import mappings
 from infranetes.providers.annotations import read as read_annotations
 from infranetes.volumes import mounts
 from infranetes_common.errors import InvalidArgument
+from infranetes_common.user_namespaces import user_namespace
 from infranetes_common.wire import cri
 
 MAX_NAME = 253
@@ -55,22 +56,7 @@ def namespaces(options: cri.NamespaceOption, field: str) -> None:
             f"{field}.namespace_options.network: {cri.NamespaceMode.Name(options.network)}: the containers "
             "of a pod share the VM's network; ask for POD"
         )
-    if not options.HasField("userns_options"):
-        return
-    users = options.userns_options
-    mode = cri.NamespaceMode.Name(users.mode)
-    named = f"{field}.namespace_options.userns_options"
-    if users.mode not in (cri.POD, cri.NODE):
-        raise InvalidArgument(
-            f"{named}.mode: {mode}: a user namespace is the pod's (POD) or the node's (NODE)"
-        )
-    if users.mode == cri.NODE and (users.uids or users.gids):
-        raise InvalidArgument(f"{named}: NODE takes no mappings of ids")
-    if users.mode == cri.POD:
-        raise InvalidArgument(
-            f"{named}: POD: this runtime handler offers no user namespaces (its feature user_namespaces is "
-            "false): the VM separates the pod's users from the node's; leave hostUsers out"
-        )
+    user_namespace(options, f"{field}.namespace_options")
 
 
 def container_config(config: cri.ContainerConfig) -> None:

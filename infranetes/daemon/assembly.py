@@ -151,6 +151,7 @@ class Daemon(OrderedServices):
             config.runtime_handlers,
             config.cgroup_driver,
             streams.url,
+            config.user_namespaces,
         )
         images = GrpcService(cri.ImageService, ImageService(self._backends.images))
         services = [each.intercept(logged(self._reactor)) for each in (runtime.service, images)]

@@ -9,7 +9,7 @@ from twisted.logger import Logger
 from infranetes.ids import new_id
 from infranetes.images import Image
 from infranetes.machines.agent.client import AgentClient
-from infranetes.pods import apparmor, node_files
+from infranetes.pods import apparmor, node_files, user_namespaces
 from infranetes.pods.context import NodeContext
 from infranetes.pods.image_loads import load_image
 from infranetes.pods.image_removal import remove_unused_later
@@ -50,6 +50,7 @@ class ContainerCreation:
         return container
 
     def _begin(self, sandbox: Sandbox, config: cri.ContainerConfig) -> Container:
+        user_namespaces.check(config, sandbox.config)
         image = self._node.images.resolve(config.image.image)
         if image.machine and sandbox.containers:
             raise FailedPrecondition(

@@ -16,6 +16,7 @@ from infranetes.volumes.mount_table import Layout, MountTable, outermost_writabl
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.filesync.wire import PREFIX
 from infranetes_common.paths import make_directories, parent, resolve
+from infranetes_common.user_namespaces import mapped_ids
 from infranetes_common.wire import cri
 
 MAX_PATH = 4096
@@ -58,8 +59,7 @@ def check(mounts: Iterable[cri.Mount]) -> None:
         named = describe(index, mount)
         if "\0" in mount.container_path or not mount.container_path.startswith("/"):
             raise InvalidArgument(f"{named}: container_path has to be an absolute path")
-        if mount.uidMappings or mount.gidMappings:
-            raise InvalidArgument(f"{named}: mounts with mapped ids are not offered")
+        mapped_ids(mount.uidMappings, mount.gidMappings, named)
         if mount.HasField("image"):
             _check_image(named, mount)
         else:
@@ -150,7 +150,14 @@ def writable_submounts(mount: cri.Mount, source: Source, layout: Layout) -> list
             if not stat.S_ISDIR(kind) and not stat.S_ISREG(kind):
                 continue
             container_path = os.path.join(mount.container_path, path)
-            found.append(cri.Mount(container_path=container_path, host_path=host_path))
+            found.append(
+                cri.Mount(
+                    container_path=container_path,
+                    host_path=host_path,
+                    uidMappings=mount.uidMappings,
+                    gidMappings=mount.gidMappings,
+                )
+            )
     return found
 
 
@@ -163,6 +170,8 @@ def for_agent(config: cri.ContainerConfig, sources: dict[int, Source]) -> cri.Co
     for index, mount in enumerate(sent.mounts):
         if index in sources:
             mount.host_path = PREFIX + sources[index].id
+            mount.ClearField("uidMappings")  # its files come with the ids that they have for the pod
+            mount.ClearField("gidMappings")
         mount.recursive_read_only = False
         mount.selinux_relabel = False
     return sent

@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import attrs
 from twisted.logger import Logger
@@ -17,6 +17,7 @@ from infranetes.volumes.mount_table import Layout, Location
 from infranetes.volumes.mounts import Source
 from infranetes_common.concurrency import replace_file
 from infranetes_common.filesync.manifest import Entry, Manifest
+from infranetes_common.user_namespaces import IdRange, UserNamespace
 
 _log = Logger()
 
@@ -25,6 +26,7 @@ _log = Logger()
 class VolumeRecord:
     """One volume.
 
+    :ivar users: with whose ids the pod sees its files; None: they are as on the node.
     :ivar layout: the locations it is made of; None: whatever is mounted there.
     :ivar base: what node and VM both had when they last were the same; None: not known, or not needed."""
 
@@ -33,6 +35,7 @@ class VolumeRecord:
     containers: tuple[str, ...]
     layout: Layout | None
     base: Manifest | None
+    users: UserNamespace | None = None
 
 
 class _Document(TypedDict):
@@ -45,6 +48,7 @@ class _Document(TypedDict):
     containers: list[str]
     places: list[tuple[str, str, str]] | None  # path in the directory, device, path in the file system
     base: list[tuple[str, str, int, int, int, int, int, str]] | None  # the fields of each Entry
+    users: NotRequired[list[tuple[int, int]]]  # first id and number of the users, and of the groups
 
 
 class VolumeRecords:
@@ -88,7 +92,7 @@ class VolumeRecords:
 
 def _document(record: VolumeRecord) -> _Document:
     source, layout, base = record.source, record.layout, record.base
-    return {
+    document: _Document = {
         "path": source.path,
         "file": source.file,
         "in_memory": source.in_memory,
@@ -108,6 +112,9 @@ def _document(record: VolumeRecord) -> _Document:
             for one in base.values()
         ],
     }  # fmt: skip
+    if record.users is not None:
+        document["users"] = [(ids.first, ids.length) for ids in (record.users.uids, record.users.gids)]
+    return document
 
 
 def _record(document: _Document) -> VolumeRecord:
@@ -124,4 +131,8 @@ def _record(document: _Document) -> VolumeRecord:
             for path, device, inner in document["places"]
         }
     source = Source(str(document["path"]), bool(document["file"]), bool(document["in_memory"]))
-    return VolumeRecord(source, bool(document["writable"]), tuple(document["containers"]), layout, base)
+    users: UserNamespace | None = None
+    if "users" in document:
+        users = UserNamespace(*(IdRange(first, length) for first, length in document["users"]))
+    containers = tuple(document["containers"])
+    return VolumeRecord(source, bool(document["writable"]), containers, layout, base, users)

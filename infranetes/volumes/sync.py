@@ -14,6 +14,7 @@ from infranetes.machines.agent.client import AgentClient
 from infranetes.pods.inventory import Sandbox
 from infranetes.volumes.mount_table import with_previous
 from infranetes.volumes.mounts import Source
+from infranetes.volumes.owners import for_pod, from_pod, inside
 from infranetes.volumes.records import VolumeRecords
 from infranetes.volumes.volume import Volume
 from infranetes_common.concurrency import Lanes, run_in_thread
@@ -110,12 +111,15 @@ class VolumeSync:
         if volume.base is not None and not volume.writable:
             return volume.base
         try:
-            return await agent.list_volume(volume.source.id, self.bounds)
+            found = await agent.list_volume(volume.source.id, self.bounds)
         except NotFound:
             if not first:
                 raise
             volume.base = {}
             return {}
+        if volume.users is None:
+            return found
+        return await run_in_thread(self._reactor, inside, found, volume.users)
 
     async def _read(
         self, volume: Volume, entries: list[Entry], removed: list[bytes]
@@ -124,7 +128,7 @@ class VolumeSync:
         changes: Iterator[Change] = read(volume.tree, entries)
         while taken := await self.at_source(volume.source, batch, changes):
             for change in taken:
-                yield change
+                yield for_pod(change, volume.users)
         for path in removed:
             yield Removed(path)
 
@@ -137,11 +141,13 @@ class VolumeSync:
         removed: list[bytes],
     ) -> None:
         """Apply what comes from the VM."""
-        changes = agent.read_volume(volume.source.id, entries)
+        wanted = [for_pod(entry, volume.users) for entry in entries]
+        changes = agent.read_volume(volume.source.id, wanted)
         try:
             waiting: list[Change] = []
             size = 0
-            async for change in changes:
+            async for sent in changes:
+                change = from_pod(sent, volume.users)
                 waiting.append(change)
                 size += len(change) if isinstance(change, bytes) else 0
                 volume.received += 1

@@ -13,12 +13,14 @@ from infranetes_common.filesync.manifest import Bounds, Changed, Manifest
 from infranetes_common.filesync.plan import keys
 from infranetes_common.filesync.scan import scan, stable_scan
 from infranetes_common.filesync.tree import Tree
+from infranetes_common.user_namespaces import UserNamespace
 
 
 class Volume:
     """One volume.
 
     :ivar lock: held by whoever compares or removes it.
+    :ivar users: with whose ids the pod sees its files; None: they are as on the node.
     :ivar layout: the locations it was made of when a container last began; None: whatever is mounted there.
     :ivar base: what both sides had when they last were the same; None: not known.
     :ivar last_seen: what the node had at the last comparison.
@@ -37,6 +39,7 @@ class Volume:
         self.source = source
         self.writable = False
         self.containers: set[str] = set()
+        self.users: UserNamespace | None = None
         self.layout: Layout | None = None
         self.base: Manifest | None = None
         self.last_seen: Manifest | None = None
@@ -54,7 +57,8 @@ class Volume:
     def record(self) -> VolumeRecord:
         """What the next daemon has to know of it."""
         base = self.base if self.writable else None
-        return VolumeRecord(self.source, self.writable, tuple(sorted(self.containers)), self.layout, base)
+        containers = tuple(sorted(self.containers))
+        return VolumeRecord(self.source, self.writable, containers, self.layout, base, self.users)
 
     def scan(self, bounds: Bounds) -> tuple[Manifest, frozenset[bytes]]:
         """What the node has, and the `hidden` paths, at which that does not count. Blocks.

@@ -28,8 +28,9 @@ from infranetes.volumes.volume import Volume
 from infranetes.volumes.watch import VolumeWatch
 from infranetes.volumes.writeback import WriteBack
 from infranetes_common.concurrency import Flight, Lanes, run_in_thread, sleep, start
-from infranetes_common.errors import InfranetesError, Unavailable
+from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
 from infranetes_common.reactors import IReactor
+from infranetes_common.user_namespaces import mapped_ids
 from infranetes_common.wire import cri
 
 FIND_SECONDS = 10.0  # that finding out what a mount is of may take
@@ -65,7 +66,7 @@ class Volumes:
             for record in of_sandbox:
                 volume = Volume(record.source, self._mounts)
                 volume.writable, volume.layout, volume.base = record.writable, record.layout, record.base
-                volume.containers = set(record.containers)
+                volume.containers, volume.users = set(record.containers), record.users
                 self._volumes.setdefault(sandbox_id, {})[record.source.id] = volume
 
     async def resume(self, inventory: Inventory) -> None:
@@ -144,6 +145,13 @@ class Volumes:
     async def _prepare_one(self, container: Container, source: Source, mount: cri.Mount) -> Layout:
         of_sandbox = self._volumes.setdefault(container.sandbox.id, {})
         volume = of_sandbox.setdefault(source.id, Volume(source, self._mounts))
+        users = mapped_ids(mount.uidMappings, mount.gidMappings, "ids")
+        if volume.containers and volume.users != users:
+            raise FailedPrecondition(
+                f"{source.path} is mounted in this pod with other ids already: give all mounts of it the "
+                "same uidMappings and gidMappings"
+            )
+        volume.users = users
         volume.containers.add(container.id)
         volume.writable = volume.writable or not mount.readonly
         private = mount.propagation == cri.PROPAGATION_PRIVATE

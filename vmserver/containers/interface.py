@@ -224,6 +224,10 @@ class IImageFetcher(Interface):
         :raise ResourceExhausted: the file is too large, or the disk is full."""
 
 
+class IHasUserNamespaces(Interface):
+    """Also provided by an IContainerProvider whose pods may have a user namespace."""
+
+
 class ITakesLayers(Interface):
     """Also provided by an IContainerProvider whose images are made of mounted layers.
 

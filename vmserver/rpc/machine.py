@@ -7,9 +7,12 @@ import os
 import time
 
 from infranetes_common import __version__
+from infranetes_common.errors import FailedPrecondition
+from infranetes_common.user_namespaces import user_namespace
+from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from txgrpc import Call
-from vmserver.containers.interface import ITakesLayers
+from vmserver.containers.interface import IHasUserNamespaces, ITakesLayers
 from vmserver.identity.current import CurrentIdentity
 from vmserver.identity.metadata import MetadataGate
 from vmserver.pod_settings import PodSettings
@@ -57,5 +60,14 @@ class MachineCalls:
         self._settings.apply(request.config, request.node_dns)
         await self._gate.configure(request.config.annotations)
         await self._choice.choose(request.container_provider)
+        self._check_user_namespace(request.config)
         await self._choice.provider.configure(request.config)
         return messages.ConfigureSandboxResponse(container_provider=self._choice.provider.name)
+
+    def _check_user_namespace(self, config: cri.PodSandboxConfig) -> None:
+        users = user_namespace(config.linux.security_context.namespace_options, "config")
+        if users is not None and not IHasUserNamespaces.providedBy(self._choice.provider):
+            raise FailedPrecondition(
+                f"config.userns_options: the VM's provider {self._choice.provider.name} has no user namespaces; "
+                "choose the provider oci, or leave hostUsers: false out"
+            )

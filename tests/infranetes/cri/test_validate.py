@@ -80,7 +80,7 @@ class ValidateTests(unittest.SynchronousTestCase):
             ({"container_path": ""}, "container_path has to be an absolute path"),
             ({"propagation": cri.PROPAGATION_BIDIRECTIONAL}, "propagation BIDIRECTIONAL"),
             ({"propagation": cri.PROPAGATION_HOST_TO_CONTAINER}, "propagation HOST_TO_CONTAINER"),
-            ({"uidMappings": [cri.IDMapping(length=1)]}, "mapped ids"),
+            ({"uidMappings": [cri.IDMapping(length=1)]}, "Mappings: 0 mappings"),
             ({"recursive_read_only": True}, "recursive_read_only needs readonly"),
             ({**shared, "recursive_read_only": True, "readonly": True}, "needs propagation PRIVATE"),
         ]
@@ -100,7 +100,7 @@ class ValidateTests(unittest.SynchronousTestCase):
             ({"image_sub_path": "/a"}, "image_sub_path"),
             ({"image_sub_path": "a/../b"}, "image_sub_path"),
             ({"propagation": cri.PROPAGATION_BIDIRECTIONAL}, "propagation"),
-            ({"gidMappings": [cri.IDMapping(length=1)]}, "mapped ids"),
+            ({"gidMappings": [cri.IDMapping(length=1)]}, "Mappings: 0 mappings"),
         ]
         for fields, words in cases:
             self.refused(words, validate.container_config, box(mounts=[cri.Mount(**{**good, **fields})]))
@@ -119,9 +119,12 @@ class ValidateTests(unittest.SynchronousTestCase):
 
     def test_user_namespaces_are_refused_as_the_cri_says_it(self) -> None:
         mapping = cri.IDMapping(host_id=1, container_id=0, length=65536)
+        validate.sandbox_config(
+            self.secured(userns_options=cri.UserNamespace(mode=cri.POD, uids=[mapping], gids=[mapping]))
+        )
         for users, words in (
-            (cri.UserNamespace(mode=cri.POD, uids=[mapping], gids=[mapping]), "no user namespaces"),
-            (cri.UserNamespace(mode=cri.POD), "no user namespaces"),
+            (cri.UserNamespace(mode=cri.POD), "userns_options.uids: 0 mappings"),
+            (cri.UserNamespace(mode=cri.POD, uids=[mapping, mapping]), "userns_options.uids: 2 mappings"),
             (cri.UserNamespace(mode=cri.NODE, uids=[mapping]), "NODE takes no mappings"),
             (cri.UserNamespace(mode=cri.CONTAINER), "mode: CONTAINER"),
             (cri.UserNamespace(mode=cri.TARGET), "mode: TARGET"),

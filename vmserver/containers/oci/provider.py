@@ -27,6 +27,7 @@ from vmserver.containers.interface import (
     Changed,
     ExecResult,
     IContainerProvider,
+    IHasUserNamespaces,
     ISession,
     ITakesLayers,
     Removed,
@@ -62,7 +63,7 @@ _EXECS = "exec"
 _log = Logger()
 
 
-@implementer(IContainerProvider, ITakesLayers)
+@implementer(IContainerProvider, IHasUserNamespaces, ITakesLayers)
 class OciProvider:
     """An `IContainerProvider` whose containers are run by conmon and crun.
 

@@ -306,7 +306,7 @@ class NamespaceTests(Refusing):
         self.refused("namespace_options.ipc", self.types, ipc=cri.TARGET)
         self.refused("namespace_options.pid", self.types, pid=9)
         users = cri.UserNamespace(mode=cri.POD, uids=[cri.IDMapping(length=1)])
-        self.refused("userns_options", self.types, userns_options=users)
+        self.refused("userns_options.gids", self.types, userns_options=users)
         self.assertEqual(self.types(userns_options=cri.UserNamespace(mode=cri.NODE)), self.types())
 
 
