@@ -26,6 +26,7 @@ from vmserver.containers.interface import (
     Changed,
     ExecResult,
     IContainerProvider,
+    IHasUserNamespaces,
     ISession,
     Removed,
     Streams,
@@ -44,7 +45,7 @@ class FakeConfig:
     layers: bool = False  # whether images come as layers
 
 
-@implementer(IContainerProvider)
+@implementer(IContainerProvider, IHasUserNamespaces)
 class FakeProvider:
     """See `IContainerProvider`.
 

@@ -10,6 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
+from tests.support.user_namespaces import namespaces, of_pod
 from vmserver import pod_settings
 from vmserver.pod_settings import PodSettings
 
@@ -86,6 +87,19 @@ class PodSettingsTests(SynchronousTestCase):
         self.assertEqual((self.proc / "net/ipv4/ip_forward").read_text(), "1\n")
         self.assertEqual((self.proc / "net/ipv4/conf/eth0.5/rp_filter").read_text(), "2\n")
         self.assertEqual((self.proc / "kernel/shmmax").read_text(), "12345\n")
+
+    def test_with_a_user_namespace_each_user_may_have_low_ports_and_ping(self) -> None:
+        for name in ("ip_unprivileged_port_start", "ping_group_range"):
+            (self.proc / "net/ipv4" / name).write_text("1024\n")
+        config = cri.PodSandboxConfig(linux=of_pod(namespaces()))
+        self.settings.apply(config)
+        start, group = (
+            self.proc / "net/ipv4" / name for name in ("ip_unprivileged_port_start", "ping_group_range")
+        )
+        self.assertEqual((start.read_text(), group.read_text()), ("0\n", "0 2147483647\n"))
+        config.linux.sysctls["net/ipv4/ip_unprivileged_port_start"] = "80"
+        self.settings.apply(config)
+        self.assertEqual(start.read_text(), "80\n")
 
     def test_other_sysctls_are_refused_by_name(self) -> None:
         for name in ("kernel.core_pattern", "vm.swappiness", "net", "net/../kernel/core_pattern", "net..x",

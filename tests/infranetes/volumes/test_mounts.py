@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -15,6 +16,7 @@ from infranetes.volumes.mounts import Source, find_source, for_agent, writable_s
 from infranetes.volumes.records import VolumeRecord, VolumeRecords
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.filesync.manifest import FILE, SYMLINK, Entry
+from infranetes_common.user_namespaces import IdRange, UserNamespace
 from infranetes_common.wire import cri
 
 
@@ -97,11 +99,12 @@ class FindTests(MountCase):
             b"pipe": Location("8:7", b"/pipe"),
         }
         source = Source(str(self.top), False, False)
-        mount = cri.Mount(container_path="/mnt", host_path="/link/to/it", readonly=True)
+        mapping = [cri.IDMapping(host_id=9, length=1)]
+        mount = cri.Mount(container_path="/mnt", host_path="/link/to/it", readonly=True, uidMappings=mapping)
         self.assertEqual(
             writable_submounts(mount, source, here),
             [
-                cri.Mount(container_path=f"/mnt/{name}", host_path=str(self.top / name))
+                cri.Mount(container_path=f"/mnt/{name}", host_path=str(self.top / name), uidMappings=mapping)
                 for name in ("disk", "one")
             ],
         )
@@ -111,13 +114,16 @@ class FindTests(MountCase):
 
     def test_the_agent_is_told_volumes_in_place_of_paths(self) -> None:
         source = Source("/srv/x", False, False)
-        mount = cri.Mount(container_path="/x", host_path="/srv/link", readonly=True, recursive_read_only=True)
-        image = cri.Mount(container_path="/image", image=cri.ImageSpec(image="x"))
+        ids = {kind: [cri.IDMapping(host_id=9, length=1)] for kind in ("uidMappings", "gidMappings")}
+        options: Any = {"readonly": True, "recursive_read_only": True, **ids}
+        mount = cri.Mount(container_path="/x", host_path="/srv/link", **options)
+        image = cri.Mount(container_path="/image", image=cri.ImageSpec(image="x"), **ids)
         config = cri.ContainerConfig(mounts=[image, mount])
         kept, sent = for_agent(config, {1: source}).mounts
         self.assertEqual(kept, image)
         self.assertEqual(sent.host_path, f"infranetes-volume:{source.id}")
         self.assertEqual((sent.readonly, sent.recursive_read_only), (True, False))
+        self.assertEqual((list(sent.uidMappings), list(sent.gidMappings)), ([], []))
         self.assertEqual(config.mounts[1].host_path, "/srv/link")
 
 
@@ -130,7 +136,8 @@ class RecordTests(MountCase):
         }
         layout = {b"": Location("8:1", b"/srv/one"), b"a/\xff": Location("0:40", b"/\xfe")}
         one = VolumeRecord(Source("/srv/one", True, False), True, ("c1", "c2"), layout, base)
-        two = VolumeRecord(Source("/srv/two", False, True), False, (), None, None)
+        users = UserNamespace(IdRange(1000, 65536), IdRange(2000, 7))
+        two = VolumeRecord(Source("/srv/two", False, True), False, (), None, None, users)
         for record in (one, two, one):
             records.save("s1", record)
         records.save("s2", two)

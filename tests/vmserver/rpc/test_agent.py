@@ -10,21 +10,30 @@ from twisted.internet import process
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase, TestCase
+from zope.interface import implementer_only
 
 from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
+from infranetes_simulation.containers import FakeProvider
 from tests.contract.container_provider_case import busybox_image
 from tests.support.dockerd import archive
+from tests.support.user_namespaces import namespaces, of_pod
 from tests.support.waiting import until
 from tests.vmserver.harness import Agent, run_directory
 from txgrpc import Code, GrpcError
 from vmserver.config import LimitsConfig
+from vmserver.containers.interface import IContainerProvider
 from vmserver.rpc.watch import Watcher
 
 reactor = installed()
 ID = "c0" * 16
+
+
+@implementer_only(IContainerProvider)
+class Plain(FakeProvider):
+    """A provider that has nothing beside what each has."""
 
 
 def children() -> set[Any]:
@@ -172,6 +181,15 @@ class AgentTests(AgentCase):
             "hostname",
             await self.refused(Code.INVALID_ARGUMENT, self.stub.ConfigureSandbox(bad, timeout=5.0)),
         )
+
+    async def test_a_provider_without_user_namespaces_refuses_pods_that_have_one(self) -> None:
+        request = messages.ConfigureSandboxRequest(config=cri.PodSandboxConfig(linux=of_pod(namespaces())))
+        await self.stub.ConfigureSandbox(request, timeout=5.0)
+        await self.agent.stop()
+        directory = run_directory(self)
+        await self.begin(Agent(reactor, directory, provider=lambda: Plain(reactor, directory / "fake")))
+        refused = self.stub.ConfigureSandbox(request, timeout=5.0)
+        self.assertIn("the provider oci", await self.refused(Code.FAILED_PRECONDITION, refused))
 
     async def test_commands_at_a_time_are_bounded(self) -> None:
         await self.load()

@@ -13,25 +13,15 @@ from twisted.trial.unittest import TestCase
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.wire import cri
 from tests.support.oci import image, layer
+from tests.support.user_namespaces import FIRST, LENGTH, ids, namespaces, of_container, of_pod
 from tests.vmserver.containers.oci.provider_case import OciCase
 from vmserver.mounts import unmount
 
-FIRST, LENGTH = 200000, 65536
 FILES = image([layer({"low": b"low\n", "both": b"low\n"}), layer({"both": b"high\n"})])
 
 
-def ids(first: int = FIRST, length: int = LENGTH) -> list[cri.IDMapping]:
-    return [cri.IDMapping(host_id=first, container_id=0, length=length)]
-
-
-def namespaces(first: int = FIRST, length: int = LENGTH, **others: Any) -> cri.NamespaceOption:
-    users = cri.UserNamespace(mode=cri.POD, uids=ids(first, length), gids=ids(first, length))
-    return cri.NamespaceOption(**{"userns_options": users, "pid": cri.CONTAINER, **others})
-
-
 def pod(options: cri.NamespaceOption) -> cri.PodSandboxConfig:
-    context = cri.LinuxSandboxSecurityContext(namespace_options=options)
-    return cri.PodSandboxConfig(linux=cri.LinuxPodSandboxConfig(security_context=context))
+    return cri.PodSandboxConfig(linux=of_pod(options))
 
 
 class UserNamespaceCase(OciCase, TestCase):
@@ -61,8 +51,8 @@ class UserNamespaceCase(OciCase, TestCase):
         context = fields.pop("context", {})
         options = fields.pop("options", self.options)
         sandbox = pod(fields.pop("pods", options))
-        security = cri.LinuxContainerSecurityContext(namespace_options=options, **context)
-        linux = cri.LinuxContainerConfig(security_context=security, resources=fields.pop("resources", None))
+        linux = of_container(options, **context)
+        linux.resources.CopyFrom(fields.pop("resources", cri.LinuxContainerResources()))
         config = cri.ContainerConfig(command=command, linux=linux, **fields)
         await self.provider.create(id, self.image_id, config, sandbox)
         return id
@@ -75,7 +65,9 @@ class UserNamespaceCase(OciCase, TestCase):
 
     async def text(self, id: str) -> str:
         """Return its log."""
-        return "".join(record.line.decode() + "\n" for record in await self.lines(id))
+        return "".join(
+            record.line.decode() + ("" if record.partial else "\n") for record in await self.lines(id)
+        )
 
     def written(self, id: str) -> Path:
         return self.config.directory / "containers" / id / "upper"
@@ -236,12 +228,8 @@ class AccessTests(UserNamespaceCase):
         options = namespaces(ipc=cri.CONTAINER)
         config = pod(options)
         config.linux.sysctls["kernel.shmmni"] = "77"
-        security = cri.LinuxContainerSecurityContext(namespace_options=options)
         id = secrets.token_hex(16)
-        own = cri.ContainerConfig(
-            command=["cat", "/proc/sys/kernel/shmmni"],
-            linux=cri.LinuxContainerConfig(security_context=security),
-        )
+        own = cri.ContainerConfig(command=["cat", "/proc/sys/kernel/shmmni"], linux=of_container(options))
         await self.provider.create(id, self.image_id, own, config)
         await self.provider.start_container(id)
         await self.ended(id)
