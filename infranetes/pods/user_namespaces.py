@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from infranetes.volumes.mounts import describe
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.user_namespaces import UserNamespace, mapped_ids, user_namespace
 from infranetes_common.wire import cri
@@ -22,7 +21,7 @@ def check(config: cri.ContainerConfig, sandbox_config: cri.PodSandboxConfig) -> 
             "its user namespace"
         )
     for index, mount in enumerate(config.mounts):
-        named = describe(index, mount)
+        named = f"config.mounts[{index}] at {mount.container_path[:256]}"
         if mapped_ids(mount.uidMappings, mount.gidMappings, named) not in (None, users):
             raise InvalidArgument(f"{named}: uidMappings and gidMappings are not those of the pod")
 

@@ -24,7 +24,7 @@ from vmserver.containers.oci.limits import Spec, linux_resources
 from vmserver.containers.oci.lookup import Lookup
 from vmserver.containers.oci.mounts import container_mounts
 from vmserver.containers.oci.seccomp import container_seccomp
-from vmserver.containers.oci.user_namespaces import check_user, wanted_by
+from vmserver.containers.oci.user_namespaces import check_capabilities, check_user, wanted_by
 from vmserver.containers.security import refuse
 from vmserver.pod_settings import ipc_sysctls
 
@@ -77,6 +77,7 @@ def container_spec(wanted: Wanted) -> Spec:
     users = wanted_by(config)
     if users is not None:
         check_user(found.user, users)
+        check_capabilities(context.capabilities)
     mounts, propagation = container_mounts(config, found, wanted.volumes, users, wanted.kernel.mqueue)
     return {
         "ociVersion": OCI_VERSION,

@@ -13,9 +13,11 @@ from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.reactors import IReactor
 from infranetes_common.user_namespaces import UserNamespace, user_namespace
 from infranetes_common.wire import cri
+from vmserver.containers import security
 from vmserver.containers.accounts import ProcessUser
 from vmserver.id_mapped import keep_namespace
 
+_OF_NETWORK = frozenset(("CAP_NET_ADMIN", "CAP_NET_RAW"))
 FIELD = "security_context.namespace_options"
 
 
@@ -62,6 +64,19 @@ def check_user(user: ProcessUser, users: UserNamespace) -> None:
                 raise InvalidArgument(
                     f"security_context: {kind} {value} is not in the pod's user namespace, which has the ids "
                     f"0 to {ids.length - 1}; choose one of these, or leave hostUsers: false out"
+                )
+
+
+def check_capabilities(wanted: cri.Capability) -> None:
+    """Check that none is asked for which only the owner of a network has.
+
+    :raise InvalidArgument: one is; names it."""
+    for field in ("add_capabilities", "add_ambient_capabilities"):
+        for name in getattr(wanted, field):
+            if security.capability(name) in _OF_NETWORK:
+                raise InvalidArgument(
+                    f"security_context.capabilities.{field}: {name[:80]} has no effect in a user "
+                    "namespace, as the network is the VM's; leave it or hostUsers: false out"
                 )
 
 

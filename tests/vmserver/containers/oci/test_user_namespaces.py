@@ -185,6 +185,12 @@ class AccessTests(UserNamespaceCase):
         said = await self.said(script, context={"capabilities": cri.Capability(add_capabilities=["ALL"])})
         self.assertEqual(said.count("kept"), 3, said)
 
+    async def test_the_network_is_not_its_own(self) -> None:
+        for field in ("add_capabilities", "add_ambient_capabilities"):
+            wanted = cri.Capability(**{field: ["net_admin"]})
+            words = await self.refused(InvalidArgument, self.create("true", context={"capabilities": wanted}))
+            self.assertIn(f"{field}: net_admin", words)
+
     async def test_paths_are_masked_and_limits_kept(self) -> None:
         context = {
             "masked_paths": ["/proc/timer_list", "/sys/firmware"],
