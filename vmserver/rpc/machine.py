@@ -66,8 +66,9 @@ class MachineCalls:
 
     def _check_user_namespace(self, config: cri.PodSandboxConfig) -> None:
         users = user_namespace(config.linux.security_context.namespace_options, "config")
-        if users is not None and not IHasUserNamespaces.providedBy(self._choice.provider):
+        provider = self._choice.provider
+        if users is not None and not IHasUserNamespaces.providedBy(provider):
             raise FailedPrecondition(
-                f"config.userns_options: the VM's provider {self._choice.provider.name} has no user namespaces; "
-                "choose the provider oci, or leave hostUsers: false out"
+                f"config.userns_options: the VM's provider {provider.name} has no user namespaces; choose the "
+                "provider oci, or leave hostUsers: false out"
             )
