@@ -69,6 +69,6 @@ class MachineCalls:
         provider = self._choice.provider
         if users is not None and not IHasUserNamespaces.providedBy(provider):
             raise FailedPrecondition(
-                f"config.userns_options: the VM's provider {provider.name} has no user namespaces; choose the "
-                "provider oci, or leave hostUsers: false out"
+                f"config.userns_options: the VM's provider {provider.name} has no user namespaces; choose "
+                "the provider oci, or leave hostUsers: false out"
             )
