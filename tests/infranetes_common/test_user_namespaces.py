@@ -75,7 +75,8 @@ class UserNamespaceTests(SynchronousTestCase):
     def test_it_can_not_be_had_with_processes_or_ipc_of_the_vm(self) -> None:
         users = cri.UserNamespace(uids=one(), gids=one())
         for field in ("pid", "ipc"):
-            options = cri.NamespaceOption(userns_options=users, **{field: cri.NODE})
+            node: Any = {field: cri.NODE}
+            options = cri.NamespaceOption(userns_options=users, **node)
             with self.assertRaises(InvalidArgument) as caught:
                 user_namespace(options, "options")
             self.assertIn(f"options.{field}", str(caught.exception))

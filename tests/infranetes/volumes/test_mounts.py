@@ -114,7 +114,7 @@ class FindTests(MountCase):
 
     def test_the_agent_is_told_volumes_in_place_of_paths(self) -> None:
         source = Source("/srv/x", False, False)
-        ids = {kind: [cri.IDMapping(host_id=9, length=1)] for kind in ("uidMappings", "gidMappings")}
+        ids: Any = {kind: [cri.IDMapping(host_id=9, length=1)] for kind in ("uidMappings", "gidMappings")}
         options: Any = {"readonly": True, "recursive_read_only": True, **ids}
         mount = cri.Mount(container_path="/x", host_path="/srv/link", **options)
         image = cri.Mount(container_path="/image", image=cri.ImageSpec(image="x"), **ids)
