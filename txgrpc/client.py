@@ -167,8 +167,20 @@ class StreamCall(Exchange, Generic[RequestT, ResponseT]):
         self.replayable = payload is not None
         self._failure: GrpcError | None = None
         self._opening: list[Deferred[None]] = []
+        self._ahead = 0
+
+    def receive_ahead(self, size: int) -> None:
+        """Take up to `size` bytes of responses before they are asked for, if that is more than it was.
+
+        For bulk data: a server may send no more than this in one round trip, and this side keeps that much in
+        memory for the call.
+        """
+        self._ahead = max(self._ahead, size)
+        if self.stream is not None:
+            self.stream.widen(self._ahead)
 
     def opened(self, stream: ClientStream) -> None:
+        stream.widen(self._ahead)
         if self._payload is not None:
             stream.send(self._payload, end=True)
         self._wake()

@@ -22,10 +22,11 @@ from h2.events import (
     ResponseReceived,
     TrailersReceived,
 )
+from h2.frame_buffer import FrameBuffer
 from h2.settings import SettingCodes, Settings
 from h2.utilities import HeaderValidationFlags, validate_headers
 from hpack import Encoder
-from hyperframe.frame import Frame, GoAwayFrame, HeadersFrame
+from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame
 
 from txgrpc.limits import Limits
 from txgrpc.metadata import Headers
@@ -34,8 +35,6 @@ from txgrpc.metadata import Headers
 LAST_STREAM_ID = 2**31 - 1
 PREFACE_SIZE = 24
 HEADER_SIZE = 9
-#: HTTP/2's default, which we do not change.
-MAX_FRAME_SIZE = 16384
 #: How many frames of what arrived go to h2 before their events are looked at. Each costs from 20
 #: microseconds to what a method does until it first waits.
 FRAMES_AT_ONCE = 8
@@ -127,6 +126,21 @@ def _without_value(pair: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
     return (_TIMEOUT, b"") if _TIMEOUT_VALUE.fullmatch(pair[1]) else pair
 
 
+class _ReceivedData(DataFrame):
+    """A DATA frame that h2 does not write out, byte by byte, for a log that nobody reads."""
+
+    def __repr__(self) -> str:
+        return "DATA"
+
+
+class _Frames(FrameBuffer):
+    def __next__(self) -> Frame:
+        frame = super().__next__()
+        if frame.__class__ is DataFrame:
+            frame.__class__ = _ReceivedData
+        return frame
+
+
 class _Connection(H2Connection):
     # h2 remembers how streams ended, for frames which were under way then; 65,536 of them are megabytes.
     MAX_CLOSED_STREAMS = 2048
@@ -134,6 +148,8 @@ class _Connection(H2Connection):
     def __init__(self, config: H2Configuration) -> None:
         super().__init__(config=config)
         self._validator = HeaderValidator(config.client_side)
+        self.incoming_buffer = _Frames(server=not config.client_side)
+        self._frame_dispatch_table[_ReceivedData] = self._receive_data_frame
 
     def _receive_headers_frame(self, frame: HeadersFrame) -> tuple[list[Frame], list[Event]]:
         frames, events = super()._receive_headers_frame(frame)
@@ -159,18 +175,24 @@ class FrameGuard:
 
     h2 checks a frame's length when all of it is here, so a peer could have us buffer 16 MiB for each
     connection. Here the frame's header is enough.
+
+    :param largest: bytes of a frame that is not too large.
+    :ivar partial: whether what was checked last ends within a frame, and has no other.
     """
 
-    __slots__ = ("_header", "_skip")
+    __slots__ = ("_header", "_largest", "_skip", "partial")
 
-    def __init__(self, client_side: bool) -> None:
+    def __init__(self, client_side: bool, largest: int) -> None:
+        self._largest = largest
         self._skip = 0 if client_side else PREFACE_SIZE  # bytes to the next frame's header
         self._header = b""  # its first bytes
+        self.partial = False
 
     def check(self, data: bytes, start: int = 0) -> int:
         """Check what arrived next: `data` from `start` on.
 
-        Returns where the next few frames end: the boundary after the last of them, or the end of `data`.
+        Returns where the next few frames end: the boundary after the last of them. If the first one is not
+        complete, it is the end of `data`.
 
         :raise OversizedFrame: one of these frames is too large.
         """
@@ -182,24 +204,31 @@ class FrameGuard:
                 return size
             at += self._length(self._header, 0)
             self._header = b""
-            frames = 1
-        while at + HEADER_SIZE <= size:
-            if frames == FRAMES_AT_ONCE:
-                self._skip = 0
-                return at
-            at += HEADER_SIZE + self._length(data, at)
-            frames += 1
-        if at < size:
-            self._header = data[at:]
-            self._skip = 0
-        else:
+        if at > size:
             self._skip = at - size
+            return size
+        if at > start:
+            frames = 1
+        self._skip = 0
+        while frames < FRAMES_AT_ONCE and at + HEADER_SIZE <= size:
+            end = at + HEADER_SIZE + self._length(data, at)
+            if end > size:
+                if at == start:
+                    self._skip = end - size
+                break
+            at = end
+            frames += 1
+        self.partial = at == start
+        if not self.partial:
+            return at
+        if not self._skip:
+            self._header = data[at:]
         return size
 
     def _length(self, data: bytes, at: int) -> int:
         length = int.from_bytes(data[at : at + 3], "big")
-        if length > MAX_FRAME_SIZE:
-            raise OversizedFrame(f"a frame of {length} bytes, where at most {MAX_FRAME_SIZE} are allowed")
+        if length > self._largest:
+            raise OversizedFrame(f"a frame of {length} bytes, where at most {self._largest} are allowed")
         return length
 
 
@@ -216,6 +245,7 @@ def make_connection(client_side: bool, limits: Limits) -> H2Connection:
     connection = _Connection(config=config)
     settings = {
         SettingCodes.INITIAL_WINDOW_SIZE: limits.stream_window,
+        SettingCodes.MAX_FRAME_SIZE: limits.max_frame,
         SettingCodes.MAX_CONCURRENT_STREAMS: limits.max_concurrent_streams,
         SettingCodes.MAX_HEADER_LIST_SIZE: limits.max_header_list,
     }
@@ -223,6 +253,7 @@ def make_connection(client_side: bool, limits: Limits) -> H2Connection:
         settings[SettingCodes.ENABLE_PUSH] = 0
     # As initial values they hold from the first frame on, not only from the peer's acknowledgement.
     connection.local_settings = Settings(client=client_side, initial_values=settings)
+    connection.max_inbound_frame_size = limits.max_frame
     connection.encoder = RepeatingEncoder()
     connection.decoder.max_header_list_size = 4 * limits.max_header_list
     connection.initiate_connection()

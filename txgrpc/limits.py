@@ -28,6 +28,11 @@ class Limits:
     stream_window: int = attrs.field(default=128 * KIB, validator=attrs.validators.ge(65535))
     #: What one connection may have in flight towards us.
     connection_window: int = attrs.field(default=1 * MIB, validator=attrs.validators.ge(65535))
+    #: The largest frame taken from the other side. It is handled at once, and buffered until it is complete.
+    #: HTTP/2's own value is the least possible.
+    max_frame: int = attrs.field(
+        default=16 * KIB, validator=[attrs.validators.ge(16 * KIB), attrs.validators.lt(16 * MIB)]
+    )
     #: Calls that one peer may have open at once.
     max_concurrent_streams: int = attrs.field(default=512, validator=attrs.validators.ge(1))
     #: The largest header list (names, values and 32 for each) of one call. Over it the call is refused,

@@ -35,11 +35,22 @@ class Receiver:
     :ivar handling: whether frames are being handled, so that the output can be flushed once after them.
     """
 
-    __slots__ = ("_backlog", "_connection", "_guard", "_halted", "_lost", "_turn", "handling", "heard")
+    __slots__ = (
+        "_backlog",
+        "_begun",
+        "_connection",
+        "_guard",
+        "_halted",
+        "_lost",
+        "_turn",
+        "handling",
+        "heard",
+    )
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._guard = FrameGuard(connection.client_side)
+        self._guard = FrameGuard(connection.client_side, connection.limits.max_frame)
+        self._begun = bytearray()  # a frame that is not complete: h2 would copy it with each piece
         self._backlog = b""
         self._halted = False  # the transport does not read, for the backlog
         self._turn: IDelayedCall | None = None
@@ -70,6 +81,7 @@ class Receiver:
     def stop(self) -> None:
         """Drop the backlog."""
         self._backlog = b""
+        self._begun.clear()
         self.handling = False
         if self._turn is not None and self._lost is None:
             self._turn.cancel()
@@ -104,16 +116,25 @@ class Receiver:
     def _take_frames(self, data: bytes, at: int) -> int:
         """Handle the next few frames of `data`, from `at` on. Returns where the others begin."""
         connection = self._connection
+        size = len(data)
         try:
             end = self._guard.check(data, at)
-            received = connection.h2.receive_data(data if end - at == len(data) else data[at:end])
+            if end - at < len(data):
+                data = data[at:end]
+            if self._guard.partial:
+                self._begun += data
+                return end
+            if self._begun:
+                data = bytes(self._begun + data)
+                self._begun.clear()
+            received = connection.h2.receive_data(data)
         except OversizedFrame as error:
             connection.cut_off(str(error), ErrorCodes.FRAME_SIZE_ERROR)
-            return len(data)
+            return size
         except ProtocolError as error:
             code = getattr(error, "error_code", ErrorCodes.PROTOCOL_ERROR)
             connection.cut_off(str(error) or type(error).__name__, code)
-            return len(data)
+            return size
         try:
             connection.handle(received)
         except Misbehaviour as error:

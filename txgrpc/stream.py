@@ -137,7 +137,7 @@ class Stream:
 
     def widen(self, window: int) -> None:
         """Let the other side be `window` bytes ahead of what is taken, if that is more than it is now."""
-        if self.receiving is State.OPEN:
+        if self.receiving <= State.OPEN:
             more = self.inbox.widen(window)
             if more:
                 self.connection.open_window(self.id, more)

@@ -54,6 +54,7 @@ from vmserver.rpc.agent import AgentService
 from vmserver.volumes.store import VolumeStore
 
 DRAIN_SECONDS = 2.0
+MAX_FRAME = 192 * 1024  # bytes: a message of a stream is one
 CONNECTION_WINDOW = 4 * 1024 * 1024  # bytes from the node in one round trip: a layer may be GBs
 MEMORY_VOLUMES = "volumes"  # in run_dir: a tmpfs for secrets
 
@@ -108,7 +109,7 @@ class Vmserver(Service):
             own_machine=own_machine,
         )
         service = GrpcService(vmserver.Agent, *self._agent.implementations)
-        limits = Limits(connection_window=CONNECTION_WINDOW)
+        limits = Limits(connection_window=CONNECTION_WINDOW, max_frame=MAX_FRAME)
         self._server = Server(reactor, [service], limits=limits, translate_error=errors.to_grpc)
         self._listener.inner = self._server.factory
         self._source = self._make_source() if sources else None

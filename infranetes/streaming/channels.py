@@ -23,7 +23,7 @@ MAX_UNREAD = 256 * 1024
 #: What each piece of them counts beside its bytes.
 PIECE = 64
 #: Bytes that a reader is given at once.
-MAX_READ = 64 * 1024
+MAX_READ = 128 * 1024
 
 
 class ChannelClosed(Exception):

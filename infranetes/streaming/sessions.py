@@ -22,7 +22,7 @@ from txgrpc import GrpcError
 _log = Logger()
 
 #: Bytes of one message to the agent.
-MAX_MESSAGE = 64 * 1024
+MAX_MESSAGE = 128 * 1024
 
 RequestT = TypeVar("RequestT", contravariant=True)
 ResponseT = TypeVar("ResponseT", covariant=True)

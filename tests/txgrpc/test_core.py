@@ -7,13 +7,14 @@ import struct
 from collections import deque
 
 from hpack import Decoder
+from hyperframe.frame import DataFrame
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial import unittest
 
 from txgrpc import Code, Limits
 from txgrpc.framing import FramingError, MessageReader, frame
-from txgrpc.http2 import FrameGuard, OversizedFrame, RepeatingEncoder
+from txgrpc.http2 import FrameGuard, OversizedFrame, RepeatingEncoder, make_connection
 from txgrpc.inbox import Inbox
 from txgrpc.limits import Allowance, Budget
 from txgrpc.metadata import (
@@ -72,7 +73,7 @@ class FrameGuardTests(unittest.SynchronousTestCase):
         """However the bytes are cut, the one oversized frame is noticed with its header, and none before."""
         data = b"" if client_side else b"p" * 24
         data += b"".join(size.to_bytes(3, "big") + b"\xff" * 6 + b"\xff" * size for size in sizes)
-        guard = FrameGuard(client_side)
+        guard = FrameGuard(client_side, 16384)
         for cut in [*cuts, len(data)]:
             at = 0
             while at < len(data[:cut]):
@@ -85,13 +86,26 @@ class FrameGuardTests(unittest.SynchronousTestCase):
     def test_few_at_once(self) -> None:
         """What arrived is cut between frames, so that a turn of the reactor can end there."""
         small = b"\0\0\1" + b"\xff" * 6 + b"x"
-        guard = FrameGuard(client_side=True)
+        guard = FrameGuard(client_side=True, largest=16384)
         data = small * 20 + small[:5]
         ends = [0]
         while ends[-1] < len(data):
             ends.append(guard.check(data, ends[-1]))
-        self.assertEqual(ends, [0, 80, 160, 205])
+        self.assertEqual(ends, [0, 80, 160, 200, 205])
         self.assertEqual(guard.check(small[5:] + small * 9), 5 + 7 * 10)
+
+
+class DataFrameTests(unittest.SynchronousTestCase):
+    """h2 logs each frame as text, which nobody reads."""
+
+    def test_received_data_is_not_written_out(self) -> None:
+        connection = make_connection(False, Limits())
+        frame = DataFrame(1, b"x" * 10_000)
+        connection.incoming_buffer.add_data(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame.serialize())
+        connection.incoming_buffer.max_frame_size = 16_384
+        [received] = connection.incoming_buffer
+        assert isinstance(received, DataFrame)
+        self.assertEqual((received.data, repr(received)), (frame.data, "DATA"))
 
 
 ANY_FIELDS = st.lists(

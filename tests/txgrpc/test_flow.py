@@ -14,6 +14,7 @@ from tests.txgrpc.memory import HIGH_WATER, SMALL, InMemoryPair
 from tests.txgrpc.memory_case import MemoryCase, start
 from tests.txgrpc.support import drain_iterator
 from txgrpc import Call, Code, GrpcError, Limits
+from txgrpc.framing import MessageReader
 
 
 class FlowControlTests(MemoryCase):
@@ -31,6 +32,37 @@ class FlowControlTests(MemoryCase):
             world.settle()
         self.assertTrue(ahead + 10 <= world.demo.sent <= ahead + 21, world.demo.sent)
         call.cancel()
+
+    def test_a_reader_may_let_the_server_get_further_ahead(self) -> None:
+        """From the call's begin on, or later; never less than the window."""
+        for early in (True, False):
+            world = self.world(channel={"limits": SMALL})
+            call = world.stub.Count(Note(number=1000, blob=b"x" * 10_000))
+            if not early:
+                world.settle()
+            call.receive_ahead(1000)
+            call.receive_ahead(200_000)
+            world.settle()
+            self.assertTrue(20 <= world.demo.sent <= 22, world.demo.sent)
+            call.cancel()
+
+    def test_frames_are_as_large_as_the_receiver_takes(self) -> None:
+        """A message is one frame where both sides take large ones, and several where they do not."""
+        pieces: list[int] = []
+        feed = MessageReader.feed
+
+        def noting(reader: MessageReader, data: bytes) -> list[bytes]:
+            pieces.append(len(data))
+            return feed(reader, data)
+
+        self.patch(MessageReader, "feed", noting)
+        for limits, largest in ((Limits(max_frame=192 * 1024), 100_000), (Limits(), 16_384)):
+            pieces.clear()
+            world = self.world(channel={"limits": limits}, server={"limits": limits})
+            self.settled(world, world.stub.Echo(Note()))
+            echoed = self.settled(world, world.stub.Echo(Note(blob=b"x" * 100_000)))
+            self.assertEqual(len(self.successResultOf(echoed).blob), 100_000)
+            self.assertTrue(largest <= max(pieces) < largest + 100, pieces)
 
     def test_client_waits_for_a_slow_server(self) -> None:
         """An upload's iterable is asked no further than the window while the method does not read.

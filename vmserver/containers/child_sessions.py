@@ -31,6 +31,7 @@ from infranetes_common.concurrency import deferred, start
 from infranetes_common.errors import InfranetesError, Unavailable
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver as messages
+from vmserver.containers import pipes
 from vmserver.containers.child_exec import DRAIN_SECONDS, exit_code
 from vmserver.containers.interface import ISession, Streams
 from vmserver.containers.sessions import Output, WriteGate
@@ -99,6 +100,8 @@ class ExecSession(ProcessProtocol):
             # up before it can set its exit code.
             flags = os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC
             self._terminal = fcntl.ioctl(self.transport.fileno(), _TIOCGPTPEER, flags)
+        else:
+            pipes.widen(self.transport)
         writer = self._stdin_writer()
         if writer is not None:
             writer.registerProducer(self._gate, True)

@@ -11,6 +11,8 @@ from zope.interface import implementer
 
 from vmserver.containers.sessions import Output, WriteGate
 
+READ_BYTES = 128 * 1024  # in one turn
+
 
 @implementer(IHalfCloseableProtocol)
 class SessionConnection(Protocol):
@@ -30,6 +32,7 @@ class SessionConnection(Protocol):
         self.output = Output(self._pause, self._resume)
 
     def connectionMade(self) -> None:
+        self.transport.bufferSize = READ_BYTES
         self.transport.registerProducer(self._gate, True)
 
     def readConnectionLost(self) -> None:

@@ -13,10 +13,12 @@ from infranetes_common.concurrency import Notifier
 
 #: Bytes of unread output after which the writer is paused.
 HIGH_WATER = 256 * 1024
+#: Bytes of what was put in pieces and is read as one.
+JOINED_BYTES = 128 * 1024
 
 
 class Output:
-    """An async iterator of ("stdout" or "stderr", bytes), for one reader.
+    """An async iterator of ("stdout" or "stderr", bytes), for one reader. Small pieces come joined.
 
     :param pause: called when too much is unread. :param resume: called when the reader has caught up.
     """
@@ -63,11 +65,25 @@ class Output:
         if not self._waiting:
             raise StopAsyncIteration
         stream, data = self._waiting.popleft()
+        if self._waiting and len(data) < JOINED_BYTES:
+            data = self._join(stream, data)
         self._size -= len(data)
         if self.paused and self._size < HIGH_WATER // 2:
             self.paused = False
             self._resume()
         return stream, data
+
+    def _join(self, stream: str, data: bytes) -> bytes:
+        """Add the pieces that follow on the same stream: each that is passed on has its price."""
+        pieces, size = [data], len(data)
+        while (
+            self._waiting
+            and self._waiting[0][0] == stream
+            and size + len(self._waiting[0][1]) <= JOINED_BYTES
+        ):
+            pieces.append(self._waiting.popleft()[1])
+            size += len(pieces[-1])
+        return b"".join(pieces)
 
 
 @implementer(IPushProducer)

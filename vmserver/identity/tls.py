@@ -30,6 +30,7 @@ from twisted.internet.ssl import (
     TLSVersion,
     trustRootFromCertificates,
 )
+from twisted.internet.tcp import Connection
 from twisted.logger import Logger
 from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.python.failure import Failure
@@ -41,6 +42,7 @@ from infranetes_common.identity import Identity
 NODE_URI = "infranetes:node"
 VM_URI_PREFIX = "infranetes:vm:"
 
+_READ_BYTES = 256 * 1024  # in one turn of the reactor, whose price is that of many records
 _log = Logger()
 # What TLSMemoryBIOFactory makes; its name differs between Twisted's releases.
 _Base: Any = TLSMemoryBIOFactory.protocol  # Any: of either class
@@ -151,6 +153,7 @@ class _GuardedTLS(_Base):  # type: ignore[misc]
 
     def makeConnection(self, transport: ITransport) -> None:
         self.factory.opened(self)
+        cast(Connection, transport).bufferSize = _READ_BYTES
         super().makeConnection(transport)
 
     def authenticated(self) -> None:

@@ -24,6 +24,8 @@ from vmserver.rpc.quota import Quota
 
 #: Bytes of one message of input, and of one of output.
 MAX_CHUNK_BYTES = 256 * 1024
+#: What the node may send ahead of the container's stdin, or of the connection.
+AHEAD_BYTES = 512 * 1024
 #: Within which a call's first message has to come.
 START_SECONDS = 30.0
 
@@ -50,6 +52,7 @@ class SessionCalls:
             command = validate.command(start.command)
             return self._choice.provider.exec_session(start.id, command, _streams(start))
 
+        call.receive_ahead(AHEAD_BYTES)
         return self._session(requests, begin)
 
     def Attach(
@@ -58,6 +61,7 @@ class SessionCalls:
         def begin(start: messages.SessionStart) -> Deferred[ISession]:
             return self._choice.provider.attach_session(start.id, _streams(start))
 
+        call.receive_ahead(AHEAD_BYTES)
         return self._session(requests, begin)
 
     async def _session(
@@ -85,6 +89,7 @@ class SessionCalls:
     async def PortForward(
         self, requests: AsyncIterator[messages.PortForwardInput], call: Call
     ) -> AsyncIterator[messages.PortForwardOutput]:
+        call.receive_ahead(AHEAD_BYTES)
         with self.forwards.slot():
             first = await self._first(requests)
             if first.WhichOneof("input") != "port" or not 0 < first.port < 65536:

@@ -38,6 +38,14 @@ _WithState = TypeVar(
 )
 
 
+_Streams = TypeVar("_Streams", SessionCall, PortForwardCall)
+
+
+def _ahead(call: _Streams) -> _Streams:
+    call.receive_ahead(limits.STREAM_AHEAD_BYTES)
+    return call
+
+
 class AgentClient(VolumeClient, LayerClient):
     """The client of one sandbox's agent. Connects when it is first used, and again after a loss.
 
@@ -136,15 +144,15 @@ class AgentClient(VolumeClient, LayerClient):
 
     def exec(self) -> SessionCall:
         """Begin Exec: `send` its start, then its input. Fails with GrpcError, as the next two do."""
-        return self._stub.Exec(timeout=None)
+        return _ahead(self._stub.Exec(timeout=None))
 
     def attach(self) -> SessionCall:
         """Begin Attach."""
-        return self._stub.Attach(timeout=None)
+        return _ahead(self._stub.Attach(timeout=None))
 
     def port_forward(self) -> PortForwardCall:
         """Begin PortForward: `send` its port, then its bytes."""
-        return self._stub.PortForward(timeout=None)
+        return _ahead(self._stub.PortForward(timeout=None))
 
     async def read_log(
         self, container_id: str, cursor: str, follow: bool

@@ -50,7 +50,10 @@ MESSAGE_BYTES: Mapping[str, int] = {
 }
 
 #: Of one VM's connection. Only answers of ExecSync may be larger than a MiB; one at a time is let in.
-CHANNEL = Limits(max_receive_message=1 * MIB, max_assembling=4 * MIB)
+CHANNEL = Limits(max_receive_message=1 * MIB, max_assembling=4 * MIB, max_frame=192 * KIB)
+#: What Exec, Attach and PortForward may be ahead of their client each: some messages, so that the VM goes on
+#: while the node passes one on.
+STREAM_AHEAD_BYTES = 512 * KIB
 
 CONTAINERS = 256  # in one VM, including those that have ended
 CHANGES = 4 * CONTAINERS  # events until a snapshot is complete, and in one burst afterwards
