@@ -19,6 +19,8 @@ from infranetes_common.wire import cri
 from txgrpc import Call
 
 MAX_EXEC_SECONDS = 86400
+ANSWER_SECONDS = 1.0
+"""That a creation which takes too long is answered before its caller gives up, to tell how far it is."""
 
 
 class ContainerCalls:
@@ -36,7 +38,10 @@ class ContainerCalls:
         if not request.HasField("config"):
             raise InvalidArgument("config is missing")
         validate.container_config(request.config)
-        id = await self._containers.create(request.pod_sandbox_id, request.config)
+        limit = call.time_remaining()
+        if limit is not None:
+            limit -= min(ANSWER_SECONDS, limit / 20)
+        id = await self._containers.create(request.pod_sandbox_id, request.config, limit)
         return cri.CreateContainerResponse(container_id=id)
 
     async def StartContainer(

@@ -96,6 +96,7 @@ class SandboxCalls:
                 "trouble": watch.trouble if watch is not None else "",
             },
             "containers": len(sandbox.containers),
+            "loads": [progress.figures() for progress in sandbox.loads.progress.values()],
         }
 
     async def ListPodSandbox(self, request: cri.ListPodSandboxRequest, call: Call) -> bytes:

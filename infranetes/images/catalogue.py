@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import attrs
@@ -168,6 +169,11 @@ class CatalogueStore:
         """
         raise FailedPrecondition(f"image {image_id} of {self._catalogue.name} can't be loaded into a VM")
         yield b""
+
+    @asynccontextmanager
+    async def held(self, image_id: str) -> AsyncIterator[None]:
+        """Keep nothing: the node has no files of these images."""
+        yield
 
     async def disks(self, image_id: str) -> Sequence[LayerDisk]:
         """Fail: there are no layers.

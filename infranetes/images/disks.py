@@ -149,9 +149,7 @@ class LayerDisks:
         for flight in flights:
             flight.cancel()
         for flight in flights:
-            ended = flight.join()
-            await until_ended(ended)
-            ended.addErrback(lambda _: None)
+            await until_landed(flight)
 
     async def get(self, layers: Sequence[Source]) -> list[LayerDisk]:
         """Return the disks of these layers, in the same order, made where they are missing or were changed.
@@ -276,6 +274,13 @@ class LayerDisks:
 
     async def _thread(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
         return await run_in_thread(self._reactor, work, *args, purpose=IMAGES)
+
+
+async def until_landed(flight: Flight[T]) -> None:
+    """Wait until work has ended, with whatever result, which nobody asks for."""
+    ended = flight.join()
+    await until_ended(ended)
+    ended.addErrback(lambda _: None)
 
 
 def _beside(path: Path) -> Path:

@@ -17,8 +17,8 @@ from __future__ import annotations
 import errno
 import shutil
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
@@ -28,7 +28,7 @@ from twisted.logger import Logger
 from infranetes.images import archive, index, usage
 from infranetes.images.auth import Credentials
 from infranetes.images.config import ImagesConfig
-from infranetes.images.disks import Built, LayerDisks, Make, Source, stacked
+from infranetes.images.disks import Built, LayerDisks, Make, Source, stacked, until_landed
 from infranetes.images.erofs.build import Builder
 from infranetes.images.erofs.limits import Limits
 from infranetes.images.index import Image, Record
@@ -36,7 +36,7 @@ from infranetes.images.layer_disk import LayerDisk
 from infranetes.images.pull import Puller
 from infranetes.images.reference import Reference, parse
 from infranetes.images.usage import FsUsage
-from infranetes_common.concurrency import IMAGES, Flight, run_in_thread, start, until_ended
+from infranetes_common.concurrency import IMAGES, Flight, run_in_thread, start
 from infranetes_common.errors import (
     ConfigError,
     FailedPrecondition,
@@ -51,7 +51,6 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-
 
 _Key = tuple[Reference, Credentials | None, Puller]
 
@@ -134,9 +133,9 @@ class ImageStore:
             flight.cancel()
         await self._disks.stop()
         for flight in flights:
-            await _until_landed(flight)
+            await until_landed(flight)
         for making in [*self._making.values()]:
-            await _until_landed(making)
+            await until_landed(making)
         await self._builder.stop()
 
     # ---- What is there -----------------------------------------------------------------------
@@ -158,10 +157,7 @@ class ImageStore:
         """Do nothing: only `remove` removes images from this store."""
 
     async def config(self, image_id: str) -> bytes:
-        """Return the image's configuration: JSON as the registry has it.
-
-        :raise NotFound: no image has this id.
-        """
+        """Return the image's configuration, JSON as the registry has it. :raise NotFound: no such image."""
         path = self._blob(self._record(image_id).id)
         try:
             return await self._thread(path.read_bytes)
@@ -182,11 +178,23 @@ class ImageStore:
         record = self._record(image_id)
         if not 0 <= present <= len(record.diff_ids):
             raise InvalidArgument(f"image {image_id} has {len(record.diff_ids)} layers, not {present}")
-        digests = self._use(record.manifest.blobs)
+        async with (
+            self.held(image_id),
+            aclosing(archive.stream(record, self._blobs, present, self._thread)) as chunks,
+        ):
+            async for chunk in chunks:
+                yield chunk
+
+    @asynccontextmanager
+    async def held(self, image_id: str) -> AsyncIterator[None]:
+        """Keep the image's blobs and disks until the end of the block, also if it is removed meanwhile.
+
+        :raise NotFound: no image has this id.
+        """
+        record = self._record(image_id)
+        digests = self._use((*record.manifest.blobs, *record.diff_ids))
         try:
-            async with aclosing(archive.stream(record, self._blobs, present, self._thread)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+            yield
         finally:
             self._in_use.subtract(digests)
             if self._records.get(record.id) is not record:
@@ -197,7 +205,7 @@ class ImageStore:
 
         A layer that the image has several times counts where it is the highest: there it hides the others.
         What has begun goes on if this is cancelled, so that the caller finds it when it asks again. The files
-        stay as long as an image has them; a VM that is shown one keeps it.
+        stay as long as an image has them or is `held`; a VM that is shown one keeps it.
 
         :raise NotFound: no image has this id.
         :raise FailedPrecondition: it has too many layers, or one that can't become a disk.
@@ -256,7 +264,7 @@ class ImageStore:
             if not flight.waiters:
                 self._flights.pop(key, None)  # another call from now on begins a new pull
                 flight.cancel()
-                await _until_landed(flight)
+                await until_landed(flight)
             raise
         return record.image(self._pinned)
 
@@ -303,15 +311,12 @@ class ImageStore:
         return self._records.get(record.id, record)
 
     async def _make_disks(self, record: Record, layers: Sequence[Source]) -> Sequence[LayerDisk]:
-        used = self._use((*record.manifest.blobs, *record.diff_ids))
         try:
-            return await self._disks.get(layers)
+            async with self.held(record.id):
+                return await self._disks.get(layers)
         except OSError as e:
             raise self._disk_error(e) from None
         finally:
-            self._in_use.subtract(used)
-            if record.id not in self._records:
-                await self._collect()
             del self._making[record.id]
 
     async def _make_disk(self, layer: Source, target: Path) -> Built:
@@ -390,9 +395,3 @@ class ImageStore:
 
     async def _thread(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
         return await run_in_thread(self._reactor, work, *args, purpose=IMAGES)
-
-
-async def _until_landed(flight: Flight[T]) -> None:
-    ended = flight.join()
-    await until_ended(ended)
-    ended.addErrback(lambda _: None)

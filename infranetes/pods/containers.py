@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import attrs
+from twisted.internet.defer import TimeoutError as DeferredTimeout
 
 from infranetes.pods.container_creation import ContainerCreation
 from infranetes.pods.container_start import start_container
@@ -15,7 +16,7 @@ from infranetes.pods.machine_images import MachineImages
 from infranetes.pods.reports import apply_report
 from infranetes.pods.sandboxes import Sandboxes
 from infranetes.pods.states import ALIVE, ContainerState
-from infranetes_common.concurrency import Flight, shielded
+from infranetes_common.concurrency import Flight, shielded, start
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, NotFound
 from infranetes_common.wire import cri, vmserver
 
@@ -45,12 +46,23 @@ class Containers:
             self._node.note(self._node.save_container(container, claimed), f"container {container.id}")
         return container
 
-    async def create(self, sandbox_id: str, config: cri.ContainerConfig) -> str:
+    async def create(self, sandbox_id: str, config: cri.ContainerConfig, limit: float | None = None) -> str:
         """Create a container and return its id. Cancelling leaves the work to whoever asks again.
 
+        :param limit: after so many seconds it is told how far the work is, which goes on.
+        :raise DeadlineExceeded: the limit has passed.
         :raise AlreadyExists: the name is another container's. :raise FailedPrecondition: there is no VM.
         :raise InfranetesError: it failed, and nothing is left of it."""
-        container = await self._creation.create(self._sandboxes.lookup(sandbox_id), config)
+        sandbox = self._sandboxes.lookup(sandbox_id)
+        creating = start(self._creation.create(sandbox, config))
+        try:
+            container = await (creating if limit is None else creating.addTimeout(limit, self._node.clock))
+        except DeferredTimeout:
+            far = [progress.words() for progress in sandbox.loads.progress.values()]
+            raise DeadlineExceeded(
+                f"container {config.metadata.name} of sandbox {sandbox.id} is still being created"
+                f"{''.join(f', {words}' for words in far)}; that goes on, so call again"
+            ) from None
         return self.lookup(container.id).id
 
     async def start(self, id: str) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -78,6 +79,11 @@ class Images(Protocol):
         """The image's layers as disks, lowest first; those that are missing are made.
 
         :raise FailedPrecondition: it can't be had as disks. :raise ResourceExhausted: no room for them."""
+
+    def held(self, image_id: str) -> AbstractAsyncContextManager[None]:
+        """Keep the files of `disks` until the end of the block, also if the image is removed meanwhile.
+
+        :raise NotFound: not on this node any more."""
 
     async def check(self, image_id: str) -> None:
         """Forget the image if the catalogue that it was found in no longer has it."""

@@ -45,27 +45,39 @@ async def load_layers(node: NodeContext, sandbox: Sandbox, image: Image) -> None
     Goes on when the connection to the agent has broken off and comes back.
 
     :raise InfranetesError: why that can't be done."""
-    disks = await node.images.disks(image.id)
-    configuration = await node.images.config(image.id)
-    wanted = list({disk.diff_id: disk for disk in disks}.values())
-    with Progress(node.clock, sandbox, image.id) as progress:
-        patience, damaged = _Patience(node), False
-        while True:
-            try:
-                await _bring(node, sandbox, wanted, progress)
-                await sandbox.agent().add_image(image.id, configuration)
-                break
-            except _NotSeen:
+    async with node.images.held(image.id):
+        with Progress(node.clock, sandbox, image.id) as progress:
+            disks = await node.images.disks(image.id)
+            configuration = await node.images.config(image.id)
+            wanted = list({disk.diff_id: disk for disk in disks}.values())
+            await _load(node, sandbox, image, wanted, configuration, progress)
+
+
+async def _load(
+    node: NodeContext,
+    sandbox: Sandbox,
+    image: Image,
+    wanted: Sequence[LayerDisk],
+    configuration: bytes,
+    progress: Progress,
+) -> None:
+    patience, damaged = _Patience(node), False
+    while True:
+        try:
+            await _bring(node, sandbox, wanted, progress)
+            await sandbox.agent().add_image(image.id, configuration)
+            break
+        except _NotSeen:
+            raise
+        except (DataLoss, OutOfRange) as error:  # by now the agent has deleted what was wrong
+            if damaged:
                 raise
-            except (DataLoss, OutOfRange) as error:  # by now the agent has deleted what was wrong
-                if damaged:
-                    raise
-                damaged = True
-                _log.warn("image {image} is brought to sandbox {sandbox} once more: {error}",
-                          image=image.id, sandbox=sandbox.id, error=error)  # fmt: skip
-            except (Unavailable, DeadlineExceeded) as error:
-                await patience.pause(error, progress.arrived)
-        progress.done()
+            damaged = True
+            _log.warn("image {image} is brought to sandbox {sandbox} once more: {error}",
+                      image=image.id, sandbox=sandbox.id, error=error)  # fmt: skip
+        except (Unavailable, DeadlineExceeded) as error:
+            await patience.pause(error, progress.arrived)
+    progress.done()
 
 
 class _Patience:

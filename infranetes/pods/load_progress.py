@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is told of an image on its way into a VM."""
+"""What is told of images on their way into a VM as layers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from infranetes.pods.inventory import Sandbox
 
 EVERY_SECONDS = 5.0
 _MB = 1e6
+_MIB = 1 << 20
 
 _log = Logger()
 
 
 class Progress:
-    """Logs, every few seconds, how far the load of one image is; a context manager.
+    """How far the load of one image is, which is logged every few seconds; a context manager.
 
     :ivar layers: how many had to be brought.
     """
@@ -49,6 +50,30 @@ class Progress:
         return sum(arrived.get(diff_id, 0) for diff_id in self._disks)
 
     @property
+    def size(self) -> int:
+        """How many bytes these layers have."""
+        return sum(disk.size for disk in self._disks.values())
+
+    def words(self) -> str:
+        """Tell people how far it is."""
+        if not self._disks:
+            return f"the disks of image {self._image_id} are being made"
+        return (
+            f"{self.arrived / _MIB:.0f} of {self.size / _MIB:.0f} MiB of image {self._image_id} have been "
+            "brought into its VM"
+        )
+
+    def figures(self) -> dict[str, object]:
+        """Tell programs how far it is."""
+        return {
+            "image": self._image_id,
+            "layers": self.layers,
+            "arrived": self.arrived,
+            "size": self.size,
+            "seconds": round(self.seconds, 3),
+        }
+
+    @property
     def seconds(self) -> float:
         """Since the load began."""
         return self._clock.seconds() - self._began
@@ -65,18 +90,20 @@ class Progress:
         )
 
     def __enter__(self) -> Progress:
+        self._sandbox.loads.progress[self._image_id] = self
         self._next = self._clock.callLater(EVERY_SECONDS, self._tell)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._sandbox.loads.progress.pop(self._image_id, None)
         if self._next is not None and self._next.active():
             self._next.cancel()
 
     def _tell(self) -> None:
         self._next = self._clock.callLater(EVERY_SECONDS, self._tell)
-        arrived, size = self.arrived, sum(disk.size for disk in self._disks.values())
+        arrived = self.arrived
         _log.info(
             "image {image} is on its way into sandbox {sandbox}: {arrived} of {size} bytes, {layers} layers, "
             "{rate:.1f} MB/s, {seconds:.0f} s",
@@ -84,7 +111,7 @@ class Progress:
             sandbox=self._sandbox.id,
             pod=self._sandbox.pod,
             arrived=arrived,
-            size=size,
+            size=self.size,
             layers=self.layers,
             rate=(arrived - self._there) / self.seconds / _MB,
             seconds=self.seconds,

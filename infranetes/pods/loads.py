@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import attrs
 from twisted.internet.defer import DeferredSemaphore
 from twisted.internet.interfaces import IDelayedCall
 
 from infranetes_common.concurrency import Flight
+
+if TYPE_CHECKING:
+    from infranetes.pods.load_progress import Progress
 
 STREAMS = 3  # layers that are sent into one VM at once
 
@@ -18,6 +23,7 @@ class Loads:
 
     :ivar images: by id, those on their way.
     :ivar layers: by diff id, those on their way; several may share a Flight.
+    :ivar progress: by id, of the images on their way as layers.
     :ivar arrived: by diff id, how many bytes of a layer that is sent have left the node.
     :ivar streams: held while a layer is sent.
     :ivar removal: of images that no container uses any more; no load begins before its end.
@@ -26,6 +32,7 @@ class Loads:
 
     images: dict[str, Flight[None]] = attrs.field(factory=dict)
     layers: dict[str, Flight[None]] = attrs.field(factory=dict)
+    progress: dict[str, Progress] = attrs.field(factory=dict)
     arrived: dict[str, int] = attrs.field(factory=dict)
     streams: DeferredSemaphore = attrs.field(factory=lambda: DeferredSemaphore(STREAMS))
     removal: Flight[None] | None = None

@@ -222,6 +222,21 @@ class KeepTests(DisksCase):
 
         return self.run_(body())
 
+    def test_an_image_that_goes_while_it_is_held_leaves_its_files_until_then(self) -> Any:
+        async def body() -> None:
+            image = await self.pulled("one", small("1"))
+            async with self.store.held(image.id):
+                found = await self.store.disks(image.id)
+                await self.store.remove(image.id)
+                self.assert_right(found, image.diff_ids)
+                await self.fails(NotFound, self.store.disks(image.id))
+            self.assertEqual((self.on_disk(), self.blobs()), (set(), set()))
+            with self.assertRaises(NotFound):
+                async with self.store.held(image.id):
+                    pass
+
+        return self.run_(body())
+
     def test_at_the_start_all_goes_that_is_unfinished_of_no_image_or_of_another_format(self) -> Any:
         async def body() -> None:
             image = await self.pulled("one", small("1"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -354,6 +355,7 @@ class FakeImages:
 
     def __init__(self) -> None:
         self.checked: list[str] = []
+        self.holding: list[str] = []  # images whose files are kept
 
     async def check(self, image_id: str) -> None:
         self.checked.append(image_id)
@@ -368,6 +370,14 @@ class FakeImages:
 
     async def config(self, image_id: str) -> bytes:
         return f"configuration of {image_id}".encode()
+
+    @asynccontextmanager
+    async def held(self, image_id: str) -> AsyncIterator[None]:
+        self.holding.append(image_id)
+        try:
+            yield
+        finally:
+            self.holding.remove(image_id)
 
     async def disks(self, image_id: str) -> list[LayerDisk]:
         return [LayerDisk(diff_id, Path("/nonexistent"), 4096, diff_id) for diff_id in self.image.diff_ids]

@@ -9,10 +9,11 @@ from twisted.internet.defer import Deferred
 from twisted.logger import capturedLogs
 
 from infranetes.pods import layer_loads, load_progress
-from infranetes.pods.loads import STREAMS
+from infranetes.pods.loads import STREAMS, Loads
 from infranetes_common.concurrency import start
 from infranetes_common.errors import (
     DataLoss,
+    DeadlineExceeded,
     FailedPrecondition,
     InfranetesError,
     OutOfRange,
@@ -20,6 +21,7 @@ from infranetes_common.errors import (
     Unavailable,
 )
 from infranetes_common.wire import cri
+from tests.infranetes.pods import layers
 from tests.infranetes.pods.case import ContainersTestCase
 from tests.infranetes.pods.fakes import box
 from tests.infranetes.pods.layers import (
@@ -60,6 +62,10 @@ class LayersTestCase(ContainersTestCase):
     @property
     def shown(self) -> list[str]:
         return sorted(f"sha256:{one.name}" for one in self.provider.shown)
+
+    @property
+    def loads(self) -> Loads:
+        return self.world.node.inventory.sandbox(self.sandbox).loads
 
     def of(self, name: str, container: str = "main", attempt: int = 0) -> Any:
         return box(container, attempt, image=name)
@@ -136,6 +142,17 @@ class ShownTests(LayersTestCase):
         self.provider.show_error = ResourceExhausted("the VM has no place for so many disks")
         self.assertIn("no place", self.fails(ResourceExhausted, self.start_create(self.of("a"))))
         self.assertEqual(self.world.store.contents().containers, ())
+
+    def test_the_files_are_held_until_the_vm_has_them(self) -> None:
+        self.agent.mounting = Deferred()
+        creating = self.start_create(self.of("a"))
+        self.assertEqual(self.images.holding, [A])
+        self.agent.mounting.callback(None)
+        self.successResultOf(creating)
+        self.assertEqual(self.images.holding, [])
+        self.agent.mount_error = FailedPrecondition("what is on it is no layer")
+        self.fails(FailedPrecondition, self.start_create(self.of("c", "other")))
+        self.assertEqual(self.images.holding, [])
 
     def test_an_image_that_can_not_become_disks_says_why(self) -> None:
         self.images.broken = FailedPrecondition("it has 128 layers, and 127 are the most")
@@ -304,6 +321,27 @@ class SentTests(LayersTestCase):
         lines = [event for event in told if "is on its way" in (event["log_format"] or "")]
         shown = [(one["image"], one["sandbox"], one["arrived"], one["size"], one["layers"]) for one in lines]
         self.assertEqual(shown, [(A, self.sandbox, 600, 2 * LAYER_BYTES, 2)] * 2)
+
+    def test_a_call_that_takes_too_long_is_told_how_far_it_is_and_the_next_one_joins(self) -> None:
+        self.patch(layers, "LAYER_BYTES", 115 << 20)
+        self.agent.arrived[layer(1)] = 100 << 20
+        first = start(self.world.containers.create(self.sandbox, self.of("a"), 119.0))
+        self.world.wait(118.0)
+        self.assertNoResult(first)
+        [figures] = [one.figures() for one in self.loads.progress.values()]
+        self.assertEqual(
+            figures, {"image": A, "layers": 2, "arrived": 100 << 20, "size": 230 << 20, "seconds": 118.0}
+        )
+        self.world.wait(1.0)
+        said = self.fails(DeadlineExceeded, first)
+        self.assertIn(f"100 of 230 MiB of image {A} have been brought", said)
+        self.assertIn("that goes on, so call again", said)
+        second = self.start_create(self.of("a"))
+        self.assertEqual(len(self.agent.puts), 2)
+        self.finish()
+        self.successResultOf(second)
+        self.assertEqual(self.agent.sent, [layer(1), layer(2)])
+        self.assertEqual(self.loads.progress, {})
 
     def test_a_full_disk_of_the_vm_is_told(self) -> None:
         creating = self.start_create(self.of("a"))
