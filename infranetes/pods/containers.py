@@ -128,6 +128,8 @@ class Containers:
             ) from None
         outcome = f"ended: exit code {result.exit_code}"
         log_command(container, command, outcome, self._node.clock.seconds() - began, routine=True)
+        # Whoever asked may look for what it wrote, as on a node whose containers have its files.
+        await self._node.volumes.catch_up(container)
         return result
 
     async def reopen_log(self, id: str) -> None:

@@ -12,6 +12,7 @@ A volume's life, which its record follows:
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from twisted.internet.defer import Deferred
@@ -26,7 +27,7 @@ from infranetes.volumes.records import VolumeRecords
 from infranetes.volumes.sync import VolumeSync
 from infranetes.volumes.volume import Volume
 from infranetes.volumes.watch import VolumeWatch
-from infranetes.volumes.writeback import WriteBack
+from infranetes.volumes.writeback import WriteBack, catch_up
 from infranetes_common.concurrency import Flight, Lanes, run_in_thread, sleep, start
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
 from infranetes_common.reactors import IReactor
@@ -206,6 +207,11 @@ class Volumes:
                 self._write_back.run(container, self._written_by(container))
             )
         return flight.join()
+
+    async def catch_up(self, container: Container) -> None:
+        """Bring what a command in a running container has written to the node, if that is soon done."""
+        compare = partial(self._watch.compare, container.sandbox)
+        await catch_up(self._reactor, self._written_by(container), compare)
 
     def possibly_missing(self, container: Container) -> str:
         """Words for what may be missing on the node of a container whose VM is gone; "": nothing."""

@@ -82,15 +82,22 @@ class VolumeWatch:
     def _check(self, sandbox: Sandbox, volume: Volume) -> None:
         """Begin to look at one volume. The others do not wait for it: its directory may hang."""
         volume.being_checked = True
-        checks = self._checks.setdefault(sandbox.id, set())
-        work = _run(self._sync_if_changed(sandbox, volume))
 
         def end(_: None) -> None:
             volume.being_checked = False
-            checks.discard(work)
 
-        checks.add(work)
-        work.addCallback(end)
+        self._begin(sandbox, self._sync_if_changed(sandbox, volume)).addCallback(end)
+
+    def compare(self, sandbox: Sandbox, volume: Volume) -> Deferred[None]:
+        """Compare a volume now. Fires at the end, also of a comparison that failed."""
+        return self._begin(sandbox, self._sync.try_sync(sandbox, volume))
+
+    def _begin(self, sandbox: Sandbox, work: Coroutine[object, object, None]) -> Deferred[None]:
+        """Do work that ends when the sandbox is forgotten."""
+        checks = self._checks.setdefault(sandbox.id, set())
+        running = _run(work)
+        checks.add(running)
+        return running.addCallback(lambda _: checks.discard(running))
 
     async def _sync_if_changed(self, sandbox: Sandbox, volume: Volume) -> None:
         try:

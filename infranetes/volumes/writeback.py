@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bringing what an ended container wrote to volumes to the node, before its end is reported."""
+"""Bringing what a container or a command wrote to volumes to the node, before its end is reported."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Coroutine, Iterable
 
 from twisted.internet.defer import Deferred
@@ -12,13 +13,15 @@ from twisted.python.failure import Failure
 
 from infranetes.pods.inventory import Container, Sandbox
 from infranetes.volumes.volume import Volume
-from infranetes_common.concurrency import Flight, settled, sleep, start, within
+from infranetes_common.concurrency import Flight, settled, shielded, sleep, start, within
 from infranetes_common.errors import DeadlineExceeded, InfranetesError, Unavailable
 
 STILL_SECONDS = 10.0  # that an end is held back while nothing comes
 WHOLE_SECONDS = 90.0  # that it is held back at all: kubelet waits for two minutes
 TRIES = 5  # for a tree that is being written while it is carried
 MAX_WORDS = 1024
+COMMAND_SECONDS = 5.0  # that a command's end is held back
+COMMAND_ENTRIES = 1000  # of a volume: a larger one takes its time, and a command does not wait for it
 
 _log = Logger()
 
@@ -79,3 +82,17 @@ class WriteBack:
                 if volume.received == received or self._clock.seconds() >= until:
                     flight.cancel()
                     raise
+
+
+async def catch_up(
+    clock: IReactorTime, volumes: Iterable[Volume], compare: Callable[[Volume], Deferred[None]]
+) -> None:
+    """Wait until volumes are the same on both sides, as far as that is soon. Comparisons go on after that.
+
+    :param compare: compares a volume; does not fail.
+    """
+    soon = [each for each in volumes if not each.trouble and len(each.base or ()) <= COMMAND_ENTRIES]
+    comparisons = [compare(each) for each in soon]
+    with contextlib.suppress(DeadlineExceeded):
+        waits = settled([shielded(each) for each in comparisons])
+        await within(clock, COMMAND_SECONDS, waits, "bringing back what was written")

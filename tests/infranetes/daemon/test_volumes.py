@@ -99,6 +99,19 @@ class VolumeTests(DaemonCase):
         self.assertEqual(message.stat().st_ino, inode)
         self.assertEqual((shared / "data").read_text(), "data\n")
 
+    async def test_what_a_command_wrote_is_there_when_its_end_is_told(self) -> None:
+        await self.start()
+        shared = self.files / "shared"
+        shared.mkdir()
+        config = self.box(script="sleep 1000", mounts=[self.mount(shared)])
+        container = await self.run_container(await self.run_pod(), config)
+        there = self.in_vm(shared)
+        for number in range(5):
+            script = f"mkdir {there}/{number} && echo {number} >{there}/{number}/file"
+            request = cri.ExecSyncRequest(container_id=container, cmd=["sh", "-c", script], timeout=10)
+            self.assertEqual((await self.runtime.ExecSync(request, timeout=20.0)).exit_code, 0)
+            self.assertEqual((shared / f"{number}" / "file").read_text(), f"{number}\n")
+
     async def test_one_entry_that_fails_keeps_no_other_back_and_the_end_says_so(self) -> None:
         await self.start()
         shared, disk = self.files / "shared", self.files / "disk"

@@ -421,6 +421,9 @@ class NoVolumes:
     def flush(self, container: Container) -> Deferred[str]:
         return succeed("")
 
+    async def catch_up(self, container: Container) -> None:
+        pass
+
     def possibly_missing(self, container: Container) -> str:
         return ""
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a container's end is held back until what it wrote is on the node."""
+"""How long a container's or command's end is held back until what it wrote is on the node."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -14,8 +14,16 @@ from infranetes.pods.inventory import Container
 from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.mounts import Source
 from infranetes.volumes.volume import Volume
-from infranetes.volumes.writeback import STILL_SECONDS, WHOLE_SECONDS, WriteBack
+from infranetes.volumes.writeback import (
+    COMMAND_ENTRIES,
+    COMMAND_SECONDS,
+    STILL_SECONDS,
+    WHOLE_SECONDS,
+    WriteBack,
+    catch_up,
+)
 from infranetes_common.errors import FailedPrecondition, Unavailable
+from infranetes_common.filesync.manifest import FILE, Entry
 
 
 @attrs.frozen
@@ -83,3 +91,57 @@ class WriteBackTests(SynchronousTestCase):
         self.assertEqual(
             self.successResultOf(self.words), "not all that it wrote is on the node: /b: no room"
         )
+
+
+class CatchUpTests(SynchronousTestCase):
+    """How long a command's end is held back."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.compared: dict[str, Deferred[None]] = {}
+        self.cancelled = False
+
+    def volume(self, path: str, entries: int = 1, trouble: str = "") -> Volume:
+        made = Volume(Source(path, file=False, in_memory=False), MountTable())
+        made.base = {b"%d" % number: Entry(b"%d" % number, FILE, 0o644, 0, 0) for number in range(entries)}
+        made.trouble = trouble
+        return made
+
+    def compare(self, volume: Volume) -> Deferred[None]:
+        def cancel(_: Deferred[None]) -> None:
+            self.cancelled = True
+
+        return self.compared.setdefault(volume.source.path, Deferred(cancel))
+
+    def caught_up(self, *volumes: Volume) -> Deferred[None]:
+        return Deferred.fromCoroutine(catch_up(self.clock, volumes, self.compare))
+
+    def test_until_each_volume_is_compared(self) -> None:
+        done = self.caught_up(self.volume("/a"), self.volume("/b"))
+        self.compared["/b"].callback(None)
+        self.assertNoResult(done)
+        self.compared["/a"].callback(None)
+        self.successResultOf(done)
+
+    def test_what_takes_long_goes_on_without_it(self) -> None:
+        done = self.caught_up(self.volume("/a"))
+        self.clock.advance(COMMAND_SECONDS - 0.1)
+        self.assertNoResult(done)
+        self.clock.advance(0.1)
+        self.successResultOf(done)
+        self.assertFalse(self.cancelled)
+
+    def test_who_asks_no_more_ends_no_comparison(self) -> None:
+        done = self.caught_up(self.volume("/a"))
+        done.cancel()
+        self.failureResultOf(done, CancelledError)
+        self.assertFalse(self.cancelled)
+
+    def test_not_for_large_volumes_or_ones_that_are_not_carried(self) -> None:
+        large, lame = self.volume("/a", COMMAND_ENTRIES + 1), self.volume("/b", trouble="its server is gone")
+        self.successResultOf(self.caught_up(large, lame))
+        self.assertEqual(self.compared, {})
+        self.assertNoResult(self.caught_up(self.volume("/c", COMMAND_ENTRIES)))
+
+    def test_without_volumes_at_once(self) -> None:
+        self.successResultOf(self.caught_up())
