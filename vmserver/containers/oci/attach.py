@@ -2,10 +2,10 @@
 """Attaching to a running container, over the socket of its conmon.
 
 The socket keeps packets apart. In each that conmon sends, the first byte is the stream: 2 stdout, 3 stderr;
-what it receives is stdin. It writes to each client in turn and waits for each: a client who does not read
-holds up the container and its log, until the container ends. Where a container has `stdin_once`, conmon ends
-its stdin with the first client who leaves, even one who did not want stdin. Source: containers/conmon
-src/conn_sock.c.
+what it receives is stdin, which only terminals get in this way: see `ContainerStdin`. It writes to each
+client in turn and waits for each: a client who does not read holds up the container and its log, until the
+container ends. Where a container has `stdin_once`, conmon ends its stdin with the first client who leaves,
+even one who did not want stdin. Source: containers/conmon src/conn_sock.c.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from twisted.internet.abstract import FileDescriptor
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IReactorFDSet, IReactorTime
+from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -30,6 +31,7 @@ from infranetes_common.reactors import IReactor
 from vmserver.containers.interface import ISession, Streams
 from vmserver.containers.oci.conmon import Monitored, Process
 from vmserver.containers.oci.control import Control
+from vmserver.containers.oci.stdin import ContainerStdin
 from vmserver.containers.sessions import Output, WriteGate
 from vmserver.processes import ProcessEnd
 
@@ -39,6 +41,8 @@ _PACKET_BYTES = 16 * 1024  # conmon's buffer has 32 KiB
 _RECEIVED_BYTES = 64 * 1024  # conmon's packets have 8 KiB and a byte
 _READS = 16  # before others have their turn
 _STREAMS = {2: "stdout", 3: "stderr"}
+
+_log = Logger()
 
 
 async def attach(
@@ -105,6 +109,12 @@ class AttachSession:
         self._drained = 0
         self.output = Output(self._pause, self._resume)
         self._connection = _Packets(reactor, connected, self._received, self._over)
+        self._pipe: ContainerStdin | None = None
+        if self._stdin_open and not container.terminal:
+            try:
+                self._pipe = ContainerStdin(reactor, process.conmon)
+            except Unavailable as error:
+                _log.warn("container {id} gets its stdin from conmon: {error}", id=container.id, error=error)
         self._end: ProcessEnd | None = None
         try:
             self._end = ProcessEnd(reactor, process.pid, self._drain)
@@ -128,6 +138,8 @@ class AttachSession:
         self._stdin_open = False
         if self._end is not None:
             self._end.close()
+        if self._pipe is not None:
+            self._pipe.close()
         self._connection.connectionLost(Failure(ConnectionDone()))
         self.output.end()
 
@@ -146,14 +158,18 @@ class AttachSession:
     @deferred
     async def write(self, data: bytes) -> None:
         if self._stdin_open and data:
-            self._connection.write(data)
-            await self._connection.gate.wait()
+            to = self._pipe or self._connection
+            to.write(data)
+            await to.gate.wait()
 
     def close_stdin(self) -> None:
         if self._stdin_open:
             self._stdin_open = False
             if self._container.stdin_once and not self._container.terminal:
-                self._connection.finish()
+                if self._pipe is not None:
+                    self._pipe.finish(self._connection.finish)
+                else:
+                    self._connection.finish()
 
     def resize(self, width: int, height: int) -> Deferred[None]:
         if not self._container.terminal:

@@ -22,6 +22,10 @@ from infranetes_common.reactors import IReactor
 from vmserver.containers.oci import cgroup
 from vmserver.containers.programs import ENVIRONMENT
 
+TOLD = 3
+"""conmon's descriptor of the pipe by which it tells the agent of the creation; it keeps it open."""
+
+_GO = 4
 _MAX_MESSAGE_BYTES = 64 * 1024
 
 _log = Logger()
@@ -35,7 +39,6 @@ class Launch(ProcessProtocol):
     """
 
     transport: Child
-    _TOLD, _GO = 3, 4
 
     def __init__(self, reactor: IReactor, command: list[str], bundle: Path, group: str) -> None:
         self.going: Deferred[None] = succeed(None)
@@ -46,11 +49,11 @@ class Launch(ProcessProtocol):
         self.told: Deferred[tuple[int, str]] = Deferred(lambda _: None)
         environment = {
             **ENVIRONMENT,
-            "_OCI_SYNCPIPE": str(self._TOLD),
-            "_OCI_STARTPIPE": str(self._GO),
+            "_OCI_SYNCPIPE": str(TOLD),
+            "_OCI_STARTPIPE": str(_GO),
             "TMPDIR": str(bundle),
         }
-        descriptors = {0: "w", 1: "r", 2: "r", self._TOLD: "r", self._GO: "w"}
+        descriptors = {0: "w", 1: "r", 2: "r", TOLD: "r", _GO: "w"}
         reactor.spawnProcess(
             self, command[0], command, env=environment, path=str(bundle), childFDs=descriptors
         )
@@ -65,12 +68,12 @@ class Launch(ProcessProtocol):
             await run_in_thread(self._reactor, cgroup.join, self._group, self.transport.pid or 0)
         except OSError as error:
             _log.warn("conmon stays in the agent's cgroup: {error}", error=error.strerror)
-        if self._GO in self.transport.pipes:
-            self.transport.writeToChild(self._GO, b"\0")
-            self.transport.closeChildFD(self._GO)
+        if _GO in self.transport.pipes:
+            self.transport.writeToChild(_GO, b"\0")
+            self.transport.closeChildFD(_GO)
 
     def childDataReceived(self, childFD: int, data: bytes) -> None:
-        if childFD == self._TOLD:
+        if childFD == TOLD:
             self._said += data[: max(0, _MAX_MESSAGE_BYTES - len(self._said))]
             if self._said.endswith(b"\n"):
                 self._tell()

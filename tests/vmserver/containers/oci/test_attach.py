@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -22,6 +23,12 @@ from vmserver.containers.oci.control import Control
 
 MIB = 1024 * 1024
 ALL = Streams(stdin=True, stdout=True, stderr=True)
+
+
+def processor_ticks(pid: int) -> int:
+    """How long it has run, in hundredths of a second."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
 
 
 class Heard:
@@ -91,6 +98,46 @@ class AttachTests(CrunCase):
         for _ in range(2):
             heard.session.close_stdin()
         self.assertEqual((await self.over(heard), heard.out), (5, b"line\n"))
+
+    async def test_a_container_that_has_closed_its_stdin_costs_conmon_nothing(self) -> None:
+        made = await self.started("sh", "-c", "exec <&-; echo up; exec sleep 600", stdin=True)
+        await self.up(made)
+        heard = await self.heard(made)
+        before = processor_ticks(made.process.conmon)
+        for _ in range(20):
+            await heard.session.write(b"x" * 65536)
+        await sleep(reactor, 0.5)
+        self.assertLess(processor_ticks(made.process.conmon) - before, 10)
+        heard.session.close_stdin()
+
+    async def test_what_it_has_not_read_when_it_closes_its_stdin_is_dropped(self) -> None:
+        script = "read x; echo $x; read x; exec <&-; echo closed; exec sleep 600"
+        made = await self.started("sh", "-c", script, stdin=True, stdin_once=True)
+        heard = await self.heard(made)
+        await heard.session.write(b"one\n")
+        await self.until(lambda: heard.out == b"one\n", "it reads")
+        before = processor_ticks(made.process.conmon)
+        writing = Deferred.fromCoroutine(self.written(heard, b"two\n" + b"x" * 4 * MIB))
+        await self.until(lambda: heard.out == b"one\nclosed\n", "it reads no more")
+        await within(reactor, self.seconds, writing, "the rest")
+        heard.session.close_stdin()
+        await sleep(reactor, 0.5)
+        self.assertLess(processor_ticks(made.process.conmon) - before, 10)
+
+    async def written(self, heard: Heard, data: bytes) -> None:
+        """Write it in pieces."""
+        for at in range(0, len(data), 65536):
+            await heard.session.write(data[at : at + 65536])
+
+    async def test_its_stdin_ends_with_the_first_of_two_who_leaves(self) -> None:
+        made = await self.started("sh", "-c", "cat; exit 5", stdin=True, stdin_once=True)
+        first, second = await self.heard(made), await self.heard(made)
+        await second.session.write(b"line\n")
+        await self.until(lambda: first.out == b"line\n", "it is read")
+        first.session.close_stdin()
+        self.assertEqual(await self.over(second), 5)
+        await second.session.write(b"too late")
+        self.assertEqual(second.out, b"line\n")
 
     async def test_without_stdin_what_is_written_is_dropped(self) -> None:
         made = await self.started("sh", "-c", "sleep 0.5; cat; exit 6")
