@@ -31,7 +31,8 @@ from vmserver.containers.interface import (
     Removed,
     Streams,
 )
-from vmserver.containers.jsonlog import JsonLog, records
+from vmserver.containers.jsonlog import JsonLog
+from vmserver.containers.log_lines import records
 from vmserver.containers.signals import signal_number
 from vmserver.processes import DEFAULT_PATH, kill_family, start_ticks
 from vmserver.stats import family

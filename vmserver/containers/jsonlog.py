@@ -17,21 +17,15 @@ import json
 import os
 import zlib
 from calendar import timegm
-from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
-from typing import Protocol
 
 import attrs
-from twisted.internet.interfaces import IReactorTime
 
-from infranetes_common.concurrency import backoff, sleep
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import vmserver as messages
+from vmserver.containers.log_lines import LineReader
 
 MAX_PART_BYTES = 16 * 1024
-CHUNK_BYTES = 64 * 1024
-MAX_LINE_BYTES = 1024 * 1024  # Docker's own are below 16 KiB of text, six times that when escaped
-POLL_SECONDS = (0.03, 0.25)  # the first pause after something was read, and the longest
 
 _FINGERPRINT_BYTES = 128
 _STREAMS = {"stdout": messages.LogRecord.STDOUT, "stderr": messages.LogRecord.STDERR}
@@ -106,42 +100,23 @@ def format_time(nanos: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{rest:09d}Z"
 
 
-class JsonLog:
+class JsonLog(LineReader):
     """Reads one container's log.
 
     :param path: the newest file; it need not exist yet.
     :raise InvalidArgument: `cursor` is malformed.
     """
 
+    chunk_bytes = 64 * 1024
+    max_line_bytes = 1024 * 1024  # Docker's own are below 16 KiB of text, six times that when escaped
+
     def __init__(self, path: Path, cursor: str = "") -> None:
+        super().__init__()
         self._path = path
         self._cursor = Cursor.parse(cursor) if cursor else None
-        self._fd = -1
         self._inode = 0
-        self._offset = 0  # of the first byte in the buffer
-        self._buffer = b""
         self._fingerprint = 0
         self._skip_parts = 0
-        self._gap = False
-
-    def close(self) -> None:
-        """Close the file. Idempotent."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def read(self) -> list[messages.LogRecord]:
-        """Return the records of the next chunk; none at the log's present end."""
-        while True:
-            if self._fd < 0 and not self._open():
-                return []
-            chunk = os.pread(self._fd, CHUNK_BYTES, self._offset + len(self._buffer))
-            if chunk:
-                records = self._feed(chunk)
-                if records:
-                    return records
-            elif not self._advance():
-                return []
 
     # Files
 
@@ -160,24 +135,24 @@ class JsonLog:
             path = self._path.with_name(f"{self._path.name}.{number}")
         return found[::-1]
 
-    def _open(self) -> bool:
+    def _begin(self) -> bool:
         files = self._files()
         if not files:
             return False
         cursor, self._cursor = self._cursor, None
         if cursor is None:
-            return self._use(*files[0])
+            return self._open(*files[0])
         for inode, path in files:
-            if inode == cursor.inode and self._use(inode, path):
+            if inode == cursor.inode and self._open(inode, path):
                 if self._fits(cursor):
                     self._offset, self._skip_parts = cursor.offset, cursor.parts
                     self._fingerprint = cursor.fingerprint
                     return True
                 self.close()
         self._gap = True
-        return self._use(*files[0])
+        return self._open(*files[0])
 
-    def _use(self, inode: int, path: Path) -> bool:
+    def _open(self, inode: int, path: Path) -> bool:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -185,9 +160,8 @@ class JsonLog:
         if os.fstat(fd).st_ino != inode:  # rotated meanwhile
             os.close(fd)
             return False
-        self.close()
-        self._fd, self._inode = fd, inode
-        self._offset, self._buffer, self._fingerprint, self._skip_parts = 0, b"", 0, 0
+        self._use(fd)
+        self._inode, self._fingerprint, self._skip_parts = inode, 0, 0
         return True
 
     def _fits(self, cursor: Cursor) -> bool:
@@ -195,7 +169,6 @@ class JsonLog:
         return os.fstat(self._fd).st_size >= cursor.offset and _fingerprint(head) == cursor.fingerprint
 
     def _advance(self) -> bool:
-        """Go on to the next newer file, if this one was read to its end and there is one."""
         try:
             if self._path.stat().st_ino == self._inode:
                 return False
@@ -205,32 +178,17 @@ class JsonLog:
         inodes = [inode for inode, _ in files]
         if not files or inodes[-1] == self._inode:
             return False
-        if os.fstat(self._fd).st_size > self._offset + len(self._buffer):
+        if self._grown():
             return True  # it grew between the last read and the rotation
         self._gap = self._gap or bool(self._buffer) or self._inode not in inodes
         following = inodes.index(self._inode) + 1 if self._inode in inodes else 0
-        return self._use(*files[following])
+        return self._open(*files[following])
 
     # Lines
 
-    def _feed(self, chunk: bytes) -> list[messages.LogRecord]:
-        data = self._buffer + chunk
-        records: list[messages.LogRecord] = []
-        start = 0
-        while (end := data.find(b"\n", start)) >= 0:
-            if self._offset + start == 0:
-                self._fingerprint = _fingerprint(data[: end + 1])
-            records.extend(self._records(data[start : end + 1], self._offset + start))
-            start = end + 1
-        self._offset += start
-        self._buffer = data[start:]
-        if len(self._buffer) > MAX_LINE_BYTES:  # not written by Docker: skip it
-            self._offset += len(self._buffer)
-            self._buffer = b""
-            self._gap = True
-        return records
-
     def _records(self, line: bytes, offset: int) -> list[messages.LogRecord]:
+        if offset == 0:
+            self._fingerprint = _fingerprint(line)
         try:
             entry = json.loads(line)
             text = entry["log"].encode("utf-8", "replace")
@@ -268,35 +226,3 @@ class JsonLog:
 
 def _fingerprint(head: bytes) -> int:
     return zlib.crc32(head.partition(b"\n")[0][:_FINGERPRINT_BYTES])
-
-
-class LogReader(Protocol):
-    """Reads one container's log, whatever its format."""
-
-    def read(self) -> list[messages.LogRecord]:
-        """Return the next records; none at the log's present end."""
-
-    def close(self) -> None:
-        """Close the file. Idempotent."""
-
-
-async def records(
-    reactor: IReactorTime, log: LogReader, follow: bool, ended: Callable[[], bool]
-) -> AsyncGenerator[messages.LogRecord, None]:
-    """Iterate over `log`, and with `follow` continue as it grows, until `ended()` and everything is read."""
-    pauses = backoff(*POLL_SECONDS, factor=1.5)
-    try:
-        while True:
-            over = not follow or ended()
-            batch = log.read()
-            for record in batch:
-                yield record
-            if batch:
-                pauses = backoff(*POLL_SECONDS, factor=1.5)
-                await sleep(reactor, 0)
-            elif over:
-                return
-            else:
-                await sleep(reactor, next(pauses))
-    finally:
-        log.close()

@@ -14,7 +14,8 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.errors import InvalidArgument
-from vmserver.containers.jsonlog import MAX_PART_BYTES, JsonLog, format_time, parse_time, records
+from vmserver.containers.jsonlog import MAX_PART_BYTES, JsonLog, format_time, parse_time
+from vmserver.containers.log_lines import records
 
 
 def entry(text: str, stream: str = "stdout", nanos: int = 1_700_000_000_123_456_789) -> bytes:

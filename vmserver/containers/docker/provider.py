@@ -45,7 +45,8 @@ from vmserver.containers.interface import (
     Removed,
     Streams,
 )
-from vmserver.containers.jsonlog import JsonLog, records
+from vmserver.containers.jsonlog import JsonLog
+from vmserver.containers.log_lines import records
 from vmserver.containers.security import apparmor_profile
 from vmserver.pod_settings import ipc_sysctls
 from vmserver.stats.reader import UsageReader

@@ -6,6 +6,9 @@ file nor in a list of processes. It begins only once the agent has given it the 
 which the command inherits. With cgroup v2 each command is in a cgroup of its own below the container's and is
 killed together with everything that it has started.
 
+A command may take as long as it likes, but not crun: one that has no child after some time hangs, and is
+killed.
+
 crun ends once it has no child any more. In a container with the VM's own process namespace it also gets what
 a command leaves behind as its children: there that is killed, or the command would never end. Source:
 containers/crun src/exec.c, src/libcrun/container.c.
@@ -25,6 +28,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.process import Process
 from twisted.internet.protocol import ProcessProtocol
 
+from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import IReactor
 from vmserver.containers.child_exec import DRAIN_SECONDS
 from vmserver.containers.oci.conmon import exit_code_of
@@ -64,7 +68,7 @@ class CommandGroups:
 class Launch:
     """One run of `crun exec`.
 
-    :param groups: removes its cgroup.
+    :param groups: removes its cgroup. :ivar failure: set if crun itself has failed.
     """
 
     def __init__(
@@ -89,6 +93,8 @@ class Launch:
         self._score = oom_score_adj
         self._pid = 0
         self._message = bytearray()
+        self._hanging: IDelayedCall | None = None
+        self.failure: Unavailable | None = None
         self._group: Path | None = None
         unified = None if status.cgroup is None else status.cgroup.unified
         if unified is not None:
@@ -127,12 +133,22 @@ class Launch:
     def began(self, transport: Process) -> None:
         """Let crun go on. Called in `connectionMade`."""
         self._pid = transport.pid or 0
+        self._hanging = self._reactor.callLater(self._crun.seconds, self._look)
         if self._first is not None:
             self._first.watch(self._pid)
         with contextlib.suppress(OSError):  # without the right to lower it, it stays as it is
             Path(f"/proc/{self._pid}/oom_score_adj").write_text(str(self._score))
         transport.writeToChild(_SPECIFICATION, self._specification)
         transport.closeChildFD(_SPECIFICATION)
+
+    def _look(self) -> None:
+        """Give up a crun that has not begun the command."""
+        if len(family(self._pid)) == 1:
+            self.failure = Unavailable(
+                f"crun did not begin the command in container {self._id} within {self._crun.seconds:g} s and "
+                "was killed; try again, and if that goes on look at the VM's disk and memory"
+            )
+            self.kill()
 
     def kill(self) -> None:
         """Kill the command and whatever it has started."""
@@ -154,6 +170,8 @@ class Launch:
 
     def over(self) -> None:
         """Remove the command's cgroup, once it has ended. One in which processes go on is the container's."""
+        if self._hanging is not None and self._hanging.active():
+            self._hanging.cancel()
         if self._first is not None:
             self._first.close()
         if self._group is not None:

@@ -103,6 +103,8 @@ class _SyncCommand(Command):
 
     def result(self, stdout: bytes, stderr: bytes, code: int) -> ExecResult:
         self._launch.over()
+        if self._launch.failure is not None and not self.done.called:
+            self.done.errback(self._launch.failure)
         return ExecResult(stdout, stderr, self._launch.exit_code(code))
 
     def kill(self) -> None:
@@ -129,6 +131,8 @@ class PipedSession(ExecSession):
 
     def exit_code(self, code: int) -> int:
         self._launch.over()
+        if self._launch.failure is not None:
+            self.output.fail(self._launch.failure)
         return self._launch.exit_code(code)
 
     def kill(self) -> None:
@@ -222,6 +226,8 @@ class TerminalSession(ProcessProtocol):
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
         self._hang_up()
+        if self._launch.failure is not None:
+            self.output.fail(self._launch.failure)
         self._ended.callback(self._launch.exit_code(self._code))
         self.output.end()
         if not self.ready.called:

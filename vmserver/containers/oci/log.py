@@ -22,9 +22,7 @@ import attrs
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import vmserver as messages
 from vmserver.containers.jsonlog import parse_time
-
-CHUNK_BYTES = 32 * 1024
-MAX_LINE_BYTES = 64 * 1024  # conmon's own are below 9 KiB
+from vmserver.containers.log_lines import LineReader
 
 _STREAMS = {b"stdout": messages.LogRecord.STDOUT, b"stderr": messages.LogRecord.STDERR}
 _MAX_NUMBER_DIGITS = 18
@@ -69,40 +67,22 @@ def renamed(path: Path, number: int) -> Path:
     return path.with_name(f"{path.name}.{number}")
 
 
-class CriLog:
+class CriLog(LineReader):
     """Reads one container's log.
 
     :param path: the newest file; it need not exist yet.
     :raise InvalidArgument: `cursor` is malformed.
     """
 
+    chunk_bytes = 32 * 1024
+    max_line_bytes = 64 * 1024  # conmon's own are below 9 KiB
+
     def __init__(self, path: Path, cursor: str = "") -> None:
+        super().__init__()
         self._path = path
         self._cursor = Cursor.parse(cursor) if cursor else None
-        self._fd = -1
         self._number = 0
-        self._offset = 0  # of the first byte in the buffer
-        self._buffer = b""
-        self._gap = False
         self._time: tuple[bytes, int] = (b"", 0)  # that of the last line, and its value
-
-    def close(self) -> None:
-        """Close the file. Idempotent."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def read(self) -> list[messages.LogRecord]:
-        """Return the records of the next chunk; none at the log's present end."""
-        while True:
-            if self._fd < 0 and not self._begin():
-                return []
-            chunk = os.pread(self._fd, CHUNK_BYTES, self._offset + len(self._buffer))
-            if chunk:
-                if records := list(self._feed(chunk)):
-                    return records
-            elif not self._advance():
-                return []
 
     # Files
 
@@ -143,8 +123,8 @@ class CriLog:
             if number == newest and numbers(self._path)[-1:] != known[-1:]:
                 os.close(fd)  # renamed meanwhile: this may be the one that came after it
                 continue
-            self.close()
-            self._fd, self._number, self._offset, self._buffer = fd, number, 0, b""
+            self._use(fd)
+            self._number = number
             return True
 
     def _open_after(self, number: int) -> bool:
@@ -159,7 +139,6 @@ class CriLog:
                 return False
 
     def _advance(self) -> bool:
-        """Go on to the next newer file, if this one was read to its end and there is one."""
         try:
             newest = self._path.stat()
         except FileNotFoundError:  # renamed: conmon goes on with it, or has ended
@@ -169,7 +148,7 @@ class CriLog:
             if os.path.samestat(newest, os.fstat(self._fd)):
                 return False
         # conmon makes the new file after it has closed the old one.
-        if os.fstat(self._fd).st_size > self._offset + len(self._buffer):
+        if self._grown():
             return True
         torn = bool(self._buffer)
         if not self._open_after(self._number):
@@ -179,40 +158,25 @@ class CriLog:
 
     # Lines
 
-    def _feed(self, chunk: bytes) -> Iterator[messages.LogRecord]:
-        data = self._buffer + chunk
-        start = 0
-        while (end := data.find(b"\n", start)) >= 0:
-            record = self._record(data[start:end], self._offset + end + 1)
-            if record is not None:
-                yield record
-            start = end + 1
-        self._offset += start
-        self._buffer = data[start:]
-        if len(self._buffer) > MAX_LINE_BYTES:  # not written by conmon: skip it
-            self._offset += len(self._buffer)
-            self._buffer = b""
-            self._gap = True
-
-    def _record(self, line: bytes, following: int) -> messages.LogRecord | None:
-        time, _, rest = line.partition(b" ")
+    def _records(self, line: bytes, offset: int) -> Iterator[messages.LogRecord]:
+        time, _, rest = line[:-1].partition(b" ")
         stream, _, rest = rest.partition(b" ")
         tag, space, text = rest.partition(b" ")
         if stream not in _STREAMS or tag not in (b"F", b"P") or not space:
             self._gap = True
-            return None
+            return
         if time != self._time[0]:
             try:
                 self._time = (time, parse_time(time.decode("ascii")))
             except ValueError:
                 self._gap = True
-                return None
+                return
         gap, self._gap = self._gap, False
-        return messages.LogRecord(
+        yield messages.LogRecord(
             time_nanos=self._time[1],
             stream=_STREAMS[stream],
             line=text,
             partial=tag == b"P",
-            cursor=f"1.{self._number}.{following}",
+            cursor=f"1.{self._number}.{offset + len(line)}",
             gap=gap,
         )

@@ -33,7 +33,7 @@ from vmserver.containers.interface import (
     Removed,
     Streams,
 )
-from vmserver.containers.jsonlog import records
+from vmserver.containers.log_lines import records
 from vmserver.containers.oci import cgroup
 from vmserver.containers.oci.attach import attach
 from vmserver.containers.oci.bundle import Bundles

@@ -77,6 +77,7 @@ class Crun:
     """crun, with its directory of containers.
 
     :param root: the directory, below /run: nothing in it outlives a boot. :param program: name or path.
+    :param seconds: within which any call ends.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Crun:
     ) -> None:
         self._reactor = reactor
         self._program = program
-        self._seconds = seconds
+        self.seconds = seconds
         self.root = root
 
     def command(self, *words: str) -> list[str]:
@@ -127,7 +128,7 @@ class Crun:
     async def _release(self, id: str, status: Status) -> None:
         """Let the container's first process go on: as `crun start` does, without its process."""
         fifo = self.root / id / "exec.fifo"
-        descriptor = await _opened(self._reactor, fifo, self._seconds)
+        descriptor = await _opened(self._reactor, fifo, self.seconds)
         try:
             fifo.unlink(missing_ok=True)
             os.write(descriptor, b"\0")
@@ -162,7 +163,7 @@ class Crun:
             shutil.rmtree(directory)  # crun was killed before it wrote its status: a file or two
 
     async def _run(self, *words: str, input: bytes = b"") -> Ended:
-        return await run(self._reactor, self.command(*words), self._seconds, input)
+        return await run(self._reactor, self.command(*words), self.seconds, input)
 
 
 async def _opened(clock: IReactorTime, fifo: Path, seconds: float) -> int:

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import Clock
 from twisted.internet.utils import getProcessOutputAndValue
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes_common.concurrency import sleep, start, within
-from infranetes_common.errors import DeadlineExceeded, FailedPrecondition
+from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 from tests.contract.container_sessions import living, resident
 from tests.support.crun import process
 from tests.vmserver.containers.oci.case import CrunCase, Made, reactor
@@ -23,6 +24,7 @@ from vmserver.containers.interface import ExecResult, ISession, Streams
 from vmserver.containers.oci.cgroup import ROOT, is_v2
 from vmserver.containers.oci.exec_launch import CommandGroups
 from vmserver.containers.oci.execs import Execs
+from vmserver.containers.oci.runtime import Crun
 
 MIB = 1024 * 1024
 ALL = Streams(stdin=True, stdout=True, stderr=True)
@@ -72,6 +74,35 @@ class ExecTests(CrunCase):
             self.assertEqual((await self.sync(made, "sh", "-c", f"exit {code}")).exit_code, code)
         self.assertEqual((await self.sync(made, "sh", "-c", "kill -9 $$")).exit_code, 137)
         self.assertEqual((await self.sync(made, "cat")).stdout, b"")
+
+    async def test_a_crun_that_hangs_is_given_up(self) -> None:
+        made = await self.started("sleep", "600")
+        hanging = self.directory / "hanging"
+        hanging.write_text("#!/bin/sh\nexec sleep 600\n")
+        hanging.chmod(0o755)
+        self.execs = Execs(reactor, Crun(reactor, self.crun.root, str(hanging), 0.3), self.directory / "x")
+        with self.assertRaises(Unavailable) as caught:
+            await self.sync(made, "true", timeout=0)
+        self.assertIn("crun did not begin the command", str(caught.exception))
+        for streams in (ALL, TERMINAL):
+            session = await self.opened(made, streams, "true")
+            with self.assertRaises(Unavailable):
+                await self.heard(session)
+            self.assertEqual(await session.ended(), 137)
+        await self.until(lambda: not os.listdir(self.directory / "x"), "nothing is left")
+
+    async def test_a_command_that_takes_long_is_not_given_up(self) -> None:
+        made = await self.started("sleep", "600")
+        clock: Any = Clock()  # Any: with a method of the reactor
+        clock.spawnProcess = reactor.spawnProcess
+        self.execs = Execs(clock, self.crun, self.directory / "x")
+        session = await self.opened(made, ALL, "cat")
+        await session.write(b"1")
+        self.assertEqual(await anext(session.output), ("stdout", b"1"))
+        clock.advance(self.crun.seconds)
+        await session.write(b"2")
+        session.close_stdin()
+        self.assertEqual(await self.heard(session), (b"2", b"", 0))
 
     async def test_what_can_not_be_executed(self) -> None:
         made = await self.started("sleep", "600")

@@ -21,10 +21,10 @@ from infranetes_common.concurrency import start
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire.vmserver import LogRecord
 from tests.vmserver.containers.oci.case import CrunCase, reactor
-from vmserver.containers.jsonlog import records
+from vmserver.containers.log_lines import records
 from vmserver.containers.oci import rotation
 from vmserver.containers.oci.control import Control
-from vmserver.containers.oci.log import MAX_LINE_BYTES, CriLog, numbers, renamed
+from vmserver.containers.oci.log import CriLog, numbers, renamed
 from vmserver.containers.oci.rotation import Rotation
 
 MIB = 1024 * 1024
@@ -104,7 +104,7 @@ class CriLogTests(SynchronousTestCase):
         self.assertEqual([(r.line, r.gap) for r in self.read()], [(b"1", False), (b"2", True), (b"3", False)])
 
     def test_an_endless_line_is_given_up(self) -> None:
-        self.write(entry(b"1"), b"x" * (3 * MAX_LINE_BYTES), b"\n", entry(b"2"))
+        self.write(entry(b"1"), b"x" * (3 * CriLog.max_line_bytes), b"\n", entry(b"2"))
         self.assertEqual([(r.line, r.gap) for r in self.read()], [(b"1", False), (b"2", True)])
 
     def test_what_is_no_cursor_is_refused(self) -> None:
