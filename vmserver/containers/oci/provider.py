@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from pathlib import Path
@@ -46,6 +47,7 @@ from vmserver.containers.oci.index import ContainerIndex, unwritable
 from vmserver.containers.oci.lifecycle import Lifecycle
 from vmserver.containers.oci.limit_changes import change_limits
 from vmserver.containers.oci.limits import Spec
+from vmserver.containers.oci.lock import locked
 from vmserver.containers.oci.log import CriLog
 from vmserver.containers.oci.record import Phase
 from vmserver.containers.oci.rotation import Rotation
@@ -94,12 +96,17 @@ class OciProvider:
         self._creating: KeyedLock[str] = KeyedLock()
         self._needed: Counter[str] = Counter()  # images of containers that are being created
         self._image_removals: set[str] = set()
+        self._lock = -1  # what holds the state directory
 
     # Starting and stopping
 
     @deferred
     async def start(self) -> None:
+        if not cgroup.is_v2():
+            _log.warn("this VM has cgroups of version 1: what a command leaves behind outlives its deadline")
         self._make_directories()
+        if self._lock < 0:
+            self._lock = await locked(self._reactor, self._config.directory)
         for directory in await self._index.load():
             await self._files.delete(directory)
         recovered = await settled(self._recover(container) for container in self._index.all())
@@ -108,11 +115,11 @@ class OciProvider:
                 _log.error("a container of an earlier agent: {error}", error=failure.value)
 
     def _make_directories(self) -> None:
-        try:
-            self._own.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (self._own / _EXECS).mkdir(mode=0o700, exist_ok=True)
-        except OSError as error:
-            raise unwritable(self._own, error) from error
+        for directory in (self._config.directory, self._own, self._own / _EXECS):
+            try:
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                raise unwritable(directory, error) from error
 
     async def _recover(self, container: OciContainer) -> None:
         async with container.lock:
@@ -123,6 +130,9 @@ class OciProvider:
     async def stop(self) -> None:
         self._usage.stop()
         await self._lifecycle.stop()
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
 
     def watch(self, changed: Changed, removed: Removed) -> None:
         self._index.watch(changed, removed)

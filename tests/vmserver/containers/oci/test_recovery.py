@@ -14,11 +14,13 @@ from typing import Any
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
+from infranetes_common.concurrency import sleep
 from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unavailable
+from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from tests.vmserver.containers.oci.killed_agent import ID, container_config
 from tests.vmserver.containers.oci.provider_case import OciCase
-from vmserver.containers.oci import record
+from vmserver.containers.oci import lock, record
 from vmserver.containers.oci.runtime import CALL_SECONDS
 from vmserver.mounts import unmount
 
@@ -161,7 +163,37 @@ class FailureTests(OciCase, TestCase):
         id = await self.create("true")
         file = self.container(id).directory / record.FILE
         text = file.read_text()
+        await self.provider.stop()
+        other = self.make_provider()
         for damage in ("", "{}", text[: len(text) // 2]):
             file.write_text(damage)
-            self.assertIn(str(file), await self.refused(FailedPrecondition, self.make_provider().start()))
+            self.assertIn(str(file), await self.refused(FailedPrecondition, other.start()))
+        await other.stop()
         file.write_text(text)
+        self.provider = await self.started()
+        self.assertEqual((await self.state(id)).state, cri.CONTAINER_CREATED)
+
+    async def test_two_agents_never_have_one_directory(self) -> None:
+        self.patch(lock, "LOCK_SECONDS", 0.1)
+        id = await self.run_container("sleep", "600")
+        other = self.make_provider()
+        for _ in range(2):
+            words = await self.refused(FailedPrecondition, other.start())
+            self.assertIn(f"{self.config.directory} is that of another agent", words)
+        self.assertEqual((await self.state(id)).state, cri.CONTAINER_RUNNING)
+        await self.provider.stop()
+        await other.start()
+        self.assertEqual([state.id for state in await other.containers()], [id])
+        await other.stop()
+        self.provider = await self.started()
+
+    async def test_an_agent_waits_for_one_that_is_about_to_leave(self) -> None:
+        self.patch(lock, "LOCK_SECONDS", 60.0)
+        other = self.make_provider()
+        starting = other.start()
+        await sleep(installed(), 0.1)
+        self.assertFalse(starting.called)
+        await self.provider.stop()
+        await starting
+        await other.stop()
+        self.provider = await self.started()
