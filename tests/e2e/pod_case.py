@@ -70,11 +70,17 @@ class PodCase(DaemonCase):
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     def lines(self, name: str) -> list[str]:
-        """What a container's log has, without times and tags."""
+        """What a container's log has, without times and tags. A line may have come in parts."""
         log = (self.log_directory / "web" / f"{name}.log").read_text()
+        parts: dict[str, str] = {}
+        found = []
         for line in log.splitlines():
             self.assertRegex(line, r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z (stdout|stderr) [PF] ")
-        return [line.split(" ", 3)[3] for line in log.splitlines()]
+            _, stream, tag, text = line.split(" ", 3)
+            parts[stream] = parts.get(stream, "") + text
+            if tag == "F":
+                found.append(parts.pop(stream))
+        return found + list(parts.values())
 
     def has_lines(self, count: int) -> bool:
         return len(self.lines("main")) >= count

@@ -36,11 +36,13 @@ from vmserver.containers.sessions import Output, WriteGate
 from vmserver.processes import ProcessEnd
 
 CONNECT_SECONDS = 10.0
+ACCEPT_SECONDS = 2.0
 LAST_BYTES = 4 * 1024 * 1024  # read after the container's end, whoever reads them: more than pipes hold
 _PACKET_BYTES = 16 * 1024  # conmon's buffer has 32 KiB
 _RECEIVED_BYTES = 64 * 1024  # conmon's packets have 8 KiB and a byte
 _READS = 16  # before others have their turn
 _STREAMS = {2: "stdout", 3: "stderr"}
+_LISTENS, _CONNECTING = 0x10000, "02"  # in /proc/net/unix
 
 _log = Logger()
 
@@ -59,6 +61,11 @@ async def attach(
     :raise FailedPrecondition: it does not run. :raise Unavailable: its conmon does not answer.
     """
     connected = await _connect(reactor, container.bundle)
+    try:
+        await _accepted(reactor, process.conmon)
+    except BaseException:
+        connected.close()
+        raise
     return AttachSession(reactor, connected, container, process, control, streams, exit_code)
 
 
@@ -84,6 +91,38 @@ async def _connect(clock: IReactorTime, bundle: Path) -> socket.socket:
         pause = next(pauses)
         await sleep(clock, pause)
         waited += pause
+
+
+async def _accepted(clock: IReactorTime, conmon: int) -> None:
+    """Wait until conmon has accepted who is connected: the container's answers go to none but those.
+
+    In vain for one that waits for a client, and sometimes for another conmon, whose socket has the same name.
+    """
+    waited = 0.0
+    for pause in backoff(0.005, 0.1):
+        if waited >= ACCEPT_SECONDS or not _connecting(conmon):
+            return
+        await sleep(clock, pause)
+        waited += pause
+
+
+def _connecting(conmon: int) -> bool:
+    """Whether somebody has connected to a conmon's sockets and is not accepted. Source: Linux af_unix.c."""
+    own = set()
+    with contextlib.suppress(OSError):
+        for entry in Path(f"/proc/{conmon}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                own.add(os.readlink(entry))
+    listening, connecting = set(), set()
+    for line in Path("/proc/net/unix").read_text(errors="surrogateescape").splitlines()[1:]:
+        fields = line.split(maxsplit=7)
+        if len(fields) == 8:
+            _, _, _, flags, _, state, inode, name = fields
+            if int(flags, 16) & _LISTENS and f"socket:[{inode}]" in own:
+                listening.add(name)
+            elif state == _CONNECTING:
+                connecting.add(name)
+    return bool(listening & connecting)
 
 
 @implementer(ISession)

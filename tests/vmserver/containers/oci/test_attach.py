@@ -11,12 +11,13 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from zope.interface.verify import verifyObject
 
-from infranetes_common.concurrency import sleep, within
+from infranetes_common.concurrency import sleep, start, within
 from infranetes_common.errors import FailedPrecondition
 from tests.contract.container_sessions import resident
 from tests.support.crun import configuration, write_bundle
 from tests.vmserver.containers.oci.case import CrunCase, Made, reactor
 from vmserver.containers.interface import ISession, Streams
+from vmserver.containers.oci import attach as attaching
 from vmserver.containers.oci.attach import attach
 from vmserver.containers.oci.conmon import Monitored
 from vmserver.containers.oci.control import Control
@@ -213,6 +214,30 @@ class AttachTests(CrunCase):
         heard = await self.heard(made)
         await heard.session.write(b"more\n")
         self.assertEqual((await self.over(heard), heard.out, heard.err), (3, b"got more\r\n", b""))
+
+    async def test_a_session_begins_once_conmon_knows_of_it(self) -> None:
+        self.patch(attaching, "ACCEPT_SECONDS", 600.0)
+        made = await self.started("sh", "-c", "read x; echo $x", stdin=True)
+        os.kill(made.process.conmon, signal.SIGSTOP)
+        attached = [start(self.attached(made)) for _ in range(3)]
+        attached[1].addErrback(lambda _: None).cancel()
+        await sleep(reactor, 0.2)
+        self.assertFalse(attached[0].called or attached[2].called)
+        os.kill(made.process.conmon, signal.SIGCONT)
+        first, last = Heard(await attached[0]), Heard(await attached[2])
+        await last.session.write(b"hello\n")
+        self.assertEqual([await self.over(first), await self.over(last)], [0, 0])
+        self.assertEqual((first.out, last.out), (b"hello\n", b"hello\n"))
+
+    async def test_a_conmon_that_does_not_answer_is_not_waited_for_long(self) -> None:
+        self.patch(attaching, "ACCEPT_SECONDS", 0.1)
+        made = await self.started("sleep", "600", stdin=True)
+        os.kill(made.process.conmon, signal.SIGSTOP)
+        try:
+            session = await self.attached(made)
+        finally:
+            os.kill(made.process.conmon, signal.SIGCONT)
+        session.close()
 
     async def test_a_conmon_that_is_killed_ends_the_session(self) -> None:
         made = await self.started("sleep", "600", stdin=True)
