@@ -110,8 +110,6 @@ class Config:
     providers: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)  # Any: each provider's own table
     # Names of runtime handlers beside the empty one. All mean the same.
     runtime_handlers: tuple[str, ...] = ("infranetes",)
-    # Whether pods may have a user namespace: the provider of the VMs' agents has to be oci.
-    user_namespaces: bool = False
     # The AppArmor profiles that containers may use.
     apparmor_dir: Path = Path("/etc/apparmor.d")
     # The cgroup driver that kubelet is told to use.

@@ -22,7 +22,6 @@ class RuntimeService:
 
     :param handlers: names of the runtime handlers beside the default one.
     :param url: makes the URLs of streams.
-    :param user_namespaces: whether pods may have one.
     :ivar service: all the calls as one gRPC service. :ivar events: the listeners to events, to be ended.
     """
 
@@ -34,13 +33,12 @@ class RuntimeService:
         handlers: tuple[str, ...] = (),
         cgroup_driver: str = "systemd",
         url: Url = no_url,
-        user_namespaces: bool = False,
     ) -> None:
         self.events = EventCalls(node.inventory, node.now)
         self.service = Service(
             cri.RuntimeService,
-            StatusCalls(node, handlers, cgroup_driver, user_namespaces),
-            SandboxCalls(node, sandboxes, handlers, user_namespaces),
+            StatusCalls(node, handlers, cgroup_driver),
+            SandboxCalls(node, sandboxes, handlers),
             ContainerCalls(node, containers),
             ExecCalls(containers),
             StreamingCalls(Streams(sandboxes, containers), url),

@@ -15,7 +15,6 @@ from infranetes.pods.inventory import Sandbox
 from infranetes.pods.sandboxes import Sandboxes
 from infranetes_common.concurrency import shielded
 from infranetes_common.errors import InfranetesError, InvalidArgument
-from infranetes_common.user_namespaces import user_namespace
 from infranetes_common.wire import cri
 from txgrpc import Call
 
@@ -25,11 +24,8 @@ T = TypeVar("T")
 class SandboxCalls:
     """The life of sandboxes and their lists. `pods.Sandboxes` decides; this translates."""
 
-    def __init__(
-        self, node: NodeContext, sandboxes: Sandboxes, handlers: tuple[str, ...], user_namespaces: bool
-    ) -> None:
+    def __init__(self, node: NodeContext, sandboxes: Sandboxes, handlers: tuple[str, ...]) -> None:
         self._node = node
-        self._user_namespaces = user_namespaces
         self._sandboxes = sandboxes
         self._handlers = handlers
 
@@ -37,22 +33,11 @@ class SandboxCalls:
         if not request.HasField("config"):
             raise InvalidArgument("config is missing")
         validate.sandbox_config(request.config)
-        self._check_user_namespace(request.config)
         handler = request.runtime_handler
         if handler and handler not in self._handlers:
             offered = ", ".join(repr(one) for one in ("", *self._handlers))
             raise InvalidArgument(f"runtime_handler {handler[:64]!r} is not offered; offered are {offered}")
         return cri.RunPodSandboxResponse(pod_sandbox_id=await self._sandboxes.run(request.config, handler))
-
-    def _check_user_namespace(self, config: cri.PodSandboxConfig) -> None:
-        field = "config.linux.security_context.namespace_options"
-        users = user_namespace(config.linux.security_context.namespace_options, field)
-        if users is not None and not self._user_namespaces:
-            raise InvalidArgument(
-                f"{field}.userns_options: POD: this runtime handler offers no user namespaces (its feature "
-                "user_namespaces is false): the VM separates the pod's users from the node's; leave "
-                "hostUsers out, or use a guest image with the provider oci and set user_namespaces = true"
-            )
 
     async def StopPodSandbox(
         self, request: cri.StopPodSandboxRequest, call: Call

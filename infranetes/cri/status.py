@@ -6,6 +6,7 @@ from __future__ import annotations
 import ipaddress
 import json
 
+from infranetes.pods.container_providers import has_user_namespaces
 from infranetes.pods.context import NodeContext
 from infranetes_common import __version__
 from infranetes_common.concurrency import shielded
@@ -29,16 +30,12 @@ class StatusCalls:
     """What the runtime is, and whether it is ready.
 
     :param handlers: names of the runtime handlers beside the default one.
-    :param user_namespaces: whether pods may have one.
     """
 
-    def __init__(
-        self, node: NodeContext, handlers: tuple[str, ...], cgroup_driver: str, user_namespaces: bool
-    ) -> None:
+    def __init__(self, node: NodeContext, handlers: tuple[str, ...], cgroup_driver: str) -> None:
         self._node = node
         self._handlers = handlers
         self._cgroup_driver = cgroup_driver
-        self._user_namespaces = user_namespaces
 
     async def Version(self, request: cri.VersionRequest, call: Call) -> cri.VersionResponse:
         return cri.VersionResponse(
@@ -50,6 +47,7 @@ class StatusCalls:
 
     async def Status(self, request: cri.StatusRequest, call: Call) -> cri.StatusResponse:
         trouble = self._node.trouble
+        users = has_user_namespaces(self._node)
         conditions = [
             cri.RuntimeCondition(
                 type=kind, status=not trouble, reason="ProviderNotReady" if trouble else "", message=trouble
@@ -62,14 +60,12 @@ class StatusCalls:
                 cri.RuntimeHandler(
                     name=name,
                     features=cri.RuntimeHandlerFeatures(
-                        recursive_read_only_mounts=True, user_namespaces=self._user_namespaces
+                        recursive_read_only_mounts=True, user_namespaces=users
                     ),
                 )
                 for name in ("", *self._handlers)
             ],
-            features=cri.RuntimeFeatures(
-                supplemental_groups_policy=True, user_namespaces_host_network=self._user_namespaces
-            ),
+            features=cri.RuntimeFeatures(supplemental_groups_policy=True, user_namespaces_host_network=users),
         )
         if request.verbose:
             response.info["provider"] = json.dumps(

@@ -106,6 +106,7 @@ class Daemon(OrderedServices):
         )
         node.apparmor = config.apparmor_dir
         node.contprovider = config.contprovider
+        node.containers = config.imgprovider == "docker"
         node.dns = lambda: run_in_thread(reactor, node_dns)
         node.pool = Pool(node, config.pool)
         node.renewal = Renewal(node, partial(reachable_machines, node))
@@ -151,7 +152,6 @@ class Daemon(OrderedServices):
             config.runtime_handlers,
             config.cgroup_driver,
             streams.url,
-            config.user_namespaces,
         )
         images = GrpcService(cri.ImageService, ImageService(self._backends.images))
         services = [each.intercept(logged(self._reactor)) for each in (runtime.service, images)]

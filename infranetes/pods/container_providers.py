@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from infranetes.pods.context import NodeContext
 from infranetes.providers.annotations import CONTAINERS, PREFIX
+from infranetes.providers.interface import IHasGuestImage
 from infranetes_common.errors import InvalidArgument
+from infranetes_common.user_namespaces import user_namespace
 from infranetes_common.wire import cri
 
 ANNOTATION = PREFIX + CONTAINERS
+
+_WITH_USER_NAMESPACES = ("oci", "fake")  # the second is that of simulated VMs
+_USERS = "config.linux.security_context.namespace_options"
 
 
 def container_provider(node: NodeContext, config: cri.PodSandboxConfig) -> str:
@@ -28,4 +33,27 @@ def check_container_provider(node: NodeContext, config: cri.PodSandboxConfig) ->
         raise InvalidArgument(
             f"annotation {ANNOTATION} can't be served: images of this node's pods are whole machines, "
             "in which nothing runs containers; leave it out, or have the pod scheduled to other nodes"
+        )
+
+
+def has_user_namespaces(node: NodeContext, config: cri.PodSandboxConfig | None = None) -> bool:
+    """Return whether a pod may have a user namespace.
+
+    :param config: the pod's; None: one that chooses no ContainerProvider."""
+    name = node.contprovider if config is None else container_provider(node, config)
+    if not name and IHasGuestImage.providedBy(node.provider):
+        name = next(iter(IHasGuestImage(node.provider).container_providers()), "")
+    return node.containers and name in _WITH_USER_NAMESPACES
+
+
+def check_user_namespace(node: NodeContext, config: cri.PodSandboxConfig) -> None:
+    """Check that a pod can have the user namespace that it wants.
+
+    :raise InvalidArgument: it can't; says what to do."""
+    users = user_namespace(config.linux.security_context.namespace_options, _USERS)
+    if users is not None and not has_user_namespaces(node, config):
+        raise InvalidArgument(
+            f"{_USERS}.userns_options: POD: what runs this pod's containers has no user namespaces, and the "
+            "VM separates the pod's users from the node's: leave hostUsers out, or have conmon and crun run "
+            f"them (contprovider, or the annotation {ANNOTATION}: oci)"
         )

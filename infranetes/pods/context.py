@@ -103,6 +103,7 @@ class NodeContext:
     :ivar pool: VMs that wait for a pod. :ivar renewal: replaces certificates. Both are set before use.
     :ivar apparmor: the directory of the node's AppArmor profiles.
     :ivar contprovider: what runs containers of pods that choose nothing; "": what the VMs' image has first.
+    :ivar containers: whether pods are made of images of containers.
     :ivar dns: gives the node's own DNS, for pods that name none.
     """
 
@@ -137,6 +138,7 @@ class NodeContext:
         self.names = names
         self.apparmor = apparmor.DEFAULT_DIRECTORY
         self.contprovider = ""
+        self.containers = True
         self.dns: Callable[[], Awaitable[cri.DNSConfig]] = _no_dns
         self.times = times
         self.inventory = Inventory()

@@ -20,7 +20,7 @@ from twisted.python.failure import Failure
 from infranetes.hostports.mappings import host_ports_of
 from infranetes.ids import new_id
 from infranetes.pods.agent_events import disconnect, vm_ended
-from infranetes.pods.container_providers import check_container_provider
+from infranetes.pods.container_providers import check_container_provider, check_user_namespace
 from infranetes.pods.context import NodeContext
 from infranetes.pods.host_ports import taken_ports
 from infranetes.pods.inventory import Sandbox, sandbox_name
@@ -62,6 +62,7 @@ class Sandboxes:
         if sandbox is None:
             self._node.check_ready()
             check_container_provider(self._node, config)
+            check_user_namespace(self._node, config)
             self._node.hostports.check(host_ports_of(config), taken_ports(self._node.inventory))
             sandbox = self._begin(name, blob, runtime_handler)
         else:

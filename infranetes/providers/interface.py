@@ -105,6 +105,14 @@ class IHasCatalogue(Interface):
     catalogue: IImageCatalogue = Attribute("Finds them; works once the provider has started.")
 
 
+class IHasGuestImage(Interface):
+    """Also provided by an IPodProvider that knows the image which its VMs boot."""
+
+    def container_providers() -> Sequence[str]:
+        """Return the names of what runs containers in a VM, that of pods which choose none first; empty: not
+        known, or not yet."""
+
+
 class IHasConsoles(Interface):
     """A provider that can show its VMs' consoles."""
 

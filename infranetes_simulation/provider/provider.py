@@ -23,6 +23,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from infranetes.providers.interface import (
+    IHasGuestImage,
     Instance,
     InstanceSpec,
     InstanceState,
@@ -56,7 +57,7 @@ from infranetes_simulation.provider.settings import (
 _log = Logger()
 
 
-@implementer(IPodProvider)
+@implementer(IPodProvider, IHasGuestImage)
 class SimulatedProvider:
     """See `IPodProvider`. Whatever has to be remembered of a VM is in its tags, which the farm keeps."""
 
@@ -146,6 +147,9 @@ class SimulatedProvider:
 
     def watch(self, ended: Callable[[Instance], None]) -> None:
         self._watchers.append(ended)
+
+    def container_providers(self) -> Sequence[str]:
+        return ("fake",)
 
     def status(self) -> Mapping[str, str]:
         states = [vm["state"] for vm in self._vms.values() if self._is_ours(vm)]

@@ -33,7 +33,6 @@ class UserNamespaceTests(PodCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.config["user_namespaces"] = True
         self.files = Path(os.path.realpath(self.root)) / "kubelet"
         self.files.mkdir()
 

@@ -25,6 +25,7 @@ from infranetes.guest import image as images
 from infranetes.providers.interface import (
     Console,
     IHasConsoles,
+    IHasGuestImage,
     Instance,
     InstanceSpec,
     InstanceState,
@@ -59,7 +60,7 @@ _MAINTENANCE_SECONDS = 30.0  # between two checks of the consoles' sizes and the
 _log = Logger()
 
 
-@implementer(IPodProvider, IHasConsoles, IShowsDisks)
+@implementer(IPodProvider, IHasConsoles, IHasGuestImage, IShowsDisks)
 class QemuProvider:
     """See `IPodProvider`."""
 
@@ -176,6 +177,9 @@ class QemuProvider:
 
     def watch(self, ended: Callable[[Instance], None]) -> None:
         self._watchers.append(ended)
+
+    def container_providers(self) -> Sequence[str]:
+        return self._template.image.providers if self._template else ()
 
     def status(self) -> Mapping[str, str]:
         states = [vm.state for vm in self._own_vms()]

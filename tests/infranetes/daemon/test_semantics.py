@@ -110,5 +110,5 @@ class ConfigTests(DaemonCase):
         status = await self.runtime.Status(cri.StatusRequest(), timeout=10.0)
         self.assertTrue(status.features.supplemental_groups_policy)
         for handler in status.runtime_handlers:
-            self.assertFalse(handler.features.user_namespaces)
+            self.assertTrue(handler.features.user_namespaces)
             self.assertTrue(handler.features.recursive_read_only_mounts)

@@ -21,7 +21,6 @@ class UserNamespaceTests(DaemonCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.config["user_namespaces"] = True
         self.files = Path(os.path.realpath(self.root)) / "kubelet"
         self.files.mkdir()
 
@@ -99,15 +98,18 @@ class UserNamespaceTests(DaemonCase):
         differs = self.create(sandbox, self.own("other", mounts=[self.mount(directory, 0)]))
         self.assertIn("with other ids", await self.refused(Code.FAILED_PRECONDITION, differs))
 
-    async def test_status_says_whether_they_can_be_had(self) -> None:
-        for offered in (True, False):
-            self.config["user_namespaces"] = offered
+    async def test_a_pod_that_chooses_docker_is_refused_and_a_node_that_does_offers_none(self) -> None:
+        for contprovider, offered in (("", True), ("oci", True), ("docker", False)):
+            self.config["contprovider"] = contprovider
             await self.start()
             status = await self.runtime.Status(cri.StatusRequest(), timeout=10.0)
             self.assertEqual(status.features.user_namespaces_host_network, offered)
             self.assertEqual({one.features.user_namespaces for one in status.runtime_handlers}, {offered})
             if offered:
+                docker = {"infranetes.io/containers": "docker"}
+                pod = self.run_pod(linux=of_pod(namespaces()), annotations=docker)
+                self.assertIn("userns_options", await self.refused(Code.INVALID_ARGUMENT, pod))
                 await self.kill()
         pod = self.run_pod(linux=of_pod(namespaces()))
-        self.assertIn("user_namespaces = true", await self.refused(Code.INVALID_ARGUMENT, pod))
+        self.assertIn("contprovider", await self.refused(Code.INVALID_ARGUMENT, pod))
         self.assertEqual(await self.sandboxes(), [])
