@@ -8,6 +8,7 @@ containers of a VM have the same ids, and so files come with those that they hav
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeVar
 
 import attrs
@@ -30,6 +31,11 @@ def from_pod(change: C, users: UserNamespace | None) -> C:
     if users is None or not isinstance(change, Entry):
         return change
     return attrs.evolve(change, uid=users.uids.inside(change.uid), gid=users.gids.inside(change.gid))
+
+
+def all_for_pod(entries: Iterable[Entry], users: UserNamespace) -> list[Entry]:
+    """Return entries with the owners that they have in the VM. Takes some time for many."""
+    return [for_pod(entry, users) for entry in entries]
 
 
 def inside(manifest: Manifest, users: UserNamespace) -> Manifest:

@@ -14,7 +14,7 @@ from infranetes.machines.agent.client import AgentClient
 from infranetes.pods.inventory import Sandbox
 from infranetes.volumes.mount_table import with_previous
 from infranetes.volumes.mounts import Source
-from infranetes.volumes.owners import for_pod, from_pod, inside
+from infranetes.volumes.owners import all_for_pod, for_pod, from_pod, inside
 from infranetes.volumes.records import VolumeRecords
 from infranetes.volumes.volume import Volume
 from infranetes_common.concurrency import Lanes, run_in_thread
@@ -141,7 +141,9 @@ class VolumeSync:
         removed: list[bytes],
     ) -> None:
         """Apply what comes from the VM."""
-        wanted = [for_pod(entry, volume.users) for entry in entries]
+        wanted = entries
+        if volume.users is not None:
+            wanted = await run_in_thread(self._reactor, all_for_pod, entries, volume.users)
         changes = agent.read_volume(volume.source.id, wanted)
         try:
             waiting: list[Change] = []

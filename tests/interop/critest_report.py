@@ -23,34 +23,43 @@ KINDS = {
 }
 
 
+_KEYS = {"spec", "kind", "reason"}  # that each entry has
+
+
 class BadExpectation(Exception):
     """An entry of critest-expected.toml that says too little, or names no spec."""
 
 
 @attrs.frozen
 class Expectation:
-    """A spec that does not pass. `kind`: one of KINDS; `reason`: a sentence."""
+    """A spec that does not pass. `kind`: one of KINDS; `reason`: a sentence. `containers`: what has to run
+    the containers for that, as docker; "": whatever does."""
 
     spec: str
     kind: str
     reason: str
+    containers: str = ""
 
 
-def expectations(path: Path = EXPECTED) -> dict[str, Expectation]:
+def expectations(path: Path = EXPECTED, containers: str = "") -> dict[str, Expectation]:
     """By spec.
 
+    :param containers: what runs the containers, as docker or oci; "": leave none of them out.
     :raise BadExpectation: an entry is incomplete, or there twice."""
     found: dict[str, Expectation] = {}
     for entry in tomllib.loads(path.read_text()).get("expected", []):
         spec, kind, reason = (str(entry.get(key, "")).strip() for key in ("spec", "kind", "reason"))
-        if not spec or not reason or kind not in KINDS or set(entry) != {"spec", "kind", "reason"}:
+        if not spec or not reason or kind not in KINDS or not _KEYS <= set(entry) <= {*_KEYS, "containers"}:
             raise BadExpectation(
-                f"{path.name}: an entry has spec, kind (of {', '.join(KINDS)}), reason: {entry}"
+                f"{path.name}: an entry has spec, kind (of {', '.join(KINDS)}), reason, and may have "
+                f"containers: {entry}"
             )
         if spec in found:
             raise BadExpectation(f"{path.name}: {spec!r} is there twice")
-        found[spec] = Expectation(spec, kind, reason)
-    return found
+        found[spec] = Expectation(spec, kind, reason, str(entry.get("containers", "")))
+    return {
+        spec: each for spec, each in found.items() if not containers or each.containers in ("", containers)
+    }
 
 
 @attrs.frozen

@@ -107,6 +107,13 @@ class ExpectationTests(SynchronousTestCase):
         ):
             self.assertRaises(BadExpectation, self.read, broken)
 
+    def test_an_entry_may_be_of_what_runs_the_containers(self) -> None:
+        path = Path(self.mktemp())
+        entry = '[[expected]]\nspec = "{}"\nkind = "missing"\nreason = "it lacks"\n'
+        path.write_text(entry.format("a") + entry.format("b") + 'containers = "docker"\n')
+        for containers, specs in (("docker", {"a", "b"}), ("oci", {"a"}), ("", {"a", "b"})):
+            self.assertEqual(set(expectations(path, containers)), specs)
+
     def test_those_of_the_project_are_of_specs_that_there_are(self) -> None:
         if not CRITEST.exists():
             self.fail(f"{CRITEST} is missing: make tools")
