@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -27,14 +28,19 @@ class Layer:
 
 
 def layer(files: Mapping[str, bytes]) -> Layer:
-    """Make a layer of these files, by path. An empty one called `.wh.NAME` is a whiteout of NAME."""
+    """Make a layer of these files, by path. An empty one called `.wh.NAME` is a whiteout of NAME.
+
+    `.wh..wh..opq` makes its directory opaque.
+    """
     with tempfile.TemporaryDirectory() as made:
         tree, image = Path(made, "tree"), Path(made, "image")
         tree.mkdir()
         for name, content in files.items():
             path = tree / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            if path.name.startswith(".wh."):
+            if path.name == ".wh..wh..opq":
+                os.setxattr(path.parent, "trusted.overlay.opaque", b"y")
+            elif path.name.startswith(".wh."):
                 whiteout = path.with_name(path.name.removeprefix(".wh."))
                 subprocess.run(["mknod", whiteout, "c", "0", "0"], check=True)
             else:

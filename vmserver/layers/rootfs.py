@@ -6,6 +6,7 @@ Every function blocks: call it in a thread. Source: the kernel's filesystems/ove
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ MAX_LAYERS = 127
 """That one overlay may have. The kernel takes 500, but a page of options holds no more names."""
 
 _KIND = "overlay"
+_OPAQUE = "trusted.overlay.opaque"
 _VOLUME = Flag.READ_ONLY | Flag.NO_SETID | Flag.NO_DEVICES | Flag.NO_EXEC
 _SEPARATORS = frozenset(",:\\\n")  # in an overlay's options, and where they are read
 
@@ -60,13 +62,23 @@ def mount_volume(layers: Sequence[Path], at: Path) -> None:
 
 
 def _lower(layers: Sequence[Path]) -> list[Path]:
-    """Return each layer once, the highest first: what a layer holds, its own lower copy can't change."""
+    """Return each layer once, the highest first: what a layer holds, its own lower copy can't change.
+
+    Below one whose root hides all that is below, there is nothing: overlayfs itself does not look at roots.
+    """
     found = list(dict.fromkeys(reversed(layers)))
+    found = found[: next((count for count, one in enumerate(found, 1) if _hides_all(one)), len(found))]
     if len(found) > MAX_LAYERS:
         raise FailedPrecondition(
             f"the image has {len(found)} layers: at most {MAX_LAYERS} can be mounted; squash some of them"
         )
     return found
+
+
+def _hides_all(layer: Path) -> bool:
+    with contextlib.suppress(OSError):  # there is no such attribute
+        return os.getxattr(layer, _OPAQUE) == b"y"
+    return False
 
 
 def _overlay(lower: Sequence[Path], at: Path, flags: Flag, options: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from typing import Any
 
 from infranetes.cri.images import ImageService
@@ -12,6 +13,7 @@ from infranetes_common.errors import InvalidArgument, NotFound, Unauthenticated,
 from infranetes_common.wire import cri
 from tests.infranetes.cri.support import NO_CALL
 from tests.infranetes.images.support import StoreCase, small
+from tests.support import oci
 from tests.support.registry import Registry
 
 
@@ -133,7 +135,8 @@ class ImageServiceTests(StoreCase):
 
     def test_the_file_system(self) -> Any:
         async def body() -> None:
-            await self.pull(self.registry.push("fs", "1", small()))
+            image = oci.image([oci.layer({"large": os.urandom(200_000)})])
+            pulled = (await self.pull(self.registry.push("fs", "1", image))).image_ref
             response = await self.service.ImageFsInfo(cri.ImageFsInfoRequest(), NO_CALL)
             (usage,) = response.image_filesystems
             self.assertEqual(usage.fs_id.mountpoint, str(self.directory))
@@ -141,5 +144,13 @@ class ImageServiceTests(StoreCase):
             self.assertGreater(usage.inodes_used.value, 3)
             self.assertGreater(usage.timestamp, 10**18)
             self.assertEqual(list(response.container_filesystems), [usage])  # kubelet reads the first unseen
+            [disk] = await self.store.disks(pulled)
+            response = await self.service.ImageFsInfo(cri.ImageFsInfoRequest(), NO_CALL)
+            more = response.image_filesystems[0].used_bytes.value - usage.used_bytes.value
+            self.assertGreaterEqual(more, disk.size)
+            await self.remove(pulled)  # as kubelet does to make room
+            response = await self.service.ImageFsInfo(cri.ImageFsInfoRequest(), NO_CALL)
+            left = response.image_filesystems[0].used_bytes.value
+            self.assertLess(left, usage.used_bytes.value - len(image.layers[0].data))
 
         return self.run_(body())

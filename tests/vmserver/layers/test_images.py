@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
-from infranetes_common.errors import DataLoss, FailedPrecondition, InvalidArgument
+from infranetes_common.errors import DataLoss, FailedPrecondition, InvalidArgument, ResourceExhausted
 from tests.support.erofs import layer
 from tests.vmserver.layers.case import LayersTestCase, reactor
 from vmserver.layers.images import MAX_CONFIGURATION, LayerImages, parse
@@ -56,6 +58,21 @@ class ImageTests(LayersTestCase):
         error = await self.failure(FailedPrecondition, self.images.add(image_id, configuration))
         self.assertIn(HIGH.diff_id, str(error))
         self.assertEqual(await self.images.ids(), [])
+
+    async def test_one_that_has_no_room_on_the_disk_is_refused_until_it_has(self) -> None:
+        directory = self.base / "images"
+        directory.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", directory], check=True)
+        await self.put(LOW)
+        image_id, configuration = image(LOW.diff_id, comment="x" * 5000)
+        with contextlib.suppress(OSError), (directory / "filler").open("wb", buffering=0) as filler:
+            while True:
+                filler.write(bytes(4096))
+        await self.failure(ResourceExhausted, self.images.add(image_id, configuration))
+        self.assertEqual(await self.images.ids(), [])
+        (directory / "filler").unlink()
+        self.assertEqual(list(directory.iterdir()), [])
+        await self.images.add(image_id, configuration)
 
     async def test_what_an_image_needs_is_not_removed(self) -> None:
         for one in (LOW, HIGH):

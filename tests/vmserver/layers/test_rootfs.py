@@ -16,6 +16,7 @@ from vmserver.layers.rootfs import MAX_LAYERS, mount_rootfs, mount_volume
 from vmserver.mounts import mounts_below, unmount
 
 LOW = layer({"a": b"low", "b": b"low", "c": b"low", "d/x": b"low"})
+CLEAN = layer({".wh..wh..opq": b"", "a": b"clean"})
 HIGH = layer({"a": b"high", ".wh.b": b"", "d/y": b"high"})
 
 
@@ -48,6 +49,18 @@ class RootfsTests(OverlayCase):
         found = {str(path.relative_to(self.at)) for path in self.at.rglob("*") if path.is_file()}
         self.assertEqual(found, {"a", "c", "d/x", "d/y"})
         self.assertEqual((self.at / "a").read_bytes(), b"high")
+
+    async def test_below_an_opaque_root_nothing_is_seen(self) -> None:
+        layers = await self.mounted(LOW, CLEAN, layer({"e": b"top"}))
+        for several in (layers, layers[:2]):
+            self.rootfs(several)
+            found = {str(path.relative_to(self.at)) for path in self.at.rglob("*") if path.is_file()}
+            self.assertEqual(found - {"e"}, {"a"})
+            self.assertEqual((self.at / "a").read_bytes(), b"clean")
+            unmount(self.at)
+            mount_volume(several, self.at)
+            self.assertEqual(sorted({*os.listdir(self.at)} - {"e"}), ["a"])
+            unmount(self.at)
 
     async def test_what_is_written_is_kept_above_and_stays(self) -> None:
         layers = await self.mounted(LOW, HIGH)

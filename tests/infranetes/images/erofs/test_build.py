@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import subprocess
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,20 @@ class BuildTests(BuildCase):
         ):
             said = await self.refused(FailedPrecondition, self.build(data, compression))
             self.assertIn(why, said)
+
+    @deferred
+    async def test_what_unpacks_to_more_than_may_be_is_not_unpacked(self) -> None:
+        limits = Limits(max_bytes=4 << 20)
+        end = tar([])
+        large, _content = member("large", size=64 << 20)
+        for bomb in (large.tobuf(tarfile.USTAR_FORMAT) + bytes(64 << 20), end + bytes(64 << 20)):
+            for compression, data in (("gzip", gzip.compress(bomb, 1)), ("zstd", zstandard.compress(bomb))):
+                work = self.build(data, compression, limits=limits)
+                self.assertIn("images.max_layer_bytes", await self.refused(FailedPrecondition, work))
+        parameters = zstandard.ZstdCompressionParameters(window_log=28, enable_ldm=True)
+        packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+        work = self.build(packer.compress(TAR) + packer.flush(), "zstd", limits=limits)
+        self.assertIn("zstd file", await self.refused(FailedPrecondition, work))
 
     @deferred
     async def test_a_full_disk_leaves_nothing_and_says_so(self) -> None:

@@ -120,8 +120,9 @@ class EntryTests(HostileCase):
         self.refused("over 255 bytes", member("n" * 256 + "/x"))
         self.refused("over 4095 bytes", member("/".join(["n" * 200] * 30)), limits=Limits())
         self.refused("directories deep", member("/".join("n" * 11)))
-        self.refused("removes no file", member(".wh."))
-        self.refused("removes no file", member("d/.wh..."))
+        for root in ("", "./", "/", "d/"):  # nobody removes a directory's own names, or the root
+            for name in (".wh.", ".wh..", ".wh..."):
+                self.refused("removes no file", member(root + name))
         self.refused("the root is a directory", member("."))
         self.assertIn("zero byte", self.refusal(pax(b"12 path=a\0b\n")))
 
