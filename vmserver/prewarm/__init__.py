@@ -2,17 +2,20 @@
 """What a template does once before it is frozen, so that no clone of it has to.
 
 `first_call` loads what an agent's first RPC needs, `images` puts images into the engine, and
-`first_container` runs a container for the first time. Each logs its failures and harms nothing.
+`first_container` runs a container for the first time. Each logs its failures and harms nothing. At last
+`heap` has the clones share what is in the agent's memory by then.
 """
 
 from __future__ import annotations
 
 from twisted.internet.interfaces import IProtocolFactory
 
+from infranetes_common.concurrency import run_in_thread
 from infranetes_common.reactors import IReactor
 from vmserver.containers.interface import IContainerProvider
 from vmserver.prewarm.first_call import make_first_call
 from vmserver.prewarm.first_container import run_first_container
+from vmserver.prewarm.heap import keep_heap_shared
 from vmserver.prewarm.images import load_images
 
 __all__ = ["prewarm"]
@@ -28,3 +31,4 @@ async def prewarm(reactor: IReactor, factory: IProtocolFactory, provider: IConta
         await load_images(reactor, provider)
     if provider.name in ("docker", "oci"):
         await run_first_container(reactor, provider)
+    await run_in_thread(reactor, keep_heap_shared)

@@ -58,6 +58,7 @@ class CommandLine:
     cpu_model: str = ""
     preload: str = ""  # the key of the images that are loaded into the template; "": none
     disk_mib: int = 20 << 10
+    code_mib: int = 32  # for translated code, under tcg alone
 
     @property
     def cpu(self) -> str:
@@ -73,6 +74,10 @@ class CommandLine:
             "memhp_default_state=online memory_hotplug.memmap_on_memory=1",
             "nowatchdog",  # a clone wakes up with a clock that has jumped
             "random.trust_cpu=on",
+            # A page of 2 MiB is written to as a whole: 512 pages of the node that no clone shares any more.
+            "transparent_hugepage=madvise",
+            # For devices that can't reach memory above 4 GiB, which might be plugged in: there are none.
+            "swiotlb=noforce",
         ]
         if self.accelerator == "tcg":
             words.append("mitigations=off")  # emulated processors do not speculate
@@ -80,7 +85,13 @@ class CommandLine:
 
     def template_arguments(self) -> list[str]:
         """Arguments for the template, which is booted once."""
-        return [*self._common("share=on"), *_disk(Fd.DISK, Fd.IMAGE_DISK), *self._devices(), "-S"]
+        return [
+            *self._common("share=on"),
+            *_disk(Fd.DISK, Fd.IMAGE_DISK),
+            *self._devices(),
+            "-S",
+            *self._boot(),
+        ]
 
     def clone_arguments(self) -> list[str]:
         """Arguments for a clone, which waits for the template's state."""
@@ -108,8 +119,18 @@ class CommandLine:
         return [
             *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
             *("-sandbox", SANDBOX),
-            *("-machine", f"q35,accel={self.accelerator},memory-backend=ram,hpet=off,vmport=off"),
+            *("-machine", "q35,memory-backend=ram,hpet=off,vmport=off", "-accel", self._accelerator()),
             *("-cpu", self.cpu, "-smp", cpus, "-m", memory, "-object", ram),
+        ]
+
+    def _accelerator(self) -> str:
+        if self.accelerator == "tcg":
+            return f"tcg,tb-size={self.code_mib}"
+        return self.accelerator
+
+    def _boot(self) -> list[str]:
+        """What is booted. Clones have it in their memory; from here QEMU would hold a second copy."""
+        return [
             *("-kernel", _path(Fd.KERNEL), "-initrd", _path(Fd.INITRD)),
             *("-append", self.kernel_arguments()),
         ]

@@ -107,6 +107,7 @@ async def find_qemu(
         settings.max_cpus,
         settings.cpu,
         disk_mib=settings.disk // MIB,
+        code_mib=settings.code_cache // MIB,
     )
     return command_line, reason
 

@@ -100,6 +100,10 @@ class QemuSettings:
     max_cpus: int = attrs.field(factory=lambda: os.cpu_count() or 1, validator=_at_least(1))
     """Processors of the largest VM; a pod that asks for more gets this many. By default the node's own."""
 
+    code_cache: Bytes = attrs.field(default=Bytes(32 * MIB), validator=_at_least(8 * MIB))
+    """Memory of the node that a VM's translated code may take, under emulation alone. What runs out of it is
+    translated anew."""
+
     disk: Bytes = attrs.field(default=Bytes(20 << 30), validator=_at_least(1 << 30))
     """Disk of a VM whose pod asks for no size; at least the guest image's. Unwritten blocks take no room."""
     max_disk: Bytes = attrs.field(default=Bytes(100 << 30), validator=_at_least(1 << 30))

@@ -59,13 +59,16 @@ class Template:
         """Open the files that a clone starts from, except the memory. :raise OSError: one is missing."""
         files.open(Fd.STATE, self.directory / STATE)
         files.open(Fd.TEMPLATE_DISK, self.directory / DISK)
-        self.open_boot_files(files, self.directory)
+        self._open_image_files(files, self.directory)
 
-    def open_boot_files(self, files: OpenFiles, directory: Path) -> None:
+    def open_for_boot(self, files: OpenFiles, directory: Path) -> None:
         """Open what it is booted from. :param directory: where its own parts are."""
-        files.open(Fd.IMAGE_DISK, self.image.disk)
+        self._open_image_files(files, directory)
         files.open(Fd.KERNEL, self.image.kernel)
         files.open(Fd.INITRD, self.image.initrd)
+
+    def _open_image_files(self, files: OpenFiles, directory: Path) -> None:
+        files.open(Fd.IMAGE_DISK, self.image.disk)
         if self.command_line.preload:
             files.open(Fd.IMAGES, directory / IMAGES)
 

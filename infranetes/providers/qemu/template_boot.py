@@ -104,7 +104,7 @@ class TemplateBoot:
         files.open(Fd.RAM, self._work / RAM, os.O_RDWR)
         files.open(Fd.DISK, self._work / DISK, os.O_RDWR)
         files.open(Fd.CONSOLE, self._work / CONSOLE, os.O_RDWR)
-        self._template.open_boot_files(files, self._work)
+        self._template.open_for_boot(files, self._work)
         files.add(Fd.TAP, open_tap(f"inft{os.getpid()}"))
         files.listen(Fd.QMP, self._sockets / QMP)
         files.listen(Fd.IDENTITY, self._sockets / IDENTITY)

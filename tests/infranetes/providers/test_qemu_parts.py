@@ -244,8 +244,16 @@ class CommandLineTests(SynchronousTestCase):
             return [each for each in words if not each.startswith("driver=qcow2")]
 
         clone = plain(COMMAND_LINE.clone_arguments())
+        template = plain(COMMAND_LINE.template_arguments())
         self.assertEqual(clone[-2:], ["-incoming", "defer"])
-        self.assertEqual(clone[:-2], plain(COMMAND_LINE.template_arguments()))
+        boot = template.index("-kernel")
+        self.assertEqual(clone[:-2], template[:boot])
+        self.assertEqual(template[boot::2], ["-kernel", "-initrd", "-append"])
+
+    def test_translated_code_is_bounded_where_code_is_translated(self) -> None:
+        for accelerator, expected in (("tcg", f"tcg,tb-size={COMMAND_LINE.code_mib}"), ("kvm", "kvm")):
+            arguments = attrs.evolve(COMMAND_LINE, accelerator=accelerator).clone_arguments()
+            self.assertEqual(arguments[arguments.index("-accel") + 1], expected)
 
     def test_disks_can_be_shown_by_a_controller_that_was_there_from_the_start(self) -> None:
         for arguments in (COMMAND_LINE.template_arguments(), COMMAND_LINE.clone_arguments()):

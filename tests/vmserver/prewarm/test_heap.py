@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a collection of garbage writes to, in a process that shares its memory as a clone does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import TestCase
+
+# A child of fork(2) shares each page of its parent until it writes to it.
+SCRIPT = """
+import gc, os, sys
+from vmserver.prewarm.heap import keep_heap_shared
+
+kept = [[number] for number in range(100_000)]
+if sys.argv[1] == "kept":
+    keep_heap_shared()
+
+def own():
+    with open("/proc/self/smaps_rollup") as file:
+        return sum(int(line.split()[1]) for line in file if line.startswith("Private_Dirty:"))
+
+if child := os.fork():
+    os.waitpid(child, 0)
+else:
+    before = own()
+    gc.collect()
+    garbage = []
+    garbage.append(garbage)
+    del garbage
+    print(own() - before, gc.collect())
+"""
+
+
+class HeapTests(TestCase):
+    async def written(self, how: str) -> tuple[int, int]:
+        """KiB that a collection has written to, and the objects that the next one has freed."""
+        command = [sys.executable, "-c", SCRIPT, how]
+        done = await deferToThread(subprocess.run, command, stdout=subprocess.PIPE, check=True, text=True)
+        kib, freed = done.stdout.split()
+        return int(kib), int(freed)
+
+    async def test_a_collection_writes_to_next_to_nothing_of_what_was_there(self) -> None:
+        plain, _ = await self.written("plain")
+        kept, freed = await self.written("kept")
+        self.assertGreater(plain, 4_000)  # else this shows nothing: each list's head was written to
+        self.assertLess(kept, plain / 8)
+        self.assertEqual(freed, 1)  # what comes later is collected as ever
