@@ -58,7 +58,7 @@ class CommandLine:
     cpu_model: str = ""
     preload: str = ""  # the key of the images that are loaded into the template; "": none
     disk_mib: int = 20 << 10
-    code_mib: int = 32  # for translated code, under tcg alone
+    code_mib: int = 64  # for translated code, under tcg alone
 
     @property
     def cpu(self) -> str:
