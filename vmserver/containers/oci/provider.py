@@ -115,9 +115,12 @@ class OciProvider:
                 _log.error("a container of an earlier agent: {error}", error=failure.value)
 
     def _make_directories(self) -> None:
-        for directory in (self._config.directory, self._own, self._own / _EXECS):
+        # Users of a user namespace reach their container's root below the first.
+        modes = {self._config.directory: 0o711, self._own: 0o700, self._own / _EXECS: 0o700}
+        for directory, mode in modes.items():
             try:
-                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                directory.mkdir(mode=mode, parents=True, exist_ok=True)
+                directory.chmod(mode)
             except OSError as error:
                 raise unwritable(directory, error) from error
 
