@@ -86,7 +86,7 @@ class Daemon:
             except GrpcError as error:
                 lacking = [str(error)]
             if self._process.poll() is not None:
-                raise Missing(f"the daemon ended at once:\n{self.log[-1500:]}")
+                raise Missing(why_ended(self.log))
             if time.monotonic() - begun > START_SECONDS:
                 raise Missing(f"the daemon is not ready after {START_SECONDS:g} s: {'; '.join(lacking)}")
             await deferLater(self._reactor, 0.01)
@@ -122,6 +122,12 @@ class Daemon:
     def remove(self) -> None:
         """Remove the directory."""
         shutil.rmtree(self.root, ignore_errors=True)
+
+
+def why_ended(log: str) -> str:
+    """Tell from its log why a daemon ended at once."""
+    said = [line.partition(" critical ")[2] for line in log.splitlines() if " critical " in line]
+    return said[-1].partition(": ")[2] if said else f"the daemon ended at once:\n{log[-1500:]}"
 
 
 def resident_mib(status: str) -> float:

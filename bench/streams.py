@@ -8,6 +8,7 @@ from bench.figures import Report, say
 from infranetes_common.reactors import IReactor
 
 MIB = 100
+TARGET = 20.0
 
 
 async def run(reactor: IReactor, report: Report, mib: int = MIB) -> None:
@@ -17,7 +18,7 @@ async def run(reactor: IReactor, report: Report, mib: int = MIB) -> None:
     note = f"{mib} MiB, once, by crictl; without the start of the command or connection"
     for name, rate in ours["rates"].items():
         other = theirs["rates"][name]
-        report.add("streams", name, rate, "MB/s", note=note)
+        report.add("streams", name, rate, "MB/s", TARGET, note, at_least=True)
         report.add("streams", f"{name}, of containerd", other, "MB/s", note=note)
         report.add("streams", f"{name}, as a part of containerd's", 100 * rate / other, "%")
     report.add("streams", "daemon before the streams", ours["before_mib"], "MiB", note="resident")
