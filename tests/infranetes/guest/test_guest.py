@@ -166,7 +166,7 @@ class BuildTests(SynchronousTestCase):
         self.assertEqual((docker.providers, oci.providers), (("docker",), ("oci",)))
         self.assertNotEqual(oci.key, docker.key)
         self.assertEqual((image.current(self.images).key, self.has_docker), (oci.key, False))
-        self.assertEqual(self.build().key, docker.key)
+        self.assertEqual(self.build(containers=recipe.DOCKER).key, docker.key)
         self.assertEqual(image.current(self.images).key, docker.key)
         self.assertEqual(self.built, 2)
 
