@@ -18,7 +18,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from infranetes.commands import ENVIRONMENT, exit_code, find_program
-from infranetes.images.erofs.limits import Limits
+from infranetes.images.erofs.limits import MIB, Limits
 from infranetes_common.concurrency import Event, until_ended
 from infranetes_common.errors import InfranetesError
 from infranetes_common.reactors import IReactor
@@ -28,6 +28,12 @@ IDLE_SECONDS = 10.0
 KILL_SECONDS = 5.0
 """That the process may take to end a child, before it is killed itself."""
 _ORDERS, _ANSWERS = 0, 1  # the process' descriptors
+_MEMORY = {
+    "MALLOC_ARENA_MAX": "1",  # each further one counts as 64 MiB of address space
+    # Pieces of 1 MiB come and go; that they are used again saves the kernel making new pages for each.
+    "MALLOC_MMAP_THRESHOLD_": str(32 * MIB),
+    "MALLOC_TRIM_THRESHOLD_": str(64 * MIB),
+}
 
 _log = Logger()
 
@@ -107,8 +113,7 @@ def _started(reactor: IReactor) -> _Process:
                 process,
                 find_program(command[0]),
                 command,
-                # Each further arena counts as 64 MiB of address space.
-                env={**ENVIRONMENT, "MALLOC_ARENA_MAX": "1"},
+                env={**ENVIRONMENT, **_MEMORY},
                 path="/",
                 childFDs={_ORDERS: theirs.fileno(), _ANSWERS: "r", 2: "r"},
             )
