@@ -9,7 +9,8 @@ from twisted.logger import Logger
 from infranetes.images import Image
 from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Sandbox
-from infranetes.pods.layer_loads import load_layers
+from infranetes.pods.layer_loads import load_layers, shown_layers
+from infranetes.pods.states import ContainerState
 from infranetes_common.concurrency import Flight, settled
 from infranetes_common.errors import Unavailable
 
@@ -43,7 +44,7 @@ async def _load(node: NodeContext, sandbox: Sandbox, image: Image) -> None:
     if sandbox.loads.removal is not None:
         await settled([sandbox.loads.removal.join()])
     agent = sandbox.agent()
-    if image.machine or image.id in await agent.images():
+    if image.machine or await _is_there(node, sandbox, image):
         return
     if image.url:
         await agent.fetch_image(image.id, image.url)
@@ -51,6 +52,19 @@ async def _load(node: NodeContext, sandbox: Sandbox, image: Image) -> None:
         await load_layers(node, sandbox, image)
     else:
         await _load_archive(node, sandbox, image)
+
+
+async def _is_there(node: NodeContext, sandbox: Sandbox, image: Image) -> bool:
+    """Whether the VM has the image. The agent is asked only if nothing else tells that."""
+    agent = sandbox.agent()
+    for container in sandbox.containers.values():
+        if container.record.image_id == image.id and container.state is ContainerState.RUNNING:
+            return True
+    if not image.url and await sandbox.machine.takes_layers():
+        shown = await shown_layers(node, sandbox)
+        if shown is not None and not shown.issuperset(image.diff_ids):
+            return False
+    return image.id in await agent.images()
 
 
 async def _load_archive(node: NodeContext, sandbox: Sandbox, image: Image) -> None:

@@ -12,7 +12,7 @@ from twisted.logger import Logger
 from infranetes.images import Image
 from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Sandbox
-from infranetes.pods.layer_loads import disk_name, layer_of
+from infranetes.pods.layer_loads import disk_name, shown_layers
 from infranetes.pods.states import SandboxState
 from infranetes.providers.interface import IShowsDisks
 from infranetes_common.concurrency import Flight
@@ -58,7 +58,7 @@ async def _remove_unused(node: NodeContext, sandbox: Sandbox) -> None:
         return
     agent = sandbox.agent()
     used = {container.record.image_id for container in containers}
-    diff_ids = await _shown(node, sandbox)
+    diff_ids = await shown_layers(node, sandbox) or set()
     for image_id in sorted(await agent.images() - used):
         image = _known(node, image_id)
         if image is not None and image.pinned:
@@ -76,17 +76,9 @@ async def _remove_unused(node: NodeContext, sandbox: Sandbox) -> None:
     await _hide(node, sandbox)
 
 
-async def _shown(node: NodeContext, sandbox: Sandbox) -> set[str]:
-    """The layers that the VM is shown as disks."""
-    provider = node.provider
-    if not IShowsDisks.providedBy(provider):
-        return set()
-    return {layer_of(disk) for disk in await provider.shown_disks(sandbox.record.instance_id)}
-
-
 async def _hide(node: NodeContext, sandbox: Sandbox) -> None:
     """Take the disks from the VM that it has not mounted."""
-    provider, shown = node.provider, sorted(await _shown(node, sandbox))
+    provider, shown = node.provider, sorted(await shown_layers(node, sandbox) or ())
     if not IShowsDisks.providedBy(provider) or not shown:
         return
     states = await sandbox.agent().layers(shown)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import attrs
 from twisted.logger import Logger
 
 from infranetes.images import Image
@@ -64,8 +65,10 @@ async def _load(
     patience, damaged = _Patience(node), False
     while True:
         try:
-            await _bring(node, sandbox, wanted, progress)
-            await sandbox.agent().add_image(image.id, configuration)
+            made = _Made(image.id, configuration)
+            await _bring(node, sandbox, wanted, progress, made)
+            if not made.done:
+                await sandbox.agent().add_image(image.id, configuration)
             break
         except _NotSeen:
             raise
@@ -78,6 +81,15 @@ async def _load(
         except (Unavailable, DeadlineExceeded) as error:
             await patience.pause(error, progress.arrived)
     progress.done()
+
+
+@attrs.define
+class _Made:
+    """The image that is to be made of the layers. :ivar done: it was, in the call that mounted them."""
+
+    id: str
+    configuration: bytes = attrs.field(repr=False)
+    done: bool = False
 
 
 class _Patience:
@@ -103,19 +115,40 @@ class _Patience:
         await sleep(self._clock, next(self._pauses))
 
 
-async def _bring(node: NodeContext, sandbox: Sandbox, disks: Sequence[LayerDisk], progress: Progress) -> None:
+async def _bring(
+    node: NodeContext, sandbox: Sandbox, disks: Sequence[LayerDisk], progress: Progress, made: _Made
+) -> None:
     """Have the VM mount all of `disks`. Those that another image's load brings are waited for."""
     while True:
-        missing = await _missing(sandbox, disks)
+        missing = await _lacking(node, sandbox, disks)
         progress.found(missing)
         flights = sandbox.loads.flights()
         theirs = list({flights[disk.diff_id] for disk in missing if disk.diff_id in flights})
-        ours = _begin(node, sandbox, [disk for disk in missing if disk.diff_id not in flights])
+        rest = [disk for disk in missing if disk.diff_id not in flights]
+        ours = _begin(node, sandbox, rest, None if theirs else made)
         for flight in ours:
             await flight.join()
         others = await settled([flight.join() for flight in theirs])
         if not any(others):  # each is None or a Failure
             return
+
+
+async def shown_layers(node: NodeContext, sandbox: Sandbox) -> set[str] | None:
+    """The layers that the VM is shown as disks; None: the provider shows none to any VM."""
+    provider = node.provider
+    if not IShowsDisks.providedBy(provider):
+        return None
+    return {layer_of(disk) for disk in await provider.shown_disks(sandbox.record.instance_id)}
+
+
+async def _lacking(node: NodeContext, sandbox: Sandbox, disks: Sequence[LayerDisk]) -> list[LayerDisk]:
+    """Find out which of the disks are not mounted: those that are not shown, and what the agent says."""
+    shown = await shown_layers(node, sandbox)
+    if shown is None:
+        return await _missing(sandbox, disks)
+    there = [disk for disk in disks if disk.diff_id in shown]
+    missing = {disk.diff_id for disk in await _missing(sandbox, there)} if there else set()
+    return [disk for disk in disks if disk.diff_id not in shown or disk.diff_id in missing]
 
 
 async def _missing(sandbox: Sandbox, disks: Sequence[LayerDisk]) -> list[LayerDisk]:
@@ -130,13 +163,17 @@ async def _missing(sandbox: Sandbox, disks: Sequence[LayerDisk]) -> list[LayerDi
     return missing
 
 
-def _begin(node: NodeContext, sandbox: Sandbox, disks: Sequence[LayerDisk]) -> list[Flight[None]]:
-    """Begin to bring the disks into the VM: all at once where they are shown, else one by one."""
+def _begin(
+    node: NodeContext, sandbox: Sandbox, disks: Sequence[LayerDisk], made: _Made | None
+) -> list[Flight[None]]:
+    """Begin to bring the disks into the VM: all at once where they are shown, else one by one.
+
+    :param made: the image of which these are all that is missing."""
     if not disks:
         return []
     layers, provider = sandbox.loads.layers, node.provider
     if IShowsDisks.providedBy(provider):
-        flight = Flight(_show(node, sandbox, provider, disks))
+        flight = Flight(_show(node, sandbox, provider, disks, made))
         layers.update({disk.diff_id: flight for disk in disks})
         return [flight]
     for disk in disks:
@@ -148,7 +185,11 @@ def _begin(node: NodeContext, sandbox: Sandbox, disks: Sequence[LayerDisk]) -> l
 
 
 async def _show(
-    node: NodeContext, sandbox: Sandbox, provider: IShowsDisks, disks: Sequence[LayerDisk]
+    node: NodeContext,
+    sandbox: Sandbox,
+    provider: IShowsDisks,
+    disks: Sequence[LayerDisk],
+    made: _Made | None,
 ) -> None:
     instance_id = sandbox.record.instance_id
     files = [ReadOnlyDisk(disk_name(disk.diff_id), disk.path) for disk in disks]
@@ -163,7 +204,7 @@ async def _show(
             for disk, place in zip(disks, places, strict=True)
         ]
         try:
-            await sandbox.agent().mount_layers(mounts)
+            await _mount(sandbox, mounts, made)
             return
         except InfranetesError as error:
             failed = error
@@ -175,6 +216,15 @@ async def _show(
     raise _NotSeen(
         f"the VM of sandbox {sandbox.id} does not see a layer that it is shown as a disk: {failed}"
     )
+
+
+async def _mount(sandbox: Sandbox, mounts: Sequence[vmserver.LayerDisk], made: _Made | None) -> None:
+    """Have the agent mount disks, and make the image of them in the same call if there is one."""
+    if made is None:
+        await sandbox.agent().mount_layers(mounts)
+    else:
+        await sandbox.agent().add_image(made.id, made.configuration, mounts)
+        made.done = True
 
 
 def disk_name(diff_id: str) -> str:

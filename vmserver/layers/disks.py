@@ -7,6 +7,8 @@ import contextlib
 import os
 from pathlib import Path
 
+from vmserver.mounts import mounts
+
 _DRIVER = "virtio_scsi"
 _SERIAL_CHARACTERS = 36  # of a diff id's hex digits: QEMU cuts longer ones
 _SERIAL_PAGE, _SERIAL_BEGIN = "vpd_pg80", 4  # SCSI's unit serial number (SPC-4, 7.8.15), behind its header
@@ -33,29 +35,41 @@ class ScsiDisks:
                         found.append(int(name.removeprefix("host")))
         return min(found, default=None)
 
-    def device(self, target: int, lun: int, diff_id: str) -> str | None:
-        """Return the path of this layer's disk; None: it is not there, or another one is.
+    def appeared(self, target: int, lun: int, diff_id: str) -> str | None:
+        """Return the path of this layer's disk; None: it is not there yet.
 
-        The disk that had the place before may still be there, if the kernel was not told of its end yet."""
+        The kernel is told to look at this one place: nobody tells it which disks come and go. If it still
+        knows another layer's disk there, it forgets that first, unless it is mounted."""
         host = self.host()
         if host is None:
             return None
-        device = self._sys / f"bus/scsi/devices/{host}:0:{target}:{lun}"
-        with contextlib.suppress(OSError):
-            serial = (device / _SERIAL_PAGE).read_bytes()[_SERIAL_BEGIN:].decode("latin-1").strip()
-            if serial != diff_id.removeprefix("sha256:")[:_SERIAL_CHARACTERS]:
+        disk = self._sys / f"bus/scsi/devices/{host}:0:{target}:{lun}"
+        wanted = diff_id.removeprefix("sha256:")[:_SERIAL_CHARACTERS]
+        serial = _serial(disk)
+        if serial != wanted:
+            if serial is not None and not self._mounted(disk):
+                _write(disk / "delete", "1")
+            _write(self._sys / f"class/scsi_host/host{host}/scan", f"0 {target} {lun}")
+            if _serial(disk) != wanted:
                 return None
-            for name in sorted(os.listdir(device / "block")):
+        return self._device(disk)
+
+    def _device(self, disk: Path) -> str | None:
+        """Return the path of a SCSI disk's block device; None: it has none yet."""
+        with contextlib.suppress(OSError):
+            for name in sorted(os.listdir(disk / "block")):
                 if (self._dev / name).exists():
                     return str(self._dev / name)
         return None
 
-    def scan(self, target: int, lun: int) -> None:
-        """Have the kernel look whether a disk is there, which it does by itself as a rule."""
-        host = self.host()
-        if host is not None:
-            with contextlib.suppress(OSError):
-                (self._sys / f"class/scsi_host/host{host}/scan").write_text(f"0 {target} {lun}")
+    def _mounted(self, disk: Path) -> bool:
+        """Whether something is mounted from a SCSI disk."""
+        numbers = set()
+        with contextlib.suppress(OSError):
+            numbers = {
+                (disk / "block" / name / "dev").read_text().strip() for name in os.listdir(disk / "block")
+            }
+        return bool(numbers) and any(one.device in numbers for one in mounts())
 
     def attached(self, number: int) -> bool:
         """Whether a block device, by `st_dev`, is there still."""
@@ -65,10 +79,25 @@ class ScsiDisks:
         """Have the kernel forget a disk that is not mounted any more, so that it can be taken away.
 
         Does nothing with any other block device."""
-        delete = self._block(number) / "device/delete"
-        with contextlib.suppress(OSError):
-            if delete.exists():
-                delete.write_text("1")
+        _write(self._block(number) / "device/delete", "1")
 
     def _block(self, number: int) -> Path:
         return self._sys / f"dev/block/{os.major(number)}:{os.minor(number)}"
+
+
+def _write(attribute: Path, text: str) -> None:
+    """Write to a file of sysfs, if it is there and can be written."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(attribute, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, text.encode())
+        finally:
+            os.close(descriptor)
+
+
+def _serial(disk: Path) -> str | None:
+    """Return a SCSI disk's serial number; None: there is no disk."""
+    try:
+        return (disk / _SERIAL_PAGE).read_bytes()[_SERIAL_BEGIN:].decode("latin-1").strip()
+    except OSError:
+        return None

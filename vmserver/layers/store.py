@@ -23,7 +23,6 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 APPEAR_SECONDS = 5.0  # that a disk may take to appear; an emulated VM's took 0.1 s
-SCAN_SECONDS = 0.5  # after which the kernel is told to look for it
 LOOK_SECONDS = (0.01, 0.25)  # the first pause between two looks, and the longest
 BATCH_BYTES = 1024 * 1024  # that are written in one turn of a thread
 
@@ -140,7 +139,6 @@ class LayerStore:
         """Wait for all disks; return their devices."""
         found: dict[LayerOnDisk, str] = {}
         begun = self._reactor.seconds()
-        scanned = False
         for pause in backoff(*LOOK_SECONDS):
             missing = [disk for disk in disks if disk not in found]
             found |= await self._in_thread(self._thd_look, missing)
@@ -148,9 +146,6 @@ class LayerStore:
             waited = self._reactor.seconds() - begun
             if not missing or waited >= APPEAR_SECONDS:
                 break
-            if waited >= SCAN_SECONDS and not scanned:
-                scanned = True
-                await self._in_thread(self._thd_scan, missing)
             await sleep(self._reactor, pause)
         if missing:
             raise Unavailable(
@@ -273,12 +268,8 @@ class LayerStore:
         return self._files.begin(layer, stop)
 
     def _thd_look(self, disks: Sequence[LayerOnDisk]) -> dict[LayerOnDisk, str]:
-        found = {disk: self._disks.device(disk.target, disk.lun, disk.diff_id) for disk in disks}
+        found = {disk: self._disks.appeared(disk.target, disk.lun, disk.diff_id) for disk in disks}
         return {disk: device for disk, device in found.items() if device is not None}
-
-    def _thd_scan(self, disks: Sequence[LayerOnDisk]) -> None:
-        for disk in disks:
-            self._disks.scan(disk.target, disk.lun)
 
     def _thd_mount_disk(self, diff_id: str, device: str) -> None:
         if not self._usable(diff_id):

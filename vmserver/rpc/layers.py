@@ -72,7 +72,10 @@ class LayerCalls:
         return messages.RemoveLayersResponse()
 
     async def AddImage(self, request: messages.AddImageRequest, call: Call) -> messages.AddImageResponse:
-        await self._taker().add_image(validate.image_id(request.image_id), request.configuration)
+        taker, image_id = self._taker(), validate.image_id(request.image_id)
+        if request.disks:
+            await taker.layers.mount_disks(_disks(request.disks))
+        await taker.add_image(image_id, request.configuration)
         return messages.AddImageResponse()
 
     def _taker(self) -> ITakesLayers:

@@ -67,10 +67,13 @@ class LayerClient(AgentCalls):
         request = vmserver.RemoveLayersRequest(diff_ids=diff_ids, unneeded=True)
         await self._call(self._stub.RemoveLayers(request, timeout=MOUNT_SECONDS))
 
-    async def add_image(self, image_id: str, configuration: bytes) -> None:
-        """Make an image from layers that the VM has.
+    async def add_image(
+        self, image_id: str, configuration: bytes, disks: Sequence[vmserver.LayerDisk] = ()
+    ) -> None:
+        """Make an image from layers that the VM has, and from `disks`, which are mounted first.
 
-        :raise FailedPrecondition: it lacks one. :raise DataLoss: one was damaged, and is deleted.
+        :raise Unavailable: a disk does not appear in the VM. :raise FailedPrecondition: it lacks a layer, or
+            a disk holds none. :raise DataLoss: one was damaged, and is deleted.
         """
-        request = vmserver.AddImageRequest(image_id=image_id, configuration=configuration)
+        request = vmserver.AddImageRequest(image_id=image_id, configuration=configuration, disks=disks)
         await self._call(self._stub.AddImage(request, timeout=ADD_SECONDS))

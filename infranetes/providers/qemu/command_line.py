@@ -145,8 +145,10 @@ class CommandLine:
             *("-netdev", f"tap,id={NETDEV},fd={Fd.TAP:d}"),
             *("-device", f"virtio-net-pci,id={NIC},netdev={NETDEV},mac={TEMPLATE_MAC},romfile="),
             *("-device", "virtio-rng-pci"),
-            # Two queues, for with one the guest gives each disk a scheduler with requests of its own.
-            *("-device", f"virtio-scsi-pci,id={SCSI},num_queues=2"),
+            # Two queues, for with one the guest gives each disk a scheduler with requests of its own. No
+            # events of disks that come and go, of which a guest loses those after the eighth: its agent looks
+            # where the node says.
+            *("-device", f"virtio-scsi-pci,id={SCSI},num_queues=2,hotplug=off"),
             *("-global", "scsi-hd.rotation_rate=1"),  # none rotates
             *("-chardev", f"socket,id=qmp,fd={Fd.QMP:d},server=on,wait=off"),
             *("-mon", "chardev=qmp,mode=control"),

@@ -97,7 +97,12 @@ class LayerAgent(FakeAgent):
     async def load_image(self, image_id: str, archive: AsyncIterator[bytes]) -> None:
         raise AssertionError("it takes layers")
 
+    async def images(self) -> set[str]:
+        self.asked.append(("images", ()))
+        return await super().images()
+
     async def layers(self, diff_ids: Sequence[str]) -> list[vmserver.LayerState]:
+        self.asked.append(("layers", tuple(diff_ids)))
         self._reach()
         return [
             vmserver.LayerState(
@@ -142,7 +147,13 @@ class LayerAgent(FakeAgent):
         self.mounted &= needed
         self.arrived = {diff_id: size for diff_id, size in self.arrived.items() if diff_id in needed}
 
-    async def add_image(self, image_id: str, configuration: bytes) -> None:
+    async def add_image(
+        self, image_id: str, configuration: bytes, disks: Sequence[vmserver.LayerDisk] = ()
+    ) -> None:
+        if disks:
+            await self.mount_layers(disks)
+        else:
+            self.asked.append(("add", ()))
         self._reach()
         if self.damaged in self.mounted:
             self.mounted.discard(self.damaged)

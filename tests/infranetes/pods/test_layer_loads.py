@@ -86,6 +86,17 @@ class ShownTests(LayersTestCase):
         self.assertIn(("mount", (layer(1), layer(2))), self.agent.asked)
         self.assertEqual(self.agent.loaded, {A})
 
+    def test_what_a_vm_is_not_shown_its_agent_is_not_asked_of(self) -> None:
+        self.create(self.of("a"))
+        self.assertEqual([asked for asked, _ in self.agent.asked if asked != "info"], ["mount"])
+        self.assertEqual(self.agent.loaded, {A})
+
+    def test_of_a_running_containers_image_the_agent_is_not_asked(self) -> None:
+        self.run_container(self.of("a"))
+        self.agent.asked.clear()
+        self.create(self.of("a", "other"))
+        self.assertEqual(self.agent.asked, [])
+
     def test_layers_that_are_there_are_not_shown_again(self) -> None:
         self.create(self.of("a"))
         self.create(self.of("b", "other"))

@@ -69,6 +69,7 @@ class Shown:
         number = device.stat().st_rdev
         scsi = self.sys / f"bus/scsi/devices/{HOST}:0:{target}:{lun}"
         (scsi / "block" / device.name).mkdir(parents=True)
+        (scsi / "block" / device.name / "dev").write_text(f"{os.major(number)}:{os.minor(number)}\n")
         (scsi / "delete").write_text("")
         serial = layer.diff_id.removeprefix("sha256:")[:36].encode()
         (scsi / "vpd_pg80").write_bytes(bytes((0, 0x80, 0, len(serial))) + serial)

@@ -79,10 +79,9 @@ class DiskTests(LayersTestCase):
         clock = _ThreadedClock()
         store = self.make_store(clock)
         mounting = start(store.mount_disks([LayerOnDisk(HELLO.diff_id, 1, 200)]))
-        await clock.run(store_module.SCAN_SECONDS / 2, mounting)
-        self.assertEqual(self.shown.scanned, "")
-        await clock.run(store_module.SCAN_SECONDS, mounting)
+        await clock.run(store_module.APPEAR_SECONDS / 2, mounting)
         self.assertEqual(self.shown.scanned, "0 1 200")
+        self.assertFalse(mounting.called)
         self.shown.show(HELLO, 1, 200)
         await clock.run(1.0, mounting)
         await mounting
@@ -105,6 +104,27 @@ class DiskTests(LayersTestCase):
         await clock.run(store_module.APPEAR_SECONDS + 1, mounting)
         await self.failure(Unavailable, mounting)
         self.assertEqual(mounts_below(self.points), [])
+
+    async def test_the_kernel_forgets_the_disk_that_had_the_place_before(self) -> None:
+        clock = _ThreadedClock()
+        before = self.shown.show(OTHER, 0, 3)
+        mounting = start(self.make_store(clock).mount_disks([LayerOnDisk(HELLO.diff_id, 0, 3)]))
+        await clock.run(store_module.APPEAR_SECONDS / 2, mounting)
+        self.assertEqual((before / "delete").read_text(), "1")
+        self.shown.hide(before)
+        self.shown.show(HELLO, 0, 3)
+        await clock.run(1.0, mounting)
+        await mounting
+
+    async def test_the_kernel_keeps_a_mounted_disk_whoever_else_is_to_be_there(self) -> None:
+        clock = _ThreadedClock()
+        mounted = self.shown.show(OTHER, 0, 3)
+        store = self.make_store(clock)
+        await store.mount_disks([LayerOnDisk(OTHER.diff_id, 0, 3)])
+        mounting = start(store.mount_disks([LayerOnDisk(HELLO.diff_id, 0, 3)]))
+        await clock.run(store_module.APPEAR_SECONDS + 1, mounting)
+        await self.failure(Unavailable, mounting)
+        self.assertEqual((mounted / "delete").read_text(), "")
 
     async def test_without_a_virtio_scsi_host_no_disk_appears(self) -> None:
         shutil.rmtree(self.shown.sys)

@@ -84,8 +84,8 @@ class LayerCallTests(AgentCase):
         )
         return mounting
 
-    def add(self, image_id: str, configuration: bytes) -> Deferred[Any]:
-        request = messages.AddImageRequest(image_id=image_id, configuration=configuration)
+    def add(self, image_id: str, configuration: bytes, *disks: messages.LayerDisk) -> Deferred[Any]:
+        request = messages.AddImageRequest(image_id=image_id, configuration=configuration, disks=disks)
         adding: Deferred[Any] = self.stub.AddImage(request, timeout=10.0)
         return adding
 
@@ -104,6 +104,19 @@ class LayerCallTests(AgentCase):
         self.assertEqual((state.mounted, state.arrived, state.digest), (True, 0, ""))
         await self.remove(LAYER.diff_id)
         self.assertTrue((await self.state()).mounted)
+
+    async def test_an_images_disks_are_mounted_and_the_image_made_in_one_call(self) -> None:
+        self.shown.show(LAYER, 1, 7)
+        disk = messages.LayerDisk(diff_id=LAYER.diff_id, target=1, lun=7)
+        for _ in range(2):
+            await self.add(*image(LAYER.diff_id), disk)
+        self.assertTrue((await self.state()).mounted)
+
+    async def test_the_disks_of_an_image_are_checked_before_anything_is_done(self) -> None:
+        far = messages.LayerDisk(diff_id=LAYER.diff_id, target=256, lun=7)
+        await self.refused(Code.INVALID_ARGUMENT, self.add(*image(LAYER.diff_id), far))
+        nowhere = messages.LayerDisk(diff_id="../..", target=1, lun=7)
+        await self.refused(Code.INVALID_ARGUMENT, self.add(*image(LAYER.diff_id), nowhere))
 
     async def test_a_layer_is_brought_in_two_calls(self) -> None:
         half = PIECE * 4
