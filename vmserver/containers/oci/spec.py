@@ -16,6 +16,7 @@ import attrs
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.wire import cri
 from vmserver.containers.accounts import ProcessUser
+from vmserver.containers.oci.addresses import PERSONALITY
 from vmserver.containers.oci.capabilities import Capabilities, container_capabilities
 from vmserver.containers.oci.confinement import profile_name
 from vmserver.containers.oci.image import ImageDefaults
@@ -182,6 +183,7 @@ def _linux(wanted: Wanted, capabilities: Capabilities, propagation: str) -> Spec
         "cgroupsPath": wanted.cgroup,
         "resources": resources,
         "devices": [] if wanted.user_namespace else [node.device() for node in wanted.found.devices],
+        "personality": PERSONALITY,
     }
     if propagation:
         found["rootfsPropagation"] = propagation
