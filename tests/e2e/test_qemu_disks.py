@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,21 @@ from twisted.trial.unittest import TestCase
 
 from infranetes.providers.interface import InstanceState, IShowsDisks, ShownDisk
 from infranetes.providers.qemu import QemuProvider, disks
+from infranetes_common.wire import vmserver
 from tests.contract.pod_provider_case import reactor
 from tests.contract.shown_disks import ShownDisksContract
+from tests.e2e.test_oci import OCI_IMAGES
 from tests.e2e.qemu_case import QemuCase
+from txgrpc import Code, GrpcError
 
 
 class QemuDisksTests(QemuCase, ShownDisksContract, TestCase):
     """The contract, in VMs that are clones."""
 
     most = disks.MOST
+
+    def table(self) -> Mapping[str, Any]:
+        return {**super().table(), "image_dir": OCI_IMAGES}
 
     async def shower(self) -> QemuProvider:
         provider = await self.started()
@@ -57,8 +63,18 @@ class QemuDisksTests(QemuCase, ShownDisksContract, TestCase):
         return False
 
     async def assert_seen(self, shower: IShowsDisks, machine: str, shown: Sequence[ShownDisk]) -> None:
-        """The guest reads each, in search of partitions."""
+        """The agent looks for them, and the guest reads each in search of partitions."""
+        assert isinstance(shower, QemuProvider)
+        instance = await shower.get(machine)
+        await self.agent_info(instance)
         deadline = reactor.seconds() + self.notice_timeout
+        disks = [
+            vmserver.LayerDisk(diff_id=f"sha256:{each.name}", target=each.target, lun=each.lun)
+            for each in shown
+        ]
+        mounting = self.agent(instance).MountLayers(vmserver.MountLayersRequest(disks=disks), timeout=30.0)
+        error = await self.assertFailure(mounting, GrpcError)
+        self.assertIs(error.code, Code.FAILED_PRECONDITION, error)  # they hold no layers
         wanted = {f"shown-{each.target}-{each.lun}-{each.name}" for each in shown}
         while not wanted <= await self.read(shower, machine):
             self.assertLess(reactor.seconds(), deadline, "the guest finds its disks")

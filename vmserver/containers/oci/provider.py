@@ -62,6 +62,7 @@ from vmserver.stats.reader import UsageReader, UsageSource
 END_SECONDS = 60.0  # that a container may take to end once it is killed
 
 _EXECS = "exec"
+_PROGRAM = "bin/crun"  # where crun is run from
 
 _log = Logger()
 
@@ -109,6 +110,7 @@ class OciProvider:
         self._make_directories()
         if self._lock < 0:
             self._lock = await locked(self._reactor, self._config.directory)
+        await self._crun.mount(self._own / _PROGRAM)
         for directory in await self._index.load():
             await self._files.delete(directory)
         recovered = await settled(self._recover(container) for container in self._index.all())

@@ -21,10 +21,11 @@ from pathlib import Path
 import attrs
 from twisted.internet.interfaces import IReactorTime
 
-from infranetes_common.concurrency import backoff, sleep
+from infranetes_common.concurrency import backoff, run_in_thread, sleep
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from infranetes_common.reactors import IReactor
 from vmserver.containers.oci.cgroup import Cgroup
+from vmserver.containers.oci.read_only import thd_read_only
 from vmserver.containers.programs import Ended, located, run
 from vmserver.processes import start_ticks
 
@@ -87,6 +88,11 @@ class Crun:
         self._program = program
         self.seconds = seconds
         self.root = root
+
+    async def mount(self, at: Path) -> None:
+        """Run crun from a read-only mount at `at` from now on: see `vmserver.containers.oci.read_only`."""
+        with contextlib.suppress(FailedPrecondition):  # it is said when it is needed
+            self._program = await run_in_thread(self._reactor, thd_read_only, located(self._program), at)
 
     def command(self, *words: str) -> list[str]:
         """Return a command line of crun. :raise FailedPrecondition: it is not installed."""

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""crun is run from a read-only mount; programs have the same addresses where the processor is emulated."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from threading import Thread
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from vmserver.containers.oci.addresses import fix_addresses
+from vmserver.containers.oci.read_only import thd_read_only
+from vmserver.mounts import mounts_below, unmount
+
+
+class ReadOnlyTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.base = Path(tempfile.mkdtemp(prefix="infranetes-crun-"))
+        self.addCleanup(shutil.rmtree, self.base)
+        self.addCleanup(self._unmount)
+        self.at = self.base / "run" / "bin" / "crun"
+        self.program = self._program("crun", "first")
+
+    def _unmount(self) -> None:
+        for one in reversed(mounts_below(self.base)):
+            unmount(one.point)
+
+    def _program(self, name: str, says: str) -> Path:
+        path = self.base / name
+        path.write_text(f"#!/bin/sh\necho {says}\n")
+        path.chmod(0o755)
+        return path
+
+    def _said(self, program: str) -> str:
+        return subprocess.run([program], check=True, capture_output=True, text=True).stdout.strip()
+
+    def test_it_is_run_from_a_mount_that_nobody_can_write_to(self) -> None:
+        for _ in range(2):
+            self.assertEqual(thd_read_only(str(self.program), self.at), str(self.at))
+        self.assertEqual(self._said(str(self.at)), "first")
+        self.assertEqual([one.point for one in mounts_below(self.base)], [str(self.at)])
+        self.assertRaises(OSError, self.at.write_text, "other")
+        self.assertTrue(os.statvfs(self.at).f_flag & os.ST_RDONLY)
+
+    def test_a_program_that_was_replaced_is_mounted_anew(self) -> None:
+        thd_read_only(str(self.program), self.at)
+        self._program("newer", "second").rename(self.program)
+        thd_read_only(str(self.program), self.at)
+        self.assertEqual(self._said(str(self.at)), "second")
+        self.assertEqual(len(mounts_below(self.base)), 1)
+
+    def test_without_a_mount_it_is_run_from_where_it_is(self) -> None:
+        (self.base / "run").write_text("no directory")
+        self.assertEqual(thd_read_only(str(self.program), self.at), str(self.program))
+        self.assertEqual(thd_read_only(str(self.base / "none"), self.base / "at"), str(self.base / "none"))
+        self.assertEqual(mounts_below(self.base), [])
+
+
+class AddressesTests(SynchronousTestCase):
+    def _personality(self, processor: str) -> str:
+        """That of a program which a thread starts after `fix_addresses`."""
+        cpuinfo = Path(self.mktemp())
+        cpuinfo.write_text(f"processor\t: 0\nmodel name\t: {processor}\n")
+        said: list[str] = []
+
+        def work() -> None:
+            said.append(str(fix_addresses(cpuinfo)))
+            command = ["cat", "/proc/self/personality"]
+            said.append(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
+
+        thread = Thread(target=work)
+        thread.start()
+        thread.join()
+        return " ".join(said)
+
+    def test_where_the_processor_is_emulated_programs_have_the_same_addresses(self) -> None:
+        self.assertEqual(self._personality("QEMU TCG CPU version 2.5+"), "True 00040000")
+
+    def test_elsewhere_they_are_random(self) -> None:
+        self.assertEqual(self._personality("AMD EPYC"), "False 00000000")
+
+    def test_where_it_is_not_said_they_are_random(self) -> None:
+        self.assertFalse(fix_addresses(Path(self.mktemp())))

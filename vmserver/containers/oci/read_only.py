@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""crun on a read-only mount of its own file, so that it starts once.
+
+So that no container can write to the program that it sees as /proc/PID/exe (CVE-2019-5736), crun copies
+itself to memory and executes the copy, each time that it is run. It does not where its file is on a read-only
+file system, which protects it as well. In an emulated VM that spares more than a start: a copy is new code,
+whose every instruction would be translated again. Source: containers/crun src/libcrun/cloned_binary.c.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from twisted.logger import Logger
+
+from infranetes_common.errors import InfranetesError
+from vmserver.mounts import Flag, mount, unmount
+
+_log = Logger()
+
+
+def thd_read_only(program: str, at: Path) -> str:
+    """Return where a program can be run from: `at`, a read-only mount, or where it is if there can be none.
+
+    The mount outlives the agent, and what runs from it. Idempotent. Blocks."""
+    try:
+        if not _is_mounted(program, at):
+            at.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            unmount(at)  # of an earlier version of the program
+            at.touch()
+            _mount(program, at)
+    except (OSError, InfranetesError) as error:
+        _log.info("{program} runs from where it is: {error}", program=program, error=error)
+        return program
+    return str(at)
+
+
+def _is_mounted(program: str, at: Path) -> bool:
+    try:
+        return os.path.samefile(program, at) and bool(os.statvfs(at).f_flag & os.ST_RDONLY)
+    except FileNotFoundError:
+        return False
+
+
+def _mount(program: str, at: Path) -> None:
+    mount(program, str(at), "", Flag.BIND)
+    try:
+        mount("", str(at), "", Flag.BIND | Flag.REMOUNT | Flag.READ_ONLY | Flag.NO_DEVICES)
+    except BaseException:
+        unmount(at)  # with a mount that can be written to, crun would be less protected than without
+        raise
