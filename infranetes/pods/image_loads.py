@@ -8,7 +8,7 @@ from twisted.logger import Logger
 
 from infranetes.images import Image
 from infranetes.pods.context import NodeContext
-from infranetes.pods.inventory import Sandbox
+from infranetes.pods.inventory import Container, Sandbox
 from infranetes.pods.layer_loads import load_layers, shown_layers
 from infranetes.pods.states import ContainerState
 from infranetes_common.concurrency import Flight, settled
@@ -57,14 +57,18 @@ async def _load(node: NodeContext, sandbox: Sandbox, image: Image) -> None:
 async def _is_there(node: NodeContext, sandbox: Sandbox, image: Image) -> bool:
     """Whether the VM has the image. The agent is asked only if nothing else tells that."""
     agent = sandbox.agent()
-    for container in sandbox.containers.values():
-        if container.record.image_id == image.id and container.state is ContainerState.RUNNING:
-            return True
     if not image.url and await sandbox.machine.takes_layers():
+        if any(_runs(container, image) for container in sandbox.containers.values()):
+            return True
         shown = await shown_layers(node, sandbox)
         if shown is not None and not shown.issuperset(image.diff_ids):
             return False
     return image.id in await agent.images()
+
+
+def _runs(container: Container, image: Image) -> bool:
+    """Whether a container runs of the image, whose layers can't be taken from under it."""
+    return container.record.image_id == image.id and container.state is ContainerState.RUNNING
 
 
 async def _load_archive(node: NodeContext, sandbox: Sandbox, image: Image) -> None:
