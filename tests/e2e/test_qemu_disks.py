@@ -15,8 +15,8 @@ from infranetes.providers.qemu import QemuProvider, disks
 from infranetes_common.wire import vmserver
 from tests.contract.pod_provider_case import reactor
 from tests.contract.shown_disks import ShownDisksContract
-from tests.e2e.test_oci import OCI_IMAGES
 from tests.e2e.qemu_case import QemuCase
+from tests.e2e.test_oci import OCI_IMAGES
 from txgrpc import Code, GrpcError
 
 

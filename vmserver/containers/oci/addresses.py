@@ -8,37 +8,39 @@ library. Containers have random addresses in any case: `PERSONALITY` in their co
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import os
+import functools
+from collections.abc import Iterator
 from pathlib import Path
 
-from twisted.logger import Logger
-
 PERSONALITY = {"domain": "LINUX"}  # OCI runtime-spec, linux.personality
+_CPUINFO = Path("/proc/cpuinfo")
 _EMULATED = "QEMU TCG CPU"  # as QEMU's emulated processors are called
 _NO_RANDOM_ADDRESSES = 0x0040000  # ADDR_NO_RANDOMIZE of linux/personality.h
-_ASK = 0xFFFFFFFF
+_ASK = 0xFFFFFFFF  # changes nothing
 
-_log = Logger()
-
-
-def fix_addresses(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Have programs that this thread starts from now on loaded at the same addresses, if that saves time.
-
-    Return whether it does."""
-    if not _emulated(cpuinfo):
-        return False
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.personality.argtypes = (ctypes.c_ulong,)
-    now = libc.personality(_ASK)
-    if now < 0 or libc.personality(now | _NO_RANDOM_ADDRESSES) < 0:
-        _log.info("programs keep random addresses: {words}", words=os.strerror(ctypes.get_errno()))
-        return False
-    return True
+_libc = ctypes.CDLL(None)
+_libc.personality.argtypes = (ctypes.c_ulong,)
 
 
-def _emulated(cpuinfo: Path) -> bool:
+@contextlib.contextmanager
+def fixed_addresses() -> Iterator[None]:
+    """Have a program that this thread starts meanwhile loaded where it always is, if that saves time."""
+    before = _libc.personality(_ASK) if emulated() else -1
+    if before >= 0:
+        _libc.personality(before | _NO_RANDOM_ADDRESSES)
     try:
-        return _EMULATED in cpuinfo.read_text(errors="replace")
+        yield
+    finally:
+        if before >= 0:
+            _libc.personality(before)
+
+
+@functools.cache
+def emulated() -> bool:
+    """Whether QEMU emulates this machine's processor. It is looked up once."""
+    try:
+        return _EMULATED in _CPUINFO.read_text(errors="replace")
     except OSError:
         return False

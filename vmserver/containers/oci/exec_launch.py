@@ -31,6 +31,7 @@ from twisted.internet.protocol import ProcessProtocol
 from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import IReactor
 from vmserver.containers.child_exec import DRAIN_SECONDS
+from vmserver.containers.oci.addresses import fixed_addresses
 from vmserver.containers.oci.conmon import exit_code_of
 from vmserver.containers.oci.runtime import Crun, Status
 from vmserver.containers.programs import ENVIRONMENT
@@ -116,14 +117,15 @@ class Launch:
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         try:
             files: dict[int, str | int] = {fd: null if to is None else to for fd, to in descriptors.items()}
-            self._reactor.spawnProcess(
-                protocol,
-                command[0],
-                command,
-                env=ENVIRONMENT,
-                path="/",
-                childFDs={**files, _SPECIFICATION: "w"},
-            )
+            with fixed_addresses():
+                self._reactor.spawnProcess(
+                    protocol,
+                    command[0],
+                    command,
+                    env=ENVIRONMENT,
+                    path="/",
+                    childFDs={**files, _SPECIFICATION: "w"},
+                )
         except BaseException:
             self.over()
             raise

@@ -20,6 +20,7 @@ from infranetes_common.concurrency import run_in_thread, start
 from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import IReactor
 from vmserver.containers.oci import cgroup
+from vmserver.containers.oci.addresses import fixed_addresses
 from vmserver.containers.programs import ENVIRONMENT
 
 TOLD = 3
@@ -54,9 +55,10 @@ class Launch(ProcessProtocol):
             "TMPDIR": str(bundle),
         }
         descriptors = {0: "w", 1: "r", 2: "r", TOLD: "r", _GO: "w"}
-        reactor.spawnProcess(
-            self, command[0], command, env=environment, path=str(bundle), childFDs=descriptors
-        )
+        with fixed_addresses():
+            reactor.spawnProcess(
+                self, command[0], command, env=environment, path=str(bundle), childFDs=descriptors
+            )
 
     def connectionMade(self) -> None:
         self.transport.closeStdin()

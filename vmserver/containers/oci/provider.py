@@ -36,7 +36,6 @@ from vmserver.containers.interface import (
 )
 from vmserver.containers.log_lines import records
 from vmserver.containers.oci import cgroup
-from vmserver.containers.oci.addresses import fix_addresses
 from vmserver.containers.oci.attach import attach
 from vmserver.containers.oci.bundle import Bundles
 from vmserver.containers.oci.config import OciConfig
@@ -106,7 +105,6 @@ class OciProvider:
     async def start(self) -> None:
         if not cgroup.is_v2():
             _log.warn("this VM has cgroups of version 1: what a command leaves behind outlives its deadline")
-        fix_addresses()
         self._make_directories()
         if self._lock < 0:
             self._lock = await locked(self._reactor, self._config.directory)

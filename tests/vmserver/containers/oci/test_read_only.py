@@ -8,11 +8,10 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from threading import Thread
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from vmserver.containers.oci.addresses import fix_addresses
+from vmserver.containers.oci import addresses
 from vmserver.containers.oci.read_only import thd_read_only
 from vmserver.mounts import mounts_below, unmount
 
@@ -61,27 +60,27 @@ class ReadOnlyTests(SynchronousTestCase):
 
 
 class AddressesTests(SynchronousTestCase):
-    def _personality(self, processor: str) -> str:
-        """That of a program which a thread starts after `fix_addresses`."""
+    def _said(self, processor: str | None) -> list[str]:
+        """The personality of programs that are started with fixed addresses and after."""
         cpuinfo = Path(self.mktemp())
-        cpuinfo.write_text(f"processor\t: 0\nmodel name\t: {processor}\n")
-        said: list[str] = []
+        if processor is not None:
+            cpuinfo.write_text(f"processor\t: 0\nmodel name\t: {processor}\n")
+        self.patch(addresses, "_CPUINFO", cpuinfo)
+        addresses.emulated.cache_clear()
+        self.addCleanup(addresses.emulated.cache_clear)
+        with addresses.fixed_addresses():
+            meanwhile = self._personality()
+        return [meanwhile, self._personality()]
 
-        def work() -> None:
-            said.append(str(fix_addresses(cpuinfo)))
-            command = ["cat", "/proc/self/personality"]
-            said.append(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
+    def _personality(self) -> str:
+        command = ["cat", "/proc/self/personality"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
-        thread = Thread(target=work)
-        thread.start()
-        thread.join()
-        return " ".join(said)
-
-    def test_where_the_processor_is_emulated_programs_have_the_same_addresses(self) -> None:
-        self.assertEqual(self._personality("QEMU TCG CPU version 2.5+"), "True 00040000")
+    def test_where_the_processor_is_emulated_a_program_has_the_same_addresses(self) -> None:
+        self.assertEqual(self._said("QEMU TCG CPU version 2.5+"), ["00040000", "00000000"])
 
     def test_elsewhere_they_are_random(self) -> None:
-        self.assertEqual(self._personality("AMD EPYC"), "False 00000000")
+        self.assertEqual(self._said("AMD EPYC"), ["00000000", "00000000"])
 
     def test_where_it_is_not_said_they_are_random(self) -> None:
-        self.assertFalse(fix_addresses(Path(self.mktemp())))
+        self.assertEqual(self._said(None), ["00000000", "00000000"])
