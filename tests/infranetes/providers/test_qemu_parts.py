@@ -257,7 +257,7 @@ class CommandLineTests(SynchronousTestCase):
 
     def test_disks_can_be_shown_by_a_controller_that_was_there_from_the_start(self) -> None:
         for arguments in (COMMAND_LINE.template_arguments(), COMMAND_LINE.clone_arguments()):
-            self.assertIn(f"virtio-scsi-pci,id={SCSI},num_queues=2", arguments)
+            self.assertIn(f"virtio-scsi-pci,id={SCSI},num_queues=2,hotplug=off", arguments)
 
     def test_images_are_one_more_disk_which_nobody_writes(self) -> None:
         with_images = attrs.evolve(COMMAND_LINE, preload="key")
