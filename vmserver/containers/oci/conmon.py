@@ -158,8 +158,8 @@ class Conmon:
             await self.discard(container)
             if isinstance(error, DeadlineExceeded):
                 raise Unavailable(
-                    f"container {container.id}: crun did not create it within {self._seconds:g} s and was "
-                    f"killed; try again, and if that goes on look at the VM's disk and memory"
+                    f"container {container.id}: conmon and crun did not create it in {self._seconds:g} s and "
+                    f"were killed; try again, and if that goes on look at the VM's disk and memory"
                 ) from None
             raise
         finally:

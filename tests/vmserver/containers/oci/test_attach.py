@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import attrs
 from twisted.internet.defer import Deferred
 from zope.interface.verify import verifyObject
 
@@ -129,6 +130,15 @@ class AttachTests(CrunCase):
         """Write it in pieces."""
         for at in range(0, len(data), 65536):
             await heard.session.write(data[at : at + 65536])
+
+    async def test_where_its_pipe_can_not_be_told_conmon_passes_stdin_on(self) -> None:
+        made = await self.started("sh", "-c", "read x; echo $x; exit 2", stdin=True)
+        for descriptor in (*os.pipe(), *os.pipe(), *os.pipe()):
+            self.addCleanup(os.close, descriptor)
+        made.process = attrs.evolve(made.process, conmon=os.getpid())  # it has more than one
+        heard = await self.heard(made)
+        await heard.session.write(b"hello\n")
+        self.assertEqual((await self.over(heard), heard.out), (2, b"hello\n"))
 
     async def test_its_stdin_ends_with_the_first_of_two_who_leaves(self) -> None:
         made = await self.started("sh", "-c", "cat; exit 5", stdin=True, stdin_once=True)

@@ -236,6 +236,20 @@ class ConmonTests(CrunCase):
                 await conmon.create(container)
             self.assertIn(f"{name} is not installed", str(caught.exception))
 
+    async def test_a_conmon_that_hangs_is_given_up(self) -> None:
+        container = self.monitored("true")
+        hanging = self.directory / "hanging"
+        hanging.write_text("#!/bin/sh\nexec sleep 600\n")
+        hanging.chmod(0o755)
+        conmon = Conmon(reactor, self.crun, str(hanging), group=CONMONS, seconds=0.3)
+        for _ in range(2):
+            with self.assertRaises(Unavailable) as caught:
+                await conmon.create(container)
+            self.assertIn("conmon and crun did not create it", str(caught.exception))
+        await self.until(lambda: self.gone(container.id), "nothing is left")
+        made = await self.started("true")  # another is not held up
+        self.assertEqual((await self.end(made)).code, 0)
+
     async def test_a_conmon_that_fails_says_why(self) -> None:
         container = self.monitored("true")
         failing = self.directory / "failing"
