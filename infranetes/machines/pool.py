@@ -37,6 +37,7 @@ from infranetes.machines.pooled import Member, Pace, fits, wants_own_vm
 from infranetes.providers.interface import Instance, InstanceState, Size
 from infranetes_common.concurrency import Flight, settled, shielded, start
 from infranetes_common.errors import FailedPrecondition, InfranetesError
+from infranetes_common.wire import cri
 
 DRAINED = "pool_drained"  # the setting in the store
 PROBE_SECONDS = 5.0  # what an idle VM's agent gets to answer before it counts as dead
@@ -233,6 +234,8 @@ class Pool:
                 await context.store.put_pool(member.record)
             await member.machine.bring_up(VmRequest(member.size), began + context.times.launch)
             await member.machine.renew_certificate()
+            if context.contprovider:  # so that no pod waits for its start
+                await member.machine.configure(cri.PodSandboxConfig(), cri.DNSConfig(), context.contprovider)
             await self.update(member, member.record.to(PoolState.IDLE))
         except Exception as error:
             if not context.stopping:

@@ -33,3 +33,7 @@ class PoolContext(MachineContext, Protocol):
 
     @property
     def store(self) -> PoolStore: ...
+
+    @property
+    def contprovider(self) -> str:
+        """What runs containers of pods that choose nothing; "": what the VMs' image has first."""

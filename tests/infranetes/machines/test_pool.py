@@ -216,6 +216,34 @@ class ClaimTests(PoolTestCase):
         self.assert_nothing_leaks()
 
 
+class ChosenTests(PoolTestCase):
+    """On a node that has Docker run its pods' containers, unless they say otherwise."""
+
+    def before(self) -> None:
+        self.world.node.contprovider = "docker"
+
+    def test_what_the_node_chooses_is_started_while_the_vms_wait(self) -> None:
+        first, second = self.idle
+        self.assertEqual([self.world.agents[id].chosen for id in (first, second)], [["docker"]] * 2)
+        sandbox = self.run_pod(pod("a"))
+        self.assertEqual(self.world.agents[sandbox].chosen, ["docker", "docker"])
+        other = self.run_pod(pod("b", annotations={"infranetes.io/containers": "oci"}))
+        self.assertEqual(self.world.agents[other].chosen, ["docker", "oci"])
+        self.assertEqual({sandbox, other}, {first, second})
+
+    def test_what_can_not_be_started_is_the_pools_trouble(self) -> None:
+        make = self.world.make_agent
+
+        def broken(id: str) -> Any:
+            agent = make(id)
+            agent.configure_error = Unavailable("Docker was not started")
+            return agent
+
+        self.patch(self.world, "make_agent", broken)
+        self.run_pod(pod("a"))
+        self.assertIn("Docker was not started", self.pool.trouble)
+
+
 class SizeTests(PoolTestCase):
     """Several sizes."""
 
