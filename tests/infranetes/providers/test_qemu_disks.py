@@ -90,7 +90,7 @@ class QemuDisksTests(ShownDisksContract, TestCase):
                 [
                     *(QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-m", "32"),
                     *("-machine", "q35,accel=tcg", "-sandbox", SANDBOX),
-                    *("-device", f"virtio-scsi-pci,id={SCSI},num_queues=2"),
+                    *("-device", f"virtio-scsi-pci,id={SCSI},num_queues=2,hotplug=off"),
                     *("-chardev", f"socket,id=qmp,fd={listener.fileno()},server=on,wait=off"),
                     *("-mon", "chardev=qmp,mode=control"),
                 ],
