@@ -23,6 +23,7 @@ from infranetes_common.concurrency import Flight, backoff, settled, sleep
 from infranetes_common.errors import (
     DataLoss,
     DeadlineExceeded,
+    FailedPrecondition,
     InfranetesError,
     OutOfRange,
     Unavailable,
@@ -222,9 +223,13 @@ async def _mount(sandbox: Sandbox, mounts: Sequence[vmserver.LayerDisk], made: _
     """Have the agent mount disks, and make the image of them in the same call if there is one."""
     if made is None:
         await sandbox.agent().mount_layers(mounts)
-    else:
+        return
+    try:
         await sandbox.agent().add_image(made.id, made.configuration, mounts)
-        made.done = True
+    except FailedPrecondition:  # an agent of an earlier release mounts nothing in that call
+        await sandbox.agent().mount_layers(mounts)
+        await sandbox.agent().add_image(made.id, made.configuration)
+    made.done = True
 
 
 def disk_name(diff_id: str) -> str:

@@ -69,7 +69,8 @@ class LayerAgent(FakeAgent):
     """An agent that takes layers.
 
     :ivar asked: the calls about layers, in order. :ivar puts: the layers that are being
-        sent. :ivar sent: those that were.
+        sent. :ivar sent: those that were. :ivar earlier: whether it is of an earlier release, whose AddImage
+        knows no disks.
     """
 
     def __init__(self, sandbox_id: str, provider: FakeProvider) -> None:
@@ -83,6 +84,7 @@ class LayerAgent(FakeAgent):
         self.digest = DIGEST
         self.damaged = ""
         self.blind = False
+        self.earlier = False
         self.mount_error: Exception | None = None
         self.add_error: Exception | None = None
         self.mounting: Deferred[None] | None = None
@@ -150,7 +152,7 @@ class LayerAgent(FakeAgent):
     async def add_image(
         self, image_id: str, configuration: bytes, disks: Sequence[vmserver.LayerDisk] = ()
     ) -> None:
-        if disks:
+        if disks and not self.earlier:
             await self.mount_layers(disks)
         else:
             self.asked.append(("add", ()))
