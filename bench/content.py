@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 from bench.daemon import ROOT
@@ -32,7 +33,7 @@ _MANY = (
     *("libqt5webengine5", "nodejs"),
 )
 _LARGE = (*PACKAGES, "locales")
-_RECIPE = hashlib.sha256(repr((1, _LAYER_BYTES, _LARGE, _MANY)).encode()).hexdigest()[:12]
+_RECIPE = hashlib.sha256(repr((2, _LAYER_BYTES, _LARGE, _MANY)).encode()).hexdigest()[:12]
 """Images by another recipe are in another directory."""
 _ENVIRONMENT = {"Env": ["PATH=/usr/bin:/bin"]}
 
@@ -65,7 +66,10 @@ def _fill(registry: Registry) -> None:
     with debian.tar(_LARGE) as made:
         registry.push(SIZES["83 MiB"], "1", oci.image([made.read_bytes()], _ENVIRONMENT))
     with debian.tar(_MANY, "extract") as made:
-        registry.push(SIZES["1 GiB"], "1", oci.image(debian.layers(made, _LAYER_BYTES), _ENVIRONMENT))
+        # Without the essential packages there is nothing that `COMMAND` could run.
+        sleep = oci.layer({f"usr/bin/{COMMAND[0]}": oci.BUSYBOX.read_bytes()})
+        layers = chain(debian.layers(made, _LAYER_BYTES), [sleep])
+        registry.push(SIZES["1 GiB"], "1", oci.image(layers, _ENVIRONMENT))
 
 
 @contextmanager
