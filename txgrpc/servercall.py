@@ -232,7 +232,7 @@ class ServerStream(Stream):
             raise GrpcError(Code.UNIMPLEMENTED, f"{self.method.path} takes exactly one request")
         return self.parse(payload)
 
-    async def _send_all(self, responses: AsyncIterator[Message | bytes]) -> None:
+    async def _send_all(self, responses: AsyncIterator[Message | bytes | list[Message | bytes]]) -> None:
         try:
             async for response in responses:
                 await self._send(response)
@@ -241,20 +241,28 @@ class ServerStream(Stream):
             if close is not None:
                 await close()
 
-    async def _send(self, response: Message | bytes) -> None:
+    async def _send(self, response: Message | bytes | list[Message | bytes]) -> None:
+        """Send one response, or those of a list: as many messages, in as few frames as possible."""
         if self.call.cancelled:
             raise CancelledError
-        if isinstance(response, bytes):  # serialized by the method itself
-            payload = response
-        elif isinstance(response, self.method.response_class):
-            payload = response.SerializeToString()
+        if not isinstance(response, list):
+            payloads = [self._serialized(response)]
+        elif self.method.server_streaming:
+            payloads = [self._serialized(one) for one in response]
         else:
-            raise TypeError(f"{self.method.path} answered with {type(response).__name__}")
+            raise TypeError(f"{self.method.path} has one response")
         if self.sending is State.IDLE:
             self.send_headers(_RESPONSE)
-        waiting = self.send(payload)
+        waiting = self.send(*payloads)
         if waiting is not None:
             await waiting
+
+    def _serialized(self, response: Message | bytes) -> bytes:
+        if isinstance(response, bytes):  # serialized by the method itself
+            return response
+        if isinstance(response, self.method.response_class):
+            return response.SerializeToString()
+        raise TypeError(f"{self.method.path} answered with {type(response).__name__}")
 
     def parse(self, payload: bytes) -> Message:
         """Return the request in `payload`.

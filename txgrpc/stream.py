@@ -149,12 +149,13 @@ class Stream:
         self.sending = advance(self.sending, Step.HEADERS)
         self.connection.send_headers(self.id, headers, end=False)
 
-    def send(self, payload: bytes, end: bool = False) -> Deferred[None] | None:
-        """Send one message. The Deferred fires when the next may follow; None: at once."""
+    def send(self, *payloads: bytes, end: bool = False) -> Deferred[None] | None:
+        """Send a message, or several. The Deferred fires when the next may follow; None: at once."""
         self.sending = advance(self.sending, Step.MESSAGE)
         if end:
             self.sending = advance(self.sending, Step.END)
-        return self.connection.send_data(self, frame(payload), end)
+        data = frame(payloads[0]) if len(payloads) == 1 else b"".join(map(frame, payloads))
+        return self.connection.send_data(self, data, end)
 
     def send_end(self) -> Deferred[None] | None:
         """Half-close without trailers, after what waits to be sent."""

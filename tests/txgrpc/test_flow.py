@@ -46,6 +46,38 @@ class FlowControlTests(MemoryCase):
             self.assertTrue(20 <= world.demo.sent <= 22, world.demo.sent)
             call.cancel()
 
+    def test_a_list_of_responses_is_one_frame_of_as_many_messages(self) -> None:
+        """Of a method that may have several responses; none of any other."""
+        pieces: list[int] = []
+        feed = MessageReader.feed
+
+        def noting(reader: MessageReader, data: bytes) -> list[bytes]:
+            found = feed(reader, data)
+            pieces.append(len(found))
+            return found
+
+        world = self.world()
+        count, _ = world.server._methods[b"/txgrpc.demo.Demo/Count"]
+        echo, _ = world.server._methods[b"/txgrpc.demo.Demo/Echo"]
+        notes: list[Any] = [Note(number=1), Note(), Note(text="x" * 100).SerializeToString()]
+
+        async def counted(request: Any, call: Any) -> Any:
+            yield notes
+
+        async def echoed(request: Any, call: Any) -> Any:
+            return notes
+
+        world.server._methods[b"/txgrpc.demo.Demo/Count"] = count, counted
+        world.server._methods[b"/txgrpc.demo.Demo/Echo"] = echo, echoed
+        self.patch(MessageReader, "feed", noting)
+        heard = start(drain_iterator(world.stub.Count(Note())))
+        world.settle()
+        self.assertEqual(self.successResultOf(heard), [Note(number=1), Note(), Note(text="x" * 100)])
+        self.assertEqual(pieces, [1, 3])
+        refused = self.settled(world, world.stub.Echo(Note()))
+        self.assertEqual(self.code_of(refused), Code.INTERNAL)
+        self.flushLoggedErrors(TypeError)
+
     def test_frames_are_as_large_as_the_receiver_takes(self) -> None:
         """A message is one frame where both sides take large ones, and several where they do not."""
         pieces: list[int] = []

@@ -41,7 +41,7 @@ class AgentService:
     ) -> None:
         self.machine = MachineCalls(choice, settings, identity, gate)
         self.watch = WatchCalls(choice)
-        self.containers = ContainerCalls(choice, volumes, execs=limits.execs)
+        self.containers = ContainerCalls(reactor, choice, volumes, execs=limits.execs)
         self.sessions = SessionCalls(reactor, choice, sessions=limits.sessions, forwards=limits.forwards)
         self.images = ImageCalls(choice)
         self.layers = LayerCalls(choice)

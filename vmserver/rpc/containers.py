@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+from twisted.internet.interfaces import IReactorTime
+
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import vmserver as messages
 from txgrpc import Call
 from vmserver import validate
 from vmserver.provider_choice import ProviderChoice
 from vmserver.rpc import bounds
+from vmserver.rpc.batches import batches
 from vmserver.rpc.quota import Quota
 from vmserver.volumes.store import VolumeStore, mounted
 
@@ -23,7 +26,10 @@ class ContainerCalls:
     :ivar execs: bounds the commands of ExecSync.
     """
 
-    def __init__(self, choice: ProviderChoice, volumes: VolumeStore, *, execs: int) -> None:
+    def __init__(
+        self, reactor: IReactorTime, choice: ProviderChoice, volumes: VolumeStore, *, execs: int
+    ) -> None:
+        self._reactor = reactor
         self._choice = choice
         self._volumes = volumes
         self.execs = Quota(execs, "commands are being executed")
@@ -90,11 +96,12 @@ class ContainerCalls:
 
     async def ReadLog(
         self, request: messages.ReadLogRequest, call: Call
-    ) -> AsyncIterator[messages.LogRecord]:
+    ) -> AsyncIterator[list[messages.LogRecord]]:
         id = validate.container_id(request.id)
         records = self._choice.provider.read_log(id, validate.cursor(request.cursor), request.follow)
+        gathered = batches(self._reactor, records)
         try:
-            async for record in records:
-                yield bounds.record(record)
+            async for batch in gathered:
+                yield [bounds.record(record) for record in batch]
         finally:
-            await records.aclose()
+            await gathered.aclose()

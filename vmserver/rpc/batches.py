@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of a log that are there at once are sent at once.
+
+Each message that is sent alone is a frame, a TLS record and a packet: many times what a line of a log costs
+to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
+
+from infranetes_common.concurrency import sleep, start
+from infranetes_common.wire import vmserver as messages
+
+#: Of one batch; it ends with the record that reaches either.
+MAX_RECORDS = 64
+MAX_BYTES = 32 * 1024
+
+
+async def batches(
+    clock: IReactorTime, records: AsyncGenerator[messages.LogRecord, None]
+) -> AsyncGenerator[list[messages.LogRecord], None]:
+    """Gather records as long as the next is there; never wait with one in hand. `aclose()` closes `records`.
+
+    After each batch others have a turn of the reactor.
+    """
+    coming = start(_next(records))
+    try:
+        while (record := await coming) is not None:
+            batch = [record]
+            size = len(record.line)
+            coming = start(_next(records))
+            while len(batch) < MAX_RECORDS and size < MAX_BYTES and coming.called:
+                # Any: a Deferred's result has no type. A failure is raised after what came before it.
+                if coming.result is None or isinstance(coming.result, Failure):
+                    break
+                record = await coming
+                assert record is not None
+                batch.append(record)
+                size += len(record.line)
+                coming = start(_next(records))
+            try:
+                yield batch
+                await sleep(clock, 0)
+            except BaseException:  # nobody will wait for the one that is coming
+                coming.addErrback(lambda _: None)
+                coming.cancel()
+                await coming
+                raise
+    finally:
+        await records.aclose()
+
+
+async def _next(records: AsyncGenerator[messages.LogRecord, None]) -> messages.LogRecord | None:
+    return await anext(records, None)
