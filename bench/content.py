@@ -25,7 +25,7 @@ from tests.support.registry import Registry
 
 SIZES: Mapping[str, str] = {"1 MiB": "mib1", "83 MiB": "mib83", "1 GiB": "mib1024"}
 """The images' names in the registry."""
-COMMAND = ("sleep", "100000")  # all three have it
+COMMAND, TRUE = ("sleep", "100000"), ("true",)  # all three have both
 _CACHE = ROOT / "build" / "bench" / "registry"
 _LAYER_BYTES = 384 << 20
 _MANY = (
@@ -33,7 +33,7 @@ _MANY = (
     *("libqt5webengine5", "nodejs"),
 )
 _LARGE = (*PACKAGES, "locales")
-_RECIPE = hashlib.sha256(repr((2, _LAYER_BYTES, _LARGE, _MANY)).encode()).hexdigest()[:12]
+_RECIPE = hashlib.sha256(repr((3, _LAYER_BYTES, _LARGE, _MANY)).encode()).hexdigest()[:12]
 """Images by another recipe are in another directory."""
 _ENVIRONMENT = {"Env": ["PATH=/usr/bin:/bin"]}
 
@@ -66,9 +66,9 @@ def _fill(registry: Registry) -> None:
     with debian.tar(_LARGE) as made:
         registry.push(SIZES["83 MiB"], "1", oci.image([made.read_bytes()], _ENVIRONMENT))
     with debian.tar(_MANY, "extract") as made:
-        # Without the essential packages there is nothing that `COMMAND` could run.
-        sleep = oci.layer({f"usr/bin/{COMMAND[0]}": oci.BUSYBOX.read_bytes()})
-        layers = chain(debian.layers(made, _LAYER_BYTES), [sleep])
+        # These packages are without the essential ones, and so without what containers here run.
+        programs = {f"usr/bin/{name}": oci.BUSYBOX.read_bytes() for name in (COMMAND[0], *TRUE)}
+        layers = chain(debian.layers(made, _LAYER_BYTES), [oci.layer(programs)])
         registry.push(SIZES["1 GiB"], "1", oci.image(layers, _ENVIRONMENT))
 
 

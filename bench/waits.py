@@ -17,7 +17,7 @@ from twisted.internet.threads import deferToThread
 from bench import content
 from bench.client import Client
 from bench.containerd import containerd
-from bench.content import COMMAND, SIZES
+from bench.content import COMMAND, SIZES, TRUE
 from bench.daemon import Daemon
 from bench.figures import Missing, Report, say
 from infranetes_common.reactors import IReactor
@@ -94,7 +94,7 @@ async def _pod(client: Client, logs: Path, name: str, image: str, seconds: dict[
         second, _ = await client.timed(partial(client.run_container, pod, "second", image, COMMAND))
         seconds[SECOND].append(second)
         for _ in range(COMMANDS):
-            seconds[EXEC].append(await client.exec_sync(container, ["true"]))
+            seconds[EXEC].append(await client.exec_sync(container, TRUE))
         return ran + first
     finally:
         await client.remove_pod(pod[1])
