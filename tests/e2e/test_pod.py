@@ -327,7 +327,7 @@ class PodTests(PodCase):
             daemons, count = "docker[d]|container[d]|vmserve[r]", 5  # agent, dockerd, containerd, its shims
         else:
             self.assertEqual(words.count("/conmon --cid="), 2, words)
-            daemons, count = "conmo[n]|vmserve[r]", 3
+            daemons, count = "/conmo[n] --cid|vmserve[r] --config", 3
         # Whoever takes the machine's memory, what keeps its pod is not killed for it.
         look = (
             f"ps -o pid,args | grep -E '{daemons}' | while read pid _; do cat /proc/$pid/oom_score_adj; done"
