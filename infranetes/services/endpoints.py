@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which endpoints of a Service a connection may go to, as kube-proxy decides it.
+
+Source: kube-proxy 1.36, pkg/proxy/topology.go and endpointslicecache.go.
+
+                          the ready ones    if none is ready          if there is none
+the cluster's             near this node    serving and terminating   the connection is refused
+this node's own (Local)   on this node      serving and terminating   it is dropped, or refused if the
+                                                                      cluster has none either
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import attrs
+
+from infranetes.services.objects import Address, Endpoint, EndpointSlice, OwnNode, ServicePort
+
+Target = tuple[Address, int]
+
+
+@attrs.frozen
+class Targets:
+    """Where the connections to one port of a Service may go, in a fixed order.
+
+    :ivar cluster: from anywhere. :ivar local: on this node.
+    """
+
+    cluster: tuple[Target, ...]
+    local: tuple[Target, ...]
+
+
+def targets(port: ServicePort, version: int, slices: Iterable[EndpointSlice], node: OwnNode) -> Targets:
+    """Return where the port's connections may go.
+
+    :param version: 4 or 6, the family of the Service's address.
+    :param slices: all of the Service.
+    """
+    found = _merged(port, version, slices)
+    near = _near([each for each in found.values() if each.ready], node)
+    own = {target: each for target, each in found.items() if each.node == node.name}
+    return Targets(_usable(found, near), _usable(own, lambda each: True))
+
+
+def _merged(port: ServicePort, version: int, slices: Iterable[EndpointSlice]) -> Mapping[Target, Endpoint]:
+    """Each endpoint once, though two slices may have it while one takes over from the other."""
+    found: dict[Target, Endpoint] = {}
+    for each in slices:
+        numbers = {its.port for its in each.ports if (its.name, its.protocol) == (port.name, port.protocol)}
+        for endpoint, number in itertools.product(each.endpoints, numbers):
+            target = (endpoint.address, number)
+            if endpoint.address.version == version and (target not in found or found[target].terminating):
+                found[target] = endpoint
+    return dict(sorted(found.items()))
+
+
+def _usable(found: Mapping[Target, Endpoint], near: Callable[[Endpoint], bool]) -> tuple[Target, ...]:
+    ready = tuple(target for target, each in found.items() if each.ready and near(each))
+    return ready or tuple(target for target, each in found.items() if each.serving and each.terminating)
+
+
+def _near(ready: Sequence[Endpoint], node: OwnNode) -> Callable[[Endpoint], bool]:
+    """Return what tells the endpoints meant for this node, else those for its zone, else all, by their hints.
+
+    Hints count only if every ready endpoint has them, and one of them names this node or zone.
+    """
+    if all(each.node_hints for each in ready) and any(node.name in each.node_hints for each in ready):
+        return lambda each: node.name in each.node_hints
+    if all(each.zone_hints for each in ready) and any(node.zone in each.zone_hints for each in ready):
+        return lambda each: node.zone in each.zone_hints
+    return lambda each: True

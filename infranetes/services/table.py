@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All rules of the cluster's Services, and what of them a VM lacks.
+
+Changes of rules are numbered. A VM says up to which number it has them, and is sent the rules that changed
+since, as they are now: two changes of one rule are sent once, and no log is kept of what happened while a VM
+was away. Of the rules that were removed, the last `REMEMBERED` are known; a VM that may have missed the removal
+of others is sent all rules.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping
+
+import attrs
+
+from infranetes.services.objects import EndpointSlice, Name, OwnNode, Service
+from infranetes.services.rules import Key, Rule, rules
+
+REMEMBERED = 20_000  # rules that were removed
+
+
+@attrs.frozen
+class Change:
+    """A rule as it is now; None: it was removed."""
+
+    number: int
+    key: Key
+    rule: Rule | None
+
+
+class Table:
+    """The rules of all Services.
+
+    :param node: this daemon's, for the endpoints on it and near it.
+    :ivar number: of the last change.
+    """
+
+    def __init__(self, node: OwnNode) -> None:
+        self._node = node
+        self._services: dict[Name, Service] = {}
+        self._slices: dict[Name, dict[Name, EndpointSlice]] = {}  # by service, by name
+        self._service_of: dict[Name, Name] = {}  # by the slice's name
+        self._keys: dict[Name, frozenset[Key]] = {}  # of each service
+        self._wanted: dict[Key, dict[Name, Rule]] = {}  # by which services; the first of them by name has it
+        self._changes: OrderedDict[Key, Change] = OrderedDict()  # the last one of each key, oldest first
+        self._removed: OrderedDict[Key, None] = OrderedDict()  # those of which the last change is a removal
+        self._forgotten = 0  # the number of the last change that is not known any more
+        self.number = 0
+
+    @property
+    def rules(self) -> Mapping[Key, Rule]:
+        """Each key's rule."""
+        return {change.key: change.rule for change in self._changes.values() if change.rule is not None}
+
+    def since(self, number: int) -> Iterator[Change] | None:
+        """Return what has changed after `number`, oldest first. None: that is not known."""
+        if number < self._forgotten or number > self.number:
+            return None
+        late = itertools.takewhile(lambda change: change.number > number, reversed(self._changes.values()))
+        return reversed(list(late))
+
+    # What comes from the API server
+
+    def put_service(self, service: Service) -> None:
+        """Add a Service, or change it."""
+        self._services[service.name] = service
+        self._renew(service.name)
+
+    def remove_service(self, name: Name) -> None:
+        """Remove a Service, which may go on to exist without addresses. Idempotent."""
+        self._services.pop(name, None)
+        self._renew(name)
+
+    def put_slice(self, given: EndpointSlice) -> None:
+        """Add an EndpointSlice, or change it. Its Service may come later."""
+        if self._service_of.get(given.name, given.service) != given.service:
+            self.remove_slice(given.name)
+        self._keep(given)
+        self._renew(given.service)
+
+    def remove_slice(self, name: Name) -> None:
+        """Remove an EndpointSlice. Idempotent."""
+        service = self._service_of.pop(name, None)
+        if service is not None:
+            its = self._slices[service]
+            del its[name]
+            if not its:
+                del self._slices[service]
+            self._renew(service)
+
+    def replace(self, services: Collection[Service], slices: Collection[EndpointSlice]) -> None:
+        """Have these alone, as after a list. Rules that stay as they are keep their numbers."""
+        before = self._services.keys() | self._slices.keys()
+        self._services = {each.name: each for each in services}
+        self._slices, self._service_of = {}, {}
+        for each in slices:
+            self._keep(each)
+        for name in sorted(before | self._services.keys() | self._slices.keys(), key=str):
+            self._renew(name)
+
+    def move(self, node: OwnNode) -> None:
+        """Note where the node is now, as its zone may change."""
+        if node != self._node:
+            self._node = node
+            for name in self._services:
+                self._renew(name)
+
+    def _keep(self, given: EndpointSlice) -> None:
+        self._slices.setdefault(given.service, {})[given.name] = given
+        self._service_of[given.name] = given.service
+
+    # Rules
+
+    def _renew(self, name: Name) -> None:
+        """Compare a Service's rules with those that it had."""
+        service = self._services.get(name)
+        slices = self._slices.get(name, {}).values()
+        wanted = {} if service is None else rules(service, slices, self._node)
+        for key in self._keys.pop(name, frozenset()) - wanted.keys():
+            services = self._wanted[key]
+            del services[name]
+            self._settle(key, services)
+            if not services:
+                del self._wanted[key]
+        for key, rule in wanted.items():
+            services = self._wanted.setdefault(key, {})
+            services[name] = rule
+            self._settle(key, services)
+        if wanted:
+            self._keys[name] = frozenset(wanted)
+
+    def _settle(self, key: Key, services: Mapping[Name, Rule]) -> None:
+        """Number a change, if the key's rule is another one now."""
+        rule = services[min(services, key=str)] if services else None
+        last = self._changes.get(key)
+        if rule == (last.rule if last is not None else None):
+            return
+        self.number += 1
+        self._changes[key] = Change(self.number, key, rule)
+        self._changes.move_to_end(key)
+        self._removed.pop(key, None)
+        if rule is None:
+            self._removed[key] = None
+            self._forget()
+
+    def _forget(self) -> None:
+        while len(self._removed) > REMEMBERED:
+            key, _ = self._removed.popitem(last=False)
+            self._forgotten = self._changes.pop(key).number

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where connections to a Service's addresses go."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes.services.objects import OwnNode, endpoint_slice, service
+from infranetes.services.rules import Key, Rule, Without, rules
+from tests.infranetes.services import objects as written
+
+HERE = OwnNode("here", "zone-a")
+Json = written.Json
+
+
+class RuleCase(SynchronousTestCase):
+    def rules(self, item: Json, *slices: Json) -> dict[Key, Rule]:
+        read = service(item)
+        assert read is not None
+        return rules(read, [found for each in slices if (found := endpoint_slice(each))], HERE)
+
+    def reached(self, item: Json, *slices: Json, address: str = "10.96.0.10") -> list[str]:
+        """The endpoints that connections to port 80 of an address go to."""
+        rule = self.rules(item, *slices)[Key(ip_address(address), "TCP", 80)]
+        return [f"{target}:{port}" for target, port in rule.endpoints]
+
+
+class EndpointTests(RuleCase):
+    def test_ready_ones_alone(self) -> None:
+        slices = written.endpoint_slice(
+            written.endpoint("10.1.0.2"),
+            written.endpoint("10.1.0.1"),
+            written.endpoint("10.1.0.3", ready=False),
+        )
+        self.assertEqual(self.reached(written.service(), slices), ["10.1.0.1:8080", "10.1.0.2:8080"])
+
+    def test_terminating_ones_that_still_serve_if_none_is_ready(self) -> None:
+        slices = written.endpoint_slice(
+            written.endpoint("10.1.0.1", ready=False, serving=True, terminating=True),
+            written.endpoint("10.1.0.2", ready=False, serving=False, terminating=True),
+            written.endpoint("10.1.0.3", ready=False),
+        )
+        self.assertEqual(self.reached(written.service(), slices), ["10.1.0.1:8080"])
+
+    def test_of_several_slices_each_counts_once(self) -> None:
+        leaving = written.endpoint("10.1.0.1", ready=False, serving=True, terminating=True)
+        slices = [
+            written.endpoint_slice(leaving, written.endpoint("10.1.0.2"), name="a"),
+            written.endpoint_slice(written.endpoint("10.1.0.1"), written.endpoint("10.1.0.2"), name="b"),
+        ]
+        for given in (slices, slices[::-1]):
+            self.assertEqual(self.reached(written.service(), *given), ["10.1.0.1:8080", "10.1.0.2:8080"])
+
+    def test_slices_may_have_other_numbers_for_one_port(self) -> None:
+        slices = [
+            written.endpoint_slice(written.endpoint("10.1.0.1"), name="a"),
+            written.endpoint_slice(written.endpoint("10.1.0.2"), name="b", ports=[written.port(81)]),
+        ]
+        self.assertEqual(self.reached(written.service(), *slices), ["10.1.0.1:8080", "10.1.0.2:81"])
+
+    def test_ports_go_by_name_and_protocol(self) -> None:
+        item = written.service(
+            ports=[written.port(80, "x"), written.port(80, "x", "UDP"), written.port(53, "y", "UDP")]
+        )
+        ports = [written.port(1, "x"), written.port(2, "x", "UDP"), written.port(3, "z", "UDP")]
+        found = self.rules(item, written.endpoint_slice(written.endpoint("10.1.0.1"), ports=ports))
+        numbers = {
+            (key.protocol, key.port): [port for _, port in rule.endpoints] for key, rule in found.items()
+        }
+        self.assertEqual(numbers, {("TCP", 80): [1], ("UDP", 80): [2], ("UDP", 53): []})
+
+    def test_families_stay_apart(self) -> None:
+        item = written.service(ips=("10.96.0.10", "fd00::a"))
+        slices = [
+            written.endpoint_slice(written.endpoint("10.1.0.1"), name="4"),
+            written.endpoint_slice(written.endpoint("fd00::1"), name="6", kind="IPv6"),
+        ]
+        self.assertEqual(self.reached(item, *slices), ["10.1.0.1:8080"])
+        self.assertEqual(self.reached(item, *slices, address="fd00::a"), ["fd00::1:8080"])
+
+
+class NearnessTests(RuleCase):
+    def near(self, *endpoints: Json) -> list[str]:
+        found = self.reached(written.service(), written.endpoint_slice(*endpoints))
+        return [each.rpartition(".")[2].partition(":")[0] for each in found]
+
+    def test_hints_for_zones(self) -> None:
+        a, b = written.endpoint("10.1.0.1", zones=["zone-a"]), written.endpoint("10.1.0.2", zones=["zone-b"])
+        self.assertEqual(self.near(a, b), ["1"])
+
+    def test_hints_for_nodes_come_first(self) -> None:
+        a = written.endpoint("10.1.0.1", zones=["zone-a"], nodes=["there"])
+        b = written.endpoint("10.1.0.2", zones=["zone-b"], nodes=["here"])
+        self.assertEqual(self.near(a, b), ["2"])
+
+    def test_hints_for_zones_if_those_for_nodes_name_others(self) -> None:
+        a = written.endpoint("10.1.0.1", zones=["zone-a"], nodes=["there"])
+        b = written.endpoint("10.1.0.2", zones=["zone-b"], nodes=["elsewhere"])
+        self.assertEqual(self.near(a, b), ["1"])
+
+    def test_none_counts_unless_every_ready_endpoint_has_one(self) -> None:
+        a, b = written.endpoint("10.1.0.1", zones=["zone-a"]), written.endpoint("10.1.0.2")
+        self.assertEqual(self.near(a, b), ["1", "2"])
+        gone = written.endpoint("10.1.0.3", ready=False)
+        self.assertEqual(self.near(a, gone), ["1"])
+
+    def test_none_counts_if_all_are_for_elsewhere(self) -> None:
+        self.assertEqual(self.near(written.endpoint("10.1.0.1", zones=["zone-b"])), ["1"])
+
+
+class AddressTests(RuleCase):
+    HERE_AND_THERE = written.endpoint_slice(
+        written.endpoint("10.1.0.1"), written.endpoint("10.1.0.2", "there")
+    )
+    THERE = written.endpoint_slice(written.endpoint("10.1.0.2", "there"))
+
+    def rule(self, item: Json, *slices: Json, address: str = "10.96.0.10") -> Rule:
+        return self.rules(item, *slices)[Key(ip_address(address), "TCP", 80)]
+
+    def test_without_endpoints_connections_are_refused(self) -> None:
+        rule = self.rule(written.service())
+        self.assertEqual((rule.endpoints, rule.without, rule.cluster_ip), ((), Without.REFUSED, True))
+
+    def test_local_ones_stay_on_the_node(self) -> None:
+        item = written.service(internalTrafficPolicy="Local")
+        self.assertEqual(self.reached(item, self.HERE_AND_THERE), ["10.1.0.1:8080"])
+
+    def test_local_ones_without_an_endpoint_here_are_dropped(self) -> None:
+        item = written.service(internalTrafficPolicy="Local")
+        for slices, without in (((self.THERE,), Without.DROPPED), ((), Without.REFUSED)):
+            rule = self.rule(item, *slices)
+            self.assertEqual((rule.endpoints, rule.without), ((), without))
+
+    def test_pods_reach_external_addresses_everywhere_whatever_is_local(self) -> None:
+        item = written.service(
+            externalIPs=["192.0.2.1"], internalTrafficPolicy="Local", externalTrafficPolicy="Local"
+        )
+        self.assertEqual(self.reached(item, self.THERE, address="192.0.2.1"), ["10.1.0.2:8080"])
+
+    def test_source_ranges_hold_for_the_load_balancer_s_address_alone(self) -> None:
+        item: Any = written.service(externalIPs=["192.0.2.1"], loadBalancerSourceRanges=["10.0.0.0/8"])
+        item["status"] = {"loadBalancer": {"ingress": [{"ip": "192.0.2.2"}]}}
+        found = {
+            str(key.address): (len(rule.source_ranges), rule.cluster_ip)
+            for key, rule in self.rules(item).items()
+        }
+        self.assertEqual(found, {"10.96.0.10": (0, True), "192.0.2.1": (0, False), "192.0.2.2": (1, False)})

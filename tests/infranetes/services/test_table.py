@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of all rules: what changes, and what a VM is sent of it."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes.services import table
+from infranetes.services.objects import EndpointSlice, Name, OwnNode, Service, endpoint_slice, service
+from infranetes.services.rules import Key, Rule
+from infranetes.services.table import Table
+from tests.infranetes.services import objects as written
+
+HERE = OwnNode("here", "zone-a")
+
+
+def a_service(name: str, ip: str = "10.96.0.10") -> Service:
+    found = service(written.service(name, (ip,)))
+    assert found is not None
+    return found
+
+
+def a_slice(service: str, *addresses: str, name: str = "") -> EndpointSlice:
+    found = endpoint_slice(
+        written.endpoint_slice(*map(written.endpoint, addresses), service=service, name=name)
+    )
+    assert found is not None
+    return found
+
+
+class VM:
+    """What a VM does with what it is sent."""
+
+    def __init__(self) -> None:
+        self.rules: dict[Key, Rule] = {}
+        self.number = 0
+        self.snapshots = 0
+
+    def follow(self, source: Table) -> int:
+        """Take what changed. Returns how many rules that were."""
+        changes = source.since(self.number)
+        if changes is None:
+            self.rules = dict(source.rules)
+            self.snapshots += 1
+            sent = len(self.rules)
+        else:
+            sent = 0
+            for change in changes:
+                sent += 1
+                if change.rule is None:
+                    self.rules.pop(change.key, None)
+                else:
+                    self.rules[change.key] = change.rule
+        self.number = source.number
+        return sent
+
+
+class TableTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.table = Table(HERE)
+        self.vm = VM()
+
+    def endpoints(self) -> dict[str, list[str]]:
+        """By address, what the VM has."""
+        self.vm.follow(self.table)
+        self.assertEqual(self.vm.rules, self.table.rules)
+        return {
+            str(key.address): [str(target) for target, _ in rule.endpoints]
+            for key, rule in self.vm.rules.items()
+        }
+
+    def test_a_service_and_its_slices_come_in_any_order(self) -> None:
+        self.table.put_slice(a_slice("a", "10.1.0.1"))
+        self.assertEqual(self.endpoints(), {})
+        self.table.put_service(a_service("a"))
+        self.assertEqual(self.endpoints(), {"10.96.0.10": ["10.1.0.1"]})
+        self.table.put_slice(a_slice("a", "10.1.0.2", name="a-2"))
+        self.assertEqual(self.endpoints(), {"10.96.0.10": ["10.1.0.1", "10.1.0.2"]})
+        self.table.remove_slice(Name("ns", "a-1"))
+        self.table.remove_slice(Name("ns", "a-1"))
+        self.assertEqual(self.endpoints(), {"10.96.0.10": ["10.1.0.2"]})
+        self.table.remove_service(Name("ns", "a"))
+        self.table.remove_service(Name("ns", "a"))
+        self.assertEqual(self.endpoints(), {})
+
+    def test_what_changes_no_rule_has_no_number(self) -> None:
+        for _ in range(2):
+            self.table.put_service(a_service("a"))
+            self.table.put_slice(a_slice("a", "10.1.0.1"))
+        self.assertEqual(self.table.number, 2)
+        self.table.replace([a_service("a")], [a_slice("a", "10.1.0.1")])
+        self.table.move(OwnNode("here", "zone-b"))
+        self.assertEqual(self.table.number, 2)
+
+    def test_a_vm_is_sent_each_rule_once_as_it_is_now(self) -> None:
+        for number in range(20):
+            self.table.put_service(a_service("a"))
+            self.table.put_slice(a_slice("a", f"10.1.0.{number}"))
+            self.table.put_service(a_service("b", "10.96.0.11"))
+        self.assertEqual(self.vm.follow(self.table), 2)
+        self.assertEqual(self.vm.follow(self.table), 0)
+        self.table.put_slice(a_slice("b", "10.1.1.1"))
+        self.assertEqual(self.vm.follow(self.table), 1)
+
+    def test_a_slice_may_change_its_service(self) -> None:
+        self.table.put_service(a_service("a"))
+        self.table.put_service(a_service("b", "10.96.0.11"))
+        self.table.put_slice(a_slice("a", "10.1.0.1", name="s"))
+        self.table.put_slice(a_slice("b", "10.1.0.1", name="s"))
+        self.assertEqual(self.endpoints(), {"10.96.0.10": [], "10.96.0.11": ["10.1.0.1"]})
+
+    def test_of_two_services_that_want_an_address_the_first_by_name_has_it(self) -> None:
+        for name in ("b", "a", "c"):
+            self.table.put_slice(a_slice(name, f"10.1.0.{ord(name)}"))
+            self.table.put_service(a_service(name))
+        self.assertEqual(self.endpoints(), {"10.96.0.10": ["10.1.0.97"]})
+        self.table.remove_service(Name("ns", "a"))
+        self.assertEqual(self.endpoints(), {"10.96.0.10": ["10.1.0.98"]})
+
+    def test_a_list_ends_what_is_not_in_it(self) -> None:
+        self.table.put_service(a_service("a"))
+        self.table.put_slice(a_slice("a", "10.1.0.1"))
+        self.table.replace([a_service("b", "10.96.0.11")], [])
+        self.assertEqual(self.endpoints(), {"10.96.0.11": []})
+        self.table.put_service(a_service("a"))
+        self.assertEqual(self.endpoints(), {"10.96.0.11": [], "10.96.0.10": []})
+
+    def test_a_vm_that_missed_a_forgotten_removal_is_sent_all_rules(self) -> None:
+        self.patch(table, "REMEMBERED", 2)
+        for number in range(4):
+            self.table.put_service(a_service(f"s{number}", f"10.96.0.{number}"))
+        self.vm.follow(self.table)
+        for number in range(3):
+            self.table.remove_service(Name("ns", f"s{number}"))
+        self.assertEqual(self.endpoints(), {"10.96.0.3": []})
+        self.assertEqual(self.vm.snapshots, 1)
+
+    def test_a_vm_of_another_table_is_sent_all_rules(self) -> None:
+        self.vm.number = 5
+        self.table.put_service(a_service("a"))
+        self.assertIsNone(self.table.since(5))
+
+
+NAMES = st.sampled_from("abc")
+ADDRESSES = st.integers(0, 3)
+
+
+class AnyOrderTests(SynchronousTestCase):
+    """Whatever happens in whatever order, VMs that look now and then have what a new table would have."""
+
+    @given(
+        st.lists(
+            st.tuples(st.just("service"), NAMES, ADDRESSES)
+            | st.tuples(st.just("no service"), NAMES)
+            | st.tuples(st.just("slice"), NAMES, NAMES, st.sets(ADDRESSES))
+            | st.tuples(st.just("no slice"), NAMES)
+            | st.tuples(st.just("look"), st.integers(0, 1)),
+            max_size=40,
+        )
+    )
+    def test_any_order(self, steps: list[tuple[object, ...]]) -> None:
+        self.patch(table, "REMEMBERED", 2)
+        services: dict[str, Service] = {}
+        slices: dict[str, EndpointSlice] = {}
+        given_table, vms = Table(HERE), (VM(), VM())
+        for step in steps:
+            match step:
+                case ("service", str(name), address):
+                    services[name] = a_service(name, f"10.96.0.{address}")
+                    given_table.put_service(services[name])
+                case ("no service", str(name)):
+                    services.pop(name, None)
+                    given_table.remove_service(Name("ns", name))
+                case ("slice", str(name), str(of), set(numbers)):
+                    slices[name] = a_slice(of, *(f"10.1.0.{each}" for each in numbers), name=name)
+                    given_table.put_slice(slices[name])
+                case ("no slice", str(name)):
+                    slices.pop(name, None)
+                    given_table.remove_slice(Name("ns", name))
+                case ("look", int(which)):
+                    vms[which].follow(given_table)
+        afresh = Table(HERE)
+        afresh.replace(list(services.values()), list(slices.values()))
+        for vm in vms:
+            vm.follow(given_table)
+            self.assertEqual(vm.rules, afresh.rules)
