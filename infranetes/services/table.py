@@ -3,8 +3,8 @@
 
 Changes of rules are numbered. A VM says up to which number it has them, and is sent the rules that changed
 since, as they are now: two changes of one rule are sent once, and no log is kept of what happened while a VM
-was away. Of the rules that were removed, the last `REMEMBERED` are known; a VM that may have missed the removal
-of others is sent all rules.
+was away. The last `REMEMBERED` of the removed rules are known; a VM that may have missed another removal is
+sent all rules.
 """
 
 from __future__ import annotations

@@ -22,7 +22,28 @@ from infranetes.services.objects import (
 from infranetes_common.errors import InvalidArgument
 from tests.infranetes.services import objects as written
 
-FIELDS = ["addresses", "addressType", "clusterIP", "clusterIPs", "conditions", "endpoints", "externalIPs", "hints", "ingress", "ip", "labels", "loadBalancer", "metadata", "name", "port", "ports", "protocol", "sessionAffinityConfig", "spec", "status"]
+FIELDS = [
+    "addresses",
+    "addressType",
+    "clusterIP",
+    "clusterIPs",
+    "conditions",
+    "endpoints",
+    "externalIPs",
+    "hints",
+    "ingress",
+    "ip",
+    "labels",
+    "loadBalancer",
+    "metadata",
+    "name",
+    "port",
+    "ports",
+    "protocol",
+    "sessionAffinityConfig",
+    "spec",
+    "status",
+]
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(FIELDS), inner),
