@@ -25,8 +25,8 @@ from pathlib import Path
 import attrs
 from twisted.logger import Logger
 
-from infranetes.commands import check, run
 from infranetes.hostports.mappings import HostPort
+from infranetes_common.commands import check, run
 from infranetes_common.errors import InfranetesError, Unavailable
 from infranetes_common.reactors import IReactor
 

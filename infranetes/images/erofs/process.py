@@ -17,8 +17,8 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from infranetes.commands import ENVIRONMENT, exit_code, find_program
 from infranetes.images.erofs.limits import MIB, Limits
+from infranetes_common.commands import ENVIRONMENT, exit_code, find_program
 from infranetes_common.concurrency import Event, until_ended
 from infranetes_common.errors import InfranetesError
 from infranetes_common.reactors import IReactor

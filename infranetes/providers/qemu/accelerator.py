@@ -15,8 +15,8 @@ from pathlib import Path
 
 from twisted.logger import Logger
 
-from infranetes.commands import find_program, run
 from infranetes.providers.qemu.privileges import QemuUser, unprivileged
+from infranetes_common.commands import find_program, run
 from infranetes_common.concurrency import replace_file, run_in_thread
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition
 from infranetes_common.reactors import IReactor

@@ -28,8 +28,8 @@ from typing import TypedDict
 import attrs
 from twisted.logger import Logger
 
-from infranetes.commands import check, run
 from infranetes.providers.qemu.subnet import gateway, mac_of
+from infranetes_common.commands import check, run
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
 from infranetes_common.reactors import IReactor
 

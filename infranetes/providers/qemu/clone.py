@@ -21,7 +21,6 @@ from ipaddress import IPv4Address, IPv4Network
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
-from infranetes.commands import find_program
 from infranetes.providers.qemu.bridge import open_tap
 from infranetes.providers.qemu.command_line import Fd
 from infranetes.providers.qemu.connections import VmConnections
@@ -33,6 +32,7 @@ from infranetes.providers.qemu.record import VmRecord
 from infranetes.providers.qemu.sockets import IDENTITY, QMP
 from infranetes.providers.qemu.subnet import gateway, mac_of
 from infranetes.providers.qemu.template import Template
+from infranetes_common.commands import find_program
 from infranetes_common.concurrency import start
 from infranetes_common.identity import Network as GuestNetwork
 from infranetes_common.reactors import IReactor

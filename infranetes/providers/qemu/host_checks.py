@@ -9,12 +9,12 @@ import pwd
 import shutil
 from pathlib import Path
 
-from infranetes.commands import check, find_program
 from infranetes.providers.qemu import accelerator
 from infranetes.providers.qemu.command_line import CommandLine
 from infranetes.providers.qemu.paths import ProviderPaths
 from infranetes.providers.qemu.privileges import QemuUser
 from infranetes.providers.qemu.settings import MIB, QemuSettings
+from infranetes_common.commands import check, find_program
 from infranetes_common.concurrency import lock_file
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.reactors import IReactor

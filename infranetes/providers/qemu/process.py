@@ -18,7 +18,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from infranetes.commands import ENVIRONMENT, exit_code, find_program
+from infranetes_common.commands import ENVIRONMENT, exit_code, find_program
 from infranetes_common.concurrency import Notifier
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def spawn(reactor: IReactor, command: Sequence[str], open_files: Mapping[int, in
 
 
 def describe_end(code: int) -> str:
-    """Describe for people how a process ended. `code`: as in `infranetes.commands.Output`."""
+    """Describe for people how a process ended. `code`: as in `infranetes_common.commands.Output`."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from infranetes.commands import check, find_program
 from infranetes.providers.qemu.bridge import open_tap
 from infranetes.providers.qemu.command_line import LINK, Fd
 from infranetes.providers.qemu.consoles import tail
@@ -20,6 +19,7 @@ from infranetes.providers.qemu.record import CONSOLE, OUTPUT
 from infranetes.providers.qemu.settings import MIB, QemuSettings
 from infranetes.providers.qemu.sockets import IDENTITY, QMP, connect
 from infranetes.providers.qemu.template import DISK, OVERLAY, RAM, STATE, Template
+from infranetes_common.commands import check, find_program
 from infranetes_common.concurrency import Event, sleep
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, InfranetesError, Unavailable
 from infranetes_common.reactors import IReactor

@@ -16,11 +16,11 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from infranetes import commands
 from infranetes.providers.qemu import accelerator, process
 from infranetes.providers.qemu.bridge import Bridge, BridgePort, open_tap
 from infranetes.providers.qemu.privileges import QemuUser
 from infranetes.providers.qemu.process import WatchedProcess, pids_by_argument
+from infranetes_common import commands
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.reactors import installed
 from tests.support.waiting import until

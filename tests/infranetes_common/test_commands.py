@@ -7,8 +7,8 @@ import time
 
 from twisted.trial.unittest import TestCase
 
-from infranetes import commands
 from infranetes.providers.qemu.process import pids_by_argument
+from infranetes_common import commands
 from infranetes_common.concurrency import start
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, InfranetesError
 from infranetes_common.reactors import installed

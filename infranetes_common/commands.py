@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the node's programs (`ip`, `nft`, `qemu-img`...) and wait for them without blocking the reactor."""
+"""Run programs (`ip`, `nft`, `qemu-img`...) and wait for them without blocking the reactor."""
 
 from __future__ import annotations
 
