@@ -19,7 +19,7 @@ from infranetes_common.reactors import IReactor
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ENVIRONMENT = {"PATH": PATH, "LC_ALL": "C.UTF-8"}
-_MAX_OUTPUT = 1 << 20
+MAX_OUTPUT = 1 << 20
 
 
 @attrs.frozen
@@ -38,9 +38,10 @@ class Output:
 class _Command(ProcessProtocol):
     """Feeds one command its input and collects its output."""
 
-    def __init__(self, stdin: bytes) -> None:
+    def __init__(self, stdin: bytes, max_output: int) -> None:
         self.ended: Deferred[int] = Deferred()
         self._stdin = stdin
+        self._max_output = max_output
         self._output = {1: bytearray(), 2: bytearray()}
 
     def connectionMade(self) -> None:
@@ -49,7 +50,7 @@ class _Command(ProcessProtocol):
         self.transport.closeStdin()
 
     def childDataReceived(self, childFD: int, data: bytes) -> None:
-        if len(self._output[childFD]) < _MAX_OUTPUT:
+        if len(self._output[childFD]) < self._max_output:
             self._output[childFD] += data
 
     def processEnded(self, reason: Failure) -> None:
@@ -72,14 +73,21 @@ def exit_code(reason: Failure) -> int:
     return int(ended.exitCode)
 
 
-async def run(reactor: IReactor, command: Sequence[str], timeout: float, stdin: bytes = b"") -> Output:
+async def run(
+    reactor: IReactor,
+    command: Sequence[str],
+    timeout: float,
+    stdin: bytes = b"",
+    max_output: int = MAX_OUTPUT,
+) -> Output:
     """Run `command` to its end. After `timeout` seconds it is killed, and its end is not waited for.
 
+    :param max_output: bytes of each of its streams after which the rest is left out.
     :raise FailedPrecondition: no such program.
     :raise DeadlineExceeded: out of time.
     """
     program = find_program(command[0])
-    child = _Command(stdin)
+    child = _Command(stdin, max_output)
     process = reactor.spawnProcess(child, program, command, env=ENVIRONMENT)
     try:
         return child.output(await child.ended.addTimeout(timeout, reactor))

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network namespace for the service proxy, in which connections are really made."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import socket
+import subprocess
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+CLONE_NEWNET = 0x40000000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Namespace:
+    """A network namespace with the addresses 10.1.0.1 to .9 and fd01::1 to ::9. `end` removes it."""
+
+    def __init__(self) -> None:
+        self.name = f"infproxy-{uuid.uuid4().hex[:8]}"
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._ip("netns", "add", self.name)
+        for command in (
+            "link set lo up",
+            "link add pod0 type veth peer name pod1",
+            "link set pod0 up",
+            "link set pod1 up",
+            "route add default dev pod0",
+            "-6 route add default dev pod0",
+            *(f"addr add 10.1.0.{number}/24 dev pod0" for number in range(1, 10)),
+            *(f"addr add fd01::{number}/64 dev pod0 nodad" for number in range(1, 10)),
+        ):
+            self._ip("-n", self.name, *command.split())
+
+    def _ip(self, *arguments: str) -> None:
+        subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+    def end(self) -> None:
+        """Close all sockets and remove the namespace."""
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+        for thread in self._threads:
+            thread.join()
+        self._ip("netns", "del", self.name)
+
+    def inside(self, work: Callable[[], T]) -> T:
+        """Return what `work` returns in a thread that is in this namespace."""
+        found: list[T] = []
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            with open(f"/run/netns/{self.name}") as file:
+                if _libc.setns(file.fileno(), CLONE_NEWNET):
+                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            try:
+                found.append(work())
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        if errors:
+            raise errors[0]
+        return found[0]
+
+    def serve(self, address: str, port: int, kind: int = socket.SOCK_STREAM) -> None:
+        """Answer each connection or datagram with `address:port`."""
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        server = self.inside(lambda: socket.socket(family, kind))
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((address, port))
+        answer = f"{address}:{port}".encode()
+
+        def connections() -> None:
+            server.listen(50)
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.sendall(answer)
+
+        def datagrams() -> None:
+            while True:
+                try:
+                    _, sender = server.recvfrom(100)
+                except OSError:
+                    return
+                if not sender:
+                    return
+                server.sendto(answer, sender)
+
+        thread = threading.Thread(target=connections if kind == socket.SOCK_STREAM else datagrams)
+        self._sockets.append(server)
+        self._threads.append(thread)
+        thread.start()
+
+    def reached(self, address: str, port: int, times: int = 1) -> Counter[str]:
+        """Who answers that many connections; `refused` and `dropped` if nobody does."""
+
+        def connect() -> str:
+            try:
+                with socket.create_connection((address, port), 0.3) as connection:
+                    return connection.recv(100).decode()
+            except ConnectionRefusedError:
+                return "refused"
+            except TimeoutError:
+                return "dropped"
+
+        return self.inside(lambda: Counter(connect() for _ in range(times)))

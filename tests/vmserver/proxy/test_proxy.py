@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The service proxy in a network namespace of its own, with the kernel's tables and real connections."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+
+from twisted.trial.unittest import TestCase
+
+from infranetes_common.concurrency import deferred
+from infranetes_common.errors import Unavailable
+from infranetes_common.reactors import installed
+from tests.vmserver.proxy.namespace import Namespace
+from vmserver.proxy import proxy, script
+from vmserver.proxy.kernel import Kernel
+from vmserver.proxy.proxy import ServiceProxy, Update, Version
+from vmserver.proxy.rules import Key, Rule, Target
+
+reactor = installed()
+POD = "10.1.0.9"
+
+
+def key(number: int, port: int = 80, protocol: str = "tcp", version: int = 4) -> Key:
+    """A Service's address: 10.96.0.NUMBER or fd00::NUMBER."""
+    return Key(version, f"10.96.0.{number}" if version == 4 else f"fd00::{number}", protocol, port)
+
+
+def targets(*numbers: int, version: int = 4) -> tuple[Target, ...]:
+    """Endpoints at 10.1.0.NUMBER or fd01::NUMBER, port 8080."""
+    return tuple(Target(f"10.1.0.{each}" if version == 4 else f"fd01::{each}", 8080) for each in numbers)
+
+
+class ProxyCase(TestCase):
+    timeout = 120
+
+    def setUp(self) -> None:
+        self.space = Namespace()
+        self.addCleanup(self.space.end)
+        self.proxy = self.new_proxy()
+        self.number = 0
+
+    def new_proxy(self) -> ServiceProxy:
+        """A proxy of an agent that has just started."""
+        return ServiceProxy(Kernel(reactor, self.space.name), lambda: [POD])
+
+    async def put(self, changed: dict[Key, Rule], *removed: Key, all: bool = False) -> None:
+        self.number += 1
+        await self.proxy.apply(Update(Version("table", self.number), changed, removed, all))
+
+    def nft(self, *arguments: str) -> str:
+        command = ["ip", "netns", "exec", self.space.name, "nft", *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    def assert_served(self, number: int, *endpoints: int, times: int = 40) -> None:
+        """Connections to a Service reach exactly these endpoints."""
+        found = self.space.reached(f"10.96.0.{number}", 80, times)
+        self.assertEqual(set(found), {f"10.1.0.{each}:8080" for each in endpoints})
+
+
+class ConnectionTests(ProxyCase):
+    def setUp(self) -> None:
+        super().setUp()
+        for number in (1, 2, 3):
+            self.space.serve(f"10.1.0.{number}", 8080)
+
+    @deferred
+    async def test_they_are_spread_over_the_endpoints(self) -> None:
+        await self.put({key(1): Rule(targets(1, 2, 3))})
+        found = self.space.reached("10.96.0.1", 80, 90)
+        self.assertEqual(set(found), {"10.1.0.1:8080", "10.1.0.2:8080", "10.1.0.3:8080"})
+        self.assertGreater(min(found.values()), 10)  # of 30; less than once in a million runs
+
+    @deferred
+    async def test_they_follow_each_change(self) -> None:
+        await self.put({key(1): Rule(targets(1))})
+        self.assert_served(1, 1, times=3)
+        await self.put({key(1): Rule(targets(2, 3))})
+        self.assert_served(1, 2, 3)
+        await self.put({key(1): Rule(targets(3)), key(2): Rule(targets(1))})
+        self.assert_served(1, 3, times=3)
+        self.assert_served(2, 1, times=3)
+
+    @deferred
+    async def test_without_endpoints_they_are_refused_or_dropped(self) -> None:
+        await self.put({key(1): Rule(), key(2): Rule(dropped=True)})
+        self.assertEqual(set(self.space.reached("10.96.0.1", 80)), {"refused"})
+        self.assertEqual(set(self.space.reached("10.96.0.2", 80)), {"dropped"})
+
+    @deferred
+    async def test_other_ports_of_a_cluster_ip_are_refused(self) -> None:
+        await self.put({key(1): Rule(targets(1), cluster_ip=True), key(2): Rule(targets(1))})
+        self.assertEqual(set(self.space.reached("10.96.0.1", 81)), {"refused"})
+        self.assertEqual(set(self.space.reached("10.96.0.2", 81)), {"dropped"})  # nobody's: it leaves the VM
+        await self.put({}, key(1))
+        self.assertEqual(set(self.space.reached("10.96.0.1", 81)), {"dropped"})
+
+    @deferred
+    async def test_source_ranges_are_compared_with_the_pod_s_address(self) -> None:
+        await self.put(
+            {
+                key(1): Rule(targets(1), source_ranges=("192.0.2.0/24", f"{POD}/32")),
+                key(2): Rule(targets(1), source_ranges=("192.0.2.0/24",)),
+            }
+        )
+        self.assert_served(1, 1, times=1)
+        self.assertEqual(set(self.space.reached("10.96.0.2", 80)), {"dropped"})
+
+    @deferred
+    async def test_with_affinity_all_go_to_one_endpoint_though_others_come_and_go(self) -> None:
+        await self.put({key(1): Rule(targets(1, 2, 3), affinity_seconds=100)})
+        (first,) = self.space.reached("10.96.0.1", 80, 30)
+        chosen = int(first.partition(":")[0].rpartition(".")[2])
+        (other,) = {1, 2, 3} - {chosen, chosen % 3 + 1}
+        await self.put({key(1): Rule(targets(other, chosen), affinity_seconds=100)})
+        self.assertIn(chosen, (1, 2, 3))
+        await self.put({key(1): Rule(targets(1, 2, 3), affinity_seconds=100)})
+        self.assertEqual(len(self.space.reached("10.96.0.1", 80, 30)), 1)
+
+    @deferred
+    async def test_affinity_ends_when_it_is_not_used(self) -> None:
+        await self.put({key(1): Rule(targets(1, 2, 3), affinity_seconds=1)})
+        self.space.reached("10.96.0.1", 80)
+        self.assertIn("10.96.0.1", self.nft("list", "map", "ip", script.NAME, "affinity"))
+        self.nft("flush", "map", "ip", script.NAME, "affinity")  # as its timeout does
+        self.assertEqual(len(self.space.reached("10.96.0.1", 80, 5)), 1)
+
+    @deferred
+    async def test_ipv6(self) -> None:
+        self.space.serve("fd01::1", 8080)
+        await self.put(
+            {
+                key(1, version=6): Rule(targets(1, version=6), cluster_ip=True),
+                key(2, version=6): Rule(targets(1, version=6), affinity_seconds=10),
+                key(3, version=6): Rule(),
+            }
+        )
+        self.assertEqual(set(self.space.reached("fd00::1", 80)), {"fd01::1:8080"})
+        self.assertEqual(set(self.space.reached("fd00::1", 81)), {"refused"})
+        self.assertEqual(set(self.space.reached("fd00::2", 80, 3)), {"fd01::1:8080"})
+        self.assertEqual(set(self.space.reached("fd00::3", 80)), {"refused"})
+
+    @deferred
+    async def test_a_sender_of_udp_does_not_stay_with_an_endpoint_that_is_gone(self) -> None:
+        for number in (4, 5):
+            self.space.serve(f"10.1.0.{number}", 8080, socket.SOCK_DGRAM)
+        await self.put({key(1, 53, "udp"): Rule(targets(4)), key(2, 53, "udp"): Rule(targets(4))})
+
+        def ask(sender: socket.socket) -> str:
+            sender.send(b"?")
+            return sender.recv(100).decode()
+
+        def connected(address: str) -> socket.socket:
+            sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            sender.settimeout(5)
+            sender.connect((address, 53))
+            return sender
+
+        one = self.space.inside(lambda: connected("10.96.0.1"))
+        other = self.space.inside(lambda: connected("10.96.0.2"))
+        with one, other:
+            self.assertEqual((ask(one), ask(other)), ("10.1.0.4:8080", "10.1.0.4:8080"))
+            await self.put({key(1, 53, "udp"): Rule(targets(5))})
+            self.assertEqual((ask(one), ask(other)), ("10.1.0.5:8080", "10.1.0.4:8080"))
+
+
+class TableTests(ProxyCase):
+    """What is in the kernel, by what the next agent reads there."""
+
+    MANY = {key(number): Rule(targets(1, 2), cluster_ip=number % 2 == 0) for number in range(1, 30)}  # noqa: RUF012
+
+    async def assert_in_kernel(self, expected: dict[Key, Rule]) -> None:
+        found = await Kernel(reactor, self.space.name).read(4)
+        assert found is not None
+        self.assertEqual(
+            {each: set(its.slots) for each, its in found.placements.items()},
+            {each: set(its.endpoints) for each, its in expected.items()},
+        )
+        self.assertEqual(
+            found.cluster_ips, {each.address for each, its in expected.items() if its.cluster_ip}
+        )
+
+    @deferred
+    async def test_an_update_of_all_ends_what_is_not_in_it(self) -> None:
+        await self.put(self.MANY)
+        await self.put({key(1): Rule(targets(3))}, all=True)
+        await self.assert_in_kernel({key(1): Rule(targets(3))})
+
+    @deferred
+    async def test_an_update_of_all_comes_in_parts(self) -> None:
+        await self.put(self.MANY)
+        version = Version("other", 7)
+        await self.proxy.apply(Update(version, {key(1): Rule(targets(1))}, all=True, more=True))
+        self.assertNotEqual(self.proxy.version, version)
+        await self.proxy.apply(Update(version, {key(2): Rule(targets(2))}, all=True))
+        self.assertEqual(self.proxy.version, version)
+        await self.assert_in_kernel({key(1): Rule(targets(1)), key(2): Rule(targets(2))})
+
+    @deferred
+    async def test_parts_of_an_update_that_was_broken_off_do_not_count_for_the_next(self) -> None:
+        part = {key(1): Rule(targets(1))}
+        await self.proxy.apply(Update(Version("table", 1), part, all=True, more=True))
+        await self.proxy.apply(Update(Version("table", 2), {key(2): Rule(targets(2))}, all=True))
+        await self.assert_in_kernel({key(2): Rule(targets(2))})
+
+    @deferred
+    async def test_many_keys_are_changed_in_batches(self) -> None:
+        self.patch(proxy, "BATCH", 7)
+        await self.put(self.MANY)
+        await self.assert_in_kernel(self.MANY)
+        await self.put({key(1): Rule(targets(3))}, *(each for each in self.MANY if each != key(1)))
+        await self.assert_in_kernel({key(1): Rule(targets(3))})
+
+    @deferred
+    async def test_a_new_agent_changes_only_what_differs(self) -> None:
+        await self.put(self.MANY)
+        handles = self.nft("-a", "list", "table", "ip", script.NAME)
+        self.proxy = self.new_proxy()
+        self.assertEqual(self.proxy.version, Version())
+        await self.put(self.MANY, all=True)
+        self.assertEqual(self.nft("-a", "list", "table", "ip", script.NAME), handles)
+
+    @deferred
+    async def test_tables_that_somebody_removes_or_changes_are_mended(self) -> None:
+        await self.put(self.MANY)
+        self.assertFalse(await self.proxy.mend())
+        for command in (
+            ("flush", "ruleset"),
+            ("flush", "map", "ip", script.NAME, "services"),
+            ("delete", "element", "ip", script.NAME, "endpoints", "{ 10.96.0.1 . tcp . 80 . 0 }"),
+            ("add", "element", "ip", script.NAME, "cluster-ips", "{ 10.97.0.1 }"),
+            ("delete", "element", "ip", script.NAME, "cluster-ips", "{ 10.96.0.2 }"),
+            ("add", "element", "ip", script.NAME, "refusals", "{ 10.97.0.1 . tcp . 1 : goto dropped }"),
+        ):
+            self.nft(*command)
+            await self.proxy.mend()
+            await self.assert_in_kernel(self.MANY)
+        self.assertEqual(self.proxy.version, Version("table", 1))
+
+    @deferred
+    async def test_what_the_kernel_refuses_is_told_and_the_next_update_of_all_begins_anew(self) -> None:
+        await self.put(self.MANY)
+        self.nft("delete", "table", "ip", script.NAME)
+        await self.assertFailure(self.start_put({key(1): Rule(targets(3))}), Unavailable)
+        self.assertEqual(self.proxy.version, Version())
+        await self.put(self.MANY, all=True)
+        await self.assert_in_kernel(self.MANY)
+        self.assertEqual(self.proxy.version, Version("table", 3))
+
+    @deferred
+    async def start_put(self, changed: dict[Key, Rule]) -> None:
+        await self.put(changed)
+
+    @deferred
+    async def test_tables_of_others_are_left_alone(self) -> None:
+        self.nft("add table ip filter; add chain ip filter mine { type filter hook output priority 0; }")
+        await self.put(self.MANY)
+        await self.proxy.mend()
+        self.assertIn("chain mine", self.nft("list", "table", "ip", "filter"))

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel's tables, through the programs `nft` and `conntrack`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+from twisted.logger import Logger
+
+from infranetes_common.commands import check, run
+from infranetes_common.errors import InfranetesError
+from infranetes_common.reactors import IReactor
+from vmserver.proxy import listing, script
+from vmserver.proxy.rules import Key, Target
+
+SECONDS = 60.0  # for one transaction of some hundred elements in an emulated VM, and for a listing of all
+MAX_LISTING = 64 << 20  # bytes; 10,000 rules with 5 endpoints each are listed in 5 MB
+MAX_FLOWS = 16 << 20
+BYTES_PER_FLOW = 16 * 1024  # of the VM's memory: one flow takes about 300 bytes, and few VMs have so many
+MIN_FLOWS, MOST_FLOWS = 32_768, 1_048_576
+MAX_FLOWS_FILE = Path("/proc/sys/net/netfilter/nf_conntrack_max")
+
+_FIELD = re.compile(r"(src|dst|dport)=(\S+)")
+_log = Logger()
+
+
+class Kernel:
+    """The tables of a network namespace.
+
+    :param namespace: its name; none: the process's own.
+    """
+
+    def __init__(self, reactor: IReactor, namespace: str = "") -> None:
+        self._reactor = reactor
+        self._inside = ["ip", "netns", "exec", namespace] if namespace else []
+
+    async def change(self, text: str) -> None:
+        """Run a script, which is one transaction. :raise InfranetesError: why nft refuses it."""
+        await check(self._reactor, [*self._inside, "nft", "-f", "-"], SECONDS, text.encode())
+
+    async def read(self, version: int) -> listing.Listing | None:
+        """Return what is in a family's table. None: there is no table that can be read."""
+        family = script.FAMILIES[version]
+        command = [*self._inside, "nft", "list", "table", family, script.NAME]
+        found = await run(self._reactor, command, SECONDS, max_output=MAX_LISTING)
+        if found.code:
+            return None
+        try:
+            return listing.read(version, found.stdout.decode(errors="replace"))
+        except listing.Unreadable as error:
+            _log.warn("the service proxy's table {family} is made anew: {error}", family=family, error=error)
+            return None
+
+    async def forget_flows(self, changed: Mapping[Key, Collection[Target]]) -> None:
+        """Have the kernel forget flows of UDP that don't go to an endpoint of today: they would go on there.
+
+        Without the program conntrack they do so until they are silent for half a minute.
+
+        :param changed: the endpoints of each key that others have changed of.
+        """
+        wanted = {
+            key: {each.address for each in its} for key, its in changed.items() if key.protocol == "udp"
+        }
+        if not wanted:
+            return
+        try:
+            command = [*self._inside, "conntrack", "-L", "-p", "udp"]
+            text = await check(self._reactor, command, SECONDS)
+            for address, port, reached in _flows(text.decode(errors="replace"), wanted):
+                what = ["--orig-dst", address, "--orig-port-dst", str(port), "--reply-src", reached]
+                await run(self._reactor, [*self._inside, "conntrack", "-D", "-p", "udp", *what], SECONDS)
+        except InfranetesError as error:
+            _log.warn("flows to endpoints that are gone may go on: {error}", error=error)
+
+    def thd_raise_limits(self, memory_bytes: int) -> None:
+        """Let the kernel follow more connections than it does by default. Blocks. Idempotent."""
+        wanted = min(max(memory_bytes // BYTES_PER_FLOW, MIN_FLOWS), MOST_FLOWS)
+        try:
+            if int(MAX_FLOWS_FILE.read_text()) < wanted:
+                MAX_FLOWS_FILE.write_text(str(wanted))
+        except (OSError, ValueError) as error:
+            _log.warn(
+                "{path} can't be raised to {wanted}: {error}", path=MAX_FLOWS_FILE, wanted=wanted, error=error
+            )
+
+
+def _flows(text: str, wanted: Mapping[Key, Collection[str]]) -> Iterator[tuple[str, int, str]]:
+    """Yield address, port and reached endpoint of each listed flow that goes elsewhere than is wanted."""
+    by_address = {(key.address, key.port): reached for key, reached in wanted.items()}
+    for line in text.splitlines():
+        fields = _FIELD.findall(line)
+        if [name for name, _ in fields] == ["src", "dst", "dport"] * 2:
+            (_, address), (_, port), (_, reached) = fields[1:4]
+            allowed = by_address.get((address, int(port)))
+            if allowed is not None and reached not in allowed:
+                yield address, int(port), reached

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernel's tables hold, read from what `nft list table` writes.
+
+nft's JSON takes twenty times the memory of its text. Only what `script` writes is understood; whatever else
+somebody has put into the table makes it one that has to be made anew.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import attrs
+
+from vmserver.proxy.placement import Placement
+from vmserver.proxy.rules import Key, Target
+
+_BLOCK = re.compile(r"^\t(map|set|chain) (\S+) \{$")
+_ELEMENT = re.compile(r"[^,]+")
+
+
+class Unreadable(Exception):
+    """The table is not as `script` makes it."""
+
+
+@attrs.frozen
+class Listing:
+    """What is in a table.
+
+    :ivar placements: by key; what is left of a broken one counts as it is. :ivar chains: their names.
+    :ivar cluster_ips: the addresses in that set.
+    """
+
+    placements: dict[Key, Placement]
+    chains: frozenset[str]
+    cluster_ips: frozenset[str]
+
+
+def read(version: int, text: str) -> Listing:
+    """Read what nft has listed. :raise Unreadable: it is not a table as `script` makes it."""
+    chains: set[str] = set()
+    verdicts: dict[Key, str] = {}
+    slots: dict[Key, dict[int, Target]] = {}
+    addresses: set[str] = set()
+    for kind, name, block in _blocks(text):
+        if kind == "chain":
+            chains.add(name)
+        elif name in ("services", "refusals"):
+            for element, value in _elements(block):
+                verdicts[_key(version, element)] = value.removeprefix("goto ")
+        elif name == "endpoints":
+            for element, value in _elements(block):
+                of, _, number = element.rpartition(" . ")
+                address, _, port = value.partition(" . ")
+                slots.setdefault(_key(version, of), {})[int(number, 0)] = Target(address, int(port))
+        elif name == "cluster-ips":
+            addresses |= {element for element, _ in _elements(block)}
+    placements = {}
+    for key, chain in verdicts.items():
+        numbered = slots.pop(key, {})
+        if sorted(numbered) != list(range(len(numbered))):
+            raise Unreadable(f"{key} has endpoints {sorted(numbered)}")
+        its = tuple(numbered[number] for number in range(len(numbered)))
+        placements[key] = Placement(chain, its, key.address in addresses)
+    if slots:
+        raise Unreadable(f"{len(slots)} keys have endpoints and no chain")
+    return Listing(placements, frozenset(chains), frozenset(addresses))
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield the kind, the name and the lines of each map, set and chain."""
+    found: tuple[str, str, list[str]] | None = None
+    for line in text.splitlines():
+        if match := _BLOCK.match(line):
+            found = (match[1], match[2], [])
+        elif line == "\t}" and found is not None:
+            yield found
+            found = None
+        elif found is not None:
+            found[2].append(line.strip())
+
+
+def _elements(lines: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield each element's key and value."""
+    text = " ".join(lines).partition("elements = {")[2].rpartition("}")[0]
+    for match in _ELEMENT.finditer(text):
+        key, _, value = match[0].strip().partition(" : ")
+        if key:
+            yield key, value
+
+
+def _key(version: int, text: str) -> Key:
+    try:
+        address, protocol, port = text.split(" . ")
+        return Key(version, address, protocol, int(port))
+    except ValueError:
+        raise Unreadable(f"{text!r} is no key") from None

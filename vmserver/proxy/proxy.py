@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps the kernel's tables as the node says.
+
+What is in the kernel is known by what was put there, and read from it where that is not sure: when the agent
+starts, and after a change that failed. So an agent that is started again changes only what differs.
+
+state     the tables                      what follows
+UNSURE    may be anything                 they are read; those that can't be are made anew
+KNOWN     are what `_placed` says         changes; one that fails leads to UNSURE
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+
+import attrs
+from twisted.internet.defer import DeferredLock
+from twisted.logger import Logger
+
+from infranetes_common.concurrency import shielded
+from infranetes_common.errors import InfranetesError, InvalidArgument, Unavailable
+from vmserver.proxy import script
+from vmserver.proxy.kernel import Kernel
+from vmserver.proxy.placement import Placement, place
+from vmserver.proxy.rules import Key, Rule
+
+BATCH = 500  # keys that are changed in one transaction
+MAX_KEYS = 200_000
+
+_log = Logger()
+
+
+@attrs.frozen
+class Version:
+    """What is in force: the rules of a table up to a number. No table: nobody knows."""
+
+    table: str = ""
+    number: int = 0
+
+
+@attrs.frozen
+class Update:
+    """A part of what leads to a version. Fields as in `ServiceRulesUpdate`."""
+
+    version: Version
+    changed: Mapping[Key, Rule]
+    removed: Sequence[Key] = ()
+    all: bool = False
+    more: bool = False
+
+
+class ServiceProxy:
+    """The service proxy of this VM.
+
+    :param addresses: the pod's, with which source ranges are compared.
+    :ivar version: what is in force.
+    """
+
+    def __init__(self, kernel: Kernel, addresses: Callable[[], Iterable[str]]) -> None:
+        self._kernel = kernel
+        self._addresses = addresses
+        self._lock = DeferredLock()
+        self._known = False
+        self._placed: dict[Key, Placement] = {}
+        self._cluster_ips: Counter[tuple[int, str]] = Counter()
+        self._chains: set[tuple[int, str]] = set()
+        self._coming: tuple[Version, set[Key]] | None = None  # of an update of all, as far as it has come
+        self.version = Version()
+
+    async def apply(self, update: Update) -> None:
+        """Put a part of an update into force.
+
+        :raise InvalidArgument: there would be too many rules.
+        :raise Unavailable: the kernel refuses. No version is in force until an update of all has come.
+        """
+        await shielded(self._applied(update))
+
+    async def _applied(self, update: Update) -> None:
+        async with self._lock:
+            try:
+                if not self._known:
+                    await self._learn()
+                await self._change(update)
+            except InfranetesError as error:
+                self._known, self._coming, self.version = False, None, Version()
+                if isinstance(error, InvalidArgument):
+                    raise
+                raise Unavailable(f"the service proxy's tables can't be changed: {error}") from error
+
+    async def mend(self) -> bool:
+        """Compare the tables with what was put there, and mend them. Returns whether that was needed.
+
+        :raise InfranetesError: they can't be read or mended; the next update tries again.
+        """
+        return await shielded(self._mended())
+
+    async def _mended(self) -> bool:
+        async with self._lock:
+            if not self._known:
+                return False  # the next update begins with reading them
+            wanted = dict(self._placed)
+            self._known = False
+            await self._learn()
+            if self._placed == wanted:
+                return False
+            _log.warn("the service proxy's tables were changed by somebody else and are mended")
+            await self._place({**dict.fromkeys(self._placed), **wanted})
+            return True
+
+    # With the lock held
+
+    async def _learn(self) -> None:
+        """Read what is in the kernel, and make the tables that are not there or not whole."""
+        self._placed, self._chains = {}, set()
+        for version in script.FAMILIES:
+            found = await self._kernel.read(version)
+            if found is None or not found.chains >= script.CHAINS:
+                await self._kernel.change(script.table(version))
+                continue
+            self._placed |= found.placements
+            self._chains |= {(version, name) for name in found.chains}
+            used = {key.address for key, its in found.placements.items() if its.cluster_ip}
+            if unused := found.cluster_ips - used:
+                await self._kernel.change(script.changes(version, {}, old_addresses=unused))
+        self._cluster_ips = Counter(_addresses(self._placed.items()))
+        self._known = True
+
+    async def _change(self, update: Update) -> None:
+        if not update.all or self._coming is None or self._coming[0] != update.version:
+            self._coming = (update.version, set())
+        coming = self._coming[1]
+        coming.update(update.changed)
+        if len(self._placed.keys() | update.changed.keys()) > MAX_KEYS:
+            raise InvalidArgument(f"a VM takes at most {MAX_KEYS} rules of Services")
+        own = list(self._addresses())
+        wanted: dict[Key, Placement | None] = dict.fromkeys(update.removed)
+        for key, rule in update.changed.items():
+            wanted[key] = place(rule, own, self._placed.get(key))
+        if update.all and not update.more:
+            wanted |= dict.fromkeys(self._placed.keys() - coming)
+        await self._place(wanted)
+        if not update.more:
+            self.version, self._coming = update.version, None
+
+    async def _place(self, wanted: Mapping[Key, Placement | None]) -> None:
+        """Change the tables, some keys at a time."""
+        for version in script.FAMILIES:
+            changed = (
+                (key, (self._placed.get(key), its))
+                for key, its in wanted.items()
+                if key.version == version and self._placed.get(key) != its
+            )
+            while batch := dict(islice(changed, BATCH)):
+                await self._change_batch(version, batch)
+
+    async def _change_batch(self, version: int, batch: Mapping[Key, script.Change]) -> None:
+        chains = {its.chain for _, its in batch.values() if its is not None and its.slots}
+        chains -= {name for _version, name in self._chains if _version == version}
+        new = Counter(_addresses((key, its) for key, (_, its) in batch.items()))
+        old = Counter(_addresses((key, its) for key, (its, _) in batch.items()))
+        counts = Counter({each: self._cluster_ips[each] + new[each] - old[each] for each in new | old})
+        await self._kernel.change(
+            script.chains(version, sorted(chains))
+            + script.changes(
+                version,
+                batch,
+                new_addresses=[each[1] for each in counts if counts[each] and not self._cluster_ips[each]],
+                old_addresses=[each[1] for each in counts if not counts[each] and self._cluster_ips[each]],
+            )
+        )
+        self._chains |= {(version, name) for name in chains}
+        self._cluster_ips.update(new)
+        self._cluster_ips.subtract(old)
+        for key, (_, its) in batch.items():
+            if its is None:
+                self._placed.pop(key, None)
+            else:
+                self._placed[key] = its
+        await self._kernel.forget_flows({key: its.slots if its else () for key, (_, its) in batch.items()})
+
+
+def _addresses(placed: Iterable[tuple[Key, Placement | None]]) -> Iterator[tuple[int, str]]:
+    """Yield the address of each key whose other ports are refused."""
+    return ((key.version, key.address) for key, its in placed if its is not None and its.cluster_ip)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the node says of each address, protocol and port of Kubernetes' Services."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ipaddress import ip_address, ip_network
+from typing import NamedTuple
+
+import attrs
+
+from infranetes_common.errors import InvalidArgument
+from infranetes_common.wire import vmserver as messages
+
+MAX_ENDPOINTS = 10_000  # of one rule
+MAX_RANGES = 1000
+MAX_AFFINITY_SECONDS = 86400
+PROTOCOLS = {6: "tcp", 17: "udp", 132: "sctp"}
+
+
+class Key(NamedTuple):
+    """What a connection is made to. The address and protocol are written as nft writes them."""
+
+    version: int
+    address: str
+    protocol: str
+    port: int
+
+
+class Target(NamedTuple):
+    """An endpoint."""
+
+    address: str
+    port: int
+
+
+@attrs.frozen
+class Rule:
+    """What becomes of connections to a key.
+
+    :ivar endpoints: among which they are spread evenly. :ivar dropped: without endpoints; else refused.
+    :ivar cluster_ip: connections to this address' other ports are refused.
+    :ivar affinity_seconds: for which all go to the same endpoint; 0: no.
+    :ivar source_ranges: they are dropped unless the pod has an address in these. None: never.
+    """
+
+    endpoints: tuple[Target, ...] = ()
+    dropped: bool = False
+    cluster_ip: bool = False
+    affinity_seconds: int = 0
+    source_ranges: tuple[str, ...] = ()
+
+
+def key(message: messages.ServiceKey) -> Key:
+    """Read a key. :raise InvalidArgument: it is none."""
+    address = _address(message.address)
+    if message.protocol not in PROTOCOLS or not 0 < message.port < 65536:
+        raise InvalidArgument(f"a Service can't have port {message.port} of IP protocol {message.protocol}")
+    return Key(ip_address(address).version, address, PROTOCOLS[message.protocol], message.port)
+
+
+def rule(message: messages.ServiceRule) -> Rule:
+    """Read a rule. :raise InvalidArgument: it is none."""
+    version = len(message.key.address)
+    if len(message.endpoints) > MAX_ENDPOINTS or len(message.source_ranges) > MAX_RANGES:
+        raise InvalidArgument(f"a rule has at most {MAX_ENDPOINTS} endpoints and {MAX_RANGES} source ranges")
+    if message.affinity_seconds > MAX_AFFINITY_SECONDS:
+        raise InvalidArgument(f"affinity lasts at most {MAX_AFFINITY_SECONDS} s")
+    if any(len(each.address) != version or not 0 < each.port < 65536 for each in message.endpoints):
+        raise InvalidArgument("an endpoint has to have an address of the Service's family, and a port")
+    return Rule(
+        tuple(Target(_address(each.address), each.port) for each in message.endpoints),
+        message.dropped,
+        message.cluster_ip,
+        message.affinity_seconds,
+        _ranges(message.source_ranges),
+    )
+
+
+def _address(packed: bytes) -> str:
+    if len(packed) not in (4, 16):
+        raise InvalidArgument(f"an address has 4 or 16 bytes, not {len(packed)}")
+    return str(ip_address(packed))
+
+
+def _ranges(texts: Sequence[str]) -> tuple[str, ...]:
+    try:
+        return tuple(str(ip_network(text)) for text in texts)
+    except ValueError as error:
+        raise InvalidArgument(f"a source range can't be read: {error}") from None

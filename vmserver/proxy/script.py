@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text for `nft`: the tables, and changes of what is in them. Each script is one transaction.
+
+There is a table for each family, with
+
+map services         an address, protocol and port → the chain that chooses an endpoint's number
+map endpoints        an address, protocol, port and number → an endpoint
+map affinity         an address, protocol and port → the number that was chosen last, for some time
+map refusals         an address, protocol and port without endpoints → the chain that refuses or drops
+set cluster-ips      addresses of which all other ports are refused
+chain spread-N       chooses one of N numbers
+chain keep-N-S       the same, or goes on with the last one if that was chosen less than S seconds ago
+chain again-N-S      how it goes on with that; not for IPv6, where the number depends on the pod's address
+
+Connections without endpoints are refused before translation, those to other ports of a cluster IP after it.
+The chains spread-N and keep-N-S are made when they are first needed and never removed: kernels before 6.2
+refuse to remove a chain in the transaction of its last use. The number is put into the packet's mark, since
+nft 1.0 has no other register by which a map can be looked up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from vmserver.proxy.placement import DROPPED, REFUSED, Placement
+from vmserver.proxy.rules import Key
+
+NAME = "infranetes-services"
+FAMILIES = {4: "ip", 6: "ip6"}
+MAX_AFFINITIES = 65536
+CHAINS = frozenset((REFUSED, DROPPED, "before", "translate", "after"))  # of an empty table
+CHAIN = re.compile(r"spread-([1-9][0-9]*)|keep-([1-9][0-9]*)-([1-9][0-9]*)")
+
+Change = tuple[Placement | None, Placement | None]
+"""What a key had and what it has to have."""
+
+
+def table(version: int) -> str:
+    """Return the script that makes an empty table, in the place of one that is there."""
+    ip = FAMILIES[version]
+    key = f"ipv{version}_addr . inet_proto . inet_service"
+    to = _to(ip)
+    return f"""\
+table {ip} {NAME} {{}}
+delete table {ip} {NAME}
+table {ip} {NAME} {{
+  map services {{ type {key} : verdict; }}
+  map endpoints {{ type {key} . mark : ipv{version}_addr . inet_service; }}
+  map affinity {{ type {key} : mark; flags dynamic,timeout; size {MAX_AFFINITIES}; }}
+  map refusals {{ type {key} : verdict; }}
+  set cluster-ips {{ type ipv{version}_addr; }}
+  chain {REFUSED} {{ meta l4proto tcp reject with tcp reset; reject; }}
+  chain {DROPPED} {{ drop; }}
+  chain before {{ type filter hook output priority -110; {to} vmap @refusals; }}
+  chain translate {{ type nat hook output priority -100; {to} vmap @services; }}
+  chain after {{ type filter hook output priority -90; {ip} daddr @cluster-ips goto {REFUSED}; }}
+}}
+"""
+
+
+def removal(version: int) -> str:
+    """Return the script that removes a table, be it there or not."""
+    ip = FAMILIES[version]
+    return f"table {ip} {NAME} {{}}\ndelete table {ip} {NAME}\n"
+
+
+def chains(version: int, names: Iterable[str]) -> str:
+    """Return the script that makes chains for `Placement.chain`. Nothing has them yet."""
+    ip = FAMILIES[version]
+    made = {chain: rules for name in names for chain, rules in _chains(ip, name).items()}
+    return "".join(
+        f"table {ip} {NAME} {{\n  chain {name} {{\n    {rules}\n  }}\n}}\n" for name, rules in made.items()
+    )
+
+
+def _chains(ip: str, name: str) -> dict[str, str]:
+    """The rules of a chain, and of those that it needs before."""
+    match = CHAIN.fullmatch(name)
+    assert match is not None, name
+    count, seconds = match[1] or match[2], match[3]
+    to = _to(ip)
+    draw = f"meta mark set numgen random mod {count}"
+    go = f"dnat {ip} to {to} . meta mark map @endpoints"
+    if not seconds:
+        return {name: f"{draw}\n{go}"}
+    if ip == "ip6":  # nft 1.0.6 can't note anything under a key that holds an IPv6 address
+        return {name: f"meta mark set jhash ip6 saddr mod {count}\n{go}"}
+    note = f"update @affinity {{ {to} timeout {seconds}s : meta mark }}"
+    # A rule ends where a map has no element; then the next one draws another number.
+    again = f"again-{count}-{seconds}"
+    return {
+        again: f"{note}\n{go}\n{draw}\n{note}\n{go}",
+        name: f"meta mark set {to} map @affinity goto {again}\n{draw}\n{note}\n{go}",
+    }
+
+
+def _to(ip: str) -> str:
+    return f"{ip} daddr . meta l4proto . th dport"
+
+
+def changes(
+    version: int,
+    changed: Mapping[Key, Change],
+    new_addresses: Iterable[str] = (),
+    old_addresses: Iterable[str] = (),
+) -> str:
+    """Return the script that changes what is in the tables for keys. The chains are there.
+
+    :param new_addresses: for `cluster-ips`. :param old_addresses: of it.
+    """
+    removed: dict[str, list[str]] = {}
+    added: dict[str, list[str]] = {}
+    for key, (before, after) in changed.items():
+        was, has = elements(key, before), elements(key, after)
+        for (name, element), value in was.items():
+            if has.get((name, element)) != value:
+                removed.setdefault(name, []).append(element)
+        for (name, element), value in has.items():
+            if was.get((name, element)) != value:
+                added.setdefault(name, []).append(f"{element} : {value}")
+    removed.setdefault("cluster-ips", []).extend(old_addresses)
+    added.setdefault("cluster-ips", []).extend(new_addresses)
+    ip = FAMILIES[version]
+    return _commands("delete", ip, removed) + _commands("add", ip, added)
+
+
+def elements(key: Key, placement: Placement | None) -> dict[tuple[str, str], str]:
+    """Return the elements of one key by their map's name and their own key, as nft writes them."""
+    if placement is None:
+        return {}
+    written = f"{key.address} . {key.protocol} . {key.port}"
+    found = {("services" if placement.slots else "refusals", written): f"goto {placement.chain}"}
+    for number, (address, port) in enumerate(placement.slots):
+        found["endpoints", f"{written} . {number:#010x}"] = f"{address} . {port}"
+    return found
+
+
+def _commands(verb: str, ip: str, given: Mapping[str, list[str]]) -> str:
+    return "".join(
+        f"{verb} element {ip} {NAME} {name} {{ {', '.join(texts)} }}\n"
+        for name, texts in given.items()
+        if texts
+    )

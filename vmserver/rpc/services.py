@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ServiceRules: the node brings the service proxy up to date."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from infranetes_common.errors import InvalidArgument, Unavailable
+from infranetes_common.wire import vmserver as messages
+from txgrpc import Call
+from vmserver.proxy import rules
+from vmserver.proxy.proxy import ServiceProxy, Update, Version
+
+MAX_RULES = 10_000  # of one message
+
+
+class ServiceCalls:
+    """Hands updates to the service proxy, of the newest call alone."""
+
+    def __init__(self, proxy: ServiceProxy) -> None:
+        self._proxy = proxy
+        self._newest: Call | None = None
+
+    async def ServiceRules(
+        self, requests: AsyncIterator[messages.ServiceRulesUpdate], call: Call
+    ) -> AsyncIterator[messages.ServiceRulesState]:
+        self._newest = call
+        yield self._state()
+        async for request in requests:
+            if self._newest is not call:
+                raise Unavailable("a newer call brings the service proxy's rules")
+            await self._proxy.apply(_update(request))
+            if not request.more:
+                yield self._state()
+
+    def _state(self) -> messages.ServiceRulesState:
+        version = self._proxy.version
+        return messages.ServiceRulesState(table=version.table, number=version.number)
+
+
+def _update(request: messages.ServiceRulesUpdate) -> Update:
+    if len(request.changed) + len(request.removed) > MAX_RULES:
+        raise InvalidArgument(f"an update has at most {MAX_RULES} rules in one message")
+    if not request.table or len(request.table) > 64:
+        raise InvalidArgument("an update has to name its table")
+    return Update(
+        Version(request.table, request.number),
+        {rules.key(each.key): rules.rule(each) for each in request.changed},
+        [rules.key(each) for each in request.removed],
+        request.all,
+        request.more,
+    )
