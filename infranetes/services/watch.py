@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Following one kind of objects at the API server, without I/O: what to ask for, what an answer means.
+
+Source: Kubernetes' API concepts ("Efficient detection of changes", "Streaming lists"); client-go's reflector.
+
+state      asks for                             an answer leads to
+STREAMING  a watch that begins with all         FOLLOWING at the bookmark that ends these; LISTING if the
+           objects (a streaming list)           server has no streaming lists
+LISTING    all objects                          FOLLOWING
+FOLLOWING  changes since the last version       itself, when the answer ends; STREAMING or LISTING if the
+           that was heard of                    server does not know that version any more
+
+Whoever uses it asks with `request`, hands over each line of a watch's answer to `line` and a list's whole
+answer to `listed`, tells a refusal with `refused`, and every answer's end with `ended`. What was learned stays
+true until a whole list replaces it.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from infranetes_common.concurrency import backoff
+
+WATCH_SECONDS = 300.0  # the server ends a watch after so long, or up to twice that
+INITIAL_END = "k8s.io/initial-events-end"
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds between two attempts that fail
+EXPIRED, INVALID = 410, (400, 404, 422)
+
+Json = Mapping[str, Any]  # Any: an object of the API, which `objects` checks
+
+
+class State(enum.Enum):
+    STREAMING = "streaming"
+    LISTING = "listing"
+    FOLLOWING = "following"
+
+
+@attrs.frozen
+class Put:
+    """An object is there, or has changed."""
+
+    object: Json
+
+
+@attrs.frozen
+class Removed:
+    """An object is gone, or is selected no more; this is its last state."""
+
+    object: Json
+
+
+@attrs.frozen
+class Replaced:
+    """These are all objects."""
+
+    objects: Sequence[Json]
+
+
+Event = Put | Removed | Replaced
+
+
+@attrs.frozen
+class Request:
+    """The query of a request. :ivar watch: the answer is a line for each event, else one list."""
+
+    query: Mapping[str, str]
+    watch: bool
+
+
+class Watch:
+    """One kind of objects.
+
+    :param selectors: `labelSelector` and `fieldSelector`, as far as there are any.
+    :param random: returns a number from 0 to 1, as random.random.
+    :ivar current: whether everything up to some moment is known.
+    """
+
+    def __init__(self, selectors: Mapping[str, str], random: Callable[[], float]) -> None:
+        self._selectors = selectors
+        self._random = random
+        self._first = self._state = State.STREAMING
+        self._version = ""
+        self._initial: dict[tuple[str, str], Json] = {}  # what a streaming list has brought
+        self._progress = False  # this answer has brought something
+        self._renew_pauses()
+        self.current = False
+
+    def request(self) -> Request:
+        """What to ask for now."""
+        self._progress = False
+        self._initial = {}
+        seconds = str(int(WATCH_SECONDS * (1 + self._random())))
+        watching = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": seconds}
+        if self._state is State.LISTING:
+            return Request({**self._selectors, "resourceVersion": "0"}, False)
+        if self._state is State.STREAMING:
+            watching |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+        return Request({**self._selectors, **watching, "resourceVersion": self._version}, True)
+
+    def listed(self, answer: bytes) -> Sequence[Event]:
+        """Take the answer to a list. :raise ValueError: it is none."""
+        content = _object(json.loads(answer))
+        items = content.get("items") or []
+        if not isinstance(items, list):
+            raise ValueError("its items are no list")
+        self._follow(_version(content))
+        return [Replaced([_object(item) for item in items])]
+
+    def line(self, line: bytes) -> Sequence[Event]:
+        """Take one line of the answer to a watch. :raise ValueError: it is none."""
+        event = _object(json.loads(line))
+        kind, thing = event.get("type"), _object(event.get("object"))
+        if kind == "ERROR":
+            self.refused(int(thing.get("code") or 0))
+            return []
+        if kind not in ("ADDED", "MODIFIED", "DELETED", "BOOKMARK"):
+            raise ValueError(f"there is no event of type {str(kind)[:40]!r}")
+        version = _version(thing)
+        if self._state is State.STREAMING:
+            return self._initially(kind, thing, version)
+        self._follow(version)
+        if kind == "BOOKMARK":
+            return []
+        return [Removed(thing) if kind == "DELETED" else Put(thing)]
+
+    def _initially(self, kind: str, thing: Json, version: str) -> Sequence[Event]:
+        about = _object(thing.get("metadata"))
+        if kind == "BOOKMARK":
+            if _object(about.get("annotations") or {}).get(INITIAL_END) != "true":
+                return []
+            objects, self._initial = list(self._initial.values()), {}
+            self._follow(version)
+            return [Replaced(objects)]
+        name = (str(about.get("namespace")), str(about.get("name")))
+        if kind == "DELETED":
+            self._initial.pop(name, None)
+        else:
+            self._initial[name] = thing
+        return []
+
+    def ended(self) -> float:
+        """Note that an answer has ended, however. Returns the seconds to wait before the next request."""
+        return 0.0 if self._progress else next(self._pauses)
+
+    def refused(self, status: int) -> None:
+        """Note that the server refuses: by HTTP's status, or by an event within an answer."""
+        if status == EXPIRED or (status in INVALID and self._state is not State.STREAMING):
+            self._begin_again()
+        elif status in INVALID:
+            self._first = self._state = State.LISTING
+
+    def _begin_again(self) -> None:
+        self._state, self._version = self._first, ""
+
+    def _follow(self, version: str) -> None:
+        self._state, self._version = State.FOLLOWING, version
+        self.current = self._progress = True
+        self._renew_pauses()
+
+    def _renew_pauses(self) -> None:
+        self._pauses = backoff(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5, chance=self._random)
+
+
+def _object(value: object) -> Json:
+    if not isinstance(value, dict):
+        raise ValueError(f"{str(value)[:40]!r} is no object")
+    return value
+
+
+def _version(thing: Json) -> str:
+    version = _object(thing.get("metadata")).get("resourceVersion")
+    if not isinstance(version, str) or not version:
+        raise ValueError("it has no resourceVersion")
+    return version

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is asked of the API server, and what its answers mean."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes.services.watch import Event, Put, Removed, Replaced, Watch
+
+Json = dict[str, Any]  # Any: JSON
+
+
+def thing(name: str, version: int, **annotations: str) -> Json:
+    about = {"namespace": "ns", "name": name, "resourceVersion": str(version)}
+    return {"metadata": {**about, "annotations": annotations}}
+
+
+END = {"k8s.io/initial-events-end": "true"}
+
+
+class WatchTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.watch = Watch({"labelSelector": "!skipped"}, lambda: 0.0)
+
+    def tell(self, kind: str, given: Json) -> list[Event]:
+        return list(self.watch.line(json.dumps({"type": kind, "object": given}).encode()))
+
+    def asked(self) -> tuple[bool, str, bool]:
+        """Whether it watches, from which version, and whether all objects come first."""
+        request = self.watch.request()
+        self.assertEqual(request.query["labelSelector"], "!skipped")
+        query = request.query
+        return request.watch, query["resourceVersion"], query.get("sendInitialEvents") == "true"
+
+    def follow(self, version: int = 5) -> None:
+        self.asked()
+        self.tell("BOOKMARK", thing("", version, **END))
+
+    def test_a_streaming_list_replaces_all_at_its_end(self) -> None:
+        self.assertEqual(self.asked(), (True, "", True))
+        self.assertEqual(self.tell("ADDED", thing("a", 1)), [])
+        self.assertEqual(self.tell("ADDED", thing("b", 2)), [])
+        self.assertEqual(self.tell("ADDED", thing("c", 2)), [])
+        self.assertEqual(self.tell("MODIFIED", thing("a", 3)), [])
+        self.assertEqual(self.tell("DELETED", thing("b", 4)), [])
+        self.assertEqual(self.tell("BOOKMARK", thing("", 4)), [])
+        self.assertFalse(self.watch.current)
+        found = self.tell("BOOKMARK", thing("", 5, **END))
+        self.assertEqual(found, [Replaced([thing("a", 3), thing("c", 2)])])
+        self.assertTrue(self.watch.current)
+
+    def test_then_it_is_told_changes(self) -> None:
+        self.follow()
+        self.assertEqual(self.tell("ADDED", thing("a", 6)), [Put(thing("a", 6))])
+        self.assertEqual(self.tell("MODIFIED", thing("a", 7)), [Put(thing("a", 7))])
+        self.assertEqual(self.tell("DELETED", thing("a", 8)), [Removed(thing("a", 8))])
+
+    def test_after_an_end_it_goes_on_from_the_last_event_or_bookmark(self) -> None:
+        self.follow(5)
+        self.assertEqual(self.watch.ended(), 0)
+        self.assertEqual(self.asked(), (True, "5", False))
+        self.tell("ADDED", thing("a", 6))
+        self.watch.ended()
+        self.assertEqual(self.asked(), (True, "6", False))
+        self.tell("BOOKMARK", thing("", 9))
+        self.watch.ended()
+        self.assertEqual(self.asked(), (True, "9", False))
+
+    def test_a_streaming_list_that_breaks_off_replaces_nothing(self) -> None:
+        self.asked()
+        self.tell("ADDED", thing("a", 1))
+        self.watch.ended()
+        self.assertEqual(self.asked(), (True, "", True))
+        self.assertEqual(self.tell("BOOKMARK", thing("", 5, **END)), [Replaced([])])
+
+    def test_without_streaming_lists_it_lists_and_watches(self) -> None:
+        for status in (400, 422):
+            self.watch = Watch({"labelSelector": "!skipped"}, lambda: 0.0)
+            self.asked()
+            self.watch.refused(status)
+            self.watch.ended()
+            self.assertEqual(self.asked(), (False, "0", False))
+            answer = {"metadata": {"resourceVersion": "7"}, "items": [thing("a", 1)]}
+            found = self.watch.listed(json.dumps(answer).encode())
+            self.assertEqual(found, [Replaced([thing("a", 1)])])
+            self.assertEqual(self.watch.ended(), 0)
+            self.assertEqual(self.asked(), (True, "7", False))
+            self.watch.refused(410)
+            self.watch.ended()
+            self.assertEqual(self.asked(), (False, "0", False))
+
+    def test_a_version_that_is_gone_begins_again_and_all_stays_true_meanwhile(self) -> None:
+        self.follow()
+        self.assertEqual(self.tell("ERROR", {"kind": "Status", "code": 410}), [])
+        self.watch.ended()
+        self.assertTrue(self.watch.current)
+        self.assertEqual(self.asked(), (True, "", True))
+
+    def test_what_can_pass_is_tried_again_from_the_same_version(self) -> None:
+        self.follow()
+        for status in (401, 403, 429, 500, 503):
+            self.asked()
+            self.watch.refused(status)
+            self.watch.ended()
+            self.assertEqual(self.asked(), (True, "5", False), status)
+
+    def test_answers_that_bring_nothing_are_waited_after_longer_and_longer(self) -> None:
+        pauses = []
+        for _ in range(9):
+            self.asked()
+            pauses.append(self.watch.ended())
+        self.assertEqual(pauses, sorted(pauses))
+        self.assertGreater(pauses[0], 0)
+        self.assertLessEqual(pauses[-1], 30)
+        self.follow()
+        self.watch.ended()
+        self.asked()
+        self.assertEqual(self.watch.ended(), pauses[0])
+
+    def test_what_is_no_event_is_refused(self) -> None:
+        self.follow()
+        for line in (
+            b"", b"[]", b"{}", b'{"type": "ADDED"}', b'{"type": "ADDED", "object": {"metadata": {}}}',
+            b'{"type": "NEW", "object": {"metadata": {"resourceVersion": "1"}}}', b"\xff", b"[" * 100_000,
+        ):  # fmt: skip
+            self.assertRaises((ValueError, RecursionError), self.watch.line, line)
