@@ -29,6 +29,7 @@ REQUIRES = [
     "h11>=0.14",
     "wsproto>=1.2",
     "jeepney>=0.8",
+    "PyYAML>=6.0",
     "apache-libcloud>=3.4.1",
 ]
 
@@ -38,7 +39,7 @@ EXTRAS = {
     "vsphere": ["pyvmomi>=6.7.1"],
     "bench": ["grpcio>=1.51"],
     # Exact: another release of these finds other faults.
-    "lint": ["ruff==0.17.5", "mypy==2.4.1", "mypy-zope==1.0.17", "types-protobuf"],
+    "lint": ["ruff==0.17.5", "mypy==2.4.1", "mypy-zope==1.0.17", "types-protobuf", "types-PyYAML"],
 }
 
 # One ServiceMaker each. They go into Twisted's own plugin package, which has no __init__.py here.

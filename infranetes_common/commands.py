@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -79,16 +79,18 @@ async def run(
     timeout: float,
     stdin: bytes = b"",
     max_output: int = MAX_OUTPUT,
+    environment: Mapping[str, str] | None = None,
 ) -> Output:
     """Run `command` to its end. After `timeout` seconds it is killed, and its end is not waited for.
 
     :param max_output: bytes of each of its streams after which the rest is left out.
+    :param environment: variables beside `ENVIRONMENT`.
     :raise FailedPrecondition: no such program.
     :raise DeadlineExceeded: out of time.
     """
     program = find_program(command[0])
     child = _Command(stdin, max_output)
-    process = reactor.spawnProcess(child, program, command, env=ENVIRONMENT)
+    process = reactor.spawnProcess(child, program, command, env={**ENVIRONMENT, **(environment or {})})
     try:
         return child.output(await child.ended.addTimeout(timeout, reactor))
     except BaseException as error:

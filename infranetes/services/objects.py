@@ -109,19 +109,27 @@ class OwnNode:
     zone: str = ""
 
 
+def name(item: object) -> Name:
+    """Read an object's namespace and name, empty where it has none."""
+    try:
+        return _Fields(item, "an object").name()
+    except InvalidArgument:
+        return Name("", "")
+
+
 def service(item: object) -> Service | None:
     """Read a Service. None: no proxy serves it, as it has no address, or it is another proxy's.
 
     :raise InvalidArgument: it is not what the API says of a Service.
     """
     top = _Fields(item, "Service")
-    name, labels, spec = top.name(), top.labels(), top.fields("spec")
+    its_name, labels, spec = top.name(), top.labels(), top.fields("spec")
     addresses = tuple(spec.texts("clusterIPs")) or ((first,) if (first := spec.text("clusterIP")) else ())
     if PROXY_NAME in labels or spec.text("type") == "ExternalName" or not addresses or "None" in addresses:
         return None
     ingress = top.fields("status").fields("loadBalancer").items("ingress")
     return Service(
-        name,
+        its_name,
         tuple(map(spec.address, addresses)),
         tuple(_service_ports(spec)),
         tuple(spec.address(text) for text in spec.texts("externalIPs")),
@@ -154,7 +162,7 @@ def endpoint_slice(item: object) -> EndpointSlice | None:
     :raise InvalidArgument: it is not what the API says of an EndpointSlice.
     """
     top = _Fields(item, "EndpointSlice")
-    name, labels = top.name(), top.labels()
+    its_name, labels = top.name(), top.labels()
     owner = labels.get(SERVICE_NAME, "")
     if not owner or HEADLESS in labels or top.text("addressType") not in ("IPv4", "IPv6"):
         return None
@@ -164,7 +172,7 @@ def endpoint_slice(item: object) -> EndpointSlice | None:
         if each.has("port") and each.has("name")  # kube-proxy serves no others either
     )
     endpoints = (_endpoint(each) for each in top.items("endpoints") if each.texts("addresses"))
-    return EndpointSlice(name, Name(name.namespace, owner), tuple(ports), tuple(endpoints))
+    return EndpointSlice(its_name, Name(its_name.namespace, owner), tuple(ports), tuple(endpoints))
 
 
 def _endpoint(fields: _Fields) -> Endpoint:

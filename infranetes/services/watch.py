@@ -11,8 +11,8 @@ FOLLOWING  changes since the last version       itself, when the answer ends; ST
            that was heard of                    server does not know that version any more
 
 Whoever uses it asks with `request`, hands over each line of a watch's answer to `line` and a list's whole
-answer to `listed`, tells a refusal with `refused`, and every answer's end with `ended`. What was learned stays
-true until a whole list replaces it.
+answer to `listed`, tells a refusal with `refused`, and every answer's end with `ended`. What was learned
+stays true until a whole list replaces it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ WATCH_SECONDS = 300.0  # the server ends a watch after so long, or up to twice t
 INITIAL_END = "k8s.io/initial-events-end"
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds between two attempts that fail
 EXPIRED, INVALID = 410, (400, 404, 422)
+TOO_LARGE = "Too large resource version"  # a server with another history, or one that has just begun
 
 Json = Mapping[str, Any]  # Any: an object of the API, which `objects` checks
 
@@ -90,6 +91,11 @@ class Watch:
         self._renew_pauses()
         self.current = False
 
+    @property
+    def following(self) -> bool:
+        """Whether changes are told as they happen, as far as is known."""
+        return self._state is State.FOLLOWING
+
     def request(self) -> Request:
         """What to ask for now."""
         self._progress = False
@@ -116,7 +122,7 @@ class Watch:
         event = _object(json.loads(line))
         kind, thing = event.get("type"), _object(event.get("object"))
         if kind == "ERROR":
-            self.refused(int(thing.get("code") or 0))
+            self.refused(int(thing.get("code") or 0), str(thing.get("message")))
             return []
         if kind not in ("ADDED", "MODIFIED", "DELETED", "BOOKMARK"):
             raise ValueError(f"there is no event of type {str(kind)[:40]!r}")
@@ -147,9 +153,13 @@ class Watch:
         """Note that an answer has ended, however. Returns the seconds to wait before the next request."""
         return 0.0 if self._progress else next(self._pauses)
 
-    def refused(self, status: int) -> None:
+    def refused(self, status: int, why: str = "") -> None:
         """Note that the server refuses: by HTTP's status, or by an event within an answer."""
-        if status == EXPIRED or (status in INVALID and self._state is not State.STREAMING):
+        if (
+            status == EXPIRED
+            or TOO_LARGE in why
+            or (status in INVALID and self._state is not State.STREAMING)
+        ):
             self._begin_again()
         elif status in INVALID:
             self._first = self._state = State.LISTING

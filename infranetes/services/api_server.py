@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests to Kubernetes' API server, with credentials that rotate."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import cast
+
+import treq
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IOpenSSLClientConnectionCreator
+from twisted.internet.protocol import Protocol
+from twisted.internet.protocol import connectionDone as connection_done
+from twisted.internet.ssl import (
+    Certificate,
+    PrivateCertificate,
+    optionsForClientTLS,
+    platformTrust,
+    trustRootFromCertificates,
+)
+from twisted.python.failure import Failure
+from twisted.web.client import Agent, ResponseDone
+from twisted.web.http import PotentialDataLoss
+from twisted.web.http_headers import Headers
+from twisted.web.iweb import IPolicyForHTTPS, IResponse
+from zope.interface import implementer
+
+from infranetes.services.kubeconfig import Access, credentials, thd_read
+from infranetes_common.commands import run
+from infranetes_common.concurrency import run_in_thread, within
+from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
+from infranetes_common.reactors import IReactor
+
+CONNECT_SECONDS = 10.0
+ANSWER_SECONDS = 30.0  # until the head of an answer has come
+IDLE_SECONDS = 180.0  # without a byte; a watch has a bookmark about each minute
+FRESH_SECONDS = 60.0  # after which credentials are read again
+PLUGIN_SECONDS = 60.0
+MAX_LINE = 16 << 20  # bytes of one event
+MAX_LIST = 512 << 20
+MAX_REFUSAL = 4096
+
+_PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+
+
+class Refused(Exception):
+    """The server answers with another status than 200. :ivar status: which."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(f"the API server answers {status}: {why}")
+        self.status = status
+
+
+@implementer(IPolicyForHTTPS)
+class _Policy:
+    """TLS as a kubeconfig wants it. :raise FailedPrecondition: a certificate or key can't be read."""
+
+    def __init__(self, access: Access) -> None:
+        self._server_name = access.server_name
+        try:
+            roots = [Certificate.loadPEM(each) for each in _PEM.findall(access.authority)]
+            self._trust = trustRootFromCertificates(roots) if roots else platformTrust()
+            self._own = PrivateCertificate.loadPEM(access.key + access.certificate) if access.key else None
+        except Exception as error:  # whatever OpenSSL's errors are called
+            raise FailedPrecondition(
+                f"a certificate or key of the kubeconfig can't be read: {error}"
+            ) from None
+
+    def creatorForNetloc(self, hostname: bytes, port: int) -> IOpenSSLClientConnectionCreator:
+        name = self._server_name or hostname.decode("ascii")
+        found: IOpenSSLClientConnectionCreator = optionsForClientTLS(name, self._trust, self._own)
+        return found
+
+
+class ApiServer:
+    """The API server that a kubeconfig names.
+
+    :param host: an address in the place of the kubeconfig's.
+    """
+
+    def __init__(self, reactor: IReactor, kubeconfig: Path, host: str = "") -> None:
+        self._reactor = reactor
+        self._kubeconfig = kubeconfig
+        self._host = host
+        self._access: Access | None = None
+        self._used: Access | None = None  # by the agent
+        self._agent: Agent | None = None
+        self._read_at = 0.0
+
+    async def lines(self, path: str, query: Mapping[str, str], take: Callable[[bytes], None]) -> None:
+        """Ask for something and hand each line of the answer to `take`, until the answer ends.
+
+        :raise Refused: the server answers with an error.
+        :raise Unavailable: it can't be reached, is silent, or the answer breaks off.
+        :raise FailedPrecondition: the kubeconfig is none.
+        """
+        await self._get(path, query, _Lines(self._reactor, take))
+
+    async def whole(self, path: str, query: Mapping[str, str]) -> bytes:
+        """Ask for something and return the answer. Raises as `lines`."""
+        body = _Whole(self._reactor)
+        await self._get(path, query, body)
+        return body.content
+
+    async def _get(self, path: str, query: Mapping[str, str], body: _Body) -> None:
+        access = await self._current()
+        headers = Headers({"Accept": ["application/json"]})
+        if access.token:
+            headers.setRawHeaders("Authorization", [f"Bearer {access.token}"])
+        try:
+            asking = treq.get(
+                access.server + path, params=query, headers=headers, agent=self._agent, unbuffered=True
+            )
+            response = cast(
+                IResponse, await within(self._reactor, ANSWER_SECONDS, asking, f"GET {path}")
+            )  # treq's type has no name
+        except Exception as error:
+            self._access = None  # with other credentials it may go better
+            raise Unavailable(f"{access.server} can't be asked: {_words(error)}") from error
+        if response.code == 200:
+            await _delivered(response, body)
+            return
+        if response.code == 401:
+            self._access = None
+        refusal = _Whole(self._reactor, MAX_REFUSAL)
+        with contextlib.suppress(InfranetesError):  # its status is what matters
+            await _delivered(response, refusal)
+        raise Refused(response.code, refusal.content.decode(errors="replace"))
+
+    async def _current(self) -> Access:
+        """The credentials of now. `_agent` uses them."""
+        now = self._reactor.seconds()
+        if self._access is None or now - self._read_at >= FRESH_SECONDS:
+            access = await run_in_thread(self._reactor, thd_read, self._kubeconfig, self._host)
+            if access.plugin is not None:
+                access = await self._from_plugin(access)
+            if access != self._used:
+                self._agent = Agent(self._reactor, _Policy(access), connectTimeout=CONNECT_SECONDS)
+            self._access = self._used = access
+            self._read_at = now
+        return self._access
+
+    async def _from_plugin(self, access: Access) -> Access:
+        plugin = access.plugin
+        assert plugin is not None
+        wanted = {"apiVersion": plugin.version, "kind": "ExecCredential", "spec": {"interactive": False}}
+        environment = {**plugin.environment, "KUBERNETES_EXEC_INFO": json.dumps(wanted)}
+        done = await run(self._reactor, plugin.command, PLUGIN_SECONDS, environment=environment)
+        if done.code:
+            raise FailedPrecondition(f"{plugin.command[0]} brings no credentials: {done.message()}")
+        return credentials(access, done.stdout)
+
+
+async def _delivered(response: IResponse, body: _Body) -> None:
+    response.deliverBody(body)
+    try:
+        await body.ended
+    finally:
+        body.stop()
+
+
+def _words(error: Exception) -> str:
+    """What an error of twisted.web says: its own errors hold lists of Failures."""
+    reasons = getattr(error, "reasons", None)
+    return "; ".join(each.getErrorMessage() for each in reasons) if reasons else str(error)
+
+
+class _Body(Protocol):
+    """An answer's body. :ivar ended: once it has, or with Unavailable."""
+
+    def __init__(self, reactor: IReactor) -> None:
+        self._reactor = reactor
+        self._idle: IDelayedCall | None = None
+        self.ended: Deferred[None] = Deferred(lambda _: self._abort())
+
+    def connectionMade(self) -> None:
+        self._idle = self._reactor.callLater(IDLE_SECONDS, self._silent)
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._idle is not None:
+            self._idle.reset(IDLE_SECONDS)
+        if self.ended.called:
+            return
+        try:
+            self.received(data)
+        except Exception as error:  # ValueError and what a broken answer raises else
+            self._fail(Unavailable(f"the API server's answer can't be used: {error}"))
+
+    def received(self, data: bytes) -> None:
+        """Take some of it. :raise Exception: it is not as it has to be."""
+        raise NotImplementedError
+
+    def connectionLost(self, reason: Failure = connection_done) -> None:
+        self.stop()
+        if self.ended.called:
+            return
+        if reason.check(ResponseDone, PotentialDataLoss):
+            self.ended.callback(None)
+        else:
+            self._fail(Unavailable(f"the API server's answer broke off: {reason.getErrorMessage()}"))
+
+    def stop(self) -> None:
+        """Wait for no more. Idempotent."""
+        idle, self._idle = self._idle, None
+        if idle is not None and idle.active():
+            idle.cancel()
+
+    def _silent(self) -> None:
+        self._idle = None
+        self._fail(Unavailable(f"the API server was silent for {IDLE_SECONDS:g} s"))
+
+    def _fail(self, error: Unavailable) -> None:
+        if not self.ended.called:
+            self.ended.errback(error)
+        self._abort()
+
+    def _abort(self) -> None:
+        self.stop()
+        if self.transport is not None:
+            self.transport.loseConnection()
+
+
+class _Lines(_Body):
+    """Each line, handed to `take`."""
+
+    def __init__(self, reactor: IReactor, take: Callable[[bytes], None]) -> None:
+        super().__init__(reactor)
+        self._take = take
+        self._rest = b""
+
+    def received(self, data: bytes) -> None:
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0] = self._rest + lines[0]
+            self._rest = rest
+        else:
+            self._rest += rest
+        if len(self._rest) > MAX_LINE:
+            raise ValueError(f"one event has over {MAX_LINE} bytes")
+        for line in lines:
+            if line.strip():
+                self._take(line)
+
+
+class _Whole(_Body):
+    """All of it. :ivar content: what has come."""
+
+    def __init__(self, reactor: IReactor, most: int = MAX_LIST) -> None:
+        super().__init__(reactor)
+        self._most = most
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    @property
+    def content(self) -> bytes:
+        return b"".join(self._pieces)
+
+    def received(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._size > self._most:
+            raise ValueError(f"it has over {self._most} bytes")
+        self._pieces.append(data)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks the API server for one kind of objects, again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+
+from infranetes.services.api_server import ApiServer, Refused
+from infranetes.services.watch import Event, Watch
+from infranetes_common.concurrency import run_in_thread, sleep, start
+from infranetes_common.errors import InfranetesError
+from infranetes_common.reactors import IReactor
+
+_log = Logger()
+
+
+class Follower:
+    """Follows one kind of objects, whatever becomes of the API server.
+
+    :param path: of the kind. :param take: is given what comes, in its order, and may not raise.
+    :ivar trouble: why it can't be followed now; empty: it is.
+    """
+
+    def __init__(
+        self, reactor: IReactor, server: ApiServer, path: str, watch: Watch, take: Callable[[Event], None]
+    ) -> None:
+        self._reactor = reactor
+        self._server = server
+        self._path = path
+        self._watch = watch
+        self._take = take
+        self._running: Deferred[None] | None = None
+        self.trouble = ""
+
+    def start(self) -> None:
+        """Begin."""
+        self._running = start(self._run())
+        self._running.addErrback(lambda failure: None)
+
+    def stop(self) -> None:
+        """End. Idempotent."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            trouble = ""
+            try:
+                await self._ask()
+            except Refused as error:
+                self._watch.refused(error.status, str(error))
+                trouble = str(error)
+            except (InfranetesError, ValueError) as error:
+                trouble = str(error)
+            if trouble and trouble != self.trouble:
+                _log.warn("{path} can't be watched for now: {trouble}", path=self._path, trouble=trouble)
+            self.trouble = trouble
+            await sleep(self._reactor, self._watch.ended())
+
+    async def _ask(self) -> None:
+        request = self._watch.request()
+        if request.watch:
+            await self._server.lines(self._path, request.query, self._line)
+            return
+        answer = await self._server.whole(self._path, request.query)
+        for event in await run_in_thread(self._reactor, self._watch.listed, answer):
+            self._take(event)
+
+    def _line(self, line: bytes) -> None:
+        events = self._watch.line(line)
+        if self.trouble and self._watch.following:
+            _log.info("{path} is watched again", path=self._path)
+            self.trouble = ""
+        for event in events:
+            self._take(event)

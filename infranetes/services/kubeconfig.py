@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the API server is reached, and as whom: read from a kubeconfig.
+
+Source: Kubernetes' reference of kubeconfig (v1) and of client.authentication.k8s.io (v1, v1beta1).
+Files and commands that it names are looked at again each time it is read, for certificates and tokens rotate.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+import attrs
+import yaml
+
+from infranetes_common.errors import FailedPrecondition
+
+T = TypeVar("T")
+MAX_BYTES = 1 << 20
+EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
+
+
+@attrs.frozen
+class Plugin:
+    """A command that prints credentials. :ivar environment: further variables of its."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = attrs.field(repr=False)
+    version: str
+
+
+@attrs.frozen
+class Access:
+    """What a kubeconfig says.
+
+    :ivar server: its URL, without a slash at the end.
+    :ivar authority: certificates by which the server is known, as PEM; none: the system's.
+    :ivar server_name: that its certificate has to have; none: the URL's host.
+    :ivar certificate: the client's, and its `key`; as PEM.
+    """
+
+    server: str
+    authority: bytes = b""
+    server_name: str = ""
+    certificate: bytes = b""
+    key: bytes = attrs.field(default=b"", repr=False)
+    token: str = attrs.field(default="", repr=False)
+    plugin: Plugin | None = None
+
+
+def thd_read(path: Path, host: str = "") -> Access:
+    """Read a kubeconfig and the files that it names. Blocks.
+
+    :param host: an address or name in the place of its server's.
+    :raise FailedPrecondition: it can't be read, or does not say what it has to.
+    """
+    content = _Section(_loaded(path), path, "")
+    context = content.named("contexts", content.text("current-context")).section("context")
+    cluster = content.named("clusters", context.text("cluster")).section("cluster")
+    user = content.named("users", context.text("user")).section("user")
+    if cluster.get("insecure-skip-tls-verify", bool, False):
+        raise FailedPrecondition(
+            f"{cluster.where}: insecure-skip-tls-verify is not done, for whoever answers would decide where "
+            "the pods' connections go; give its certificate-authority"
+        )
+    token = user.text("token")
+    if not token and (token_file := user.text("tokenFile")):
+        token = _thd_file(path.parent / token_file).decode(errors="replace").strip()
+    return Access(
+        _server(cluster, host),
+        cluster.thd_data("certificate-authority"),
+        cluster.text("tls-server-name"),
+        user.thd_data("client-certificate"),
+        user.thd_data("client-key"),
+        token,
+        _plugin(user),
+    )
+
+
+def credentials(access: Access, printed: bytes) -> Access:
+    """Return the access with what its plug-in has printed. :raise FailedPrecondition: that is none."""
+    try:
+        status = json.loads(printed)["status"]
+        token, certificate, key = (
+            status.get(name) or "" for name in ("token", "clientCertificateData", "clientKeyData")
+        )
+        if not isinstance(token, str) or not (token or (certificate and key)):
+            raise ValueError
+        return attrs.evolve(access, token=token, certificate=certificate.encode(), key=key.encode())
+    except (ValueError, LookupError, TypeError, AttributeError):
+        command = access.plugin.command[0] if access.plugin is not None else ""
+        raise FailedPrecondition(f"{command} printed no credentials for Kubernetes") from None
+
+
+def _loaded(path: Path) -> object:
+    try:
+        return yaml.safe_load(_thd_file(path))
+    except (yaml.YAMLError, RecursionError):
+        raise FailedPrecondition(f"{path} is no kubeconfig: it can't be read as YAML") from None
+
+
+def _thd_file(path: Path) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise FailedPrecondition(f"{path} can't be read: {error.strerror}") from None
+    if len(content) > MAX_BYTES:
+        raise FailedPrecondition(f"{path} has more than {MAX_BYTES} bytes")
+    return content
+
+
+def _server(cluster: _Section, host: str) -> str:
+    parts = urlsplit(cluster.text("server"))
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise FailedPrecondition(f"{cluster.where}: server has to be a URL such as https://10.0.0.1:6443")
+    if host:
+        written = f"[{host}]" if ":" in host else host
+        parts = parts._replace(netloc=f"{written}:{parts.port}" if parts.port else written)
+    return urlunsplit(parts).rstrip("/")
+
+
+def _plugin(user: _Section) -> Plugin | None:
+    given = user.section("exec")
+    if not given.text("command"):
+        return None
+    version = given.text("apiVersion")
+    if version not in EXEC_VERSIONS:
+        raise FailedPrecondition(f"{given.where}: apiVersion has to be one of {', '.join(EXEC_VERSIONS)}")
+    arguments = [str(each) for each in given.get("args", list, [])]
+    variables = {
+        str(each["name"]): str(each["value"])
+        for each in given.get("env", list, [])
+        if isinstance(each, dict) and each.keys() >= {"name", "value"}
+    }
+    return Plugin((given.text("command"), *arguments), variables, version)
+
+
+class _Section:
+    """A mapping in a kubeconfig. :ivar where: it is, for errors."""
+
+    def __init__(self, value: object, path: Path, where: str) -> None:
+        self.where = f"{path}: {where}" if where else str(path)
+        self._path = path
+        if not isinstance(value, dict):
+            raise FailedPrecondition(f"{self.where} has to be a mapping")
+        self._value = value
+
+    def get(self, key: str, kind: type[T], default: T) -> T:
+        value = self._value.get(key)
+        if value is not None and not isinstance(value, kind):
+            raise FailedPrecondition(f"{self.where}: {key} can't be of type {type(value).__name__}")
+        return default if value is None else value
+
+    def text(self, key: str) -> str:
+        return self.get(key, str, "")
+
+    def section(self, key: str) -> _Section:
+        return _Section(self.get(key, dict, {}), self._path, key)
+
+    def named(self, key: str, name: str) -> _Section:
+        for each in self.get(key, list, []):
+            if isinstance(each, dict) and each.get("name") == name:
+                return _Section(each, self._path, f"{key} {name}")
+        raise FailedPrecondition(f"{self.where} has no {key} named {name!r}")
+
+    def thd_data(self, key: str) -> bytes:
+        """What is given as base64 in `KEY-data`, or in a file named by `KEY`."""
+        if data := self.text(f"{key}-data"):
+            try:
+                return base64.b64decode(data, validate=True)
+            except binascii.Error:
+                raise FailedPrecondition(f"{self.where}: {key}-data is no base64") from None
+        name = self.text(key)
+        return _thd_file(self._path.parent / name) if name else b""

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated API server: lists, watches and streaming lists of any kind of objects, over HTTP.
+
+It is as strict as Kubernetes' about the parameters of a watch, forgets old versions, and can be made to fail.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from twisted.internet.address import IPv4Address
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.interfaces import IListeningPort
+from twisted.web import server
+from twisted.web.http import Request
+from twisted.web.resource import Resource
+
+from infranetes_common.reactors import IReactor
+
+Json = dict[str, Any]  # Any: JSON
+
+
+class SimulatedApiServer(Resource):
+    """The server. `start` it, then use `url`.
+
+    :ivar streaming: whether it has streaming lists. :ivar status: with which it refuses all; 0: it does not.
+    :ivar asked: the query of each request, the path as `path`. :ivar token: that every request has to bear.
+    """
+
+    isLeaf = True
+
+    def __init__(self, reactor: IReactor) -> None:
+        super().__init__()
+        self._reactor = reactor
+        self._objects: dict[str, dict[tuple[str, str], Json]] = {}
+        self._history: dict[str, list[tuple[int, Json]]] = {}
+        self._watchers: dict[Request, str] = {}
+        self._version = 1
+        self._oldest = 0
+        self.streaming = True
+        self.status = 0
+        self.token = ""
+        self.asked: list[dict[str, str]] = []
+        self.port: IListeningPort | None = None
+
+    @property
+    def url(self) -> str:
+        assert self.port is not None
+        address = self.port.getHost()
+        assert isinstance(address, IPv4Address)
+        return f"http://127.0.0.1:{address.port}"
+
+    def start(self, port: int = 0) -> None:
+        site: Any = server.Site(self)  # Any: its type is too narrow for listenTCP
+        self.port = self._reactor.listenTCP(port, site, interface="127.0.0.1")
+
+    def stop(self) -> Deferred[None]:
+        """Listen no more and close all connections."""
+        self.close_watches(abort=True)
+        assert self.port is not None
+        return self.port.stopListening() or succeed(None)
+
+    # What somebody does with the objects
+
+    def put(self, path: str, item: Json) -> None:
+        """Make or change an object."""
+        objects = self._objects.setdefault(path, {})
+        name = _name(item)
+        self._tell(path, "MODIFIED" if name in objects else "ADDED", item)
+        objects[name] = item
+
+    def remove(self, path: str, item: Json) -> None:
+        """Delete an object."""
+        self._objects[path].pop(_name(item))
+        self._tell(path, "DELETED", item)
+
+    def _tell(self, path: str, kind: str, item: Json) -> None:
+        self._version += 1
+        item["metadata"]["resourceVersion"] = str(self._version)
+        event = {"type": kind, "object": json.loads(json.dumps(item))}
+        self._history.setdefault(path, []).append((self._version, event))
+        for request, its in self._watchers.items():
+            if its == path:
+                _write(request, event)
+
+    def bookmark(self) -> None:
+        """Tell all who watch the version."""
+        for request in self._watchers:
+            _write(request, self._bookmark())
+
+    def compact(self) -> None:
+        """Forget all versions but the last."""
+        self._version += 1
+        self._oldest = self._version
+        self._history.clear()
+
+    def forget(self) -> None:
+        """Be another server, with other objects and lower versions, as after a restore from a backup."""
+        self._objects.clear()
+        self._history.clear()
+        self._version, self._oldest = 1, 0
+        self.close_watches()
+
+    def expire(self) -> None:
+        """Tell all who watch that their version is gone, within the answer."""
+        for request in list(self._watchers):
+            status = {"kind": "Status", "code": 410, "reason": "Expired", "metadata": {}}
+            _write(request, {"type": "ERROR", "object": status})
+        self.close_watches()
+
+    def close_watches(self, abort: bool = False) -> None:
+        """End all answers to watches."""
+        for request in list(self._watchers):
+            if abort:
+                request.transport.abortConnection()
+            else:
+                request.finish()
+
+    # Requests
+
+    def render_GET(self, request: Request) -> bytes | int:
+        path = request.path.decode()
+        query = {key.decode(): values[0].decode() for key, values in request.args.items()}
+        self.asked.append({**query, "path": path})
+        if self.token and request.getHeader("authorization") != f"Bearer {self.token}":
+            return _refusal(request, 401, "Unauthorized")
+        if self.status:
+            return _refusal(request, self.status, "as it is told to")
+        if query.get("watch") != "1":
+            return self._list(path)
+        if "sendInitialEvents" in query and not self.streaming:
+            return _refusal(request, 422, "sendInitialEvents is forbidden for watch")
+        return self._watch(request, path, query)
+
+    def _list(self, path: str) -> bytes:
+        items = list(self._objects.get(path, {}).values())
+        return json.dumps({"metadata": {"resourceVersion": str(self._version)}, "items": items}).encode()
+
+    def _watch(self, request: Request, path: str, query: Mapping[str, str]) -> bytes | int:
+        initial = query.get("sendInitialEvents") == "true"
+        if initial and (
+            query.get("resourceVersionMatch") != "NotOlderThan" or query.get("allowWatchBookmarks") != "true"
+        ):
+            return _refusal(request, 422, "sendInitialEvents needs resourceVersionMatch and bookmarks")
+        since = int(query["resourceVersion"] or "0")
+        if not initial and since < self._oldest:
+            return _refusal(request, 410, "too old resource version")
+        if since > self._version:
+            return _refusal(request, 504, "Too large resource version")
+        if initial:
+            for item in self._objects.get(path, {}).values():
+                _write(request, {"type": "ADDED", "object": item})
+            _write(request, self._bookmark({"k8s.io/initial-events-end": "true"}))
+        else:
+            for version, event in self._history.get(path, ()):
+                if version > since:
+                    _write(request, event)
+            _write(request, self._bookmark())
+        self._watchers[request] = path
+        request.notifyFinish().addBoth(lambda _: self._watchers.pop(request))
+        return server.NOT_DONE_YET
+
+    def _bookmark(self, annotations: Mapping[str, str] | None = None) -> Json:
+        about = {"resourceVersion": str(self._version), "annotations": annotations or {}}
+        return {"type": "BOOKMARK", "object": {"metadata": about}}
+
+
+def _name(item: Json) -> tuple[str, str]:
+    return item["metadata"].get("namespace", ""), item["metadata"]["name"]
+
+
+def _write(request: Request, event: Json) -> None:
+    request.write(json.dumps(event).encode() + b"\n")
+
+
+def _refusal(request: Request, status: int, why: str) -> bytes:
+    request.setResponseCode(status)
+    return json.dumps({"kind": "Status", "code": status, "message": why}).encode()
