@@ -7,7 +7,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import TestCase
 
-from infranetes.services import follow, watch
+from infranetes.services import api_server, watch
 from infranetes.services.api_server import ApiServer
 from infranetes.services.cluster import ClusterServices
 from infranetes_common.concurrency import deferred
@@ -189,9 +189,6 @@ class ClusterTests(ClusterCase):
 
     @deferred
     async def test_a_silent_server_is_asked_again(self) -> None:
-        self.patch(follow.Follower, "_ask", follow.Follower._ask)
-        from infranetes.services import api_server
-
         self.patch(api_server, "IDLE_SECONDS", 0.2)
         await self.begin()
         asked = len(self.server.asked)
