@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import cast
 
 import treq
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IOpenSSLClientConnectionCreator
 from twisted.internet.protocol import Protocol
 from twisted.internet.protocol import connectionDone as connection_done
@@ -118,8 +118,6 @@ class ApiServer:
             response = cast(
                 IResponse, await within(self._reactor, ANSWER_SECONDS, asking, f"GET {path}")
             )  # treq's type has no name
-        except CancelledError:
-            raise
         except Exception as error:  # twisted.web's and OpenSSL's have no base of their own
             self._access = None  # with other credentials it may go better
             raise Unavailable(f"{access.server} can't be asked: {_words(error)}") from error

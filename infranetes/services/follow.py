@@ -33,6 +33,7 @@ class Follower:
         self._watch = watch
         self._take = take
         self._running: Deferred[None] | None = None
+        self._stopped = False
         self.trouble = ""
 
     def start(self) -> None:
@@ -42,6 +43,7 @@ class Follower:
 
     def stop(self) -> None:
         """End. Idempotent."""
+        self._stopped = True
         running, self._running = self._running, None
         if running is not None:
             running.cancel()
@@ -56,6 +58,8 @@ class Follower:
                 trouble = str(error)
             except (InfranetesError, ValueError) as error:
                 trouble = str(error)
+            if self._stopped:  # twisted.web tells a cancelled request as one that failed
+                return
             if trouble and trouble != self.trouble:
                 _log.warn("{path} can't be watched for now: {trouble}", path=self._path, trouble=trouble)
             self.trouble = trouble
