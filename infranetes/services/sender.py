@@ -1,23 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Brings one VM's service proxy up to date, and keeps it so.
 
-A VM says what it has when a call begins. What it lacks is sent, in parts, and the next changes once it has said
-that these are in force: a VM that is slow is sent less often, and each rule only as it is then.
+A VM says what it has when a call begins. What it lacks is sent, in parts, and the next changes once it has
+said that these are in force: a VM that is slow is sent less often, and each rule only as it is then.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from typing import Protocol
 
 from twisted.internet.defer import Deferred, DeferredQueue
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
-from infranetes.services.objects import Address
 from infranetes.services.rules import Key, Rule, Without
-from infranetes.services.table import Change
+from infranetes.services.table import Change, Table
 from infranetes_common.concurrency import Notifier, backoff, sleep, start
 from infranetes_common.errors import InfranetesError
 from infranetes_common.wire import vmserver
@@ -30,30 +29,157 @@ _PROTOCOLS = {"TCP": 6, "UDP": 17, "SCTP": 132}
 _log = Logger()
 
 
-class IRules(Protocol):
-    """What is sent: `Table`, and its identity.
-
-    :ivar id: by which a VM knows whether numbers are comparable. :ivar number: of the last change.
-    """
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def number(self) -> int: ...
-
-    @property
-    def changes(self) -> Iterable[Change]:
-        """The rules that there are, as changes."""
-
-    def since(self, number: int) -> Iterator[Change] | None:
-        """See `Table.since`."""
-
-
-class Agent(Protocol):
-    """The agent's call."""
+class IAgent(Protocol):
+    """The agent's side."""
 
     def service_rules(
         self, updates: AsyncIterator[vmserver.ServiceRulesUpdate]
     ) -> AsyncGenerator[vmserver.ServiceRulesState, None]:
-        """Send updates; yield what is in force."""
+        """Send updates; yield what is in force when the call begins and after each update."""
+
+
+class RuleSender:
+    """Keeps the rules of one VM as those of a table.
+
+    :param changed: notified when the table may have changed.
+    :ivar number: up to which the VM has the rules; -1: not known.
+    :ivar trouble: why it can't be told now; empty: it can.
+    """
+
+    def __init__(self, clock: IReactorTime, agent: IAgent, table: Table, changed: Notifier) -> None:
+        self._clock = clock
+        self._agent = agent
+        self._table = table
+        self._changed = changed
+        self._told = Notifier()
+        self._stopped = False
+        self._answered = False  # this call's last update, or its beginning
+        self._known = -1  # what it answered
+        self._running: Deferred[None] | None = None
+        self.number = -1
+        self.trouble = ""
+
+    def start(self) -> None:
+        """Begin."""
+        self._running = start(self._run())
+        self._running.addErrback(self._ended)
+
+    def stop(self) -> None:
+        """End. Idempotent."""
+        self._stopped = True
+        running, self._running = self._running, None
+        if running is not None:
+            running.cancel()
+
+    def _ended(self, failure: Failure) -> None:
+        if not self._stopped:
+            _log.failure("a VM is told no more rules of Services", failure=failure)
+
+    async def when_told(self, number: int) -> None:
+        """Return once the VM has the rules up to `number`."""
+        while self.number < number:
+            await self._told.wait()
+
+    async def _run(self) -> None:
+        pauses = backoff(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5)
+        while True:
+            try:
+                await self._call()
+                trouble = "the agent ended the call"
+            except InfranetesError as error:
+                trouble = str(error)
+            if self.number >= 0:
+                pauses = backoff(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5)
+            self.number, self.trouble = -1, trouble
+            await sleep(self._clock, next(pauses))
+
+    async def _call(self) -> None:
+        """One call, until it ends."""
+        waiting: DeferredQueue[vmserver.ServiceRulesUpdate] = DeferredQueue()
+        states = self._agent.service_rules(_taken(waiting))
+        following = start(self._follow(waiting))
+        following.addErrback(lambda _: None)
+        try:
+            async for state in states:
+                self._known = state.number if state.table == self._table.id else -1
+                self._answered = True
+                if self._known >= 0:
+                    self.number, self.trouble = self._known, ""
+                    self._told.notify()
+                self._send(waiting)
+        finally:
+            self._answered = False
+            following.cancel()
+            await states.aclose()
+
+    async def _follow(self, waiting: DeferredQueue[vmserver.ServiceRulesUpdate]) -> None:
+        while True:
+            await self._changed.wait()
+            self._send(waiting)
+
+    def _send(self, waiting: DeferredQueue[vmserver.ServiceRulesUpdate]) -> None:
+        """Send what the VM lacks, if it has answered the last time and lacks anything."""
+        if self._answered and self._known != self._table.number:
+            self._answered = False
+            for update in updates(self._table, self._known if self._known >= 0 else None):
+                waiting.put(update)
+
+
+async def _taken(
+    waiting: DeferredQueue[vmserver.ServiceRulesUpdate],
+) -> AsyncIterator[vmserver.ServiceRulesUpdate]:
+    while True:
+        yield await waiting.get()
+
+
+def updates(table: Table, since: int | None) -> Iterator[vmserver.ServiceRulesUpdate]:
+    """Yield the messages that bring a VM up to date. :param since: what it has; None: that is not known."""
+    changes = None if since is None else table.since(since)
+    all = changes is None
+    parts = _parts(table.everything() if changes is None else changes)
+    part = next(parts, [])
+    while True:
+        following = next(parts, None)
+        yield vmserver.ServiceRulesUpdate(
+            table=table.id,
+            number=table.number,
+            all=all,
+            more=following is not None,
+            changed=[_rule(each.key, each.rule) for each in part if each.rule is not None],
+            removed=[_key(each.key) for each in part if each.rule is None],
+        )
+        if following is None:
+            return
+        part = following
+
+
+def _parts(changes: Iterable[Change]) -> Iterator[list[Change]]:
+    """Some changes at a time, so that no message is too large."""
+    part: list[Change] = []
+    endpoints = 0
+    for change in changes:
+        size = len(change.rule.endpoints) if change.rule is not None else 0
+        if part and (len(part) >= PART or endpoints + size > ENDPOINTS_IN_PART):
+            yield part
+            part, endpoints = [], 0
+        part.append(change)
+        endpoints += size
+    if part:
+        yield part
+
+
+def _key(key: Key) -> vmserver.ServiceKey:
+    return vmserver.ServiceKey(address=key.address.packed, protocol=_PROTOCOLS[key.protocol], port=key.port)
+
+
+def _rule(key: Key, rule: Rule) -> vmserver.ServiceRule:
+    return vmserver.ServiceRule(
+        key=_key(key),
+        endpoints=[
+            vmserver.ServiceEndpoint(address=address.packed, port=port) for address, port in rule.endpoints
+        ],
+        dropped=rule.without is Without.DROPPED,
+        cluster_ip=rule.cluster_ip,
+        affinity_seconds=rule.affinity_seconds,
+        source_ranges=map(str, rule.source_ranges),
+    )

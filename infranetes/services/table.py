@@ -10,6 +10,7 @@ sent all rules.
 from __future__ import annotations
 
 import itertools
+import secrets
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 
@@ -34,10 +35,12 @@ class Table:
     """The rules of all Services.
 
     :param node: this daemon's, for the endpoints on it and near it.
+    :ivar id: of this table; numbers of another one, an earlier daemon's, say nothing about this one.
     :ivar number: of the last change.
     """
 
     def __init__(self, node: OwnNode) -> None:
+        self.id = secrets.token_hex(16)
         self._node = node
         self._services: dict[Name, Service] = {}
         self._slices: dict[Name, dict[Name, EndpointSlice]] = {}  # by service, by name
@@ -53,6 +56,10 @@ class Table:
     def rules(self) -> Mapping[Key, Rule]:
         """Each key's rule."""
         return {change.key: change.rule for change in self._changes.values() if change.rule is not None}
+
+    def everything(self) -> Iterator[Change]:
+        """Yield all rules that there are, as changes."""
+        return (change for change in self._changes.values() if change.rule is not None)
 
     def since(self, number: int) -> Iterator[Change] | None:
         """Return what has changed after `number`, oldest first. None: that is not known."""

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A VM is sent what it lacks, however its calls end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import TypeAlias
+
+from twisted.internet.defer import DeferredQueue
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes.services import sender
+from infranetes.services.objects import OwnNode, Service, service
+from infranetes.services.sender import RuleSender, updates
+from infranetes.services.table import Table
+from infranetes_common.concurrency import Notifier, start
+from infranetes_common.errors import Unavailable
+from infranetes_common.wire import vmserver
+from tests.infranetes.services import objects as written
+
+Arriving: TypeAlias = "DeferredQueue[vmserver.ServiceRulesUpdate | Exception]"
+
+
+def a_service(number: int) -> Service:
+    found = service(written.service(f"s{number}", (f"10.96.{number // 250}.{number % 250 + 1}",)))
+    assert found is not None
+    return found
+
+
+class VM:
+    """An agent that takes what it is sent, and whose connection breaks when it is told to.
+
+    :ivar rules: by key. :ivar messages: that came. :ivar deaf: it takes updates and never says so.
+    """
+
+    def __init__(self) -> None:
+        self.rules: dict[bytes, vmserver.ServiceRule] = {}
+        self.version = ("", 0)
+        self.messages: list[vmserver.ServiceRulesUpdate] = []
+        self.calls = 0
+        self.deaf = False
+        self._coming: set[bytes] = set()
+        self._arriving: Arriving = DeferredQueue()
+
+    def break_off(self) -> None:
+        """Lose the connection."""
+        self._arriving.put(Unavailable("the connection is lost"))
+
+    async def service_rules(
+        self, updates: AsyncIterator[vmserver.ServiceRulesUpdate]
+    ) -> AsyncGenerator[vmserver.ServiceRulesState, None]:
+        self.calls += 1
+        self._arriving = DeferredQueue()
+        reading = start(self._read(updates, self._arriving))
+        reading.addErrback(lambda _: None)
+        try:
+            yield vmserver.ServiceRulesState(table=self.version[0], number=self.version[1])
+            while True:
+                update = await self._arriving.get()
+                if isinstance(update, Exception):
+                    raise update
+                self._take(update)
+                if not update.more and not self.deaf:
+                    yield vmserver.ServiceRulesState(table=self.version[0], number=self.version[1])
+        finally:
+            reading.cancel()
+
+    async def _read(self, updates: AsyncIterator[vmserver.ServiceRulesUpdate], into: Arriving) -> None:
+        async for update in updates:
+            into.put(update)
+
+    def _take(self, update: vmserver.ServiceRulesUpdate) -> None:
+        self.messages.append(update)
+        for rule in update.changed:
+            self.rules[rule.key.SerializeToString()] = rule
+            self._coming.add(rule.key.SerializeToString())
+        for key in update.removed:
+            self.rules.pop(key.SerializeToString(), None)
+        if not update.more:
+            if update.all:
+                self.rules = {key: rule for key, rule in self.rules.items() if key in self._coming}
+            self._coming.clear()
+            self.version = (update.table, update.number)
+
+
+class UpdateTests(SynchronousTestCase):
+    def test_all_rules_come_in_parts(self) -> None:
+        self.patch(sender, "PART", 10)
+        table = Table(OwnNode("here"))
+        self.assertEqual([(each.all, each.more) for each in updates(table, None)], [(True, False)])
+        for number in range(25):
+            table.put_service(a_service(number))
+        found = list(updates(table, None))
+        self.assertEqual([len(each.changed) for each in found], [10, 10, 5])
+        self.assertEqual(
+            [(each.all, each.more) for each in found], [(True, True), (True, True), (True, False)]
+        )
+        self.assertEqual({(each.table, each.number) for each in found}, {(table.id, 25)})
+
+    def test_what_a_vm_lacks(self) -> None:
+        table = Table(OwnNode("here"))
+        for number in range(3):
+            table.put_service(a_service(number))
+        table.remove_service(a_service(1).name)
+        (found,) = updates(table, 2)
+        self.assertEqual((found.all, len(found.changed), len(found.removed)), (False, 1, 1))
+
+
+class SenderTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.changed = Notifier()
+        self.vm = VM()
+        self.begin()
+
+    def begin(self) -> None:
+        """Have a daemon that has just begun: with another table."""
+        self.table = Table(OwnNode("here"))
+        self.sender = RuleSender(self.clock, self.vm, self.table, self.changed)
+        self.sender.start()
+        self.addCleanup(self.sender.stop)
+
+    def put(self, *numbers: int) -> None:
+        for number in numbers:
+            self.table.put_service(a_service(number))
+        self.changed.notify()
+
+    def assert_equal(self) -> None:
+        """The VM has exactly the table's rules, and has said so."""
+        self.assertEqual(len(self.vm.rules), len(self.table.rules))
+        self.assertEqual(self.sender.number, self.table.number)
+        self.assertEqual(self.vm.version, (self.table.id, self.table.number))
+
+    def test_it_is_sent_all_and_then_changes(self) -> None:
+        self.assert_equal()  # nothing yet, and the VM knows that
+        self.put(1, 2)
+        self.assert_equal()
+        self.put(3)
+        self.assert_equal()
+        self.assertEqual([each.all for each in self.vm.messages], [True, False, False])
+        self.assertEqual([len(each.changed) for each in self.vm.messages], [0, 2, 1])
+
+    def test_a_connection_that_breaks_goes_on_with_what_changed_meanwhile(self) -> None:
+        self.put(1, 2)
+        self.vm.break_off()
+        self.assertEqual(self.sender.number, -1)
+        self.put(3)
+        self.clock.advance(sender.FIRST_PAUSE)
+        self.assert_equal()
+        self.assertEqual([each.all for each in self.vm.messages], [True, False, False])
+        self.assertEqual(self.vm.calls, 2)
+
+    def test_an_answer_that_is_lost_is_no_loss(self) -> None:
+        self.vm.deaf = True
+        self.put(1)
+        self.assertLess(self.sender.number, self.table.number)
+        self.vm.break_off()
+        self.vm.deaf = False
+        self.clock.advance(sender.FIRST_PAUSE)
+        self.put(2)
+        self.assert_equal()
+        self.assertEqual(sum(len(each.changed) for each in self.vm.messages), 2)
+
+    def test_another_daemon_sends_all(self) -> None:
+        self.put(1, 2)
+        self.sender.stop()
+        self.begin()
+        self.put(1)
+        self.assert_equal()
+
+    def test_an_agent_that_does_not_know_is_sent_all(self) -> None:
+        self.put(1, 2)
+        self.vm.version, self.vm.rules = ("", 0), {}
+        self.vm.break_off()
+        self.clock.advance(sender.FIRST_PAUSE)
+        self.assert_equal()
+        self.assertTrue(self.vm.messages[-1].all)
+
+    def test_a_slow_vm_is_sent_each_rule_as_it_is_then(self) -> None:
+        self.vm.deaf = True
+        self.put(1)
+        for _ in range(50):
+            self.put(2)
+            self.table.remove_service(a_service(2).name)
+        self.put(3)
+        sent = len(self.vm.messages)
+        self.vm.deaf = False
+        self.vm.break_off()
+        self.clock.advance(sender.FIRST_PAUSE)
+        self.assert_equal()
+        self.assertEqual(len(self.vm.messages), sent + 1)
+
+    def test_it_is_told_when_the_vm_has_the_rules(self) -> None:
+        waiting = start(self.sender.when_told(1))
+        self.assertNoResult(waiting)
+        self.put(1)
+        self.successResultOf(waiting)
+
+    def test_it_pauses_longer_and_longer_while_the_agent_can_not_be_reached(self) -> None:
+        self.put(1)
+        self.vm.break_off()
+        for _ in range(10):
+            self.clock.advance(sender.LONGEST_PAUSE)
+        self.assert_equal()
