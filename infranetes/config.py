@@ -81,7 +81,8 @@ class KubernetesConfig:
 
     master_ip: str = attrs.field(default="", validator=_is_ip)  # the API server's address
     cluster_cidr: str = attrs.field(default="", validator=_is_subnet)  # of the pods of all nodes
-    kubeconfig: str = ""  # a file
+    kubeconfig: str = ""  # a file; with one, pods' VMs know the addresses of Services
+    service_proxy: bool = True  # false: they don't, as kube-proxy on the node does it for all pods
 
 
 def _default_node() -> str:

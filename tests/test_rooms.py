@@ -24,6 +24,13 @@ NEVER = {
     "infranetes_simulation.farm": ("infranetes",),
     "infranetes_simulation.containers": ("infranetes",),
     "vmserver.layers": ("vmserver.rpc", "vmserver.identity", "vmserver.prewarm", "vmserver.containers"),
+    "vmserver.proxy": ("vmserver.rpc", "vmserver.identity", "vmserver.containers"),
+    "infranetes.services": (
+        "infranetes.cri",
+        "infranetes.pods",
+        "infranetes.machines",
+        "infranetes.providers",
+    ),
     "vmserver.containers": ("vmserver.rpc", "vmserver.identity", "vmserver.prewarm"),
 }
 

@@ -136,6 +136,7 @@ class Vmserver(Service):
     def stopService(self) -> Deferred[None]:
         """Stop listening, let calls in flight end for a moment, and let go of the provider."""
         super().stopService()  # type: ignore[no-untyped-call]
+        self._agent.stop()
         if self._hangups is not None:
             self._hangups.stop()
         return start(self._stop())
@@ -151,6 +152,7 @@ class Vmserver(Service):
             return
         if not self._identity.sandbox_id:
             await prewarm(self._reactor, self._server.factory, self._choice.provider)
+            await self._agent.prepare()
         self._source.start()
 
     def _could_not_start(self, failure: Failure) -> None:

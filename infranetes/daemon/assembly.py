@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
@@ -36,6 +37,8 @@ from infranetes.pods.sandbox_vm import reachable_machines
 from infranetes.pods.store import Store
 from infranetes.pods.streams import Streams
 from infranetes.providers import registry
+from infranetes.services.api_server import ApiServer
+from infranetes.services.cluster import ClusterServices
 from infranetes.streaming.server import StreamingServer
 from infranetes.volumes.volumes import Volumes
 from infranetes_common import errors
@@ -81,9 +84,18 @@ class Daemon(OrderedServices):
         lock = StateLock(config.state_dir)
         clear_socket(config.socket_path)
         clear_socket(config.control_socket)
+        self._services = self._make_services()
         self._pods = PodsService(self._make_node())
         self._provider_start = ProviderStart(self._pods, self._manager)
         self._add_in_order(lock)
+
+    def _make_services(self) -> ClusterServices | None:
+        """What the VMs are told of Services; None: nothing."""
+        given = self._config.kubernetes
+        if not given.kubeconfig or not given.service_proxy:
+            return None
+        server = ApiServer(self._reactor, Path(given.kubeconfig), given.master_ip)
+        return ClusterServices(self._reactor, server, self._config.node)
 
     def _make_node(self) -> NodeContext:
         reactor, config = self._reactor, self._config
@@ -109,6 +121,7 @@ class Daemon(OrderedServices):
         node.containers = config.imgprovider == "docker"
         node.dns = lambda: run_in_thread(reactor, node_dns)
         node.pool = Pool(node, config.pool)
+        node.services = self._services
         node.renewal = Renewal(node, partial(reachable_machines, node))
         log_container_events(node)
         return node
@@ -127,6 +140,8 @@ class Daemon(OrderedServices):
         self._add("store", StartStop(on_stop=node.store.close))  # opened with the pods, but needed after them
         self._add("image store", StartStop(backends.images.start, backends.images.stop))
         self._add("provider", StartStop(on_stop=backends.provider.stop))  # its start is the last
+        if self._services is not None:
+            self._add("services", self._services)
         self._add("pods", self._pods)
         self._add("streaming server", StartStop(streams.start, streams.stop))
         self._add("control socket", self._control_socket())

@@ -106,3 +106,5 @@ def _cancel(sandbox: Sandbox) -> None:
         sandbox.deserted.cancel()
     if sandbox.watch is not None:
         sandbox.watch.stop()
+    if sandbox.machine.rules is not None:
+        sandbox.machine.rules.stop()

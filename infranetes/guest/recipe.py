@@ -21,6 +21,7 @@ PACKAGES = (
     "apparmor",  # the container runtime's own profile, and those of the node
     "ca-certificates",
     "conmon",
+    "conntrack",  # flows of UDP to endpoints that are gone
     "crun",
     "iproute2",
     "iptables",

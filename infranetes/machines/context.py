@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
 from infranetes.authority import Authority
-from infranetes.machines.agent.client import Connect
+from infranetes.machines.agent.client import AgentClient, Connect
 from infranetes.providers.interface import IPodProvider, Size
 
 
@@ -114,8 +114,36 @@ class NodeNames:
     node: str
 
 
+class RuleSender(Protocol):
+    """Keeps the rules of Kubernetes' Services in one VM as they are in the cluster."""
+
+    def start(self) -> None:
+        """Begin."""
+
+    def stop(self) -> None:
+        """End. Idempotent."""
+
+    @property
+    def trouble(self) -> str:
+        """Why the VM can't be told now; "": it can."""
+
+    async def when_told(self) -> None:
+        """Return once the VM has all rules, or it is known that it takes none."""
+
+
+class ServiceRules(Protocol):
+    """The rules of the cluster's Services."""
+
+    def sender(self, agent: AgentClient) -> RuleSender:
+        """Return what brings them into the agent's VM."""
+
+
 class MachineContext(Protocol):
     """The collaborators of a PodMachine."""
+
+    @property
+    def services(self) -> ServiceRules | None:
+        """What its VM is told of Services; None: nothing."""
 
     @property
     def clock(self) -> IReactorTime: ...

@@ -34,7 +34,7 @@ from twisted.logger import Logger
 
 from infranetes.certificates import Signed
 from infranetes.machines.agent.client import AgentClient
-from infranetes.machines.context import MachineContext, VmFacts, VmOwner, VmRequest
+from infranetes.machines.context import MachineContext, RuleSender, VmFacts, VmOwner, VmRequest
 from infranetes.providers.interface import Instance, InstanceSpec, InstanceState
 from infranetes_common.concurrency import Flight, backoff, sleep, start, within
 from infranetes_common.errors import (
@@ -71,11 +71,13 @@ class PodMachine:
     :param owner: keeps the VM's record.
     :ivar instance: what the provider last said of the VM; None before it has said anything to this process.
     :ivar client: the client of its agent, while there is one.
+    :ivar rules: what tells it of Services, from `tell_of_services` until `disconnect`.
     """
 
     def __init__(self, context: MachineContext, owner: VmOwner) -> None:
         self.instance: Instance | None = None
         self.client: AgentClient | None = None
+        self.rules: RuleSender | None = None
         self._context = context
         self._owner = owner
         self._launch: Flight[Instance] | None = None  # the provider's, in this process
@@ -134,8 +136,17 @@ class PodMachine:
             self.client = self._context.connect(facts.id, facts.agent_host, facts.agent_port)
         return self.client
 
+    def tell_of_services(self) -> None:
+        """Keep the VM's service proxy up to date, where this node does that. Idempotent."""
+        if self.rules is None and self._context.services is not None:
+            self.rules = self._context.services.sender(self.connect())
+            self.rules.start()
+
     def disconnect(self) -> Deferred[None]:
         """Let go of the agent's client. Fires once it is closed, and never fails. Idempotent."""
+        rules, self.rules = self.rules, None
+        if rules is not None:
+            rules.stop()
         client, self.client = self.client, None
         return start(_close(client))
 

@@ -236,6 +236,7 @@ class Pool:
             await member.machine.renew_certificate()
             if context.contprovider:  # so that no pod waits for its start
                 await member.machine.configure(cri.PodSandboxConfig(), cri.DNSConfig(), context.contprovider)
+            member.machine.tell_of_services()
             await self.update(member, member.record.to(PoolState.IDLE))
         except Exception as error:
             if not context.stopping:
@@ -301,6 +302,8 @@ class Pool:
                 return
         answers = await member.machine.answers(PROBE_SECONDS)
         member.failures = 0 if answers else member.failures + 1
+        if answers:
+            member.machine.tell_of_services()
         if member.failures >= MOST_FAILURES and not member.taken:
             self.end(member, "its agent does not answer")
 

@@ -11,6 +11,7 @@ from infranetes.machines.agent.limits import PURGES
 from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Container, Sandbox
 from infranetes.pods.reports import GONE_REASON, apply_report, record_loss
+from infranetes.pods.service_rules import tell_of_services
 from infranetes.pods.states import ContainerState
 from infranetes_common.concurrency import start
 from infranetes_common.errors import InfranetesError
@@ -98,6 +99,8 @@ class AgentListener:
                 sandbox=self._sandbox.id,
                 error=watch.trouble,
             )
+        if reach is Reach.LIVE:
+            tell_of_services(self._sandbox)  # as a daemon that follows another one has not
         for container in self._sandbox.containers.values():
             container.cache.clear()
 

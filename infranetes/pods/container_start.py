@@ -18,6 +18,7 @@ from infranetes.pods.reports import (
     record_loss,
     record_start,
 )
+from infranetes.pods.service_rules import wait_for_rules
 from infranetes.pods.states import ContainerState
 from infranetes_common.concurrency import Event, shielded
 from infranetes_common.errors import (
@@ -58,6 +59,7 @@ async def _start(node: NodeContext, container: Container, agent: AgentClient) ->
     container.starting = over = Event[None]()
     container.requested_at = node.clock.seconds()
     try:
+        await wait_for_rules(node, container.sandbox)
         if container.state is ContainerState.CREATED:
             await node.store.put_container(container.record.to(ContainerState.STARTING))
             if container.state is ContainerState.CREATED:

@@ -17,7 +17,7 @@ from infranetes.hostports.hostports import HostPorts
 from infranetes.images import Image, LayerDisk
 from infranetes.machines.agent.client import Connect
 from infranetes.machines.agent.container_watch import WatchTimes
-from infranetes.machines.context import NodeNames
+from infranetes.machines.context import NodeNames, ServiceRules
 from infranetes.pods import apparmor
 from infranetes.pods.inventory import Container, Inventory, Sandbox
 from infranetes.pods.logs import Logs
@@ -104,6 +104,7 @@ class NodeContext:
     :ivar apparmor: the directory of the node's AppArmor profiles.
     :ivar contprovider: what runs containers of pods that choose nothing; "": what the VMs' image has first.
     :ivar containers: whether pods are made of images of containers.
+    :ivar services: the cluster's Services; None: the VMs are not told of them.
     :ivar dns: gives the node's own DNS, for pods that name none.
     """
 
@@ -139,6 +140,7 @@ class NodeContext:
         self.apparmor = apparmor.DEFAULT_DIRECTORY
         self.contprovider = ""
         self.containers = True
+        self.services: ServiceRules | None = None
         self.dns: Callable[[], Awaitable[cri.DNSConfig]] = _no_dns
         self.times = times
         self.inventory = Inventory()

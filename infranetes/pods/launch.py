@@ -16,6 +16,7 @@ from infranetes.pods.container_providers import container_provider
 from infranetes.pods.context import NodeContext
 from infranetes.pods.host_ports import ports_of
 from infranetes.pods.inventory import Sandbox
+from infranetes.pods.service_rules import tell_of_services
 from infranetes.pods.states import SandboxState
 from infranetes.providers.interface import Size
 from infranetes_common.concurrency import shielded, within
@@ -85,6 +86,7 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
         await sandbox.machine.renew_certificate()
     config = node_names.with_host_name(sandbox.config)
     await sandbox.machine.configure(config, await node.dns(), container_provider(node, config))
+    tell_of_services(sandbox)
     sandbox.watch.start()
     left = deadline - clock.seconds()
     await within(clock, left, sandbox.watch.when_live(), f"the agent's stream of sandbox {sandbox.id}")

@@ -105,6 +105,7 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(_matching(_WORD)(each.strip()) for each in text.split(","))
 
 
+SERVICE_PROXY = Annotation("service-proxy", "", _bool, "true or false", ("infranetes.startproxy",))
 TABLE = (
     Annotation("image", "image", _matching(_WORD), "a machine image's id", ("infranetes.aws.image",)),
     Annotation(
@@ -147,7 +148,7 @@ TABLE = (
     Annotation("disk", "disk", _bytes, "a size such as 40Gi"),
     Annotation("metadata-access", "", _matching("allow|deny"), "allow or deny"),
     Annotation("set-hostname", "set_hostname", _bool, "true or false", ("infranetes.sethostname",)),
-    Annotation("service-proxy", "", _bool, "true or false", ("infranetes.startproxy",)),
+    SERVICE_PROXY,
     Annotation("network-interface", "", _bool, "true or false", ("infranetes.createinterface",)),
     Annotation("shared-paths", "", _matching(r"[^\0]*"), "paths", ("infranetes.sharedpaths",)),
 )
@@ -180,6 +181,12 @@ def read(annotations: Mapping[str, str]) -> Wishes:
         if row.field:
             found[row.field] = value
     return Wishes(**found)
+
+
+def wants_service_proxy(annotations: Mapping[str, str]) -> bool:
+    """Whether a pod with these annotations, which `read` accepts, reaches Services by its VM's own rules."""
+    names = (PREFIX + SERVICE_PROXY.name, *SERVICE_PROXY.aliases)
+    return all(_bool(annotations[name].strip()) for name in names if name in annotations)
 
 
 def _value(row: Annotation, name: str, text: str) -> object:

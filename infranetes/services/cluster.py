@@ -14,6 +14,7 @@ from infranetes.services.api_server import ApiServer
 from infranetes.services.follow import Follower
 from infranetes.services.kinds import Kind, OwnNodes, Services, Slices
 from infranetes.services.objects import OwnNode
+from infranetes.services.sender import IAgent, RuleSender
 from infranetes.services.table import Table
 from infranetes.services.watch import Event, Watch
 from infranetes_common.concurrency import Notifier, sleep, start
@@ -62,10 +63,9 @@ class ClusterServices(TwistedService):
         if self._working is not None:
             self._working.cancel()
 
-    @property
-    def complete(self) -> bool:
-        """Whether the table has had all Services and endpoints since this daemon began."""
-        return all(kind.listed for kind in self._kinds[:2])
+    def sender(self, agent: IAgent) -> RuleSender:
+        """Return what keeps a VM's rules as those of the table. It is to be started and stopped."""
+        return RuleSender(self._reactor, agent, self.table, self.changed)
 
     def _taker(self, kind: Kind) -> Callable[[Event], None]:
         def take(event: Event) -> None:
@@ -84,7 +84,11 @@ class ClusterServices(TwistedService):
                 kind, event = self._events.popleft()
                 for _ in kind.take(event):
                     if self._reactor.seconds() >= until:
-                        self.changed.notify()
+                        self._tell()
                         await sleep(self._reactor, 0)
                         until = self._reactor.seconds() + TURN_SECONDS
-            self.changed.notify()
+            self._tell()
+
+    def _tell(self) -> None:
+        self.table.complete = all(kind.listed for kind in self._kinds)
+        self.changed.notify()

@@ -18,7 +18,7 @@ from twisted.python.failure import Failure
 from infranetes.services.rules import Key, Rule, Without
 from infranetes.services.table import Change, Table
 from infranetes_common.concurrency import Notifier, backoff, sleep, start
-from infranetes_common.errors import InfranetesError
+from infranetes_common.errors import InfranetesError, InvalidArgument, Unimplemented
 from infranetes_common.wire import vmserver
 
 PART = 500  # rules in one message
@@ -52,9 +52,10 @@ class RuleSender:
         self._table = table
         self._changed = changed
         self._told = Notifier()
-        self._stopped = False
+        self._over = False  # no more is sent
         self._answered = False  # this call's last update, or its beginning
         self._known = -1  # what it answered
+        self._sent: int | None = None  # in this call
         self._running: Deferred[None] | None = None
         self.number = -1
         self.trouble = ""
@@ -66,18 +67,19 @@ class RuleSender:
 
     def stop(self) -> None:
         """End. Idempotent."""
-        self._stopped = True
+        self._over = True
         running, self._running = self._running, None
         if running is not None:
             running.cancel()
+        self._told.notify()
 
     def _ended(self, failure: Failure) -> None:
-        if not self._stopped:
+        if not self._over:
             _log.failure("a VM is told no more rules of Services", failure=failure)
 
-    async def when_told(self, number: int) -> None:
-        """Return once the VM has the rules up to `number`."""
-        while self.number < number:
+    async def when_told(self) -> None:
+        """Return once the VM has all rules, or it is known that it takes none."""
+        while self.number < 0 and not self._over:
             await self._told.wait()
 
     async def _run(self) -> None:
@@ -86,6 +88,10 @@ class RuleSender:
             try:
                 await self._call()
                 trouble = "the agent ended the call"
+            except Unimplemented:
+                self.trouble, self._over = "it has no service proxy", True
+                self._told.notify()
+                return
             except InfranetesError as error:
                 trouble = str(error)
             if self.number >= 0:
@@ -95,14 +101,14 @@ class RuleSender:
 
     async def _call(self) -> None:
         """One call, until it ends."""
+        self._answered, self._sent = False, None
         waiting: DeferredQueue[vmserver.ServiceRulesUpdate] = DeferredQueue()
         states = self._agent.service_rules(_taken(waiting))
         following = start(self._follow(waiting))
         following.addErrback(lambda _: None)
         try:
             async for state in states:
-                self._known = state.number if state.table == self._table.id else -1
-                self._answered = True
+                self._answer(state)
                 if self._known >= 0:
                     self.number, self.trouble = self._known, ""
                     self._told.notify()
@@ -112,6 +118,14 @@ class RuleSender:
             following.cancel()
             await states.aclose()
 
+    def _answer(self, state: vmserver.ServiceRulesState) -> None:
+        """Note what the VM has. :raise InvalidArgument: that is no answer to what it was sent."""
+        ours = state.table == self._table.id
+        if self._sent is not None and (self._answered or not ours or state.number != self._sent):
+            raise InvalidArgument("the agent answers something else than it was sent")
+        self._known = state.number if ours else -1
+        self._answered = True
+
     async def _follow(self, waiting: DeferredQueue[vmserver.ServiceRulesUpdate]) -> None:
         while True:
             await self._changed.wait()
@@ -119,8 +133,8 @@ class RuleSender:
 
     def _send(self, waiting: DeferredQueue[vmserver.ServiceRulesUpdate]) -> None:
         """Send what the VM lacks, if it has answered the last time and lacks anything."""
-        if self._answered and self._known != self._table.number:
-            self._answered = False
+        if self._table.complete and self._answered and self._known != self._table.number:
+            self._answered, self._sent = False, self._table.number
             for update in updates(self._table, self._known if self._known >= 0 else None):
                 waiting.put(update)
 

@@ -37,6 +37,7 @@ class Table:
     :param node: this daemon's, for the endpoints on it and near it.
     :ivar id: of this table; numbers of another one, an earlier daemon's, say nothing about this one.
     :ivar number: of the last change.
+    :ivar complete: it has had all Services and endpoints of the cluster; before, nobody is told of it.
     """
 
     def __init__(self, node: OwnNode) -> None:
@@ -51,6 +52,7 @@ class Table:
         self._removed: OrderedDict[Key, None] = OrderedDict()  # those of which the last change is a removal
         self._forgotten = 0  # the number of the last change that is not known any more
         self.number = 0
+        self.complete = False
 
     @property
     def rules(self) -> Mapping[Key, Rule]:

@@ -23,6 +23,7 @@ PROGRAMS = ROOT / "build" / "tools" / "kubernetes"
 NODE = "node"
 NODE_ADDRESS = "10.97.0.1"
 SERVICES, PODS = "10.96.0.0/16", "10.86.0.0/16"
+DNS_ADDRESS = "10.96.0.10"  # of a Service, as in other clusters
 API_SERVER = f"https://{NODE_ADDRESS}:6443"
 ETCD = "http://127.0.0.1:2379"
 DOMAIN = "cluster.local"
@@ -162,7 +163,7 @@ def kubelet(ca: Authority, place: Path, cgroup: str, socket: str | Path = SOCKET
         "tlsCertFile": str(certificate),
         "tlsPrivateKeyFile": str(key),
         "containerRuntimeEndpoint": f"unix://{socket}",
-        "clusterDNS": [NODE_ADDRESS],
+        "clusterDNS": [DNS_ADDRESS],
         "clusterDomain": DOMAIN,
         "resolvConf": str(place / "resolv.conf"),
         "cgroupDriver": "cgroupfs",
@@ -190,12 +191,37 @@ def kubelet(ca: Authority, place: Path, cgroup: str, socket: str | Path = SOCKET
     return Program("kubelet", command)
 
 
-def daemon(place: Path, changes: Mapping[str, Any]) -> Program:
-    """Ours, with what it has by default but for the registry and what `changes` says."""
+def dns_service() -> Sequence[Mapping[str, Any]]:
+    """The Service of `dns`, and its endpoint."""
+    about = {"namespace": "kube-system", "name": "kube-dns"}
+    ports = [{"name": name, "protocol": name.upper(), "port": 53} for name in ("udp", "tcp")]
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": about,
+            "spec": {"clusterIP": DNS_ADDRESS, "ports": ports},
+        },
+        {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {**about, "labels": {"kubernetes.io/service-name": "kube-dns"}},
+            "addressType": "IPv4",
+            "ports": ports,
+            "endpoints": [{"addresses": [NODE_ADDRESS]}],
+        },
+    ]
+
+
+def daemon(ca: Authority, place: Path, changes: Mapping[str, Any]) -> Program:
+    """Ours, with what it has by default but for the cluster, the registry and what `changes` says."""
+    user = ca.kubeconfig(f"system:node:{NODE}", API_SERVER, ["system:nodes"])
     registries = place / "registries.conf"
     registries.write_text(images.registries_conf())
     config: dict[str, Any] = {
         "cgroup_driver": "cgroupfs",
+        "node": NODE,
+        "kubernetes": {"kubeconfig": str(user)},
         "log": {"level": "debug"},
         "images": {"registries_conf": str(registries), "preload": [f"{images.PREFIX}/{images.BUSYBOX}"]},
         **changes,

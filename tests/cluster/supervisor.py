@@ -84,13 +84,14 @@ class Supervisor:
         if self.containerd:
             self._start(self.containerd.program())
         else:
-            self._start(components.daemon(self.place, self.changes))
+            self._start(components.daemon(ca, self.place, self.changes))
         self._start(components.etcd(self.place))
         self._until(lambda: _answers(f"{components.ETCD}/health"), "etcd answers")
         self._start(components.api_server(ca))
         trusted = ssl.create_default_context(cafile=str(ca.certificate))
         trusted.load_cert_chain(ca.directory / "admin.crt", ca.directory / "admin.key")
         self._until(lambda: _answers(f"{components.API_SERVER}/readyz", trusted), "the API server is ready")
+        self._prepare_services()
         self._start(components.controller_manager(ca))
         self._start(components.scheduler(ca))
         self._start(components.dns(self.place, admin))
@@ -105,6 +106,16 @@ class Supervisor:
         self._until(lambda: _answers("http://127.0.0.1:8181/ready"), "DNS answers")
         pods = ("get", "serviceaccount", "default")
         self._until(lambda: self._kubectl(*pods).returncode == 0, "pods may be made")
+
+    def _prepare_services(self) -> None:
+        """Let nodes know Services and their endpoints, and give DNS its address."""
+        role = ("--clusterrole=system:node-proxier", "--group=system:nodes")
+        binding = ("create", "clusterrolebinding", "infranetes-services", *role)
+        self._until(lambda: self._kubectl(*binding).returncode == 0, "nodes may see Services")
+        items = {"apiVersion": "v1", "kind": "List", "items": components.dns_service()}
+        path = self.place / "dns-service.json"
+        path.write_text(json.dumps(items))
+        self._until(lambda: self._kubectl("apply", "-f", str(path)).returncode == 0, "DNS has its address")
 
     def _tell(self) -> None:
         sudo = "sudo " if os.environ.get("SUDO_USER") else ""

@@ -48,7 +48,7 @@ class PodTests(ClusterCase):
         for address in addresses:
             page = self.cluster.inside("busybox", "wget", "-q", "-O", "-", f"http://{address}:8080/")
             self.assertEqual(page, "first\n")
-        # By the service's name, from a pod: DNS and kube-proxy. (With -T, busybox' wget crashes.)
+        # By the service's name, from a pod, without kube-proxy. (With -T, busybox' wget crashes.)
         self.apply(pod("client", container("client", "wget -q -O - http://web/")))
         self.wait_for_phase("client", "Succeeded")
         self.assertEqual(self.logs("client"), "first\n")

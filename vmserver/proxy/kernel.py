@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -73,6 +74,11 @@ class Kernel:
                 await run(self._reactor, [*self._inside, "conntrack", "-D", "-p", "udp", *what], SECONDS)
         except InfranetesError as error:
             _log.warn("flows to endpoints that are gone may go on: {error}", error=error)
+
+    async def addresses(self) -> list[str]:
+        """Return this namespace's addresses. :raise InfranetesError: why they are not known."""
+        text = await check(self._reactor, [*self._inside, "ip", "-json", "address"], SECONDS)
+        return [each["local"] for link in json.loads(text) for each in link.get("addr_info", ())]
 
     def thd_raise_limits(self, memory_bytes: int) -> None:
         """Let the kernel follow more connections than it does by default. Blocks. Idempotent."""

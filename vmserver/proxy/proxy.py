@@ -12,7 +12,7 @@ KNOWN     are what `_placed` says         changes; one that fails leads to UNSUR
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 import attrs
@@ -54,13 +54,11 @@ class Update:
 class ServiceProxy:
     """The service proxy of this VM.
 
-    :param addresses: the pod's, with which source ranges are compared.
     :ivar version: what is in force.
     """
 
-    def __init__(self, kernel: Kernel, addresses: Callable[[], Iterable[str]]) -> None:
+    def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._addresses = addresses
         self._lock = DeferredLock()
         self._known = False
         self._placed: dict[Key, Placement] = {}
@@ -68,6 +66,11 @@ class ServiceProxy:
         self._chains: set[tuple[int, str]] = set()
         self._coming: tuple[Version, set[Key]] | None = None  # of an update of all, as far as it has come
         self.version = Version()
+
+    async def prepare(self) -> None:
+        """Make the tables, or read those that are there. :raise InfranetesError: why that fails."""
+        async with self._lock:
+            await self._learn()
 
     async def apply(self, update: Update) -> None:
         """Put a part of an update into force.
@@ -134,7 +137,8 @@ class ServiceProxy:
         coming.update(update.changed)
         if len(self._placed.keys() | update.changed.keys()) > MAX_KEYS:
             raise InvalidArgument(f"a VM takes at most {MAX_KEYS} rules of Services")
-        own = list(self._addresses())
+        ranged = any(rule.source_ranges for rule in update.changed.values())
+        own = await self._kernel.addresses() if ranged else []
         wanted: dict[Key, Placement | None] = dict.fromkeys(update.removed)
         for key, rule in update.changed.items():
             wanted[key] = place(rule, own, self._placed.get(key))

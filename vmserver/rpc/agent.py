@@ -9,10 +9,14 @@ from vmserver.identity.current import CurrentIdentity
 from vmserver.identity.metadata import MetadataGate
 from vmserver.pod_settings import PodSettings
 from vmserver.provider_choice import ProviderChoice
+from vmserver.proxy.kernel import Kernel
+from vmserver.proxy.proxy import ServiceProxy
+from vmserver.proxy.upkeep import Upkeep
 from vmserver.rpc.containers import ContainerCalls
 from vmserver.rpc.images import ImageCalls
 from vmserver.rpc.layers import LayerCalls
 from vmserver.rpc.machine import MachineCalls
+from vmserver.rpc.services import ServiceCalls
 from vmserver.rpc.sessions import SessionCalls
 from vmserver.rpc.watch import WatchCalls
 from vmserver.stats.calls import StatsCalls
@@ -47,6 +51,10 @@ class AgentService:
         self.layers = LayerCalls(choice)
         self.volumes = VolumeCalls(reactor, volumes)
         self.stats = StatsCalls(reactor, choice, own=own_machine)
+        kernel = Kernel(reactor)
+        proxy = ServiceProxy(kernel)
+        self.services = ServiceCalls(proxy if own_machine else None)
+        self._upkeep = Upkeep(reactor, kernel, proxy) if own_machine else None
         self.implementations: tuple[object, ...] = (
             self.machine,
             self.watch,
@@ -56,8 +64,25 @@ class AgentService:
             self.layers,
             self.volumes,
             self.stats,
+            self.services,
         )
-        identity.on_taken = self.stats.begin_stats
+        identity.on_taken = self._begin
+
+    def _begin(self) -> None:
+        """Begin what a machine without an identity does not need."""
+        self.stats.begin_stats()
+        if self._upkeep is not None:
+            self._upkeep.begin()
+
+    async def prepare(self) -> None:
+        """Do once in a template what every clone would have to."""
+        if self._upkeep is not None:
+            await self._upkeep.prepare()
+
+    def stop(self) -> None:
+        """Do nothing by itself any more. Idempotent."""
+        if self._upkeep is not None:
+            self._upkeep.end()
 
     def limit(self, limits: LimitsConfig) -> None:
         """Set other bounds for new calls; those under way go on."""

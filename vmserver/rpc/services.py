@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from infranetes_common.errors import InvalidArgument, Unavailable
+from infranetes_common.errors import InvalidArgument, Unavailable, Unimplemented
 from infranetes_common.wire import vmserver as messages
 from txgrpc import Call
 from vmserver.proxy import rules
@@ -15,27 +15,32 @@ MAX_RULES = 10_000  # of one message
 
 
 class ServiceCalls:
-    """Hands updates to the service proxy, of the newest call alone."""
+    """Hands updates to the service proxy, of the newest call alone.
 
-    def __init__(self, proxy: ServiceProxy) -> None:
+    :param proxy: None: this machine has none.
+    """
+
+    def __init__(self, proxy: ServiceProxy | None) -> None:
         self._proxy = proxy
         self._newest: Call | None = None
 
     async def ServiceRules(
         self, requests: AsyncIterator[messages.ServiceRulesUpdate], call: Call
     ) -> AsyncIterator[messages.ServiceRulesState]:
+        if self._proxy is None:
+            raise Unimplemented("this machine is not one pod's alone, and has no service proxy")
         self._newest = call
-        yield self._state()
+        yield _state(self._proxy)
         async for request in requests:
             if self._newest is not call:
                 raise Unavailable("a newer call brings the service proxy's rules")
             await self._proxy.apply(_update(request))
             if not request.more:
-                yield self._state()
+                yield _state(self._proxy)
 
-    def _state(self) -> messages.ServiceRulesState:
-        version = self._proxy.version
-        return messages.ServiceRulesState(table=version.table, number=version.number)
+
+def _state(proxy: ServiceProxy) -> messages.ServiceRulesState:
+    return messages.ServiceRulesState(table=proxy.version.table, number=proxy.version.number)
 
 
 def _update(request: messages.ServiceRulesUpdate) -> Update:

@@ -14,6 +14,7 @@ from infranetes.machines.agent import checks, limits
 from infranetes.machines.agent.calls import CHUNK_BYTES, closing
 from infranetes.machines.agent.layers import LayerClient
 from infranetes.machines.agent.screen import AgentScreen
+from infranetes.machines.agent.services import ServiceClient
 from infranetes.machines.agent.stub import PortForwardCall, SessionCall
 from infranetes.machines.agent.volumes import VolumeClient
 from infranetes_common.errors import InvalidArgument
@@ -46,7 +47,7 @@ def _ahead(call: _Streams) -> _Streams:
     return call
 
 
-class AgentClient(VolumeClient, LayerClient):
+class AgentClient(VolumeClient, LayerClient, ServiceClient):
     """The client of one sandbox's agent. Connects when it is first used, and again after a loss.
 
     Methods fail with the errors of `infranetes_common.errors`: `Unavailable` if the agent can't be reached

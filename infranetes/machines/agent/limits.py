@@ -32,6 +32,7 @@ MESSAGE_BYTES: Mapping[str, int] = {
     "Exec": 256 * KIB + 64,
     "Attach": 256 * KIB + 64,
     "PortForward": 256 * KIB + 64,
+    "ServiceRules": 4 * KIB,
     "MissingLayers": 4 * KIB,
     "LoadImage": 4 * KIB,
     "ListLayers": 128 * KIB,

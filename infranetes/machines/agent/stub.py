@@ -41,6 +41,16 @@ PortForwardCall = StreamCall[messages.PortForwardInput, messages.PortForwardOutp
 """A connection to a port of the pod."""
 
 
+ServiceRulesCall = StreamCall[messages.ServiceRulesUpdate, messages.ServiceRulesState]
+"""Updates of the service proxy's rules, and what is in force."""
+
+
+class ServiceRules(Protocol):
+    """The rules of Kubernetes' Services."""
+
+    def __call__(self, *, timeout: float | None) -> ServiceRulesCall: ...
+
+
 class Session(Protocol):
     """Exec and Attach."""
 
@@ -72,6 +82,7 @@ class AgentStub(Protocol):
     Exec: Session
     Attach: Session
     PortForward: PortForward
+    ServiceRules: ServiceRules
     MissingLayers: Unary[messages.MissingLayersRequest, messages.MissingLayersResponse]
     LoadImage: Upload[messages.LoadImageRequest, messages.LoadImageResponse]
     ListLayers: Unary[messages.ListLayersRequest, messages.ListLayersResponse]

@@ -66,7 +66,7 @@ class ClusterCase(TestCase):
     async def begin(self) -> None:
         self.cluster.startService()
         await self.see(_10=["10.1.0.1"])
-        await until(lambda: self.cluster.complete, "all has been listed")
+        await until(lambda: self.cluster.table.complete, "all has been listed")
 
     def put_endpoints(self, *addresses: str) -> None:
         self.server.put(SLICES, written.endpoint_slice(*map(written.endpoint, addresses)))
@@ -78,7 +78,7 @@ class ClusterCase(TestCase):
 class ClusterTests(ClusterCase):
     @deferred
     async def test_all_that_there_is_and_each_change(self) -> None:
-        self.assertFalse(self.cluster.complete)
+        self.assertFalse(self.cluster.table.complete)
         await self.begin()
         self.put_endpoints("10.1.0.2", "10.1.0.3")
         await self.see(_10=["10.1.0.2", "10.1.0.3"])

@@ -15,11 +15,13 @@ from infranetes.services.objects import OwnNode, Service, service
 from infranetes.services.sender import RuleSender, updates
 from infranetes.services.table import Table
 from infranetes_common.concurrency import Notifier, start
-from infranetes_common.errors import Unavailable
+from infranetes_common.errors import InfranetesError, Unavailable, Unimplemented
 from infranetes_common.wire import vmserver
 from tests.infranetes.services import objects as written
 
-Arriving: TypeAlias = "DeferredQueue[vmserver.ServiceRulesUpdate | Exception]"
+Arriving: TypeAlias = (
+    "DeferredQueue[vmserver.ServiceRulesUpdate | vmserver.ServiceRulesState | InfranetesError]"
+)
 
 
 def a_service(number: int) -> Service:
@@ -43,9 +45,13 @@ class VM:
         self._coming: set[bytes] = set()
         self._arriving: Arriving = DeferredQueue()
 
-    def break_off(self) -> None:
-        """Lose the connection."""
-        self._arriving.put(Unavailable("the connection is lost"))
+    def break_off(self, error: InfranetesError | None = None) -> None:
+        """Lose the connection, or fail otherwise."""
+        self._arriving.put(error or Unavailable("the connection is lost"))
+
+    def say(self, table: str, number: int) -> None:
+        """Answer what nobody has asked."""
+        self._arriving.put(vmserver.ServiceRulesState(table=table, number=number))
 
     async def service_rules(
         self, updates: AsyncIterator[vmserver.ServiceRulesUpdate]
@@ -58,8 +64,11 @@ class VM:
             yield vmserver.ServiceRulesState(table=self.version[0], number=self.version[1])
             while True:
                 update = await self._arriving.get()
-                if isinstance(update, Exception):
+                if isinstance(update, InfranetesError):
                     raise update
+                if isinstance(update, vmserver.ServiceRulesState):
+                    yield update
+                    continue
                 self._take(update)
                 if not update.more and not self.deaf:
                     yield vmserver.ServiceRulesState(table=self.version[0], number=self.version[1])
@@ -117,6 +126,7 @@ class SenderTests(SynchronousTestCase):
     def begin(self) -> None:
         """Have a daemon that has just begun: with another table."""
         self.table = Table(OwnNode("here"))
+        self.table.complete = True
         self.sender = RuleSender(self.clock, self.vm, self.table, self.changed)
         self.sender.start()
         self.addCleanup(self.sender.stop)
@@ -192,9 +202,14 @@ class SenderTests(SynchronousTestCase):
         self.assertEqual(len(self.vm.messages), sent + 1)
 
     def test_it_is_told_when_the_vm_has_the_rules(self) -> None:
-        waiting = start(self.sender.when_told(1))
+        self.sender.stop()
+        self.vm.deaf = True
+        self.begin()
+        waiting = start(self.sender.when_told())
         self.assertNoResult(waiting)
-        self.put(1)
+        self.vm.deaf = False
+        self.vm.break_off()
+        self.clock.advance(sender.FIRST_PAUSE)
         self.successResultOf(waiting)
 
     def test_it_pauses_longer_and_longer_while_the_agent_can_not_be_reached(self) -> None:
@@ -203,3 +218,28 @@ class SenderTests(SynchronousTestCase):
         for _ in range(10):
             self.clock.advance(sender.LONGEST_PAUSE)
         self.assert_equal()
+
+    def test_nothing_is_sent_of_a_table_that_is_not_complete(self) -> None:
+        self.sender.stop()
+        self.begin()
+        messages = len(self.vm.messages)
+        self.table.complete = False
+        self.put(1)
+        self.assertEqual(len(self.vm.messages), messages)
+        self.table.complete = True
+        self.put(2)
+        self.assert_equal()
+
+    def test_a_vm_without_a_service_proxy_is_left_alone(self) -> None:
+        self.vm.break_off(Unimplemented("no proxy"))
+        self.clock.advance(sender.LONGEST_PAUSE)
+        self.assertEqual(self.vm.calls, 1)
+        self.successResultOf(start(self.sender.when_told()))
+
+    def test_an_agent_that_answers_anything_is_not_sent_all_again_and_again(self) -> None:
+        self.put(1)
+        for _ in range(20):
+            self.vm.say("other", 0)
+        self.assertEqual(self.vm.calls, 1)
+        self.assertIn("something else", self.sender.trouble)
+        self.assertLess(len(self.vm.messages), 4)

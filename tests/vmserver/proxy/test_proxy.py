@@ -42,7 +42,7 @@ class ProxyCase(TestCase):
 
     def new_proxy(self) -> ServiceProxy:
         """A proxy of an agent that has just started."""
-        return ServiceProxy(Kernel(reactor, self.space.name), lambda: [POD])
+        return ServiceProxy(Kernel(reactor, self.space.name))
 
     async def put(self, changed: dict[Key, Rule], *removed: Key, all: bool = False) -> None:
         self.number += 1

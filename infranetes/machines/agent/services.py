@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's call about the rules of Kubernetes' Services."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from infranetes.machines.agent import checks
+from infranetes.machines.agent.calls import AgentCalls
+from infranetes_common.concurrency import start
+from infranetes_common.wire import vmserver
+
+
+class ServiceClient(AgentCalls):
+    """A part of AgentClient."""
+
+    async def service_rules(
+        self, updates: AsyncIterator[vmserver.ServiceRulesUpdate]
+    ) -> AsyncGenerator[vmserver.ServiceRulesState, None]:
+        """Send updates; yield what is in force when the call begins and after each update.
+
+        :raise Unimplemented: the VM has no service proxy.
+        :raise Unavailable: its tables can't be changed, a newer call took over, or the connection is lost.
+        """
+        call = self._stub.ServiceRules(timeout=None)
+
+        async def send() -> None:
+            async for update in updates:
+                await call.send(update)
+
+        sending = start(send())
+        sending.addErrback(lambda _: call.cancel())
+        try:
+            async for state in self._streamed(call):
+                yield checks.clamped(state)
+        finally:
+            sending.cancel()

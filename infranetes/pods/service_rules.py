@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules of Kubernetes' Services in the sandboxes' VMs."""
+
+from __future__ import annotations
+
+from twisted.logger import Logger
+
+from infranetes.pods.context import NodeContext
+from infranetes.pods.inventory import Sandbox
+from infranetes.providers.annotations import wants_service_proxy
+from infranetes_common.concurrency import within
+from infranetes_common.errors import DeadlineExceeded
+
+WAIT_SECONDS = 10.0  # for the API server's first answer; its own pod may be what is to be started
+
+_log = Logger()
+
+
+def tell_of_services(sandbox: Sandbox) -> None:
+    """Keep the VM's service proxy up to date, unless its pod says no. Idempotent."""
+    if wants_service_proxy(sandbox.config.annotations):
+        sandbox.machine.tell_of_services()
+
+
+async def wait_for_rules(node: NodeContext, sandbox: Sandbox) -> None:
+    """Wait until the VM has the rules, so that its pod's first connection finds them. Not for ever."""
+    rules = sandbox.machine.rules
+    if rules is None:
+        return
+    try:
+        await within(node.clock, WAIT_SECONDS, rules.when_told(), "the rules of Services")
+    except DeadlineExceeded:
+        _log.warn(
+            "a container of sandbox {sandbox} is started without all rules of Services in its VM: {trouble}",
+            sandbox=sandbox.id,
+            pod=sandbox.pod,
+            trouble=rules.trouble or "the API server has not named them yet",
+        )

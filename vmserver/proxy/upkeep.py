@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the service proxy needs over the VM's life: room for its connections, and tables that stay whole."""
+
+from __future__ import annotations
+
+import os
+
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+
+from infranetes_common.concurrency import deferred, run_in_thread, start
+from infranetes_common.errors import InfranetesError
+from infranetes_common.reactors import IReactor
+from vmserver.proxy.kernel import Kernel
+from vmserver.proxy.proxy import ServiceProxy
+
+MEND_SECONDS = 600.0  # between two looks at the tables, each of which wakes an idle VM
+
+_log = Logger()
+
+
+class Upkeep:
+    """Begins with the VM's identity, and goes on until the agent ends."""
+
+    def __init__(self, reactor: IReactor, kernel: Kernel, proxy: ServiceProxy) -> None:
+        self._reactor = reactor
+        self._kernel = kernel
+        self._proxy = proxy
+        self._looking = LoopingCall(self._look)
+        self._looking.clock = reactor
+
+    async def prepare(self) -> None:
+        """Make the tables, as a template does for all its clones."""
+        try:
+            await self._proxy.prepare()
+        except InfranetesError as error:
+            _log.warn("the service proxy's tables are made later: {error}", error=error)
+
+    def begin(self) -> None:
+        """Begin. Idempotent."""
+        if not self._looking.running:
+            self._looking.start(MEND_SECONDS, now=False).addErrback(
+                lambda failure: _log.failure(
+                    "the service proxy's tables are looked at no more", failure=failure
+                )
+            )
+            memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            raised = start(run_in_thread(self._reactor, self._kernel.thd_raise_limits, memory))
+            raised.addErrback(lambda failure: _log.failure("the number of connections", failure=failure))
+
+    def end(self) -> None:
+        """End. Idempotent."""
+        if self._looking.running:
+            self._looking.stop()
+
+    @deferred
+    async def _look(self) -> None:
+        try:
+            await self._proxy.mend()
+        except InfranetesError as error:
+            _log.warn("the service proxy's tables can't be mended: {error}", error=error)
