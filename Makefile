@@ -16,7 +16,7 @@ MYPY_CODE := $(wildcard txgrpc infranetes infranetes_common infranetes_simulatio
 
 # Debian packages, by what they are for. Add to the list of the thing that needs it.
 APT_BASE := python3 python3-venv ca-certificates protobuf-compiler
-APT_TEST := erofs-utils openssl procps iproute2 docker-registry busybox-static zstd docker.io crun conmon gcc libc6-dev systemd
+APT_TEST := erofs-utils openssl procps iproute2 conntrack docker-registry busybox-static zstd docker.io crun conmon gcc libc6-dev systemd
 APT_RUN := skopeo qemu-system-x86 qemu-utils iproute2 nftables util-linux passwd
 APT_DEMO := docker-registry busybox-static
 # What critest's images are made from, and the containerd that the daemon is compared with.
@@ -30,7 +30,7 @@ APT_DEB := dpkg-dev fakeroot lintian
 APT_DEBIAN_LIBS := python3-twisted python3-zope.interface python3-h2 python3-protobuf python3-attr \
 	python3-cattr python3-cryptography python3-openssl python3-service-identity python3-treq \
 	python3-zstandard python3-h11 python3-wsproto python3-jeepney python3-hypothesis python3-grpcio \
-	python3-libcloud python3-boto3 python3-pyvmomi
+	python3-libcloud python3-boto3 python3-pyvmomi python3-yaml
 
 # $(call need,PACKAGES): installs those that are not installed, and says which. Costs nothing when all are.
 define need
