@@ -20,7 +20,7 @@ from infranetes.hostports.table import Table
 from infranetes.images import Image, LayerDisk
 from infranetes.machines.agent.client import AgentClient
 from infranetes.machines.agent.container_watch import WatchTimes
-from infranetes.machines.context import NodeNames
+from infranetes.machines.context import NodeNames, ServiceRules
 from infranetes.machines.pod_machine import PodMachine
 from infranetes.machines.pool import Pool
 from infranetes.machines.pool_config import PoolConfig
@@ -465,6 +465,7 @@ class FakeNode:
         self.clock.advance(1000.0)
         self.store = InlineStore()
         self.agents: dict[str, FakeAgent] = {}
+        self.services: ServiceRules | None = None
         self.provider = self.make_provider()
         self.times = Times(watch=WatchTimes(unknown_after=5.0), **times)
         self.begin()
@@ -486,6 +487,7 @@ class FakeNode:
             NodeNames("c", "n"),
             self.times,
         )
+        self.node.services = self.services
         self.node.pool = Pool(self.node, self.pool_config)
         self.node.renewal = Renewal(self.node, lambda: reachable_machines(self.node))
         self.sandboxes = Sandboxes(self.node)
