@@ -21,6 +21,7 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "tests.e2e.test_choice": ("real VMs",),
     "tests.e2e.test_qemu_disks": ("real VMs",),
     "tests.e2e.test_qemu_provider": ("real VMs",),
+    "tests.e2e.test_user_namespaces": ("real VMs",),
     "tests.e2e.test_demo": ("real VMs", "built packages"),
     "tests.cluster": ("real VMs", "host ports", "Kubernetes"),
     # build/deb, dist and the clean root's cache.

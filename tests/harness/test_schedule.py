@@ -70,6 +70,13 @@ class DeclarationTests(SynchronousTestCase):
             tests = list(tests_of(TestLoader().loadByNames([name], recurse=True)))
             self.assertTrue(tests and all(test.id().startswith(name) for test in tests), name)
 
+    def test_those_with_real_vms_do_not_run_side_by_side(self) -> None:
+        """They have one bridge, which the first daemon that ends takes away from the others."""
+        for path in (TREE / "tests" / "e2e").glob("test_*.py"):
+            if re.search(r"^from tests\.e2e\.(pod|qemu)_case import", path.read_text(), re.MULTILINE):
+                shared = Unit(f"tests.e2e.{path.stem}.Tests", ()).shared
+                self.assertIn("real VMs", shared, path.name)
+
     def test_the_tests_of_the_packages_build_are_there(self) -> None:
         names = re.findall(r"^\t(tests\.[\w.]+)", (TREE / "debian" / "rules").read_text(), flags=re.M)
         self.assertGreater(len(names), 10)
