@@ -40,6 +40,7 @@ BENCHES = {
     "density": ("bench.density", "lists, memory and recovery with 1,000 simulated pods"),
     "conformance": ("bench.conformance", "critest's benchmarks beside containerd (QEMU)"),
     "streams": ("bench.streams", "exec and port-forward beside containerd, and the daemon's memory (QEMU)"),
+    "services": ("bench.services", "the rules of 10,000 Services in a VM, and connections through them"),
     "rpc": ("bench.rpc", "txgrpc against grpcio"),
 }
 # Variants of a bench, chosen in place of what it does by default.

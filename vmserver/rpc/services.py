@@ -34,7 +34,7 @@ class ServiceCalls:
         async for request in requests:
             if self._newest is not call:
                 raise Unavailable("a newer call brings the service proxy's rules")
-            await self._proxy.apply(_update(request))
+            await self._proxy.apply(as_update(request))
             if not request.more:
                 yield _state(self._proxy)
 
@@ -43,7 +43,8 @@ def _state(proxy: ServiceProxy) -> messages.ServiceRulesState:
     return messages.ServiceRulesState(table=proxy.version.table, number=proxy.version.number)
 
 
-def _update(request: messages.ServiceRulesUpdate) -> Update:
+def as_update(request: messages.ServiceRulesUpdate) -> Update:
+    """Read an update. :raise InvalidArgument: it is none."""
     if len(request.changed) + len(request.removed) > MAX_RULES:
         raise InvalidArgument(f"an update has at most {MAX_RULES} rules in one message")
     if not request.table or len(request.table) > 64:
