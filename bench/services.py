@@ -15,15 +15,8 @@ from ipaddress import IPv4Address
 from pathlib import Path
 
 from bench.figures import Report
-from infranetes.services.objects import (
-    Endpoint,
-    EndpointPort,
-    EndpointSlice,
-    Name,
-    OwnNode,
-    Service,
-    ServicePort,
-)
+from infranetes.kubernetes.fields import Name
+from infranetes.services.objects import Endpoint, EndpointPort, EndpointSlice, OwnNode, Service, ServicePort
 from infranetes.services.sender import updates
 from infranetes.services.table import Table
 from infranetes_common.reactors import IReactor

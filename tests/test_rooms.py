@@ -12,6 +12,8 @@ from twisted.trial.unittest import SynchronousTestCase
 TREE = Path(__file__).resolve().parents[1]
 PACKAGES = ("txgrpc", "infranetes_common", "infranetes", "vmserver", "infranetes_simulation")
 
+ABOVE_KUBERNETES = ("infranetes.cri", "infranetes.pods", "infranetes.machines", "infranetes.providers")
+
 # What a package or room never imports.
 NEVER = {
     "txgrpc": ("infranetes_common", "infranetes", "vmserver", "infranetes_simulation"),
@@ -25,12 +27,8 @@ NEVER = {
     "infranetes_simulation.containers": ("infranetes",),
     "vmserver.layers": ("vmserver.rpc", "vmserver.identity", "vmserver.prewarm", "vmserver.containers"),
     "vmserver.proxy": ("vmserver.rpc", "vmserver.identity", "vmserver.containers"),
-    "infranetes.services": (
-        "infranetes.cri",
-        "infranetes.pods",
-        "infranetes.machines",
-        "infranetes.providers",
-    ),
+    "infranetes.kubernetes": (*ABOVE_KUBERNETES, "infranetes.services"),
+    "infranetes.services": ABOVE_KUBERNETES,
     "vmserver.containers": ("vmserver.rpc", "vmserver.identity", "vmserver.prewarm"),
 }
 

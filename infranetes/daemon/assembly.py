@@ -24,6 +24,7 @@ from infranetes.daemon.sockets import SocketService
 from infranetes.hostports.hostports import HostPorts, table_name
 from infranetes.hostports.table import Table
 from infranetes.images import ImageStore
+from infranetes.kubernetes.api_server import ApiServer
 from infranetes.machines.agent.client import connector
 from infranetes.machines.agent.container_watch import WatchTimes
 from infranetes.machines.context import NodeNames
@@ -37,7 +38,6 @@ from infranetes.pods.sandbox_vm import reachable_machines
 from infranetes.pods.store import Store
 from infranetes.pods.streams import Streams
 from infranetes.providers import registry
-from infranetes.services.api_server import ApiServer
 from infranetes.services.cluster import ClusterServices
 from infranetes.streaming.server import StreamingServer
 from infranetes.volumes.volumes import Volumes

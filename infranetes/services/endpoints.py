@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
-from infranetes.services.objects import Address, Endpoint, EndpointSlice, OwnNode, ServicePort
+from infranetes.kubernetes.fields import Address
+from infranetes.services.objects import Endpoint, EndpointSlice, OwnNode, ServicePort
 
 Target = tuple[Address, int]
 

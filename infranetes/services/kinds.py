@@ -5,69 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from twisted.logger import Logger
-
+from infranetes.kubernetes.fields import Name
+from infranetes.kubernetes.kinds import Kind
+from infranetes.kubernetes.watch import Json
 from infranetes.services import objects
-from infranetes.services.objects import Name
 from infranetes.services.table import Table
-from infranetes.services.watch import Event, Json, Put, Removed, Replaced
-from infranetes_common.errors import InvalidArgument
-
-_log = Logger()
-
-
-class Kind:
-    """One kind of objects. :ivar listed: whether all that there are have been put into the table."""
-
-    path: str
-
-    def __init__(self, table: Table) -> None:
-        self._table = table
-        self._names: set[Name] = set()
-        self.listed = False
-
-    def selectors(self, node: str) -> dict[str, str]:
-        """The selectors of its objects, as the API server takes them."""
-        raise NotImplementedError
-
-    def put(self, item: Json) -> bool:
-        """Put an object into the table. False: no proxy serves it. :raise InvalidArgument: it is none."""
-        raise NotImplementedError
-
-    def remove(self, name: Name) -> None:
-        """Remove an object from the table. Idempotent."""
-        raise NotImplementedError
-
-    def take(self, event: Event) -> Iterable[None]:
-        """Put an event into the table, in small steps."""
-        match event:
-            case Put(item):
-                self._put(item)
-            case Removed(item):
-                self._removed(objects.name(item))
-            case Replaced(items):
-                for item in items:
-                    self._put(item)
-                    yield
-                for gone in self._names - {objects.name(item) for item in items}:
-                    self._removed(gone)
-                    yield
-                self.listed = True
-
-    def _put(self, item: Json) -> None:
-        try:
-            there = self.put(item)
-        except InvalidArgument as error:
-            _log.warn("an object of Kubernetes can't be used and is left out: {error}", error=error)
-            there = False
-        if there:
-            self._names.add(objects.name(item))
-        else:
-            self._removed(objects.name(item))
-
-    def _removed(self, name: Name) -> None:
-        self._names.discard(name)
-        self.remove(name)
 
 
 class Services(Kind):
@@ -75,18 +17,20 @@ class Services(Kind):
 
     path = "/api/v1/services"
 
-    def selectors(self, node: str) -> dict[str, str]:
-        return {"labelSelector": f"!{objects.PROXY_NAME}", "fieldSelector": "spec.clusterIP!=None"}
+    def __init__(self, table: Table) -> None:
+        super().__init__({"labelSelector": f"!{objects.PROXY_NAME}", "fieldSelector": "spec.clusterIP!=None"})
+        self._table = table
 
-    def put(self, item: Json) -> bool:
+    def put(self, item: Json) -> Iterable[None] | None:
         service = objects.service(item)
         if service is None:
-            return False
+            return None
         self._table.put_service(service)
-        return True
+        return ()
 
-    def remove(self, name: Name) -> None:
+    def remove(self, name: Name) -> Iterable[None]:
         self._table.remove_service(name)
+        return ()
 
 
 class Slices(Kind):
@@ -94,18 +38,20 @@ class Slices(Kind):
 
     path = "/apis/discovery.k8s.io/v1/endpointslices"
 
-    def selectors(self, node: str) -> dict[str, str]:
-        return {"labelSelector": f"!{objects.HEADLESS}"}
+    def __init__(self, table: Table) -> None:
+        super().__init__({"labelSelector": f"!{objects.HEADLESS}"})
+        self._table = table
 
-    def put(self, item: Json) -> bool:
+    def put(self, item: Json) -> Iterable[None] | None:
         found = objects.endpoint_slice(item)
         if found is None:
-            return False
+            return None
         self._table.put_slice(found)
-        return True
+        return ()
 
-    def remove(self, name: Name) -> None:
+    def remove(self, name: Name) -> Iterable[None]:
         self._table.remove_slice(name)
+        return ()
 
 
 class OwnNodes(Kind):
@@ -113,12 +59,13 @@ class OwnNodes(Kind):
 
     path = "/api/v1/nodes"
 
-    def selectors(self, node: str) -> dict[str, str]:
-        return {"fieldSelector": f"metadata.name={node}"}
+    def __init__(self, table: Table, node: str) -> None:
+        super().__init__({"fieldSelector": f"metadata.name={node}"})
+        self._table = table
 
-    def put(self, item: Json) -> bool:
+    def put(self, item: Json) -> Iterable[None] | None:
         self._table.move(objects.own_node(item))
-        return True
+        return ()
 
-    def remove(self, name: Name) -> None:
-        pass
+    def remove(self, name: Name) -> Iterable[None]:
+        return ()

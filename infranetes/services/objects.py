@@ -7,37 +7,18 @@ reference of `v1` Service and Node and of `discovery.k8s.io/v1` EndpointSlice.
 
 from __future__ import annotations
 
-import ipaddress
-from collections.abc import Iterator, Mapping, Sequence
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
-from typing import TypeVar
+from collections.abc import Iterator
 
 import attrs
 
-from infranetes_common.errors import InvalidArgument
-
-T = TypeVar("T")
-Address = IPv4Address | IPv6Address
-Network = IPv4Network | IPv6Network
+from infranetes.kubernetes.fields import Address, Fields, Name, Network
 
 SERVICE_NAME = "kubernetes.io/service-name"
 PROXY_NAME = "service.kubernetes.io/service-proxy-name"
 HEADLESS = "service.kubernetes.io/headless"
 ZONE = "topology.kubernetes.io/zone"
-PROTOCOLS = ("TCP", "UDP", "SCTP")
 DEFAULT_AFFINITY_SECONDS = 10800
 MAX_AFFINITY_SECONDS = 86400
-
-
-@attrs.frozen
-class Name:
-    """An object's namespace and name."""
-
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
 
 
 @attrs.frozen
@@ -109,20 +90,12 @@ class OwnNode:
     zone: str = ""
 
 
-def name(item: object) -> Name:
-    """Read an object's namespace and name, empty where it has none."""
-    try:
-        return _Fields(item, "an object").name()
-    except InvalidArgument:
-        return Name("", "")
-
-
 def service(item: object) -> Service | None:
     """Read a Service. None: no proxy serves it, as it has no address, or it is another proxy's.
 
     :raise InvalidArgument: it is not what the API says of a Service.
     """
-    top = _Fields(item, "Service")
+    top = Fields(item, "Service")
     its_name, labels, spec = top.name(), top.labels(), top.fields("spec")
     addresses = tuple(spec.texts("clusterIPs")) or ((first,) if (first := spec.text("clusterIP")) else ())
     if PROXY_NAME in labels or spec.text("type") == "ExternalName" or not addresses or "None" in addresses:
@@ -140,16 +113,16 @@ def service(item: object) -> Service | None:
     )
 
 
-def _service_ports(spec: _Fields) -> Iterator[ServicePort]:
+def _service_ports(spec: Fields) -> Iterator[ServicePort]:
     for each in spec.items("ports"):
         yield ServicePort(each.text("name"), each.protocol(), each.port())
 
 
-def _is_virtual(ingress: _Fields) -> bool:
+def _is_virtual(ingress: Fields) -> bool:
     return (ingress.text("ipMode") or "VIP") == "VIP"
 
 
-def _affinity_seconds(spec: _Fields) -> int:
+def _affinity_seconds(spec: Fields) -> int:
     if spec.text("sessionAffinity") != "ClientIP":
         return 0
     given = spec.fields("sessionAffinityConfig").fields("clientIP").number("timeoutSeconds")
@@ -161,7 +134,7 @@ def endpoint_slice(item: object) -> EndpointSlice | None:
 
     :raise InvalidArgument: it is not what the API says of an EndpointSlice.
     """
-    top = _Fields(item, "EndpointSlice")
+    top = Fields(item, "EndpointSlice")
     its_name, labels = top.name(), top.labels()
     owner = labels.get(SERVICE_NAME, "")
     if not owner or HEADLESS in labels or top.text("addressType") not in ("IPv4", "IPv6"):
@@ -175,7 +148,7 @@ def endpoint_slice(item: object) -> EndpointSlice | None:
     return EndpointSlice(its_name, Name(its_name.namespace, owner), tuple(ports), tuple(endpoints))
 
 
-def _endpoint(fields: _Fields) -> Endpoint:
+def _endpoint(fields: Fields) -> Endpoint:
     conditions, hints = fields.fields("conditions"), fields.fields("hints")
     ready = conditions.flag("ready", True)
     return Endpoint(
@@ -191,91 +164,5 @@ def _endpoint(fields: _Fields) -> Endpoint:
 
 def own_node(item: object) -> OwnNode:
     """Read the Node of this daemon. :raise InvalidArgument: it is not what the API says of a Node."""
-    top = _Fields(item, "Node")
+    top = Fields(item, "Node")
     return OwnNode(top.name().name, top.labels().get(ZONE, ""))
-
-
-class _Fields:
-    """A JSON object whose fields are read with their types. :ivar what: it is, for errors."""
-
-    def __init__(self, value: object, what: str) -> None:
-        if not isinstance(value, Mapping):
-            raise InvalidArgument(f"{what} is no object but {type(value).__name__}")
-        self._value: Mapping[str, object] = value
-        self._what = what
-
-    def name(self) -> Name:
-        """Its namespace and name, which are named in errors from now on."""
-        about = self.fields("metadata")
-        found = Name(about.text("namespace"), about.text("name"))
-        if not found.name:
-            raise InvalidArgument(f"{self._what} has no name")
-        self._what = f"{self._what} {found}"
-        return found
-
-    def labels(self) -> Mapping[str, str]:
-        found = self.fields("metadata").fields("labels")
-        return {key: found.text(key) for key in found._value}
-
-    def has(self, key: str) -> bool:
-        return self._value.get(key) is not None
-
-    def fields(self, key: str) -> _Fields:
-        value = self._value.get(key)
-        return _Fields({} if value is None else value, f"{self._what}: {key}")
-
-    def items(self, key: str) -> Sequence[_Fields]:
-        return [_Fields(each, f"{self._what}: {key}") for each in self._list(key)]
-
-    def texts(self, key: str) -> Sequence[str]:
-        return [self._checked(key, each, str) for each in self._list(key)]
-
-    def text(self, key: str) -> str:
-        value = self._value.get(key)
-        return "" if value is None else self._checked(key, value, str)
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self._value.get(key)
-        return default if value is None else self._checked(key, value, bool)
-
-    def number(self, key: str) -> int | None:
-        value = self._value.get(key)
-        if isinstance(value, bool):
-            raise self._wrong(key, value)
-        return None if value is None else self._checked(key, value, int)
-
-    def port(self) -> int:
-        number = self.number("port")
-        if number is None or not 0 < number < 65536:
-            raise self._wrong("port", number)
-        return number
-
-    def protocol(self) -> str:
-        found = self.text("protocol") or "TCP"
-        if found not in PROTOCOLS:
-            raise self._wrong("protocol", found)
-        return found
-
-    def address(self, text: str) -> Address:
-        try:
-            return ipaddress.ip_address(text)
-        except ValueError:
-            raise self._wrong("an address", text) from None
-
-    def network(self, text: str) -> Network:
-        try:
-            return ipaddress.ip_network(text, strict=False)
-        except ValueError:
-            raise self._wrong("a range of addresses", text) from None
-
-    def _list(self, key: str) -> Sequence[object]:
-        value = self._value.get(key)
-        return () if value is None else self._checked(key, value, list)
-
-    def _checked(self, key: str, value: object, kind: type[T]) -> T:
-        if not isinstance(value, kind):
-            raise self._wrong(key, value)
-        return value
-
-    def _wrong(self, key: str, value: object) -> InvalidArgument:
-        return InvalidArgument(f"{self._what}: {key} can't be {str(value)[:100]!r}")

@@ -20,8 +20,9 @@ from collections.abc import Collection, Iterator
 
 import attrs
 
+from infranetes.kubernetes.fields import Address, Network
 from infranetes.services.endpoints import Target, targets
-from infranetes.services.objects import Address, EndpointSlice, Network, OwnNode, Service, ServicePort
+from infranetes.services.objects import EndpointSlice, OwnNode, Service, ServicePort
 
 
 @attrs.frozen(order=True)

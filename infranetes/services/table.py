@@ -16,7 +16,8 @@ from collections.abc import Collection, Iterator, Mapping
 
 import attrs
 
-from infranetes.services.objects import EndpointSlice, Name, OwnNode, Service
+from infranetes.kubernetes.fields import Name
+from infranetes.services.objects import EndpointSlice, OwnNode, Service
 from infranetes.services.rules import Key, Rule, rules
 
 REMEMBERED = 20_000  # rules that were removed

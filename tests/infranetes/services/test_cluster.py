@@ -7,13 +7,13 @@ from pathlib import Path
 
 from twisted.trial.unittest import TestCase
 
-from infranetes.services import api_server, watch
-from infranetes.services.api_server import ApiServer
+from infranetes.kubernetes import api_server, watch
+from infranetes.kubernetes.api_server import ApiServer
 from infranetes.services.cluster import ClusterServices
 from infranetes_common.concurrency import deferred
 from infranetes_common.reactors import installed
+from tests.infranetes.kubernetes.api_server import Json, SimulatedApiServer
 from tests.infranetes.services import objects as written
-from tests.infranetes.services.api_server import Json, SimulatedApiServer
 from tests.support.waiting import until
 
 reactor = installed()
@@ -138,12 +138,12 @@ class ClusterTests(ClusterCase):
         await self.begin()
         port = int(self.server.url.rpartition(":")[2])
         await self.server.stop()
-        await until(lambda: all(each.trouble for each in self.cluster._followers), "it is missed")
+        await until(lambda: all(each.trouble for each in self.cluster.followers), "it is missed")
         self.assertEqual(self.served(), {"10.96.0.10": ["10.1.0.1"]})
         self.put_endpoints("10.1.0.2")
         self.server.start(port)
         await self.see(_10=["10.1.0.2"])
-        await until(lambda: not any(each.trouble for each in self.cluster._followers), "all is well")
+        await until(lambda: not any(each.trouble for each in self.cluster.followers), "all is well")
 
     @deferred
     async def test_a_server_that_refuses_is_asked_again(self) -> None:
@@ -163,7 +163,7 @@ class ClusterTests(ClusterCase):
         await self.begin()
         self.server.token = "other"
         self.server.close_watches()
-        await until(lambda: any(each.trouble for each in self.cluster._followers), "it is refused")
+        await until(lambda: any(each.trouble for each in self.cluster.followers), "it is refused")
         self.token.write_text("other")
         self.put_endpoints("10.1.0.2")
         await self.see(_10=["10.1.0.2"])

@@ -10,15 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.services.objects import (
-    Endpoint,
-    Name,
-    OwnNode,
-    ServicePort,
-    endpoint_slice,
-    own_node,
-    service,
-)
+from infranetes.kubernetes.fields import Name
+from infranetes.services.objects import Endpoint, OwnNode, ServicePort, endpoint_slice, own_node, service
 from infranetes_common.errors import InvalidArgument
 from tests.infranetes.services import objects as written
 

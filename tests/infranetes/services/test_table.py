@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
+from infranetes.kubernetes.fields import Name
 from infranetes.services import table
-from infranetes.services.objects import EndpointSlice, Name, OwnNode, Service, endpoint_slice, service
+from infranetes.services.objects import EndpointSlice, OwnNode, Service, endpoint_slice, service
 from infranetes.services.rules import Key, Rule
 from infranetes.services.table import Table
 from tests.infranetes.services import objects as written

@@ -8,7 +8,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.services.watch import Event, Put, Removed, Replaced, Watch
+from infranetes.kubernetes.watch import Event, Put, Removed, Replaced, Watch
 
 Json = dict[str, Any]  # Any: JSON
 

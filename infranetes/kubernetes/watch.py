@@ -78,12 +78,19 @@ class Watch:
 
     :param selectors: `labelSelector` and `fieldSelector`, as far as there are any.
     :param random: returns a number from 0 to 1, as random.random.
+    :param trimmed: returns what is kept of an object, its name among it.
     :ivar current: whether everything up to some moment is known.
     """
 
-    def __init__(self, selectors: Mapping[str, str], random: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        selectors: Mapping[str, str],
+        random: Callable[[], float],
+        trimmed: Callable[[Json], Json] = lambda item: item,
+    ) -> None:
         self._selectors = selectors
         self._random = random
+        self._trimmed = trimmed
         self._first = self._state = State.STREAMING
         self._version = ""
         self._initial: dict[tuple[str, str], Json] = {}  # what a streaming list has brought
@@ -115,7 +122,7 @@ class Watch:
         if not isinstance(items, list):
             raise ValueError("its items are no list")
         self._follow(_version(content))
-        return [Replaced([_object(item) for item in items])]
+        return [Replaced([self._trimmed(_object(item)) for item in items])]
 
     def line(self, line: bytes) -> Sequence[Event]:
         """Take one line of the answer to a watch. :raise ValueError: it is none."""
@@ -132,6 +139,7 @@ class Watch:
         self._follow(version)
         if kind == "BOOKMARK":
             return []
+        thing = self._trimmed(thing)
         return [Removed(thing) if kind == "DELETED" else Put(thing)]
 
     def _initially(self, kind: str, thing: Json, version: str) -> Sequence[Event]:
@@ -146,7 +154,7 @@ class Watch:
         if kind == "DELETED":
             self._initial.pop(name, None)
         else:
-            self._initial[name] = thing
+            self._initial[name] = self._trimmed(thing)
         return []
 
     def ended(self) -> float:

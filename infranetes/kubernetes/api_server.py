@@ -29,7 +29,7 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IPolicyForHTTPS, IResponse
 from zope.interface import implementer
 
-from infranetes.services.kubeconfig import Access, credentials, thd_read
+from infranetes.kubernetes.kubeconfig import Access, credentials, thd_read
 from infranetes_common.commands import run
 from infranetes_common.concurrency import run_in_thread, within
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable

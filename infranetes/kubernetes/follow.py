@@ -8,8 +8,8 @@ from collections.abc import Callable
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from infranetes.services.api_server import ApiServer, Refused
-from infranetes.services.watch import Event, Watch
+from infranetes.kubernetes.api_server import ApiServer, Refused
+from infranetes.kubernetes.watch import Event, Watch
 from infranetes_common.concurrency import run_in_thread, sleep, start
 from infranetes_common.errors import InfranetesError
 from infranetes_common.reactors import IReactor

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several kinds of objects, kept up to date in one place without keeping the reactor busy."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred
+
+from infranetes.kubernetes.api_server import ApiServer
+from infranetes.kubernetes.follow import Follower
+from infranetes.kubernetes.kinds import Kind
+from infranetes.kubernetes.watch import Event, Watch
+from infranetes_common.concurrency import Notifier, sleep, start
+from infranetes_common.reactors import IReactor
+
+TURN_SECONDS = 0.01  # that the reactor is kept busy at a time
+
+
+class Cluster(Service):
+    """Follows the kinds, and does what their objects lead to: one thing after the other, in small steps.
+
+    :param tell: is called when there is nothing more to do, and while there is at least once in each turn.
+    """
+
+    def __init__(
+        self, reactor: IReactor, server: ApiServer, kinds: Sequence[Kind], tell: Callable[[], None]
+    ) -> None:
+        self._reactor = reactor
+        self._kinds = kinds
+        self._tell = tell
+        self._waiting: deque[Iterable[None]] = deque()
+        self._arrived = Notifier()
+        self._working: Deferred[None] | None = None
+        self.followers = [
+            Follower(
+                reactor,
+                server,
+                kind.path,
+                Watch(kind.selectors, random.random, kind.trimmed),
+                self._taker(kind),
+            )
+            for kind in kinds
+        ]
+
+    @property
+    def complete(self) -> bool:
+        """Whether there has been a whole list of each kind."""
+        return all(kind.listed for kind in self._kinds)
+
+    @property
+    def trouble(self) -> str:
+        """Why something can't be followed now; empty: all is."""
+        its = zip(self._kinds, self.followers, strict=True)
+        return "; ".join(f"{kind.path}: {each.trouble}" for kind, each in its if each.trouble)
+
+    def startService(self) -> None:
+        """Begin to follow. Nothing is waited for here."""
+        super().startService()  # type: ignore[no-untyped-call]
+        self._working = start(self._work())
+        self._working.addErrback(lambda failure: None)
+        for follower in self.followers:
+            follower.start()
+
+    def stopService(self) -> None:
+        """Follow no more."""
+        super().stopService()  # type: ignore[no-untyped-call]
+        for follower in self.followers:
+            follower.stop()
+        if self._working is not None:
+            self._working.cancel()
+
+    def do(self, steps: Iterable[None]) -> None:
+        """Have something done after all that has come before it, in its steps."""
+        self._waiting.append(steps)
+        self._arrived.notify()
+
+    def _taker(self, kind: Kind) -> Callable[[Event], None]:
+        return lambda event: self.do(kind.take(event))
+
+    async def _work(self) -> None:
+        """Do what there is to do, for a moment at a time."""
+        while True:
+            while not self._waiting:
+                await self._arrived.wait()
+            until = self._reactor.seconds() + TURN_SECONDS
+            while self._waiting:
+                for _ in itertools.chain(self._waiting.popleft(), (None,)):
+                    if self._reactor.seconds() >= until:
+                        self._tell()
+                        await sleep(self._reactor, 0)
+                        until = self._reactor.seconds() + TURN_SECONDS
+            self._tell()

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading Kubernetes' objects, out of JSON that may be anything.
+
+Fields that nobody asks for are not looked at, so that newer API servers are understood.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from typing import TypeVar
+
+import attrs
+
+from infranetes_common.errors import InvalidArgument
+
+T = TypeVar("T")
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+PROTOCOLS = ("TCP", "UDP", "SCTP")
+
+
+@attrs.frozen
+class Name:
+    """An object's namespace and name."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def name(item: object) -> Name:
+    """Read an object's namespace and name, empty where it has none."""
+    try:
+        return Fields(item, "an object").name()
+    except InvalidArgument:
+        return Name("", "")
+
+
+class Fields:
+    """A JSON object whose fields are read with their types. :ivar what: it is, for errors."""
+
+    def __init__(self, value: object, what: str) -> None:
+        if not isinstance(value, Mapping):
+            raise InvalidArgument(f"{what} is no object but {type(value).__name__}")
+        self._value: Mapping[str, object] = value
+        self._what = what
+
+    def name(self) -> Name:
+        """Its namespace and name, which are named in errors from now on."""
+        about = self.fields("metadata")
+        found = Name(about.text("namespace"), about.text("name"))
+        if not found.name:
+            raise InvalidArgument(f"{self._what} has no name")
+        self._what = f"{self._what} {found}"
+        return found
+
+    def labels(self) -> Mapping[str, str]:
+        found = self.fields("metadata").fields("labels")
+        return {key: found.text(key) for key in found._value}
+
+    def has(self, key: str) -> bool:
+        return self._value.get(key) is not None
+
+    def fields(self, key: str) -> Fields:
+        value = self._value.get(key)
+        return Fields({} if value is None else value, f"{self._what}: {key}")
+
+    def items(self, key: str) -> Sequence[Fields]:
+        return [Fields(each, f"{self._what}: {key}") for each in self._list(key)]
+
+    def texts(self, key: str) -> Sequence[str]:
+        return [self._checked(key, each, str) for each in self._list(key)]
+
+    def text(self, key: str) -> str:
+        value = self._value.get(key)
+        return "" if value is None else self._checked(key, value, str)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._value.get(key)
+        return default if value is None else self._checked(key, value, bool)
+
+    def number(self, key: str) -> int | None:
+        value = self._value.get(key)
+        if isinstance(value, bool):
+            raise self._wrong(key, value)
+        return None if value is None else self._checked(key, value, int)
+
+    def port(self) -> int:
+        number = self.number("port")
+        if number is None or not 0 < number < 65536:
+            raise self._wrong("port", number)
+        return number
+
+    def protocol(self) -> str:
+        found = self.text("protocol") or "TCP"
+        if found not in PROTOCOLS:
+            raise self._wrong("protocol", found)
+        return found
+
+    def address(self, text: str) -> Address:
+        try:
+            return ipaddress.ip_address(text)
+        except ValueError:
+            raise self._wrong("an address", text) from None
+
+    def network(self, text: str) -> Network:
+        try:
+            return ipaddress.ip_network(text, strict=False)
+        except ValueError:
+            raise self._wrong("a range of addresses", text) from None
+
+    def _list(self, key: str) -> Sequence[object]:
+        value = self._value.get(key)
+        return () if value is None else self._checked(key, value, list)
+
+    def _checked(self, key: str, value: object, kind: type[T]) -> T:
+        if not isinstance(value, kind):
+            raise self._wrong(key, value)
+        return value
+
+    def _wrong(self, key: str, value: object) -> InvalidArgument:
+        return InvalidArgument(f"{self._what}: {key} can't be {str(value)[:100]!r}")

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of the objects of one kind that come from the API server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from twisted.logger import Logger
+
+from infranetes.kubernetes import fields
+from infranetes.kubernetes.fields import Name
+from infranetes.kubernetes.watch import Event, Json, Put, Removed, Replaced
+from infranetes_common.errors import InvalidArgument
+
+_log = Logger()
+
+
+class Kind:
+    """One kind of objects.
+
+    :cvar path: where the API server has them.
+    :param selectors: of those that are asked for, as the API server takes them.
+    :ivar listed: whether all that there are have been put.
+    """
+
+    path: str
+
+    def __init__(self, selectors: Mapping[str, str] | None = None) -> None:
+        self.selectors = selectors or {}
+        self._names: set[Name] = set()
+        self.listed = False
+
+    def trimmed(self, item: Json) -> Json:
+        """Return what of an object `put` reads, as all objects are in memory at once when they are listed."""
+        return item
+
+    def put(self, item: Json) -> Iterable[None] | None:
+        """Take an object that is there or has changed. None: it does not count; else what is to be done, in
+        small steps.
+
+        :raise InvalidArgument: it is no such object."""
+        raise NotImplementedError
+
+    def remove(self, name: Name) -> Iterable[None]:
+        """Do, in small steps, what has to be done when an object is gone or does not count. Idempotent."""
+        raise NotImplementedError
+
+    def take(self, event: Event) -> Iterable[None]:
+        """Take an event, in small steps."""
+        match event:
+            case Put(item):
+                yield from self._put(item)
+            case Removed(item):
+                yield from self._removed(fields.name(item))
+            case Replaced(items):
+                for item in items:
+                    yield from self._put(item)
+                    yield
+                for gone in self._names - {fields.name(item) for item in items}:
+                    yield from self._removed(gone)
+                    yield
+                self.listed = True
+
+    def _put(self, item: Json) -> Iterable[None]:
+        try:
+            steps = self.put(item)
+        except InvalidArgument as error:
+            _log.warn("an object of Kubernetes can't be used and is left out: {error}", error=error)
+            steps = None
+        name = fields.name(item)
+        if steps is None:
+            yield from self._removed(name)
+            return
+        self._names.add(name)
+        yield from steps
+
+    def _removed(self, name: Name) -> Iterable[None]:
+        self._names.discard(name)
+        yield from self.remove(name)
