@@ -7,7 +7,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from ipaddress import IPv4Address, IPv4Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +70,12 @@ def _is_ip(instance: object, attribute: Attribute[str], value: str) -> None:
         ip_address(value)
 
 
-def _is_subnet(instance: object, attribute: Attribute[str], value: str) -> None:
-    if value:
-        ip_network(value)
+def _are_subnets(instance: object, attribute: Attribute[tuple[str, ...]], value: tuple[str, ...]) -> None:
+    for each in value:
+        try:
+            ip_network(each)
+        except ValueError as error:
+            raise ValueError(f"{each[:80]!r} is no subnet such as 10.244.0.0/16: {error}") from None
 
 
 @attrs.frozen
@@ -80,9 +83,15 @@ class KubernetesConfig:
     """The cluster that this node is in, for watching Kubernetes. Empty: not given."""
 
     master_ip: str = attrs.field(default="", validator=_is_ip)  # the API server's address
-    cluster_cidr: str = attrs.field(default="", validator=_is_subnet)  # of the pods of all nodes
+    # Of the pods of all nodes, and of Services: who is there sees pods' own addresses.
+    cluster_cidrs: tuple[str, ...] = attrs.field(default=(), validator=_are_subnets)
     kubeconfig: str = ""  # a file; with one, pods' VMs know the addresses of Services
     service_proxy: bool = True  # false: they don't, as kube-proxy on the node does it for all pods
+
+    @property
+    def networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """The subnets in `cluster_cidrs`."""
+        return tuple(ip_network(each) for each in self.cluster_cidrs)
 
 
 def _default_node() -> str:

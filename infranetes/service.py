@@ -35,6 +35,10 @@ GC_THRESHOLDS = (
 _log = Logger()
 
 
+def _subnets(text: str) -> tuple[str, ...]:
+    return tuple(each.strip() for each in text.split(","))
+
+
 class Options(DaemonOptions):
     """The command line. A flag overrides the file's key."""
 
@@ -57,7 +61,12 @@ class Options(DaemonOptions):
         ],
         ["ca", None, None, "The CA of the VMs' certificates: PEM, certificate and key (ca)."],
         ["master-ip", None, None, "The address of Kubernetes' API server (kubernetes.master_ip)."],
-        ["cluster-cidr", None, None, "The subnet of the cluster's pods (kubernetes.cluster_cidr)."],
+        [
+            "cluster-cidr",
+            None,
+            None,
+            "The cluster's subnets, with commas between (kubernetes.cluster_cidrs).",
+        ],
         ["kubeconfig", None, None, "How to reach Kubernetes, a file (kubernetes.kubeconfig)."],
         [
             "base-ip",
@@ -80,7 +89,7 @@ class Options(DaemonOptions):
         ("contprovider", "contprovider", str),
         ("ca", "ca", str),
         ("master-ip", "kubernetes.master_ip", str),
-        ("cluster-cidr", "kubernetes.cluster_cidr", str),
+        ("cluster-cidr", "kubernetes.cluster_cidrs", _subnets),
         ("kubeconfig", "kubernetes.kubeconfig", str),
         ("base-ip", "base_ip", str),
         ("state-dir", "state_dir", Path),

@@ -45,7 +45,15 @@ def make_backends(reactor: IReactor, config: Config, make_provider: MakeProvider
         directory = config.state_dir / "preload"
         return await gather(reactor, images, config.images.preload, directory, progress)
 
-    context = ProviderContext(config.state_dir, config.run_dir, config.cluster, config.node, preload, source)
+    context = ProviderContext(
+        config.state_dir,
+        config.run_dir,
+        config.cluster,
+        config.node,
+        preload,
+        source,
+        config.kubernetes.networks,
+    )
     table = config.providers.get(config.provider, {})
     provider = make_provider(reactor, config.provider, table, context)
     images = make_images(reactor, config, provider, source)

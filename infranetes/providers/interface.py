@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,6 +98,8 @@ class ProviderContext:
     # For `start`: makes one file of the images that VMs are to have from the beginning; None: there are none.
     preload: Callable[[Progress], Awaitable[Preload | None]] | None = None
     source: str = "configuration"  # the configuration file, for errors
+    # The cluster's pods and Services, who are to see pods' own addresses.
+    cluster_networks: tuple[IPv4Network | IPv6Network, ...] = ()
 
 
 class IHasCatalogue(Interface):

@@ -29,13 +29,21 @@ class OptionsTests(SynchronousTestCase):
     def test_those_of_the_go_version(self) -> None:
         found = self.parsed(
             *("--listen", "/run/infra.sock", "--podprovider", "simulated", "--imgprovider", "docker"),
-            *("--ca", "/root/ca.pem", "--master-ip", "10.0.0.1", "--cluster-cidr", "10.244.0.0/16"),
+            *(
+                "--ca",
+                "/root/ca.pem",
+                "--master-ip",
+                "10.0.0.1",
+                "--cluster-cidr",
+                "10.244.0.0/16, 10.96.0.0/12",
+            ),
             *("--kubeconfig", "/var/lib/kube-proxy/kubeconfig", "--base-ip", "10.88.3"),
         )
         self.assertEqual((found.socket_path, found.provider), ("/run/infra.sock", "simulated"))
         self.assertEqual((found.imgprovider, found.ca), ("docker", "/root/ca.pem"))
         kubernetes = found.kubernetes
-        self.assertEqual((kubernetes.master_ip, kubernetes.cluster_cidr), ("10.0.0.1", "10.244.0.0/16"))
+        self.assertEqual(kubernetes.master_ip, "10.0.0.1")
+        self.assertEqual(kubernetes.cluster_cidrs, ("10.244.0.0/16", "10.96.0.0/12"))
         self.assertEqual(kubernetes.kubeconfig, "/var/lib/kube-proxy/kubeconfig")
         self.assertEqual(found.providers["simulated"], {"pod_cidr": "10.88.3.0/24"})
 
@@ -71,7 +79,7 @@ class OptionsTests(SynchronousTestCase):
             (("--contprovider", "oci", "--imgprovider", "systemd"), ("contprovider", "imgprovider")),
             (("--ca", "ca.pem"), ("ca", "absolute")),
             (("--master-ip", "master"), ("kubernetes.master_ip",)),
-            (("--cluster-cidr", "10.0.0.0/99"), ("kubernetes.cluster_cidr",)),
+            (("--cluster-cidr", "10.0.0.0/99"), ("kubernetes.cluster_cidrs", "10.0.0.0/99")),
             (("--base-ip", "10.88"), ("base-ip", "10.88.3")),
             (("--base-ip", "10.88.3", "--podprovider", "elsewhere"), ("base-ip", "elsewhere")),
         ):

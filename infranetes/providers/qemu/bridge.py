@@ -21,7 +21,7 @@ import os
 import re
 import struct
 from collections.abc import Iterable
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Network
 from pathlib import Path
 from typing import TypedDict
 
@@ -108,16 +108,26 @@ class Bridge:
 
     :param bridge: its name.
     :param mtu: of the pods' network; 0: that of the interface with the node's default route.
+    :param cluster: subnets whose hosts see the pods' own addresses, and send their answers there.
     :ivar mtu: the same, known once `set_up` is done.
     """
 
-    def __init__(self, reactor: IReactor, bridge: str, mtu: int, proc_sys: Path = Path("/proc/sys")) -> None:
+    def __init__(
+        self,
+        reactor: IReactor,
+        bridge: str,
+        mtu: int,
+        proc_sys: Path = Path("/proc/sys"),
+        *,
+        cluster: Iterable[IPv4Network | IPv6Network] = (),
+    ) -> None:
         self._proc_sys = proc_sys
         self._reactor = reactor
         self._bridge = bridge
         self._table = f"infranetes_{bridge}"
         self._group = int.from_bytes(hashlib.sha256(bridge.encode()).digest()[:3], "big") | 1
         self._configured_mtu = mtu
+        self._cluster = [each for each in cluster if isinstance(each, IPv4Network)]
         self.mtu = mtu or _DEFAULT_MTU
 
     async def set_up(self, network: IPv4Network, ports: Iterable[BridgePort]) -> None:
@@ -180,6 +190,8 @@ class Bridge:
                 if name == self._bridge or each.get("family") != "inet":
                     continue
                 other = IPv4Interface(f"{each['local']}/{each['prefixlen']}").network
+                if other == IPv4Network(network.network_address):
+                    continue  # an overlay's device may have the subnet's first number, which is no pod's
                 if other.overlaps(network):
                     raise InvalidArgument(
                         f"pod CIDR {network} overlaps {other} of the node's interface {name}; choose another"
@@ -210,13 +222,14 @@ class Bridge:
 
     async def _set_up_tables(self, network: IPv4Network, ports: list[BridgePort]) -> None:
         table = self._table
+        direct = "".join(f"ip saddr {network} ip daddr {each} return\n" for each in self._cluster)
         await self._nft(
             f"""table ip {table} {{}}
             delete table ip {table}
             table ip {table} {{
                 chain postrouting {{
                     type nat hook postrouting priority srcnat; policy accept;
-                    ip saddr {network} ip daddr != {network} masquerade
+                    {direct}ip saddr {network} ip daddr != {network} masquerade
                 }}
             }}"""
         )

@@ -72,7 +72,7 @@ class QemuProvider:
         self._context = context
         self._paths = ProviderPaths(context.state_dir / self.name, context.run_dir / self.name)
         self._records = VmRecords(self._paths.vms)
-        bridge = Bridge(reactor, settings.bridge, settings.mtu)
+        bridge = Bridge(reactor, settings.bridge, settings.mtu, cluster=context.cluster_networks)
         self._pod_network = PodNetwork(reactor, bridge, settings.pod_cidr, self._paths.network)
         # By token. Also those of other nodes that share this directory, for they share the addresses, too.
         self._vms: dict[str, Vm] = {}

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Machines that are network namespaces, with cables between them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 30.0  # for what is to succeed
+_CLONE_NEWNET = 0x40000000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Space:
+    """A network namespace. `end` removes it, with what runs in it."""
+
+    def __init__(self, word: str) -> None:
+        self.name = f"inf{word}-{secrets.token_hex(4)}"
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        subprocess.run(["ip", "netns", "add", self.name], check=True, capture_output=True)
+        self.ip("link set lo up")
+
+    def end(self) -> None:
+        """Close all sockets and remove the namespace."""
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+        for thread in self._threads:
+            thread.join()
+        subprocess.run(["ip", "netns", "delete", self.name], check=True, capture_output=True)
+
+    def ip(self, *commands: str) -> None:
+        """Run the program `ip` with each of these."""
+        for words in commands:
+            subprocess.run(["ip", "-n", self.name, *words.split()], check=True, capture_output=True)
+
+    def command(self, *words: str) -> list[str]:
+        """What runs a program in here."""
+        return ["ip", "netns", "exec", self.name, *words]
+
+    def said(self, *words: str) -> str:
+        """Run a program in here to its end and return its output."""
+        return subprocess.run(self.command(*words), check=True, capture_output=True, text=True).stdout
+
+    def python(self, script: str, *arguments: str) -> str:
+        """Run a program of Python in here, which finds the tree's packages, and return its output."""
+        command = self.command(sys.executable, "-c", script, *arguments)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def connect(self, other: Space, here: str, there: str) -> None:
+        """Lay a cable to `other`, with its ends `here` and `there` up."""
+        self.ip(f"link add {here} type veth peer name {there} netns {other.name}", f"link set {here} up")
+        other.ip(f"link set {there} up")
+
+    def inside(self, work: Callable[[], T]) -> T:
+        """Return what `work` returns in a thread that is in here."""
+        found: list[T] = []
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                with open(f"/run/netns/{self.name}") as file:
+                    if _libc.setns(file.fileno(), _CLONE_NEWNET):
+                        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+                found.append(work())
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        if errors:
+            raise errors[0]
+        return found[0]
+
+    def tell_callers(self, port: int) -> None:
+        """Tell each one that connects to `port` its address as it is seen, then send back what comes."""
+        server = self.inside(lambda: socket.create_server(("0.0.0.0", port)))
+
+        def connections() -> None:
+            while True:
+                try:
+                    connection, peer = server.accept()
+                except OSError:
+                    return
+                with connection, contextlib.suppress(OSError):
+                    connection.settimeout(SECONDS)
+                    connection.sendall(peer[0].encode() + b"\n")
+                    while data := connection.recv(1 << 16):
+                        connection.sendall(data)
+
+        thread = threading.Thread(target=connections)
+        self._sockets.append(server)
+        self._threads.append(thread)
+        thread.start()
+
+    def seen_as(
+        self, address: str, port: int, source: str = "", sent: int = 0, seconds: float = SECONDS
+    ) -> str:
+        """The address that a server of `tell_callers` sees; "": nobody answers.
+
+        :param source: the address to connect from. :param sent: bytes that are to come back."""
+
+        def call() -> str:
+            try:
+                with socket.create_connection((address, port), seconds, (source, 0)) as connection:
+                    stream = connection.makefile("rb")
+                    told = stream.readline().decode().strip()
+                    data = os.urandom(sent)
+                    connection.sendall(data)
+                    assert stream.read(sent) == data
+                    return told
+            except OSError:
+                return ""
+
+        return self.inside(call)
