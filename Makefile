@@ -98,7 +98,7 @@ cluster-tools: | apt-base ## Build Kubernetes, etcd and CoreDNS into build/tools
 	@PYTHON=$(PYTHON) tests/cluster/tools
 
 .PHONY: test
-test: venv proto apt-test tools image image-both ## Run every test but the cluster's, the ones with real VMs too; TESTS= picks some, CONTAINERS= the guest image
+test: venv proto apt-test tools image image-docker ## Run every test but the cluster's, the ones with real VMs too; TESTS= picks some, CONTAINERS= the guest image
 	@env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests --without tests.cluster $(TESTS)
 
 .PHONY: test-fast
@@ -148,14 +148,9 @@ image: venv proto apt-run ## Build the guest image, unless it is there, with CON
 	@$(AS_ROOT) $(BIN)/infranetes-guest build --debs dist --image-dir "$(IMAGE_DIR)" \
 		--containers "$(CONTAINERS)"
 
-.PHONY: image-oci
-image-oci: ## Build the guest image without Docker too, beside the other
-	@$(MAKE) --no-print-directory image CONTAINERS=oci IMAGE_DIR="$(IMAGE_DIR)-oci"
-
-.PHONY: image-both
-image-both: ## Build the guest image with both, beside the other, unless the other has both
-	@[ "$(CONTAINERS)" = both ] || \
-		$(MAKE) --no-print-directory image CONTAINERS=both IMAGE_DIR="$(IMAGE_DIR)-both"
+.PHONY: image-docker
+image-docker: ## Build the guest image of Docker alone too, beside the other
+	@$(MAKE) --no-print-directory image CONTAINERS=docker IMAGE_DIR="$(IMAGE_DIR)-docker"
 
 .PHONY: demo
 demo: export DEMO_COMMAND = $(value COMMAND)
@@ -190,7 +185,7 @@ BENCH_JSON ?= build/bench.json
 ACCELERATOR ?= auto
 
 .PHONY: bench
-bench: venv proto apt-test image image-oci ## Take the figures: a table, and JSON in BENCH_JSON=; BENCHES= picks some
+bench: venv proto apt-test image image-docker ## Take the figures: a table, and JSON in BENCH_JSON=; BENCHES= picks some
 	@$(AS_ROOT) $(BIN)/python -m bench --json "$(BENCH_JSON)" --accelerator "$(ACCELERATOR)" $(BENCHES)
 
 # ---- Cleaning ------------------------------------------------------------------------------------

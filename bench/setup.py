@@ -11,7 +11,7 @@ from infranetes.guest.image import DEFAULT_DIR
 from infranetes.providers.qemu.settings import ACCELERATORS
 
 TEMPLATES = Path("/var/lib/infranetes/bench")  # kept, so that the second run finds the template
-WITHOUT_DOCKER = Path(f"{DEFAULT_DIR}-oci")
+DOCKER_ALONE = Path(f"{DEFAULT_DIR}-docker")
 
 
 @attrs.frozen
@@ -19,17 +19,17 @@ class Setup:
     """The guest image and how QEMU runs it.
 
     :ivar accelerator: auto, kvm or tcg. Where `kvm` does not work, the benches that need QEMU do not run.
-    :ivar image_dir: of the guest image; None: of the one without Docker if there is one.
+    :ivar image_dir: of the guest image; None: what `make image` and, for Docker, `make image-docker` make.
     """
 
     accelerator: str = attrs.field(default="auto", validator=attrs.validators.in_(ACCELERATORS))
     image_dir: Path | None = None
 
     def guest(self, docker: bool = False) -> Path:
-        """The directory of the guest image. :param docker: whether it has to be the one with Docker."""
+        """The directory of the guest image. :param docker: whether it is the one of Docker alone."""
         if self.image_dir is not None:
             return self.image_dir
-        return DEFAULT_DIR if docker or not WITHOUT_DOCKER.exists() else WITHOUT_DOCKER
+        return DOCKER_ALONE if docker else DEFAULT_DIR
 
     def qemu(self, docker: bool = False) -> dict[str, object]:
         """The table `providers.qemu` of a bench's daemon. :param docker: see `guest`."""

@@ -314,7 +314,7 @@ BOTH = Containers(
 CONTAINERS: Mapping[str, Containers] = {each.name: each for each in (DOCKER, OCI, BOTH)}
 
 # What the image has unless it is said: a name of CONTAINERS. The Makefile reads this line.
-DEFAULT_CONTAINERS = "docker"
+DEFAULT_CONTAINERS = "both"
 
 # Our own packages, from the directory that the builder is given.
 OUR_PACKAGES = ("infranetes-common", "vmserver")

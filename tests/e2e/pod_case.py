@@ -15,7 +15,7 @@ from infranetes_common.wire import cri
 from tests.infranetes.daemon.case import DaemonCase, reactor
 
 IMAGES = os.environ.get("INFRANETES_TEST_IMAGES", str(DEFAULT_DIR))
-BOTH = f"{IMAGES}-both"  # of `make image-both`
+DOCKER_ALONE = f"{IMAGES}-docker"  # of `make image-docker`
 # What the node has run containers of pods that choose nothing; empty: what their image has first.
 CONTPROVIDER = os.environ.get("INFRANETES_TEST_CONTPROVIDER", "")
 TEMPLATES = os.environ.get("INFRANETES_TEST_TEMPLATES", "/var/lib/infranetes/test-templates")

@@ -7,7 +7,7 @@ import contextlib
 from typing import Any
 
 from infranetes_common.wire import cri
-from tests.e2e.pod_case import BOTH, IMAGES, PodCase, providers
+from tests.e2e.pod_case import PodCase
 from tests.infranetes.daemon.case import images, reactor
 from txgrpc import Code, GrpcError
 
@@ -19,9 +19,8 @@ PROGRAMS = "cat /proc/[0-9]*/comm 2>/dev/null | sort | uniq -c; grep MemAvailabl
 
 
 class ChoiceTests(PodCase):
-    """A guest image of `make image CONTAINERS=both` or `make image-both`."""
+    """On a node that leaves the choice to its pods."""
 
-    images = IMAGES if set(providers(IMAGES)) >= {"docker", "oci"} else BOTH
     contprovider = ""
 
     def looker(self, name: str = "main", script: str = "while :; do sleep 0.2; date +%s; done") -> Any:

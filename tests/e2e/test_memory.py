@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from tests.e2e.pod_case import PodCase
-from tests.e2e.test_oci import OCI_IMAGES
 from tests.support import process_memory
 from tests.support.process_memory import Kind
 
@@ -14,9 +13,7 @@ MOST_OF = {Kind.GUEST: 60.0, Kind.CODE: 68.0}
 
 
 class MemoryTests(PodCase):
-    """Pods without a container, in real VMs of a guest image of `make image-oci`."""
-
-    images = OCI_IMAGES
+    """Pods without a container, in real VMs."""
 
     async def test_an_idle_pod_has_little_that_is_its_own(self) -> None:
         await self.start()

@@ -12,20 +12,16 @@ from typing import Any
 from twisted.internet.threads import deferToThread
 
 from infranetes_common.wire import cri
-from tests.e2e.pod_case import BOTH, IMAGES, PodCase, providers
+from tests.e2e.pod_case import PodCase
 from tests.support.large_image import large
 from tests.support.registry import Registry
 
-# A guest image that offers oci: that of all tests, or the first of `make image-both` and `make image-oci`.
-OFFERS = (each for each in (IMAGES, BOTH) if "oci" in providers(each))
-OCI_IMAGES = os.environ.get("INFRANETES_TEST_OCI_IMAGES") or next(OFFERS, f"{IMAGES}-oci")
 LARGE = (80, 140, 6)  # MiB that do not compress and that do, layers
 
 
 class OciTests(PodCase):
     """On a node whose pods have conmon and crun."""
 
-    images = OCI_IMAGES
     contprovider = "oci"
 
     async def set_up_large(self) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from infranetes_common.wire import vmserver
 from tests.contract.pod_provider_case import reactor
 from tests.contract.shown_disks import ShownDisksContract
 from tests.e2e.qemu_case import QemuCase
-from tests.e2e.test_oci import OCI_IMAGES
 from txgrpc import Code, GrpcError
 
 
@@ -24,9 +23,6 @@ class QemuDisksTests(QemuCase, ShownDisksContract, TestCase):
     """The contract, in VMs that are clones."""
 
     most = disks.MOST
-
-    def table(self) -> Mapping[str, Any]:
-        return {**super().table(), "image_dir": OCI_IMAGES}
 
     async def shower(self) -> QemuProvider:
         provider = await self.started()

@@ -9,7 +9,6 @@ from typing import Any
 
 from infranetes_common.wire import cri
 from tests.e2e.pod_case import PodCase
-from tests.e2e.test_oci import OCI_IMAGES
 from tests.support.user_namespaces import FIRST, ids, namespaces, of_container, of_pod
 
 OTHER = FIRST + 65536
@@ -26,9 +25,9 @@ nc -l -p 80 -e cat & echo listens; exec sleep 1000
 
 
 class UserNamespaceTests(PodCase):
-    """A guest image of `make image-oci`."""
+    """Of pods that conmon and crun run."""
 
-    images = OCI_IMAGES
+    contprovider = "oci"
 
     def setUp(self) -> None:
         super().setUp()
