@@ -6,6 +6,7 @@
     script     text for `nft` that makes the tables, or changes them from some placements to others
     listing    placements read from what `nft` lists
     kernel     runs `nft` and `conntrack`
+    verdict    what that comes to for one address
     proxy      keeps the kernel's tables as the node says
 
 Containers share the VM's own network, so their packets are local: they are translated on their way out, and

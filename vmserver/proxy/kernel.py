@@ -11,6 +11,7 @@ from pathlib import Path
 from twisted.logger import Logger
 
 from infranetes_common.commands import check, run
+from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import InfranetesError
 from infranetes_common.reactors import IReactor
 from vmserver.proxy import listing, script
@@ -21,6 +22,7 @@ MAX_LISTING = 64 << 20  # bytes; 10,000 rules with 5 endpoints each are listed i
 MAX_FLOWS = 16 << 20
 BYTES_PER_FLOW = 16 * 1024  # of the VM's memory: one flow takes about 300 bytes, and few VMs have so many
 MIN_FLOWS, MOST_FLOWS = 32_768, 1_048_576
+FLOWS_FILE = Path("/proc/sys/net/netfilter/nf_conntrack_count")
 MAX_FLOWS_FILE = Path("/proc/sys/net/netfilter/nf_conntrack_max")
 
 _FIELD = re.compile(r"(src|dst|dport)=(\S+)")
@@ -80,6 +82,15 @@ class Kernel:
         text = await check(self._reactor, [*self._inside, "ip", "-json", "address"], SECONDS)
         return [each["local"] for link in json.loads(text) for each in link.get("addr_info", ())]
 
+    async def counters(self, version: int) -> dict[str, int]:
+        """Return the packets that a family's table has counted. :raise InfranetesError: there is none."""
+        command = [*self._inside, "nft", "list", "counters", "table", script.FAMILIES[version], script.NAME]
+        return listing.counters((await check(self._reactor, command, SECONDS)).decode(errors="replace"))
+
+    async def flows(self) -> tuple[int, int]:
+        """Return how many connections the kernel follows, and how many it may; 0: that is not known."""
+        return await run_in_thread(self._reactor, lambda: (_number(FLOWS_FILE), _number(MAX_FLOWS_FILE)))
+
     def thd_raise_limits(self, memory_bytes: int) -> None:
         """Let the kernel follow more connections than it does by default. Blocks. Idempotent."""
         wanted = min(max(memory_bytes // BYTES_PER_FLOW, MIN_FLOWS), MOST_FLOWS)
@@ -90,6 +101,13 @@ class Kernel:
             _log.warn(
                 "{path} can't be raised to {wanted}: {error}", path=MAX_FLOWS_FILE, wanted=wanted, error=error
             )
+
+
+def _number(file: Path) -> int:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def _flows(text: str, wanted: Mapping[Key, Collection[str]]) -> Iterator[tuple[str, int, str]]:

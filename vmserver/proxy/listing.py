@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from ipaddress import ip_address
 
 import attrs
 
-from vmserver.proxy.placement import Placement
-from vmserver.proxy.rules import Key, Target
+from vmserver.proxy import script
+from vmserver.proxy.placement import DROPPED, Placement
+from vmserver.proxy.rules import MAX_ENDPOINTS, Key, Target
 
 _BLOCK = re.compile(r"^\t(map|set|chain) (\S+) \{$")
 _ELEMENT = re.compile(r"[^,]+")
+_RANGE = re.compile(rf"ip6? daddr (\S+) goto {DROPPED}")
+_COUNTER = re.compile(r"counter (\S+) \{\s*packets (\d+) ")
 
 
 class Unreadable(Exception):
@@ -28,12 +32,13 @@ class Listing:
     """What is in a table.
 
     :ivar placements: by key; what is left of a broken one counts as it is. :ivar chains: their names.
-    :ivar cluster_ips: the addresses in that set.
+    :ivar cluster_ips: the addresses in that set. :ivar ranges: of addresses, in that chain's order.
     """
 
     placements: dict[Key, Placement]
     chains: frozenset[str]
     cluster_ips: frozenset[str]
+    ranges: tuple[str, ...] = ()
 
 
 def read(version: int, text: str) -> Listing:
@@ -41,10 +46,14 @@ def read(version: int, text: str) -> Listing:
     chains: set[str] = set()
     verdicts: dict[Key, str] = {}
     slots: dict[Key, dict[int, Target]] = {}
+    numbers: dict[Key, dict[int, int]] = {}
     addresses: set[str] = set()
+    ranges: tuple[str, ...] = ()
     for kind, name, block in _blocks(text):
         if kind == "chain":
             chains.add(name)
+            if name == script.RANGES:
+                ranges = tuple(_range(line) for line in block)
         elif name in ("services", "refusals"):
             for element, value in _elements(block):
                 verdicts[_key(version, element)] = value.removeprefix("goto ")
@@ -53,18 +62,45 @@ def read(version: int, text: str) -> Listing:
                 of, _, number = element.rpartition(" . ")
                 address, _, port = value.partition(" . ")
                 slots.setdefault(_key(version, of), {})[int(number, 0)] = Target(address, int(port))
+        elif name == "numbers":
+            for element, value in _elements(block):
+                of, _, place = element.rpartition(" . ")
+                numbers.setdefault(_key(version, of), {})[int(place, 0)] = int(value, 0)
         elif name == "cluster-ips":
             addresses |= {element for element, _ in _elements(block)}
     placements = {}
     for key, chain in verdicts.items():
         numbered = slots.pop(key, {})
-        if sorted(numbered) != list(range(len(numbered))):
-            raise Unreadable(f"{key} has endpoints {sorted(numbered)}")
-        its = tuple(numbered[number] for number in range(len(numbered)))
-        placements[key] = Placement(chain, its, key.address in addresses)
-    if slots:
-        raise Unreadable(f"{len(slots)} keys have endpoints and no chain")
-    return Listing(placements, frozenset(chains), frozenset(addresses))
+        if max(numbered, default=0) >= MAX_ENDPOINTS:
+            raise Unreadable(f"{key} has an endpoint {max(numbered)}")
+        its = tuple(numbered.get(number) for number in range(max(numbered, default=-1) + 1))
+        found = placements[key] = Placement(chain, its, key.address in addresses)
+        if not _in_order(found, numbers.pop(key, {})):
+            raise Unreadable(f"{key} has endpoints {sorted(numbered)} in another row than they make")
+    if slots or numbers:
+        raise Unreadable(f"{len(slots.keys() | numbers.keys())} keys have endpoints and no chain")
+    return Listing(placements, frozenset(chains), frozenset(addresses), ranges)
+
+
+def _in_order(placement: Placement, row: dict[int, int]) -> bool:
+    """Whether a connection draws the numbers of all endpoints and no others. :param row: of `numbers`."""
+    numbers = list(placement.numbered)
+    if placement.affinity_seconds:
+        return row == dict(enumerate(numbers))
+    return not row and numbers == list(range(len(numbers)))
+
+
+def counters(text: str) -> dict[str, int]:
+    """Read the packets of each counter that nft has listed."""
+    return {name: int(packets) for name, packets in _COUNTER.findall(text)}
+
+
+def _range(line: str) -> str:
+    found = _RANGE.fullmatch(line)
+    if found is None:
+        raise Unreadable(f"{line!r} is no range of addresses")
+    address, _, bits = found[1].partition("/")
+    return f"{address}/{bits or ip_address(address).max_prefixlen}"
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str, list[str]]]:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the kernel has to have for a rule.
 
-A rule's endpoints are numbered from 0, and a connection draws one of the numbers. Where that is possible an
-endpoint keeps its number, so that clients which stay with a number stay with the endpoint.
+A rule's endpoints are numbered, and a connection draws one of the numbers. Where clients stay with a number,
+so that they stay with the endpoint, an endpoint keeps its number as long as it is there; that of one that is
+gone is free until another comes. Else the numbers are those from 0 on.
 """
 
 from __future__ import annotations
@@ -22,13 +23,23 @@ class Placement:
     """The elements of the tables for one key.
 
     :ivar chain: where its connections go: `spread-N`, `keep-N-SECONDS`, `refused` or `dropped`.
-    :ivar slots: its endpoints by their numbers.
+    :ivar slots: its endpoints by their numbers; None: the number is free.
     :ivar cluster_ip: its address is one of those whose other ports are refused.
     """
 
     chain: str
-    slots: tuple[Target, ...] = ()
+    slots: tuple[Target | None, ...] = ()
     cluster_ip: bool = False
+
+    @property
+    def numbered(self) -> dict[int, Target]:
+        """Its endpoints by their numbers, in order."""
+        return {number: target for number, target in enumerate(self.slots) if target is not None}
+
+    @property
+    def affinity_seconds(self) -> int:
+        """For which a client stays with an endpoint; 0: it does not."""
+        return int(self.chain.rpartition("-")[2]) if self.chain.startswith("keep-") else 0
 
 
 def place(rule: Rule, own: Iterable[str], before: Placement | None) -> Placement:
@@ -40,21 +51,24 @@ def place(rule: Rule, own: Iterable[str], before: Placement | None) -> Placement
         return Placement(DROPPED, cluster_ip=rule.cluster_ip)
     if not rule.endpoints:
         return Placement(DROPPED if rule.dropped else REFUSED, cluster_ip=rule.cluster_ip)
-    slots = _slots(rule.endpoints, before.slots if before is not None else ())
-    seconds = rule.affinity_seconds
-    chain = f"keep-{len(slots)}-{seconds}" if seconds else f"spread-{len(slots)}"
-    return Placement(chain, slots, rule.cluster_ip)
+    slots = before.slots if before is not None else ()
+    count, seconds = len(set(rule.endpoints)), rule.affinity_seconds
+    if seconds:
+        return Placement(f"keep-{count}-{seconds}", _kept(rule.endpoints, slots), rule.cluster_ip)
+    return Placement(f"spread-{count}", _kept(rule.endpoints, slots[:count]), rule.cluster_ip)
 
 
-def _slots(wanted: Iterable[Target], before: tuple[Target, ...]) -> tuple[Target, ...]:
-    left = dict.fromkeys(wanted)
-    slots: list[Target | None] = [None] * len(left)
-    for number, target in enumerate(before[: len(slots)]):
-        if target in left:
-            slots[number] = target
-            del left[target]
-    new = iter(left)
-    return tuple(next(new) if target is None else target for target in slots)
+def _kept(wanted: Iterable[Target], before: Iterable[Target | None]) -> tuple[Target | None, ...]:
+    """Number endpoints: those that were there as before, the others by what is free from 0 on."""
+    given = dict.fromkeys(wanted)
+    slots = [target if target in given else None for target in before]
+    there = set(slots)
+    new = (target for target in given if target not in there)
+    slots = [next(new, None) if target is None else target for target in slots]
+    slots.extend(new)
+    while slots and slots[-1] is None:
+        slots.pop()
+    return tuple(slots)
 
 
 def _allowed(ranges: Iterable[str], own: Iterable[str]) -> bool:

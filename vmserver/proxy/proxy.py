@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_network
 from itertools import islice
 
 import attrs
@@ -25,6 +26,7 @@ from vmserver.proxy import script
 from vmserver.proxy.kernel import Kernel
 from vmserver.proxy.placement import Placement, place
 from vmserver.proxy.rules import Key, Rule
+from vmserver.proxy.verdict import Verdict, judge
 
 BATCH = 500  # keys that are changed in one transaction
 MAX_KEYS = 200_000
@@ -49,6 +51,19 @@ class Update:
     removed: Sequence[Key] = ()
     all: bool = False
     more: bool = False
+    ranges: Sequence[str] | None = None
+
+
+@attrs.frozen
+class Report:
+    """What the service proxy does. Fields as in `ServiceReportResponse`."""
+
+    version: Version
+    rules: int
+    counters: Mapping[str, int]
+    flows: int
+    max_flows: int
+    verdict: Verdict | None
 
 
 class ServiceProxy:
@@ -64,6 +79,7 @@ class ServiceProxy:
         self._placed: dict[Key, Placement] = {}
         self._cluster_ips: Counter[tuple[int, str]] = Counter()
         self._chains: set[tuple[int, str]] = set()
+        self._ranges: dict[int, tuple[str, ...]] = {}
         self._coming: tuple[Version, set[Key]] | None = None  # of an update of all, as far as it has come
         self.version = Version()
 
@@ -103,26 +119,43 @@ class ServiceProxy:
         async with self._lock:
             if not self._known:
                 return False  # the next update begins with reading them
-            wanted = dict(self._placed)
+            wanted, ranges = dict(self._placed), dict(self._ranges)
             self._known = False
             await self._learn()
-            if self._placed == wanted:
+            if self._placed == wanted and self._ranges == ranges:
                 return False
             _log.warn("the service proxy's tables were changed by somebody else and are mended")
             await self._place({**dict.fromkeys(self._placed), **wanted})
+            await self._drop(ranges)
             return True
+
+    async def report(self, key: Key | None) -> Report:
+        """Say what is in force. :param key: also what becomes of connections to this.
+
+        :raise InfranetesError: the kernel's figures can't be read.
+        """
+        counters = Counter[str]()
+        for version in script.FAMILIES:
+            counters.update(await self._kernel.counters(version))
+        flows, max_flows = await self._kernel.flows()
+        verdict = None
+        if key is not None:
+            verdict = judge(key, self._placed, self._cluster_ips, self._ranges.get(key.version, ()))
+        return Report(self.version, len(self._placed), counters, flows, max_flows, verdict)
 
     # With the lock held
 
     async def _learn(self) -> None:
         """Read what is in the kernel, and make the tables that are not there or not whole."""
         self._placed, self._chains = {}, set()
+        self._ranges = dict.fromkeys(script.FAMILIES, ())
         for version in script.FAMILIES:
             found = await self._kernel.read(version)
             if found is None or not found.chains >= script.CHAINS:
                 await self._kernel.change(script.table(version))
                 continue
             self._placed |= found.placements
+            self._ranges[version] = found.ranges
             self._chains |= {(version, name) for name in found.chains}
             used = {key.address for key, its in found.placements.items() if its.cluster_ip}
             if unused := found.cluster_ips - used:
@@ -146,6 +179,8 @@ class ServiceProxy:
             wanted |= dict.fromkeys(self._placed.keys() - coming)
         await self._place(wanted)
         if not update.more:
+            if update.all or update.ranges is not None:
+                await self._drop(by_version(update.ranges or ()))
             self.version, self._coming = update.version, None
 
     async def _place(self, wanted: Mapping[Key, Placement | None]) -> None:
@@ -158,6 +193,13 @@ class ServiceProxy:
             )
             while batch := dict(islice(changed, BATCH)):
                 await self._change_batch(version, batch)
+
+    async def _drop(self, wanted: Mapping[int, tuple[str, ...]]) -> None:
+        """Have what goes to these ranges of addresses, and to no Service, dropped."""
+        for version, networks in wanted.items():
+            if networks != self._ranges[version]:
+                await self._kernel.change(script.ranges(version, networks))
+                self._ranges[version] = networks
 
     async def _change_batch(self, version: int, batch: Mapping[Key, script.Change]) -> None:
         chains = {its.chain for _, its in batch.values() if its is not None and its.slots}
@@ -182,7 +224,18 @@ class ServiceProxy:
                 self._placed.pop(key, None)
             else:
                 self._placed[key] = its
-        await self._kernel.forget_flows({key: its.slots if its else () for key, (_, its) in batch.items()})
+        await self._kernel.forget_flows(
+            {key: its.numbered.values() if its else () for key, (_, its) in batch.items()}
+        )
+
+
+def by_version(ranges: Iterable[str]) -> dict[int, tuple[str, ...]]:
+    """Return the ranges of each family, none within another."""
+    networks = [ip_network(each) for each in ranges]
+    return {
+        4: tuple(map(str, collapse_addresses(each for each in networks if isinstance(each, IPv4Network)))),
+        6: tuple(map(str, collapse_addresses(each for each in networks if isinstance(each, IPv6Network)))),
+    }
 
 
 def _addresses(placed: Iterable[tuple[Key, Placement | None]]) -> Iterator[tuple[int, str]]:

@@ -62,8 +62,8 @@ def key(message: messages.ServiceKey) -> Key:
 def rule(message: messages.ServiceRule) -> Rule:
     """Read a rule. :raise InvalidArgument: it is none."""
     version = len(message.key.address)
-    if len(message.endpoints) > MAX_ENDPOINTS or len(message.source_ranges) > MAX_RANGES:
-        raise InvalidArgument(f"a rule has at most {MAX_ENDPOINTS} endpoints and {MAX_RANGES} source ranges")
+    if len(message.endpoints) > MAX_ENDPOINTS:
+        raise InvalidArgument(f"a rule has at most {MAX_ENDPOINTS} endpoints")
     if message.affinity_seconds > MAX_AFFINITY_SECONDS:
         raise InvalidArgument(f"affinity lasts at most {MAX_AFFINITY_SECONDS} s")
     if any(len(each.address) != version or not 0 < each.port < 65536 for each in message.endpoints):
@@ -73,7 +73,7 @@ def rule(message: messages.ServiceRule) -> Rule:
         message.dropped,
         message.cluster_ip,
         message.affinity_seconds,
-        _ranges(message.source_ranges),
+        ranges(message.source_ranges),
     )
 
 
@@ -83,8 +83,11 @@ def _address(packed: bytes) -> str:
     return str(ip_address(packed))
 
 
-def _ranges(texts: Sequence[str]) -> tuple[str, ...]:
+def ranges(texts: Sequence[str]) -> tuple[str, ...]:
+    """Read ranges of addresses. :raise InvalidArgument: they are none, or too many."""
+    if len(texts) > MAX_RANGES:
+        raise InvalidArgument(f"there are at most {MAX_RANGES} ranges of addresses, not {len(texts)}")
     try:
         return tuple(str(ip_network(text)) for text in texts)
     except ValueError as error:
-        raise InvalidArgument(f"a source range can't be read: {error}") from None
+        raise InvalidArgument(f"a range of addresses can't be read: {error}") from None

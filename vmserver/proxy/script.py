@@ -5,17 +5,23 @@ There is a table for each family, with
 
 map services         an address, protocol and port → the chain that chooses an endpoint's number
 map endpoints        an address, protocol, port and number → an endpoint
+map numbers          an address, protocol, port and place in a row → a number; for chains keep-N-S alone
 map affinity         an address, protocol and port → the number that was chosen last, for some time
 map refusals         an address, protocol and port without endpoints → the chain that refuses or drops
 set cluster-ips      addresses of which all other ports are refused
-chain spread-N       chooses one of N numbers
-chain keep-N-S       the same, or goes on with the last one if that was chosen less than S seconds ago
-chain again-N-S      how it goes on with that; not for IPv6, where the number depends on the pod's address
+chain ranges         drops what goes to addresses that Services may have, and none has
+chain spread-N       chooses one of the numbers below N
+chain keep-N-S       chooses one of N numbers, or goes on with the last one if that was S seconds ago at most
+counter refused      packets that were refused; counter dropped: that were dropped
 
 Connections without endpoints are refused before translation, those to other ports of a cluster IP after it.
 The chains spread-N and keep-N-S are made when they are first needed and never removed: kernels before 6.2
 refuse to remove a chain in the transaction of its last use. The number is put into the packet's mark, since
 nft 1.0 has no other register by which a map can be looked up.
+
+In the map affinity of IPv6 a number has a hash in the place of its address, protocol and port: nft 1.0 can't
+note anything under a key of over 16 bytes. Two Services with one hash, one chance in four billion, would draw
+one number. An element that is there keeps its number when it is noted again, and lives on.
 """
 
 from __future__ import annotations
@@ -29,7 +35,8 @@ from vmserver.proxy.rules import Key
 NAME = "infranetes-services"
 FAMILIES = {4: "ip", 6: "ip6"}
 MAX_AFFINITIES = 65536
-CHAINS = frozenset((REFUSED, DROPPED, "before", "translate", "after"))  # of an empty table
+RANGES = "ranges"
+CHAINS = frozenset((REFUSED, DROPPED, RANGES, "before", "translate", "after"))  # of an empty table
 CHAIN = re.compile(r"spread-([1-9][0-9]*)|keep-([1-9][0-9]*)-([1-9][0-9]*)")
 
 Change = tuple[Placement | None, Placement | None]
@@ -40,6 +47,7 @@ def table(version: int) -> str:
     """Return the script that makes an empty table, in the place of one that is there."""
     ip = FAMILIES[version]
     key = f"ipv{version}_addr . inet_proto . inet_service"
+    noted = key if version == 4 else "mark"
     to = _to(ip)
     return f"""\
 table {ip} {NAME} {{}}
@@ -47,14 +55,22 @@ delete table {ip} {NAME}
 table {ip} {NAME} {{
   map services {{ type {key} : verdict; }}
   map endpoints {{ type {key} . mark : ipv{version}_addr . inet_service; }}
-  map affinity {{ type {key} : mark; flags dynamic,timeout; size {MAX_AFFINITIES}; }}
+  map numbers {{ type {key} . mark : mark; }}
+  map affinity {{ type {noted} : mark; flags dynamic,timeout; size {MAX_AFFINITIES}; }}
   map refusals {{ type {key} : verdict; }}
   set cluster-ips {{ type ipv{version}_addr; }}
-  chain {REFUSED} {{ meta l4proto tcp reject with tcp reset; reject; }}
-  chain {DROPPED} {{ drop; }}
+  counter {REFUSED} {{ }}
+  counter {DROPPED} {{ }}
+  chain {REFUSED} {{ counter name {REFUSED}; meta l4proto tcp reject with tcp reset; reject; }}
+  chain {DROPPED} {{ counter name {DROPPED}; drop; }}
+  chain {RANGES} {{ }}
   chain before {{ type filter hook output priority -110; {to} vmap @refusals; }}
   chain translate {{ type nat hook output priority -100; {to} vmap @services; }}
-  chain after {{ type filter hook output priority -90; {ip} daddr @cluster-ips goto {REFUSED}; }}
+  chain after {{
+    type filter hook output priority -90
+    {ip} daddr @cluster-ips goto {REFUSED}
+    jump {RANGES}
+  }}
 }}
 """
 
@@ -68,31 +84,29 @@ def removal(version: int) -> str:
 def chains(version: int, names: Iterable[str]) -> str:
     """Return the script that makes chains for `Placement.chain`. Nothing has them yet."""
     ip = FAMILIES[version]
-    made = {chain: rules for name in names for chain, rules in _chains(ip, name).items()}
     return "".join(
-        f"table {ip} {NAME} {{\n  chain {name} {{\n    {rules}\n  }}\n}}\n" for name, rules in made.items()
+        f"table {ip} {NAME} {{\n  chain {name} {{\n    {_chain(ip, name)}\n  }}\n}}\n" for name in names
     )
 
 
-def _chains(ip: str, name: str) -> dict[str, str]:
-    """The rules of a chain, and of those that it needs before."""
+def _chain(ip: str, name: str) -> str:
+    """The rules of a chain. A rule ends where a map has no element or is full; then the next one is tried."""
     match = CHAIN.fullmatch(name)
     assert match is not None, name
     count, seconds = match[1] or match[2], match[3]
     to = _to(ip)
-    draw = f"meta mark set numgen random mod {count}"
+    draw = f"numgen random mod {count}"
     go = f"dnat {ip} to {to} . meta mark map @endpoints"
     if not seconds:
-        return {name: f"{draw}\n{go}"}
-    if ip == "ip6":  # nft 1.0.6 can't note anything under a key that holds an IPv6 address
-        return {name: f"meta mark set jhash ip6 saddr mod {count}\n{go}"}
-    note = f"update @affinity {{ {to} timeout {seconds}s : meta mark }}"
-    # A rule ends where a map has no element; then the next one draws another number.
-    again = f"again-{count}-{seconds}"
-    return {
-        again: f"{note}\n{go}\n{draw}\n{note}\n{go}",
-        name: f"meta mark set {to} map @affinity goto {again}\n{draw}\n{note}\n{go}",
-    }
+        return f"meta mark set {draw}\n{go}"
+    choose = f"meta mark set {draw}\nmeta mark set {to} . meta mark map @numbers"
+    key = to if ip == "ip" else f"jhash {to} mod {2**32 - 1} seed 1"
+    note = f"update @affinity {{ {key} timeout {seconds}s : meta mark }}"
+    again = f"meta mark set {key} map @affinity"
+    if ip == "ip6":
+        again = f"meta mark set {key}\nmeta mark set meta mark map @affinity"
+    forget = f"delete @affinity {{ {key} : meta mark }}"  # of an endpoint that is gone
+    return "\n".join((choose, note, again, go, forget, choose, note, go))
 
 
 def _to(ip: str) -> str:
@@ -125,14 +139,24 @@ def changes(
     return _commands("delete", ip, removed) + _commands("add", ip, added)
 
 
+def ranges(version: int, networks: Iterable[str]) -> str:
+    """Return the script that has these ranges of addresses, and no others, dropped where no Service is."""
+    ip = FAMILIES[version]
+    rules = (f"add rule {ip} {NAME} {RANGES} {ip} daddr {each} goto {DROPPED}\n" for each in networks)
+    return f"flush chain {ip} {NAME} {RANGES}\n" + "".join(rules)
+
+
 def elements(key: Key, placement: Placement | None) -> dict[tuple[str, str], str]:
     """Return the elements of one key by their map's name and their own key, as nft writes them."""
     if placement is None:
         return {}
     written = f"{key.address} . {key.protocol} . {key.port}"
     found = {("services" if placement.slots else "refusals", written): f"goto {placement.chain}"}
-    for number, (address, port) in enumerate(placement.slots):
+    for number, (address, port) in placement.numbered.items():
         found["endpoints", f"{written} . {number:#010x}"] = f"{address} . {port}"
+    if placement.affinity_seconds:
+        for place, number in enumerate(placement.numbered):
+            found["numbers", f"{written} . {place:#010x}"] = f"{number:#010x}"
     return found
 
 

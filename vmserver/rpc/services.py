@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from ipaddress import ip_address
 
 from infranetes_common.errors import InvalidArgument, Unavailable, Unimplemented
 from infranetes_common.wire import vmserver as messages
 from txgrpc import Call
 from vmserver.proxy import rules
+from vmserver.proxy.placement import DROPPED, REFUSED
 from vmserver.proxy.proxy import ServiceProxy, Update, Version
+from vmserver.proxy.verdict import Verdict
 
 MAX_RULES = 10_000  # of one message
 
@@ -38,6 +41,35 @@ class ServiceCalls:
             if not request.more:
                 yield _state(self._proxy)
 
+    async def ServiceReport(
+        self, request: messages.ServiceReportRequest, call: Call
+    ) -> messages.ServiceReportResponse:
+        if self._proxy is None:
+            raise Unimplemented("this machine is not one pod's alone, and has no service proxy")
+        key = rules.key(request.key) if request.HasField("key") else None
+        found = await self._proxy.report(key)
+        return messages.ServiceReportResponse(
+            table=found.version.table,
+            number=found.version.number,
+            rules=found.rules,
+            refused_packets=found.counters.get(REFUSED, 0),
+            dropped_packets=found.counters.get(DROPPED, 0),
+            flows=found.flows,
+            max_flows=found.max_flows,
+            verdict=None if found.verdict is None else _verdict(found.verdict),
+        )
+
+
+def _verdict(verdict: Verdict) -> messages.ServiceVerdict:
+    return messages.ServiceVerdict(
+        outcome=verdict.outcome.name,
+        endpoints=[
+            messages.ServiceEndpoint(address=ip_address(address).packed, port=port)
+            for address, port in verdict.endpoints
+        ],
+        affinity_seconds=verdict.affinity_seconds,
+    )
+
 
 def _state(proxy: ServiceProxy) -> messages.ServiceRulesState:
     return messages.ServiceRulesState(table=proxy.version.table, number=proxy.version.number)
@@ -55,4 +87,5 @@ def as_update(request: messages.ServiceRulesUpdate) -> Update:
         [rules.key(each) for each in request.removed],
         request.all,
         request.more,
+        rules.ranges(request.ranges.ranges) if request.HasField("ranges") else None,
     )

@@ -112,6 +112,7 @@ class Namespace:
         def connect() -> str:
             try:
                 with socket.create_connection((address, port), 0.3) as connection:
+                    connection.settimeout(20)
                     return connection.recv(100).decode()
             except ConnectionRefusedError:
                 return "refused"

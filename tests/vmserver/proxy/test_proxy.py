@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import socket
 import subprocess
+from collections.abc import Sequence
+from pathlib import Path
 
 from twisted.trial.unittest import TestCase
 
@@ -12,10 +14,11 @@ from infranetes_common.concurrency import deferred
 from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import installed
 from tests.vmserver.proxy.namespace import Namespace
-from vmserver.proxy import proxy, script
+from vmserver.proxy import kernel, proxy, script
 from vmserver.proxy.kernel import Kernel
 from vmserver.proxy.proxy import ServiceProxy, Update, Version
 from vmserver.proxy.rules import Key, Rule, Target
+from vmserver.proxy.verdict import Outcome
 
 reactor = installed()
 POD = "10.1.0.9"
@@ -44,9 +47,16 @@ class ProxyCase(TestCase):
         """A proxy of an agent that has just started."""
         return ServiceProxy(Kernel(reactor, self.space.name))
 
-    async def put(self, changed: dict[Key, Rule], *removed: Key, all: bool = False) -> None:
+    async def put(
+        self,
+        changed: dict[Key, Rule],
+        *removed: Key,
+        all: bool = False,
+        ranges: Sequence[str] | None = None,
+    ) -> None:
         self.number += 1
-        await self.proxy.apply(Update(Version("table", self.number), changed, removed, all))
+        version = Version("table", self.number)
+        await self.proxy.apply(Update(version, changed, removed, all, ranges=ranges))
 
     def nft(self, *arguments: str) -> str:
         command = ["ip", "netns", "exec", self.space.name, "nft", *arguments]
@@ -96,6 +106,57 @@ class ConnectionTests(ProxyCase):
         self.assertEqual(set(self.space.reached("10.96.0.1", 81)), {"dropped"})
 
     @deferred
+    async def test_addresses_that_a_service_might_have_are_dropped_while_none_has_them(self) -> None:
+        rules = {key(1): Rule(targets(1), cluster_ip=True), key(2): Rule(targets(1))}
+        await self.put(rules, ranges=["10.96.0.0/24", "fd00::/108", "10.1.0.4/32"])
+        self.assert_served(1, 1, times=1)
+        self.assert_served(2, 1, times=1)
+        self.assertEqual(set(self.space.reached("10.96.0.1", 81)), {"refused"})
+        for address in ("10.96.0.3", "fd00::3", "10.1.0.4"):  # at the last one the VM itself would refuse
+            self.assertEqual(set(self.space.reached(address, 80)), {"dropped"})
+        self.assertEqual(set(self.space.reached("10.1.0.5", 80)), {"refused"})
+        await self.put({key(3): Rule(targets(1))})
+        self.assert_served(3, 1, times=1)
+        self.assertEqual(set(self.space.reached("10.1.0.4", 80)), {"dropped"})
+        await self.put({}, ranges=[])
+        self.assertEqual(set(self.space.reached("10.1.0.4", 80)), {"refused"})
+
+    @deferred
+    async def test_what_is_refused_and_dropped_is_counted(self) -> None:
+        await self.put({key(1): Rule(), key(2): Rule(dropped=True), key(3): Rule(targets(1))})
+        self.space.reached("10.96.0.1", 80, 3)
+        self.space.reached("10.96.0.2", 80)
+        self.space.reached("10.96.0.3", 80)
+        found = await self.proxy.report(None)
+        self.assertEqual((found.rules, found.counters["refused"]), (3, 3))
+        self.assertGreater(found.counters["dropped"], 0)
+
+    @deferred
+    async def test_the_verdict_of_an_address_is_what_becomes_of_connections(self) -> None:
+        await self.put(
+            {
+                key(1): Rule(targets(1), cluster_ip=True, affinity_seconds=10),
+                key(2): Rule(),
+                key(3): Rule(targets(1), source_ranges=("192.0.2.0/24",)),
+            },
+            ranges=["10.96.0.0/24"],
+        )
+        for asked, outcome, happens in (
+            (key(1), Outcome.TRANSLATED, "10.1.0.1:8080"),
+            (key(1, 81), Outcome.OTHER_PORT, "refused"),
+            (key(2), Outcome.REFUSED, "refused"),
+            (key(3), Outcome.DROPPED, "dropped"),
+            (key(4), Outcome.UNALLOCATED, "dropped"),
+            (Key(4, "10.1.0.1", "tcp", 8080), Outcome.UNTOUCHED, "10.1.0.1:8080"),
+        ):
+            found = (await self.proxy.report(asked)).verdict
+            assert found is not None
+            self.assertEqual(found.outcome, outcome)
+            self.assertEqual(set(self.space.reached(asked.address, asked.port)), {happens})
+            if outcome is Outcome.TRANSLATED:
+                self.assertEqual((found.endpoints, found.affinity_seconds), (targets(1), 10))
+
+    @deferred
     async def test_source_ranges_are_compared_with_the_pod_s_address(self) -> None:
         await self.put(
             {
@@ -108,18 +169,24 @@ class ConnectionTests(ProxyCase):
 
     @deferred
     async def test_with_affinity_all_go_to_one_endpoint_though_others_come_and_go(self) -> None:
-        await self.put({key(1): Rule(targets(1, 2, 3), affinity_seconds=100)})
-        (first,) = self.space.reached("10.96.0.1", 80, 30)
-        chosen = int(first.partition(":")[0].rpartition(".")[2])
-        (other,) = {1, 2, 3} - {chosen, chosen % 3 + 1}
-        await self.put({key(1): Rule(targets(other, chosen), affinity_seconds=100)})
-        self.assertIn(chosen, (1, 2, 3))
-        await self.put({key(1): Rule(targets(1, 2, 3), affinity_seconds=100)})
-        self.assertEqual(len(self.space.reached("10.96.0.1", 80, 30)), 1)
+        for number in (1, 2, 3):
+            self.space.serve(f"fd01::{number}", 8080)
+        for version, address in ((4, "10.96.0.1"), (6, "fd00::1")):
+            its = key(1, version=version)
+            before: dict[str, str] = {}
+            for numbers in ((1, 2, 3), (2, 3), (1, 2, 3), (1, 2), (2, 3, 1), (3,), (1, 2, 3)):
+                endpoints = targets(*numbers, version=version)
+                await self.put({its: Rule(endpoints, affinity_seconds=100)})
+                (now,) = self.space.reached(address, 80, 20)
+                chosen = {str(number): now for number in numbers if f"{number}:8080" in now}
+                self.assertEqual(len(chosen), 1, "it goes to an endpoint of now")
+                if before and before.keys() <= set(map(str, numbers)):
+                    self.assertEqual(chosen, before, "it stays there")
+                before = chosen
 
     @deferred
     async def test_affinity_ends_when_it_is_not_used(self) -> None:
-        await self.put({key(1): Rule(targets(1, 2, 3), affinity_seconds=1)})
+        await self.put({key(1): Rule(targets(1, 2, 3), affinity_seconds=100)})
         self.space.reached("10.96.0.1", 80)
         self.assertIn("10.96.0.1", self.nft("list", "map", "ip", script.NAME, "affinity"))
         self.nft("flush", "map", "ip", script.NAME, "affinity")  # as its timeout does
@@ -173,7 +240,7 @@ class TableTests(ProxyCase):
         found = await Kernel(reactor, self.space.name).read(4)
         assert found is not None
         self.assertEqual(
-            {each: set(its.slots) for each, its in found.placements.items()},
+            {each: set(its.numbered.values()) for each, its in found.placements.items()},
             {each: set(its.endpoints) for each, its in expected.items()},
         )
         self.assertEqual(
@@ -204,12 +271,36 @@ class TableTests(ProxyCase):
         await self.assert_in_kernel({key(2): Rule(targets(2))})
 
     @deferred
+    async def test_numbers_of_endpoints_are_read_as_they_were_put(self) -> None:
+        for numbers in ((1, 2, 3, 4), (4, 2), (4, 5), (6, 4, 5, 1)):
+            await self.put({key(1): Rule(targets(*numbers), affinity_seconds=9), key(2): Rule(targets(1))})
+            found = await Kernel(reactor, self.space.name).read(4)
+            assert found is not None
+            self.assertEqual(found.placements, self.proxy._placed)
+            self.assertEqual(set(found.placements[key(1)].numbered.values()), set(targets(*numbers)))
+        self.assertEqual(found.placements[key(1)].slots, targets(5, 6, 1, 4))
+
+    @deferred
     async def test_many_keys_are_changed_in_batches(self) -> None:
         self.patch(proxy, "BATCH", 7)
         await self.put(self.MANY)
         await self.assert_in_kernel(self.MANY)
         await self.put({key(1): Rule(targets(3))}, *(each for each in self.MANY if each != key(1)))
         await self.assert_in_kernel({key(1): Rule(targets(3))})
+
+    @deferred
+    async def test_overlapping_ranges_are_one_and_an_update_of_all_without_any_ends_them(self) -> None:
+        given = ["10.96.0.0/16", "10.96.4.0/24", "10.98.0.9/32", "fd00::/108", "fd00::1/128"]
+        await self.put({}, ranges=given)
+        for version, expected in ((4, ("10.96.0.0/16", "10.98.0.9/32")), (6, ("fd00::/108",))):
+            found = await Kernel(reactor, self.space.name).read(version)
+            assert found is not None
+            self.assertEqual(found.ranges, expected)
+        await self.put({}, all=True)
+        for version in (4, 6):
+            found = await Kernel(reactor, self.space.name).read(version)
+            assert found is not None
+            self.assertEqual(found.ranges, ())
 
     @deferred
     async def test_a_new_agent_changes_only_what_differs(self) -> None:
@@ -222,11 +313,12 @@ class TableTests(ProxyCase):
 
     @deferred
     async def test_tables_that_somebody_removes_or_changes_are_mended(self) -> None:
-        await self.put(self.MANY)
+        await self.put(self.MANY, ranges=["10.96.0.0/12"])
         self.assertFalse(await self.proxy.mend())
         for command in (
             ("flush", "ruleset"),
             ("flush", "map", "ip", script.NAME, "services"),
+            ("flush", "chain", "ip", script.NAME, "ranges"),
             ("delete", "element", "ip", script.NAME, "endpoints", "{ 10.96.0.1 . tcp . 80 . 0 }"),
             ("add", "element", "ip", script.NAME, "cluster-ips", "{ 10.97.0.1 }"),
             ("delete", "element", "ip", script.NAME, "cluster-ips", "{ 10.96.0.2 }"),
@@ -235,6 +327,7 @@ class TableTests(ProxyCase):
             self.nft(*command)
             await self.proxy.mend()
             await self.assert_in_kernel(self.MANY)
+            self.assertIn("10.96.0.0/12", self.nft("list", "chain", "ip", script.NAME, "ranges"))
         self.assertEqual(self.proxy.version, Version("table", 1))
 
     @deferred
@@ -257,3 +350,26 @@ class TableTests(ProxyCase):
         await self.put(self.MANY)
         await self.proxy.mend()
         self.assertIn("chain mine", self.nft("list", "table", "ip", "filter"))
+
+
+class LimitTests(TestCase):
+    def raised(self, memory_bytes: int, before: int) -> int:
+        """The number of connections that the kernel follows then."""
+        file = Path(self.mktemp())
+        file.write_text(f"{before}\n")
+        self.patch(kernel, "MAX_FLOWS_FILE", file)
+        Kernel(reactor).thd_raise_limits(memory_bytes)
+        return int(file.read_text())
+
+    def test_more_connections_are_followed_in_a_larger_vm_and_never_fewer_than_before(self) -> None:
+        for memory_bytes, before, after in (
+            (256 << 20, 2048, 32_768),
+            (2 << 30, 16_384, 131_072),
+            (256 << 30, 262_144, 1_048_576),
+            (256 << 20, 262_144, 262_144),
+        ):
+            self.assertEqual(self.raised(memory_bytes, before), after)
+
+    def test_a_kernel_without_that_limit_is_left_as_it_is(self) -> None:
+        self.patch(kernel, "MAX_FLOWS_FILE", Path(self.mktemp()))
+        Kernel(reactor).thd_raise_limits(1 << 30)

@@ -110,10 +110,30 @@ class ServiceRulesTests(ServiceRulesCase):
             (update(endpoints=[endpoint(address=b"1" * 16, port=1)]), "family"),
             (update(endpoints=[endpoint(address=b"1234", port=0)]), "family"),
             (update(affinity_seconds=90_000), "affinity"),
-            (update(source_ranges=["10.0.0.0/8 } ; flush ruleset"]), "source range"),
+            (update(source_ranges=["10.0.0.0/8 } ; flush ruleset"]), "range of addresses"),
             (messages.ServiceRulesUpdate(), "name its table"),
         ):
             self.assertIn(why, await self.refused_update(Code.INVALID_ARGUMENT, wrong))
+
+    async def report(self, **fields: Any) -> messages.ServiceReportResponse:  # Any: each field's
+        found: messages.ServiceReportResponse = await self.stub.ServiceReport(
+            messages.ServiceReportRequest(**fields), timeout=20.0
+        )
+        return found
+
+    async def test_it_says_what_is_in_force_and_what_becomes_of_an_address(self) -> None:
+        self.assertEqual((await self.report()).table, "")
+        await self.put(1)
+        found = await self.report(key=messages.ServiceKey(address=b"\x0a\x60\0\x01", protocol=6, port=80))
+        self.assertEqual((found.table, found.number, found.rules), (self.table.id, self.table.number, 1))
+        self.assertEqual(found.verdict.outcome, messages.ServiceVerdict.TRANSLATED)
+        (endpoint,) = found.verdict.endpoints
+        self.assertEqual((endpoint.address, endpoint.port), (b"\x0a\x01\0\x01", 8080))
+        self.reached(1)
+        self.space.reached("10.96.0.1", 81)
+        found = await self.report()
+        self.assertFalse(found.HasField("verdict"))
+        self.assertEqual((found.refused_packets, found.dropped_packets), (1, 0))
 
     async def test_a_machine_that_is_not_one_pod_s_alone_has_none(self) -> None:
         assert self.agent.service is not None

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of connections to an address, by what is in the kernel's tables."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from ipaddress import ip_address, ip_network
+
+import attrs
+
+from vmserver.proxy.placement import DROPPED, Placement
+from vmserver.proxy.rules import Key, Target
+
+
+class Outcome(enum.Enum):
+    TRANSLATED = "translated"
+    REFUSED = "refused"
+    DROPPED = "dropped"
+    OTHER_PORT = "other port"  # of a cluster IP: refused
+    UNALLOCATED = "unallocated"  # an address that Services may have, and none has: dropped
+    UNTOUCHED = "untouched"  # no Service's: it is sent as it is
+
+
+@attrs.frozen
+class Verdict:
+    """What becomes of them.
+
+    :ivar endpoints: among which they are spread.
+    :ivar affinity_seconds: for which they stay with one; 0: they don't.
+    """
+
+    outcome: Outcome
+    endpoints: tuple[Target, ...] = ()
+    affinity_seconds: int = 0
+
+
+def judge(
+    key: Key,
+    placed: Mapping[Key, Placement],
+    cluster_ips: Mapping[tuple[int, str], int],
+    ranges: Iterable[str],
+) -> Verdict:
+    """Return what becomes of connections to `key`.
+
+    :param cluster_ips: family and address, and how many keys have them. :param ranges: of the key's family.
+    """
+    found = placed.get(key)
+    if found is not None and found.slots:
+        return Verdict(Outcome.TRANSLATED, tuple(found.numbered.values()), found.affinity_seconds)
+    if found is not None:
+        return Verdict(Outcome.DROPPED if found.chain == DROPPED else Outcome.REFUSED)
+    if cluster_ips.get((key.version, key.address)):
+        return Verdict(Outcome.OTHER_PORT)
+    if any(ip_address(key.address) in ip_network(each) for each in ranges):
+        return Verdict(Outcome.UNALLOCATED)
+    return Verdict(Outcome.UNTOUCHED)
