@@ -83,9 +83,10 @@ class Kernel:
         return [each["local"] for link in json.loads(text) for each in link.get("addr_info", ())]
 
     async def counters(self, version: int) -> dict[str, int]:
-        """Return the packets that a family's table has counted. :raise InfranetesError: there is none."""
+        """Return the packets that a family's table has counted; nothing if it is not there."""
         command = [*self._inside, "nft", "list", "counters", "table", script.FAMILIES[version], script.NAME]
-        return listing.counters((await check(self._reactor, command, SECONDS)).decode(errors="replace"))
+        found = await run(self._reactor, command, SECONDS)
+        return listing.counters("" if found.code else found.stdout.decode(errors="replace"))
 
     async def flows(self) -> tuple[int, int]:
         """Return how many connections the kernel follows, and how many it may; 0: that is not known."""

@@ -130,10 +130,7 @@ class ServiceProxy:
             return True
 
     async def report(self, key: Key | None) -> Report:
-        """Say what is in force. :param key: also what becomes of connections to this.
-
-        :raise InfranetesError: the kernel's figures can't be read.
-        """
+        """Say what is in force. :param key: also what becomes of connections to this."""
         counters = Counter[str]()
         for version in script.FAMILIES:
             counters.update(await self._kernel.counters(version))
