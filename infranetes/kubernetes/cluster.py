@@ -43,20 +43,23 @@ class Cluster(Service):
                 kind.path,
                 Watch(kind.selectors, random.random, kind.trimmed),
                 self._taker(kind),
+                optional=kind.optional,
             )
             for kind in kinds
         ]
 
     @property
     def complete(self) -> bool:
-        """Whether there has been a whole list of each kind."""
-        return all(kind.listed for kind in self._kinds)
+        """Whether there has been a whole list of each kind that is not optional."""
+        return all(kind.listed or kind.optional for kind in self._kinds)
 
     @property
     def trouble(self) -> str:
         """Why something can't be followed now; empty: all is."""
         its = zip(self._kinds, self.followers, strict=True)
-        return "; ".join(f"{kind.path}: {each.trouble}" for kind, each in its if each.trouble)
+        return "; ".join(
+            f"{kind.path}: {each.trouble}" for kind, each in its if each.trouble and not kind.optional
+        )
 
     def startService(self) -> None:
         """Begin to follow. Nothing is waited for here."""

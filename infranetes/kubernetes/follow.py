@@ -21,12 +21,23 @@ class Follower:
     """Follows one kind of objects, whatever becomes of the API server.
 
     :param path: of the kind. :param take: is given what comes, in its order, and may not raise.
+    :param optional: it is no trouble if the server doesn't have the kind, or doesn't show it.
     :ivar trouble: why it can't be followed now; empty: it is.
+    :ivar heard_at: when the server last said anything of it, by the reactor's clock; None: never.
     """
 
     def __init__(
-        self, reactor: IReactor, server: ApiServer, path: str, watch: Watch, take: Callable[[Event], None]
+        self,
+        reactor: IReactor,
+        server: ApiServer,
+        path: str,
+        watch: Watch,
+        take: Callable[[Event], None],
+        *,
+        optional: bool = False,
     ) -> None:
+        self._optional = optional
+        self.heard_at: float | None = None
         self._reactor = reactor
         self._server = server
         self._path = path
@@ -61,7 +72,8 @@ class Follower:
             if self._stopped:  # twisted.web tells a cancelled request as one that failed
                 return
             if trouble and trouble != self.trouble:
-                _log.warn("{path} can't be watched for now: {trouble}", path=self._path, trouble=trouble)
+                log = _log.info if self._optional else _log.warn
+                log("{path} can't be watched for now: {trouble}", path=self._path, trouble=trouble)
             self.trouble = trouble
             await sleep(self._reactor, self._watch.ended())
 
@@ -71,10 +83,12 @@ class Follower:
             await self._server.lines(self._path, request.query, self._line)
             return
         answer = await self._server.whole(self._path, request.query)
+        self.heard_at = self._reactor.seconds()
         for event in await run_in_thread(self._reactor, self._watch.listed, answer):
             self._take(event)
 
     def _line(self, line: bytes) -> None:
+        self.heard_at = self._reactor.seconds()
         events = self._watch.line(line)
         if self.trouble and self._watch.following:
             _log.info("{path} is watched again", path=self._path)

@@ -19,11 +19,13 @@ class Kind:
     """One kind of objects.
 
     :cvar path: where the API server has them.
+    :cvar optional: not every API server has the kind, or shows it to everybody who may see the others.
     :param selectors: of those that are asked for, as the API server takes them.
     :ivar listed: whether all that there are have been put.
     """
 
     path: str
+    optional = False
 
     def __init__(self, selectors: Mapping[str, str] | None = None) -> None:
         self.selectors = selectors or {}

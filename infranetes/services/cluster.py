@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from infranetes.kubernetes.api_server import ApiServer
 from infranetes.kubernetes.cluster import Cluster
-from infranetes.services.kinds import OwnNodes, Services, Slices
+from infranetes.services.kinds import OwnNodes, ServiceRanges, Services, Slices
 from infranetes.services.objects import OwnNode
 from infranetes.services.sender import IAgent, RuleSender
 from infranetes.services.table import Table
@@ -14,7 +14,7 @@ from infranetes_common.reactors import IReactor
 
 
 class ClusterServices(Cluster):
-    """Follows Services, EndpointSlices and this daemon's Node.
+    """Follows Services, EndpointSlices, ServiceCIDRs and this daemon's Node.
 
     :param node: the Node's name.
     :ivar table: the rules. :ivar changed: wakes whoever waits for changes of the table.
@@ -25,7 +25,12 @@ class ClusterServices(Cluster):
     def __init__(self, reactor: IReactor, server: ApiServer, node: str) -> None:
         self.table = Table(OwnNode(node))
         self.changed = Notifier()
-        kinds = (Services(self.table), Slices(self.table), OwnNodes(self.table, node))
+        kinds = (
+            Services(self.table),
+            Slices(self.table),
+            ServiceRanges(self.table),
+            OwnNodes(self.table, node),
+        )
         super().__init__(reactor, server, kinds, self._renew)
 
     def sender(self, agent: IAgent) -> RuleSender:

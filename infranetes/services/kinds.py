@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from infranetes.kubernetes import fields
 from infranetes.kubernetes.fields import Name
 from infranetes.kubernetes.kinds import Kind
 from infranetes.kubernetes.watch import Json
@@ -51,6 +52,25 @@ class Slices(Kind):
 
     def remove(self, name: Name) -> Iterable[None]:
         self._table.remove_slice(name)
+        return ()
+
+
+class ServiceRanges(Kind):
+    """ServiceCIDRs: the addresses that cluster IPs are taken from."""
+
+    path = "/apis/networking.k8s.io/v1/servicecidrs"
+    optional = True
+
+    def __init__(self, table: Table) -> None:
+        super().__init__()
+        self._table = table
+
+    def put(self, item: Json) -> Iterable[None] | None:
+        self._table.put_ranges(fields.name(item), objects.service_ranges(item))
+        return ()
+
+    def remove(self, name: Name) -> Iterable[None]:
+        self._table.put_ranges(name, ())
         return ()
 
 

@@ -2,7 +2,8 @@
 """What the service proxy reads of Kubernetes' objects, checked and with Kubernetes' defaults.
 
 Fields that nothing here needs are not looked at, so that newer API servers are understood. Source: the API
-reference of `v1` Service and Node and of `discovery.k8s.io/v1` EndpointSlice.
+reference of `v1` Service and Node, of `discovery.k8s.io/v1` EndpointSlice and of `networking.k8s.io/v1`
+ServiceCIDR.
 """
 
 from __future__ import annotations
@@ -160,6 +161,14 @@ def _endpoint(fields: Fields) -> Endpoint:
         frozenset(each.text("name") for each in hints.items("forZones")),
         frozenset(each.text("name") for each in hints.items("forNodes")),
     )
+
+
+def service_ranges(item: object) -> tuple[Network, ...]:
+    """Read the ranges of a ServiceCIDR. :raise InvalidArgument: it is not what the API says of one."""
+    top = Fields(item, "ServiceCIDR")
+    top.name()
+    spec = top.fields("spec")
+    return tuple(spec.network(text) for text in spec.texts("cidrs"))
 
 
 def own_node(item: object) -> OwnNode:

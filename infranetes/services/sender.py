@@ -150,6 +150,9 @@ def updates(table: Table, since: int | None) -> Iterator[vmserver.ServiceRulesUp
     """Yield the messages that bring a VM up to date. :param since: what it has; None: that is not known."""
     changes = None if since is None else table.since(since)
     all = changes is None
+    ranges = None
+    if since is None or changes is None or table.ranges_number > since:
+        ranges = vmserver.ServiceRanges(ranges=map(str, table.ranges))
     parts = _parts(table.everything() if changes is None else changes)
     part = next(parts, [])
     while True:
@@ -161,6 +164,7 @@ def updates(table: Table, since: int | None) -> Iterator[vmserver.ServiceRulesUp
             more=following is not None,
             changed=[_rule(each.key, each.rule) for each in part if each.rule is not None],
             removed=[_key(each.key) for each in part if each.rule is None],
+            ranges=ranges if following is None else None,
         )
         if following is None:
             return

@@ -16,11 +16,12 @@ from collections.abc import Collection, Iterator, Mapping
 
 import attrs
 
-from infranetes.kubernetes.fields import Name
+from infranetes.kubernetes.fields import Name, Network
 from infranetes.services.objects import EndpointSlice, OwnNode, Service
 from infranetes.services.rules import Key, Rule, rules
 
 REMEMBERED = 20_000  # rules that were removed
+MOST_RANGES = 1000  # of ServiceCIDRs; with more than a VM takes, nothing is dropped
 
 
 @attrs.frozen
@@ -38,6 +39,8 @@ class Table:
     :param node: this daemon's, for the endpoints on it and near it.
     :ivar id: of this table; numbers of another one, an earlier daemon's, say nothing about this one.
     :ivar number: of the last change.
+    :ivar ranges: of addresses that Services may have; connections to those that none has are dropped.
+    :ivar ranges_number: of the change that these came with.
     :ivar complete: it has had all Services and endpoints of the cluster; before, nobody is told of it.
     """
 
@@ -52,7 +55,10 @@ class Table:
         self._changes: OrderedDict[Key, Change] = OrderedDict()  # the last one of each key, oldest first
         self._removed: OrderedDict[Key, None] = OrderedDict()  # those of which the last change is a removal
         self._forgotten = 0  # the number of the last change that is not known any more
+        self._ranges_of: dict[Name, tuple[Network, ...]] = {}
         self.number = 0
+        self.ranges: tuple[Network, ...] = ()
+        self.ranges_number = 0
         self.complete = False
 
     @property
@@ -109,6 +115,18 @@ class Table:
             self._keep(each)
         for name in sorted(before | self._services.keys() | self._slices.keys(), key=str):
             self._renew(name)
+
+    def put_ranges(self, name: Name, ranges: tuple[Network, ...]) -> None:
+        """Note the addresses of a ServiceCIDR. None: it is gone."""
+        self._ranges_of[name] = ranges
+        if not ranges:
+            del self._ranges_of[name]
+        now = tuple(sorted(set(itertools.chain(*self._ranges_of.values())), key=str))
+        if len(now) > MOST_RANGES:
+            now = ()
+        if now != self.ranges:
+            self.number += 1
+            self.ranges, self.ranges_number = now, self.number
 
     def move(self, node: OwnNode) -> None:
         """Note where the node is now, as its zone may change."""

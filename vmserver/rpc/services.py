@@ -15,6 +15,7 @@ from vmserver.proxy.proxy import ServiceProxy, Update, Version
 from vmserver.proxy.verdict import Verdict
 
 MAX_RULES = 10_000  # of one message
+MAX_SHOWN = 1024  # endpoints of a verdict
 
 
 class ServiceCalls:
@@ -65,8 +66,9 @@ def _verdict(verdict: Verdict) -> messages.ServiceVerdict:
         outcome=verdict.outcome.name,
         endpoints=[
             messages.ServiceEndpoint(address=ip_address(address).packed, port=port)
-            for address, port in verdict.endpoints
+            for address, port in verdict.endpoints[:MAX_SHOWN]
         ],
+        endpoint_count=len(verdict.endpoints),
         affinity_seconds=verdict.affinity_seconds,
     )
 

@@ -35,3 +35,13 @@ class ServiceClient(AgentCalls):
                 yield checks.clamped(state)
         finally:
             sending.cancel()
+
+    async def service_report(
+        self, key: vmserver.ServiceKey | None, within: float
+    ) -> vmserver.ServiceReportResponse:
+        """Ask what the VM's service proxy does. :param key: and what becomes of connections to this.
+
+        :raise Unimplemented: the VM has no service proxy.
+        """
+        request = vmserver.ServiceReportRequest(key=key)
+        return checks.clamped(await self._call(self._stub.ServiceReport(request, timeout=within)))

@@ -83,6 +83,7 @@ class AgentStub(Protocol):
     Attach: Session
     PortForward: PortForward
     ServiceRules: ServiceRules
+    ServiceReport: Unary[messages.ServiceReportRequest, messages.ServiceReportResponse]
     MissingLayers: Unary[messages.MissingLayersRequest, messages.MissingLayersResponse]
     LoadImage: Upload[messages.LoadImageRequest, messages.LoadImageResponse]
     ListLayers: Unary[messages.ListLayersRequest, messages.ListLayersResponse]

@@ -26,6 +26,7 @@ class SimulatedApiServer(Resource):
     """The server. `start` it, then use `url`.
 
     :ivar streaming: whether it has streaming lists. :ivar status: with which it refuses all; 0: it does not.
+    :ivar absent: paths that it does not have.
     :ivar asked: the query of each request, the path as `path`. :ivar token: that every request has to bear.
     """
 
@@ -41,6 +42,7 @@ class SimulatedApiServer(Resource):
         self._oldest = 0
         self.streaming = True
         self.status = 0
+        self.absent: set[str] = set()
         self.token = ""
         self.asked: list[dict[str, str]] = []
         self.port: IListeningPort | None = None
@@ -128,6 +130,8 @@ class SimulatedApiServer(Resource):
             return _refusal(request, 401, "Unauthorized")
         if self.status:
             return _refusal(request, self.status, "as it is told to")
+        if request.path.decode() in self.absent:
+            return _refusal(request, 404, "the server could not find the requested resource")
         if query.get("watch") != "1":
             return self._list(path)
         if "sendInitialEvents" in query and not self.streaming:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_network
 from pathlib import Path
 
 from twisted.trial.unittest import TestCase
@@ -20,6 +21,7 @@ reactor = installed()
 SERVICES = "/api/v1/services"
 SLICES = "/apis/discovery.k8s.io/v1/endpointslices"
 NODES = "/api/v1/nodes"
+RANGES = "/apis/networking.k8s.io/v1/servicecidrs"
 
 KUBECONFIG = """\
 current-context: here
@@ -96,6 +98,29 @@ class ClusterTests(ClusterCase):
         self.assertEqual(services["labelSelector"], "!service.kubernetes.io/service-proxy-name")
         self.assertEqual(slices["labelSelector"], "!service.kubernetes.io/headless")
         self.assertEqual(nodes["fieldSelector"], "metadata.name=here")
+
+    @deferred
+    async def test_the_addresses_that_services_may_have(self) -> None:
+        cidr = {"metadata": {"name": "kubernetes"}, "spec": {"cidrs": ["10.96.0.0/12", "fd00::/108"]}}
+        self.server.put(RANGES, cidr)
+        await self.begin()
+        ranges = (ip_network("10.96.0.0/12"), ip_network("fd00::/108"))
+        await until(lambda: self.cluster.table.ranges == ranges, "they are known")
+        self.server.put(RANGES, {**cidr, "spec": {"cidrs": ["10.96.0.0/33"]}})  # as if there was none
+        await until(lambda: self.cluster.table.ranges == (), "they are known no more")
+        self.server.put(RANGES, cidr)
+        await until(lambda: self.cluster.table.ranges == ranges, "they are known")
+        self.server.remove(RANGES, cidr)
+        await until(lambda: self.cluster.table.ranges == (), "they are gone")
+
+    @deferred
+    async def test_an_api_server_that_knows_no_such_addresses(self) -> None:
+        self.server.absent.add(RANGES)
+        await self.begin()
+        await until(lambda: len(self.watches(RANGES)) > 3, "it is asked now and then")
+        self.assertEqual((self.cluster.trouble, self.cluster.table.ranges), ("", ()))
+        self.put_endpoints("10.1.0.2")
+        await self.see(_10=["10.1.0.2"])
 
     @deferred
     async def test_without_streaming_lists(self) -> None:

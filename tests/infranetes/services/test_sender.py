@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
+from ipaddress import ip_network
 from typing import TypeAlias
 
 from twisted.internet.defer import DeferredQueue
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from infranetes.kubernetes.fields import Name
 from infranetes.services import sender
 from infranetes.services.objects import OwnNode, Service, service
 from infranetes.services.sender import RuleSender, updates
@@ -114,6 +116,23 @@ class UpdateTests(SynchronousTestCase):
         table.remove_service(a_service(1).name)
         (found,) = updates(table, 2)
         self.assertEqual((found.all, len(found.changed), len(found.removed)), (False, 1, 1))
+        self.assertFalse(found.HasField("ranges"))
+
+    def test_ranges_come_last_and_when_they_change(self) -> None:
+        self.patch(sender, "PART", 1)
+        table = Table(OwnNode("here"))
+        table.put_service(a_service(1))
+        table.put_service(a_service(2))
+        table.put_ranges(Name("", "a"), (ip_network("10.96.0.0/12"),))
+        first, last = updates(table, None)
+        self.assertFalse(first.HasField("ranges"))
+        self.assertEqual(last.ranges.ranges, ["10.96.0.0/12"])
+        (found,) = updates(table, 2)
+        self.assertEqual(found.ranges.ranges, ["10.96.0.0/12"])
+        table.put_ranges(Name("", "a"), ())
+        (found,) = updates(table, 3)
+        self.assertTrue(found.HasField("ranges"))
+        self.assertEqual(found.ranges.ranges, [])
 
 
 class SenderTests(SynchronousTestCase):

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_network
+
 from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.kubernetes.fields import Name
+from infranetes.kubernetes.fields import Name, Network
 from infranetes.services import table
 from infranetes.services.objects import EndpointSlice, OwnNode, Service, endpoint_slice, service
 from infranetes.services.rules import Key, Rule
@@ -36,12 +38,15 @@ class VM:
 
     def __init__(self) -> None:
         self.rules: dict[Key, Rule] = {}
+        self.ranges: tuple[Network, ...] = ()
         self.number = 0
         self.snapshots = 0
 
     def follow(self, source: Table) -> int:
         """Take what changed. Returns how many rules that were."""
         changes = source.since(self.number)
+        if changes is None or source.ranges_number > self.number:
+            self.ranges = source.ranges
         if changes is None:
             self.rules = dict(source.rules)
             self.snapshots += 1
@@ -138,6 +143,24 @@ class TableTests(SynchronousTestCase):
         self.assertEqual(self.endpoints(), {"10.96.0.3": []})
         self.assertEqual(self.vm.snapshots, 1)
 
+    def test_the_ranges_of_all_service_cidrs_count_and_are_told_when_they_change(self) -> None:
+        one, other = ip_network("10.96.0.0/12"), ip_network("fd00::/108")
+        for name, given_ranges in (("a", (one,)), ("b", (one, other)), ("a", ()), ("a", ())):
+            self.table.put_ranges(Name("", name), given_ranges)
+            self.vm.follow(self.table)
+            self.assertEqual(self.vm.ranges, self.table.ranges)
+        self.assertEqual((set(self.table.ranges), self.table.number), ({one, other}, 2))
+        self.table.put_ranges(Name("", "b"), ())
+        self.assertEqual((self.table.ranges, self.table.number), ((), 3))
+
+    def test_of_more_ranges_than_a_vm_takes_it_is_told_none(self) -> None:
+        self.patch(table, "MOST_RANGES", 2)
+        many = [ip_network(f"10.{number}.0.0/16") for number in range(3)]
+        self.table.put_ranges(Name("", "a"), tuple(many[:2]))
+        self.assertEqual(len(self.table.ranges), 2)
+        self.table.put_ranges(Name("", "b"), tuple(many))
+        self.assertEqual(self.table.ranges, ())
+
     def test_a_vm_of_another_table_is_sent_all_rules(self) -> None:
         self.vm.number = 5
         self.table.put_service(a_service("a"))
@@ -157,6 +180,7 @@ class AnyOrderTests(SynchronousTestCase):
             | st.tuples(st.just("no service"), NAMES)
             | st.tuples(st.just("slice"), NAMES, NAMES, st.sets(ADDRESSES))
             | st.tuples(st.just("no slice"), NAMES)
+            | st.tuples(st.just("ranges"), NAMES, st.sets(ADDRESSES))
             | st.tuples(st.just("look"), st.integers(0, 1)),
             max_size=40,
         )
@@ -165,6 +189,7 @@ class AnyOrderTests(SynchronousTestCase):
         self.patch(table, "REMEMBERED", 2)
         services: dict[str, Service] = {}
         slices: dict[str, EndpointSlice] = {}
+        ranges: dict[Name, tuple[Network, ...]] = {}
         given_table, vms = Table(HERE), (VM(), VM())
         for step in steps:
             match step:
@@ -180,10 +205,15 @@ class AnyOrderTests(SynchronousTestCase):
                 case ("no slice", str(name)):
                     slices.pop(name, None)
                     given_table.remove_slice(Name("ns", name))
+                case ("ranges", str(name), set(numbers)):
+                    its = ranges[Name("", name)] = tuple(ip_network(f"10.9{each}.0.0/16") for each in numbers)
+                    given_table.put_ranges(Name("", name), its)
                 case ("look", int(which)):
                     vms[which].follow(given_table)
         afresh = Table(HERE)
         afresh.replace(list(services.values()), list(slices.values()))
+        for each, its in ranges.items():
+            afresh.put_ranges(each, its)
         for vm in vms:
             vm.follow(given_table)
-            self.assertEqual(vm.rules, afresh.rules)
+            self.assertEqual((vm.rules, vm.ranges), (afresh.rules, afresh.ranges))
