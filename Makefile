@@ -97,6 +97,10 @@ tools: | apt-base ## Build crictl, critest and vcsim, which tests need, into bui
 cluster-tools: | apt-base ## Build Kubernetes, etcd and CoreDNS into build/tools/kubernetes (once, ten minutes)
 	@PYTHON=$(PYTHON) tests/cluster/tools
 
+.PHONY: e2e-tools
+e2e-tools: | apt-base ## Build Kubernetes' end-to-end suite into build/tools/kubernetes too
+	@PYTHON=$(PYTHON) tests/cluster/tools e2e
+
 .PHONY: test
 test: venv proto apt-test tools image image-docker ## Run every test but the cluster's, the ones with real VMs too; TESTS= picks some, CONTAINERS= the guest image
 	@env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests --without tests.cluster $(TESTS)
@@ -124,6 +128,19 @@ conformance: venv proto apt-run tools image ## Judge by Kubernetes' own suite, b
 	$(call need,$(APT_CONFORMANCE))
 	@$(AS_ROOT) $(BIN)/python -m tests.interop.critest --json "$(CONFORMANCE_JSON)" \
 		--image-dir "$(IMAGE_DIR)" $(CONFORMANCE)
+
+FOCUS ?=
+SKIP ?=
+PARALLEL ?= 2
+E2E_JSON ?= build/e2e.json
+
+.PHONY: e2e
+e2e: export E2E_FOCUS = $(value FOCUS)
+e2e: export E2E_SKIP = $(value SKIP)
+e2e: venv proto apt-run tools e2e-tools image ## Judge by Kubernetes' end-to-end suite in a cluster; FOCUS=REGEX, SKIP=REGEX, PROXY=1
+	$(call need,$(APT_CLUSTER) zstd)
+	@$(AS_ROOT) $(BIN)/python -m tests.conformance --json "$(E2E_JSON)" --image-dir "$(IMAGE_DIR)" \
+		--parallel "$(PARALLEL)" --focus "$$E2E_FOCUS" --skip "$$E2E_SKIP" $(if $(filter-out 0,$(PROXY)),--proxy)
 
 # ---- Run: demo, run, image -----------------------------------------------------------------------
 

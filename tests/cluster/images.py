@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.interop import critest_images
+from tests.interop.critest_images import REGISTRIES
 from tests.support import debian, oci
 from tests.support.registry import Registry
 
 #: Names lead to the cluster's registry as if it were Docker Hub: `kubectl run --image=busybox` works.
 PREFIX = "docker.io/library"
+#: And as if it were the one of Kubernetes' own end-to-end suite.
+KUBERNETES_PREFIX = REGISTRIES[0]
 BUSYBOX = "busybox:1"
 DEBIAN = "debian:12"
 PORT = 5000
@@ -29,12 +33,18 @@ def content(cache: Path) -> Path:
     return cache / "-".join((_RECIPE, *PACKAGES))
 
 
-def make(cache: Path, say: Say) -> None:
-    """Have a registry's content in `cache`; quick when it is there."""
-    made = content(cache)
+@contextlib.contextmanager
+def locked(cache: Path) -> Iterator[Path]:
+    """Hold the lock of who writes to `cache`, which is made if need be; the content's path."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        yield content(cache)
+
+
+def make(cache: Path, say: Say) -> None:
+    """Have a registry's content in `cache`; quick when it is there."""
+    with locked(cache) as made:
         if made.exists():
             return
         new = cache / "new"
@@ -65,4 +75,8 @@ def serve(cache: Path, root: Path) -> Registry:
 
 def registries_conf() -> str:
     """The containers-registries.conf(5) that leads pulls there."""
-    return f'[[registry]]\nprefix = "{PREFIX}"\nlocation = "{DIRECT}"\ninsecure = true\n'
+    tables = (
+        f'[[registry]]\nprefix = "{prefix}"\nlocation = "{DIRECT}"\ninsecure = true\n'
+        for prefix in (PREFIX, KUBERNETES_PREFIX)
+    )
+    return "\n".join(tables)

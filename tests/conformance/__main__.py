@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Specs of Kubernetes' own end-to-end suite, in a cluster of one node on real VMs: `make e2e`.
+
+The exit code is 0 if something passed, nothing failed but what expected.toml says, and all of that did."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.cluster.__main__ import IMAGE_DIR
+from tests.cluster.case import Cluster
+from tests.cluster.components import NODE_ADDRESS, PROGRAMS
+from tests.cluster.paths import REGISTRY, ROOT
+from tests.conformance import images
+from tests.conformance.report import document, expectations, judge, left_out, strangers, summary
+from tests.conformance.specs import SUITE, Runner, Spec, listed
+from tests.interop.critest_specs import PASSED, Outcome
+
+FOCUS = r"\[sig-network\]"
+NAME = "e2e"
+OUTPUTS = ROOT / "build" / "e2e"
+
+
+def options(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
+    parser.add_argument(
+        "--focus", default="", metavar="REGEX", help=f"only specs that match (default {FOCUS})"
+    )
+    parser.add_argument("--skip", default="", metavar="REGEX", help="not those (default: see expected.toml)")
+    parser.add_argument(
+        "--names", default="", metavar="FILE", help="only specs of these names, one in a line"
+    )
+    parser.add_argument("--parallel", type=int, default=2, metavar="N", help="specs at a time (%(default)s)")
+    parser.add_argument("--proxy", action="store_true", help="with kube-proxy on the node")
+    parser.add_argument("--json", default="", metavar="FILE", help="write all outcomes there")
+    parser.add_argument("--list", action="store_true", help="only list the specs")
+    parser.add_argument("--image-dir", default=IMAGE_DIR, help="of guest images (%(default)s)")
+    return parser.parse_args(arguments)
+
+
+def say(words: str) -> None:
+    """Tell, at once."""
+    print(words, flush=True)
+
+
+def chosen(given: argparse.Namespace) -> list[Spec]:
+    """The specs to run."""
+    specs = listed(given.focus or ("" if given.names else FOCUS), given.skip or left_out())
+    if given.names:
+        names = Path(given.names).read_text().splitlines()
+        specs = [spec for spec in specs if spec.name in names]
+    return specs
+
+
+class Judge:
+    """One run of specs."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given = given
+        self.specs = chosen(given)
+        self.expected = expectations(given.proxy)
+        self.done = 0
+        self.begun = time.monotonic()
+
+    def run(self) -> int:
+        """The exit code."""
+        images.make(REGISTRY, say)
+        flags = ["--image-dir", self.given.image_dir, *(["--proxy"] if self.given.proxy else [])]
+        cluster = Cluster(NAME, *flags)
+        shutil.rmtree(OUTPUTS, ignore_errors=True)
+        try:
+            cluster.start().wait_until_ready()
+            say(f"the cluster is ready after {time.monotonic() - self.begun:.0f} s; {len(self.specs)} specs")
+            outcomes = Runner(self.command(cluster), OUTPUTS, self.tell).all(self.specs, self.given.parallel)
+        finally:
+            cluster.stop()
+        return self.told(outcomes)
+
+    def command(self, cluster: Cluster) -> list[str]:
+        """The suite's, where the node is."""
+        place = cluster.paths.place
+        return [
+            *(str(cluster.paths.inside), "env", f"TMPDIR={place / 'tmp'}", "--unset=HTTPS_PROXY"),
+            *("--unset=https_proxy", "--unset=HTTP_PROXY", "--unset=http_proxy", str(SUITE)),
+            *(f"--kubeconfig={place / 'pki' / 'admin.conf'}", f"--host=https://{NODE_ADDRESS}:6443"),
+            *(f"--kubectl-path={PROGRAMS / 'kubectl'}", "--num-nodes=1", "--disable-log-dump"),
+        ]
+
+    def tell(self, outcome: Outcome) -> None:
+        """One line per spec, and why where it has not passed."""
+        self.done += 1
+        at = f"{self.done:3d}/{len(self.specs)}"
+        say(f"{at} {outcome.state:7s} {outcome.seconds:6.1f} s  {outcome.spec}")
+        if outcome.state != PASSED:
+            say(f"            {outcome.message[:300]}")
+
+    def told(self, outcomes: Sequence[Outcome]) -> int:
+        """Prints how it went, writes the JSON; the exit code."""
+        seconds = time.monotonic() - self.begun
+        verdict = judge(outcomes, self.expected)
+        if self.given.json:
+            found = document(verdict, self.expected, seconds)
+            Path(self.given.json).write_text(json.dumps(found, indent=1))
+        print(*summary(verdict, self.expected), sep="\n")
+        print(f"{verdict.line}; {seconds:.0f} s\ne2e: {'good' if verdict.good else 'NOT GOOD'}")
+        return 0 if verdict.good else 1
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The whole program."""
+    given = options(arguments)
+    if given.list:
+        print(*(spec.name for spec in chosen(given)), sep="\n")
+        return 0
+    if os.geteuid():
+        say("A cluster needs root: sudo make e2e")
+        return 1
+    judge_ = Judge(given)
+    if unknown := strangers(judge_.expected, [each.name for each in listed("")]):
+        print("expected.toml names specs that there are not:", *unknown, sep="\n    ")
+        return 1
+    return judge_.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

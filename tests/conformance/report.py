@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the outcomes of the suite's specs mean: which failures were expected, and whether a run is good."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from tests.interop.critest_specs import FAILED, PASSED, SKIPPED, Outcome
+
+EXPECTED = Path(__file__).with_name("expected.toml")
+#: What an expected failure may be for.
+KINDS = {
+    "vm": "can't mean anything where a pod is a virtual machine",
+    "cluster": "asks something of the cluster that `make cluster` does not have",
+    "image": "asks something of its image that the stand-in does not have",
+    "missing": "what it would take",
+}
+_KEYS = {"spec", "kind", "reason"}  # that each entry has
+_PROXY = "proxy"
+
+
+class BadExpectation(Exception):
+    """An entry of expected.toml that says too little."""
+
+
+@attrs.frozen
+class Expectation:
+    """A spec that fails. `kind`: one of KINDS; `reason`: a sentence. `proxy`: only when the node has this;
+    None: whether it runs kube-proxy or not."""
+
+    spec: str
+    kind: str
+    reason: str
+    proxy: bool | None = None
+
+
+def expectations(proxy: bool, path: Path = EXPECTED) -> dict[str, Expectation]:
+    """By spec.
+
+    :param proxy: whether the node runs kube-proxy.
+    :raise BadExpectation: an entry is incomplete, or there twice."""
+    found: dict[str, Expectation] = {}
+    for entry in tomllib.loads(path.read_text()).get("expected", []):
+        spec, kind, reason = (str(entry.get(key, "")).strip() for key in ("spec", "kind", "reason"))
+        if not spec or not reason or kind not in KINDS or not _KEYS <= set(entry) <= {*_KEYS, _PROXY}:
+            raise BadExpectation(
+                f"{path.name}: an entry has spec, kind (of {', '.join(KINDS)}), reason, and may have "
+                f"{_PROXY}: {entry}"
+            )
+        if spec in found:
+            raise BadExpectation(f"{path.name}: {spec!r} is there twice")
+        found[spec] = Expectation(spec, kind, reason, entry.get(_PROXY))
+    return {spec: each for spec, each in found.items() if each.proxy in (None, proxy)}
+
+
+def left_out(path: Path = EXPECTED) -> str:
+    """The regular expression of the specs that are not run unless asked for: those of expected.toml."""
+    entries = tomllib.loads(path.read_text()).get("left_out", [])
+    if not all(set(entry) == {"match", "reason"} and entry["reason"] for entry in entries):
+        raise BadExpectation(f"{path.name}: what is left out has match and reason")
+    return "|".join(f"(?:{entry['match']})" for entry in entries)
+
+
+@attrs.frozen
+class Verdict:
+    """How a run is to be seen.
+
+    :ivar failed: unexpectedly. :ivar passing: though expected to fail. :ivar skipped: by themselves."""
+
+    outcomes: tuple[Outcome, ...]
+    failed: tuple[Outcome, ...]
+    expected: tuple[Outcome, ...]
+    passing: tuple[Outcome, ...]
+    skipped: tuple[Outcome, ...]
+
+    @property
+    def good(self) -> bool:
+        """Something passed, and all that did not was expected or said itself that it has no place here."""
+        passed = any(each.state == PASSED for each in self.outcomes)
+        return passed and not self.failed and not self.passing
+
+    @property
+    def line(self) -> str:
+        """The counts in words."""
+        passed = sum(each.state == PASSED for each in self.outcomes)
+        return (
+            f"{passed} of {len(self.outcomes)} passed, {len(self.failed)} failed, "
+            f"{len(self.expected)} failed as expected, {len(self.skipped)} skipped themselves"
+        )
+
+
+def judge(outcomes: Sequence[Outcome], expected: Mapping[str, Expectation]) -> Verdict:
+    """Sort the outcomes."""
+    return Verdict(
+        tuple(outcomes),
+        tuple(each for each in outcomes if each.state == FAILED and each.spec not in expected),
+        tuple(each for each in outcomes if each.state == FAILED and each.spec in expected),
+        tuple(each for each in outcomes if each.state == PASSED and each.spec in expected),
+        tuple(each for each in outcomes if each.state == SKIPPED),
+    )
+
+
+def strangers(expected: Iterable[str], specs: Iterable[str]) -> list[str]:
+    """What is expected of specs that the suite does not have."""
+    return sorted(set(expected) - set(specs))
+
+
+def summary(verdict: Verdict, expected: Mapping[str, Expectation]) -> list[str]:
+    """The run's end, for people."""
+    lines = []
+    for reason, number in Counter(each.message for each in verdict.skipped).most_common():
+        lines.append(f"skipped themselves, {number}: {reason[:200]}")
+    for each in verdict.expected:
+        why = expected[each.spec]
+        lines.append(f"expected ({why.kind}): {each.spec}: {why.reason}")
+    for each in verdict.failed:
+        lines.append(f"FAILED, not expected: {each.spec}\n    {each.message[:600]}")
+    for each in verdict.passing:
+        lines.append(f"PASSES, expected to fail: {each.spec}: take it out of {EXPECTED.name}")
+    return lines
+
+
+def document(verdict: Verdict, expected: Mapping[str, Expectation], seconds: float) -> dict[str, Any]:
+    """All of it for machines."""
+    return {
+        "good": verdict.good,
+        "seconds": round(seconds, 1),
+        "counts": dict(Counter(each.state for each in verdict.outcomes)),
+        "failed": [each.spec for each in verdict.failed],
+        "expected": {each.spec: expected[each.spec].reason for each in verdict.expected},
+        "passing": [each.spec for each in verdict.passing],
+        "specs": [attrs.asdict(each) for each in verdict.outcomes],
+    }

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs specs of Kubernetes' end-to-end suite, one process each, some at a time."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import attrs
+
+from tests.cluster.components import PROGRAMS
+from tests.interop.critest_specs import FAILED, PASSED, SKIPPED, Outcome, name_of, read
+
+SUITE = PROGRAMS / "e2e.test"
+SPEC_SECONDS = 1200  # the longest wait for ten minutes for one thing
+END_SECONDS = 180.0  # for what the suite does when that is over
+LIST_SECONDS = 300.0
+_DESCRIPTION = "Kubernetes e2e suite "
+_SPECIAL = re.compile(r"[][\\.+*?()|^${}]")
+_QUIET = ("--ginkgo.no-color", "--ginkgo.seed=1", "--dump-logs-on-failure=false")
+
+
+@attrs.frozen
+class Spec:
+    """One `It`, by its name with the texts of what it is in. `alone`: nothing else may run beside it."""
+
+    name: str
+    alone: bool = False
+
+    @property
+    def focus(self) -> str:
+        """The regular expression, Go's, which only this spec matches."""
+        return "^" + _SPECIAL.sub(r"\\\g<0>", _DESCRIPTION + self.name) + "$"
+
+
+def listed(focus: str, skip: str = "") -> list[Spec]:
+    """The specs whose name matches `focus` and not `skip`, regular expressions. :raise RuntimeError: none."""
+    with tempfile.TemporaryDirectory(prefix="e2e-") as directory:
+        report = Path(directory, "report.json")
+        command = [str(SUITE), "--ginkgo.dry-run", "--kubeconfig=/dev/null", *_QUIET]
+        done = subprocess.run(
+            [*command, f"--ginkgo.json-report={report}", f"--ginkgo.focus={focus or '.'}"],
+            cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, timeout=LIST_SECONDS,
+        )  # fmt: skip
+        if not report.exists():
+            raise RuntimeError(f"the suite lists no specs: {done.stdout[-2000:]}")
+        found = [each for each in read(json.loads(report.read_text())) if each["State"] == PASSED]
+    specs = [Spec(name_of(each), bool(each.get("IsSerial"))) for each in found]
+    return [spec for spec in specs if not skip or not re.search(skip, spec.name)]
+
+
+class Runner:
+    """Runs specs in one cluster.
+
+    :param command: the suite's, in the cluster, without what differs from spec to spec.
+    :param directory: for the report and the output of each spec.
+    :param tell: given each outcome, in the order in which specs end."""
+
+    def __init__(self, command: Sequence[str], directory: Path, tell: Callable[[Outcome], None]) -> None:
+        self._command = [*command, *_QUIET, "--ginkgo.v", f"--ginkgo.timeout={SPEC_SECONDS}s"]
+        self._directory = directory
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def all(self, specs: Sequence[Spec], at_a_time: int) -> list[Outcome]:
+        """Those which may run beside others first, the rest one after the other."""
+        with ThreadPoolExecutor(at_a_time) as pool:
+            outcomes = list(pool.map(self.one, [spec for spec in specs if not spec.alone]))
+        return outcomes + [self.one(spec) for spec in specs if spec.alone]
+
+    def one(self, spec: Spec) -> Outcome:
+        """Run it, tell, and answer how it ended."""
+        with self._lock:
+            self._count += 1
+            directory = self._directory / f"{self._count:03d}"
+        directory.mkdir(parents=True)
+        report, begun = directory / "report.json", time.monotonic()
+        flags = [f"--ginkgo.focus={spec.focus}", f"--ginkgo.json-report={report}"]
+        with (directory / "output").open("w") as output:
+            output.write(f"{spec.name}\n")
+            output.flush()
+            _run([*self._command, *flags], output.fileno())
+        outcome = outcome_of(spec, report, time.monotonic() - begun)
+        self._tell(outcome)
+        return outcome
+
+
+def _run(command: Sequence[str], output: int) -> None:
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+    ) as process:
+        try:
+            process.wait(SPEC_SECONDS + END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()  # the report is missing, then
+
+
+def outcome_of(spec: Spec, report: Path, seconds: float) -> Outcome:
+    """What Ginkgo's report says of the spec."""
+    try:
+        (found,) = read(json.loads(report.read_text()))
+    except (OSError, ValueError):
+        return Outcome(spec.name, FAILED, seconds, f"the suite gave no report in {seconds:.0f} s")
+    state = found["State"] if found["State"] in (PASSED, SKIPPED) else FAILED
+    message = " ".join(found.get("Failure", {}).get("Message", "").split())
+    return Outcome(spec.name, state, seconds, message)
