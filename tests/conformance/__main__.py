@@ -36,7 +36,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--skip", default="", metavar="REGEX", help="not those (default: see expected.toml)")
     parser.add_argument(
-        "--names", default="", metavar="FILE", help="only specs of these names, one in a line"
+        "--names", default="", metavar="FILE", help="only specs of these names, in that order"
     )
     parser.add_argument("--parallel", type=int, default=2, metavar="N", help="specs at a time (%(default)s)")
     parser.add_argument("--proxy", action="store_true", help="with kube-proxy on the node")
@@ -55,8 +55,8 @@ def chosen(given: argparse.Namespace) -> list[Spec]:
     """The specs to run."""
     specs = listed(given.focus or ("" if given.names else FOCUS), given.skip or left_out())
     if given.names:
-        names = Path(given.names).read_text().splitlines()
-        specs = [spec for spec in specs if spec.name in names]
+        by_name = {spec.name: spec for spec in specs}
+        specs = [by_name[name] for name in Path(given.names).read_text().splitlines() if name in by_name]
     return specs
 
 
