@@ -25,6 +25,7 @@ may be cancelled or fail at any step, and `tear_down` then waits for that answer
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Callable
 
@@ -43,6 +44,7 @@ from infranetes_common.errors import (
     InfranetesError,
     NotFound,
     Unavailable,
+    Unimplemented,
 )
 from infranetes_common.identity import Identity
 from infranetes_common.wire import cri
@@ -185,6 +187,13 @@ class PodMachine:
             )
         if contprovider:
             self._takes_layers = None  # which depends on it
+
+    async def warm_up(self) -> None:
+        """Have the VM, which no pod has yet, run its first container. Idempotent.
+
+        :raise InfranetesError: the agent can't be asked, or does not get done with it."""
+        with contextlib.suppress(Unimplemented):  # an agent of an earlier release
+            await self.connect().warm_up()
 
     async def renew_certificate(self) -> None:
         """Have the VM make a new key, and sign a certificate for it.

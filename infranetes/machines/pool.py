@@ -237,6 +237,7 @@ class Pool:
             if context.contprovider:  # so that no pod waits for its start
                 await member.machine.configure(cri.PodSandboxConfig(), cri.DNSConfig(), context.contprovider)
             member.machine.tell_of_services()
+            await member.machine.warm_up()
             await self.update(member, member.record.to(PoolState.IDLE))
         except Exception as error:
             if not context.stopping:

@@ -2,8 +2,8 @@
 """What a template does once before it is frozen, so that no clone of it has to.
 
 `first_call` loads what an agent's first RPC needs, `images` puts images into the engine, and
-`first_container` runs a container for the first time. Each logs its failures and harms nothing. At last
-`heap` has the clones share what is in the agent's memory by then.
+`first_container` runs a container for the first time, and again in a clone that waits for a pod. Each logs
+its failures and harms nothing. At last `heap` has the clones share what is in the agent's memory by then.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vmserver.prewarm.first_container import run_first_container
 from vmserver.prewarm.heap import keep_heap_shared
 from vmserver.prewarm.images import load_images
 
-__all__ = ["prewarm"]
+__all__ = ["prewarm", "run_first_container"]
 
 
 async def prewarm(reactor: IReactor, factory: IProtocolFactory, provider: IContainerProvider) -> None:
@@ -29,6 +29,5 @@ async def prewarm(reactor: IReactor, factory: IProtocolFactory, provider: IConta
     await make_first_call(reactor, factory)
     if provider.name == "docker":
         await load_images(reactor, provider)
-    if provider.name in ("docker", "oci"):
-        await run_first_container(reactor, provider)
+    await run_first_container(reactor, provider)
     await run_in_thread(reactor, keep_heap_shared)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first container, which is slower than all later ones, run before a template is frozen.
+"""The first container, which is slower than all later ones, run before a template is frozen or a pod comes.
 
 A machine's first container waits for programs to be read from the disk, for kernel modules to be loaded and
-for caches of the engine. A clone has these from its template. The container has the machine's own shell, in
-its image or, where images are made of layers, by mounts; container and image are removed again.
+for caches of the engine. A clone has these from its template, and where its processor is emulated it
+translates all code anew. The container has the machine's own shell, in its image or, where images are made
+of layers, by mounts; container and image are removed again.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from vmserver.containers.interface import IContainerProvider, ITakesLayers
 #: Seconds for all of it; a machine under emulation takes most of a minute.
 SECONDS = 240.0
 
+_PROVIDERS = ("docker", "oci")
 _ID = "prewarm"
 _CHUNK = 64 * 1024
 _PROGRAMS = {"bin/sh": "/bin/sh", "bin/sleep": "/bin/sleep"}
@@ -37,7 +39,12 @@ _log = Logger()
 
 
 async def run_first_container(reactor: IReactor, provider: IContainerProvider) -> None:
-    """Run one container from its creation to its removal. A failure is only logged."""
+    """Run one container from its creation to its removal, by a provider whose containers have images.
+
+    A failure is only logged.
+    """
+    if provider.name not in _PROVIDERS:
+        return
     begun = reactor.seconds()
     try:
         await within(reactor, SECONDS, _prepare_and_run(reactor, provider), "the first container")

@@ -43,7 +43,7 @@ class AgentService:
         limits: LimitsConfig,
         own_machine: bool = True,
     ) -> None:
-        self.machine = MachineCalls(choice, settings, identity, gate)
+        self.machine = MachineCalls(reactor, choice, settings, identity, gate)
         self.watch = WatchCalls(choice)
         self.containers = ContainerCalls(reactor, choice, volumes, execs=limits.execs)
         self.sessions = SessionCalls(reactor, choice, sessions=limits.sessions, forwards=limits.forwards)

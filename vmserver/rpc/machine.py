@@ -7,7 +7,9 @@ import os
 import time
 
 from infranetes_common import __version__
+from infranetes_common.concurrency import Flight
 from infranetes_common.errors import FailedPrecondition
+from infranetes_common.reactors import IReactor
 from infranetes_common.user_namespaces import user_namespace
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
@@ -16,6 +18,7 @@ from vmserver.containers.interface import IHasUserNamespaces, ITakesLayers
 from vmserver.identity.current import CurrentIdentity
 from vmserver.identity.metadata import MetadataGate
 from vmserver.pod_settings import PodSettings
+from vmserver.prewarm import run_first_container
 from vmserver.provider_choice import ProviderChoice
 
 
@@ -24,15 +27,18 @@ class MachineCalls:
 
     def __init__(
         self,
+        reactor: IReactor,
         choice: ProviderChoice,
         settings: PodSettings,
         identity: CurrentIdentity,
         gate: MetadataGate,
     ) -> None:
+        self._reactor = reactor
         self._choice = choice
         self._settings = settings
         self._identity = identity
         self._gate = gate
+        self._warming: Flight[None] | None = None
 
     async def Info(self, request: messages.InfoRequest, call: Call) -> messages.InfoResponse:
         return messages.InfoResponse(
@@ -63,6 +69,17 @@ class MachineCalls:
         self._check_user_namespace(request.config)
         await self._choice.provider.configure(request.config)
         return messages.ConfigureSandboxResponse(container_provider=self._choice.provider.name)
+
+    async def WarmUp(self, request: messages.WarmUpRequest, call: Call) -> messages.WarmUpResponse:
+        if self._warming is None or self._warming.done:
+            self._warming = Flight(self._warm_up())
+        await self._warming.join()
+        return messages.WarmUpResponse()
+
+    async def _warm_up(self) -> None:
+        if await self._choice.provider.containers():
+            raise FailedPrecondition("the machine has containers; one is run beforehand where there are none")
+        await run_first_container(self._reactor, self._choice.provider)
 
     def _check_user_namespace(self, config: cri.PodSandboxConfig) -> None:
         users = user_namespace(config.linux.security_context.namespace_options, "config")

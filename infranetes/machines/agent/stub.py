@@ -68,6 +68,7 @@ class AgentStub(Protocol):
 
     Info: Unary[messages.InfoRequest, messages.InfoResponse]
     ConfigureSandbox: Unary[messages.ConfigureSandboxRequest, messages.ConfigureSandboxResponse]
+    WarmUp: Unary[messages.WarmUpRequest, messages.WarmUpResponse]
     NewKey: Unary[messages.NewKeyRequest, messages.NewKeyResponse]
     Rekey: Unary[messages.RekeyRequest, messages.RekeyResponse]
     Watch: Download[messages.WatchRequest, messages.WatchEvent]

@@ -7,7 +7,7 @@ import contextlib
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail
 from twisted.trial import unittest
 
 from infranetes.machines.pool_config import PoolConfig, PoolSize
@@ -17,10 +17,10 @@ from infranetes.pods.states import SandboxState
 from infranetes.providers.interface import InstanceState, Size
 from infranetes_common.concurrency import start
 from infranetes_common.config import Bytes
-from infranetes_common.errors import ResourceExhausted, Unavailable
+from infranetes_common.errors import ResourceExhausted, Unavailable, Unimplemented
 from infranetes_common.wire import cri
 from tests.infranetes.pods.case import PodsTestCase
-from tests.infranetes.pods.fakes import FakeNode, pod
+from tests.infranetes.pods.fakes import FakeAgent, FakeNode, pod
 
 GIB = 1 << 30
 
@@ -82,6 +82,22 @@ class ClaimTests(PoolTestCase):
         self.assertEqual(len(self.idle), 2)
         self.assertNotIn(sandbox, self.records())
         self.assert_nothing_leaks()
+
+    def test_a_vm_has_run_a_container_before_a_pod_can_have_it(self) -> None:
+        (waiting, _) = self.idle
+        self.assertEqual(self.world.agents[waiting].warmed_up, 1)
+        own = self.run_pod(pod("own", annotations={"infranetes.io/anything": "x"}))
+        self.assertEqual(self.world.agents[own].warmed_up, 0, "its pod waits for it")
+
+    def test_one_that_can_run_no_container_is_replaced_and_one_of_an_earlier_release_is_kept(self) -> None:
+        for error, idle in ((Unavailable("the agent is lost"), 0), (Unimplemented("WarmUp"), 2)):
+            self.patch(FakeAgent, "warm_up", lambda agent, error=error: fail(error))
+            for member in list(self.pool.members.values()):
+                self.pool.end(member, "test")
+            self.world.wait(61, step=1)
+            self.assertEqual(len(self.idle), idle)
+            self.assertEqual(self.pool.trouble, "" if idle else "the agent is lost")
+            self.assert_nothing_leaks()
 
     def test_the_oldest_goes_first(self) -> None:
         first = min(self.pool.idle(), key=lambda member: member.record.created_at).id

@@ -215,6 +215,7 @@ class FakeAgent:
         self.configure_error: Exception | None = None
         self.old = False
         self.certificates: list[str] = []
+        self.warmed_up = 0
         self.away = False
         self.silent = False
         self.holding: Deferred[None] | None = None
@@ -245,6 +246,10 @@ class FakeAgent:
         if self.configure_error is not None:
             raise self.configure_error
         return "" if self.old else contprovider or "oci"
+
+    async def warm_up(self) -> None:
+        self._reach()
+        self.warmed_up += 1
 
     def watch(self) -> FakeStream:
         stream = FakeStream()

@@ -182,6 +182,14 @@ class AgentTests(AgentCase):
             await self.refused(Code.INVALID_ARGUMENT, self.stub.ConfigureSandbox(bad, timeout=5.0)),
         )
 
+    async def test_a_machine_is_warmed_up_before_it_has_containers_alone(self) -> None:
+        for _ in range(2):
+            await self.stub.WarmUp(messages.WarmUpRequest(), timeout=5.0)
+        await self.load()
+        await self.create("true")
+        warming = self.stub.WarmUp(messages.WarmUpRequest(), timeout=5.0)
+        self.assertIn("has containers", await self.refused(Code.FAILED_PRECONDITION, warming))
+
     async def test_a_provider_without_user_namespaces_refuses_pods_that_have_one(self) -> None:
         request = messages.ConfigureSandboxRequest(config=cri.PodSandboxConfig(linux=of_pod(namespaces())))
         await self.stub.ConfigureSandbox(request, timeout=5.0)
