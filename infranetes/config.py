@@ -87,6 +87,7 @@ class KubernetesConfig:
     cluster_cidrs: tuple[str, ...] = attrs.field(default=(), validator=_are_subnets)
     kubeconfig: str = ""  # a file; with one, pods' VMs know the addresses of Services
     service_proxy: bool = True  # false: they don't, as kube-proxy on the node does it for all pods
+    network_policies: bool = False  # true: they hold, and pods are closed until they are known
 
     @property
     def networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
@@ -221,6 +222,11 @@ def _check(found: Config, origin: str) -> None:
         )
     if found.ca and not os.path.isabs(found.ca):
         raise ConfigError(f"{origin}: ca: {found.ca!r} is not an absolute path")
+    if found.kubernetes.network_policies and not found.kubernetes.kubeconfig:
+        raise ConfigError(
+            f"{origin}: kubernetes.network_policies: they are followed at the API server, for which "
+            "kubernetes.kubeconfig has to be given"
+        )
     if found.parallel_agents < 1:
         raise ConfigError(f"{origin}: parallel_agents: at least 1 is needed")
     _check_streaming(found.streaming, origin)

@@ -27,8 +27,9 @@ NEVER = {
     "infranetes_simulation.containers": ("infranetes",),
     "vmserver.layers": ("vmserver.rpc", "vmserver.identity", "vmserver.prewarm", "vmserver.containers"),
     "vmserver.proxy": ("vmserver.rpc", "vmserver.identity", "vmserver.containers"),
-    "infranetes.kubernetes": (*ABOVE_KUBERNETES, "infranetes.services"),
-    "infranetes.services": ABOVE_KUBERNETES,
+    "infranetes.kubernetes": (*ABOVE_KUBERNETES, "infranetes.services", "infranetes.policies"),
+    "infranetes.services": (*ABOVE_KUBERNETES, "infranetes.policies"),
+    "infranetes.policies": (*ABOVE_KUBERNETES, "infranetes.services"),
     "vmserver.containers": ("vmserver.rpc", "vmserver.identity", "vmserver.prewarm"),
 }
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
+from twisted.logger import Logger
 
 from infranetes.kubernetes.api_server import ApiServer
 from infranetes.kubernetes.follow import Follower
@@ -19,6 +20,8 @@ from infranetes_common.concurrency import Notifier, sleep, start
 from infranetes_common.reactors import IReactor
 
 TURN_SECONDS = 0.01  # that the reactor is kept busy at a time
+
+_log = Logger()
 
 
 class Cluster(Service):
@@ -92,9 +95,23 @@ class Cluster(Service):
                 await self._arrived.wait()
             until = self._reactor.seconds() + TURN_SECONDS
             while self._waiting:
-                for _ in itertools.chain(self._waiting.popleft(), (None,)):
+                for _ in itertools.chain(_guarded(self._waiting.popleft()), (None,)):
                     if self._reactor.seconds() >= until:
-                        self._tell()
+                        self._tell_all()
                         await sleep(self._reactor, 0)
                         until = self._reactor.seconds() + TURN_SECONDS
+            self._tell_all()
+
+    def _tell_all(self) -> None:
+        try:
             self._tell()
+        except Exception:
+            _log.failure("what follows Kubernetes' objects has a bug")
+
+
+def _guarded(steps: Iterable[None]) -> Iterator[None]:
+    """The steps, up to one that fails: what comes after them is done nevertheless."""
+    try:
+        yield from steps
+    except Exception:
+        _log.failure("one of Kubernetes' objects could not be taken, by a bug")

@@ -7,7 +7,7 @@ Fields that nobody asks for are not looked at, so that newer API servers are und
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import TypeVar
 
@@ -48,30 +48,38 @@ class Fields:
         if not isinstance(value, Mapping):
             raise InvalidArgument(f"{what} is no object but {type(value).__name__}")
         self._value: Mapping[str, object] = value
-        self._what = what
+        self.what = what
 
     def name(self) -> Name:
         """Its namespace and name, which are named in errors from now on."""
         about = self.fields("metadata")
         found = Name(about.text("namespace"), about.text("name"))
         if not found.name:
-            raise InvalidArgument(f"{self._what} has no name")
-        self._what = f"{self._what} {found}"
+            raise InvalidArgument(f"{self.what} has no name")
+        self.what = f"{self.what} {found}"
         return found
 
     def labels(self) -> Mapping[str, str]:
-        found = self.fields("metadata").fields("labels")
-        return {key: found.text(key) for key in found._value}
+        return dict(self.fields("metadata").mapping("labels"))
+
+    def mapping(self, key: str) -> Iterator[tuple[str, str]]:
+        """The keys and texts of an object."""
+        found = self.fields(key)
+        return ((each, found.text(each)) for each in found._value)
+
+    def value(self, key: str) -> object:
+        """Whatever is there; None: nothing."""
+        return self._value.get(key)
 
     def has(self, key: str) -> bool:
         return self._value.get(key) is not None
 
     def fields(self, key: str) -> Fields:
         value = self._value.get(key)
-        return Fields({} if value is None else value, f"{self._what}: {key}")
+        return Fields({} if value is None else value, f"{self.what}: {key}")
 
     def items(self, key: str) -> Sequence[Fields]:
-        return [Fields(each, f"{self._what}: {key}") for each in self._list(key)]
+        return [Fields(each, f"{self.what}: {key}") for each in self._list(key)]
 
     def texts(self, key: str) -> Sequence[str]:
         return [self._checked(key, each, str) for each in self._list(key)]
@@ -90,10 +98,10 @@ class Fields:
             raise self._wrong(key, value)
         return None if value is None else self._checked(key, value, int)
 
-    def port(self) -> int:
-        number = self.number("port")
+    def port(self, key: str = "port") -> int:
+        number = self.number(key)
         if number is None or not 0 < number < 65536:
-            raise self._wrong("port", number)
+            raise self._wrong(key, number)
         return number
 
     def protocol(self) -> str:
@@ -124,4 +132,4 @@ class Fields:
         return value
 
     def _wrong(self, key: str, value: object) -> InvalidArgument:
-        return InvalidArgument(f"{self._what}: {key} can't be {str(value)[:100]!r}")
+        return InvalidArgument(f"{self.what}: {key} can't be {str(value)[:100]!r}")

@@ -27,6 +27,7 @@ class SimulatedApiServer(Resource):
 
     :ivar streaming: whether it has streaming lists. :ivar status: with which it refuses all; 0: it does not.
     :ivar absent: paths that it does not have.
+    :ivar refused: the paths that nobody may ask for.
     :ivar asked: the query of each request, the path as `path`. :ivar token: that every request has to bear.
     """
 
@@ -43,6 +44,7 @@ class SimulatedApiServer(Resource):
         self.streaming = True
         self.status = 0
         self.absent: set[str] = set()
+        self.refused: set[str] = set()
         self.token = ""
         self.asked: list[dict[str, str]] = []
         self.port: IListeningPort | None = None
@@ -132,6 +134,8 @@ class SimulatedApiServer(Resource):
             return _refusal(request, self.status, "as it is told to")
         if request.path.decode() in self.absent:
             return _refusal(request, 404, "the server could not find the requested resource")
+        if path in self.refused:
+            return _refusal(request, 403, "forbidden")
         if query.get("watch") != "1":
             return self._list(path)
         if "sendInitialEvents" in query and not self.streaming:

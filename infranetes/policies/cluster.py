@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cluster's NetworkPolicies as they are now: followed at the API server, for the pods of this node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from twisted.internet.interfaces import IDelayedCall
+from twisted.logger import Logger
+
+from infranetes.kubernetes.api_server import ApiServer
+from infranetes.kubernetes.cluster import Cluster
+from infranetes.policies.interface import LocalPod
+from infranetes.policies.kinds import Namespaces, Pods, Policies
+from infranetes.policies.model import Model
+from infranetes_common.pod_firewall import PodFirewall
+from infranetes_common.reactors import IReactor
+
+PATIENCE_SECONDS = 30.0  # until it is said that pods are closed, and why
+
+_log = Logger()
+
+
+class ClusterPolicies(Cluster):
+    """Follows NetworkPolicies, Namespaces and Pods. It is a PodPolicies (see `interface`)."""
+
+    name = "policies"
+
+    def __init__(self, reactor: IReactor, server: ApiServer) -> None:
+        self._model = Model()
+        self._present: set[str] = set()  # ids of local pods
+        self._changed: set[str] = set()  # of them, those of which it is to be told
+        self._subscribers: list[Callable[[frozenset[str]], None]] = []
+        self._settling = False
+        self._patience: IDelayedCall | None = None
+        kinds = (Policies(self._model), Namespaces(self._model), Pods(self._model))
+        super().__init__(reactor, server, kinds, self._renew)
+
+    def startService(self) -> None:
+        """Begin to follow. Nothing is waited for here."""
+        super().startService()
+        self._patience = self._reactor.callLater(PATIENCE_SECONDS, self._explain)
+
+    def stopService(self) -> None:
+        """Follow no more."""
+        super().stopService()
+        if self._patience is not None and self._patience.active():
+            self._patience.cancel()
+
+    def add(self, pod: LocalPod) -> None:
+        """Have a firewall for a pod of this node from now on. Its id is told once it is known."""
+        self._present.add(pod.id)
+        self.do(_step(lambda: self._model.add(pod)))
+
+    def remove(self, id: str) -> None:
+        """Have none any more. Idempotent."""
+        self._present.discard(id)
+        self.do(_step(lambda: self._model.remove(id)))
+
+    def firewall(self, id: str) -> PodFirewall | None:
+        """What the pod may receive and send now. None: that is not known yet."""
+        return self._model.firewall(id) if id in self._present else None
+
+    def subscribe(self, changed: Callable[[frozenset[str]], None]) -> None:
+        """Have `changed` called with the ids of pods whose firewalls are others now, or known now."""
+        self._subscribers.append(changed)
+
+    def _renew(self) -> None:
+        """Settle what has come, after all that has come with it; and tell of what is settled."""
+        if self.complete and self._model.unsettled and not self._settling:
+            self._settling = True
+            self.do(self._settle())
+        changed = frozenset(self._changed & self._present)
+        self._changed.clear()
+        for each in self._subscribers if changed else ():
+            each(changed)
+
+    def _settle(self) -> Iterator[None]:
+        try:
+            yield from self._model.settle(self._changed)
+        finally:
+            self._settling = False
+
+    def _explain(self) -> None:
+        if not self.complete:
+            _log.warn(
+                "NetworkPolicies are not known, so no connection of a new pod is allowed until they are: "
+                "{trouble}; docs/network-policy.md names the rights that the kubeconfig needs",
+                trouble=self.trouble or "the API server has not listed all of them yet",
+            )
+
+
+def _step(do: Callable[[], None]) -> Iterator[None]:
+    """Something to do, as steps."""
+    do()
+    yield

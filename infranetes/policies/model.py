@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NetworkPolicies, namespaces and pods, and the firewalls of the local pods that they come to.
+
+Only what local pods need is kept up to date: the pods that are meant by the peers of policies which select a
+local pod. A change marks the local pods that it touches; `settle` computes theirs again. All that may take
+long is a generator, so that whoever runs it can stop at each step; one has to end before the next begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+
+import attrs
+
+from infranetes.kubernetes.fields import Name
+from infranetes.policies.firewall import Firewalls, Sources, Steps
+from infranetes.policies.interface import LocalPod
+from infranetes.policies.objects import NamedPort, Pod, Policy
+from infranetes.policies.selections import Selection, Selections, Wanted
+from infranetes_common.pod_firewall import Network, PodFirewall
+
+STEP = 100  # pods or selections that are looked at at a time
+KUBELETS = "io.kubernetes."  # labels that kubelet adds for runtimes: the pod has none of them
+
+
+@attrs.define
+class _Local:
+    """A pod of this node. Its labels and ports are those that the API server has shown last."""
+
+    pod: LocalPod
+    labels: Mapping[str, str]
+    ports: tuple[NamedPort, ...] = ()
+    uses: frozenset[Wanted] = frozenset()
+    firewall: PodFirewall | None = None
+
+    def is_shown_as(self, pod: Pod) -> bool:
+        """Whether the API server's pod is this one, not another one of its name."""
+        return pod.name == Name(self.pod.namespace, self.pod.name) and pod.uid == self.pod.uid
+
+
+class Model:
+    """The cluster, as far as NetworkPolicies go."""
+
+    def __init__(self) -> None:
+        self._namespaces: dict[str, Mapping[str, str]] = {}
+        self._pods: dict[str, dict[Name, Pod]] = {}  # by namespace
+        self._policies: dict[str, dict[Name, Policy]] = {}  # by namespace
+        self._local: dict[str, _Local] = {}
+        self._selections = Selections()
+        self._marked: dict[str, None] = {}  # ids of local pods whose firewalls may be others, oldest first
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether there is something to settle."""
+        return bool(self._marked)
+
+    # What comes from the API server
+
+    def put_policy(self, policy: Policy) -> None:
+        """Add a policy, or change it."""
+        before = self._policies.setdefault(policy.name.namespace, {}).get(policy.name)
+        if policy != before:
+            self._policies[policy.name.namespace][policy.name] = policy
+            self._mark_selected(before)
+            self._mark_selected(policy)
+
+    def remove_policy(self, name: Name) -> None:
+        """Remove a policy. Idempotent."""
+        its = self._policies.get(name.namespace, {})
+        before = its.pop(name, None)
+        self._mark_selected(before)
+        if not its:
+            self._policies.pop(name.namespace, None)
+
+    def _mark_selected(self, policy: Policy | None) -> None:
+        if policy is not None:
+            for id, local in self._local.items():
+                if local.pod.namespace == policy.name.namespace and policy.pods.matches(local.labels):
+                    self._marked[id] = None
+
+    def put_namespace(self, name: str, labels: Mapping[str, str]) -> Iterator[None]:
+        """Add a namespace, or change its labels."""
+        if self._namespaces.get(name) != labels:
+            self._namespaces[name] = labels
+            yield from self._namespace_changed(name, labels)
+
+    def remove_namespace(self, name: str) -> Iterator[None]:
+        """Remove a namespace. Idempotent."""
+        if self._namespaces.pop(name, None) is not None:
+            yield from self._namespace_changed(name, None)
+
+    def _namespace_changed(self, name: str, labels: Mapping[str, str] | None) -> Iterator[None]:
+        for selection in self._selections.wide():
+            if selection.take_namespace(name, labels):
+                for number, pod in enumerate(self._pods.get(name, {}).values()):
+                    self._tell(selection, pod.name, pod)
+                    if number % STEP == STEP - 1:
+                        yield
+            yield
+
+    def put_pod(self, pod: Pod) -> Iterator[None]:
+        """Add a pod that has a network of its own, or change it."""
+        its = self._pods.setdefault(pod.name.namespace, {})
+        if its.get(pod.name) == pod:
+            return
+        its[pod.name] = pod
+        for id, local in self._local.items():
+            if local.is_shown_as(pod):
+                self._show(id, local, pod)
+        yield from self._pod_changed(pod.name, pod)
+
+    def remove_pod(self, name: Name) -> Iterator[None]:
+        """Remove a pod. What it was, a local one goes on to be. Idempotent."""
+        its = self._pods.get(name.namespace, {})
+        if its.pop(name, None) is not None:
+            if not its:
+                del self._pods[name.namespace]
+            yield from self._pod_changed(name, None)
+
+    def _pod_changed(self, name: Name, pod: Pod | None) -> Iterator[None]:
+        for number, selection in enumerate(self._selections.of_namespace(name.namespace)):
+            self._tell(selection, name, pod)
+            if number % STEP == STEP - 1:
+                yield
+
+    def _tell(self, selection: Selection, name: Name, pod: Pod | None) -> None:
+        if selection.take(name, pod):
+            self._marked.update(dict.fromkeys(sorted(selection.users)))
+
+    # The pods of this node
+
+    def add(self, pod: LocalPod) -> None:
+        """Have a firewall for a local pod, from the next `settle` on."""
+        labels = {key: value for key, value in pod.labels.items() if not key.startswith(KUBELETS)}
+        local = self._local[pod.id] = _Local(pod, labels)
+        shown = self._pods.get(pod.namespace, {}).get(Name(pod.namespace, pod.name))
+        if shown is not None and local.is_shown_as(shown):
+            self._show(pod.id, local, shown)
+        self._marked[pod.id] = None
+
+    def remove(self, id: str) -> None:
+        """Have none any more. Idempotent."""
+        local = self._local.pop(id, None)
+        if local is not None:
+            self._selections.release(local.uses, id)
+
+    def firewall(self, id: str) -> PodFirewall | None:
+        """A local pod's firewall as it was settled last; None: it was not."""
+        local = self._local.get(id)
+        return local.firewall if local is not None else None
+
+    def _show(self, id: str, local: _Local, pod: Pod) -> None:
+        if (local.labels, local.ports) != (pod.labels, pod.ports):
+            local.labels, local.ports = pod.labels, pod.ports
+            self._marked[id] = None
+
+    # Firewalls
+
+    def settle(self, changed: set[str]) -> Iterator[None]:
+        """Compute the firewalls that may be others now. The ids of those that are get into `changed`."""
+        unions: dict[Sources, tuple[Network, ...]] = {}
+        while self._marked:
+            id = next(iter(self._marked))
+            del self._marked[id]
+            local = self._local.get(id)
+            if local is not None:
+                firewall = yield from self._computed(id, local, unions)
+                if firewall != local.firewall:
+                    local.firewall = firewall
+                    changed.add(id)
+            yield
+
+    def _computed(
+        self, id: str, local: _Local, unions: dict[Sources, tuple[Network, ...]]
+    ) -> Steps[PodFirewall]:
+        its = self._policies.get(local.pod.namespace, {})
+        policies = [its[name] for name in sorted(its, key=str) if its[name].pods.matches(local.labels)]
+        uses: set[Wanted] = set()
+
+        def select(wanted: Wanted) -> Steps[Selection]:
+            uses.add(wanted)
+            return self._select(wanted, id)
+
+        made = Firewalls(select, unions)
+        ingress = [policy.ingress for policy in policies if policy.ingress is not None]
+        egress = [policy.egress for policy in policies if policy.egress is not None]
+        firewall = PodFirewall(
+            (yield from made.ingress(chain.from_iterable(ingress), local.ports)) if ingress else None,
+            (yield from made.egress(chain.from_iterable(egress))) if egress else None,
+        )
+        self._selections.release(local.uses - uses, id)
+        local.uses = frozenset(uses)
+        return firewall
+
+    def _select(self, wanted: Wanted, user: str) -> Steps[Selection]:
+        """Return the selection of what is wanted; the first time in small steps."""
+        selection = self._selections.get(wanted)
+        if selection is None:
+            selection = Selection(wanted)
+            for name, labels in self._namespaces.items():
+                selection.take_namespace(name, labels)
+            for number, pod in enumerate(self._pods_in(selection.namespaces)):
+                selection.take(pod.name, pod)
+                if number % STEP == STEP - 1:
+                    yield
+            self._selections.add(selection)
+        selection.users.add(user)
+        return selection
+
+    def _pods_in(self, namespaces: Iterable[str] | None) -> Iterable[Pod]:
+        names = self._pods if namespaces is None else namespaces
+        return chain.from_iterable(self._pods[name].values() for name in names if name in self._pods)

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What NetworkPolicies need of Kubernetes' objects, checked and with Kubernetes' defaults.
+
+Source: the API reference of `v1` Pod and Namespace and of `networking.k8s.io/v1` NetworkPolicy. What can't be
+read of a policy allows nothing: it is never as if the policy were not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from sys import intern
+from typing import TypeVar
+
+import attrs
+from twisted.logger import Logger
+
+from infranetes.kubernetes.fields import Fields, Name
+from infranetes.kubernetes.watch import Json
+from infranetes.policies import addresses
+from infranetes.policies.addresses import Range
+from infranetes.policies.selectors import EVERYTHING, Selector, selector
+from infranetes_common.errors import InvalidArgument
+from infranetes_common.pod_firewall import Ports
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+# Of a static pod kubelet knows another uid than the API server; this annotation has kubelet's.
+MIRROR = "kubernetes.io/config.mirror"
+ENDED = ("Succeeded", "Failed")
+DIRECTIONS = ("Ingress", "Egress")
+LAST_PORT = 65535
+MAX_PARTS = 10_000  # peers, excepted blocks and ports of a policy
+
+_log = Logger()
+
+
+@attrs.frozen
+class NamedPort:
+    """A port of a container that has a name. `protocol` is TCP, UDP or SCTP."""
+
+    name: str
+    protocol: str
+    number: int
+
+
+@attrs.frozen
+class Pod:
+    """A pod that has a network of its own, or will have. :ivar addresses: of both families."""
+
+    name: Name
+    uid: str
+    labels: Mapping[str, str]
+    addresses: tuple[Range, ...] = ()
+    ports: tuple[NamedPort, ...] = ()
+
+
+@attrs.frozen(cache_hash=True)
+class PodPeer:
+    """Pods on the other side. :ivar namespaces: in which; None: in the policy's own, `namespace`."""
+
+    namespace: str
+    namespaces: Selector | None
+    pods: Selector
+
+
+@attrs.frozen(cache_hash=True)
+class Block:
+    """Addresses on the other side, whoever has them: sorted, with a gap between any two ranges."""
+
+    ranges: tuple[Range, ...]
+
+
+@attrs.frozen
+class PortName:
+    """A port by its name, which is that of a container's port in the pod that is connected to."""
+
+    name: str
+    protocol: str
+
+
+@attrs.frozen
+class Rule:
+    """What a policy allows. None: all peers; all ports, and protocols that have none."""
+
+    peers: tuple[PodPeer | Block, ...] | None
+    ports: tuple[Ports | PortName, ...] | None
+
+
+@attrs.frozen
+class Policy:
+    """A NetworkPolicy. :ivar ingress: :ivar egress: None: it says nothing of this direction."""
+
+    name: Name
+    pods: Selector
+    ingress: tuple[Rule, ...] | None
+    egress: tuple[Rule, ...] | None
+
+
+def trimmed_pod(item: Json) -> Json:
+    """Return what `pod` reads: a pod's JSON is large, and there may be thousands."""
+    metadata = _part(item.get("metadata"), "namespace", "name", "uid", "labels")
+    if isinstance(metadata, dict):
+        metadata["annotations"] = _part(item["metadata"].get("annotations"), MIRROR)
+    spec = _part(item.get("spec"), "hostNetwork", "containers", "initContainers")
+    if isinstance(spec, dict):
+        for key in ("containers", "initContainers"):
+            if isinstance(its := spec.get(key), list):
+                spec[key] = [_part(each, "ports", "restartPolicy") for each in its]
+    return {
+        "metadata": metadata,
+        "spec": spec,
+        "status": _part(item.get("status"), "phase", "podIP", "podIPs"),
+    }
+
+
+def _part(value: object, *keys: str) -> object:
+    """Some keys of an object; anything else as it is."""
+    return {key: value[key] for key in keys if key in value} if isinstance(value, dict) else value
+
+
+def pod(item: object) -> Pod | None:
+    """Read a Pod. None: it has ended, or its address is its node's; no policy means it.
+
+    :raise InvalidArgument: it is not what the API says of a Pod.
+    """
+    top = Fields(item, "Pod")
+    name, about, spec, status = top.name(), top.fields("metadata"), top.fields("spec"), top.fields("status")
+    if spec.flag("hostNetwork", False) or status.text("phase") in ENDED:
+        return None
+    texts = [each.text("ip") for each in status.items("podIPs")] or [status.text("podIP")]
+    return Pod(
+        name,
+        about.fields("annotations").text(MIRROR) or about.text("uid"),
+        labels(top),
+        tuple(_range(status, addresses.address, text) for text in texts if text),
+        tuple(_named_ports(spec)),
+    )
+
+
+def _named_ports(spec: Fields) -> Iterator[NamedPort]:
+    """The ports of the containers that run as long as the pod: sidecars are among the init containers."""
+    sidecars = [each for each in spec.items("initContainers") if each.text("restartPolicy") == "Always"]
+    for container in [*spec.items("containers"), *sidecars]:
+        for each in container.items("ports"):
+            if each.text("name"):
+                yield NamedPort(intern(each.text("name")), each.protocol(), each.port("containerPort"))
+
+
+def labels(top: Fields) -> Mapping[str, str]:
+    """An object's labels. Thousands of objects share them."""
+    return {intern(key): intern(value) for key, value in top.labels().items()}
+
+
+def namespace(item: object) -> tuple[Name, Mapping[str, str]]:
+    """Read a Namespace's name and labels. :raise InvalidArgument: it is not what the API says of one."""
+    top = Fields(item, "Namespace")
+    return top.name(), labels(top)
+
+
+def policy(item: object) -> Policy:
+    """Read a NetworkPolicy. Of one that is not what the API says, what can't be read allows nothing.
+
+    :raise InvalidArgument: it has no name."""
+    top = Fields(item, "NetworkPolicy")
+    name = top.name()
+    return _Reader(name).policy(top)
+
+
+class _Reader:
+    """Reads one policy, no more than MAX_PARTS of it."""
+
+    def __init__(self, name: Name) -> None:
+        self._name = name
+        self._left = MAX_PARTS
+
+    def policy(self, top: Fields) -> Policy:
+        spec = self._or(lambda: top.fields("spec"), None)
+        if spec is None:
+            return Policy(self._name, EVERYTHING, (), ())
+        types = self._or(lambda: _directions(spec), DIRECTIONS)
+        return Policy(
+            self._name,
+            self._or(lambda: selector(spec.fields("podSelector")), EVERYTHING),
+            self._rules(spec, "ingress", "from") if "Ingress" in types else None,
+            self._rules(spec, "egress", "to") if "Egress" in types else None,
+        )
+
+    def _or(self, read: Callable[[], T], closed: U) -> T | U:
+        """Return what is read, or if that can't be what allows the least."""
+        try:
+            return read()
+        except InvalidArgument as error:
+            _log.warn(
+                "a part of NetworkPolicy {name} can't be used and allows nothing: {error}",
+                name=str(self._name),
+                error=error,
+            )
+            return closed
+
+    def _rules(self, spec: Fields, direction: str, other_side: str) -> tuple[Rule, ...]:
+        given: Sequence[Fields] | None = self._or(lambda: spec.items(direction), None)
+        read = [partial(self._rule, each, other_side) for each in given or ()]
+        return tuple(rule for each in read if (rule := self._or(each, None)) is not None)
+
+    def _rule(self, fields: Fields, other_side: str) -> Rule:
+        peers, ports = fields.items(other_side), fields.items("ports")
+        self._count(len(peers) + len(ports))
+        return Rule(
+            tuple(map(self._peer, peers)) if peers else None,
+            tuple(map(_port, ports)) if ports else None,
+        )
+
+    def _count(self, parts: int) -> None:
+        self._left -= parts
+        if self._left < 0:
+            raise InvalidArgument(f"it has over {MAX_PARTS} peers, excepted blocks and ports")
+
+    def _peer(self, fields: Fields) -> PodPeer | Block:
+        by_pods, by_namespaces = fields.has("podSelector"), fields.has("namespaceSelector")
+        if fields.has("ipBlock") == (by_pods or by_namespaces):
+            raise InvalidArgument(f"{fields.what}: a peer has either an ipBlock or selectors")
+        if fields.has("ipBlock"):
+            return self._block(fields.fields("ipBlock"))
+        return PodPeer(
+            "" if by_namespaces else self._name.namespace,
+            selector(fields.fields("namespaceSelector")) if by_namespaces else None,
+            selector(fields.fields("podSelector")),
+        )
+
+    def _block(self, fields: Fields) -> Block:
+        excepted = fields.texts("except")
+        self._count(len(excepted))
+        whole = _range(fields, addresses.block, fields.text("cidr"))
+        without = [_range(fields, addresses.block, each) for each in excepted]
+        return Block(tuple(addresses.without(whole, without)))
+
+
+def _directions(spec: Fields) -> tuple[str, ...]:
+    """What a policy is about. By default: what comes in, and what goes out if it has rules for that."""
+    given = spec.texts("policyTypes")
+    return tuple(given) or (DIRECTIONS if spec.items("egress") else DIRECTIONS[:1])
+
+
+def _port(fields: Fields) -> Ports | PortName:
+    protocol = fields.protocol()
+    if isinstance(fields.value("port"), str):
+        if fields.has("endPort"):
+            raise InvalidArgument(f"{fields.what}: endPort goes with the number of a port, not with a name")
+        return PortName(fields.text("port"), protocol)
+    if not fields.has("port"):
+        if fields.has("endPort"):
+            raise InvalidArgument(f"{fields.what}: endPort goes with a port")
+        return Ports(protocol, 0, LAST_PORT)
+    first = fields.port()
+    last = fields.port("endPort") if fields.has("endPort") else first
+    if last < first:
+        raise InvalidArgument(f"{fields.what}: endPort {last} is below port {first}")
+    return Ports(protocol, first, last)
+
+
+def _range(fields: Fields, read: Callable[[str], Range], text: str) -> Range:
+    try:
+        return read(text)
+    except ValueError as error:
+        raise InvalidArgument(f"{fields.what}: {error}") from None

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether NetworkPolicies allow a packet, as Kubernetes says it, by its objects' JSON.
+
+It is as simple as can be. This is what the model is compared with. It knows nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from ipaddress import ip_address, ip_network
+from typing import Any
+
+import attrs
+
+from infranetes_common.pod_firewall import Allowed
+
+Json = Mapping[str, Any]  # Any: JSON
+
+
+@attrs.frozen
+class Packet:
+    """The first packet of a connection. :ivar other: the other side's address. :ivar port: None: ICMP."""
+
+    other: str
+    protocol: str
+    port: int | None
+
+
+@attrs.frozen
+class Cluster:
+    """All objects that there are."""
+
+    pods: Sequence[Json]
+    namespaces: Sequence[Json]
+    policies: Sequence[Json]
+
+    def allows(self, pod: Json, direction: str, packet: Packet) -> bool:
+        """Whether a pod may receive ("Ingress") or send ("Egress") a packet."""
+        isolated = False
+        for policy in self.policies:
+            spec = policy["spec"]
+            types = spec.get("policyTypes") or ["Ingress", *(["Egress"] if spec.get("egress") else [])]
+            if (
+                direction in types
+                and policy["metadata"]["namespace"] == pod["metadata"]["namespace"]
+                and selects(spec["podSelector"], pod["metadata"]["labels"])
+            ):
+                isolated = True
+                rules = spec.get(direction.lower()) or []
+                if any(self._rule(rule, policy, pod, direction, packet) for rule in rules):
+                    return True
+        return not isolated
+
+    def _rule(self, rule: Json, policy: Json, pod: Json, direction: str, packet: Packet) -> bool:
+        others = [each for each in self.pods if has(each, packet.other)]
+        peers = rule.get("from" if direction == "Ingress" else "to")
+        if peers and not any(self._peer(peer, policy, others, packet) for peer in peers):
+            return False
+        ports = rule.get("ports")
+        destinations = [pod] if direction == "Ingress" else others
+        return not ports or any(port_matches(port, destinations, packet) for port in ports)
+
+    def _peer(self, peer: Json, policy: Json, others: Iterable[Json], packet: Packet) -> bool:
+        if "ipBlock" in peer:
+            block = peer["ipBlock"]
+            return within(packet.other, block["cidr"]) and not any(
+                within(packet.other, each) for each in block.get("except") or []
+            )
+        return any(self._meant(peer, policy, each) for each in others)
+
+    def _meant(self, peer: Json, policy: Json, other: Json) -> bool:
+        namespace, labels = other["metadata"]["namespace"], other["metadata"]["labels"]
+        if peer.get("podSelector") is not None and not selects(peer["podSelector"], labels):
+            return False
+        if peer.get("namespaceSelector") is None:
+            return bool(namespace == policy["metadata"]["namespace"])
+        return any(
+            each["metadata"]["name"] == namespace
+            and selects(peer["namespaceSelector"], each["metadata"]["labels"])
+            for each in self.namespaces
+        )
+
+
+def has(pod: Json, address: str) -> bool:
+    """Whether it is the pod that has an address: not its node, and not one whose address it was."""
+    if pod["spec"].get("hostNetwork") or pod["status"]["phase"] in ("Succeeded", "Failed"):
+        return False
+    return any(ip_address(each["ip"]) == ip_address(address) for each in pod["status"]["podIPs"])
+
+
+def within(address: str, cidr: str) -> bool:
+    """Whether an address is in a network; one of the other family is not."""
+    return ip_address(address) in ip_network(cidr, strict=False)
+
+
+def port_matches(port: Json, destinations: Iterable[Json], packet: Packet) -> bool:
+    """Whether a packet goes to a port of a rule."""
+    if packet.port is None or (port.get("protocol") or "TCP") != packet.protocol:
+        return False
+    wanted = port.get("port")
+    if wanted is None:
+        return True
+    if isinstance(wanted, int):
+        return bool(wanted <= packet.port <= (port.get("endPort") or wanted))
+    return any(
+        each.get("name") == wanted
+        and (each.get("protocol") or "TCP") == packet.protocol
+        and each["containerPort"] == packet.port
+        for pod in destinations
+        for each in ports_of(pod)
+    )
+
+
+def ports_of(pod: Json) -> Iterable[Json]:
+    """The ports of containers that run while the pod does."""
+    for container in pod["spec"]["containers"]:
+        yield from container.get("ports") or []
+    for container in pod["spec"].get("initContainers") or []:
+        if container.get("restartPolicy") == "Always":
+            yield from container.get("ports") or []
+
+
+def selects(selector: Json, labels: Mapping[str, str]) -> bool:
+    """Whether a label selector selects these labels."""
+    for key, value in (selector.get("matchLabels") or {}).items():
+        if labels.get(key) != value:
+            return False
+    for each in selector.get("matchExpressions") or []:
+        key, values, there = each["key"], each.get("values") or [], each["key"] in labels
+        operator = each["operator"]
+        holds = {
+            "In": there and labels.get(key) in values,
+            "NotIn": not there or labels.get(key) not in values,
+            "Exists": there,
+            "DoesNotExist": not there,
+        }
+        if not holds[operator]:
+            return False
+    return True
+
+
+def passes(direction: Sequence[Allowed] | None, packet: Packet) -> bool:
+    """Whether one direction of a PodFirewall lets a packet through."""
+    if direction is None:
+        return True
+    other = ip_address(packet.other)
+    for allowed in direction:
+        ports = allowed.ports
+        if any(other in network for network in allowed.networks) and (
+            ports is None
+            or any(
+                each.protocol == packet.protocol
+                and packet.port is not None
+                and each.first <= packet.port <= each.last
+                for each in ports
+            )
+        ):
+            return True
+    return False

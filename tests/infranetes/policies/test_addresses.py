@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranges of addresses: what Python's own `ipaddress` says of them."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_network
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes.policies.addresses import address, block, contains, merged, networks, without
+
+V4 = st.builds(
+    lambda number, length: f"{ip_network((0x0A000000 + number, 32)).network_address}/{length}",
+    st.integers(0, 64),
+    st.integers(26, 32),
+)
+V6 = st.builds(lambda number, length: f"fd00::{number:x}/{length}", st.integers(0, 64), st.integers(122, 128))
+
+
+def as_networks(*ranges: tuple[int, int, int]) -> list[IPv4Network | IPv6Network]:
+    steps = networks(ranges)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return list(done.value)
+
+
+def collapsed(texts: list[str]) -> list[IPv4Network | IPv6Network]:
+    found = [ip_network(each, strict=False) for each in texts]
+    v4 = collapse_addresses(each for each in found if isinstance(each, IPv4Network))
+    v6 = collapse_addresses(each for each in found if isinstance(each, IPv6Network))
+    return [*v4, *v6]
+
+
+class RangeTests(SynchronousTestCase):
+    @given(st.lists(V4 | V6, max_size=20))
+    def test_networks_are_as_few_as_can_be(self, texts: list[str]) -> None:
+        self.assertEqual(as_networks(*map(block, texts)), collapsed(texts))
+
+    @given(st.sampled_from(("10.0.0.0/26", "10.0.0.32/27", "0.0.0.0/0")), st.lists(V4, max_size=8))
+    def test_what_is_excepted_is_left_out(self, whole: str, excepted: list[str]) -> None:
+        left = [ip_network(whole)]
+        for each in map(ip_network, {str(ip_network(each, strict=False)) for each in excepted}):
+            rest = []
+            for one in left:
+                if not one.overlaps(each):
+                    rest.append(one)
+                elif each.prefixlen > one.prefixlen:
+                    rest.extend(one.address_exclude(each))  # type: ignore[arg-type]  # both are IPv4
+            left = rest
+        self.assertEqual(
+            as_networks(*without(block(whole), map(block, excepted))), collapsed([str(each) for each in left])
+        )
+
+    def test_exceptions_of_the_other_family_leave_everything(self) -> None:
+        self.assertEqual(without(block("10.0.0.0/8"), [block("::/0")]), [block("10.0.0.0/8")])
+
+    @given(st.lists(V4 | V6, max_size=8), V4 | V6)
+    def test_containing(self, texts: list[str], wanted: str) -> None:
+        its = merged(map(block, texts))
+        expected = as_networks(*its) == as_networks(*its, block(wanted))
+        self.assertEqual(contains(its, block(wanted)), expected)
+
+    def test_many_ranges_become_networks_in_small_steps(self) -> None:
+        ranges = [address(f"10.0.{each >> 7}.{each % 128 * 2}") for each in range(3000)]
+        self.assertEqual(len(list(networks(ranges))), 6)
+        self.assertEqual(len(as_networks(*ranges)), 3000)
+
+    def test_what_is_no_address_or_network_is_refused(self) -> None:
+        for text in ("", "x", "10.0.0.256", "10.0.0.1/8", "fe80::1%eth0", "\0", "1" * 1000):
+            self.assertRaises(ValueError, address, text)
+        for text in (
+            "",
+            "10.0.0.1",
+            "10.0.0.1/",
+            "10.0.0.1/33",
+            "::/129",
+            "::/-1",
+            "::/\u0661",
+            "10.0.0.1/ 8",
+        ):
+            self.assertRaises(ValueError, block, text)

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The firewalls of local pods, while the cluster changes and the API server does whatever servers do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twisted.trial.unittest import TestCase
+
+from infranetes.kubernetes import watch
+from infranetes.kubernetes.api_server import ApiServer
+from infranetes.policies import cluster
+from infranetes.policies.cluster import ClusterPolicies
+from infranetes.policies.interface import LocalPod, PodPolicies
+from infranetes_common.concurrency import deferred
+from infranetes_common.pod_firewall import OPEN
+from infranetes_common.reactors import installed
+from tests.infranetes.kubernetes.api_server import Json, SimulatedApiServer
+from tests.infranetes.policies.naive import Packet, passes
+from tests.infranetes.policies.objects import labelled, namespace, pod, pods, policy
+from tests.support.waiting import until
+
+reactor = installed()
+POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"
+NAMESPACES = "/api/v1/namespaces"
+PODS = "/api/v1/pods"
+
+KUBECONFIG = """\
+current-context: here
+contexts: [{name: here, context: {cluster: it, user: me}}]
+clusters: [{name: it, cluster: {server: "%s"}}]
+users: [{name: me, user: {}}]
+"""
+WEB = LocalPod("sandbox-1", "ns", "web", "web", {"app": "web"})
+CLIENTS = policy(selector=labelled(app="web"), ingress=[{"from": [pods(app="client")]}])
+
+
+class ClusterTests(TestCase):
+    timeout = 60
+
+    def setUp(self) -> None:
+        self.patch(watch, "FIRST_PAUSE", 0.01)
+        self.patch(watch, "LONGEST_PAUSE", 0.05)
+        self.server = SimulatedApiServer(reactor)
+        self.server.start()
+        self.addCleanup(self.server.stop)
+        self.server.put(NAMESPACES, namespace("ns"))
+        self.server.put(PODS, self.client("10.0.0.2"))
+        self.server.put(POLICIES, CLIENTS)
+        kubeconfig = Path(self.mktemp())
+        kubeconfig.write_text(KUBECONFIG % self.server.url)
+        self.policies = ClusterPolicies(reactor, ApiServer(reactor, kubeconfig))
+        self.told: list[frozenset[str]] = []
+        self.policies.subscribe(self.told.append)
+
+    def client(self, address: str) -> Json:
+        return pod("client", address, labels={"app": "client"})
+
+    def start(self) -> None:
+        self.policies.startService()
+        self.addCleanup(self.policies.stopService)
+
+    def received(self) -> list[int]:
+        """The last numbers of the addresses that may connect to the local pod."""
+        found = self.policies.firewall(WEB.id)
+        if found is None:
+            return []
+        return [each for each in range(6) if passes(found.ingress, Packet(f"10.0.0.{each}", "TCP", 80))]
+
+    async def see(self, *expected: int) -> None:
+        await until(lambda: self.received() == [*expected], f"{expected} may connect")
+
+    @deferred
+    async def test_a_local_pod_has_a_firewall_and_each_change_is_told(self) -> None:
+        offered: PodPolicies = self.policies
+        self.start()
+        offered.add(WEB)
+        await self.see(2)
+        self.assertEqual(self.told, [{WEB.id}])
+        self.server.put(PODS, self.client("10.0.0.3"))
+        await self.see(3)
+        self.server.remove(POLICIES, CLIENTS)
+        await until(lambda: offered.firewall(WEB.id) == OPEN, "it is open")
+        self.assertEqual(self.told, [{WEB.id}] * 3)
+        offered.remove(WEB.id)
+        self.assertIsNone(offered.firewall(WEB.id))
+
+    @deferred
+    async def test_nothing_is_known_until_all_is_listed(self) -> None:
+        self.server.status = 403
+        self.policies.add(WEB)
+        self.start()
+        await until(lambda: self.policies.trouble.count("/"), "it is refused")
+        self.assertIn("403", self.policies.trouble)
+        self.assertIsNone(self.policies.firewall(WEB.id))
+        self.server.status = 0
+        await self.see(2)
+        await until(lambda: not self.policies.trouble, "all is well")
+
+    @deferred
+    async def test_without_rights_to_one_kind_nothing_is_known(self) -> None:
+        self.server.refused.add(PODS)
+        self.policies.add(WEB)
+        self.start()
+        await until(lambda: self.policies.trouble, "it is refused")
+        await until(lambda: len(self.server.asked) > 10, "it is asked again")
+        self.assertIsNone(self.policies.firewall(WEB.id))
+        self.assertTrue(self.policies.trouble.startswith(f"{PODS}: "))
+        self.assertEqual(self.told, [])
+        self.server.refused.clear()
+        await self.see(2)
+
+    @deferred
+    async def test_that_pods_are_closed_is_said_with_the_reason(self) -> None:
+        said: list[str] = []
+        self.patch(cluster, "PATIENCE_SECONDS", 0.2)
+        self.patch(cluster._log, "warn", lambda text, **fields: said.append(text.format(**fields)))
+        self.server.refused.add(POLICIES)
+        self.start()
+        await until(lambda: said, "it is said")
+        self.assertIn("no connection of a new pod is allowed", said[0])
+
+    @deferred
+    async def test_while_the_server_is_away_all_stays_as_it_was(self) -> None:
+        self.policies.add(WEB)
+        self.start()
+        await self.see(2)
+        port = int(self.server.url.rpartition(":")[2])
+        await self.server.stop()
+        await until(lambda: self.policies.trouble, "it is missed")
+        other = LocalPod("sandbox-2", "ns", "other", "other", {})
+        self.policies.add(other)
+        await until(lambda: self.policies.firewall(other.id) == OPEN, "what is known serves new pods")
+        self.assertEqual(self.received(), [2])
+        self.server.put(PODS, self.client("10.0.0.4"))
+        self.server.start(port)
+        await self.see(4)
+
+    @deferred
+    async def test_only_pods_that_run_are_asked_for(self) -> None:
+        self.start()
+        await until(lambda: self.policies.complete, "all is listed")
+        (asked,) = [each for each in self.server.asked if each["path"] == PODS]
+        self.assertEqual(asked["fieldSelector"], "status.phase!=Succeeded,status.phase!=Failed")
+
+    @deferred
+    async def test_what_fails_by_a_bug_is_logged_and_the_rest_goes_on(self) -> None:
+        self.policies.add(WEB)
+        self.start()
+        await self.see(2)
+        self.patch(self.policies._model, "put_namespace", lambda name, labels: 1 / 0)
+        self.server.put(NAMESPACES, namespace("new"))
+        self.server.put(PODS, self.client("10.0.0.3"))
+        await self.see(3)
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
