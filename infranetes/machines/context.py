@@ -13,6 +13,7 @@ from twisted.internet.interfaces import IReactorTime
 from infranetes.authority import Authority
 from infranetes.machines.agent.client import AgentClient, Connect
 from infranetes.providers.interface import IPodProvider, Size
+from infranetes.services.timing import Progress
 
 
 class VmRecord(Protocol):
@@ -126,6 +127,9 @@ class RuleSender(Protocol):
     @property
     def trouble(self) -> str:
         """Why the VM can't be told now; "": it can."""
+
+    def progress(self) -> Progress:
+        """How far the VM is."""
 
     async def when_told(self) -> None:
         """Return once the VM has all rules, or it is known that it takes none."""

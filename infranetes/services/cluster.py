@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from infranetes.kubernetes.api_server import ApiServer
 from infranetes.kubernetes.cluster import Cluster
 from infranetes.services.kinds import OwnNodes, ServiceRanges, Services, Slices
@@ -32,6 +34,16 @@ class ClusterServices(Cluster):
             OwnNodes(self.table, node),
         )
         super().__init__(reactor, server, kinds, self._renew)
+
+    def do(self, steps: Iterable[None]) -> None:
+        super().do(self._noted(steps, self._reactor.seconds()))
+
+    def _noted(self, steps: Iterable[None], heard_at: float) -> Iterable[None]:
+        """Do the steps, and note when what changes in the table was heard of."""
+        for _ in steps:
+            self.table.news.note(self.table.number, heard_at)
+            yield
+        self.table.news.note(self.table.number, heard_at)
 
     def sender(self, agent: IAgent) -> RuleSender:
         """Return what keeps a VM's rules as those of the table. It is to be started and stopped."""

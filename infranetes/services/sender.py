@@ -17,6 +17,7 @@ from twisted.python.failure import Failure
 
 from infranetes.services.rules import Key, Rule, Without
 from infranetes.services.table import Change, Table
+from infranetes.services.timing import Progress, Times
 from infranetes_common.concurrency import Notifier, backoff, sleep, start
 from infranetes_common.errors import InfranetesError, InvalidArgument, Unimplemented
 from infranetes_common.wire import vmserver
@@ -57,6 +58,8 @@ class RuleSender:
         self._known = -1  # what it answered
         self._sent: int | None = None  # in this call
         self._running: Deferred[None] | None = None
+        self._heard_at: float | None = None
+        self._times = Times()
         self.number = -1
         self.trouble = ""
 
@@ -81,6 +84,23 @@ class RuleSender:
         """Return once the VM has all rules, or it is known that it takes none."""
         while self.number < 0 and not self._over:
             await self._told.wait()
+
+    def progress(self) -> Progress:
+        """How far the VM is."""
+        changes = self._table.since(self.number)
+        heard = self._heard_at
+        return Progress(
+            self.number,
+            None if changes is None else self._lacked(changes),
+            self.trouble,
+            None if heard is None else max(self._clock.seconds() - heard, 0.0),
+            self._times.last,
+            self._times.quantile(0.99),
+            self._times.count,
+        )
+
+    def _lacked(self, changes: Iterable[Change]) -> int:
+        return sum(1 for _ in changes) + (self._table.ranges_number > self.number)
 
     async def _run(self) -> None:
         pauses = backoff(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5)
@@ -123,6 +143,12 @@ class RuleSender:
         ours = state.table == self._table.id
         if self._sent is not None and (self._answered or not ours or state.number != self._sent):
             raise InvalidArgument("the agent answers something else than it was sent")
+        now = self._clock.seconds()
+        if self._sent is not None and self._known >= 0:
+            heard_at = self._table.news.after(self._known)
+            if heard_at is not None:
+                self._times.add(now - heard_at)
+        self._heard_at = now
         self._known = state.number if ours else -1
         self._answered = True
 

@@ -19,6 +19,7 @@ import attrs
 from infranetes.kubernetes.fields import Name, Network
 from infranetes.services.objects import EndpointSlice, OwnNode, Service
 from infranetes.services.rules import Key, Rule, rules
+from infranetes.services.timing import News
 
 REMEMBERED = 20_000  # rules that were removed
 MOST_RANGES = 1000  # of ServiceCIDRs; with more than a VM takes, nothing is dropped
@@ -39,6 +40,7 @@ class Table:
     :param node: this daemon's, for the endpoints on it and near it.
     :ivar id: of this table; numbers of another one, an earlier daemon's, say nothing about this one.
     :ivar number: of the last change.
+    :ivar news: when the changes were heard of.
     :ivar ranges: of addresses that Services may have; connections to those that none has are dropped.
     :ivar ranges_number: of the change that these came with.
     :ivar complete: it has had all Services and endpoints of the cluster; before, nobody is told of it.
@@ -56,6 +58,7 @@ class Table:
         self._removed: OrderedDict[Key, None] = OrderedDict()  # those of which the last change is a removal
         self._forgotten = 0  # the number of the last change that is not known any more
         self._ranges_of: dict[Name, tuple[Network, ...]] = {}
+        self.news = News()
         self.number = 0
         self.ranges: tuple[Network, ...] = ()
         self.ranges_number = 0
@@ -69,6 +72,15 @@ class Table:
     def everything(self) -> Iterator[Change]:
         """Yield all rules that there are, as changes."""
         return (change for change in self._changes.values() if change.rule is not None)
+
+    def rule(self, key: Key) -> Rule | None:
+        """Return a key's rule. None: there is none."""
+        change = self._changes.get(key)
+        return None if change is None else change.rule
+
+    def services(self, key: Key) -> list[Name]:
+        """Return the Services that have this address, protocol and port; the first one is served."""
+        return sorted(self._wanted.get(key, ()), key=str)
 
     def since(self, number: int) -> Iterator[Change] | None:
         """Return what has changed after `number`, oldest first. None: that is not known."""

@@ -10,6 +10,7 @@ from twisted.internet.defer import Deferred
 from infranetes.machines.agent.client import AgentClient
 from infranetes.pods import service_rules
 from infranetes.pods.states import ContainerState
+from infranetes.services.timing import Progress
 from infranetes_common.concurrency import Event, start
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fakes import box, pod
@@ -29,6 +30,9 @@ class Sender:
 
     def stop(self) -> None:
         self.running = False
+
+    def progress(self) -> Progress:
+        return Progress(-1, None, self.trouble, None, None, None, 0)
 
     async def when_told(self) -> None:
         await self.told.wait()

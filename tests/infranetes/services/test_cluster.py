@@ -91,6 +91,17 @@ class ClusterTests(ClusterCase):
         await self.see(_10=["10.1.0.2", "10.1.0.3"])
 
     @deferred
+    async def test_when_changes_were_heard_of(self) -> None:
+        await self.begin()
+        number, began = self.cluster.table.number, reactor.seconds()
+        self.assertIsNone(self.cluster.table.news.after(number))
+        self.put_endpoints("10.1.0.2")
+        await self.see(_10=["10.1.0.2"])
+        heard_at = self.cluster.table.news.after(number)
+        assert heard_at is not None
+        self.assertTrue(began <= heard_at <= reactor.seconds())
+
+    @deferred
     async def test_only_what_a_proxy_serves_is_asked_for(self) -> None:
         await self.begin()
         (services,), (slices,), (nodes,) = (self.watches(path) for path in (SERVICES, SLICES, NODES))

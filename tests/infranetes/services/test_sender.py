@@ -170,6 +170,27 @@ class SenderTests(SynchronousTestCase):
         self.assertEqual([each.all for each in self.vm.messages], [True, False, False])
         self.assertEqual([len(each.changed) for each in self.vm.messages], [0, 2, 1])
 
+    def test_how_far_the_vm_is_and_how_long_that_took(self) -> None:
+        found = self.sender.progress()
+        self.assertEqual((found.current, found.behind, found.last_seconds), (True, 0, None))
+        self.vm.deaf = True
+        self.table.put_service(a_service(1))
+        self.table.news.note(self.table.number, self.clock.seconds() - 2.0)
+        self.changed.notify()
+        self.clock.advance(3.0)
+        found = self.sender.progress()
+        self.assertEqual((found.current, found.behind, found.heard_seconds), (False, 1, 3.0))
+        self.vm.deaf = False
+        self.vm.say(self.table.id, self.table.number)
+        found = self.sender.progress()
+        self.assertEqual((found.current, found.last_seconds, found.p99_seconds, found.count), (True, 5, 5, 1))
+        self.table.put_ranges(Name("", "a"), (ip_network("10.96.0.0/12"),))
+        self.assertEqual(self.sender.progress().behind, 1)
+        self.vm.break_off()
+        found = self.sender.progress()
+        self.assertEqual((found.current, found.behind), (False, None))
+        self.assertIn("connection is lost", found.trouble)
+
     def test_a_connection_that_breaks_goes_on_with_what_changed_meanwhile(self) -> None:
         self.put(1, 2)
         self.vm.break_off()

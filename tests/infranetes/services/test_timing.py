@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When changes were heard of, and how long they took."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes.services.timing import MOST_NEWS, MOST_TIMES, News, Times
+
+
+class NewsTests(SynchronousTestCase):
+    def test_the_first_change_that_somebody_lacks(self) -> None:
+        news = News()
+        self.assertIsNone(news.after(0))
+        for number, heard_at in ((3, 10.0), (3, 11.0), (5, 12.0), (9, 13.0)):
+            news.note(number, heard_at)
+        found = {number: news.after(number) for number in (0, 2, 3, 4, 5, 8, 9, 20)}
+        self.assertEqual(found, {0: 10.0, 2: 10.0, 3: 12.0, 4: 12.0, 5: 13.0, 8: 13.0, 9: None, 20: None})
+
+    def test_only_the_last_ones_are_kept(self) -> None:
+        news = News()
+        for number in range(1, 3 * MOST_NEWS):
+            news.note(number, float(number))
+        self.assertEqual(news.after(0), 2.0 * MOST_NEWS)
+
+
+class TimesTests(SynchronousTestCase):
+    def test_quantiles(self) -> None:
+        times = Times()
+        self.assertEqual((times.last, times.quantile(0.99), times.count), (None, None, 0))
+        for seconds in range(100, 0, -1):
+            times.add(float(seconds))
+        self.assertEqual((times.last, times.quantile(0.99), times.quantile(0.5)), (1.0, 99.0, 50.0))
+        times.add(-1.0)  # the clock was set
+        self.assertEqual(times.last, 0.0)
+
+    def test_only_the_last_ones_count(self) -> None:
+        times = Times()
+        for seconds in range(2 * MOST_TIMES):
+            times.add(float(seconds))
+        self.assertEqual((times.count, times.quantile(0.0)), (MOST_TIMES, float(MOST_TIMES)))
