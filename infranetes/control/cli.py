@@ -6,10 +6,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from ipaddress import ip_address
 from pathlib import Path
 
+import attrs
 from google.protobuf.message import Message
 from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.internet.task import react
@@ -17,6 +20,8 @@ from twisted.internet.task import react
 from infranetes import config as configuration
 from infranetes.config import CONTROL_SOCKET
 from infranetes.control import render
+from infranetes.control.render_services import same
+from infranetes.control.tables import at
 from infranetes_common import __version__
 from infranetes_common.concurrency import start
 from infranetes_common.errors import ConfigError
@@ -33,10 +38,14 @@ END_SECONDS = 600.0
 _EPILOG = """\
 exit status:
   0  done
-  1  the daemon refused or failed, or not all could be ended
+  1  the daemon refused or failed, not all could be ended, or the pod's VM is not up to date
   2  the command line or the configuration is wrong
   3  no daemon answers
 """
+
+_DESTINATION = re.compile(
+    r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<v4>[0-9.]+)):(?P<port>[0-9]{1,5})(?:/(?P<protocol>tcp|udp|sctp))?"
+)
 
 Ask = Callable[[Stub, argparse.Namespace], Awaitable[tuple[Message, int]]]
 """Asks the daemon; gives its answer and the exit status."""
@@ -74,9 +83,30 @@ async def _console(stub: Stub, options: argparse.Namespace) -> tuple[control.Get
     return await stub.GetConsole(request, timeout=ASK_SECONDS), DONE
 
 
+async def _services(stub: Stub, options: argparse.Namespace) -> tuple[Message, int]:
+    if options.trace is not None:
+        return await _trace(stub, options)
+    request = control.GetServicesRequest(pod=options.pod, service=options.service)
+    answer = control.GetServicesResponse()
+    async for part in stub.GetServices(request, timeout=ASK_SECONDS):
+        answer.MergeFrom(part)
+    current = all(vm.current for vm in answer.vms) if answer.vms else False
+    return answer, DONE if current or not options.pod else FAILED
+
+
+async def _trace(stub: Stub, options: argparse.Namespace) -> tuple[control.TraceServiceResponse, int]:
+    to = options.trace
+    request = control.TraceServiceRequest(
+        pod=options.pod, address=to.address, protocol=to.protocol, port=to.port
+    )
+    answer = await stub.TraceService(request, timeout=ASK_SECONDS)
+    return answer, DONE if answer.vm.current and same(answer) else FAILED
+
+
 _COMMANDS: dict[str, tuple[Ask, str]] = {
     "pods": (_pods, "list pods with their VM, its size, age and cost, and their state"),
     "console": (_console, "show what a pod's VM wrote to its console, also when it is gone"),
+    "services": (_services, "list the rules of Kubernetes' Services, and which VMs have them"),
     "orphans": (_orphans, "list VMs that are tagged ours and that no record knows"),
     "end-orphans": (_end_orphans, "end those, or the ones named"),
     "pool": (_pool, "list the VMs that wait for pods"),
@@ -113,9 +143,56 @@ def parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, parents=parents, help=words, description=words)
         if name == "console":
             command.add_argument("sandbox", metavar="SANDBOX", help="the pod's id, or the beginning of it")
+        if name == "services":
+            _add_services(command)
         if name == "end-orphans":
             command.add_argument("ids", nargs="*", metavar="VM", help="its id, as `orphans` lists it")
     return top
+
+
+@attrs.frozen
+class Destination:
+    """What connections are made to."""
+
+    address: str
+    port: int
+    protocol: str
+
+    def __str__(self) -> str:
+        return f"{at(self.address, self.port)}/{self.protocol}"
+
+
+def destination(text: str) -> Destination:
+    """Read ADDRESS:PORT/PROTOCOL. :raise ArgumentTypeError: it is none."""
+    match = _DESTINATION.fullmatch(text)
+    try:
+        if match is None or not 0 < int(match["port"]) < 65536:
+            raise ValueError
+        address = str(ip_address(match["v6"] or match["v4"]))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not like 10.96.0.10:53/udp, [fd00::a]:53/udp or 10.96.0.1:443"
+        ) from None
+    return Destination(address, int(match["port"]), match["protocol"] or "tcp")
+
+
+def _add_services(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "pod",
+        nargs="?",
+        default="",
+        metavar="POD",
+        help="this pod's VM alone, which is asked: namespace/name, or the beginning of its sandbox's id",
+    )
+    command.add_argument(
+        "--service", default="", metavar="NAMESPACE/NAME", help="only the rules of this Service"
+    )
+    command.add_argument(
+        "--trace",
+        type=destination,
+        metavar="ADDRESS:PORT/PROTOCOL",
+        help="say what becomes of POD's connections to this, such as 10.96.0.10:53/udp",
+    )
 
 
 def socket_of(options: argparse.Namespace) -> Path:
@@ -133,6 +210,8 @@ def socket_of(options: argparse.Namespace) -> Path:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return the exit status."""
     options = parser().parse_args(arguments)
+    if getattr(options, "trace", None) is not None and not options.pod:
+        return _say(USAGE, "--trace needs a POD, from whose VM connections are made")
     try:
         socket = socket_of(options)
     except ConfigError as error:

@@ -11,12 +11,12 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from infranetes.control import render_services
+from infranetes.control.tables import Json, lines, table
 from infranetes_common.wire import control
 
 _NANOS = 1e9
 _SHORT = 13  # characters of an id, as crictl shows it
-
-Json = dict[str, object]
 
 
 def as_json(command: str, answer: Message, options: argparse.Namespace) -> Json:
@@ -107,6 +107,7 @@ def _drain_json(answer: control.DrainPoolResponse, options: argparse.Namespace) 
 _JSON: dict[str, Callable[[Any, argparse.Namespace], Json]] = {  # Any: the command's own answer
     "console": _console_json,
     "pods": _pods_json,
+    "services": render_services.services_json,
     "orphans": lambda answer, options: {"vms": [_vm(vm) for vm in answer.vms]},
     "end-orphans": _ended_json,
     "pool": _pool_json,
@@ -134,17 +135,6 @@ def age(created_at: int, now: float) -> str:
     return f"{seconds}s"
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table whose columns are as wide as their widest cell."""
-    lines = [[cell or "-" for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in (head, *lines)) for column in range(len(head))]
-    shown = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in (head, *lines)
-    ]
-    return "\n".join(line.rstrip() for line in shown)
-
-
 def cost(vms: Iterable[control.Vm]) -> str:
     """Return what VMs cost together, as far as that is known; "" if it is of none."""
     known = [vm.cost_per_hour for vm in vms if vm.HasField("cost_per_hour")]
@@ -157,10 +147,6 @@ def _count(number: int, what: str) -> str:
 
 def _price(vm: control.Vm) -> str:
     return f"{vm.cost_per_hour:.4f}" if vm.HasField("cost_per_hour") else ""
-
-
-def _lines(*lines: str) -> str:
-    return "\n".join(line for line in lines if line)
 
 
 def _pods_text(answer: control.ListPodsResponse, options: argparse.Namespace) -> str:
@@ -183,7 +169,7 @@ def _pods_text(answer: control.ListPodsResponse, options: argparse.Namespace) ->
     trouble = f"provider {answer.provider} is not ready: {answer.trouble}" if answer.trouble else ""
     total = cost(pod.vm for pod in answer.pods)
     counted = _count(len(rows), "pod")
-    return _lines(table(head, rows), f"{counted}, {total}" if total else counted, trouble)
+    return lines(table(head, rows), f"{counted}, {total}" if total else counted, trouble)
 
 
 def _vms_text(vms: Sequence[control.Vm]) -> str:
@@ -199,7 +185,7 @@ def _vms_text(vms: Sequence[control.Vm]) -> str:
 def _orphans_text(answer: control.ListOrphansResponse, options: argparse.Namespace) -> str:
     if not answer.vms:
         return "no orphans"
-    return _lines(_vms_text(answer.vms), _count(len(answer.vms), "orphan"), cost(answer.vms))
+    return lines(_vms_text(answer.vms), _count(len(answer.vms), "orphan"), cost(answer.vms))
 
 
 def _ended_text(answer: control.EndOrphansResponse, options: argparse.Namespace) -> str:
@@ -208,7 +194,7 @@ def _ended_text(answer: control.EndOrphansResponse, options: argparse.Namespace)
     if not answer.ended and not failed:
         return "no orphans"
     shown = _vms_text(answer.ended) if answer.ended else ""
-    return _lines(shown, f"{_count(len(answer.ended), 'orphan')} {verb}", *failed)
+    return lines(shown, f"{_count(len(answer.ended), 'orphan')} {verb}", *failed)
 
 
 def _members_text(members: Sequence[control.Pooled]) -> str:
@@ -231,7 +217,7 @@ def _members_text(members: Sequence[control.Pooled]) -> str:
 
 def _pool_text(answer: control.GetPoolResponse, options: argparse.Namespace) -> str:
     idle = sum(one.state == "idle" for one in answer.vms)
-    return _lines(
+    return lines(
         _members_text(answer.vms) if answer.vms else "",
         f"{idle} of {_count(answer.wanted, 'VM')} wait for pods",
         "drained: nothing is made until `infranetes-ctl fill`" if answer.drained else "",
@@ -243,7 +229,7 @@ def _pool_text(answer: control.GetPoolResponse, options: argparse.Namespace) -> 
 def _drain_text(answer: control.DrainPoolResponse, options: argparse.Namespace) -> str:
     verb = "would be ended" if options.dry_run else "ended"
     left = [f"{one.vm.id or one.id} is not ended yet; the daemon goes on trying" for one in answer.left]
-    return _lines(
+    return lines(
         _members_text(answer.ended) if answer.ended else "",
         f"{_count(len(answer.ended), 'VM')} {verb}",
         *left,
@@ -261,7 +247,7 @@ def _console_text(answer: control.GetConsoleResponse, options: argparse.Namespac
     if answer.ended_at:
         ended = datetime.fromtimestamp(answer.ended_at / 1e9, UTC)
         state = f"removed at {ended:%Y-%m-%d %H:%M:%S} UTC"
-    return _lines(
+    return lines(
         f"sandbox {answer.sandbox_id}, VM {answer.vm_id}: {state}",
         f"why it ended: {answer.detail}" if answer.detail else "",
         *(("---- the hypervisor's own messages", answer.output) if answer.output else ()),
@@ -272,6 +258,7 @@ def _console_text(answer: control.GetConsoleResponse, options: argparse.Namespac
 
 _TEXT: dict[str, Callable[[Any, argparse.Namespace], str]] = {  # Any: the command's own answer
     "pods": _pods_text,
+    "services": render_services.services_text,
     "console": _console_text,
     "orphans": _orphans_text,
     "end-orphans": _ended_text,

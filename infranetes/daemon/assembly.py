@@ -13,6 +13,7 @@ from infranetes.authority import Authority
 from infranetes.claims import StateLock, clear_socket, make_directories
 from infranetes.config import Config
 from infranetes.control.service import ControlService
+from infranetes.control.services import ServiceCalls
 from infranetes.cri.images import ImageService
 from infranetes.cri.instrument import logged
 from infranetes.cri.runtime import RuntimeService
@@ -153,8 +154,9 @@ class Daemon(OrderedServices):
         service.setServiceParent(self)
 
     def _control_socket(self) -> SocketService:
-        calls = ControlService(self._pods.node, self._pods.reconciler)
-        server = Server(self._reactor, [GrpcService(control.Control, calls)], translate_error=errors.to_grpc)
+        pods = ControlService(self._pods.node, self._pods.reconciler)
+        calls = GrpcService(control.Control, pods, ServiceCalls(self._pods.node, self._services))
+        server = Server(self._reactor, [calls], translate_error=errors.to_grpc)
         path, drain = self._config.control_socket, self._config.times.shutdown
         return SocketService(self._reactor, path, CONTROL_MODE, server, drain)
 

@@ -8,6 +8,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import attrs
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
@@ -22,6 +23,21 @@ from infranetes_common.reactors import IReactor
 TURN_SECONDS = 0.01  # that the reactor is kept busy at a time
 
 _log = Logger()
+
+
+@attrs.frozen
+class Followed:
+    """How one kind is followed.
+
+    :ivar trouble: why it can't be followed now; empty: it is.
+    :ivar heard_seconds: since the server last said anything of it; None: it never did.
+    """
+
+    path: str
+    optional: bool
+    listed: bool
+    trouble: str
+    heard_seconds: float | None
 
 
 class Cluster(Service):
@@ -63,6 +79,21 @@ class Cluster(Service):
         return "; ".join(
             f"{kind.path}: {each.trouble}" for kind, each in its if each.trouble and not kind.optional
         )
+
+    @property
+    def followed(self) -> list[Followed]:
+        """How each kind is followed."""
+        now = self._reactor.seconds()
+        return [
+            Followed(
+                kind.path,
+                kind.optional,
+                kind.listed,
+                each.trouble,
+                None if each.heard_at is None else max(now - each.heard_at, 0.0),
+            )
+            for kind, each in zip(self._kinds, self.followers, strict=True)
+        ]
 
     def startService(self) -> None:
         """Begin to follow. Nothing is waited for here."""

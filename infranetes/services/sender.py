@@ -189,7 +189,7 @@ def updates(table: Table, since: int | None) -> Iterator[vmserver.ServiceRulesUp
             all=all,
             more=following is not None,
             changed=[_rule(each.key, each.rule) for each in part if each.rule is not None],
-            removed=[_key(each.key) for each in part if each.rule is None],
+            removed=[message_key(each.key) for each in part if each.rule is None],
             ranges=ranges if following is None else None,
         )
         if following is None:
@@ -212,13 +212,14 @@ def _parts(changes: Iterable[Change]) -> Iterator[list[Change]]:
         yield part
 
 
-def _key(key: Key) -> vmserver.ServiceKey:
+def message_key(key: Key) -> vmserver.ServiceKey:
+    """Return a key as the agent takes it."""
     return vmserver.ServiceKey(address=key.address.packed, protocol=_PROTOCOLS[key.protocol], port=key.port)
 
 
 def _rule(key: Key, rule: Rule) -> vmserver.ServiceRule:
     return vmserver.ServiceRule(
-        key=_key(key),
+        key=message_key(key),
         endpoints=[
             vmserver.ServiceEndpoint(address=address.packed, port=port) for address, port in rule.endpoints
         ],

@@ -73,6 +73,11 @@ class Table:
         """Yield all rules that there are, as changes."""
         return (change for change in self._changes.values() if change.rule is not None)
 
+    @property
+    def count(self) -> int:
+        """Of all rules."""
+        return len(self._changes) - len(self._removed)
+
     def rule(self, key: Key) -> Rule | None:
         """Return a key's rule. None: there is none."""
         change = self._changes.get(key)

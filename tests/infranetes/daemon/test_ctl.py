@@ -19,6 +19,9 @@ from infranetes.config import CONTROL_SOCKET
 from infranetes.control.cli import DONE, DOWN, FAILED, USAGE, ask, parser, socket_of
 from infranetes.pods.store import FILE
 from tests.infranetes.daemon.case import ROOT, DaemonCase, reactor
+from tests.infranetes.kubernetes.api_server import SimulatedApiServer
+from tests.infranetes.services import objects as written
+from tests.infranetes.services.test_cluster import KUBECONFIG
 
 
 class CtlTests(DaemonCase):
@@ -72,6 +75,35 @@ class CtlTests(DaemonCase):
         self.assertIn("1 orphan ended", await self.ctl("end-orphans", vm["id"]))
         self.assertEqual(await self.vms(), [])
         self.assertIn("no orphans", await self.ctl("end-orphans"))
+
+    async def test_services(self) -> None:
+        server = SimulatedApiServer(reactor)
+        server.start()
+        self.addCleanup(server.stop)
+        server.put("/api/v1/nodes", {"metadata": {"name": "node", "labels": {}}})
+        server.put("/api/v1/services", written.service())
+        slices = written.endpoint_slice(written.endpoint("10.1.0.1"))
+        server.put("/apis/discovery.k8s.io/v1/endpointslices", slices)
+        kubeconfig = self.root / "kubeconfig"
+        kubeconfig.write_text(KUBECONFIG % server.url)
+        (self.root / "token").write_text("secret")
+        self.config["kubernetes"] = {"kubeconfig": str(kubeconfig)}
+        await self.start()
+        await self.run_pod("web")
+        deadline = reactor.seconds() + 60
+        while not (found := await self.json("services"))["complete"]:
+            self.assertLess(reactor.seconds(), deadline, "the API server is not followed")
+            await self.sleep(0.1)
+        (rule,) = found["rules"]
+        self.assertEqual((rule["services"], rule["endpoints"]), (["ns/web"], ["10.1.0.1:8080"]))
+        words = await self.ctl("services", "default/web", code=FAILED)  # simulated VMs have no service proxy
+        self.assertIn("default/web", words)
+        words = await self.ctl("services", "default/web", "--trace", "10.96.0.10:80", code=FAILED)
+        self.assertIn("is ns/web's", words)
+        self.assertIn("no service proxy", words)
+        self.assertIn("no pod 'none' has a VM", await self.ctl("services", "none", code=FAILED))
+        self.assertIn("needs a POD", await self.command("services", "--trace", "10.96.0.10:80", code=USAGE))
+        self.assertIn("is not like", await self.command("services", "x", "--trace", "web", code=USAGE))
 
     async def test_without_a_daemon_it_says_so(self) -> None:
         (self.root / "infranetes.toml").write_text(self.written())

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `Control` says of Kubernetes' Services."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import AsyncIterator, Iterator
+
+from infranetes.kubernetes.fields import Address
+from infranetes.pods.context import NodeContext
+from infranetes.pods.inventory import Sandbox
+from infranetes.pods.states import WITH_VM
+from infranetes.services.cluster import ClusterServices
+from infranetes.services.endpoints import Target
+from infranetes.services.rules import Key, Rule, Without
+from infranetes.services.sender import message_key
+from infranetes.services.verdict import Verdict, judge
+from infranetes_common.concurrency import sleep
+from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, NotFound
+from infranetes_common.wire import control, vmserver
+from txgrpc import Call
+
+VM_SECONDS = 10.0  # for a VM's answer
+PART = 200  # rules in one message
+MOST_SHOWN = 1024  # endpoints
+_MAX_NAME = 520
+_PROTOCOLS = ("TCP", "UDP", "SCTP")
+
+
+class ServiceCalls:
+    """One method per RPC.
+
+    :param services: None: no VM is told of Services.
+    """
+
+    def __init__(self, node: NodeContext, services: ClusterServices | None) -> None:
+        self._node = node
+        self._services = services
+
+    async def GetServices(
+        self, request: control.GetServicesRequest, call: Call
+    ) -> AsyncIterator[control.GetServicesResponse]:
+        chosen = self._chosen(request.pod)
+        if self._services is None:
+            yield control.GetServicesResponse()
+            return
+        table = self._services.table
+        vms = [_vm(each) for each in chosen]
+        if request.pod:
+            (sandbox,), (vm,) = chosen, vms
+            await self._ask(sandbox, vm, None)
+        yield control.GetServicesResponse(
+            enabled=True,
+            followed=[
+                control.Followed(
+                    path=each.path,
+                    optional=each.optional,
+                    listed=each.listed,
+                    trouble=each.trouble,
+                    heard_seconds=each.heard_seconds,
+                )
+                for each in self._services.followed
+            ],
+            complete=table.complete,
+            number=table.number,
+            rule_count=table.count,
+            ranges=map(str, table.ranges),
+            vms=vms,
+        )
+        found = list(self._rules(request.service))
+        for begin in range(0, len(found), PART):
+            part = [self._rule(key, rule) for key, rule in found[begin : begin + PART]]
+            yield control.GetServicesResponse(rules=part)
+            await sleep(self._node.clock, 0)
+
+    async def TraceService(
+        self, request: control.TraceServiceRequest, call: Call
+    ) -> control.TraceServiceResponse:
+        key = _key(request)
+        if not request.pod:
+            raise InvalidArgument("pod is empty: give a sandbox's id, the beginning of it, or namespace/name")
+        (sandbox,) = self._chosen(request.pod)
+        if self._services is None:
+            raise FailedPrecondition(
+                "no VM is told of Services: kubernetes.kubeconfig is not set, or service_proxy is off"
+            )
+        vm = _vm(sandbox)
+        if not vm.told:
+            raise FailedPrecondition(f"the VM of pod {sandbox.pod} is not told of Services: {vm.trouble}")
+        table = self._services.table
+        response = control.TraceServiceResponse(
+            services=map(str, table.services(key)),
+            node=_verdict(judge(table, key, _addresses(sandbox))),
+        )
+        in_vm = await self._ask(sandbox, vm, key)
+        response.vm.CopyFrom(vm)
+        if in_vm is not None:
+            response.in_vm.CopyFrom(in_vm)
+        return response
+
+    def _chosen(self, pod: str) -> list[Sandbox]:
+        """The sandboxes with VMs, or the one that is meant."""
+        there = [each for each in self._node.inventory if each.record.state in WITH_VM]
+        if not pod:
+            return sorted(there, key=lambda each: each.pod)
+        pod = pod[:_MAX_NAME]
+        found = [each for each in there if each.pod == pod or each.id.startswith(pod)]
+        if not found:
+            raise NotFound(f"no pod {pod!r} has a VM here: give its sandbox's id, or namespace/name")
+        if len(found) > 1:
+            ids = ", ".join(sorted(each.id for each in found)[:5])
+            raise InvalidArgument(f"several sandboxes are meant by {pod!r}: {ids}; give one of these ids")
+        return found
+
+    def _rules(self, service: str) -> Iterator[tuple[Key, Rule]]:
+        assert self._services is not None
+        table = self._services.table
+        for change in table.everything():
+            wanted = not service or service in map(str, table.services(change.key))
+            if wanted and change.rule is not None:
+                yield change.key, change.rule
+
+    def _rule(self, key: Key, rule: Rule) -> control.ServiceRule:
+        assert self._services is not None
+        return control.ServiceRule(
+            address=str(key.address),
+            protocol=key.protocol.lower(),
+            port=key.port,
+            services=map(str, self._services.table.services(key)),
+            endpoints=[_endpoint(each) for each in rule.endpoints[:MOST_SHOWN]],
+            dropped=rule.without is Without.DROPPED,
+            cluster_ip=rule.cluster_ip,
+            affinity_seconds=rule.affinity_seconds,
+            source_ranges=map(str, rule.source_ranges),
+        )
+
+    async def _ask(
+        self, sandbox: Sandbox, vm: control.VmServices, key: Key | None
+    ) -> control.ServiceVerdict | None:
+        """Ask a VM, and put what it says of itself into `vm`. Returns what it says of `key`."""
+        client = sandbox.client
+        if client is None:
+            vm.counts_trouble = "there is no connection to its agent"
+            return None
+        try:
+            asked = None if key is None else message_key(key)
+            answer = await client.service_report(asked, VM_SECONDS)
+        except InfranetesError as error:
+            vm.counts_trouble = str(error)
+            return None
+        vm.counts.CopyFrom(
+            control.ServiceCounts(
+                rules=answer.rules,
+                refused_packets=answer.refused_packets,
+                dropped_packets=answer.dropped_packets,
+                flows=answer.flows,
+                max_flows=answer.max_flows,
+            )
+        )
+        return _said(answer.verdict) if answer.HasField("verdict") else None
+
+
+def _vm(sandbox: Sandbox) -> control.VmServices:
+    metadata, rules = sandbox.config.metadata, sandbox.machine.rules
+    vm = control.VmServices(
+        sandbox_id=sandbox.id,
+        namespace=metadata.namespace,
+        name=metadata.name,
+        address=sandbox.record.address,
+        told=rules is not None,
+    )
+    if rules is None:
+        vm.trouble = "its pod does not want them, or it is not up yet"
+        return vm
+    found = rules.progress()
+    vm.current, vm.trouble, vm.measured = found.current, found.trouble, found.count
+    if found.number >= 0:
+        vm.number = found.number
+    for name in ("behind", "heard_seconds", "last_seconds", "p99_seconds"):
+        if (value := getattr(found, name)) is not None:
+            setattr(vm, name, value)
+    return vm
+
+
+def _addresses(sandbox: Sandbox) -> list[Address]:
+    try:
+        return [ipaddress.ip_address(sandbox.record.address)]
+    except ValueError:
+        return []
+
+
+def _key(request: control.TraceServiceRequest) -> Key:
+    try:
+        address = ipaddress.ip_address(request.address[:64])
+    except ValueError:
+        raise InvalidArgument(f"{request.address[:64]!r} is no address") from None
+    protocol = request.protocol.upper() or "TCP"
+    if protocol not in _PROTOCOLS:
+        raise InvalidArgument(f"{request.protocol[:20]!r} is none of tcp, udp and sctp")
+    if not 0 < request.port < 65536:
+        raise InvalidArgument(f"{request.port} is no port")
+    return Key(address, protocol, request.port)
+
+
+def _endpoint(target: Target) -> str:
+    address, port = target
+    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
+
+
+def _verdict(verdict: Verdict) -> control.ServiceVerdict:
+    return control.ServiceVerdict(
+        outcome=verdict.outcome.value,
+        why=verdict.why,
+        endpoints=[_endpoint(each) for each in verdict.endpoints[:MOST_SHOWN]],
+        endpoint_count=len(verdict.endpoints),
+        affinity_seconds=verdict.affinity_seconds,
+    )
+
+
+def _said(verdict: vmserver.ServiceVerdict) -> control.ServiceVerdict:
+    """What a VM says of an address: it may say anything."""
+    outcomes = vmserver.ServiceVerdict.Outcome
+    known = verdict.outcome in outcomes.values()
+    targets = [
+        (ipaddress.ip_address(each.address), each.port)
+        for each in verdict.endpoints
+        if len(each.address) in (4, 16)
+    ]
+    return control.ServiceVerdict(
+        outcome=outcomes.Name(verdict.outcome).lower().replace("_", " ") if known else "unknown",
+        endpoints=map(_endpoint, targets),
+        endpoint_count=verdict.endpoint_count,
+        affinity_seconds=verdict.affinity_seconds,
+    )

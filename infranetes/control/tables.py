@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What answers are written with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+Json = dict[str, object]
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table whose columns are as wide as their widest cell."""
+    lines = [[cell or "-" for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in (head, *lines)) for column in range(len(head))]
+    shown = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in (head, *lines)
+    ]
+    return "\n".join(line.rstrip() for line in shown)
+
+
+def lines(*given: str) -> str:
+    """Return the lines that are not empty."""
+    return "\n".join(line for line in given if line)
+
+
+def at(address: str, port: int) -> str:
+    """Return an address and a port as one word."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
