@@ -7,7 +7,9 @@ connection: replies are allowed.
 
 from __future__ import annotations
 
-from ipaddress import IPv4Network, IPv6Network
+import json
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import Any
 
 import attrs
 
@@ -49,3 +51,41 @@ class PodFirewall:
 
 OPEN = PodFirewall()
 CLOSED = PodFirewall(ingress=(), egress=())
+
+
+def encode(firewall: PodFirewall) -> str:
+    """Return a firewall as JSON, for a file."""
+    return json.dumps({"ingress": _encoded(firewall.ingress), "egress": _encoded(firewall.egress)}) + "\n"
+
+
+def decode(text: str | bytes) -> PodFirewall:
+    """Read what `encode` has written. :raise ValueError: it has not."""
+    try:
+        found = json.loads(text)
+        return PodFirewall(_decoded(found["ingress"]), _decoded(found["egress"]))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"this is no firewall: {error!r}") from error
+
+
+def _encoded(allowed: tuple[Allowed, ...] | None) -> Any:  # Any: JSON
+    if allowed is None:
+        return None
+    return [
+        {
+            "networks": [str(network) for network in each.networks],
+            "ports": None if each.ports is None else [attrs.astuple(ports) for ports in each.ports],
+        }
+        for each in allowed
+    ]
+
+
+def _decoded(found: Any) -> tuple[Allowed, ...] | None:  # Any: JSON
+    if found is None:
+        return None
+    return tuple(
+        Allowed(
+            tuple(ip_network(network) for network in each["networks"]),
+            None if each["ports"] is None else tuple(Ports(*ports) for ports in each["ports"]),
+        )
+        for each in found
+    )

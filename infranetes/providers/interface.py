@@ -22,6 +22,7 @@ from infranetes_common.identity import Identity
 if TYPE_CHECKING:
     from infranetes.images.interface import IImageCatalogue
     from infranetes.images.preload import Preload
+    from infranetes_common.pod_firewall import PodFirewall
 
 
 class InstanceState(enum.Enum):
@@ -100,6 +101,7 @@ class ProviderContext:
     source: str = "configuration"  # the configuration file, for errors
     # The cluster's pods and Services, who are to see pods' own addresses.
     cluster_networks: tuple[IPv4Network | IPv6Network, ...] = ()
+    network_policies: bool = False  # pods are to be closed until their firewalls are said; see IFirewallsPods
 
 
 class IHasCatalogue(Interface):
@@ -179,6 +181,25 @@ class IShowsDisks(Interface):
         :raise NotFound: there is no such VM.
         :raise Unavailable: the hypervisor does not answer, or does not let go of a disk. What it has let go
             of stays hidden.
+        """
+
+
+class IFirewallsPods(Interface):
+    """Also provided by an IPodProvider that enforces pods' firewalls itself, where no pod gets around them.
+
+    - Where `ProviderContext.network_policies` is set, a VM is CLOSED from before it can send anything until
+      its firewall is said; else nothing is enforced.
+    - What was said last is in force until the VM is destroyed, also while there is no daemon, and it is put
+      in force again by the next one. Whatever it is, the VM can be reached from its node.
+    - Established connections are judged by it too.
+    """
+
+    def set_firewall(instance_id: str, firewall: PodFirewall) -> Deferred[None]:
+        """Put a VM's firewall in force in the place of the one before, at one instant. Idempotent.
+
+        :raise NotFound: there is no such VM.
+        :raise FailedPrecondition: this node is not to enforce firewalls.
+        :raise Unavailable: it is not in force; the one before is.
         """
 
 

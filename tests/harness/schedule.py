@@ -33,7 +33,9 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "tests.infranetes.daemon.test_crash": ("host ports",),
     "tests.infranetes.daemon.test_semantics": ("host ports",),
     "tests.infranetes.hostports.test_table": ("host ports",),
-    # The bridge inftest1.
+    # The bridge inftest1, and subnets.
+    "tests.infranetes.providers.test_qemu_firewall_changes": ("bridge",),
+    "tests.infranetes.providers.test_qemu_firewalls": ("bridge",),
     "tests.infranetes.providers.test_qemu_neighbours": ("bridge",),
     "tests.infranetes.providers.test_qemu_node": ("bridge",),
     # It overloads a processor, to have its own tests wait.
@@ -85,6 +87,8 @@ SECONDS: Mapping[str, float] = {
     "tests.infranetes.providers.cloud.test_vsphere": 120,
     "tests.infranetes.providers.cloud.test_vsphere_faults": 120,
     "tests.infranetes.providers.cloud.test_vsphere_library": 60,
+    "tests.infranetes.providers.test_qemu_firewall_changes": 40,
+    "tests.infranetes.providers.test_qemu_firewalls": 30,
     "tests.interop": 60,
     "tests.txgrpc.test_hostile": 40,
     "tests.vmserver.containers": 60,

@@ -34,8 +34,8 @@ from infranetes_common.errors import FailedPrecondition, InfranetesError, Invali
 from infranetes_common.reactors import IReactor
 
 _SECONDS = 15.0  # for each command
-# Marks the bridge as Infranetes'. 02: locally administered; then "infra".
-_BRIDGE_MAC = "02:69:6e:66:72:61"
+# The bridge's own, which marks it as Infranetes'. 02: locally administered; then "infra".
+MAC = "02:69:6e:66:72:61"
 _TUNSETIFF = 0x400454CA
 _IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
 _DEFAULT_MTU = 1500
@@ -64,6 +64,11 @@ class BridgePort:
     def element(self) -> str:
         """Its element of the nftables set `pods`."""
         return f'"{self.tap}" . {self.mac} . {self.address}'
+
+
+def port_group(bridge: str) -> int:
+    """The interface group of a bridge's ports, which rules know them by."""
+    return int.from_bytes(hashlib.sha256(bridge.encode()).digest()[:3], "big") | 1
 
 
 def open_tap(name: str) -> int:
@@ -109,7 +114,8 @@ class Bridge:
     :param bridge: its name.
     :param mtu: of the pods' network; 0: that of the interface with the node's default route.
     :param cluster: subnets whose hosts see the pods' own addresses, and send their answers there.
-    :ivar mtu: the same, known once `set_up` is done.
+    :ivar name: its name.
+    :ivar mtu: the MTU, known once `set_up` is done.
     """
 
     def __init__(
@@ -123,9 +129,9 @@ class Bridge:
     ) -> None:
         self._proc_sys = proc_sys
         self._reactor = reactor
-        self._bridge = bridge
+        self.name = bridge
         self._table = f"infranetes_{bridge}"
-        self._group = int.from_bytes(hashlib.sha256(bridge.encode()).digest()[:3], "big") | 1
+        self._group = port_group(bridge)
         self._configured_mtu = mtu
         self._cluster = [each for each in cluster if isinstance(each, IPv4Network)]
         self.mtu = mtu or _DEFAULT_MTU
@@ -146,8 +152,8 @@ class Bridge:
         await self._set_up_bridge(network, interfaces)
         _sysctl(self._proc_sys / "net/ipv4/ip_forward", "1")
         if self._has_ipv6():
-            _sysctl(self._proc_sys / f"net/ipv6/conf/{self._bridge}/disable_ipv6", "1")
-        on_it = {each["ifname"] for each in interfaces if each.get("master") == self._bridge}
+            _sysctl(self._proc_sys / f"net/ipv6/conf/{self.name}/disable_ipv6", "1")
+        on_it = {each["ifname"] for each in interfaces if each.get("master") == self.name}
         await self._adopt(ports, {tap for tap in on_it if _OUR_TAP.fullmatch(tap)})
         # Last: until now the tables of an earlier version guard its ports.
         await self._set_up_tables(network, ports)
@@ -181,13 +187,13 @@ class Bridge:
     def _check_free(self, network: IPv4Network, interfaces: list[_Interface]) -> None:
         for interface in interfaces:
             name = interface.get("ifname")
-            if name == self._bridge and interface.get("address") != _BRIDGE_MAC:
+            if name == self.name and interface.get("address") != MAC:
                 raise FailedPrecondition(
                     f"the node has an interface {name} that is not Infranetes'; choose another name with "
                     "providers.qemu.bridge, or remove it"
                 )
             for each in interface.get("addr_info", ()):
-                if name == self._bridge or each.get("family") != "inet":
+                if name == self.name or each.get("family") != "inet":
                     continue
                 other = IPv4Interface(f"{each['local']}/{each['prefixlen']}").network
                 if other == IPv4Network(network.network_address):
@@ -205,12 +211,12 @@ class Bridge:
         return next((each["mtu"] for each in interfaces if each.get("ifname") in names[:1]), _DEFAULT_MTU)
 
     async def _set_up_bridge(self, network: IPv4Network, interfaces: list[_Interface]) -> None:
-        name = self._bridge
+        name = self.name
         address = f"{gateway(network)}/{network.prefixlen}"
         there = next((each for each in interfaces if each.get("ifname") == name), None)
         commands = []
         if there is None:
-            commands.append(f"link add name {name} address {_BRIDGE_MAC} mtu {self.mtu} type bridge")
+            commands.append(f"link add name {name} address {MAC} mtu {self.mtu} type bridge")
         had = [f"{each['local']}/{each['prefixlen']}" for each in (there or {}).get("addr_info", ())]
         commands += [f"address delete {old} dev {name}" for old in had if old != address]
         if address not in had:
@@ -269,7 +275,7 @@ class Bridge:
     async def join(self, port: BridgePort) -> None:
         """Make a VM's tap a port of the bridge. Idempotent."""
         tap = port.tap
-        link = f"group {self._group} master {self._bridge} mtu {self.mtu}"
+        link = f"group {self._group} master {self.name} mtu {self.mtu}"
         if self._has_ipv6():
             link += " addrgenmode none"  # the node itself has no address on the tap
         port_settings = f"learning off flood off group_fwd_mask {_GROUP_FORWARD_MASK:#x}"
@@ -303,7 +309,7 @@ class Bridge:
         for family in ("ip", "bridge"):
             with contextlib.suppress(InfranetesError):
                 await self._nft(f"table {family} {self._table} {{}}\ndelete table {family} {self._table}")
-        await run(self._reactor, ["ip", "link", "delete", "dev", self._bridge, "type", "bridge"], _SECONDS)
+        await run(self._reactor, ["ip", "link", "delete", "dev", self.name, "type", "bridge"], _SECONDS)
 
     async def _batch(self, program: str, commands: list[str]) -> None:
         script = "".join(command + "\n" for command in commands)

@@ -18,12 +18,12 @@ from twisted.logger import Logger
 from infranetes.providers.annotations import read
 from infranetes.providers.interface import InstanceSpec
 from infranetes.providers.qemu import clone, subnet, uids
-from infranetes.providers.qemu.bridge import Bridge
 from infranetes.providers.qemu.clone import StepTimer
 from infranetes.providers.qemu.connections import VmConnections
 from infranetes.providers.qemu.consoles import ConsoleArchive
 from infranetes.providers.qemu.os_errors import as_infranetes_error
 from infranetes.providers.qemu.paths import ProviderPaths
+from infranetes.providers.qemu.pod_network import PodNetwork
 from infranetes.providers.qemu.privileges import QemuUser
 from infranetes.providers.qemu.ram import SharedRam
 from infranetes.providers.qemu.record import Phase, VmRecord, VmRecords
@@ -56,7 +56,7 @@ class Launcher:
         reactor: IReactor,
         settings: QemuSettings,
         records: VmRecords,
-        bridge: Bridge,
+        network: PodNetwork,
         user: QemuUser,
         paths: ProviderPaths,
         ended: Callable[[Vm], None],
@@ -64,7 +64,7 @@ class Launcher:
         self._reactor = reactor
         self._settings = settings
         self._records = records
-        self._bridge = bridge
+        self._network = network
         self._user = user
         self._paths = paths
         self._ended = ended
@@ -150,12 +150,8 @@ class Launcher:
         steps.done("process")
         vm.connections = VmConnections(self._reactor)
         await vm.connections.open(vm.paths.sockets)
-        joining = start(self._join_network(vm.record))
+        joining = start(self._network.join(vm.record.bridge_port))
         await clone.execute(vm.connections, joining, self._settings.launch_timeout, steps)
-
-    async def _join_network(self, record: VmRecord) -> None:
-        await self._bridge.allow(record.bridge_port)
-        await self._bridge.join(record.bridge_port)
 
     async def _hand_over(
         self, vm: Vm, spec: InstanceSpec, template: Template, network: IPv4Network, steps: StepTimer
@@ -190,7 +186,7 @@ class Launcher:
         """Give the agent its identity. Returns the port that it listens on."""
         assert vm.connections is not None
         port = vm.connections.identity_port
-        guest_network = clone.guest_network(vm.record, network, self._bridge.mtu)
+        guest_network = clone.guest_network(vm.record, network, self._network.bridge.mtu)
         hostname = spec.identity.hostname if read(spec.annotations).set_hostname else ""
         identity = attrs.evolve(
             spec.identity, hostname=hostname, now_nanos=time.time_ns(), network=guest_network
@@ -262,7 +258,7 @@ class Launcher:
         if vm.record.uid:
             await run_in_thread(self._reactor, uids.kill_processes, vm.record.uid)
         vm.detach()
-        await self._bridge.forbid(vm.record.bridge_port)
+        await self._network.leave(vm.record.bridge_port)
         await run_in_thread(self._reactor, self._remove_files, vm)
 
     async def _tear_down_or_keep(self, vm: Vm) -> None:

@@ -8,7 +8,6 @@ arguments. So a daemon that follows one which was killed at any instant knows ev
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from ipaddress import IPv4Address
@@ -24,6 +23,7 @@ from zope.interface import implementer
 from infranetes.guest import image as images
 from infranetes.providers.interface import (
     Console,
+    IFirewallsPods,
     IHasConsoles,
     IHasGuestImage,
     Instance,
@@ -40,6 +40,8 @@ from infranetes.providers.qemu import consoles, host_checks, process, record
 from infranetes.providers.qemu.bridge import Bridge, BridgePort
 from infranetes.providers.qemu.command_line import CommandLine
 from infranetes.providers.qemu.disks import Disks
+from infranetes.providers.qemu.find import find_vms
+from infranetes.providers.qemu.firewalls import Firewalls
 from infranetes.providers.qemu.launcher import Launcher
 from infranetes.providers.qemu.os_errors import as_infranetes_error
 from infranetes.providers.qemu.paths import ProviderPaths
@@ -53,6 +55,7 @@ from infranetes.providers.qemu.template_maker import TemplateMaker
 from infranetes.providers.qemu.vm import Vm
 from infranetes_common.concurrency import Flight, KeyedLock, deferred, run_in_thread, settled, within
 from infranetes_common.errors import InfranetesError, NotFound, Unavailable
+from infranetes_common.pod_firewall import PodFirewall
 from infranetes_common.reactors import IReactor
 
 _T = TypeVar("_T")
@@ -60,7 +63,7 @@ _MAINTENANCE_SECONDS = 30.0  # between two checks of the consoles' sizes and the
 _log = Logger()
 
 
-@implementer(IPodProvider, IHasConsoles, IHasGuestImage, IShowsDisks)
+@implementer(IPodProvider, IFirewallsPods, IHasConsoles, IHasGuestImage, IShowsDisks)
 class QemuProvider:
     """See `IPodProvider`."""
 
@@ -73,7 +76,9 @@ class QemuProvider:
         self._paths = ProviderPaths(context.state_dir / self.name, context.run_dir / self.name)
         self._records = VmRecords(self._paths.vms)
         bridge = Bridge(reactor, settings.bridge, settings.mtu, cluster=context.cluster_networks)
-        self._pod_network = PodNetwork(reactor, bridge, settings.pod_cidr, self._paths.network)
+        firewalls = Firewalls(reactor, settings.bridge) if context.network_policies else None
+        path = self._paths.network
+        self._pod_network = PodNetwork(reactor, bridge, settings.pod_cidr, path, firewalls)
         # By token. Also those of other nodes that share this directory, for they share the addresses, too.
         self._vms: dict[str, Vm] = {}
         self._tokens_in_work: KeyedLock[str] = KeyedLock()
@@ -106,19 +111,20 @@ class QemuProvider:
         host_checks.make_directories(self._paths, templates)
         self._directory_lock = host_checks.take_lock(self._paths)
         try:
-            await self._find_vms(user)
+            self._vms.update(
+                await find_vms(self._reactor, self._records, self._paths, user, self._process_ended)
+            )
             await self._find_qemu(user, progress)
             self._maker = TemplateMaker(self._reactor, self._settings, templates, self._paths.run, user)
             template = await self._intact_template(progress)
             async with self._pod_network.lock:
-                await self._pod_network.set_up(
-                    [vm.record.bridge_port for vm in self._vms.values() if vm.alive]
-                )
+                alive = [vm for vm in self._vms.values() if vm.alive]
+                await self._pod_network.set_up({vm.record.bridge_port: vm.paths.directory for vm in alive})
             launcher = Launcher(
                 self._reactor,
                 self._settings,
                 self._records,
-                self._pod_network.bridge,
+                self._pod_network,
                 user,
                 self._paths,
                 self._report_end,
@@ -225,26 +231,18 @@ class QemuProvider:
     async def hide_disks(self, instance_id: str, names: Sequence[str]) -> None:
         await self._to_the_end(self._disks.hide(self._find(instance_id), names))
 
-    # ---- Starting
+    # ---- IFirewallsPods
 
-    async def _find_vms(self, user: QemuUser) -> None:
-        """Find every VM that an earlier daemon left."""
-        found = await run_in_thread(self._reactor, self._records.open)
-        names = [each.process_name for each in found]
-        processes = await run_in_thread(self._reactor, process.pids_by_argument, names)
-        for each in found:
-            vm = Vm(each, self._paths.of_vm(each, user))
-            self._vms[each.token] = vm
-            for pid in processes.get(each.process_name, ()):
-                with contextlib.suppress(ProcessLookupError):
-                    vm.process = process.WatchedProcess(
-                        self._reactor, pid, functools.partial(self._process_ended, vm)
-                    )
-        for vm in self._vms.values():
-            await run_in_thread(self._reactor, vm.explain_missing_process)
-        await run_in_thread(self._reactor, host_checks.remove_other_sockets, self._paths.run, set(self._vms))
-        running = sum(vm.alive for vm in self._vms.values())
-        _log.info("found {count} VMs, {running} of them running", count=len(self._vms), running=running)
+    @deferred
+    async def set_firewall(self, instance_id: str, firewall: PodFirewall) -> None:
+        await self._to_the_end(self._set_firewall(instance_id, firewall))
+
+    async def _set_firewall(self, instance_id: str, firewall: PodFirewall) -> None:
+        async with self._tokens_in_work.held(self._find(instance_id).record.token):
+            vm = self._find(instance_id)  # it may have been destroyed meanwhile
+            await self._pod_network.set_firewall(vm.record.bridge_port, vm.paths.directory, firewall)
+
+    # ---- Starting
 
     async def _find_qemu(self, user: QemuUser, progress: Progress) -> None:
         command_line, self._accelerator_reason = await host_checks.find_qemu(

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the VMs that earlier daemons left."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+
+from twisted.logger import Logger
+
+from infranetes.providers.qemu import host_checks, process
+from infranetes.providers.qemu.paths import ProviderPaths
+from infranetes.providers.qemu.privileges import QemuUser
+from infranetes.providers.qemu.record import VmRecords
+from infranetes.providers.qemu.vm import Vm
+from infranetes_common.concurrency import run_in_thread
+from infranetes_common.reactors import IReactor
+
+_log = Logger()
+
+
+async def find_vms(
+    reactor: IReactor, records: VmRecords, paths: ProviderPaths, user: QemuUser, ended: Callable[[Vm], None]
+) -> dict[str, Vm]:
+    """Find every VM with a record, by its token. Removes what is left of others.
+
+    :param ended: called when the process of one ends.
+    """
+    found = await run_in_thread(reactor, records.open)
+    processes = await run_in_thread(reactor, process.pids_by_argument, [each.process_name for each in found])
+    vms = {each.token: Vm(each, paths.of_vm(each, user)) for each in found}
+    for vm in vms.values():
+        for pid in processes.get(vm.record.process_name, ()):
+            with contextlib.suppress(ProcessLookupError):
+                vm.process = process.WatchedProcess(reactor, pid, functools.partial(ended, vm))
+    for vm in vms.values():
+        await run_in_thread(reactor, vm.explain_missing_process)
+    await run_in_thread(reactor, host_checks.remove_other_sockets, paths.run, set(vms))
+    running = sum(vm.alive for vm in vms.values())
+    _log.info("found {count} VMs, {running} of them running", count=len(vms), running=running)
+    return vms

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pod's firewall as nftables rules, for who enforces it.
+
+Every packet is judged by the connection that it belongs to, as the kernel follows it: who began it (the
+source of its original direction) and whom it reaches (the source of its reply direction). So a rule is true
+of both directions, whatever Services' addresses were translated, and of ICMP errors about the connection; and
+as nothing is let through for being part of a known connection, a change is one for those too.
+
+The rules accept what is allowed and drop the rest. Where both directions are judged, each does so in a base
+chain of its own: accepting ends just that one.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+
+from infranetes_common.pod_firewall import Allowed, Network, PodFirewall, Ports
+
+FAMILIES = {4: "ip", 6: "ip6"}
+Chains = Mapping[str, Sequence[str]]
+"""Rules by the name of their chain; those that others jump to come first."""
+
+
+class Way(enum.Enum):
+    """Which connections are judged; the value tells whose address names the other side."""
+
+    INGRESS = "original"
+    EGRESS = "reply"
+
+    def of(self, firewall: PodFirewall) -> tuple[Allowed, ...] | None:
+        """What a firewall says of it."""
+        return firewall.ingress if self is Way.INGRESS else firewall.egress
+
+
+def chains(
+    name: str, firewall: PodFirewall, way: Way, own: Iterable[str] = (), versions: Iterable[int] = (4,)
+) -> dict[str, list[str]]:
+    """Return the chain `name`, and those that it jumps to, which others may share.
+
+    :param own: the pod's addresses; it may always connect to itself.
+    :param versions: of IP. There is nothing about networks of others.
+    """
+    allowed = way.of(firewall)
+    if allowed is None:
+        return {name: []}
+    made: dict[str, list[str]] = {}
+    rules = [f"ct {way.value} {_family(address)} saddr {address} accept" for address in own]
+    for each in allowed:
+        verdict = "accept"
+        if each.ports is not None:
+            chain, judged = _port_chain(each.ports)
+            made[chain] = judged
+            verdict = f"jump {chain}"
+        for version in versions:
+            if networks := _set(each.networks, version):
+                rules.append(f"ct {way.value} {FAMILIES[version]} saddr {networks} {verdict}")
+    return {**made, name: [*rules, "drop"]}
+
+
+def replacing(family: str, table: str, new: Chains) -> str:
+    """Return the part of a script that gives a table these chains, or those that it has these rules."""
+    emptied = "".join(
+        f"add chain {family} {table} {name}\nflush chain {family} {table} {name}\n" for name in new
+    )
+    return f"{emptied}table {family} {table} {{\n{listed(new)}}}\n"
+
+
+def listed(new: Chains) -> str:
+    """Return chains as they stand in a table."""
+    return "".join(
+        f"chain {name} {{\n{''.join(f'{rule}{chr(10)}' for rule in rules)}}}\n" for name, rules in new.items()
+    )
+
+
+def _port_chain(ports: Sequence[Ports]) -> tuple[str, list[str]]:
+    """Its name, which tells its content."""
+    written = [
+        f"ct original protocol {each.protocol.lower()} ct reply proto-src "
+        f"{each.first if each.first == each.last else f'{each.first}-{each.last}'} accept"
+        for each in ports
+    ]
+    return f"ports-{hashlib.sha256(repr(written).encode()).hexdigest()[:20]}", written
+
+
+def _set(networks: Iterable[Network], version: int) -> str:
+    texts: list[str] = []
+    for each in networks:
+        if each.version == version:
+            # A set can't have the network of all addresses, but both halves of it.
+            texts += map(str, each.subnets() if each.prefixlen == 0 else [each])
+    return f"{{ {', '.join(texts)} }}" if texts else ""
+
+
+def _family(address: str) -> str:
+    return FAMILIES[6 if ":" in address else 4]

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Network namespaces that stand for pods' VMs and other machines, between which packets are really sent."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import secrets
+import select
+import socket
+import struct
+import subprocess
+import threading
+from collections.abc import Callable
+from ipaddress import IPv4Address
+from typing import TypeVar
+
+from infranetes.providers.qemu.bridge import BridgePort
+from infranetes.providers.qemu.subnet import mac_of
+
+T = TypeVar("T")
+ARRIVES, DOES_NOT = 20.0, 0.3  # seconds that are waited: for what is to arrive, and to see that nothing does
+CLONE_NEWNET = 0x40000000
+SCTP = 132
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def ip(*arguments: str) -> None:
+    """Run `ip`."""
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+class Machine:
+    """A network namespace with one interface; `end` removes it.
+
+    :param outer: the other end of its interface, in this namespace.
+    :param gateway: by which it reaches the others.
+    """
+
+    def __init__(self, outer: str, address: str, gateway: str, mac: str) -> None:
+        self.address = address
+        self.name = f"infpod-{secrets.token_hex(4)}"
+        self._sockets: list[socket.socket] = []
+        ip("netns", "add", self.name)
+        try:
+            ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", self.name)
+            ip("-n", self.name, "link", "set", "lo", "up")
+            ip("-n", self.name, "link", "set", "eth0", "address", mac, "up")
+            ip("-n", self.name, "address", "add", f"{address}/24", "dev", "eth0")
+            ip("link", "set", outer, "up")
+            ip("-n", self.name, "route", "add", "default", "via", gateway)
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """Close the sockets and remove the namespace, and its interface with it."""
+        for each in self._sockets:
+            each.close()
+        subprocess.run(["ip", "netns", "del", self.name], check=False, capture_output=True)
+
+    def socket(self, kind: int, protocol: int = 0) -> socket.socket:
+        """A socket of this machine, that is closed with it."""
+        made = inside(self.name, lambda: socket.socket(socket.AF_INET, kind, protocol))
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+        self._sockets.append(made)
+        return made
+
+
+class Pod(Machine):
+    """One that stands for a VM: its outer end is named and addressed as a tap of the provider's."""
+
+    def __init__(self, tap: str, address: str, gateway: str) -> None:
+        self.port = BridgePort(tap, address)
+        super().__init__(tap, address, gateway, mac_of(IPv4Address(address)))
+
+
+class Node:
+    """This namespace, as a machine.
+
+    :param address: by which it is reached.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._sockets: list[socket.socket] = []
+
+    def socket(self, kind: int, protocol: int = 0) -> socket.socket:
+        """A socket of this machine, that `end` closes."""
+        made = socket.socket(socket.AF_INET, kind, protocol)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._sockets.append(made)
+        return made
+
+    def end(self) -> None:
+        """Close the sockets."""
+        for each in self._sockets:
+            each.close()
+
+
+Host = Machine | Node
+
+
+def inside(namespace: str, work: Callable[[], T]) -> T:
+    """Return what `work` returns in a thread that is in this namespace."""
+    found: list[T] = []
+
+    def run() -> None:
+        with open(f"/run/netns/{namespace}") as file:
+            if _libc.setns(file.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        found.append(work())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def _ready(waiting: socket.socket, seconds: float) -> bool:
+    return bool(select.select([waiting], [], [], seconds)[0])
+
+
+# What follows blocks: call it in a thread. `expected` only says how long is waited.
+
+
+def tcp(client: Host, server: Host, port: int, expected: bool, to: str = "") -> Connection | None:
+    """Connect; None: it can't be. :param to: another address than the server's own."""
+    listening = server.socket(socket.SOCK_STREAM)
+    listening.bind(("0.0.0.0", port))
+    listening.listen()
+    connecting = client.socket(socket.SOCK_STREAM)
+    connecting.settimeout(ARRIVES if expected else DOES_NOT)
+    try:
+        connecting.connect((to or server.address, port))
+    except OSError:
+        listening.close()
+        connecting.close()
+        return None
+    accepted, _ = listening.accept()
+    listening.close()
+    return Connection(connecting, accepted)
+
+
+class Connection:
+    """A TCP connection and its two ends."""
+
+    def __init__(self, client: socket.socket, server: socket.socket) -> None:
+        self.client = client
+        self.server = server
+
+    def carries(self, expected: bool, back: bool = False) -> bool:
+        """Whether what one end says reaches the other. :param back: from the server to the client."""
+        ends = (self.server, self.client) if back else (self.client, self.server)
+        ends[0].sendall(b"x")
+        if not _ready(ends[1], ARRIVES if expected else DOES_NOT):
+            return False
+        return bool(ends[1].recv(1000))
+
+    def end(self) -> None:
+        """Close both ends."""
+        for each in (self.client, self.server):
+            with contextlib.suppress(OSError):
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            each.close()
+
+
+class Datagrams:
+    """Two UDP sockets that talk to each other, the client first."""
+
+    def __init__(self, client: Host, server: Host, port: int) -> None:
+        self._client = client.socket(socket.SOCK_DGRAM)
+        self._server = server.socket(socket.SOCK_DGRAM)
+        self._server.bind((server.address, port))
+        self._heard = ("", 0)  # whom the server answers
+
+    def there(self, expected: bool) -> bool:
+        """Whether a datagram of the client's reaches the server."""
+        self._client.sendto(b"x", self._server.getsockname())
+        if not _ready(self._server, ARRIVES if expected else DOES_NOT):
+            return False
+        _, self._heard = self._server.recvfrom(100)
+        return True
+
+    def back(self, expected: bool) -> bool:
+        """Whether one of the server's reaches the client."""
+        self._server.sendto(b"x", self._heard)
+        return _ready(self._client, ARRIVES if expected else DOES_NOT) and bool(self._client.recv(100))
+
+    def end(self) -> None:
+        """Close both."""
+        self._client.close()
+        self._server.close()
+
+
+def udp(client: Host, server: Host, port: int, expected: bool, to: str = "") -> bool:
+    """Whether a datagram reaches the server. :param to: another address than the server's own."""
+    with client.socket(socket.SOCK_DGRAM) as sending, server.socket(socket.SOCK_DGRAM) as receiving:
+        receiving.bind(("", port))
+        sending.sendto(b"x", (to or server.address, port))
+        return _ready(receiving, ARRIVES if expected else DOES_NOT)
+
+
+def refused(client: Host, server: Host, port: int, expected: bool) -> bool:
+    """Whether the client hears by ICMP that the server has no such port."""
+    with client.socket(socket.SOCK_DGRAM) as sending:
+        sending.connect((server.address, port))
+        sending.settimeout(ARRIVES if expected else DOES_NOT)
+        sending.send(b"x")
+        try:
+            sending.recv(100)
+        except ConnectionRefusedError:
+            return True
+        except TimeoutError:
+            return False
+        return False
+
+
+def ping(client: Host, server: Host, expected: bool) -> bool:
+    """Whether the client gets an echo."""
+    word = secrets.token_bytes(8)
+    body = struct.pack("!BBHHH", 8, 0, 0, 7, 1) + word
+    total = sum(struct.unpack("!8H", body))
+    total = (total >> 16) + (total & 0xFFFF)
+    body = body[:2] + struct.pack("!H", total ^ 0xFFFF) + body[4:]
+    with client.socket(socket.SOCK_RAW, socket.IPPROTO_ICMP) as sending:
+        sending.sendto(body, (server.address, 0))
+        return _comes(sending, lambda packet: packet[20] == 0 and word in packet, expected)
+
+
+def sctp(client: Host, server: Host, port: int, expected: bool) -> bool:
+    """Whether the beginning of an association reaches the server. No kernel's SCTP is needed."""
+    source, tag = secrets.randbelow(20_000) + 20_000, secrets.token_bytes(4)
+    chunk = struct.pack("!BBH", 1, 0, 20) + tag + struct.pack("!IHHI", 65536, 1, 1, 1)
+    packet = struct.pack("!HHI", source, port, 0) + b"\0\0\0\0" + chunk
+    packet = packet[:8] + struct.pack("<I", _crc32c(packet)) + packet[12:]
+    with (
+        server.socket(socket.SOCK_RAW, SCTP) as receiving,
+        client.socket(socket.SOCK_RAW, SCTP) as sending,
+    ):
+        sending.sendto(packet, (server.address, 0))
+        return _comes(receiving, lambda found: tag in found, expected)
+
+
+def _comes(waiting: socket.socket, wanted: Callable[[bytes], bool], expected: bool) -> bool:
+    while _ready(waiting, ARRIVES if expected else DOES_NOT):
+        if wanted(waiting.recv(2000)):
+            return True
+    return False
+
+
+def _crc32c(data: bytes) -> int:
+    value = 0xFFFFFFFF
+    for byte in data:
+        value ^= byte
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+    return value ^ 0xFFFFFFFF
