@@ -196,7 +196,7 @@ class StatsCalls:
             if (
                 figures is not None
                 and sandbox.state is SandboxState.READY
-                and (item := self._item(sandbox, partial(metrics.sandbox_metrics, sandbox, figures.stats)))
+                and (item := self._item(sandbox, partial(_metrics, sandbox, figures.stats)))
             ):
                 yield item
             await turns.rest()
@@ -230,3 +230,8 @@ def _with_labels(found: list[Selectable], selector: dict[str, str]) -> list[Sele
     if not selector:
         return found
     return [one for one in found if validate.labels_match(one.config.labels, selector)]
+
+
+def _metrics(sandbox: Sandbox, answer: vmserver.StatsResponse) -> cri.PodSandboxMetrics:
+    rules = sandbox.machine.rules
+    return metrics.sandbox_metrics(sandbox, answer, None if rules is None else rules.progress())

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ipaddress
 import json
 
+from infranetes.machines.context import ServiceRules
 from infranetes.pods.container_providers import has_user_namespaces
 from infranetes.pods.context import NodeContext
 from infranetes_common import __version__
@@ -72,7 +73,14 @@ class StatusCalls:
                 {"name": self._node.provider.name, **self._node.provider.status()}, default=str
             )
             response.info["node"] = json.dumps(self._counts())
+            if self._node.services is not None:
+                response.info["services"] = json.dumps(self._services(self._node.services))
         return response
+
+    def _services(self, services: ServiceRules) -> dict[str, object]:
+        senders = [each.machine.rules for each in self._node.inventory if each.machine.rules is not None]
+        current = sum(each.progress().current for each in senders)
+        return {**services.status(), "vms": len(senders), "current_vms": current}
 
     def _counts(self) -> dict[str, object]:
         inventory = self._node.inventory

@@ -141,6 +141,9 @@ class ServiceRules(Protocol):
     def sender(self, agent: AgentClient) -> RuleSender:
         """Return what brings them into the agent's VM."""
 
+    def status(self) -> Mapping[str, object]:
+        """What is known of them, for people."""
+
 
 class MachineContext(Protocol):
     """The collaborators of a PodMachine."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from infranetes.kubernetes.api_server import ApiServer
 from infranetes.kubernetes.cluster import Cluster
@@ -34,6 +34,16 @@ class ClusterServices(Cluster):
             OwnNodes(self.table, node),
         )
         super().__init__(reactor, server, kinds, self._renew)
+
+    def status(self) -> Mapping[str, object]:
+        """What is known of Services, for people."""
+        heard = [each.heard_seconds for each in self.followed if each.heard_seconds is not None]
+        return {
+            "rules": self.table.count,
+            "complete": self.complete,
+            "trouble": self.trouble,
+            "heard_seconds": min(heard, default=None),
+        }
 
     def do(self, steps: Iterable[None]) -> None:
         super().do(self._noted(steps, self._reactor.seconds()))

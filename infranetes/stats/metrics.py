@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The metrics that kubelet serves under /metrics/cadvisor where it takes them from the CRI.
 
-Names and meanings are cAdvisor's, so that dashboards and alerts keep working. Values are whole numbers, as
+Names and meanings are cAdvisor's, so that dashboards and alerts keep working; what only we have begins with
+`infranetes_`. Values are whole numbers, as
 in the CRI: seconds are cut. A pod's own metrics have an empty `container` label, as with cAdvisor.
 """
 
@@ -13,6 +14,7 @@ from typing import Generic, TypeVar
 import attrs
 
 from infranetes.pods.inventory import Container, Sandbox
+from infranetes.services.timing import Progress
 from infranetes_common.wire import cri, vmserver
 
 LABELS = ("id", "name", "image", "container", "pod", "namespace")
@@ -198,6 +200,22 @@ _NETWORK = (
     _network("transmit_errors", "Errors while sending.", "send_errors"),
 )
 
+_SERVICES: tuple[_Metric[Progress], ...] = (
+    _Metric("infranetes_service_rules_current", "Whether the VM has the rules of Services as they are.",
+            cri.GAUGE, lambda one: [((), int(one.current))]),
+    _Metric("infranetes_service_rules_behind", "Changes of these that the VM lacks.",
+            cri.GAUGE, lambda one: [((), one.behind)] if one.behind is not None else []),
+    _Metric(
+        "infranetes_service_rules_milliseconds",
+        "From the API server's word until a change of these was in force: the last one, and quantiles.",
+        cri.GAUGE,
+        lambda one: [((which,), round(seconds * 1000))
+                     for which, seconds in (("last", one.last_seconds), ("0.99", one.p99_seconds))
+                     if seconds is not None],
+        ("quantile",),
+    ),
+)  # fmt: skip
+
 _OF_VMS = (*_CPU, *_MEMORY, *_PROCESSES, *_PRESSURE)
 _OF_CONTAINERS = (
     *_CPU, *_THROTTLING, *_MEMORY, *_LIMITED_MEMORY, *_PROCESSES, *_REST, *_DISKS, *_PRESSURE,
@@ -208,22 +226,28 @@ def descriptors() -> list[cri.MetricDescriptor]:
     """All metrics that there can be. `label_keys` are in the order of a metric's `label_values`."""
     metrics = [(one.name, one.help, one.labels) for one in _OF_CONTAINERS]
     metrics += [(one.name, one.help, one.labels) for one in _NETWORK]
+    metrics += [(one.name, one.help, one.labels) for one in _SERVICES]
     return [
         cri.MetricDescriptor(name=name, help=help, label_keys=(*LABELS, *labels))
         for name, help, labels in metrics
     ]
 
 
-def sandbox_metrics(sandbox: Sandbox, answer: vmserver.StatsResponse) -> cri.PodSandboxMetrics:
+def sandbox_metrics(
+    sandbox: Sandbox, answer: vmserver.StatsResponse, progress: Progress | None = None
+) -> cri.PodSandboxMetrics:
     """A sandbox's metrics: its VM's, and those of the containers that run.
 
-    :param answer: the agent's."""
+    :param answer: the agent's. :param progress: how far its VM is with the rules of Services; None: it is not
+        told of them."""
     pod = sandbox.config.metadata
     labels = (f"/{sandbox.id}", sandbox.id, "", "", pod.name, pod.namespace)
     result = cri.PodSandboxMetrics(pod_sandbox_id=sandbox.id)
     at = answer.machine.time_nanos
     result.metrics.extend(_metrics(_OF_VMS, _Subject(answer.machine), labels, at))
     result.metrics.extend(_metrics(_NETWORK, answer.cards, labels, at))
+    if progress is not None:
+        result.metrics.extend(_metrics(_SERVICES, progress, labels, at))
     for used in answer.containers:
         container = sandbox.containers.get(used.id)
         if container is not None and used.HasField("usage"):

@@ -18,6 +18,7 @@ from twisted.internet.threads import deferToThread
 from infranetes.config import CONTROL_SOCKET
 from infranetes.control.cli import DONE, DOWN, FAILED, USAGE, ask, parser, socket_of
 from infranetes.pods.store import FILE
+from infranetes_common.wire import cri
 from tests.infranetes.daemon.case import ROOT, DaemonCase, reactor
 from tests.infranetes.kubernetes.api_server import SimulatedApiServer
 from tests.infranetes.services import objects as written
@@ -76,6 +77,18 @@ class CtlTests(DaemonCase):
         self.assertEqual(await self.vms(), [])
         self.assertIn("no orphans", await self.ctl("end-orphans"))
 
+    async def metrics(self) -> set[tuple[str, int]]:
+        """The names and values of the only pod's metrics, once its VM has measured."""
+        deadline = reactor.seconds() + 60
+        while reactor.seconds() < deadline:
+            answer = await self.runtime.ListPodSandboxMetrics(
+                cri.ListPodSandboxMetricsRequest(), timeout=30.0
+            )
+            if answer.pod_metrics:
+                return {(one.name, one.value.value) for one in answer.pod_metrics[0].metrics}
+            await self.sleep(0.1)
+        self.fail("there are no metrics")
+
     async def test_services(self) -> None:
         server = SimulatedApiServer(reactor)
         server.start()
@@ -101,6 +114,7 @@ class CtlTests(DaemonCase):
         words = await self.ctl("services", "default/web", "--trace", "10.96.0.10:80", code=FAILED)
         self.assertIn("is ns/web's", words)
         self.assertIn("no service proxy", words)
+        self.assertIn(("infranetes_service_rules_current", 0), await self.metrics())
         self.assertIn("no pod 'none' has a VM", await self.ctl("services", "none", code=FAILED))
         self.assertIn("needs a POD", await self.command("services", "--trace", "10.96.0.10:80", code=USAGE))
         self.assertIn("is not like", await self.command("services", "x", "--trace", "web", code=USAGE))

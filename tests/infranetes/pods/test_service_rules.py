@@ -44,6 +44,9 @@ class Services:
     def __init__(self) -> None:
         self.senders: list[Sender] = []
 
+    def status(self) -> Mapping[str, object]:
+        return {"rules": 7}
+
     def sender(self, agent: AgentClient) -> Sender:
         self.senders.append(Sender())
         return self.senders[-1]

@@ -10,6 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.pods.inventory import Container, Sandbox
 from infranetes.pods.records import ContainerRecord, SandboxRecord
 from infranetes.pods.states import ContainerState, SandboxState
+from infranetes.services.timing import Progress
 from infranetes.stats import metrics
 from infranetes.stats.translate import container_stats, sandbox_stats
 from infranetes_common.wire import cri, vmserver
@@ -131,7 +132,8 @@ class MetricsTests(SynchronousTestCase):
         self.keys = {one.name: list(one.label_keys) for one in metrics.descriptors()}
         of = sandbox()
         container(of)
-        self.found = metrics.sandbox_metrics(of, answer())
+        progress = Progress(7, 3, "", 1.0, 0.25, 1.5, 9)
+        self.found = metrics.sandbox_metrics(of, answer(), progress)
 
     def labels(self, metric: Any) -> dict[str, str]:
         return dict(zip(self.keys[metric.name], metric.label_values, strict=True))
@@ -147,7 +149,7 @@ class MetricsTests(SynchronousTestCase):
     def test_each_name_is_described_once(self) -> None:
         self.assertEqual(len(self.keys), len(metrics.descriptors()))
         for one in metrics.descriptors():
-            self.assertRegex(one.name, r"\Acontainer_[a-z_]+\Z")
+            self.assertRegex(one.name, r"\A(container|infranetes)_[a-z_]+\Z")
             self.assertTrue(one.help)
             self.assertEqual(len(set(one.label_keys)), len(one.label_keys))
             self.assertEqual(tuple(one.label_keys[: len(metrics.LABELS)]), metrics.LABELS)
@@ -205,8 +207,15 @@ class MetricsTests(SynchronousTestCase):
             "container_pressure_cpu_waiting_seconds_total": {(): 5},
             "container_spec_memory_limit_bytes": {},
             "container_memory_rss": {(): 30 << 20},
+            "infranetes_service_rules_current": {(): 0},
+            "infranetes_service_rules_behind": {(): 3},
+            "infranetes_service_rules_milliseconds": {("last",): 250, ("0.99",): 1500},
         }.items():
             self.assertEqual(self.values(machine, name), values, name)
+
+    def test_a_pod_that_is_not_told_of_services_has_no_figures_of_them(self) -> None:
+        found = metrics.sandbox_metrics(sandbox(), answer())
+        self.assertEqual([one.name for one in found.metrics if one.name.startswith("infranetes")], [])
 
     def test_counters_are_those_that_only_grow(self) -> None:
         kinds = {one.name: one.metric_type for one in self.found.container_metrics[0].metrics}
