@@ -21,8 +21,9 @@ APT_RUN := skopeo qemu-system-x86 qemu-utils iproute2 nftables util-linux passwd
 APT_DEMO := docker-registry busybox-static
 # What critest's images are made from, and the containerd that the daemon is compared with.
 APT_CONFORMANCE := docker-registry gcc libc6-dev containerd runc containernetworking-plugins iptables
-# What kubelet mounts volumes and reads disks with, and the cluster's images are made with.
-APT_CLUSTER := docker-registry busybox-static mmdebstrap debian-archive-keyring mount util-linux procps nftables
+# What kubelet mounts volumes and reads disks with, the cluster's images are made with, and the packets' ways.
+APT_CLUSTER := docker-registry busybox-static mmdebstrap debian-archive-keyring mount util-linux procps nftables \
+	iproute2 conntrack
 APT_IMAGE := mmdebstrap e2fsprogs debian-archive-keyring
 # What the packages need to be built is in debian/control; debian/make-deb asks for it.
 APT_DEB := dpkg-dev fakeroot lintian

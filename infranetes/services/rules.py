@@ -11,6 +11,9 @@ cluster IP                the cluster's endpoints    refused
 cluster IP, Local         this node's endpoints      dropped if the cluster has endpoints, else refused
 external IP, load         the cluster's endpoints    refused
 balancer's virtual IP
+
+External and virtual IPs have rules if the Service has a cluster IP of the same family, and source ranges hold
+for the addresses of their own family: those of the other one are reached from everywhere.
 """
 
 from __future__ import annotations
@@ -85,13 +88,21 @@ def _of_port(
                 affinity_seconds=service.affinity_seconds,
             ),
         )
+    versions = {address.version for address in service.cluster_ips}
     for addresses, ranges in ((service.external_ips, ()), (service.virtual_ips, service.source_ranges)):
         for address in addresses:
-            yield (
-                Key(address, port.protocol, port.port),
-                Rule(
-                    by_version[address.version].cluster,
-                    affinity_seconds=service.affinity_seconds,
-                    source_ranges=ranges,
-                ),
-            )
+            if address.version in versions:
+                yield (
+                    Key(address, port.protocol, port.port),
+                    Rule(
+                        by_version[address.version].cluster,
+                        affinity_seconds=service.affinity_seconds,
+                        source_ranges=_ranges_of(address.version, ranges),
+                    ),
+                )
+
+
+def _ranges_of(version: int, ranges: Collection[Network]) -> tuple[Network, ...]:
+    """Those of one family; none, that is from everywhere, if one of them is everything."""
+    its = tuple(each for each in ranges if each.version == version)
+    return its if all(each.prefixlen for each in its) else ()

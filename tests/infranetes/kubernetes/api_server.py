@@ -7,12 +7,13 @@ It is as strict as Kubernetes' about the parameters of a watch, forgets old vers
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred, succeed
-from twisted.internet.interfaces import IListeningPort
+from twisted.internet.interfaces import IListeningPort, IReactorSocket
 from twisted.web import server
 from twisted.web.http import Request
 from twisted.web.resource import Resource
@@ -20,6 +21,13 @@ from twisted.web.resource import Resource
 from infranetes_common.reactors import IReactor
 
 Json = dict[str, Any]  # Any: JSON
+#: What objects of a path are, which Kubernetes' own clients want to be told.
+KINDS = {
+    "/api/v1/services": ("v1", "Service"),
+    "/api/v1/nodes": ("v1", "Node"),
+    "/apis/discovery.k8s.io/v1/endpointslices": ("discovery.k8s.io/v1", "EndpointSlice"),
+    "/apis/networking.k8s.io/v1/servicecidrs": ("networking.k8s.io/v1", "ServiceCIDR"),
+}
 
 
 class SimulatedApiServer(Resource):
@@ -60,6 +68,12 @@ class SimulatedApiServer(Resource):
         site: Any = server.Site(self)  # Any: its type is too narrow for listenTCP
         self.port = self._reactor.listenTCP(port, site, interface="127.0.0.1")
 
+    def listen_on(self, listening: socket.socket) -> IListeningPort:
+        """Answer there too: a socket of another network namespace, say. The port is the caller's to stop."""
+        site: Any = server.Site(self)  # Any: as above
+        sockets = cast(IReactorSocket, self._reactor)
+        return sockets.adoptStreamPort(listening.fileno(), listening.family, site)
+
     def stop(self) -> Deferred[None]:
         """Listen no more and close all connections."""
         self.close_watches(abort=True)
@@ -83,6 +97,7 @@ class SimulatedApiServer(Resource):
     def _tell(self, path: str, kind: str, item: Json) -> None:
         self._version += 1
         item["metadata"]["resourceVersion"] = str(self._version)
+        item |= _kind(path)
         event = {"type": kind, "object": json.loads(json.dumps(item))}
         self._history.setdefault(path, []).append((self._version, event))
         for request, its in self._watchers.items():
@@ -91,8 +106,8 @@ class SimulatedApiServer(Resource):
 
     def bookmark(self) -> None:
         """Tell all who watch the version."""
-        for request in self._watchers:
-            _write(request, self._bookmark())
+        for request, path in self._watchers.items():
+            _write(request, self._bookmark(path))
 
     def compact(self) -> None:
         """Forget all versions but the last."""
@@ -126,6 +141,7 @@ class SimulatedApiServer(Resource):
 
     def render_GET(self, request: Request) -> bytes | int:
         path = request.path.decode()
+        request.setHeader("content-type", "application/json")
         query = {key.decode(): values[0].decode() for key, values in request.args.items()}
         self.asked.append({**query, "path": path})
         if self.token and request.getHeader("authorization") != f"Bearer {self.token}":
@@ -136,7 +152,7 @@ class SimulatedApiServer(Resource):
             return _refusal(request, 404, "the server could not find the requested resource")
         if path in self.refused:
             return _refusal(request, 403, "forbidden")
-        if query.get("watch") != "1":
+        if query.get("watch") not in ("1", "true"):
             return self._list(path)
         if "sendInitialEvents" in query and not self.streaming:
             return _refusal(request, 422, "sendInitialEvents is forbidden for watch")
@@ -144,7 +160,9 @@ class SimulatedApiServer(Resource):
 
     def _list(self, path: str) -> bytes:
         items = list(self._objects.get(path, {}).values())
-        return json.dumps({"metadata": {"resourceVersion": str(self._version)}, "items": items}).encode()
+        listed = {key: f"{value}List" if key == "kind" else value for key, value in _kind(path).items()}
+        about = {"resourceVersion": str(self._version)}
+        return json.dumps({**listed, "metadata": about, "items": items}).encode()
 
     def _watch(self, request: Request, path: str, query: Mapping[str, str]) -> bytes | int:
         initial = query.get("sendInitialEvents") == "true"
@@ -152,7 +170,7 @@ class SimulatedApiServer(Resource):
             query.get("resourceVersionMatch") != "NotOlderThan" or query.get("allowWatchBookmarks") != "true"
         ):
             return _refusal(request, 422, "sendInitialEvents needs resourceVersionMatch and bookmarks")
-        since = int(query["resourceVersion"] or "0")
+        since = int(query.get("resourceVersion") or "0")
         if not initial and since < self._oldest:
             return _refusal(request, 410, "too old resource version")
         if since > self._version:
@@ -160,19 +178,26 @@ class SimulatedApiServer(Resource):
         if initial:
             for item in self._objects.get(path, {}).values():
                 _write(request, {"type": "ADDED", "object": item})
-            _write(request, self._bookmark({"k8s.io/initial-events-end": "true"}))
+            _write(request, self._bookmark(path, {"k8s.io/initial-events-end": "true"}))
         else:
             for version, event in self._history.get(path, ()):
                 if version > since:
                     _write(request, event)
-            _write(request, self._bookmark())
+            _write(request, self._bookmark(path))
         self._watchers[request] = path
         request.notifyFinish().addBoth(lambda _: self._watchers.pop(request))
         return server.NOT_DONE_YET
 
-    def _bookmark(self, annotations: Mapping[str, str] | None = None) -> Json:
+    def _bookmark(self, path: str, annotations: Mapping[str, str] | None = None) -> Json:
         about = {"resourceVersion": str(self._version), "annotations": annotations or {}}
-        return {"type": "BOOKMARK", "object": {"metadata": about}}
+        return {"type": "BOOKMARK", "object": {**_kind(path), "metadata": about}}
+
+
+def _kind(path: str) -> dict[str, str]:
+    if path not in KINDS:  # nobody wants to know
+        return {}
+    version, kind = KINDS[path]
+    return {"apiVersion": version, "kind": kind}
 
 
 def _name(item: Json) -> tuple[str, str]:

@@ -140,6 +140,27 @@ class AddressTests(RuleCase):
         )
         self.assertEqual(self.reached(item, self.THERE, address="192.0.2.1"), ["10.1.0.2:8080"])
 
+    def test_external_addresses_of_a_family_without_cluster_ip_have_no_rules(self) -> None:
+        virtual = {"loadBalancer": {"ingress": [{"ip": "198.51.100.1"}, {"ip": "2001:db8::2"}]}}
+        item: Any = {**written.service(externalIPs=["192.0.2.1", "2001:db8::1"]), "status": virtual}
+        found = {str(key.address) for key in self.rules(item)}
+        self.assertEqual(found, {"10.96.0.10", "192.0.2.1", "198.51.100.1"})
+
+    def test_source_ranges_hold_for_addresses_of_their_family(self) -> None:
+        virtual = {"loadBalancer": {"ingress": [{"ip": "198.51.100.1"}, {"ip": "2001:db8::2"}]}}
+        for ranges, expected in (
+            (["10.0.0.0/8", "fd00::/8"], {"198.51.100.1": "10.0.0.0/8", "2001:db8::2": "fd00::/8"}),
+            (["10.0.0.0/8"], {"198.51.100.1": "10.0.0.0/8", "2001:db8::2": ""}),
+            (["10.0.0.0/8", "0.0.0.0/0", "fd00::/8"], {"198.51.100.1": "", "2001:db8::2": "fd00::/8"}),
+        ):
+            item = written.service(ips=("10.96.0.10", "fd00::10"), loadBalancerSourceRanges=ranges)
+            found = {
+                str(key.address): " ".join(map(str, rule.source_ranges))
+                for key, rule in self.rules({**item, "status": virtual}).items()
+                if not rule.cluster_ip
+            }
+            self.assertEqual(found, expected)
+
     def test_source_ranges_hold_for_the_load_balancer_s_address_alone(self) -> None:
         item: Any = written.service(externalIPs=["192.0.2.1"], loadBalancerSourceRanges=["10.0.0.0/8"])
         item["status"] = {"loadBalancer": {"ingress": [{"ip": "192.0.2.2"}]}}

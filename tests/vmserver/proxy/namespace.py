@@ -11,7 +11,7 @@ import subprocess
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -19,28 +19,35 @@ CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Namespace:
-    """A network namespace with the addresses 10.1.0.1 to .9 and fd01::1 to ::9. `end` removes it."""
+#: A pod's network: the addresses 10.1.0.1 to .9 and fd01::1 to ::9, and a way out on which nobody answers.
+POD = (
+    "link add pod0 type veth peer name pod1",
+    "link set pod0 up",
+    "link set pod1 up",
+    "route add default dev pod0",
+    "-6 route add default dev pod0",
+    *(f"addr add 10.1.0.{number}/24 dev pod0" for number in range(1, 10)),
+    *(f"addr add fd01::{number}/64 dev pod0 nodad" for number in range(1, 10)),
+)
 
-    def __init__(self) -> None:
+
+class Namespace:
+    """A network namespace. `end` removes it.
+
+    :param commands: of `ip`, which make its network.
+    """
+
+    def __init__(self, commands: Iterable[str] = POD) -> None:
         self.name = f"infproxy-{uuid.uuid4().hex[:8]}"
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
-        self._ip("netns", "add", self.name)
-        for command in (
-            "link set lo up",
-            "link add pod0 type veth peer name pod1",
-            "link set pod0 up",
-            "link set pod1 up",
-            "route add default dev pod0",
-            "-6 route add default dev pod0",
-            *(f"addr add 10.1.0.{number}/24 dev pod0" for number in range(1, 10)),
-            *(f"addr add fd01::{number}/64 dev pod0 nodad" for number in range(1, 10)),
-        ):
-            self._ip("-n", self.name, *command.split())
+        subprocess.run(["ip", "netns", "add", self.name], check=True, capture_output=True)
+        self.ip("link set lo up", *commands)
 
-    def _ip(self, *arguments: str) -> None:
-        subprocess.run(["ip", *arguments], check=True, capture_output=True)
+    def ip(self, *commands: str) -> None:
+        """Run commands of `ip` in it."""
+        for command in commands:
+            subprocess.run(["ip", "-n", self.name, *command.split()], check=True, capture_output=True)
 
     def end(self) -> None:
         """Close all sockets and remove the namespace."""
@@ -50,7 +57,7 @@ class Namespace:
             each.close()
         for thread in self._threads:
             thread.join()
-        self._ip("netns", "del", self.name)
+        subprocess.run(["ip", "netns", "del", self.name], check=True, capture_output=True)
 
     def inside(self, work: Callable[[], T]) -> T:
         """Return what `work` returns in a thread that is in this namespace."""
