@@ -24,8 +24,8 @@ from infranetes_common.wire import vmserver as messages
 from tests.cluster.components import PROGRAMS
 from tests.cluster.service_worlds import HERE, ZONE, Json, World
 from tests.cluster.ways import DROPPED, NODE, NODE6, Destination, Way
-from tests.infranetes.services import objects as written
 from tests.infranetes.kubernetes.api_server import SimulatedApiServer
+from tests.infranetes.services import objects as written
 from txgrpc import Call
 from vmserver.proxy.kernel import Kernel
 from vmserver.proxy.proxy import ServiceProxy

@@ -18,7 +18,7 @@ from tests.cluster.ways import DROPPED, NODE, Destination, Way, sets
 from tests.infranetes.services import objects as written
 
 reactor = installed()
-EXAMPLES = int(os.environ.get("INFRANETES_TEST_WORLDS", "100"))
+EXAMPLES = int(os.environ.get("INFRANETES_TEST_WORLDS", "80"))
 DRAWS = 12  # packets to one destination at a time
 ROUNDS = 12  # of them, as long as both have not seen the same
 SURE = 3.0  # seconds of silence, where one has an answer and the other has not
