@@ -9,10 +9,12 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 from tests.cluster.__main__ import IMAGE_DIR
 from tests.cluster.case import Cluster
@@ -49,6 +51,10 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
 def say(words: str) -> None:
     """Tell, at once."""
     print(words, flush=True)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def chosen(given: argparse.Namespace) -> list[Spec]:
@@ -123,6 +129,8 @@ def main(arguments: Sequence[str]) -> int:
     if os.geteuid():
         say("A cluster needs root: sudo make e2e")
         return 1
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end)
     judge_ = Judge(given)
     if unknown := strangers(judge_.expected, [each.name for each in listed("")]):
         print("expected.toml names specs that there are not:", *unknown, sep="\n    ")

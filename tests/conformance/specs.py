@@ -72,9 +72,14 @@ class Runner:
         self._count = 0
 
     def all(self, specs: Sequence[Spec], at_a_time: int) -> list[Outcome]:
-        """Those which may run beside others first, the rest one after the other."""
-        with ThreadPoolExecutor(at_a_time) as pool:
+        """Those which may run beside others first, the rest one after the other.
+
+        Interrupted, this begins no more, and leaves those that run to the end of their cluster."""
+        pool = ThreadPoolExecutor(at_a_time)
+        try:
             outcomes = list(pool.map(self.one, [spec for spec in specs if not spec.alone]))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
         return outcomes + [self.one(spec) for spec in specs if spec.alone]
 
     def one(self, spec: Spec) -> Outcome:
