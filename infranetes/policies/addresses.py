@@ -1,26 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets of addresses, as ranges of numbers: thousands of them are united in milliseconds."""
+"""Sets of addresses, as numbers and ranges of them: thousands are united in milliseconds.
+
+An address is a number: of IPv4 its own, of IPv6 that and BASE_6.
+"""
 
 from __future__ import annotations
 
 import socket
-from bisect import bisect_right
-from collections.abc import Generator, Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network
 
 from infranetes_common.pod_firewall import Network
 
-Range = tuple[int, int, int]  # version of IP, first and last address
+Range = tuple[int, int]  # first and last address
 
-BITS = {4: 32, 6: 128}
-STEP = 500  # ranges that are worked on at a time
+BASE_6 = 1 << 128
+STEP = 2000  # ranges that are worked on at a time
 
 
-def address(text: str) -> Range:
+def address(text: str) -> int:
     """Read an address. :raise ValueError: it is none."""
-    version, number = _parsed(text)
-    return version, number, number
+    family = socket.AF_INET6 if ":" in text else socket.AF_INET
+    try:
+        number = int.from_bytes(socket.inet_pton(family, text), "big")
+    except (OSError, ValueError):
+        raise ValueError(f"{text[:100]!r} is no address") from None
+    return number + BASE_6 if ":" in text else number
 
 
 def block(text: str) -> Range:
@@ -28,81 +35,99 @@ def block(text: str) -> Range:
 
     :raise ValueError: it is none."""
     start, slash, length = text.partition("/")
-    version, number = _parsed(start)
+    number = address(start)
     if not slash or not (length.isascii() and length.isdecimal()) or len(length) > 3:
         raise ValueError(f"{text[:100]!r} has no length of its prefix")
-    hosts = BITS[version] - int(length)
+    hosts = _bits(number) - int(length)
     if hosts < 0:
         raise ValueError(f"{text[:100]!r} has a prefix that is too long")
     first = number >> hosts << hosts
-    return version, first, first + (1 << hosts) - 1
+    return first, first + (1 << hosts) - 1
 
 
-def _parsed(text: str) -> tuple[int, int]:
-    version, family = (6, socket.AF_INET6) if ":" in text else (4, socket.AF_INET)
-    try:
-        return version, int.from_bytes(socket.inet_pton(family, text), "big")
-    except (OSError, ValueError):
-        raise ValueError(f"{text[:100]!r} is no address") from None
+def _bits(number: int) -> int:
+    return 128 if number >= BASE_6 else 32
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
     """Return the same addresses as sorted ranges with a gap between any two."""
     found: list[Range] = []
-    for version, first, last in sorted(ranges):
-        if found and found[-1][0] == version and first <= found[-1][2] + 1:
-            if last > found[-1][2]:
-                found[-1] = (version, found[-1][1], last)
+    start, end = -1, -2
+    for first, last in sorted(ranges):
+        if first <= end + 1 and start >= 0:
+            if last > end:
+                end = last
         else:
-            found.append((version, first, last))
+            if start >= 0:
+                found.append((start, end))
+            start, end = first, last
+    if start >= 0:
+        found.append((start, end))
+    return found
+
+
+def runs(numbers: Iterable[int]) -> list[Range]:
+    """Return sorted numbers as ranges with a gap between any two."""
+    found: list[Range] = []
+    start, end = -1, -2
+    for number in numbers:
+        if number != end + 1:
+            if start >= 0:
+                found.append((start, end))
+            start = number
+        end = number
+    if start >= 0:
+        found.append((start, end))
     return found
 
 
 def without(whole: Range, excepted: Iterable[Range]) -> list[Range]:
     """Return what is left of `whole`, sorted."""
-    version, first, end = whole
+    first, end = whole
     left = []
-    for other, start, last in merged(excepted):
-        if other == version and last >= first and start <= end:
+    for start, last in merged(excepted):
+        if last >= first and start <= end:
             if start > first:
-                left.append((version, first, start - 1))
+                left.append((first, start - 1))
             first = last + 1
     if first <= end:
-        left.append((version, first, end))
+        left.append((first, end))
     return left
 
 
-def contains(ranges: Sequence[Range], wanted: Range) -> bool:
-    """Whether a range is within one of `ranges`, which are as `merged` returns them."""
-    version, first, last = wanted
-    place = bisect_right(ranges, (version, first, 1 << 128)) - 1
-    return place >= 0 and ranges[place][0] == version and last <= ranges[place][2]
+def between(numbers: Sequence[int], first: int, last: int) -> Sequence[int]:
+    """Return those of sorted numbers that are in a range."""
+    return numbers[bisect_left(numbers, first) : bisect_right(numbers, last)]
 
 
-def networks(ranges: Iterable[Range]) -> Generator[None, None, tuple[Network, ...]]:
-    """Return the same addresses as the fewest networks, sorted, in small steps."""
+def networks(ranges: Sequence[Range]) -> Generator[None, None, tuple[Network, ...]]:
+    """Return what `merged` has returned as the fewest networks, sorted, in small steps."""
     found: list[Network] = []
-    for number, (version, first, last) in enumerate(merged(ranges)):
-        if first == last:
-            found.append(_network(version, first, BITS[version]))
-        else:
-            found.extend(_cover(version, first, last))
-        if number % STEP == STEP - 1:
-            yield
+    for place in range(0, len(ranges), STEP):
+        for first, last in ranges[place : place + STEP]:
+            if first == last:
+                found.append(_single(first))
+            else:
+                found.extend(_cover(first, last))
+        yield
     return tuple(found)
 
 
-def _cover(version: int, first: int, last: int) -> Iterable[Network]:
+def _cover(first: int, last: int) -> Iterator[Network]:
     """The fewest networks that a range consists of."""
-    bits = BITS[version]
+    bits = _bits(first)
     while first <= last:
         aligned = (first & -first).bit_length() - 1 if first else bits
-        hosts = min(aligned, (last - first + 1).bit_length() - 1)
-        yield _network(version, first, bits - hosts)
+        hosts = min(aligned, bits, (last - first + 1).bit_length() - 1)
+        yield _network(first, bits - hosts)
         first += 1 << hosts
 
 
+def _network(first: int, length: int) -> Network:
+    return IPv6Network((first - BASE_6, length)) if first >= BASE_6 else IPv4Network((first, length))
+
+
 @lru_cache(maxsize=1 << 16)
-def _network(version: int, first: int, length: int) -> Network:
-    """A network; the same object each time, which makes comparing and making firewalls fast."""
-    return IPv4Network((first, length)) if version == 4 else IPv6Network((first, length))
+def _single(number: int) -> Network:
+    """A network of one address; the same object each time, so that comparing it costs nothing."""
+    return _network(number, _bits(number))

@@ -6,25 +6,23 @@ What is allowed to and from the same ports becomes one Allowed, whichever polici
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from ipaddress import IPv4Network, IPv6Network
 from itertools import chain
-from typing import TypeVar
 
 import attrs
 
-from infranetes.policies.addresses import Range, contains, merged, networks
+from infranetes.policies.addresses import merged, networks, runs
 from infranetes.policies.objects import Block, NamedPort, PodPeer, PortName, Rule
-from infranetes.policies.selections import Selection, Wanted
+from infranetes.policies.selections import Selection, Steps, Wanted
 from infranetes_common.pod_firewall import Allowed, Network, Ports
 
-T = TypeVar("T")
-Steps = Generator[None, None, T]
-Sources = tuple[frozenset[Wanted], frozenset[Block]]
+# What the addresses of a group are made of; what is made of the same is the same.
+Parts = frozenset[object]
 PortsKey = tuple[Ports, ...] | None
 
 EVERYWHERE: tuple[Network, ...] = (IPv4Network("0.0.0.0/0"), IPv6Network("::/0"))
-STEP = 200  # pods that are looked at at a time
+STEP = 200  # peers that are looked at at a time
 
 
 @attrs.define
@@ -32,23 +30,28 @@ class _Group:
     """The other sides that may be connected by the same ports."""
 
     everyone: bool = False
-    selections: dict[Wanted, Selection] = attrs.field(factory=dict)
     blocks: set[Block] = attrs.field(factory=set)
-    ranges: list[Range] = attrs.field(factory=list)
+    # By what pods, of which version of a selection.
+    addresses: dict[object, Collection[int]] = attrs.field(factory=dict)
+
+    def parts(self) -> Parts:
+        return frozenset(chain(self.blocks, self.addresses))
 
 
 class Firewalls:
     """Makes both directions of a pod's firewall.
 
     :param select: returns the selection of what is wanted, in small steps.
-    :param unions: what other pods' firewalls have needed, while no pod has changed.
+    :param unions: the networks that firewalls have had; those that this one needs are added.
+    :ivar used: those of them that it has.
     """
 
     def __init__(
-        self, select: Callable[[Wanted], Steps[Selection]], unions: dict[Sources, tuple[Network, ...]]
+        self, select: Callable[[Wanted], Steps[Selection]], unions: dict[Parts, tuple[Network, ...]]
     ) -> None:
         self._select = select
         self._unions = unions
+        self.used: set[Parts] = set()
 
     def ingress(self, rules: Iterable[Rule], own: Sequence[NamedPort]) -> Steps[tuple[Allowed, ...] | None]:
         """What a pod with these ports may receive by rules; None: everything."""
@@ -80,31 +83,26 @@ class Firewalls:
         group = groups.setdefault(ports, _Group())
         if rule.peers is None:
             group.everyone = True
+        yield
         for number, peer in enumerate(rule.peers or ()):
             if isinstance(peer, Block):
                 group.blocks.add(peer)
             else:
-                group.selections[peer] = yield from self._select(peer)
+                selection = yield from self._select(peer)
+                group.addresses[selection.version] = selection.addresses()
             if number % STEP == STEP - 1:
                 yield
 
     def _allow_named(self, groups: dict[PortsKey, _Group], port: PortName, rule: Rule) -> Steps[None]:
         """Allow the pods among the rule's peers that have a port of this name, each with its number."""
-        peers, selections = rule.peers or (), []
-        for peer in peers:
-            if isinstance(peer, PodPeer):
-                selections.append((yield from self._select(peer)))
-        blocks = merged(chain.from_iterable(each.ranges for each in peers if isinstance(each, Block)))
-        holders = yield from self._select(port)
-        for number, pod in enumerate(holders.members.values()):
-            if rule.peers is None or any(pod.name in each.members for each in selections):
-                its: Sequence[Range] = pod.addresses
-            else:
-                its = [each for each in pod.addresses if contains(blocks, each)]
-            for ports in _numbers(port, pod.ports) if its else ():
-                groups.setdefault((ports,), _Group()).ranges.extend(its)
-            if number % STEP == STEP - 1:
-                yield
+        for peer in (None,) if rule.peers is None else rule.peers:
+            selection = yield from self._select(peer if isinstance(peer, PodPeer) else port)
+            within = peer if isinstance(peer, Block) else None
+            its = yield from selection.named(port, within)
+            for number, addresses in its.items():
+                ports = (Ports(port.protocol, number, number),)
+                part = (selection.version, port, within, number)
+                groups.setdefault(ports, _Group()).addresses[part] = addresses
 
     def _allowed(self, groups: dict[PortsKey, _Group]) -> Steps[tuple[Allowed, ...] | None]:
         found = []
@@ -119,21 +117,16 @@ class Firewalls:
     def _networks(self, group: _Group) -> Steps[tuple[Network, ...]]:
         if group.everyone:
             return EVERYWHERE
-        if len(group.selections) == 1 and not group.blocks and not group.ranges:
-            (selection,) = group.selections.values()
-            return (yield from selection.networks())
-        sources = (frozenset(group.selections), frozenset(group.blocks))
-        if not group.ranges and sources in self._unions:
-            return self._unions[sources]
-        ranges = list(group.ranges)
-        for selection in group.selections.values():
-            ranges += (each for pod in selection.members.values() for each in pod.addresses)
+        parts = group.parts()
+        self.used.add(parts)
+        found = self._unions.get(parts)
+        if found is None:
+            ranges = runs(sorted(set().union(*group.addresses.values())))
             yield
-        for block in group.blocks:
-            ranges += block.ranges
-        found = yield from networks(ranges)
-        if not group.ranges:
-            self._unions[sources] = found
+            if group.blocks:
+                ranges = merged(chain(ranges, *(block.ranges for block in group.blocks)))
+                yield
+            found = self._unions[parts] = yield from networks(ranges)
         return found
 
 
@@ -141,8 +134,7 @@ def _numbers(port: Ports | PortName, of: Sequence[NamedPort]) -> Iterable[Ports]
     """The numbers that a port has in a pod; a name that the pod does not have means none."""
     if isinstance(port, Ports):
         return (port,)
-    named = (each for each in of if (each.name, each.protocol) == (port.name, port.protocol))
-    return {Ports(each.protocol, each.number, each.number) for each in named}
+    return [Ports(each.protocol, each.number, each.number) for each in of if port.is_of(each)]
 
 
 def joined(ports: Iterable[Ports]) -> tuple[Ports, ...]:

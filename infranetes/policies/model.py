@@ -9,15 +9,16 @@ long is a generator, so that whoever runs it can stop at each step; one has to e
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from itertools import chain
 
 import attrs
 
 from infranetes.kubernetes.fields import Name
-from infranetes.policies.firewall import Firewalls, Sources, Steps
+from infranetes.policies.firewall import Firewalls, Parts
 from infranetes.policies.interface import LocalPod
 from infranetes.policies.objects import NamedPort, Pod, Policy
-from infranetes.policies.selections import Selection, Selections, Wanted
+from infranetes.policies.selections import Selection, Selections, Steps, Wanted
 from infranetes_common.pod_firewall import Network, PodFirewall
 
 STEP = 100  # pods or selections that are looked at at a time
@@ -32,6 +33,7 @@ class _Local:
     labels: Mapping[str, str]
     ports: tuple[NamedPort, ...] = ()
     uses: frozenset[Wanted] = frozenset()
+    unions: AbstractSet[Parts] = frozenset()
     firewall: PodFirewall | None = None
 
     def is_shown_as(self, pod: Pod) -> bool:
@@ -48,6 +50,7 @@ class Model:
         self._policies: dict[str, dict[Name, Policy]] = {}  # by namespace
         self._local: dict[str, _Local] = {}
         self._selections = Selections()
+        self._unions: dict[Parts, tuple[Network, ...]] = {}
         self._marked: dict[str, None] = {}  # ids of local pods whose firewalls may be others, oldest first
 
     @property
@@ -159,21 +162,19 @@ class Model:
 
     def settle(self, changed: set[str]) -> Iterator[None]:
         """Compute the firewalls that may be others now. The ids of those that are get into `changed`."""
-        unions: dict[Sources, tuple[Network, ...]] = {}
         while self._marked:
             id = next(iter(self._marked))
             del self._marked[id]
             local = self._local.get(id)
             if local is not None:
-                firewall = yield from self._computed(id, local, unions)
+                firewall = yield from self._computed(id, local)
                 if firewall != local.firewall:
                     local.firewall = firewall
                     changed.add(id)
             yield
+        self._forget_unions()
 
-    def _computed(
-        self, id: str, local: _Local, unions: dict[Sources, tuple[Network, ...]]
-    ) -> Steps[PodFirewall]:
+    def _computed(self, id: str, local: _Local) -> Steps[PodFirewall]:
         its = self._policies.get(local.pod.namespace, {})
         policies = [its[name] for name in sorted(its, key=str) if its[name].pods.matches(local.labels)]
         uses: set[Wanted] = set()
@@ -182,7 +183,7 @@ class Model:
             uses.add(wanted)
             return self._select(wanted, id)
 
-        made = Firewalls(select, unions)
+        made = Firewalls(select, self._unions)
         ingress = [policy.ingress for policy in policies if policy.ingress is not None]
         egress = [policy.egress for policy in policies if policy.egress is not None]
         firewall = PodFirewall(
@@ -190,8 +191,14 @@ class Model:
             (yield from made.egress(chain.from_iterable(egress))) if egress else None,
         )
         self._selections.release(local.uses - uses, id)
-        local.uses = frozenset(uses)
+        local.uses, local.unions = frozenset(uses), made.used
         return firewall
+
+    def _forget_unions(self) -> None:
+        """Keep the unions that some firewall has."""
+        used = set().union(*(local.unions for local in self._local.values()))
+        for parts in self._unions.keys() - used:
+            del self._unions[parts]
 
     def _select(self, wanted: Wanted, user: str) -> Steps[Selection]:
         """Return the selection of what is wanted; the first time in small steps."""

@@ -52,7 +52,7 @@ class Pod:
     name: Name
     uid: str
     labels: Mapping[str, str]
-    addresses: tuple[Range, ...] = ()
+    addresses: tuple[int, ...] = ()
     ports: tuple[NamedPort, ...] = ()
 
 
@@ -78,6 +78,10 @@ class PortName:
 
     name: str
     protocol: str
+
+    def is_of(self, port: NamedPort) -> bool:
+        """Whether a container's port is meant."""
+        return port.name == self.name and port.protocol == self.protocol
 
 
 @attrs.frozen
@@ -134,7 +138,7 @@ def pod(item: object) -> Pod | None:
         name,
         about.fields("annotations").text(MIRROR) or about.text("uid"),
         labels(top),
-        tuple(_range(status, addresses.address, text) for text in texts if text),
+        tuple(_parsed(status, addresses.address, text) for text in texts if text),
         tuple(_named_ports(spec)),
     )
 
@@ -232,8 +236,8 @@ class _Reader:
     def _block(self, fields: Fields) -> Block:
         excepted = fields.texts("except")
         self._count(len(excepted))
-        whole = _range(fields, addresses.block, fields.text("cidr"))
-        without = [_range(fields, addresses.block, each) for each in excepted]
+        whole = _parsed(fields, addresses.block, fields.text("cidr"))
+        without = [_parsed(fields, addresses.block, each) for each in excepted]
         return Block(tuple(addresses.without(whole, without)))
 
 
@@ -260,7 +264,7 @@ def _port(fields: Fields) -> Ports | PortName:
     return Ports(protocol, first, last)
 
 
-def _range(fields: Fields, read: Callable[[str], Range], text: str) -> Range:
+def _parsed(fields: Fields, read: Callable[[str], T], text: str) -> T:
     try:
         return read(text)
     except ValueError as error:

@@ -3,14 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from itertools import chain, count
+from typing import TypeVar
 
 from infranetes.kubernetes.fields import Name
-from infranetes.policies.addresses import networks
-from infranetes.policies.objects import Pod, PodPeer, PortName
-from infranetes_common.pod_firewall import Network
+from infranetes.policies.addresses import between
+from infranetes.policies.objects import Block, Pod, PodPeer, PortName
 
+T = TypeVar("T")
+Steps = Generator[None, None, T]
 Wanted = PodPeer | PortName
+Named = Mapping[int, Sequence[int]]  # sorted addresses, by the number of a port
+
+STEP = 200  # pods that are looked at at a time
 
 
 class Selection:
@@ -18,17 +24,21 @@ class Selection:
 
     :ivar users: the ids of the local pods whose firewalls it is in.
     :ivar namespaces: those whose pods it may mean; None: every one.
-    :ivar members: by name; all have a network of their own.
+    :ivar version: another one after each change, and never one that any selection has had.
     """
+
+    _versions = count()
 
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
         self.users: set[str] = set()
-        self.members: dict[Name, Pod] = {}
         self.namespaces: set[str] | None = None
         if isinstance(wanted, PodPeer):
             self.namespaces = {wanted.namespace} if wanted.namespaces is None else set()
-        self._networks: tuple[Network, ...] | None = None
+        self._members: dict[Name, Pod] = {}
+        self._named: dict[tuple[PortName, Block | None], Named] = {}
+        self._addresses: frozenset[int] | None = None
+        self.version = next(self._versions)
 
     def take_namespace(self, name: str, labels: Mapping[str, str] | None) -> bool:
         """Note a namespace's labels; None: it is gone. Returns whether other pods are meant now."""
@@ -46,33 +56,58 @@ class Selection:
 
     def take(self, name: Name, pod: Pod | None) -> bool:
         """Note a pod; None: it is gone. Returns whether that makes a difference."""
-        before = self.members.get(name)
+        before = self._members.get(name)
         if pod is not None and self._means(pod):
-            self.members[name] = pod
-            changed = before is None or before.addresses != pod.addresses or self._other_ports(before, pod)
+            self._members[name] = pod
+            changed = before is None or (before.addresses, before.ports) != (pod.addresses, pod.ports)
         else:
-            changed = self.members.pop(name, None) is not None
+            changed = self._members.pop(name, None) is not None
         if changed:
-            self._networks = None
+            self._addresses = None
+            self._named.clear()
+            self.version = next(self._versions)
         return changed
 
     def _means(self, pod: Pod) -> bool:
         if isinstance(self.wanted, PortName):
-            return any(
-                (each.name, each.protocol) == (self.wanted.name, self.wanted.protocol) for each in pod.ports
-            )
+            return any(self.wanted.is_of(each) for each in pod.ports)
         assert self.namespaces is not None
         return pod.name.namespace in self.namespaces and self.wanted.pods.matches(pod.labels)
 
-    def _other_ports(self, before: Pod, pod: Pod) -> bool:
-        return isinstance(self.wanted, PortName) and before.ports != pod.ports
+    def addresses(self) -> Collection[int]:
+        """The pods' addresses."""
+        if self._addresses is None:
+            its = (pod.addresses for pod in self._members.values())
+            self._addresses = frozenset(chain.from_iterable(its))
+        return self._addresses
 
-    def networks(self) -> Generator[None, None, tuple[Network, ...]]:
-        """Return the pods' addresses as networks, in small steps."""
-        if self._networks is None:
-            found = yield from networks(each for pod in self.members.values() for each in pod.addresses)
-            self._networks = found
-        return self._networks
+    def named(self, port: PortName, within: Block | None = None) -> Steps[Named]:
+        """Return the addresses of pods that have a port of this name, by its number, in small steps.
+
+        :param within: only addresses in it count."""
+        found = self._named.get((port, within))
+        if found is None:
+            found = yield from (self._all_named(port) if within is None else self._within(port, within))
+            self._named[port, within] = found
+        return found
+
+    def _all_named(self, port: PortName) -> Steps[Named]:
+        by_number: dict[int, set[int]] = {}
+        for number, pod in enumerate(self._members.values(), 1):
+            for each in pod.ports:
+                if port.is_of(each):
+                    by_number.setdefault(each.number, set()).update(pod.addresses)
+            if number % STEP == 0:
+                yield
+        return {number: sorted(its) for number, its in by_number.items()}
+
+    def _within(self, port: PortName, block: Block) -> Steps[Named]:
+        found = {}
+        for number, addresses in (yield from self.named(port)).items():
+            its = chain.from_iterable(between(addresses, first, last) for first, last in block.ranges)
+            found[number] = list(its)
+            yield
+        return found
 
 
 class Selections:
