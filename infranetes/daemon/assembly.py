@@ -34,10 +34,12 @@ from infranetes.machines.renewal import Renewal
 from infranetes.pods.context import NodeContext, Times
 from infranetes.pods.lifelog import log_container_events
 from infranetes.pods.logs import Logs
+from infranetes.pods.network_policies import PodFirewalls, enforce
 from infranetes.pods.node_names import node_dns
 from infranetes.pods.sandbox_vm import reachable_machines
 from infranetes.pods.store import Store
 from infranetes.pods.streams import Streams
+from infranetes.policies.cluster import ClusterPolicies
 from infranetes.providers import registry
 from infranetes.services.cluster import ClusterServices
 from infranetes.streaming.server import StreamingServer
@@ -85,6 +87,7 @@ class Daemon(OrderedServices):
         lock = StateLock(config.state_dir)
         clear_socket(config.socket_path)
         clear_socket(config.control_socket)
+        self._policies = self._make_policies()
         self._services = self._make_services()
         self._pods = PodsService(self._make_node())
         self._provider_start = ProviderStart(self._pods, self._manager)
@@ -97,6 +100,15 @@ class Daemon(OrderedServices):
             return None
         server = ApiServer(self._reactor, Path(given.kubeconfig), given.master_ip)
         return ClusterServices(self._reactor, server, self._config.node)
+
+    def _make_policies(self) -> ClusterPolicies | None:
+        """What pods may receive and send; None: everything."""
+        given = self._config.kubernetes
+        if not given.network_policies:
+            return None
+        return ClusterPolicies(
+            self._reactor, ApiServer(self._reactor, Path(given.kubeconfig), given.master_ip)
+        )
 
     def _make_node(self) -> NodeContext:
         reactor, config = self._reactor, self._config
@@ -123,6 +135,8 @@ class Daemon(OrderedServices):
         node.dns = lambda: run_in_thread(reactor, node_dns)
         node.pool = Pool(node, config.pool)
         node.services = self._services
+        if self._policies is not None:
+            node.firewalls = PodFirewalls(reactor, self._policies, partial(enforce, node), node.ready)
         node.renewal = Renewal(node, partial(reachable_machines, node))
         log_container_events(node)
         return node
@@ -143,6 +157,8 @@ class Daemon(OrderedServices):
         self._add("provider", StartStop(on_stop=backends.provider.stop))  # its start is the last
         if self._services is not None:
             self._add("services", self._services)
+        if self._policies is not None:
+            self._add("policies", self._policies)
         self._add("pods", self._pods)
         self._add("streaming server", StartStop(streams.start, streams.stop))
         self._add("control socket", self._control_socket())

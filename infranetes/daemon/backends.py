@@ -14,7 +14,13 @@ from infranetes.images.catalogue import CatalogueStore
 from infranetes.images.executables import Executables
 from infranetes.images.interface import IImageCatalogue
 from infranetes.images.preload import Preload, gather
-from infranetes.providers.interface import IHasCatalogue, IPodProvider, Progress, ProviderContext
+from infranetes.providers.interface import (
+    IFirewallsPods,
+    IHasCatalogue,
+    IPodProvider,
+    Progress,
+    ProviderContext,
+)
 from infranetes_common.errors import ConfigError
 from infranetes_common.reactors import IReactor
 
@@ -53,11 +59,22 @@ def make_backends(reactor: IReactor, config: Config, make_provider: MakeProvider
         preload,
         source,
         config.kubernetes.networks,
+        config.kubernetes.network_policies,
     )
     table = config.providers.get(config.provider, {})
     provider = make_provider(reactor, config.provider, table, context)
+    check_network_policies(config, provider, source)
     images = make_images(reactor, config, provider, source)
     return Backends(provider, images)
+
+
+def check_network_policies(config: Config, provider: IPodProvider, source: str = "configuration") -> None:
+    """Check that NetworkPolicies can be enforced, if they are to be. :raise ConfigError: they can't."""
+    if config.kubernetes.network_policies and not IFirewallsPods.providedBy(provider):
+        raise ConfigError(
+            f"{source}: kubernetes.network_policies: provider {config.provider!r} can't enforce them; "
+            "set it to false"
+        )
 
 
 def make_images(

@@ -80,6 +80,8 @@ class PodsService(Service):
         node.stopping = True
         self.reconciler.stop()
         node.renewal.stop()
+        if node.firewalls is not None:
+            node.firewalls.stop()
         await node.pool.stop()
         await node.logs.stop(node.inventory.containers.values())
         await node.volumes.stop()

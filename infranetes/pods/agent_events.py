@@ -29,11 +29,13 @@ def vm_ended(node: NodeContext, sandbox: Sandbox, message: str) -> None:
         record_loss(node, container, VM_ENDED_REASON, message)
         node.logs.abort(container)
     node.volumes.forget(sandbox)
-    disconnect(sandbox)
+    disconnect(node, sandbox)
 
 
-def disconnect(sandbox: Sandbox) -> None:
+def disconnect(node: NodeContext, sandbox: Sandbox) -> None:
     """End what is on its way into the sandbox's VM, and close the connection to its agent."""
+    if node.firewalls is not None:
+        node.firewalls.forget(sandbox)
     sandbox.loads.cancel()
     watch, sandbox.watch = sandbox.watch, None
     if watch is not None:
@@ -42,8 +44,12 @@ def disconnect(sandbox: Sandbox) -> None:
 
 
 def connect(node: NodeContext, sandbox: Sandbox) -> None:
-    """Make the client of the sandbox's agent and its event stream, which is not yet started. Idempotent."""
+    """Make the client of the sandbox's agent and its event stream, which is not yet started. Idempotent.
+
+    From now on its firewall is kept."""
     client = sandbox.machine.connect()
+    if node.firewalls is not None:
+        node.firewalls.keep(sandbox)
     if sandbox.watch is None:
         sandbox.watch = ContainerWatch(
             node.clock, client, AgentListener(node, sandbox), node.gate, node.times.watch

@@ -59,6 +59,8 @@ async def _start(node: NodeContext, container: Container, agent: AgentClient) ->
     container.starting = over = Event[None]()
     container.requested_at = node.clock.seconds()
     try:
+        if node.firewalls is not None:
+            await node.firewalls.wait(container.sandbox)
         await wait_for_rules(node, container.sandbox)
         if container.state is ContainerState.CREATED:
             await node.store.put_container(container.record.to(ContainerState.STARTING))

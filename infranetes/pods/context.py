@@ -21,6 +21,7 @@ from infranetes.machines.context import NodeNames, ServiceRules
 from infranetes.pods import apparmor
 from infranetes.pods.inventory import Container, Inventory, Sandbox
 from infranetes.pods.logs import Logs
+from infranetes.pods.network_policies import PodFirewalls
 from infranetes.pods.records import ContainerRecord, SandboxRecord
 from infranetes.pods.states import SandboxState
 from infranetes.pods.store import Store
@@ -105,6 +106,7 @@ class NodeContext:
     :ivar contprovider: what runs containers of pods that choose nothing; "": what the VMs' image has first.
     :ivar containers: whether pods are made of images of containers.
     :ivar services: the cluster's Services; None: the VMs are not told of them.
+    :ivar firewalls: keeps the pods' NetworkPolicies in force; None: they don't hold.
     :ivar dns: gives the node's own DNS, for pods that name none.
     """
 
@@ -141,6 +143,7 @@ class NodeContext:
         self.contprovider = ""
         self.containers = True
         self.services: ServiceRules | None = None
+        self.firewalls: PodFirewalls | None = None
         self.dns: Callable[[], Awaitable[cri.DNSConfig]] = _no_dns
         self.times = times
         self.inventory = Inventory()

@@ -86,7 +86,7 @@ class MachineImages:
 
     async def _vacate(self, sandbox: Sandbox) -> None:
         node = self._node
-        disconnect(sandbox)
+        disconnect(node, sandbox)
         await sandbox.machine.tear_down()
         if sandbox.state not in (SandboxState.BOOTING, SandboxState.READY):
             return
@@ -96,6 +96,6 @@ class MachineImages:
         )  # fmt: skip
         await node.store.put_sandbox(record)
         if sandbox.state in (SandboxState.BOOTING, SandboxState.READY):
-            disconnect(sandbox)
+            disconnect(node, sandbox)
             node.inventory.become(sandbox, record)
             sandbox.machine = machine_for(node, sandbox)

@@ -236,7 +236,7 @@ class Sandboxes:
             )
 
     async def _end_abandoned(self, sandbox: Sandbox) -> None:
-        disconnect(sandbox)
+        disconnect(self._node, sandbox)
         await sandbox.machine.tear_down()
         await self._node.store.delete_sandbox(sandbox.id)
         self._node.inventory.discard(sandbox)

@@ -543,6 +543,8 @@ class FakeNode:
         self.node.store = DeadStore()
         self.reconciler.stop()
         self.node.renewal.stop()
+        if self.node.firewalls is not None:
+            self.node.firewalls.stop()
         for sandbox in self.node.inventory:
             sandbox.loads.cancel()
             if sandbox.watch is not None:

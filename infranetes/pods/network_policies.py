@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The firewalls that NetworkPolicies come to, put in force for the sandboxes' VMs and kept up to date."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from infranetes.policies.interface import LocalPod, PodPolicies
+from infranetes.providers.interface import IFirewallsPods
+from infranetes_common.concurrency import Event, Notifier, backoff, sleep, start, within
+from infranetes_common.errors import DeadlineExceeded, InfranetesError, NotFound, Unavailable
+from infranetes_common.pod_firewall import PodFirewall
+
+if TYPE_CHECKING:
+    from infranetes.pods.context import NodeContext
+    from infranetes.pods.inventory import Sandbox
+
+WAIT_SECONDS = 10.0  # that a container's start waits; kubelet asks again
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0  # seconds between two attempts
+
+Enforce = Callable[["Sandbox", PodFirewall], Deferred[None]]
+"""Puts a firewall in force for a sandbox's VM."""
+
+_log = Logger()
+
+
+def enforce(node: NodeContext, sandbox: Sandbox, firewall: PodFirewall) -> Deferred[None]:
+    """Put a firewall in force where the sandbox's VM can't get around it."""
+    return cast(IFirewallsPods, node.provider).set_firewall(sandbox.record.instance_id, firewall)
+
+
+class PodFirewalls:
+    """Keeps the firewalls of this node's sandboxes as their policies are.
+
+    :param ready: happens when VMs' firewalls can be set.
+    """
+
+    def __init__(
+        self, clock: IReactorTime, policies: PodPolicies, enforce: Enforce, ready: Event[None]
+    ) -> None:
+        self._clock = clock
+        self._policies = policies
+        self._enforce = enforce
+        self._ready = ready
+        self._kept: dict[str, _Kept] = {}
+        policies.subscribe(self._changed)
+
+    def keep(self, sandbox: Sandbox) -> None:
+        """Keep a sandbox's firewall from now on; its VM is there. Idempotent."""
+        if sandbox.id in self._kept:
+            return
+        metadata = sandbox.config.metadata
+        self._policies.add(
+            LocalPod(sandbox.id, metadata.namespace, metadata.name, metadata.uid, dict(sandbox.config.labels))
+        )
+        kept = self._kept[sandbox.id] = _Kept(sandbox)
+        kept.working = start(self._work(kept))
+        kept.working.addErrback(kept.ended)
+
+    def forget(self, sandbox: Sandbox) -> None:
+        """Keep it no more; what is in force stays so for as long as there is the VM. Idempotent."""
+        kept = self._kept.pop(sandbox.id, None)
+        if kept is not None:
+            self._policies.remove(sandbox.id)
+            kept.over = True
+            assert kept.working is not None
+            kept.working.cancel()
+
+    def stop(self) -> None:
+        """Forget all, as the daemon ends."""
+        for kept in list(self._kept.values()):
+            self.forget(kept.sandbox)
+
+    async def wait(self, sandbox: Sandbox) -> None:
+        """Wait until the sandbox's firewall is in force. Not for ever.
+
+        :raise Unavailable: it is not, and why."""
+        kept = self._kept.get(sandbox.id)
+        if kept is None:
+            raise Unavailable(f"sandbox {sandbox.id} has no VM whose firewall could be in force")
+        try:
+            await within(self._clock, WAIT_SECONDS, kept.in_force.wait(), "the pod's firewall")
+        except DeadlineExceeded:
+            trouble = kept.trouble or self._policies.trouble or "the API server has not named all of them yet"
+            raise Unavailable(
+                f"sandbox {sandbox.id}: none of its containers is started, as its NetworkPolicies are not "
+                f"in force: {trouble}"
+            ) from None
+
+    def _changed(self, ids: frozenset[str]) -> None:
+        for id in ids & self._kept.keys():
+            self._kept[id].changed.notify()
+
+    async def _work(self, kept: _Kept) -> None:
+        await self._ready.wait()
+        pauses = backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        while True:
+            wanted = self._policies.firewall(kept.sandbox.id)
+            if wanted is None or wanted == kept.firewall:
+                await kept.changed.wait()
+                continue
+            try:
+                await self._enforce(kept.sandbox, wanted)
+            except NotFound as error:  # the VM has ended, which others notice
+                kept.trouble = str(error)
+            except InfranetesError as error:
+                kept.trouble = str(error)
+                _log.warn(
+                    "sandbox {sandbox}: a change of its NetworkPolicies is not in force yet: {error}",
+                    sandbox=kept.sandbox.id,
+                    pod=kept.sandbox.pod,
+                    error=kept.trouble,
+                )
+            else:
+                kept.firewall, kept.trouble = wanted, ""
+                kept.in_force.succeed(None)
+                pauses = backoff(FIRST_PAUSE, LONGEST_PAUSE)
+                continue
+            await sleep(self._clock, next(pauses))
+
+
+class _Kept:
+    """One sandbox.
+
+    :ivar firewall: what is in force. None: not known. :ivar in_force: happens when there is one for the first
+        time. :ivar trouble: why the last attempt failed.
+    """
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+        self.changed = Notifier()
+        self.in_force: Event[None] = Event()
+        self.firewall: PodFirewall | None = None
+        self.working: Deferred[None] | None = None
+        self.trouble = ""
+        self.over = False
+
+    def ended(self, failure: Failure) -> None:
+        """Say so if it is kept no more although it should be."""
+        if not self.over:
+            _log.failure(
+                "the firewall of sandbox {sandbox} is kept no more", failure=failure, sandbox=self.sandbox.id
+            )
