@@ -17,6 +17,8 @@ from infranetes_common.pod_firewall import PodFirewall
 from infranetes_common.reactors import IReactor
 
 PATIENCE_SECONDS = 30.0  # until it is said that pods are closed, and why
+REST = 3.0  # times as long as settling took nothing is settled; what comes in the meantime is settled at once
+MAX_REST_SECONDS = 2.0
 
 _log = Logger()
 
@@ -31,21 +33,23 @@ class ClusterPolicies(Cluster):
         self._present: set[str] = set()  # ids of local pods
         self._changed: set[str] = set()  # of them, those of which it is to be told
         self._subscribers: list[Callable[[frozenset[str]], None]] = []
-        self._settling = False
-        self._patience: IDelayedCall | None = None
+        self._settling = False  # or about to
+        self._rested_at = 0.0
+        self._calls: dict[str, IDelayedCall] = {}
         kinds = (Policies(self._model), Namespaces(self._model), Pods(self._model))
         super().__init__(reactor, server, kinds, self._renew)
 
     def startService(self) -> None:
         """Begin to follow. Nothing is waited for here."""
         super().startService()
-        self._patience = self._reactor.callLater(PATIENCE_SECONDS, self._explain)
+        self._calls["explain"] = self._reactor.callLater(PATIENCE_SECONDS, self._explain)
 
     def stopService(self) -> None:
         """Follow no more."""
         super().stopService()
-        if self._patience is not None and self._patience.active():
-            self._patience.cancel()
+        for call in self._calls.values():
+            if call.active():
+                call.cancel()
 
     def add(self, pod: LocalPod) -> None:
         """Have a firewall for a pod of this node from now on. Its id is told once it is known."""
@@ -66,19 +70,23 @@ class ClusterPolicies(Cluster):
         self._subscribers.append(changed)
 
     def _renew(self) -> None:
-        """Settle what has come, after all that has come with it; and tell of what is settled."""
+        """Settle what has come, but not without a rest; and tell of what is settled."""
         if self.complete and self._model.unsettled and not self._settling:
             self._settling = True
-            self.do(self._settle())
+            rest = max(0.0, self._rested_at - self._reactor.seconds())
+            self._calls["settle"] = self._reactor.callLater(rest, lambda: self.do(self._settle()))
         changed = frozenset(self._changed & self._present)
         self._changed.clear()
         for each in self._subscribers if changed else ():
             each(changed)
 
     def _settle(self) -> Iterator[None]:
+        began = self._reactor.seconds()
         try:
             yield from self._model.settle(self._changed)
         finally:
+            now = self._reactor.seconds()
+            self._rested_at = now + min(REST * (now - began), MAX_REST_SECONDS)
             self._settling = False
 
     def _explain(self) -> None:

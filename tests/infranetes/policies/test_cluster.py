@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from twisted.trial.unittest import TestCase
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes.kubernetes import watch
 from infranetes.kubernetes.api_server import ApiServer
@@ -153,3 +157,53 @@ class ClusterTests(TestCase):
         self.server.put(PODS, self.client("10.0.0.3"))
         await self.see(3)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+
+
+class RestTests(SynchronousTestCase):
+    """In a large cluster of which something changes all the time."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        server: Any = SilentServer()  # Any: of an ApiServer it has what is used
+        reactor: Any = self.clock  # Any: of a reactor it has what is used
+        self.policies = ClusterPolicies(reactor, server)
+        for kind in self.policies._kinds:
+            kind.listed = True
+        self.settled: list[float] = []
+        self.patch(self.policies._model, "settle", self.settle)
+        self.policies.startService()
+        self.addCleanup(self.policies.stopService)
+
+    def settle(self, changed: set[str]) -> Iterator[None]:
+        """Take half a second."""
+        self.settled.append(self.clock.seconds())
+        self.policies._model._marked.clear()
+        yield
+        self.clock.rightNow += 0.5
+
+    def come(self, id: str) -> None:
+        self.policies.add(LocalPod(id, "ns", id, id, {}))
+
+    def test_after_it_was_settled_long_there_is_a_rest(self) -> None:
+        self.come("a")
+        self.clock.pump([0] * 5)
+        for id in "bcd":
+            self.come(id)
+            self.clock.pump([0] * 5)
+        self.clock.pump([0.25] * 12)
+        self.assertEqual(self.settled, [0.0, 2.0])
+
+    def test_after_a_pause_it_is_settled_at_once(self) -> None:
+        self.come("a")
+        self.clock.pump([0] * 5)
+        self.clock.advance(10)
+        self.come("b")
+        self.clock.pump([0] * 5)
+        self.assertEqual(self.settled, [0.0, 10.5])
+
+
+class SilentServer:
+    """An API server that never answers."""
+
+    async def lines(self, path: str, query: Mapping[str, str], take: Callable[[bytes], None]) -> None:
+        await Deferred()
