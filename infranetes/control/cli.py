@@ -38,7 +38,8 @@ END_SECONDS = 600.0
 _EPILOG = """\
 exit status:
   0  done
-  1  the daemon refused or failed, not all could be ended, or the pod's VM is not up to date
+  1  the daemon refused or failed, not all could be ended, or what is in force for the pod is not
+     what it has to be
   2  the command line or the configuration is wrong
   3  no daemon answers
 """
@@ -103,10 +104,17 @@ async def _trace(stub: Stub, options: argparse.Namespace) -> tuple[control.Trace
     return answer, DONE if answer.vm.current and same(answer) else FAILED
 
 
+async def _policies(stub: Stub, options: argparse.Namespace) -> tuple[control.GetPoliciesResponse, int]:
+    answer = await stub.GetPolicies(control.GetPoliciesRequest(pod=options.pod), timeout=ASK_SECONDS)
+    current = not answer.enabled or all(pod.current for pod in answer.pods)
+    return answer, DONE if current or not options.pod else FAILED
+
+
 _COMMANDS: dict[str, tuple[Ask, str]] = {
     "pods": (_pods, "list pods with their VM, its size, age and cost, and their state"),
     "console": (_console, "show what a pod's VM wrote to its console, also when it is gone"),
     "services": (_services, "list the rules of Kubernetes' Services, and which VMs have them"),
+    "policies": (_policies, "say what pods may receive and send by NetworkPolicies, and what is in force"),
     "orphans": (_orphans, "list VMs that are tagged ours and that no record knows"),
     "end-orphans": (_end_orphans, "end those, or the ones named"),
     "pool": (_pool, "list the VMs that wait for pods"),
@@ -143,6 +151,14 @@ def parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, parents=parents, help=words, description=words)
         if name == "console":
             command.add_argument("sandbox", metavar="SANDBOX", help="the pod's id, or the beginning of it")
+        if name in ("services", "policies"):
+            command.add_argument(
+                "pod",
+                nargs="?",
+                default="",
+                metavar="POD",
+                help="this pod alone: namespace/name, or the beginning of its sandbox's id",
+            )
         if name == "services":
             _add_services(command)
         if name == "end-orphans":
@@ -177,13 +193,6 @@ def destination(text: str) -> Destination:
 
 
 def _add_services(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "pod",
-        nargs="?",
-        default="",
-        metavar="POD",
-        help="this pod's VM alone, which is asked: namespace/name, or the beginning of its sandbox's id",
-    )
     command.add_argument(
         "--service", default="", metavar="NAMESPACE/NAME", help="only the rules of this Service"
     )

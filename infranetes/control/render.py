@@ -11,7 +11,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from infranetes.control import render_services
+from infranetes.control import render_policies, render_services
 from infranetes.control.tables import Json, lines, table
 from infranetes_common.wire import control
 
@@ -108,6 +108,7 @@ _JSON: dict[str, Callable[[Any, argparse.Namespace], Json]] = {  # Any: the comm
     "console": _console_json,
     "pods": _pods_json,
     "services": render_services.services_json,
+    "policies": render_policies.policies_json,
     "orphans": lambda answer, options: {"vms": [_vm(vm) for vm in answer.vms]},
     "end-orphans": _ended_json,
     "pool": _pool_json,
@@ -259,6 +260,7 @@ def _console_text(answer: control.GetConsoleResponse, options: argparse.Namespac
 _TEXT: dict[str, Callable[[Any, argparse.Namespace], str]] = {  # Any: the command's own answer
     "pods": _pods_text,
     "services": render_services.services_text,
+    "policies": render_policies.policies_text,
     "console": _console_text,
     "orphans": _orphans_text,
     "end-orphans": _ended_text,

@@ -8,12 +8,11 @@ from collections.abc import Iterable
 
 from google.protobuf.message import Message
 
-from infranetes.control.tables import Json, at, lines, table
+from infranetes.control.tables import Json, at, lines, some, table
 from infranetes_common.wire import control
 
 OFF = "no VM is told of Services: kubernetes.kubeconfig is not set, or kubernetes.service_proxy is off"
 Answer = control.GetServicesResponse | control.TraceServiceResponse
-_SHOWN = 3  # endpoints in a line
 _WORDS = {
     "refused": "refused at once",
     "dropped": "dropped",
@@ -196,7 +195,7 @@ def _rules_table(rules: Iterable[control.ServiceRule]) -> str:
         (
             rule.services[0] if rule.services else "",
             f"{at(rule.address, rule.port)}/{rule.protocol}",
-            _some(rule.endpoints) or ("none: dropped" if rule.dropped else "none: refused"),
+            some(rule.endpoints) or ("none: dropped" if rule.dropped else "none: refused"),
             _more(rule),
         )
         for rule in sorted(rules, key=lambda rule: (list(rule.services), rule.address, rule.port))
@@ -204,20 +203,14 @@ def _rules_table(rules: Iterable[control.ServiceRule]) -> str:
     return table(head, rows)
 
 
-def _some(endpoints: Iterable[str], count: int = 0) -> str:
-    its = list(endpoints)
-    rest = max(count, len(its)) - _SHOWN
-    return ", ".join(its[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
-
-
 def _more(rule: control.ServiceRule) -> str:
     words = []
     if rule.affinity_seconds:
         words.append(f"affinity {rule.affinity_seconds} s")
     if rule.source_ranges:
-        words.append(f"only from {_some(rule.source_ranges)}")
+        words.append(f"only from {some(rule.source_ranges)}")
     if len(rule.services) > 1:
-        words.append(f"also wanted by {_some(rule.services[1:])}")
+        words.append(f"also wanted by {some(rule.services[1:])}")
     return "; ".join(words)
 
 
@@ -231,7 +224,7 @@ def _trace_text(answer: control.TraceServiceResponse, options: argparse.Namespac
     else:
         in_vm = f"in the VM: not known: {vm.counts_trouble}"
     behind = "" if vm.current else f"the VM's rules: {_state(vm)}" + (f": {vm.trouble}" if vm.trouble else "")
-    others = f"  also wanted by {_some(answer.services[1:])}" if len(answer.services) > 1 else ""
+    others = f"  also wanted by {some(answer.services[1:])}" if len(answer.services) > 1 else ""
     return lines(
         f"{options.trace} is {whose}",
         others,
@@ -246,7 +239,7 @@ def _becomes(verdict: control.ServiceVerdict) -> str:
         return _WORDS.get(verdict.outcome, "of unknown fate") + (f": {verdict.why}" if verdict.why else "")
     affinity = verdict.affinity_seconds
     how = f"sent to one of these, for {affinity} s the same" if affinity else "spread evenly"
-    return f"{how}: {_some(verdict.endpoints, verdict.endpoint_count)}"
+    return f"{how}: {some(verdict.endpoints, verdict.endpoint_count)}"
 
 
 def same(answer: control.TraceServiceResponse) -> bool:

@@ -6,24 +6,23 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import AsyncIterator, Iterator
 
+from infranetes.control.chosen import chosen, followed
 from infranetes.kubernetes.fields import Address
 from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Sandbox
-from infranetes.pods.states import WITH_VM
 from infranetes.services.cluster import ClusterServices
 from infranetes.services.endpoints import Target
 from infranetes.services.rules import Key, Rule, Without
 from infranetes.services.sender import message_key
 from infranetes.services.verdict import Verdict, judge
 from infranetes_common.concurrency import sleep
-from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, NotFound
+from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
 from infranetes_common.wire import control, vmserver
 from txgrpc import Call
 
 VM_SECONDS = 10.0  # for a VM's answer
 PART = 200  # rules in one message
 MOST_SHOWN = 1024  # endpoints
-_MAX_NAME = 520
 _PROTOCOLS = ("TCP", "UDP", "SCTP")
 
 
@@ -40,27 +39,18 @@ class ServiceCalls:
     async def GetServices(
         self, request: control.GetServicesRequest, call: Call
     ) -> AsyncIterator[control.GetServicesResponse]:
-        chosen = self._chosen(request.pod)
+        sandboxes = chosen(self._node, request.pod)
         if self._services is None:
             yield control.GetServicesResponse()
             return
         table = self._services.table
-        vms = [_vm(each) for each in chosen]
+        vms = [_vm(each) for each in sandboxes]
         if request.pod:
-            (sandbox,), (vm,) = chosen, vms
+            (sandbox,), (vm,) = sandboxes, vms
             await self._ask(sandbox, vm, None)
         yield control.GetServicesResponse(
             enabled=True,
-            followed=[
-                control.Followed(
-                    path=each.path,
-                    optional=each.optional,
-                    listed=each.listed,
-                    trouble=each.trouble,
-                    heard_seconds=each.heard_seconds,
-                )
-                for each in self._services.followed
-            ],
+            followed=followed(self._services),
             complete=table.complete,
             number=table.number,
             rule_count=table.count,
@@ -79,7 +69,7 @@ class ServiceCalls:
         key = _key(request)
         if not request.pod:
             raise InvalidArgument("pod is empty: give a sandbox's id, the beginning of it, or namespace/name")
-        (sandbox,) = self._chosen(request.pod)
+        (sandbox,) = chosen(self._node, request.pod)
         if self._services is None:
             raise FailedPrecondition(
                 "no VM is told of Services: kubernetes.kubeconfig is not set, or service_proxy is off"
@@ -97,20 +87,6 @@ class ServiceCalls:
         if in_vm is not None:
             response.in_vm.CopyFrom(in_vm)
         return response
-
-    def _chosen(self, pod: str) -> list[Sandbox]:
-        """The sandboxes with VMs, or the one that is meant."""
-        there = [each for each in self._node.inventory if each.record.state in WITH_VM]
-        if not pod:
-            return sorted(there, key=lambda each: each.pod)
-        pod = pod[:_MAX_NAME]
-        found = [each for each in there if each.pod == pod or each.id.startswith(pod)]
-        if not found:
-            raise NotFound(f"no pod {pod!r} has a VM here: give its sandbox's id, or namespace/name")
-        if len(found) > 1:
-            ids = ", ".join(sorted(each.id for each in found)[:5])
-            raise InvalidArgument(f"several sandboxes are meant by {pod!r}: {ids}; give one of these ids")
-        return found
 
     def _rules(self, service: str) -> Iterator[tuple[Key, Rule]]:
         assert self._services is not None

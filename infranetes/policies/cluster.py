@@ -13,6 +13,7 @@ from infranetes.kubernetes.cluster import Cluster
 from infranetes.policies.interface import LocalPod
 from infranetes.policies.kinds import Namespaces, Pods, Policies
 from infranetes.policies.model import Model
+from infranetes.policies.objects import Policy
 from infranetes_common.pod_firewall import PodFirewall
 from infranetes_common.reactors import IReactor
 
@@ -64,6 +65,10 @@ class ClusterPolicies(Cluster):
     def firewall(self, id: str) -> PodFirewall | None:
         """What the pod may receive and send now. None: that is not known yet."""
         return self._model.firewall(id) if id in self._present else None
+
+    def selecting(self, id: str) -> list[Policy]:
+        """The policies that select the pod."""
+        return self._model.policies(id) if id in self._present else []
 
     def subscribe(self, changed: Callable[[frozenset[str]], None]) -> None:
         """Have `changed` called with the ids of pods whose firewalls are others now, or known now."""

@@ -153,6 +153,14 @@ class Model:
         local = self._local.get(id)
         return local.firewall if local is not None else None
 
+    def policies(self, id: str) -> list[Policy]:
+        """The policies that select a local pod."""
+        local = self._local.get(id)
+        if local is None:
+            return []
+        its = self._policies.get(local.pod.namespace, {})
+        return [its[name] for name in sorted(its, key=str) if its[name].pods.matches(local.labels)]
+
     def _show(self, id: str, local: _Local, pod: Pod) -> None:
         if (local.labels, local.ports) != (pod.labels, pod.ports):
             local.labels, local.ports = pod.labels, pod.ports

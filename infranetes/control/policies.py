@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `Control` says of NetworkPolicies."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from infranetes.control.chosen import chosen, followed
+from infranetes.pods.context import NodeContext
+from infranetes.pods.inventory import Sandbox
+from infranetes.policies.cluster import ClusterPolicies
+from infranetes_common.pod_firewall import Allowed, PodFirewall, Ports
+from infranetes_common.wire import control
+from txgrpc import Call
+
+MOST_SHOWN = 1024  # networks
+
+
+class InForce(Protocol):
+    """Knows what is in force for sandboxes."""
+
+    def in_force(self, id: str) -> PodFirewall | None:
+        """A sandbox's firewall; None: it is not known."""
+
+    def trouble(self, id: str) -> str:
+        """Why the last attempt to put another one in force has failed; empty: it has not."""
+
+
+class PolicyCalls:
+    """One method per RPC.
+
+    :param policies: None: NetworkPolicies don't hold on this node.
+    """
+
+    def __init__(
+        self, node: NodeContext, policies: ClusterPolicies | None, firewalls: InForce | None
+    ) -> None:
+        self._node = node
+        self._policies = policies
+        self._firewalls = firewalls
+
+    async def GetPolicies(
+        self, request: control.GetPoliciesRequest, call: Call
+    ) -> control.GetPoliciesResponse:
+        sandboxes = chosen(self._node, request.pod)
+        policies, firewalls = self._policies, self._firewalls
+        if policies is None or firewalls is None:
+            return control.GetPoliciesResponse()
+        return control.GetPoliciesResponse(
+            enabled=True,
+            followed=followed(policies),
+            complete=policies.complete,
+            pods=[_pod(each, policies, firewalls) for each in sandboxes],
+        )
+
+
+def _pod(sandbox: Sandbox, policies: ClusterPolicies, firewalls: InForce) -> control.PodPolicies:
+    metadata = sandbox.config.metadata
+    pod = control.PodPolicies(
+        sandbox_id=sandbox.id,
+        namespace=metadata.namespace,
+        name=metadata.name,
+        address=sandbox.record.address,
+        policies=[
+            control.Policy(
+                name=str(each.name), ingress=each.ingress is not None, egress=each.egress is not None
+            )
+            for each in policies.selecting(sandbox.id)
+        ],
+        trouble=firewalls.trouble(sandbox.id),
+    )
+    found = firewalls.in_force(sandbox.id)
+    if found is not None:
+        pod.known, pod.current = True, found == policies.firewall(sandbox.id)
+        if found.ingress is not None:
+            pod.ingress.CopyFrom(_direction(found.ingress))
+        if found.egress is not None:
+            pod.egress.CopyFrom(_direction(found.egress))
+    return pod
+
+
+def _direction(allowed: tuple[Allowed, ...]) -> control.Direction:
+    return control.Direction(
+        allowed=[
+            control.Allowed(
+                networks=map(str, each.networks[:MOST_SHOWN]),
+                network_count=len(each.networks),
+                ports=map(_ports, each.ports or ()),
+            )
+            for each in allowed
+        ]
+    )
+
+
+def _ports(ports: Ports) -> str:
+    numbers = str(ports.first) if ports.first == ports.last else f"{ports.first}-{ports.last}"
+    return f"{ports.protocol.lower()} {numbers}"
