@@ -12,6 +12,7 @@ from twisted.internet.defer import Deferred
 from infranetes.authority import Authority
 from infranetes.claims import StateLock, clear_socket, make_directories
 from infranetes.config import Config
+from infranetes.control.policies import PolicyCalls
 from infranetes.control.service import ControlService
 from infranetes.control.services import ServiceCalls
 from infranetes.cri.images import ImageService
@@ -170,8 +171,11 @@ class Daemon(OrderedServices):
         service.setServiceParent(self)
 
     def _control_socket(self) -> SocketService:
-        pods = ControlService(self._pods.node, self._pods.reconciler)
-        calls = GrpcService(control.Control, pods, ServiceCalls(self._pods.node, self._services))
+        node = self._pods.node
+        pods = ControlService(node, self._pods.reconciler)
+        services = ServiceCalls(node, self._services)
+        policies = PolicyCalls(node, self._policies, node.firewalls)
+        calls = GrpcService(control.Control, pods, services, policies)
         server = Server(self._reactor, [calls], translate_error=errors.to_grpc)
         path, drain = self._config.control_socket, self._config.times.shutdown
         return SocketService(self._reactor, path, CONTROL_MODE, server, drain)

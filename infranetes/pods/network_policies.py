@@ -93,6 +93,16 @@ class PodFirewalls:
                 f"in force: {trouble}"
             ) from None
 
+    def in_force(self, id: str) -> PodFirewall | None:
+        """A sandbox's firewall as this daemon has put it in force last; None: it has not."""
+        kept = self._kept.get(id)
+        return kept.firewall if kept is not None else None
+
+    def trouble(self, id: str) -> str:
+        """Why the last attempt to put another one in force has failed; empty: it has not."""
+        kept = self._kept.get(id)
+        return kept.trouble if kept is not None else ""
+
     def _changed(self, ids: frozenset[str]) -> None:
         for id in ids & self._kept.keys():
             self._kept[id].changed.notify()

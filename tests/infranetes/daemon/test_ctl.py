@@ -116,6 +116,8 @@ class CtlTests(DaemonCase):
         self.assertIn("no service proxy", words)
         self.assertIn(("infranetes_service_rules_current", 0), await self.metrics())
         self.assertIn("no pod 'none' has a VM", await self.ctl("services", "none", code=FAILED))
+        self.assertIn("don't hold on this node", await self.ctl("policies"))
+        self.assertIn("no pod 'none' has a VM", await self.ctl("policies", "none", code=FAILED))
         self.assertIn("needs a POD", await self.command("services", "--trace", "10.96.0.10:80", code=USAGE))
         self.assertIn("is not like", await self.command("services", "x", "--trace", "web", code=USAGE))
 

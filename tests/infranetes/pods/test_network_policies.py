@@ -119,9 +119,13 @@ class NetworkPolicyTests(PodsTestCase):
         sandbox = self.a_pod(firewall=SOME)
         made, starting = self.begin(sandbox)
         self.assertNoResult(starting)
+        firewalls = self.world.node.firewalls
+        assert firewalls is not None
+        self.assertEqual((firewalls.in_force(sandbox), firewalls.trouble(sandbox)), (None, "nft is broken"))
         for _ in range(3):
             self.world.clock.advance(LONGEST_PAUSE / 3)
         self.successResultOf(starting)
+        self.assertEqual((firewalls.in_force(sandbox), firewalls.trouble(sandbox)), (SOME, ""))
         self.assertEqual(len(self.said), 3)
         self.assertIs(self.state(made), ContainerState.RUNNING)
 
