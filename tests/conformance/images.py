@@ -23,7 +23,7 @@ PACKAGES = (
     *("bash", "bind9-dnsutils", "curl", "iperf", "iproute2", "iputils-ping"),
     *("netcat-openbsd", "nginx-light", "perl-base", "procps", "util-linux"),
 )
-RECIPE = "1"  # another one, and they are made again
+RECIPE = "2"  # another one, and they are made again
 _ENVIRONMENT = {"Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]}
 _USER = "user-defined-in-image"
 _SERVER = """\
@@ -63,7 +63,7 @@ def _images(programs: Path) -> Iterator[tuple[str, str, oci.BuiltImage]]:
         layers = [base, *(layer(files) for files in more)]
         return oci.image(layers, {**_ENVIRONMENT, **config}, compression="zstd")
 
-    agnhost = _agnhost(base)
+    agnhost = _agnhost(base, critest_images.fetch(programs))
     entry: dict[str, object] = {"Entrypoint": ["/agnhost"]}
     for tag in ("2.55", "2.63.0"):
         yield f"{E2E}/agnhost", tag, image({**entry, "Cmd": ["pause"]}, agnhost)
@@ -81,13 +81,14 @@ def _images(programs: Path) -> Iterator[tuple[str, str, oci.BuiltImage]]:
         yield f"{E2E}/nginx", tag, image({"Cmd": ["nginx", "-g", "daemon off;"]}, site, about)
 
 
-def _agnhost(base: bytes) -> Mapping[str, File]:
-    """What the image has beyond Debian, as Kubernetes' Dockerfile has it."""
+def _agnhost(base: bytes, busybox: Path) -> Mapping[str, File]:
+    """What the image has beyond Debian, as Kubernetes' Dockerfile has it; wget is busybox's there too."""
     files = {
         "agnhost": File((PROGRAMS / "agnhost").read_bytes(), 0o755),
         "agnhost-2": File(same="agnhost", mode=0o755),
         "coredns": File((PROGRAMS / "coredns").read_bytes(), 0o755),
         "uploads": File(mode=0o777, directory=True),
+        "usr/local/bin/wget": File(busybox.read_bytes(), 0o755),
     }
     for name in ("localhost.crt", "localhost.key"):
         files[name] = File((PROGRAMS / name).read_bytes())
