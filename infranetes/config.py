@@ -17,7 +17,8 @@ from attrs.validators import ge, gt, in_, instance_of
 
 from infranetes.images.config import ImagesConfig
 from infranetes.machines.pool_config import PoolConfig
-from infranetes.providers.annotations import CONTAINER_PROVIDERS
+from infranetes.overlay.config import OverlayConfig
+from infranetes.providers.annotations import CONTAINER_PROVIDERS, NETWORKS
 from infranetes.volumes.config import VolumesConfig
 from infranetes_common import config
 from infranetes_common.errors import ConfigError
@@ -86,6 +87,8 @@ class KubernetesConfig:
     # Of the pods of all nodes, and of Services: who is there sees pods' own addresses.
     cluster_cidrs: tuple[str, ...] = attrs.field(default=(), validator=_are_subnets)
     kubeconfig: str = ""  # a file; with one, pods' VMs know the addresses of Services
+    # The network of pods that say nothing of it, where VMs are in a cloud.
+    network: str = attrs.field(default="vpc", validator=in_(NETWORKS))
     service_proxy: bool = True  # false: they don't, as kube-proxy on the node does it for all pods
     network_policies: bool = False  # true: they hold, and pods are closed until they are known
 
@@ -129,6 +132,7 @@ class Config:
     images: ImagesConfig = attrs.field(factory=ImagesConfig)
     volumes: VolumesConfig = attrs.field(factory=VolumesConfig)
     kubernetes: KubernetesConfig = attrs.field(factory=KubernetesConfig)
+    overlay: OverlayConfig = attrs.field(factory=OverlayConfig)
     log: LogConfig = LogConfig()
     times: TimesConfig = TimesConfig()
     pool: PoolConfig = attrs.field(factory=PoolConfig)

@@ -48,7 +48,7 @@ def shown_vm(
         vm.sandbox_id = record.id
     if instance is not None:
         vm.id, vm.state, vm.detail = instance.id, instance.state.value, instance.detail
-        vm.address = instance.address or vm.address
+        vm.address = vm.address or instance.address  # a pod may have one beside its VM's
         vm.sandbox_id = instance.sandbox_id
         vm.size = instance.size or vm.size
         vm.created_at = int(instance.created_at * _NANOS) or vm.created_at

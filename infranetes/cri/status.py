@@ -107,6 +107,8 @@ class StatusCalls:
 
     async def _configure(self, subnet: str) -> None:
         await self._node.provider.configure_network(subnet)
+        if self._node.overlay is not None:
+            self._node.overlay.configure(subnet)
         await self._node.store.put_setting(POD_CIDR, subnet)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from functools import partial
+from ipaddress import IPv4Network
 from pathlib import Path
 
 from twisted.application.service import Service
@@ -32,6 +33,8 @@ from infranetes.machines.agent.container_watch import WatchTimes
 from infranetes.machines.context import NodeNames
 from infranetes.machines.pool import Pool
 from infranetes.machines.renewal import Renewal
+from infranetes.overlay.overlay import Overlay
+from infranetes.overlay.tunnels import Tunnels
 from infranetes.pods.context import NodeContext, Times
 from infranetes.pods.lifelog import log_container_events
 from infranetes.pods.logs import Logs
@@ -42,6 +45,7 @@ from infranetes.pods.store import Store
 from infranetes.pods.streams import Streams
 from infranetes.policies.cluster import ClusterPolicies
 from infranetes.providers import registry
+from infranetes.providers.interface import IInVpc
 from infranetes.services.cluster import ClusterServices
 from infranetes.streaming.server import StreamingServer
 from infranetes.volumes.volumes import Volumes
@@ -111,6 +115,14 @@ class Daemon(OrderedServices):
             self._reactor, ApiServer(self._reactor, Path(given.kubeconfig), given.master_ip)
         )
 
+    def _make_overlay(self) -> Overlay | None:
+        """What gives pods addresses of the node's own; None: the provider does."""
+        if not IInVpc.providedBy(self._backends.provider):
+            return None
+        config = self._config
+        networks = [each for each in config.kubernetes.networks if isinstance(each, IPv4Network)]
+        return Overlay(Tunnels(self._reactor, config.overlay, networks), config.overlay, networks)
+
     def _make_node(self) -> NodeContext:
         reactor, config = self._reactor, self._config
         provider, images = self._backends.provider, self._backends.images
@@ -138,6 +150,8 @@ class Daemon(OrderedServices):
         node.services = self._services
         if self._policies is not None:
             node.firewalls = PodFirewalls(reactor, self._policies, partial(enforce, node), node.ready)
+        node.network = config.kubernetes.network
+        node.overlay = self._make_overlay()
         node.renewal = Renewal(node, partial(reachable_machines, node))
         log_container_events(node)
         return node

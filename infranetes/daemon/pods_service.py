@@ -13,6 +13,7 @@ from infranetes.pods.containers import Containers
 from infranetes.pods.context import NodeContext
 from infranetes.pods.host_ports import ports_in_force
 from infranetes.pods.inventory import Sandbox
+from infranetes.pods.pod_network import restore_pod_network
 from infranetes.pods.reconcile import Reconciler
 from infranetes.pods.sandboxes import Sandboxes
 from infranetes.pods.states import SHOWN_SANDBOXES
@@ -49,6 +50,7 @@ class PodsService(Service):
         await self.reconciler.load(contents, lambda: sleep(node.clock, 0))
         node.renewal.start()
         await node.volumes.resume(node.inventory)
+        await restore_pod_network(node, self.pod_cidr)
         await node.hostports.restore(ports_in_force(node.inventory))
 
     def provider_started(self) -> None:

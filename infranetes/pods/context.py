@@ -18,6 +18,7 @@ from infranetes.images import Image, LayerDisk
 from infranetes.machines.agent.client import Connect
 from infranetes.machines.agent.container_watch import WatchTimes
 from infranetes.machines.context import NodeNames, ServiceRules
+from infranetes.overlay.overlay import Overlay
 from infranetes.pods import apparmor
 from infranetes.pods.inventory import Container, Inventory, Sandbox
 from infranetes.pods.logs import Logs
@@ -107,6 +108,8 @@ class NodeContext:
     :ivar containers: whether pods are made of images of containers.
     :ivar services: the cluster's Services; None: the VMs are not told of them.
     :ivar firewalls: keeps the pods' NetworkPolicies in force; None: they don't hold.
+    :ivar overlay: gives pods addresses of the pods' network; None: VMs have such ones anyway.
+    :ivar network: of pods that say nothing of it, where there is an overlay: one of annotations' NETWORKS.
     :ivar dns: gives the node's own DNS, for pods that name none.
     """
 
@@ -144,6 +147,8 @@ class NodeContext:
         self.containers = True
         self.services: ServiceRules | None = None
         self.firewalls: PodFirewalls | None = None
+        self.overlay: Overlay | None = None
+        self.network = "vpc"
         self.dns: Callable[[], Awaitable[cri.DNSConfig]] = _no_dns
         self.times = times
         self.inventory = Inventory()
@@ -180,8 +185,10 @@ class NodeContext:
             raise Unavailable(f"provider {self.provider.name} is not ready: {self.trouble}")
 
     async def release_address(self, id: str) -> None:
-        """Take away the host ports of the VM with this id, whose address another VM may have next."""
+        """Take away what leads to the address of the VM with this id, which another VM may have next."""
         await self.hostports.remove(id)
+        if self.overlay is not None:
+            await self.overlay.remove(id)
 
     def note(self, write: Deferred[None], what: str) -> None:
         """Let a write go on by itself, and log if it fails: what it records can be learnt again."""

@@ -16,6 +16,7 @@ from infranetes.pods.container_providers import container_provider
 from infranetes.pods.context import NodeContext
 from infranetes.pods.host_ports import ports_of
 from infranetes.pods.inventory import Sandbox
+from infranetes.pods.pod_network import join_pod_network
 from infranetes.pods.service_rules import tell_of_services
 from infranetes.pods.states import SandboxState
 from infranetes.providers.interface import Size
@@ -86,6 +87,7 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
         await sandbox.machine.renew_certificate()
     config = node_names.with_host_name(sandbox.config)
     await sandbox.machine.configure(config, await node.dns(), container_provider(node, config))
+    await join_pod_network(node, sandbox)
     tell_of_services(sandbox)
     sandbox.watch.start()
     left = deadline - clock.seconds()
@@ -99,7 +101,7 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
         sandbox=sandbox.id,
         pod=sandbox.pod,
         vm=up.instance.id,
-        address=up.instance.address,
+        address=sandbox.record.address,
         seconds=clock.seconds() - began,
         vm_seconds=up.vm_seconds,
     )

@@ -108,6 +108,8 @@ class Reconciler:
         """Make one pass. A VM that no record knows in two successive passes is destroyed in the second."""
         node = self._node
         await node.hostports.sweep()
+        if node.overlay is not None:
+            await node.overlay.sweep()
         instances = await within(node.clock, LIST_SECONDS, node.provider.list(), "listing the provider's VMs")
         await self._end_orphans(instances)
         by_token = {instance.token: instance for instance in instances}

@@ -25,6 +25,7 @@ from infranetes.pods.context import NodeContext
 from infranetes.pods.host_ports import taken_ports
 from infranetes.pods.inventory import Sandbox, sandbox_name
 from infranetes.pods.launch import launch, size_of
+from infranetes.pods.pod_network import check_network
 from infranetes.pods.records import SandboxRecord
 from infranetes.pods.sandbox_stop import end_containers
 from infranetes.pods.sandbox_vm import adopt, machine_for
@@ -63,6 +64,7 @@ class Sandboxes:
             self._node.check_ready()
             check_container_provider(self._node, config)
             check_user_namespace(self._node, config)
+            check_network(self._node, config)
             self._node.hostports.check(host_ports_of(config), taken_ports(self._node.inventory))
             sandbox = self._begin(name, blob, runtime_handler)
         else:

@@ -105,6 +105,8 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(_matching(_WORD)(each.strip()) for each in text.split(","))
 
 
+NETWORKS = ("vpc", "overlay")
+NETWORK = Annotation("network", "", _matching("|".join(NETWORKS)), " or ".join(NETWORKS))
 SERVICE_PROXY = Annotation("service-proxy", "", _bool, "true or false", ("infranetes.startproxy",))
 TABLE = (
     Annotation("image", "image", _matching(_WORD), "a machine image's id", ("infranetes.aws.image",)),
@@ -148,6 +150,7 @@ TABLE = (
     Annotation("disk", "disk", _bytes, "a size such as 40Gi"),
     Annotation("metadata-access", "", _matching("allow|deny"), "allow or deny"),
     Annotation("set-hostname", "set_hostname", _bool, "true or false", ("infranetes.sethostname",)),
+    NETWORK,
     SERVICE_PROXY,
     Annotation("network-interface", "", _bool, "true or false", ("infranetes.createinterface",)),
     Annotation("shared-paths", "", _matching(r"[^\0]*"), "paths", ("infranetes.sharedpaths",)),
@@ -187,6 +190,12 @@ def wants_service_proxy(annotations: Mapping[str, str]) -> bool:
     """Whether a pod with these annotations, which `read` accepts, reaches Services by its VM's own rules."""
     names = (PREFIX + SERVICE_PROXY.name, *SERVICE_PROXY.aliases)
     return all(_bool(annotations[name].strip()) for name in names if name in annotations)
+
+
+def network(annotations: Mapping[str, str]) -> str:
+    """Which of NETWORKS a pod asks for; "": none. :raise InvalidArgument: it is neither."""
+    text = annotations.get(PREFIX + NETWORK.name)
+    return "" if text is None else str(_value(NETWORK, PREFIX + NETWORK.name, text))
 
 
 def _value(row: Annotation, name: str, text: str) -> object:

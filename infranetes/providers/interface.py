@@ -104,6 +104,12 @@ class ProviderContext:
     network_policies: bool = False  # pods are to be closed until their firewalls are said; see IFirewallsPods
 
 
+class IInVpc(Interface):
+    """Also provided by an IPodProvider whose VMs have addresses of a network that is not the pods' own.
+
+    The node may give their pods addresses of its pods' subnet besides, by tunnels."""
+
+
 class IHasCatalogue(Interface):
     """A provider whose IaaS has machine images. `imgprovider` set to the provider's name selects them."""
 

@@ -109,6 +109,24 @@ class Space:
         self._threads.append(thread)
         thread.start()
 
+    def listen(self, port: int) -> socket.socket:
+        """A socket that receives datagrams."""
+        listening = self.inside(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        self._sockets.append(listening)
+        listening.settimeout(SECONDS)
+        listening.bind(("0.0.0.0", port))
+        return listening
+
+    def send(self, data: bytes, source: str, address: str, port: int) -> None:
+        """Send a datagram from an address of this machine."""
+
+        def send() -> None:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+                sender.bind((source, 0))
+                sender.sendto(data, (address, port))
+
+        self.inside(send)
+
     def seen_as(
         self, address: str, port: int, source: str = "", sent: int = 0, seconds: float = SECONDS
     ) -> str:

@@ -8,6 +8,7 @@ from vmserver.config import LimitsConfig
 from vmserver.identity.current import CurrentIdentity
 from vmserver.identity.metadata import MetadataGate
 from vmserver.pod_settings import PodSettings
+from vmserver.pod_tunnel import PodTunnel
 from vmserver.provider_choice import ProviderChoice
 from vmserver.proxy.kernel import Kernel
 from vmserver.proxy.proxy import ServiceProxy
@@ -16,6 +17,7 @@ from vmserver.rpc.containers import ContainerCalls
 from vmserver.rpc.images import ImageCalls
 from vmserver.rpc.layers import LayerCalls
 from vmserver.rpc.machine import MachineCalls
+from vmserver.rpc.pod_network import PodNetworkCalls
 from vmserver.rpc.services import ServiceCalls
 from vmserver.rpc.sessions import SessionCalls
 from vmserver.rpc.watch import WatchCalls
@@ -54,6 +56,7 @@ class AgentService:
         kernel = Kernel(reactor)
         proxy = ServiceProxy(kernel)
         self.services = ServiceCalls(proxy if own_machine else None)
+        self.pod_network = PodNetworkCalls(PodTunnel(reactor) if own_machine else None)
         self._upkeep = Upkeep(reactor, kernel, proxy) if own_machine else None
         self.implementations: tuple[object, ...] = (
             self.machine,
@@ -65,6 +68,7 @@ class AgentService:
             self.volumes,
             self.stats,
             self.services,
+            self.pod_network,
         )
         identity.on_taken = self._begin
 

@@ -89,6 +89,13 @@ class AgentClient(VolumeClient, LayerClient, ServiceClient):
         :raise FailedPrecondition: the VM has containers."""
         await self._call(self._stub.WarmUp(vmserver.WarmUpRequest(), timeout=ENGINE_SECONDS))
 
+    async def join_pod_network(self, request: vmserver.JoinPodNetworkRequest) -> int:
+        """Give the VM an address of the pods' network. Return how long packets to it may be.
+
+        :raise Unimplemented: the VM is not a pod's alone, or its agent is of an earlier release."""
+        answer = await self._call(self._stub.JoinPodNetwork(request, timeout=ENGINE_SECONDS))
+        return min(answer.mtu, request.mtu)
+
     def watch(self) -> checks.CheckedStream[vmserver.WatchEvent]:
         """Open the Watch stream, which tells the states of all containers. Fails with GrpcError."""
         return checks.CheckedStream(

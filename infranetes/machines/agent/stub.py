@@ -84,6 +84,7 @@ class AgentStub(Protocol):
     Attach: Session
     PortForward: PortForward
     ServiceRules: ServiceRules
+    JoinPodNetwork: Unary[messages.JoinPodNetworkRequest, messages.JoinPodNetworkResponse]
     ServiceReport: Unary[messages.ServiceReportRequest, messages.ServiceReportResponse]
     MissingLayers: Unary[messages.MissingLayersRequest, messages.MissingLayersResponse]
     LoadImage: Upload[messages.LoadImageRequest, messages.LoadImageResponse]

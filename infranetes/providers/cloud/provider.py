@@ -36,6 +36,7 @@ from infranetes.providers.cloud.translate import to_infranetes_error
 from infranetes.providers.cloud.watch import Watcher
 from infranetes.providers.interface import (
     IHasCatalogue,
+    IInVpc,
     Instance,
     InstanceSpec,
     InstanceState,
@@ -60,7 +61,7 @@ CONSOLE_CHARACTERS = 1000
 _log = Logger()
 
 
-@implementer(IPodProvider, IHasCatalogue)
+@implementer(IPodProvider, IHasCatalogue, IInVpc)
 class CloudProvider(Generic[D]):
     """See `IPodProvider`."""
 

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which VM has which address of the pods' network, and the tunnels that follow from it.
+
+An address is a sandbox's from `lease` on until `remove`. The sandbox's record has it before the VM or the
+kernel is told, so a daemon that follows one which was killed gives it to no other: it is told of all by
+`restore`. One that was given back is used again last, for others may still send to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Address, IPv4Network
+
+import attrs
+from twisted.internet.defer import DeferredLock
+from twisted.logger import Logger
+
+from infranetes.overlay.config import OverlayConfig
+from infranetes.overlay.tunnels import Peer, Tunnels
+from infranetes.providers.qemu.subnet import free_address, gateway, subnet
+from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
+
+MIN_MTU = 576
+SAFE_MTU = 1280  # within a tunnel, while it is not known what the way lets through
+
+_log = Logger()
+
+
+@attrs.frozen
+class Invitation:
+    """What a VM has to know to make its end of the tunnel."""
+
+    address: str  # of the pod
+    gateway: str  # the node's within the tunnel
+    node_host: str  # where the node is in the VPC
+    port: int
+    mtu: int  # of the node's packets without a tunnel
+    networks: tuple[str, ...]  # that the tunnel leads to
+
+
+class Overlay:
+    """The overlay of one node.
+
+    :param networks: the cluster's subnets, of pods and Services.
+    """
+
+    def __init__(self, tunnels: Tunnels, config: OverlayConfig, networks: Sequence[IPv4Network] = ()) -> None:
+        self._tunnels = tunnels
+        self._config = config
+        self._networks = list(networks)
+        self._network = config.network
+        self._leases: dict[str, IPv4Address] = {}  # by sandbox
+        self._last: IPv4Address | None = None
+        self._peers: dict[str, Peer] = {}  # by sandbox
+        self._lock = DeferredLock()
+
+    def check(self) -> IPv4Network:
+        """Return the pods' subnet. :raise FailedPrecondition: pods can't join yet; says what to do."""
+        if self._network is None:
+            raise FailedPrecondition(
+                "the pods' network has no subnet for this node yet: the Node needs a spec.podCIDR "
+                "(kube-controller-manager --allocate-node-cidrs), or set overlay.pod_cidr"
+            )
+        if not self._networks:
+            raise FailedPrecondition(
+                "it is not known which subnets the pods' network has: set kubernetes.cluster_cidrs"
+            )
+        return self._network
+
+    def configure(self, pod_cidr: str) -> None:
+        """Take addresses from this subnet, as UpdateRuntimeConfig says; one in the configuration wins.
+
+        :raise FailedPrecondition: pods have addresses of another."""
+        if self._config.network is not None:
+            return
+        try:
+            network = subnet(pod_cidr)
+        except InvalidArgument as error:  # which is nothing to a node whose pods are all in the VPC
+            _log.warn("pods can't join the pods' network: {error}", error=error)
+            return
+        others = [each for each in self._leases.values() if each not in network]
+        if others:
+            raise FailedPrecondition(
+                f"pod CIDR {network} can't replace {self._network}: {len(others)} pods have other addresses "
+                f"({others[0]}); remove those pods first"
+            )
+        self._network = network
+
+    def knows(self, id: str) -> bool:
+        """Whether a sandbox has an address."""
+        return id in self._leases
+
+    def has(self, address: str) -> bool:
+        """Whether an address is of the pods' subnet."""
+        return bool(address) and self._network is not None and IPv4Address(address) in self._network
+
+    def lease(self, id: str) -> str:
+        """Give a sandbox an address, the same one each time. It has to be recorded before it is used.
+
+        :raise ResourceExhausted: there is none left. :raise FailedPrecondition: as `check`."""
+        network = self.check()
+        if id not in self._leases:
+            self._last = free_address(network, set(self._leases.values()), self._last)
+            self._leases[id] = self._last
+        return str(self._leases[id])
+
+    async def invite(self, id: str, host: str) -> Invitation:
+        """Return what the VM at `host`, of a sandbox with a lease, is to be told.
+
+        :raise FailedPrecondition: it is reached by no way that a tunnel could have."""
+        network = self.check()
+        way = await self._tunnels.way_to(IPv4Address(host))
+        return Invitation(
+            str(self._leases[id]),
+            str(gateway(network)),
+            str(way.source),
+            self._config.port,
+            way.mtu,
+            tuple(map(str, dict.fromkeys([*self._networks, network]))),
+        )
+
+    async def put(self, id: str, host: str, mtu: int) -> None:
+        """Have a tunnel to the VM at `host`, of a sandbox with a lease. Idempotent.
+
+        :param mtu: within the tunnel, as the VM says.
+        :raise InfranetesError: it can't be had."""
+        before = self._peers.get(id)
+        peer = Peer(self._leases[id], IPv4Address(host), max(mtu, MIN_MTU))
+        if peer == before:
+            return
+        self._peers[id] = peer
+        try:
+            await self._apply()
+        except BaseException:
+            if before is None:
+                self._peers.pop(id, None)
+            raise
+
+    async def remove(self, id: str) -> None:
+        """End the tunnel to a sandbox's VM and take the address back. Idempotent.
+
+        :raise InfranetesError: try again."""
+        peer = self._peers.pop(id, None)
+        if peer is not None:
+            try:
+                await self._apply()
+            except BaseException:
+                self._peers[id] = peer
+                raise
+        self._leases.pop(id, None)
+
+    async def restore(self, found: Mapping[str, tuple[str, str]]) -> None:
+        """After a start: have tunnels to exactly these. A sweep tries again what fails now.
+
+        :param found: each sandbox with an address of the pods' network: this, and where its VM is; "" while
+            that is still to be told of it."""
+        try:
+            mtus = await self._tunnels.mtus()
+        except InfranetesError as error:
+            mtus = {}
+            _log.debug("what the kernel has of tunnels is not known: {error}", error=error)
+        for id, (address, host) in found.items():
+            lease = self._leases[id] = IPv4Address(address)
+            if host:
+                # After a reboot of the node the kernel has none. The VM is asked again when it is connected.
+                self._peers[id] = Peer(lease, IPv4Address(host), mtus.get(address, SAFE_MTU))
+        self._last = max(self._leases.values(), default=None)
+        if self._peers or mtus:
+            try:
+                await self._apply()
+            except InfranetesError as error:
+                _log.error("there are no tunnels to VMs for now: {error}", error=error)
+
+    async def sweep(self) -> None:
+        """Make right what somebody else has changed, or an earlier daemon has left."""
+        if self._network is None:
+            return
+        try:
+            async with self._lock:
+                peers = list(self._peers.values())
+                if not await self._tunnels.is_right(self._network, peers):
+                    _log.warn("the tunnels to VMs are not as they were made: they are made again")
+                    await self._tunnels.replace(self._network, peers)
+        except InfranetesError as error:
+            _log.error("the tunnels to VMs can't be checked: {error}", error=error)
+
+    async def _apply(self) -> None:
+        async with self._lock:
+            await self._tunnels.replace(self.check(), list(self._peers.values()))

@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node's ends of the tunnels: one VXLAN device, and for each VM where it is and which address it has.
+
+Nothing is learnt from packets. What the kernel is to know of a VM is written here: a route to its address,
+its neighbour entry, and the device's forwarding entry, which says at which address of the VPC the VM is. A
+VM is held to its own address before anything is unpacked: the nftables table takes packets of a tunnel only
+where the sender within is the one of the sender without. It looks for that at fixed places, behind the
+headers of UDP (8 bytes), VXLAN (8) and Ethernet (14); what has no IPv4 there is dropped. A fragment that
+has no ports is nothing without the one that has.
+
+All is replaced as a whole, by comparison with what is there: so a daemon that follows one which was killed
+at any instant makes it right, and so does each sweep.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+from typing import TypedDict
+
+import attrs
+from twisted.logger import Logger
+
+from infranetes.overlay.config import OverlayConfig
+from infranetes.providers.qemu.subnet import gateway, mac_of
+from infranetes_common.commands import check, run
+from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from infranetes_common.overlay import NODE_MAC, VNI
+from infranetes_common.reactors import IReactor
+
+_SECONDS = 15.0  # for each command
+_DEVICE_MTU = 65000  # each route has its own, which counts
+_DEFAULT_MTU = 1500
+
+_log = Logger()
+
+
+@attrs.frozen
+class Peer:
+    """One VM: its pod's address, where it is, and what a packet to it may have."""
+
+    address: IPv4Address
+    host: IPv4Address  # in the VPC
+    mtu: int
+
+    @property
+    def mac(self) -> str:
+        """The Ethernet address of its end."""
+        return mac_of(self.address)
+
+    @property
+    def chain(self) -> str:
+        """The chain of nftables that lets in its address."""
+        return f"peer_{int(self.host):08x}_{int(self.address):08x}"
+
+
+class _LinkInfo(TypedDict):
+    info_kind: str
+    info_data: Mapping[str, int]
+
+
+class _Link(TypedDict):
+    """The device as `ip -j -d link show` describes it."""
+
+    address: str
+    linkinfo: _LinkInfo
+
+
+@attrs.frozen
+class WayTo:
+    """How the node reaches a VM in the VPC."""
+
+    source: IPv4Address  # the node's own address on this way
+    mtu: int
+
+
+class Tunnels:
+    """The kernel's part of the overlay.
+
+    :param cluster: subnets whose hosts see the pods' own addresses.
+    :param namespace: the network namespace's name; none: the process's own.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactor,
+        config: OverlayConfig,
+        cluster: Iterable[IPv4Network],
+        proc_sys: Path = Path("/proc/sys"),
+        namespace: str = "",
+    ) -> None:
+        self._inside = ["ip", "netns", "exec", namespace] if namespace else []
+        self._reactor = reactor
+        self._config = config
+        self._device = config.device
+        self._table = f"infranetes_{config.device}"
+        self._cluster = list(cluster)
+        self._proc_sys = proc_sys
+
+    async def way_to(self, host: IPv4Address) -> WayTo:
+        """Find out how a VM is reached.
+
+        :raise FailedPrecondition: by no way that a tunnel could have."""
+        [route] = json.loads(await self._ip("route", "get", str(host)))
+        device = str(route["dev"])
+        source = IPv4Address(route["prefsrc"])
+        for network in self._cluster:
+            for end in (host, source):
+                if end in network:
+                    raise FailedPrecondition(
+                        f"kubernetes.cluster_cidrs: {network} has {end}, which a tunnel to a VM leads over: "
+                        "name the subnets of pods and Services alone, or leave the pod in the VPC"
+                    )
+        [link] = json.loads(await self._ip("link", "show", "dev", device))
+        return WayTo(source, self._config.mtu or int(link.get("mtu", _DEFAULT_MTU)))
+
+    async def replace(self, network: IPv4Network, peers: Sequence[Peer]) -> None:
+        """Have tunnels to exactly these VMs. Idempotent.
+
+        :param network: the pods' subnet, whose first address is the node's.
+        :raise InfranetesError: it failed; call again."""
+        if not peers:
+            await self._remove()
+            return
+        await self._set_up(network)
+        # First: what is no longer a peer's is dropped from now on, and what comes early is let in.
+        await self._nft(self._script(network, peers))
+        await self._change(wanted(peers, network), await self._entries())
+
+    async def mtus(self) -> Mapping[str, int]:
+        """Return the addresses that tunnels lead to now, and how long a packet to each may be."""
+        if (await self._link()) is None:
+            return {}
+        return {address: mtu for address, _, mtu in (await self._entries()).routes}
+
+    async def is_right(self, network: IPv4Network, peers: Sequence[Peer]) -> bool:
+        """Whether the kernel has exactly these.
+
+        :raise InfranetesError: it is not known."""
+        if (await self._link()) is None:
+            return not peers
+        shown = await run(
+            self._reactor, [*self._inside, "nft", "-j", "list", "map", "ip", self._table, "peers"], _SECONDS
+        )
+        if shown.code != 0:
+            return False
+        chains = {
+            host: verdict["goto"]["target"]
+            for one in json.loads(shown.stdout)["nftables"]
+            for host, verdict in one.get("map", {}).get("elem", ())
+        }
+        expected = {str(each.host): each.chain for each in peers}
+        return chains == expected and await self._entries() == wanted(peers, network)
+
+    async def _link(self) -> _Link | None:
+        found = await run(
+            self._reactor, [*self._inside, "ip", "-j", "-d", "link", "show", "dev", self._device], _SECONDS
+        )
+        if found.code != 0:
+            return None
+        link: _Link = json.loads(found.stdout)[0]
+        return link
+
+    async def _set_up(self, network: IPv4Network) -> None:
+        """Make the device, unless it is there."""
+        name, link = self._device, await self._link()
+        if link is not None and link["address"] != NODE_MAC:
+            raise FailedPrecondition(
+                f"the node has a device {name} that is not Infranetes'; choose another name with "
+                "overlay.device, or remove it"
+            )
+        if link is not None and link["linkinfo"]["info_data"].get("port") != self._config.port:
+            await self._batch("ip", [f"link delete dev {name}"])
+            link = None
+        if link is None:
+            await self._check_free(network)
+            options = f"type vxlan id {VNI} dstport {self._config.port} nolearning"
+            await self._batch("ip", [f"link add {name} address {NODE_MAC} mtu {_DEVICE_MTU} {options}"])
+        if (self._proc_sys / "net/ipv6/conf" / name).exists():
+            self._sysctl(f"net/ipv6/conf/{name}/disable_ipv6", "1")
+        self._sysctl("net/ipv4/ip_forward", "1")
+        shown = json.loads(await self._ip("-4", "address", "show", "dev", name))
+        own = f"{gateway(network)}/32"
+        had = [f"{one['local']}/{one['prefixlen']}" for each in shown for one in each.get("addr_info", ())]
+        commands = [f"address delete {each} dev {name}" for each in had if each != own]
+        commands += [f"address replace {own} dev {name}", f"link set {name} up"]
+        await self._batch("ip", commands)
+
+    async def _check_free(self, network: IPv4Network) -> None:
+        for each in json.loads(await self._ip("-4", "address", "show")):
+            for one in each.get("addr_info", ()):
+                other = IPv4Network(f"{one['local']}/{one['prefixlen']}", strict=False)
+                if other.overlaps(network) and other != IPv4Network(network.network_address):
+                    raise InvalidArgument(
+                        f"pod CIDR {network} overlaps {other} of the node's interface {each['ifname']}; "
+                        "choose another with overlay.pod_cidr"
+                    )
+
+    async def _entries(self) -> Entries:
+        """What the kernel has of the device."""
+        name = self._device
+        routes = json.loads(await self._ip("-4", "route", "show", "dev", name))
+        neighbours = json.loads(await self._ip("-4", "neigh", "show", "dev", name, "nud", "permanent"))
+        shown = await check(
+            self._reactor, [*self._inside, "bridge", "-j", "fdb", "show", "dev", name], _SECONDS
+        )
+        return Entries(
+            frozenset(
+                (each["dst"], each.get("prefsrc", ""), _mtu_of(each.get("metrics", ()))) for each in routes
+            ),
+            frozenset((each["dst"], each.get("lladdr", "")) for each in neighbours),
+            frozenset((each["mac"], each["dst"]) for each in json.loads(shown) if "dst" in each),
+        )
+
+    async def _change(self, wanted: Entries, there: Entries) -> None:
+        name = self._device
+        # A route or a neighbour of the same address is replaced; a MAC may be at several hosts.
+        kept = {each[0] for each in wanted.routes}
+        lost = [f"route delete {each[0]} dev {name}" for each in there.routes if each[0] not in kept]
+        lost += [f"neigh delete {each[0]} dev {name}" for each in there.neighbours if each[0] not in kept]
+        gone = [f"fdb delete {mac} dev {name} dst {host} self" for mac, host in there.hosts - wanted.hosts]
+        more = [
+            f"neigh replace {address} lladdr {mac} dev {name} nud permanent"
+            for address, mac in wanted.neighbours - there.neighbours
+        ]
+        more += [
+            f"route replace {address} dev {name} src {source} mtu {mtu}"
+            for address, source, mtu in wanted.routes - there.routes
+        ]
+        new = [
+            f"fdb replace {mac} dev {name} dst {host} self permanent"
+            for mac, host in wanted.hosts - there.hosts
+        ]
+        await self._batch("bridge", gone + new)
+        await self._batch("ip", lost + more)
+
+    def _script(self, network: IPv4Network, peers: Sequence[Peer]) -> str:
+        pairs = ", ".join(f"{each.host} : goto {each.chain}" for each in peers)
+        chains = "".join(
+            f"""chain {each.chain} {{
+                @th,336,32 {int(each.address):#010x} accept
+                drop
+            }}
+            """
+            for each in peers
+        )
+        direct = "".join(f"ip saddr {network} ip daddr {each} return\n" for each in self._cluster)
+        return f"""table ip {self._table} {{}}
+        delete table ip {self._table}
+        table ip {self._table} {{
+            {chains}
+            map peers {{
+                type ipv4_addr : verdict
+                elements = {{ {pairs} }}
+            }}
+            chain prerouting {{
+                type filter hook prerouting priority raw; policy accept;
+                fib daddr type local udp dport {self._config.port} goto arriving
+            }}
+            chain arriving {{
+                @th,224,16 != 0x0800 drop
+                ip saddr vmap @peers
+                drop
+            }}
+            chain output {{
+                type filter hook output priority filter; policy accept;
+                oifname "{self._device}" icmp type redirect drop
+            }}
+            chain postrouting {{
+                type nat hook postrouting priority srcnat; policy accept;
+                {direct}ip saddr {network} oifname != "{self._device}" masquerade
+            }}
+        }}
+        """
+
+    async def _remove(self) -> None:
+        link = await self._link()
+        if link is not None and link["address"] == NODE_MAC:
+            await self._batch("ip", [f"link delete dev {self._device}"])
+        if (
+            await run(self._reactor, [*self._inside, "nft", "list", "table", "ip", self._table], _SECONDS)
+        ).code == 0:
+            await self._nft(f"table ip {self._table} {{}}\ndelete table ip {self._table}\n")
+
+    def _sysctl(self, name: str, value: str) -> None:
+        path = self._proc_sys / name
+        try:
+            if path.read_text().strip() != value:
+                path.write_text(value)
+                _log.info("set {path} to {value}", path=str(path), value=value)
+        except OSError as error:
+            raise FailedPrecondition(
+                f"{path} can't be set to {value}: {error.strerror}; run as root"
+            ) from error
+
+    async def _ip(self, *words: str) -> bytes:
+        return await check(self._reactor, [*self._inside, "ip", "-j", *words], _SECONDS)
+
+    async def _batch(self, program: str, commands: Sequence[str]) -> None:
+        if commands:
+            script = "".join(command + "\n" for command in commands)
+            await check(self._reactor, [*self._inside, program, "-batch", "-"], _SECONDS, script.encode())
+
+    async def _nft(self, script: str) -> None:
+        await check(self._reactor, [*self._inside, "nft", "-f", "-"], _SECONDS, script.encode())
+
+
+@attrs.frozen
+class Entries:
+    """What a kernel has, or is to have, of the tunnels' device."""
+
+    routes: frozenset[tuple[str, str, int]]  # address, source, MTU
+    neighbours: frozenset[tuple[str, str]]  # address, MAC
+    hosts: frozenset[tuple[str, str]]  # MAC, where it is in the VPC
+
+
+def wanted(peers: Iterable[Peer], network: IPv4Network) -> Entries:
+    """The entries of these VMs."""
+    peers = list(peers)
+    return Entries(
+        frozenset((str(each.address), str(gateway(network)), each.mtu) for each in peers),
+        frozenset((str(each.address), each.mac) for each in peers),
+        frozenset((each.mac, str(each.host)) for each in peers),
+    )
+
+
+def _mtu_of(metrics: Iterable[Mapping[str, int]]) -> int:
+    return next((each["mtu"] for each in metrics if "mtu" in each), 0)

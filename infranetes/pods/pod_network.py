@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which network a sandbox's pod has its address of, and how its VM joins that of the pods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+from twisted.logger import Logger
+
+from infranetes.overlay.overlay import Overlay
+from infranetes.pods.context import NodeContext
+from infranetes.pods.inventory import Sandbox
+from infranetes.pods.states import SandboxState
+from infranetes.providers.annotations import PREFIX, network
+from infranetes_common.concurrency import start
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unimplemented
+from infranetes_common.wire import cri, vmserver
+
+_HAS_LEASE = (SandboxState.LAUNCHING, SandboxState.BOOTING, SandboxState.READY, SandboxState.LOST)
+_HAS_TUNNEL = (SandboxState.READY, SandboxState.LOST)
+
+_log = Logger()
+
+
+def check_network(node: NodeContext, config: cri.PodSandboxConfig) -> None:
+    """Check that the pod can have the network that it asks for.
+
+    :raise InvalidArgument: it asks for none that there is.
+    :raise FailedPrecondition: not on this node, or not yet; says what to do."""
+    asked = network(config.annotations)
+    if node.overlay is None:
+        if asked == "vpc":
+            raise InvalidArgument(
+                f"annotation {PREFIX}network: vpc: provider {node.provider.name} gives pods "
+                "addresses of the node's own; leave it out, or have the pod scheduled to other nodes"
+            )
+    elif _joins(node, config):
+        node.overlay.check()
+
+
+async def join_pod_network(node: NodeContext, sandbox: Sandbox) -> None:
+    """Give the pod its address, where it is to be of the pods' network. Idempotent.
+
+    :raise InfranetesError: it can't be had."""
+    overlay, record = node.overlay, sandbox.record
+    if overlay is None or not _joins(node, sandbox.config):
+        return
+    instance = sandbox.machine.instance
+    if instance is not None and instance.agent_host not in ("", instance.address):
+        raise FailedPrecondition(
+            f"sandbox {sandbox.id}: a tunnel needs the VM's address in the cloud's network, and the node "
+            "reaches the VM by another one (agent_address); leave the pod in the VPC"
+        )
+    address = overlay.lease(sandbox.id)
+    if record.address != address:  # on the disk before anybody is told
+        await node.save(sandbox, attrs.evolve(record, address=address))
+    await _join(overlay, sandbox)
+
+
+def join_again(node: NodeContext, sandbox: Sandbox) -> None:
+    """Have a VM that is connected again make its end of the tunnel, which a reboot of it has ended."""
+    overlay = node.overlay
+    if overlay is not None and sandbox.state is SandboxState.READY and overlay.knows(sandbox.id):
+        start(_join(overlay, sandbox)).addErrback(
+            lambda failure: _log.warn(
+                "sandbox {sandbox}: its VM can't join the pods' network again: {error}",
+                sandbox=sandbox.id,
+                error=failure.value,
+            )
+        )
+
+
+async def restore_pod_network(node: NodeContext, pod_cidr: str) -> None:
+    """After a start: the addresses and tunnels of the sandboxes in the inventory.
+
+    :param pod_cidr: what UpdateRuntimeConfig has set; "": nothing."""
+    overlay = node.overlay
+    if overlay is None:
+        return
+    if pod_cidr:
+        overlay.configure(pod_cidr)
+    await overlay.restore(dict(_found(node, overlay)))
+    for sandbox in node.inventory:
+        if sandbox.watch is not None and sandbox.watch.live:  # meanwhile
+            join_again(node, sandbox)
+
+
+def _found(node: NodeContext, overlay: Overlay) -> Iterator[tuple[str, tuple[str, str]]]:
+    for sandbox in node.inventory:
+        record = sandbox.record
+        if sandbox.state in _HAS_LEASE and overlay.has(record.address):
+            yield sandbox.id, (record.address, record.agent_host if sandbox.state in _HAS_TUNNEL else "")
+
+
+def _joins(node: NodeContext, config: cri.PodSandboxConfig) -> bool:
+    return (network(config.annotations) or node.network) == "overlay"
+
+
+async def _join(overlay: Overlay, sandbox: Sandbox) -> None:
+    host = sandbox.record.agent_host
+    invitation = await overlay.invite(sandbox.id, host)
+    request = vmserver.JoinPodNetworkRequest(
+        address=invitation.address,
+        gateway=invitation.gateway,
+        node_host=invitation.node_host,
+        port=invitation.port,
+        mtu=invitation.mtu,
+        networks=invitation.networks,
+    )
+    try:
+        mtu = await sandbox.machine.connect().join_pod_network(request)
+    except Unimplemented as error:
+        raise FailedPrecondition(
+            f"sandbox {sandbox.id}: its VM can't join the pods' network: {error}; build the image anew, or "
+            "leave the pod in the VPC"
+        ) from None
+    await overlay.put(sandbox.id, host, mtu)

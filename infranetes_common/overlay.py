@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What both ends of a tunnel between a VM and its node know of it."""
+
+from __future__ import annotations
+
+VNI = 2475  # of the tunnels' VXLAN
+NODE_MAC = "02:69:6e:66:76:78"  # of the node's end. 02: locally administered; then "infvx"
+OVERHEAD = 50  # bytes that a tunnel adds to a packet: Ethernet, VXLAN, UDP, IPv4
