@@ -22,6 +22,7 @@ NEVER = {
     "vmserver": ("infranetes", "infranetes_simulation"),
     "infranetes.providers": ("infranetes.cri", "infranetes.pods", "infranetes.machines"),
     "infranetes.machines": ("infranetes.cri", "infranetes.pods"),
+    "infranetes.overlay": ("infranetes.cri", "infranetes.pods", "infranetes.machines"),
     "infranetes.pods": ("infranetes.cri", "infranetes.daemon", "infranetes.control"),
     "infranetes_simulation.farm": ("infranetes",),
     "infranetes_simulation.containers": ("infranetes",),

@@ -79,6 +79,7 @@ SECONDS: Mapping[str, float] = {
     "tests.infranetes.images.test_store": 60,
     "tests.infranetes.logs.test_container.KilledAnywhereTests": 40,
     "tests.infranetes.logs.test_processes": 80,
+    "tests.infranetes.overlay": 30,
     "tests.infranetes.pods.test_races": 50,
     "tests.infranetes.providers.cloud.test_aws": 60,
     "tests.infranetes.providers.cloud.test_faults": 80,
