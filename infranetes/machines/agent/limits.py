@@ -32,6 +32,7 @@ MESSAGE_BYTES: Mapping[str, int] = {
     "Exec": 256 * KIB + 64,
     "Attach": 256 * KIB + 64,
     "PortForward": 256 * KIB + 64,
+    "JoinPodNetwork": 4 * KIB,
     "ServiceRules": 4 * KIB,
     "ServiceReport": 64 * KIB,
     "MissingLayers": 4 * KIB,

@@ -56,6 +56,23 @@ class AwsDaemonTests(CloudDaemonCase):
         self.assertIn("infranetes.io/gpus", await self.refused(Code.INVALID_ARGUMENT, call))
         await self.nothing_is_left()
 
+    async def test_a_pod_whose_vm_can_not_join_the_pods_network_is_not_made(self) -> None:
+        """Simulated VMs share one machine, which can't have the tunnels of all."""
+        await self.start()
+        asking = {"infranetes.io/network": "overlay"}
+        said = await self.refused(Code.FAILED_PRECONDITION, self.run_pod("early", annotations=asking))
+        self.assertIn("overlay.pod_cidr", said)
+        await self.kill()
+        self.config["overlay"] = {"pod_cidr": "10.244.3.0/24"}
+        self.config["kubernetes"] = {"cluster_cidrs": ["10.244.0.0/16"], "network": "overlay"}
+        await self.start()
+        said = await self.refused(Code.FAILED_PRECONDITION, self.run_pod("web"))
+        self.assertIn("can't join the pods' network", said)
+        await self.nothing_is_left()
+        sandbox = await self.run_pod("other", annotations={"infranetes.io/network": "vpc"})
+        await self.stop_pod(sandbox)
+        await self.remove_pod(sandbox)
+
     async def test_a_daemon_that_is_killed_in_a_launch_leaves_a_pod_or_nothing(self) -> None:
         """Once before the VM is asked for, once before its id is recorded; and asked again, as by kubelet."""
         for number, (when, write) in enumerate((("after", 2), ("before", 3))):
