@@ -19,6 +19,7 @@ MESSAGE_BYTES: Mapping[str, int] = {
     "ConfigureSandbox": 4 * KIB,
     "NewKey": 64 * KIB,
     "Rekey": 4 * KIB,
+    "WarmUp": 4 * KIB,
     "Watch": 256 * KIB,
     "CreateContainer": 256 * KIB,
     "StartContainer": 256 * KIB,
