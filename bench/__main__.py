@@ -45,6 +45,7 @@ BENCHES = {
 }
 # Variants of a bench, chosen in place of what it does by default.
 CHOICES = {
+    "waits": ("pool",),
     "memory": ("docker",),
     "lives": ("aws", "gcp", "vsphere", "clouds", "troubles"),
 }

@@ -14,14 +14,17 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.internet.task import deferLater
 
 from bench.client import Client
 from bench.figures import Missing
+from infranetes.config import CONTROL_SOCKET
 from infranetes_common.reactors import IReactor
-from infranetes_common.wire import cri
-from txgrpc import GrpcError
+from infranetes_common.wire import control, cri
+from txgrpc import Channel, GrpcError
 
+FILL_SECONDS = 300.0  # of the pool
 START_SECONDS = 600.0  # a provider may have to build a template first
 _TWISTD = "from twisted.scripts.twistd import run; run()"
 ROOT = Path(__file__).resolve().parents[1]
@@ -106,6 +109,23 @@ class Daemon:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
             self._process = None
+
+    async def pool_filled(self, count: int) -> float:
+        """Wait until that many VMs wait in the pool. Returns the seconds that it took."""
+        control_socket = UNIXClientEndpoint(self._reactor, str(self.root / "run" / CONTROL_SOCKET))
+        channel = Channel(self._reactor, control_socket)
+        begun = self._reactor.seconds()
+        try:
+            while True:
+                answer = await channel.stub(control.Control).GetPool(control.GetPoolRequest(), timeout=30.0)
+                taken = self._reactor.seconds() - begun
+                if sum(one.state == "idle" for one in answer.vms) == count:
+                    return taken
+                if taken > FILL_SECONDS:
+                    raise AssertionError(f"the pool is not full after {FILL_SECONDS:g} s: {answer.trouble}")
+                await deferLater(self._reactor, 0.2)
+        finally:
+            await channel.close()
 
     async def close(self) -> None:
         """End it and remove its directory. The bench has to end its VMs before."""

@@ -6,24 +6,18 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 
-from twisted.internet.endpoints import UNIXClientEndpoint
-from twisted.internet.task import deferLater
-
 from bench.client import side_by_side
 from bench.daemon import Daemon
 from bench.density import _end_farm
 from bench.figures import Report, say
-from infranetes.config import CONTROL_SOCKET
 from infranetes_common.reactors import IReactor
-from infranetes_common.wire import control, cri
-from txgrpc import Channel
+from infranetes_common.wire import cri
 
 BOOT_SECONDS = 45.0
 TABLE = {"boot_seconds": BOOT_SECONDS, "jitter_seconds": 0.0}
 POOL = 40
 COLD = 5
 AT_ONCE = 100
-FILL_SECONDS = 300.0
 POOL_TARGET = {95: 1.0}
 OVER_TARGET = 5.0  # percent of the cloud's own time
 Measure = Callable[[IReactor, Daemon, Report], Awaitable[None]]
@@ -48,7 +42,7 @@ async def _with(reactor: IReactor, report: Report, more: str, measure: Measure) 
 
 async def _warm(reactor: IReactor, daemon: Daemon, report: Report) -> None:
     say(f"  booting a pool of {POOL}")
-    took = await _filled(reactor, daemon)
+    took = await daemon.pool_filled(POOL)
     report.add("pool", f"filling a pool of {POOL}, all at a time", took, "s")
 
     async def one(number: int) -> float:
@@ -82,22 +76,6 @@ async def _cold(reactor: IReactor, daemon: Daemon, report: Report) -> None:
     report.add("pool", "that over the cloud's own time", over, "%", target=OVER_TARGET)
     calls = (await _requests(daemon) - before) / AT_ONCE
     report.add("pool", "the cloud's API calls for each of them", calls, "calls")
-
-
-async def _filled(reactor: IReactor, daemon: Daemon) -> float:
-    path = str(daemon.root / "run" / CONTROL_SOCKET)
-    channel = Channel(reactor, UNIXClientEndpoint(reactor, path))
-    begun = reactor.seconds()
-    try:
-        while True:
-            answer = await channel.stub(control.Control).GetPool(control.GetPoolRequest(), timeout=30.0)
-            if sum(one.state == "idle" for one in answer.vms) == POOL:
-                return float(reactor.seconds() - begun)
-            if reactor.seconds() - begun > FILL_SECONDS:
-                raise AssertionError(f"the pool is not full after {FILL_SECONDS:g} s: {answer.trouble}")
-            await deferLater(reactor, 0.2)
-    finally:
-        await channel.close()
 
 
 async def _requests(daemon: Daemon) -> int:

@@ -9,7 +9,7 @@ never seen it.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -32,45 +32,61 @@ FIRST, SECOND, EXEC = "RunPodSandbox to a container running", "a pod's second co
 TARGETS: Mapping[str, float] = {"1 MiB": 1.2, "83 MiB": 1.3, "1 GiB": 1.5}  # seconds, of the median
 SECOND_TARGET, EXEC_TARGET = 0.5, 0.3  # likewise
 
+CONTAINERD = ", containerd"
+Ready = Callable[[], Awaitable[float]]
+
 prepare = content.make
 
 
-async def run(reactor: IReactor, report: Report, pods: int = PODS) -> None:
+async def run(reactor: IReactor, report: Report, variant: str = "") -> None:
+    """:param variant: `pool`: each pod has a VM that waits for it, and there is nothing beside."""
+    pool = variant == "pool"
     with content.served() as registry:
-        daemon = Daemon(reactor, "qemu", report.setup.qemu(), registry.host)
+        more = "[[pool.sizes]]\ncount = 1\n" if pool else ""
+        daemon = Daemon(reactor, "qemu", report.setup.qemu(), registry.host, more=more)
         try:
             say("  starting the daemon; the first time it makes the template")
             await daemon.start()
             report.accelerator = await daemon.accelerator()
-            await _all_sizes(daemon.client, daemon.logs, registry, report, pods, "")
+            whose = ", a VM of the pool" if pool else ""
+            ready = partial(daemon.pool_filled, 1) if pool else _at_once
+            await _all_sizes(daemon.client, daemon.logs, registry, report, ready, whose)
         finally:
             await daemon.close()
+        if pool:
+            return
         try:
             async with containerd(reactor, registry) as client:
                 with tempfile.TemporaryDirectory(prefix="bench-logs-") as logs:
-                    await _all_sizes(client, Path(logs), registry, report, pods, ", containerd")
+                    await _all_sizes(client, Path(logs), registry, report, _at_once, CONTAINERD)
         except Missing as missing:
             report.missing["waits, containerd"] = f"not run: {missing}"
 
 
+async def _at_once() -> float:
+    return 0.0
+
+
 async def _all_sizes(
-    client: Client, logs: Path, registry: Registry, report: Report, pods: int, whose: str
+    client: Client, logs: Path, registry: Registry, report: Report, ready: Ready, whose: str
 ) -> None:
-    """:param whose: added to the figures' names; "": they have targets."""
+    """:param ready: awaited before each pod. :param whose: added to the figures' names."""
     seconds: dict[str, list[float]] = {SECOND: [], EXEC: []}
-    note = f"{pods} pods, one after the other"
+    note = f"{PODS} pods, one after the other"
+    judged = whose != CONTAINERD
     for size, name in SIZES.items():
         image = registry.reference(name, "1")
         await deferToThread((logs / name).mkdir, parents=True)
         pulled = await _pull(client, logs / name, image)
         report.add("waits", f"{size}: pull to a container running{whose}", pulled, "s", note="once")
         ran = []
-        for number in range(pods):
+        for number in range(PODS):
+            await ready()
             ran.append(await _pod(client, logs / name, f"pod-{name}-{number}", image, seconds))
-        target = {} if whose else {50: TARGETS[size]}
+        target = {50: TARGETS[size]} if judged else {}
         report.latencies("waits", f"{size}: {FIRST}{whose}", ran, (50, 100), target, "s", note)
     for what, target_seconds in ((SECOND, SECOND_TARGET), (EXEC, EXEC_TARGET)):
-        target = {} if whose else {50: target_seconds}
+        target = {50: target_seconds} if judged else {}
         note = f"{len(seconds[what])} times, in pods of all three images"
         report.latencies("waits", f"{what}{whose}", seconds[what], (50, 100), target, "s", note)
 

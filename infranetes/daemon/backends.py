@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import attrs
@@ -13,13 +13,15 @@ from infranetes.images import ImageStore
 from infranetes.images.catalogue import CatalogueStore
 from infranetes.images.executables import Executables
 from infranetes.images.interface import IImageCatalogue
-from infranetes.images.preload import Preload, gather
+from infranetes.images.preload import Preload, gather, gather_disks
+from infranetes.pods.layer_loads import disk_name
 from infranetes.providers.interface import (
     IFirewallsPods,
     IHasCatalogue,
     IPodProvider,
     Progress,
     ProviderContext,
+    ReadOnlyDisk,
 )
 from infranetes_common.errors import ConfigError
 from infranetes_common.reactors import IReactor
@@ -51,12 +53,19 @@ def make_backends(reactor: IReactor, config: Config, make_provider: MakeProvider
         directory = config.state_dir / "preload"
         return await gather(reactor, images, config.images.preload, directory, progress)
 
+    async def preload_disks(progress: Progress) -> Sequence[ReadOnlyDisk]:
+        if not isinstance(images, ImageStore):
+            return ()
+        disks = await gather_disks(images, config.images.preload, progress)
+        return [ReadOnlyDisk(disk_name(disk.diff_id), disk.path) for disk in disks]
+
     context = ProviderContext(
         config.state_dir,
         config.run_dir,
         config.cluster,
         config.node,
         preload,
+        preload_disks,
         source,
         config.kubernetes.networks,
         config.kubernetes.network_policies,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that every VM has from the start, in one file for providers that boot templates."""
+"""Images that every VM has from the start: in one file for templates, or as the disks of their layers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import attrs
 from twisted.logger import Logger
 
 from infranetes.images.index import Image
+from infranetes.images.layer_disk import LayerDisk
 from infranetes.images.store import ImageStore
 from infranetes_common import image_bundle
 from infranetes_common.concurrency import run_in_thread, sync_directory
@@ -50,6 +51,22 @@ async def gather(
         return None
 
 
+async def gather_disks(
+    store: ImageStore, names: Sequence[str], progress: Callable[[str], None]
+) -> Sequence[LayerDisk]:
+    """Return the layers of these images as disks, each once. Fails as little as `gather`."""
+    found: dict[str, LayerDisk] = {}
+    for name in names:
+        image = await _image(store, name, progress)
+        if image is None:
+            continue
+        try:
+            found |= {disk.diff_id: disk for disk in await store.disks(image.id)}
+        except InfranetesError as error:
+            _log.warn("VMs start without image {image}: {error}", image=name, error=error)
+    return list(found.values())
+
+
 async def _gather(
     reactor: IReactor,
     store: ImageStore,
@@ -75,7 +92,7 @@ async def _image(store: ImageStore, name: str, progress: Callable[[str], None]) 
         try:
             return store.resolve(name)
         except NotFound:
-            progress(f"pulling {name} for the template")
+            progress(f"pulling {name}, which every VM is to have")
             return await store.pull(name)
     except InfranetesError as error:
         _log.warn("VMs start without image {image}: {error}", image=name, error=error)

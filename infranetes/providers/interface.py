@@ -89,6 +89,14 @@ Progress = Callable[[str], None]
 
 
 @attrs.frozen
+class ReadOnlyDisk:
+    """A file of the node that a VM is shown as a read-only disk."""
+
+    name: str  # [0-9a-f]{64}: its content's. Disks of the same name are the same disk
+    path: Path  # a regular file of whole sectors of 512 bytes, which nobody writes to any more
+
+
+@attrs.frozen
 class ProviderContext:
     """What a provider is told of the daemon when it is made (see `registry.ProviderFactory`)."""
 
@@ -98,6 +106,8 @@ class ProviderContext:
     node: str
     # For `start`: makes one file of the images that VMs are to have from the beginning; None: there are none.
     preload: Callable[[Progress], Awaitable[Preload | None]] | None = None
+    # For `start`: makes the layers of these images disks, for a provider whose VMs are shown them.
+    preload_disks: Callable[[Progress], Awaitable[Sequence[ReadOnlyDisk]]] | None = None
     source: str = "configuration"  # the configuration file, for errors
     # The cluster's pods and Services, who are to see pods' own addresses.
     cluster_networks: tuple[IPv4Network | IPv6Network, ...] = ()
@@ -130,14 +140,6 @@ class IHasConsoles(Interface):
     def consoles(sandbox: str) -> Deferred[Sequence[Console]]:
         """The consoles of sandboxes whose ids begin with `sandbox`: of existing VMs, then of those destroyed
         last; each newest first."""
-
-
-@attrs.frozen
-class ReadOnlyDisk:
-    """A file of the node that a VM is shown as a read-only disk."""
-
-    name: str  # [0-9a-f]{64}: its content's. Disks of the same name are the same disk
-    path: Path  # a regular file of whole sectors of 512 bytes, which nobody writes to any more
 
 
 @attrs.frozen

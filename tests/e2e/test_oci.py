@@ -24,13 +24,14 @@ class OciTests(PodCase):
 
     contprovider = "oci"
 
-    async def set_up_large(self) -> None:
+    async def set_up_large(self, *, preload: bool = False) -> None:
         """Start the daemon with an image of 80 MiB on the node."""
         registry = await deferToThread(Registry().start)
         self.addCleanup(deferToThread, registry.stop)
-        self.config["images"] = {"insecure_registries": [registry.host]}
-        await self.start()
         self.large = await deferToThread(registry.push, "large", "1", large(*LARGE))
+        preloaded = [self.large] if preload else []
+        self.config["images"] = {"insecure_registries": [registry.host], "preload": preloaded}
+        await self.start()
         pull = cri.PullImageRequest(image=cri.ImageSpec(image=self.large))
         await self.image_service.PullImage(pull, timeout=300.0)
 
@@ -54,6 +55,14 @@ class OciTests(PodCase):
             return (link.parents[1] / "cmdline").read_bytes().split(b"\0")[0]
         except OSError:
             return b""
+
+    async def test_a_vm_has_the_disks_of_preloaded_images_from_the_start(self) -> None:
+        await self.set_up_large(preload=True)
+        sandbox = await self.run_pod()
+        self.assertEqual(len(self.shown()), 1 + LARGE[2])
+        await self.run_container(sandbox, self.of_large("big", "cat /data/*/* | wc -c; exec sleep 1000"))
+        await self.until(lambda: len(self.lines("big")) == 1, "the log of the large image")
+        self.assertEqual(len(self.shown()), 1 + LARGE[2])
 
     async def test_containers_of_two_images_in_one_pod(self) -> None:
         await self.set_up_large()

@@ -8,9 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 from twisted.trial.unittest import TestCase
 
-from infranetes.providers.interface import InstanceState, IShowsDisks, ShownDisk
+from infranetes.providers.interface import (
+    InstanceState,
+    IShowsDisks,
+    Progress,
+    ProviderContext,
+    ReadOnlyDisk,
+    ShownDisk,
+)
 from infranetes.providers.qemu import QemuProvider, disks
 from infranetes_common.wire import vmserver
 from tests.contract.pod_provider_case import reactor
@@ -23,6 +31,7 @@ class QemuDisksTests(QemuCase, ShownDisksContract, TestCase):
     """The contract, in VMs that are clones."""
 
     most = disks.MOST
+    preloaded: Sequence[ReadOnlyDisk] = ()
 
     async def shower(self) -> QemuProvider:
         provider = await self.started()
@@ -90,3 +99,21 @@ class QemuDisksTests(QemuCase, ShownDisksContract, TestCase):
             await self.assert_seen(shower, machine, shown)
             await shower.hide_disks(machine, [each.name for each in shown])
         await self.agent_info(await shower.get(machine))
+
+    def context(self, cluster: str | None = None, node: str | None = None) -> ProviderContext:
+        return attrs.evolve(super().context(cluster, node), preload_disks=self.preload_disks)
+
+    async def preload_disks(self, progress: Progress) -> Sequence[ReadOnlyDisk]:
+        return self.preloaded
+
+    async def test_those_of_preloaded_images_are_there_before_a_clone_executes(self) -> None:
+        self.preloaded = self.disks(3, "first")
+        shower = await self.shower()
+        machine = await self.machine(shower)
+        shown = await shower.shown_disks(machine)
+        self.assertEqual({each.name for each in shown}, {each.name for each in self.preloaded})
+        self.assertEqual(set(await shower.show_disks(machine, self.preloaded)), set(shown))
+        await self.assert_seen(shower, machine, shown)
+        await shower.hide_disks(machine, [each.name for each in shown])
+        self.preloaded[0].path.unlink()
+        self.assertEqual(list(await shower.shown_disks(await self.machine(shower))), [])

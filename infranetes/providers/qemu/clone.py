@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from ipaddress import IPv4Address, IPv4Network
 
 from twisted.internet.defer import Deferred
@@ -96,11 +96,16 @@ def start_process(
 
 
 async def execute(
-    connections: VmConnections, joining: Deferred[None], seconds: float, steps: StepTimer
+    connections: VmConnections,
+    joining: Deferred[None],
+    loaded: Callable[[], Awaitable[None]],
+    seconds: float,
+    steps: StepTimer,
 ) -> None:
     """Load the template's state and let the clone execute.
 
     :param joining: fires when the tap is a port of the bridge.
+    :param loaded: called when the clone has the template's state, and does not execute yet.
     :raise InfranetesError: a step failed.
     """
     loading = start(connections.load_state(seconds))
@@ -111,6 +116,7 @@ async def execute(
         raise
     await loading
     steps.done("state")
+    await loaded()
     await connections.resume()
     steps.done("execute")
 

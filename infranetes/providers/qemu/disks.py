@@ -100,6 +100,11 @@ class Disks:
         shown = {**state.shown, **added}
         return [shown[disk.name] for disk in disks]
 
+    async def show_first(self, vm: Vm, disks: Sequence[ReadOnlyDisk]) -> None:
+        """Show disks to a VM that has none and does not execute yet, all or none. Fails as `show` does."""
+        async with self._vms_in_work.held(vm.record.token):
+            await self._add(vm, [_checked(disk) for disk in disks], _State({}, frozenset(), ()))
+
     async def shown(self, vm: Vm) -> Sequence[ShownDisk]:
         """See `IShowsDisks`."""
         async with self._vms_in_work.held(vm.record.token):

@@ -7,7 +7,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from ipaddress import IPv4Address, IPv4Network
 
 import attrs
@@ -60,6 +61,7 @@ class Launcher:
         user: QemuUser,
         paths: ProviderPaths,
         ended: Callable[[Vm], None],
+        loaded: Callable[[Vm], Awaitable[None]],
     ) -> None:
         self._reactor = reactor
         self._settings = settings
@@ -68,6 +70,7 @@ class Launcher:
         self._user = user
         self._paths = paths
         self._ended = ended
+        self._loaded = loaded
         self._uids = uids.parse(settings.uids)
         self._last_uid: int | None = None
         self._last_address: IPv4Address | None = None
@@ -151,7 +154,8 @@ class Launcher:
         vm.connections = VmConnections(self._reactor)
         await vm.connections.open(vm.paths.sockets)
         joining = start(self._network.join(vm.record.bridge_port))
-        await clone.execute(vm.connections, joining, self._settings.launch_timeout, steps)
+        loaded = partial(self._loaded, vm)
+        await clone.execute(vm.connections, joining, loaded, self._settings.launch_timeout, steps)
 
     async def _hand_over(
         self, vm: Vm, spec: InstanceSpec, template: Template, network: IPv4Network, steps: StepTimer

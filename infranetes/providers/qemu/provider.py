@@ -11,7 +11,6 @@ import contextlib
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from ipaddress import IPv4Address
-from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
@@ -46,6 +45,7 @@ from infranetes.providers.qemu.launcher import Launcher
 from infranetes.providers.qemu.os_errors import as_infranetes_error
 from infranetes.providers.qemu.paths import ProviderPaths
 from infranetes.providers.qemu.pod_network import PodNetwork
+from infranetes.providers.qemu.preloaded import PreloadedImages
 from infranetes.providers.qemu.privileges import QemuUser
 from infranetes.providers.qemu.record import Phase, VmRecord, VmRecords
 from infranetes.providers.qemu.settings import QemuSettings
@@ -83,6 +83,7 @@ class QemuProvider:
         self._vms: dict[str, Vm] = {}
         self._tokens_in_work: KeyedLock[str] = KeyedLock()
         self._disks = Disks(reactor)
+        self._preloaded = PreloadedImages(context, self._disks.show_first)
         self._under_way: list[Flight[Any]] = []  # Any: launches and destructions have different results
         self._watchers: list[Callable[[Instance], None]] = []
         self._maintenance = LoopingCall(self._maintain)
@@ -93,7 +94,6 @@ class QemuProvider:
         self._template_lock = DeferredLock()
         self._maker: TemplateMaker | None = None
         self._command_line: CommandLine | None = None
-        self._preload: Path | None = None
         self._accelerator_reason = ""
 
     # ---- IPodProvider
@@ -128,6 +128,7 @@ class QemuProvider:
                 user,
                 self._paths,
                 self._report_end,
+                self._preloaded.show,
             )
             await launcher.prepare(template)
             self._launcher = launcher
@@ -250,10 +251,9 @@ class QemuProvider:
         )
         progress(f"QEMU uses {command_line.accelerator}: {self._accelerator_reason}")
         self._command_line = command_line
-        preload = await self._context.preload(progress) if self._context.preload else None
-        if preload is not None:
-            self._command_line = attrs.evolve(command_line, preload=preload.key)
-            self._preload = preload.path
+        await self._preloaded.gather(images.current(self._settings.image_dir), progress)
+        if self._preloaded.archive is not None:
+            self._command_line = attrs.evolve(command_line, preload=self._preloaded.archive.key)
 
     async def _intact_template(self, progress: Progress) -> Template:
         """The template, made again if somebody has touched it."""
@@ -263,7 +263,9 @@ class QemuProvider:
         assert self._command_line is not None
         async with self._template_lock:
             image = images.current(self._settings.image_dir)
-            self._template = await self._maker.get(self._command_line, image, progress, self._preload)
+            archive = self._preloaded.archive
+            path = archive.path if archive else None
+            self._template = await self._maker.get(self._command_line, image, progress, path)
             return self._template
 
     async def _records_in_use(self) -> Sequence[VmRecord]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of images that every VM has from the start."""
+"""The images that every VM has from the start, as one file and as disks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from infranetes.images.preload import Preload, gather
+from infranetes.images.preload import Preload, gather, gather_disks
 from infranetes.images.store import ImageStore
 from infranetes_common import image_bundle
 from infranetes_common.reactors import installed
@@ -46,7 +46,7 @@ class PreloadTests(StoreCase):
         layers = {"000.tar", "001.tar"}
         self.assertEqual(contents(made.path), {one.id: layers, two.id: layers})
         self.assertEqual([words for words in self.told if words.startswith("pulling")], [
-            f"pulling {missing} for the template"])  # fmt: skip
+            f"pulling {missing}, which every VM is to have"])  # fmt: skip
 
     async def test_the_same_images_are_the_same_file_and_others_replace_it(self) -> None:
         name = self.registry.push("one", "1", small("one"))
@@ -82,6 +82,15 @@ class PreloadTests(StoreCase):
     async def test_a_place_that_can_not_be_written_is_no_images(self) -> None:
         self.place.write_text("a file")
         self.assertIsNone(await self.gather(self.registry.push("one", "1", small("one"))))
+
+    async def test_as_disks_each_layer_is_there_once_and_what_can_not_be_had_is_left_out(self) -> None:
+        one, two = (self.registry.push(name, "1", small(name)) for name in ("one", "two"))
+        names = (one, f"{self.registry.host}/nowhere:1", two, one)
+        disks = await gather_disks(self.store, names, self.told.append)
+        layers = {id for name in (one, two) for id in self.store.resolve(name).diff_ids}
+        self.assertEqual({each.diff_id for each in disks}, layers)
+        self.assertEqual(len(disks), len(layers))
+        self.assertTrue(all(each.path.exists() for each in disks))
 
     async def test_they_are_pinned(self) -> None:
         name = self.registry.push("one", "1", small("one"))
