@@ -98,8 +98,19 @@ class KubernetesConfig:
         return tuple(ip_network(each) for each in self.cluster_cidrs)
 
 
+_HANDLER = re.compile("[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+
+
 def _default_node() -> str:
     return socket.gethostname() or "localhost"
+
+
+@attrs.frozen
+class HandlerConfig:
+    """What the pods of a RuntimeClass with this handler have."""
+
+    # What runs their containers. Empty: as for other pods.
+    contprovider: str = attrs.field(default="", validator=in_(("", *CONTAINER_PROVIDERS)))
 
 
 @attrs.frozen
@@ -122,8 +133,10 @@ class Config:
     ca: str = ""
     # Each provider's own table, by its name. Any: only the provider knows its keys.
     providers: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)  # Any: each provider's own table
-    # Names of runtime handlers beside the empty one. All mean the same.
+    # Names of runtime handlers beside the empty one. Their pods have nothing special.
     runtime_handlers: tuple[str, ...] = ("infranetes",)
+    # More of them, and what is special about their pods.
+    handlers: Mapping[str, HandlerConfig] = attrs.field(factory=dict)
     # The AppArmor profiles that containers may use.
     apparmor_dir: Path = Path("/etc/apparmor.d")
     # The cgroup driver that kubelet is told to use.
@@ -137,6 +150,11 @@ class Config:
     times: TimesConfig = TimesConfig()
     pool: PoolConfig = attrs.field(factory=PoolConfig)
     streaming: StreamingConfig = StreamingConfig()
+
+    @property
+    def offered_handlers(self) -> tuple[str, ...]:
+        """The names of all runtime handlers but the empty one."""
+        return tuple(dict.fromkeys((*self.runtime_handlers, *self.handlers)))
 
     @property
     def socket_path(self) -> str:
@@ -219,7 +237,14 @@ def _check(found: Config, origin: str) -> None:
             f"{origin}: pool.sizes: with imgprovider = {found.imgprovider!r} each pod's image is its VM, "
             "so none can wait for it; leave the pool out"
         )
-    if found.contprovider and found.imgprovider != "docker":
+    for name in found.handlers:
+        if not _HANDLER.fullmatch(name):
+            raise ConfigError(
+                f"{origin}: handlers.{name[:64]}: a RuntimeClass's handler has up to 63 of a-z, 0-9 and -, "
+                "and no - at either end"
+            )
+    chosen = [found.contprovider, *(each.contprovider for each in found.handlers.values())]
+    if any(chosen) and found.imgprovider != "docker":
         raise ConfigError(
             f"{origin}: contprovider: with imgprovider = {found.imgprovider!r} nothing "
             "runs containers in VMs; leave it out"

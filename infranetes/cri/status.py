@@ -61,7 +61,8 @@ class StatusCalls:
                 cri.RuntimeHandler(
                     name=name,
                     features=cri.RuntimeHandlerFeatures(
-                        recursive_read_only_mounts=True, user_namespaces=users
+                        recursive_read_only_mounts=True,
+                        user_namespaces=has_user_namespaces(self._node, handler=name),
                     ),
                 )
                 for name in ("", *self._handlers)

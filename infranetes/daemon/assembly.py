@@ -144,6 +144,7 @@ class Daemon(OrderedServices):
         )
         node.apparmor = config.apparmor_dir
         node.contprovider = config.contprovider
+        node.handler_contproviders = {name: its.contprovider for name, its in config.handlers.items()}
         node.containers = config.imgprovider == "docker"
         node.dns = lambda: run_in_thread(reactor, node_dns)
         node.pool = Pool(node, config.pool)
@@ -200,7 +201,7 @@ class Daemon(OrderedServices):
             pods.node,
             pods.sandboxes,
             pods.containers,
-            config.runtime_handlers,
+            config.offered_handlers,
             config.cgroup_driver,
             streams.url,
         )

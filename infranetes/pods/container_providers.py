@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ContainerProvider of its VM runs a pod's containers: its annotation says it, else the node.
+"""Which ContainerProvider of its VM runs a pod's containers: its annotation, its handler or the node says it.
 
 The VM's agent is told when the VM becomes the pod's. What the VM does not offer is refused by the agent then.
 """
@@ -19,10 +19,12 @@ _WITH_USER_NAMESPACES = ("oci", "fake")  # the second is that of simulated VMs
 _USERS = "config.linux.security_context.namespace_options"
 
 
-def container_provider(node: NodeContext, config: cri.PodSandboxConfig) -> str:
-    """Return the name of the ContainerProvider for the pod; "": the first one of its VM's image."""
+def container_provider(node: NodeContext, config: cri.PodSandboxConfig, handler: str) -> str:
+    """Return the name of the ContainerProvider for the pod; "": the first one of its VM's image.
+
+    :param handler: the pod's runtime handler."""
     chosen: str = config.annotations.get(ANNOTATION, "")
-    return chosen.strip() or node.contprovider
+    return chosen.strip() or node.handler_contproviders.get(handler, "") or node.contprovider
 
 
 def check_container_provider(node: NodeContext, config: cri.PodSandboxConfig) -> None:
@@ -36,22 +38,25 @@ def check_container_provider(node: NodeContext, config: cri.PodSandboxConfig) ->
         )
 
 
-def has_user_namespaces(node: NodeContext, config: cri.PodSandboxConfig | None = None) -> bool:
+def has_user_namespaces(
+    node: NodeContext, config: cri.PodSandboxConfig | None = None, handler: str = ""
+) -> bool:
     """Return whether a pod may have a user namespace.
 
-    :param config: the pod's; None: one that chooses no ContainerProvider."""
-    name = node.contprovider if config is None else container_provider(node, config)
+    :param config: the pod's; None: one that chooses no ContainerProvider.
+    :param handler: the pod's runtime handler."""
+    name = container_provider(node, config or cri.PodSandboxConfig(), handler)
     if not name and IHasGuestImage.providedBy(node.provider):
         name = next(iter(IHasGuestImage(node.provider).container_providers()), "")
     return node.containers and name in _WITH_USER_NAMESPACES
 
 
-def check_user_namespace(node: NodeContext, config: cri.PodSandboxConfig) -> None:
+def check_user_namespace(node: NodeContext, config: cri.PodSandboxConfig, handler: str) -> None:
     """Check that a pod can have the user namespace that it wants.
 
     :raise InvalidArgument: it can't; says what to do."""
     users = user_namespace(config.linux.security_context.namespace_options, _USERS)
-    if users is not None and not has_user_namespaces(node, config):
+    if users is not None and not has_user_namespaces(node, config, handler):
         raise InvalidArgument(
             f"{_USERS}.userns_options: POD: what runs this pod's containers has no user namespaces, and the "
             "VM separates the pod's users from the node's: leave hostUsers out, or have conmon and crun run "

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol
 
@@ -144,6 +144,7 @@ class NodeContext:
         self.names = names
         self.apparmor = apparmor.DEFAULT_DIRECTORY
         self.contprovider = ""
+        self.handler_contproviders: Mapping[str, str] = {}  # of those handlers whose pods have another one
         self.containers = True
         self.services: ServiceRules | None = None
         self.firewalls: PodFirewalls | None = None

@@ -86,7 +86,8 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
     if found:
         await sandbox.machine.renew_certificate()
     config = node_names.with_host_name(sandbox.config)
-    await sandbox.machine.configure(config, await node.dns(), container_provider(node, config))
+    provider = container_provider(node, config, sandbox.record.runtime_handler)
+    await sandbox.machine.configure(config, await node.dns(), provider)
     await join_pod_network(node, sandbox)
     tell_of_services(sandbox)
     sandbox.watch.start()

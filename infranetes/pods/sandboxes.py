@@ -63,7 +63,7 @@ class Sandboxes:
         if sandbox is None:
             self._node.check_ready()
             check_container_provider(self._node, config)
-            check_user_namespace(self._node, config)
+            check_user_namespace(self._node, config, runtime_handler)
             check_network(self._node, config)
             self._node.hostports.check(host_ports_of(config), taken_ports(self._node.inventory))
             sandbox = self._begin(name, blob, runtime_handler)

@@ -55,6 +55,19 @@ class OptionsTests(SynchronousTestCase):
         self.assertIn("pool.sizes", self.refused("--podprovider", "aws", "--imgprovider", "aws", text=pool))
         self.assertEqual(self.parsed("--imgprovider", "systemd", text=pool).imgprovider, "systemd")
 
+    def test_handlers_are_offered_beside_the_names_that_have_nothing_special(self) -> None:
+        found = self.parsed(text='[handlers.classic]\ncontprovider = "docker"\n[handlers.infranetes]\n')
+        self.assertEqual(found.offered_handlers, ("infranetes", "classic"))
+        self.assertEqual(found.handlers["classic"].contprovider, "docker")
+        for text, word in (
+            ("[handlers.Classic]", "handlers.Classic"),
+            ('[handlers."a b"]', "handlers.a b"),
+            ('[handlers.classic]\ncontprovider = "podman"', "podman"),
+            ("[handlers.classic]\nsize = 1", "size"),
+            ('imgprovider = "systemd"\n[handlers.classic]\ncontprovider = "docker"', "imgprovider"),
+        ):
+            self.assertIn(word, self.refused(text=text + "\n"))
+
     def test_they_win_over_the_file(self) -> None:
         text = """
             [kubernetes]

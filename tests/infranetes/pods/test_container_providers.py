@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from infranetes.pods.container_providers import has_user_namespaces
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fakes import pod
@@ -42,6 +43,20 @@ class ContainerProviderTests(PodsTestCase):
             self.chosen(self.run_pod(pod("b", annotations={"infranetes.io/containers": " docker "}))),
             ["docker"],
         )
+
+    def test_a_handlers_choice_comes_between(self) -> None:
+        node = self.world.node
+        node.contprovider, node.handler_contproviders = "oci", {"classic": "docker", "plain": ""}
+        for name, handler, wanted, chosen in (
+            ("a", "classic", {}, "docker"),
+            ("b", "plain", {}, "oci"),
+            ("c", "", {}, "oci"),
+            ("d", "classic", {"infranetes.io/containers": "oci"}, "oci"),
+        ):
+            sandbox = self.successResultOf(self.start(pod(name, annotations=wanted), handler))
+            self.assertEqual(self.chosen(sandbox), [chosen], name)
+        for handler, offered in (("classic", False), ("plain", True), ("", True)):
+            self.assertIs(has_user_namespaces(node, handler=handler), offered, handler)
 
     def test_what_the_vm_does_not_offer_is_told_and_the_vm_destroyed(self) -> None:
         self.change_agents(configure_error=FailedPrecondition("docker can't run containers in this VM"))
