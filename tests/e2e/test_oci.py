@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,11 +67,9 @@ class OciTests(PodCase):
         await self.set_up_large()
         sandbox = await self.run_pod(hostname="web-0")
         small = await self.run_container(sandbox, self.box("small", "echo hello; exec sleep 1000"))
-        first = time.monotonic()
         script = "cat /data/*/* | wc -c; echo over >/data/0/0; exec sleep 1000"
         big = await self.run_container(sandbox, self.of_large("big", script))
-        second = time.monotonic()
-        self.assertLess(second - first, 30.0)  # as an archive it took a minute
+        self.assertNotIn("loaded into sandbox", self.log)  # as an archive
         await self.until(lambda: self.lines("small") == ["hello"], "the log of busybox")
         await self.until(lambda: len(self.lines("big")) == 1, "the log of the large image")
         self.assertGreater(int(self.lines("big")[0]), 219 << 20)
