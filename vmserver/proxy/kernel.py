@@ -82,6 +82,17 @@ class Kernel:
         text = await check(self._reactor, [*self._inside, "ip", "-json", "address"], SECONDS)
         return [each["local"] for link in json.loads(text) for each in link.get("addr_info", ())]
 
+    async def chain(self, key: Key) -> str | None:
+        """Return where a key's connections go in the kernel. None: it has nothing for them."""
+        for name in ("services", "refusals"):
+            command = ["nft", "get", "element", script.FAMILIES[key.version], script.NAME, name]
+            found = await run(
+                self._reactor, [*self._inside, *command, f"{{ {script.written(key)} }}"], SECONDS
+            )
+            if not found.code:
+                return listing.chain(found.stdout.decode(errors="replace"))
+        return None
+
     async def counters(self, version: int) -> dict[str, int]:
         """Return the packets that a family's table has counted; nothing if it is not there."""
         command = [*self._inside, "nft", "list", "counters", "table", script.FAMILIES[version], script.NAME]

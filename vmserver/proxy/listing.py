@@ -20,6 +20,7 @@ from vmserver.proxy.rules import MAX_ENDPOINTS, Key, Target
 _BLOCK = re.compile(r"^\t(map|set|chain) (\S+) \{$")
 _ELEMENT = re.compile(r"[^,]+")
 _RANGE = re.compile(rf"ip6? daddr (\S+) goto {DROPPED}")
+_CHAIN = re.compile(r" : goto (\S+)")
 _COUNTER = re.compile(r"counter (\S+) \{\s*packets (\d+) ")
 
 
@@ -88,6 +89,12 @@ def _in_order(placement: Placement, row: dict[int, int]) -> bool:
     if placement.affinity_seconds:
         return row == dict(enumerate(numbers))
     return not row and numbers == list(range(len(numbers)))
+
+
+def chain(text: str) -> str | None:
+    """Read the chain of the only element that nft has listed."""
+    found = _CHAIN.search(text)
+    return found[1] if found is not None else None
 
 
 def counters(text: str) -> dict[str, int]:

@@ -130,7 +130,13 @@ class ServiceProxy:
             return True
 
     async def report(self, key: Key | None) -> Report:
-        """Say what is in force. :param key: also what becomes of connections to this."""
+        """Say what is in force. :param key: also what becomes of connections to this.
+
+        :raise InfranetesError: somebody has changed the tables, and they can't be mended.
+        """
+        placed = None if key is None else self._placed.get(key)
+        if key is not None and await self._kernel.chain(key) != (placed.chain if placed else None):
+            await self.mend()
         counters = Counter[str]()
         for version in script.FAMILIES:
             counters.update(await self._kernel.counters(version))

@@ -150,14 +150,19 @@ def elements(key: Key, placement: Placement | None) -> dict[tuple[str, str], str
     """Return the elements of one key by their map's name and their own key, as nft writes them."""
     if placement is None:
         return {}
-    written = f"{key.address} . {key.protocol} . {key.port}"
-    found = {("services" if placement.slots else "refusals", written): f"goto {placement.chain}"}
+    name = written(key)
+    found = {("services" if placement.slots else "refusals", name): f"goto {placement.chain}"}
     for number, (address, port) in placement.numbered.items():
-        found["endpoints", f"{written} . {number:#010x}"] = f"{address} . {port}"
+        found["endpoints", f"{name} . {number:#010x}"] = f"{address} . {port}"
     if placement.affinity_seconds:
         for place, number in enumerate(placement.numbered):
-            found["numbers", f"{written} . {place:#010x}"] = f"{number:#010x}"
+            found["numbers", f"{name} . {place:#010x}"] = f"{number:#010x}"
     return found
+
+
+def written(key: Key) -> str:
+    """Return a key as nft writes it."""
+    return f"{key.address} . {key.protocol} . {key.port}"
 
 
 def _commands(verb: str, ip: str, given: Mapping[str, list[str]]) -> str:

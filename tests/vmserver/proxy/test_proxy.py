@@ -157,6 +157,16 @@ class ConnectionTests(ProxyCase):
                 self.assertEqual((found.endpoints, found.affinity_seconds), (targets(1), 10))
 
     @deferred
+    async def test_what_somebody_has_taken_away_is_mended_before_a_verdict(self) -> None:
+        await self.put({key(1): Rule(targets(1)), key(2): Rule(dropped=True)})
+        for name, number, happens in (("services", 1, "10.1.0.1:8080"), ("refusals", 2, "dropped")):
+            self.nft("flush", "map", "ip", script.NAME, name)
+            found = (await self.proxy.report(key(number))).verdict
+            assert found is not None
+            self.assertNotEqual(found.outcome, Outcome.UNTOUCHED)
+            self.assertEqual(set(self.space.reached(f"10.96.0.{number}", 80)), {happens})
+
+    @deferred
     async def test_source_ranges_are_compared_with_the_pod_s_address(self) -> None:
         await self.put(
             {
