@@ -54,6 +54,7 @@ class RuleSender:
         self._changed = changed
         self._told = Notifier()
         self._over = False  # no more is sent
+        self._waiting: DeferredQueue[vmserver.ServiceRulesUpdate] | None = None  # to be sent in this call
         self._answered = False  # this call's last update, or its beginning
         self._known = -1  # what it answered
         self._sent: int | None = None  # in this call
@@ -123,6 +124,7 @@ class RuleSender:
         """One call, until it ends."""
         self._answered, self._sent = False, None
         waiting: DeferredQueue[vmserver.ServiceRulesUpdate] = DeferredQueue()
+        self._waiting = waiting
         states = self._agent.service_rules(_taken(waiting))
         following = start(self._follow(waiting))
         following.addErrback(lambda _: None)
@@ -134,7 +136,7 @@ class RuleSender:
                     self._told.notify()
                 self._send(waiting)
         finally:
-            self._answered = False
+            self._answered, self._waiting = False, None
             following.cancel()
             await states.aclose()
 
@@ -153,8 +155,11 @@ class RuleSender:
         self._answered = True
 
     async def _follow(self, waiting: DeferredQueue[vmserver.ServiceRulesUpdate]) -> None:
+        """Send what changes, until the call has ended: it may end as it is sent that, which ends no wait."""
         while True:
             await self._changed.wait()
+            if self._waiting is not waiting:
+                return
             self._send(waiting)
 
     def _send(self, waiting: DeferredQueue[vmserver.ServiceRulesUpdate]) -> None:

@@ -12,13 +12,14 @@ from twisted.logger import Logger
 
 from infranetes_common.commands import check, run
 from infranetes_common.concurrency import run_in_thread
-from infranetes_common.errors import InfranetesError
+from infranetes_common.errors import InfranetesError, Unavailable
 from infranetes_common.reactors import IReactor
 from vmserver.proxy import listing, script
 from vmserver.proxy.rules import Key, Target
 
 SECONDS = 60.0  # for one transaction of some hundred elements in an emulated VM, and for a listing of all
 MAX_LISTING = 64 << 20  # bytes; 10,000 rules with 5 endpoints each are listed in 5 MB
+GIVEN_UP = 3  # times that a table can't be listed until it is made anew
 MAX_FLOWS = 16 << 20
 BYTES_PER_FLOW = 16 * 1024  # of the VM's memory: one flow takes about 300 bytes, and few VMs have so many
 MIN_FLOWS, MOST_FLOWS = 32_768, 1_048_576
@@ -38,18 +39,30 @@ class Kernel:
     def __init__(self, reactor: IReactor, namespace: str = "") -> None:
         self._reactor = reactor
         self._inside = ["ip", "netns", "exec", namespace] if namespace else []
+        self._unread = 0  # listings of tables that are there, which failed one after the other
 
     async def change(self, text: str) -> None:
         """Run a script, which is one transaction. :raise InfranetesError: why nft refuses it."""
         await check(self._reactor, [*self._inside, "nft", "-f", "-"], SECONDS, text.encode())
 
     async def read(self, version: int) -> listing.Listing | None:
-        """Return what is in a family's table. None: there is no table that can be read."""
+        """Return what is in a family's table. None: there is none, or none that can be read.
+
+        :raise Unavailable: nft fails, as when memory is short: the table is there, and may be in force.
+        """
         family = script.FAMILIES[version]
         command = [*self._inside, "nft", "list", "table", family, script.NAME]
         found = await run(self._reactor, command, SECONDS, max_output=MAX_LISTING)
         if found.code:
+            tables = await check(self._reactor, [*self._inside, "nft", "list", "tables", family], SECONDS)
+            if f"table {family} {script.NAME}".encode() not in tables.splitlines():
+                return None
+            self._unread += 1
+            if self._unread < GIVEN_UP:
+                raise Unavailable(f"the table {family} {script.NAME} can't be listed: {found.message()}")
+            _log.warn("the service proxy's table {family} is made anew: it can't be listed", family=family)
             return None
+        self._unread = 0
         try:
             return listing.read(version, found.stdout.decode(errors="replace"))
         except listing.Unreadable as error:

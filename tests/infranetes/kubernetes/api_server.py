@@ -34,6 +34,7 @@ class SimulatedApiServer(Resource):
     """The server. `start` it, then use `url`.
 
     :ivar streaming: whether it has streaming lists. :ivar status: with which it refuses all; 0: it does not.
+    :ivar trickle: what watches are told comes so many bytes at a time; 0: at once.
     :ivar absent: paths that it does not have.
     :ivar refused: the paths that nobody may ask for.
     :ivar asked: the query of each request, the path as `path`. :ivar token: that every request has to bear.
@@ -50,6 +51,8 @@ class SimulatedApiServer(Resource):
         self._version = 1
         self._oldest = 0
         self.streaming = True
+        self.trickle = 0
+        self._late: dict[Request, bytes] = {}
         self.status = 0
         self.absent: set[str] = set()
         self.refused: set[str] = set()
@@ -102,12 +105,12 @@ class SimulatedApiServer(Resource):
         self._history.setdefault(path, []).append((self._version, event))
         for request, its in self._watchers.items():
             if its == path:
-                _write(request, event)
+                self._write(request, event)
 
     def bookmark(self) -> None:
         """Tell all who watch the version."""
         for request, path in self._watchers.items():
-            _write(request, self._bookmark(path))
+            self._write(request, self._bookmark(path))
 
     def compact(self) -> None:
         """Forget all versions but the last."""
@@ -115,18 +118,22 @@ class SimulatedApiServer(Resource):
         self._oldest = self._version
         self._history.clear()
 
-    def forget(self) -> None:
-        """Be another server, with other objects and lower versions, as after a restore from a backup."""
+    def forget(self, bumped: bool = False) -> None:
+        """Be another server, with other objects and lower versions, as after a restore from a backup.
+
+        :param bumped: with higher ones, and none of the old, as `etcdutl snapshot restore --bump-revision
+            --mark-compacted` has it. Else nobody can tell a version of one history from the other's.
+        """
         self._objects.clear()
         self._history.clear()
-        self._version, self._oldest = 1, 0
+        self._version, self._oldest = (self._version + 1000,) * 2 if bumped else (1, 0)
         self.close_watches()
 
     def expire(self) -> None:
         """Tell all who watch that their version is gone, within the answer."""
         for request in list(self._watchers):
             status = {"kind": "Status", "code": 410, "reason": "Expired", "metadata": {}}
-            _write(request, {"type": "ERROR", "object": status})
+            self._write(request, {"type": "ERROR", "object": status})
         self.close_watches()
 
     def close_watches(self, abort: bool = False) -> None:
@@ -136,6 +143,26 @@ class SimulatedApiServer(Resource):
                 request.transport.abortConnection()
             else:
                 request.finish()
+
+    def _write(self, request: Request, event: Json) -> None:
+        data = json.dumps(event).encode() + b"\n"
+        if request in self._late:
+            self._late[request] += data
+        elif self.trickle:
+            self._late[request] = data
+            self._drip(request)
+        else:
+            request.write(data)
+
+    def _drip(self, request: Request) -> None:
+        late = self._late.pop(request)
+        if request.finished or request._disconnected:
+            return
+        size = self.trickle or len(late)
+        request.write(late[:size])
+        if late[size:]:
+            self._late[request] = late[size:]
+            self._reactor.callLater(0.001, self._drip, request)
 
     # Requests
 
@@ -177,13 +204,13 @@ class SimulatedApiServer(Resource):
             return _refusal(request, 504, "Too large resource version")
         if initial:
             for item in self._objects.get(path, {}).values():
-                _write(request, {"type": "ADDED", "object": item})
-            _write(request, self._bookmark(path, {"k8s.io/initial-events-end": "true"}))
+                self._write(request, {"type": "ADDED", "object": item})
+            self._write(request, self._bookmark(path, {"k8s.io/initial-events-end": "true"}))
         else:
             for version, event in self._history.get(path, ()):
                 if version > since:
-                    _write(request, event)
-            _write(request, self._bookmark(path))
+                    self._write(request, event)
+            self._write(request, self._bookmark(path))
         self._watchers[request] = path
         request.notifyFinish().addBoth(lambda _: self._watchers.pop(request))
         return server.NOT_DONE_YET
@@ -202,10 +229,6 @@ def _kind(path: str) -> dict[str, str]:
 
 def _name(item: Json) -> tuple[str, str]:
     return item["metadata"].get("namespace", ""), item["metadata"]["name"]
-
-
-def _write(request: Request, event: Json) -> None:
-    request.write(json.dumps(event).encode() + b"\n")
 
 
 def _refusal(request: Request, status: int, why: str) -> bytes:

@@ -36,6 +36,7 @@ class VM:
     """An agent that takes what it is sent, and whose connection breaks when it is told to.
 
     :ivar rules: by key. :ivar messages: that came. :ivar deaf: it takes updates and never says so.
+    :ivar refusing: an update ends the call, at once.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class VM:
         self.version = ("", 0)
         self.messages: list[vmserver.ServiceRulesUpdate] = []
         self.calls = 0
-        self.deaf = False
+        self.deaf = self.refusing = False
         self._coming: set[bytes] = set()
         self._arriving: Arriving = DeferredQueue()
 
@@ -82,6 +83,8 @@ class VM:
             into.put(update)
 
     def _take(self, update: vmserver.ServiceRulesUpdate) -> None:
+        if self.refusing:
+            raise Unavailable("nft: Cannot allocate memory")
         self.messages.append(update)
         for rule in update.changed:
             self.rules[rule.key.SerializeToString()] = rule
@@ -200,6 +203,17 @@ class SenderTests(SynchronousTestCase):
         self.assert_equal()
         self.assertEqual([each.all for each in self.vm.messages], [True, False, False])
         self.assertEqual(self.vm.calls, 2)
+
+    def test_a_call_that_ends_as_it_is_sent_something_is_sent_nothing_more(self) -> None:
+        self.put(1)
+        self.vm.refusing = True
+        self.put(2)
+        self.vm.refusing = False
+        self.clock.advance(sender.FIRST_PAUSE)
+        self.assert_equal()
+        for number in (3, 4):
+            self.put(number)
+            self.assert_equal()
 
     def test_an_answer_that_is_lost_is_no_loss(self) -> None:
         self.vm.deaf = True

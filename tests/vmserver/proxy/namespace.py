@@ -113,12 +113,12 @@ class Namespace:
         self._threads.append(thread)
         thread.start()
 
-    def reached(self, address: str, port: int, times: int = 1) -> Counter[str]:
-        """Who answers that many connections; `refused` and `dropped` if nobody does."""
+    def reached(self, address: str, port: int, times: int = 1, seconds: float = 0.3) -> Counter[str]:
+        """Who answers that many connections; `refused` and `dropped` if nobody does within `seconds`."""
 
         def connect() -> str:
             try:
-                with socket.create_connection((address, port), 0.3) as connection:
+                with socket.create_connection((address, port), seconds) as connection:
                     connection.settimeout(20)
                     return connection.recv(100).decode()
             except ConnectionRefusedError:

@@ -355,6 +355,39 @@ class TableTests(ProxyCase):
         await self.put(changed)
 
     @deferred
+    async def test_a_table_that_can_not_be_listed_for_once_stays_in_force(self) -> None:
+        await self.put(self.MANY)
+        handles = self.nft("-a", "list", "table", "ip", script.NAME)
+        kernel = Kernel(reactor, self.space.name)
+        self.proxy = ServiceProxy(kernel)
+        inside, kernel._inside = kernel._inside, ["false"]
+        await self.assertFailure(self.start_put(self.MANY), Unavailable)
+        kernel._inside = inside
+        self.assertEqual(self.nft("-a", "list", "table", "ip", script.NAME), handles)
+        await self.put(self.MANY, all=True)
+        self.assertEqual(self.nft("-a", "list", "table", "ip", script.NAME), handles)
+
+    @deferred
+    async def test_a_table_that_can_never_be_listed_is_made_anew(self) -> None:
+        await self.put(self.MANY)
+        broken = Path(self.mktemp())
+        fails = '[ "$2 $3" = "list table" ] && exit 1'
+        broken.write_text(f'#!/bin/sh\n{fails}\nexec ip netns exec {self.space.name} "$@"\n')
+        broken.chmod(0o755)
+        kernel = Kernel(reactor, self.space.name)
+        kernel._inside = [str(broken.absolute())]
+        self.assertEqual(await self.outcomes(kernel, 3), ["Unavailable", "Unavailable", "None"])
+
+    async def outcomes(self, kernel: Kernel, times: int) -> list[str]:
+        found = []
+        for _ in range(times):
+            try:
+                found.append(str(await kernel.read(4)))
+            except Unavailable:
+                found.append("Unavailable")
+        return found
+
+    @deferred
     async def test_tables_of_others_are_left_alone(self) -> None:
         self.nft("add table ip filter; add chain ip filter mine { type filter hook output priority 0; }")
         await self.put(self.MANY)

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All that lies between the API server and a VM's kernel, each part of which fails when it is told to."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from pathlib import Path
+from typing import TypeAlias, TypeVar, cast
+
+from twisted.internet.defer import Deferred, DeferredQueue
+from twisted.internet.threads import blockingCallFromThread
+
+from infranetes.kubernetes.api_server import ApiServer
+from infranetes.services.cluster import ClusterServices
+from infranetes.services.objects import OwnNode, endpoint_slice, service
+from infranetes.services.rules import Rule
+from infranetes.services.table import Table
+from infranetes_common.concurrency import start
+from infranetes_common.errors import InfranetesError, Unavailable
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import vmserver as messages
+from tests.infranetes.kubernetes.api_server import Json, SimulatedApiServer
+from tests.infranetes.services import objects as written
+from tests.vmserver.proxy.namespace import Namespace
+from txgrpc import Call
+from vmserver.proxy.kernel import Kernel
+from vmserver.proxy.listing import Listing
+from vmserver.proxy.proxy import ServiceProxy
+from vmserver.rpc.services import ServiceCalls
+
+T = TypeVar("T")
+SERVICES = "/api/v1/services"
+SLICES = "/apis/discovery.k8s.io/v1/endpointslices"
+NODES = "/api/v1/nodes"
+RANGES = "/apis/networking.k8s.io/v1/servicecidrs"
+NODE = {"metadata": {"name": "here", "labels": {}}}
+KUBECONFIG = """\
+current-context: here
+contexts: [{name: here, context: {cluster: it, user: me}}]
+clusters: [{name: it, cluster: {server: "%s"}}]
+users: [{name: me, user: {}}]
+"""
+Arriving: TypeAlias = "DeferredQueue[messages.ServiceRulesUpdate | InfranetesError]"
+
+
+def thd_awaited(reactor: IReactor, work: Callable[[], Deferred[T]]) -> T:
+    """What becomes of work that is done in the reactor's thread."""
+    found: T = blockingCallFromThread(reactor, work)  # type: ignore[arg-type]  # as if it returned no Deferred
+    return found
+
+
+class FaultyKernel(Kernel):
+    """A namespace's tables.
+
+    :ivar refused: of the next changes so many fail. :ivar cut_off: so many are done, and told as failed.
+    :ivar unread: so many of the next listings fail.
+    """
+
+    refused = cut_off = unread = 0
+
+    async def change(self, text: str) -> None:
+        if self.refused:
+            self.refused -= 1
+            raise Unavailable("nft: Could not process rule: Cannot allocate memory")
+        await super().change(text)
+        if self.cut_off:
+            self.cut_off -= 1
+            raise Unavailable("nft took too long")
+
+    async def read(self, version: int) -> Listing | None:
+        if not self.unread:
+            return await super().read(version)
+        self.unread -= 1
+        failing = Kernel(self._reactor)
+        failing._inside = ["false"]
+        return await failing.read(version)
+
+
+class FaultyAgent:
+    """An agent, called in this process. :ivar deaf: so many of its next answers are lost, with the call."""
+
+    def __init__(self, proxy: ServiceProxy) -> None:
+        self.use(proxy)
+        self._arriving: Arriving = DeferredQueue()
+        self.deaf = 0
+
+    def use(self, proxy: ServiceProxy) -> None:
+        """Have another proxy from the next call on."""
+        self.proxy = proxy
+        self._calls = ServiceCalls(proxy)
+
+    def break_off(self) -> None:
+        """Lose the connection."""
+        self._arriving.put(Unavailable("the connection is lost"))
+
+    async def service_rules(
+        self, updates: AsyncIterator[messages.ServiceRulesUpdate]
+    ) -> AsyncGenerator[messages.ServiceRulesState, None]:
+        self._arriving = DeferredQueue()
+        reading = start(self._read(updates, self._arriving))
+        reading.addErrback(lambda _: None)
+        call = cast(Call, object())  # it is only told from others
+        try:
+            async for state in self._calls.ServiceRules(self._given(self._arriving), call):
+                if self.deaf:
+                    self.deaf -= 1
+                    raise Unavailable("the connection is lost")
+                yield state
+        finally:
+            reading.cancel()
+
+    async def _read(self, updates: AsyncIterator[messages.ServiceRulesUpdate], into: Arriving) -> None:
+        async for update in updates:
+            into.put(update)
+
+    async def _given(self, arriving: Arriving) -> AsyncIterator[messages.ServiceRulesUpdate]:
+        while True:
+            update = await arriving.get()
+            if isinstance(update, InfranetesError):
+                raise update
+            yield update
+
+
+class Bed:
+    """The API server, a daemon, an agent and a namespace. Methods that block are called `thd_`.
+
+    :ivar services: what there are, by name. :ivar slices: likewise.
+    """
+
+    def __init__(self, reactor: IReactor, directory: Path) -> None:
+        self._reactor = reactor
+        self._kubeconfig = directory / "kubeconfig"
+        self.services: dict[str, Json] = {}
+        self.slices: dict[str, Json] = {}
+        self.server = SimulatedApiServer(reactor)
+        self.server.start()
+        self.port = int(self.server.url.rpartition(":")[2])
+        self._kubeconfig.write_text(KUBECONFIG % self.server.url)
+        self.server.put(NODES, NODE)
+        self.away = False
+
+    def thd_make_network(self) -> None:
+        self.space = Namespace()
+        self.kernel = FaultyKernel(self._reactor, self.space.name)
+
+    def thd_remove_network(self) -> None:
+        self.space.end()
+
+    def start(self) -> None:
+        """Start the agent and the daemon."""
+        self.agent = FaultyAgent(ServiceProxy(self.kernel))
+        self._start_daemon()
+
+    def _start_daemon(self) -> None:
+        self.cluster = ClusterServices(self._reactor, ApiServer(self._reactor, self._kubeconfig), "here")
+        self.cluster.startService()
+        self.sender = self.cluster.sender(self.agent)
+        self.sender.start()
+
+    def stop(self) -> None:
+        """Stop the daemon, as if it were killed."""
+        self.sender.stop()
+        self.cluster.stopService()
+
+    def restart_daemon(self) -> None:
+        self.stop()
+        self._start_daemon()
+
+    def restart_agent(self) -> None:
+        """Have an agent that knows nothing, on the same kernel."""
+        self.agent.break_off()
+        self.agent.use(ServiceProxy(self.kernel))
+
+    # What people do in the cluster
+
+    def put(self, name: str, number: int, endpoints: tuple[int, ...], **spec: object) -> None:
+        """Make or change the Service 10.96.0.NUMBER with endpoints 10.1.0.EACH."""
+        self.services[name] = written.service(name, (f"10.96.0.{number}",), **spec)
+        given = [written.endpoint(f"10.1.0.{each}") for each in endpoints]
+        self.slices[name] = written.endpoint_slice(*given, service=name)
+        self.server.put(SERVICES, self.services[name])
+        self.server.put(SLICES, self.slices[name])
+
+    def remove(self, name: str) -> None:
+        if name in self.services:
+            self.server.remove(SERVICES, self.services.pop(name))
+            self.server.remove(SLICES, self.slices.pop(name))
+
+    def restore(self, lost: frozenset[str]) -> None:
+        """Have another history, as after a restore from a backup, in which these Services are not."""
+        self.server.forget(bumped=True)
+        for name in lost & self.services.keys():
+            del self.services[name], self.slices[name]
+        self.server.put(NODES, NODE)
+        for name, item in self.services.items():
+            self.server.put(SERVICES, item)
+            self.server.put(SLICES, self.slices[name])
+
+    # What there should be
+
+    def expected(self) -> dict[str, set[str]]:
+        """By address and port, the endpoints."""
+        table = Table(OwnNode("here"))
+        services = [found for each in self.services.values() if (found := service(each))]
+        slices = [its for each in self.slices.values() if (its := endpoint_slice(each))]
+        table.replace(services, slices)
+        return {f"{key.address}:{key.port}": _endpoints(rule) for key, rule in table.rules.items()}
+
+    async def in_kernel(self) -> dict[str, set[str]]:
+        """The same, as the kernel has it."""
+        try:
+            found = await Kernel(self._reactor, self.space.name).read(4)
+        except Unavailable:  # it has just been made
+            found = None
+        if found is None:
+            return {}
+        return {
+            f"{key.address}:{key.port}": {f"{address}:{port}" for address, port in its.numbered.values()}
+            for key, its in found.placements.items()
+        }
+
+    def told(self) -> bool:
+        """Whether the VM has said that it has all."""
+        return self.cluster.table.complete and self.sender.number == self.cluster.table.number
+
+
+def _endpoints(rule: Rule) -> set[str]:
+    return {f"{address}:{port}" for address, port in rule.endpoints}
+
+
+class Lasting:
+    """A connection through a Service that has to last. Its methods block."""
+
+    def __init__(self, space: Namespace, address: str, endpoint: str) -> None:
+        listening = space.inside(lambda: socket.create_server((endpoint, 8080)))
+        with listening:
+            self._client = space.inside(lambda: socket.create_connection((address, 80), 20))
+            self._server, _ = listening.accept()
+        self._server.settimeout(20)
+
+    def thd_check(self) -> None:
+        """:raise OSError: it does not work any more."""
+        for one, other in ((self._client, self._server), (self._server, self._client)):
+            one.sendall(b"?")
+            if other.recv(1) != b"?":
+                raise OSError("the connection was closed")
+
+    def end(self) -> None:
+        self._client.close()
+        self._server.close()
