@@ -52,21 +52,26 @@ class Cluster:
         return not isolated
 
     def _rule(self, rule: Json, policy: Json, pod: Json, direction: str, packet: Packet) -> bool:
-        others = [each for each in self.pods if has(each, packet.other)]
+        """Whether a rule allows a packet; the other side is a pod that has its address, or no pod."""
         peers = rule.get("from" if direction == "Ingress" else "to")
-        if peers and not any(self._peer(peer, policy, others, packet) for peer in peers):
-            return False
         ports = rule.get("ports")
-        destinations = [pod] if direction == "Ingress" else others
-        return not ports or any(port_matches(port, destinations, packet) for port in ports)
+        others: Sequence[Json | None] = [each for each in self.pods if has(each, packet.other)] or [None]
+        return any(
+            (not peers or any(self._peer(peer, policy, other, packet) for peer in peers))
+            and (
+                not ports
+                or any(port_matches(port, pod if direction == "Ingress" else other, packet) for port in ports)
+            )
+            for other in others
+        )
 
-    def _peer(self, peer: Json, policy: Json, others: Iterable[Json], packet: Packet) -> bool:
+    def _peer(self, peer: Json, policy: Json, other: Json | None, packet: Packet) -> bool:
         if "ipBlock" in peer:
             block = peer["ipBlock"]
             return within(packet.other, block["cidr"]) and not any(
                 within(packet.other, each) for each in block.get("except") or []
             )
-        return any(self._meant(peer, policy, each) for each in others)
+        return other is not None and self._meant(peer, policy, other)
 
     def _meant(self, peer: Json, policy: Json, other: Json) -> bool:
         namespace, labels = other["metadata"]["namespace"], other["metadata"]["labels"]
@@ -93,8 +98,8 @@ def within(address: str, cidr: str) -> bool:
     return ip_address(address) in ip_network(cidr, strict=False)
 
 
-def port_matches(port: Json, destinations: Iterable[Json], packet: Packet) -> bool:
-    """Whether a packet goes to a port of a rule."""
+def port_matches(port: Json, destination: Json | None, packet: Packet) -> bool:
+    """Whether a packet goes to a port of a rule. :param destination: the pod that is connected to, if any."""
     if packet.port is None or (port.get("protocol") or "TCP") != packet.protocol:
         return False
     wanted = port.get("port")
@@ -102,12 +107,11 @@ def port_matches(port: Json, destinations: Iterable[Json], packet: Packet) -> bo
         return True
     if isinstance(wanted, int):
         return bool(wanted <= packet.port <= (port.get("endPort") or wanted))
-    return any(
+    return destination is not None and any(
         each.get("name") == wanted
         and (each.get("protocol") or "TCP") == packet.protocol
         and each["containerPort"] == packet.port
-        for pod in destinations
-        for each in ports_of(pod)
+        for each in ports_of(destination)
     )
 
 
