@@ -258,3 +258,14 @@ def _crc32c(data: bytes) -> int:
         for _ in range(8):
             value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
     return value ^ 0xFFFFFFFF
+
+
+def connects(client: Host, address: str, port: int, seconds: float) -> bool:
+    """Whether a TCP connection to some server can be made in that time."""
+    with client.socket(socket.SOCK_STREAM) as connecting:
+        connecting.settimeout(seconds)
+        try:
+            connecting.connect((address, port))
+        except OSError:
+            return False
+        return True
