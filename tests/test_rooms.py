@@ -27,6 +27,7 @@ NEVER = {
     "infranetes_simulation.farm": ("infranetes",),
     "infranetes_simulation.containers": ("infranetes",),
     "vmserver.layers": ("vmserver.rpc", "vmserver.identity", "vmserver.prewarm", "vmserver.containers"),
+    "vmserver.firewall": ("vmserver.rpc", "vmserver.identity", "vmserver.containers", "vmserver.proxy"),
     "vmserver.proxy": ("vmserver.rpc", "vmserver.identity", "vmserver.containers"),
     "infranetes.kubernetes": (*ABOVE_KUBERNETES, "infranetes.services", "infranetes.policies"),
     "infranetes.services": (*ABOVE_KUBERNETES, "infranetes.policies"),

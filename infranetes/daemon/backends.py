@@ -16,7 +16,6 @@ from infranetes.images.interface import IImageCatalogue
 from infranetes.images.preload import Preload, gather, gather_disks
 from infranetes.pods.layer_loads import disk_name
 from infranetes.providers.interface import (
-    IFirewallsPods,
     IHasCatalogue,
     IPodProvider,
     Progress,
@@ -72,18 +71,8 @@ def make_backends(reactor: IReactor, config: Config, make_provider: MakeProvider
     )
     table = config.providers.get(config.provider, {})
     provider = make_provider(reactor, config.provider, table, context)
-    check_network_policies(config, provider, source)
     images = make_images(reactor, config, provider, source)
     return Backends(provider, images)
-
-
-def check_network_policies(config: Config, provider: IPodProvider, source: str = "configuration") -> None:
-    """Check that NetworkPolicies can be enforced, if they are to be. :raise ConfigError: they can't."""
-    if config.kubernetes.network_policies and not IFirewallsPods.providedBy(provider):
-        raise ConfigError(
-            f"{source}: kubernetes.network_policies: provider {config.provider!r} can't enforce them; "
-            "set it to false"
-        )
 
 
 def make_images(

@@ -10,6 +10,7 @@ from infranetes.machines.agent.container_watch import ContainerWatch, IContainer
 from infranetes.machines.agent.limits import PURGES
 from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Container, Sandbox
+from infranetes.pods.network_policies import enforce_again
 from infranetes.pods.pod_network import join_again
 from infranetes.pods.reports import GONE_REASON, apply_report, record_loss
 from infranetes.pods.service_rules import tell_of_services
@@ -109,6 +110,7 @@ class AgentListener:
         if reach is Reach.LIVE:
             tell_of_services(self._sandbox)  # as a daemon that follows another one has not
             join_again(self._node, self._sandbox)
+            enforce_again(self._node, self._sandbox)
         for container in self._sandbox.containers.values():
             container.cache.clear()
 

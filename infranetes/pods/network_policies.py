@@ -31,8 +31,24 @@ _log = Logger()
 
 
 def enforce(node: NodeContext, sandbox: Sandbox, firewall: PodFirewall) -> Deferred[None]:
-    """Put a firewall in force where the sandbox's VM can't get around it."""
-    return cast(IFirewallsPods, node.provider).set_firewall(sandbox.record.instance_id, firewall)
+    """Put a firewall in force: outside of the sandbox's VM if the provider can, else in it."""
+    if IFirewallsPods.providedBy(node.provider):
+        return cast(IFirewallsPods, node.provider).set_firewall(sandbox.record.instance_id, firewall)
+    return start(_enforce_inside(sandbox, firewall))
+
+
+async def _enforce_inside(sandbox: Sandbox, firewall: PodFirewall) -> None:
+    if sandbox.watch is not None:
+        await sandbox.watch.when_live()
+    if sandbox.client is None:
+        raise Unavailable(f"the agent of sandbox {sandbox.id} is no longer connected")
+    await sandbox.client.set_firewall(firewall)
+
+
+def enforce_again(node: NodeContext, sandbox: Sandbox) -> None:
+    """Put the firewall in force again if it is in the VM, which may have been booted anew."""
+    if node.firewalls is not None and not IFirewallsPods.providedBy(node.provider):
+        node.firewalls.renew(sandbox)
 
 
 class PodFirewalls:
@@ -71,6 +87,13 @@ class PodFirewalls:
             kept.over = True
             assert kept.working is not None
             kept.working.cancel()
+
+    def renew(self, sandbox: Sandbox) -> None:
+        """Put what is to be in force there once more."""
+        kept = self._kept.get(sandbox.id)
+        if kept is not None:
+            kept.firewall = None
+            kept.changed.notify()
 
     def stop(self) -> None:
         """Forget all, as the daemon ends."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from typing import Protocol
 
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
@@ -19,13 +20,24 @@ MEND_SECONDS = 600.0  # between two looks at the tables, each of which wakes an 
 _log = Logger()
 
 
-class Upkeep:
-    """Begins with the VM's identity, and goes on until the agent ends."""
+class Mended(Protocol):
+    """Has something in the kernel."""
 
-    def __init__(self, reactor: IReactor, kernel: Kernel, proxy: ServiceProxy) -> None:
+    async def mend(self) -> object:
+        """Put it there again if somebody has changed it."""
+
+
+class Upkeep:
+    """Begins with the VM's identity, and goes on until the agent ends.
+
+    :param others: what is looked at beside the proxy's tables.
+    """
+
+    def __init__(self, reactor: IReactor, kernel: Kernel, proxy: ServiceProxy, *others: Mended) -> None:
         self._reactor = reactor
         self._kernel = kernel
         self._proxy = proxy
+        self._mended: tuple[Mended, ...] = (proxy, *others)
         self._looking = LoopingCall(self._look)
         self._looking.clock = reactor
 
@@ -55,7 +67,8 @@ class Upkeep:
 
     @deferred
     async def _look(self) -> None:
-        try:
-            await self._proxy.mend()
-        except InfranetesError as error:
-            _log.warn("the service proxy's tables can't be mended: {error}", error=error)
+        for each in self._mended:
+            try:
+                await each.mend()
+            except InfranetesError as error:
+                _log.warn("the VM's tables can't be mended: {error}", error=error)

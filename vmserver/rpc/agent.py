@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from infranetes_common.reactors import IReactor
 from vmserver.config import LimitsConfig
+from vmserver.firewall.firewall import Firewall
 from vmserver.identity.current import CurrentIdentity
 from vmserver.identity.metadata import MetadataGate
 from vmserver.pod_settings import PodSettings
@@ -14,6 +15,7 @@ from vmserver.proxy.kernel import Kernel
 from vmserver.proxy.proxy import ServiceProxy
 from vmserver.proxy.upkeep import Upkeep
 from vmserver.rpc.containers import ContainerCalls
+from vmserver.rpc.firewall import FirewallCalls
 from vmserver.rpc.images import ImageCalls
 from vmserver.rpc.layers import LayerCalls
 from vmserver.rpc.machine import MachineCalls
@@ -57,7 +59,9 @@ class AgentService:
         proxy = ServiceProxy(kernel)
         self.services = ServiceCalls(proxy if own_machine else None)
         self.pod_network = PodNetworkCalls(PodTunnel(reactor) if own_machine else None)
-        self._upkeep = Upkeep(reactor, kernel, proxy) if own_machine else None
+        firewall = Firewall(reactor)
+        self.firewall = FirewallCalls(firewall if own_machine else None)
+        self._upkeep = Upkeep(reactor, kernel, proxy, firewall) if own_machine else None
         self.implementations: tuple[object, ...] = (
             self.machine,
             self.watch,
@@ -69,6 +73,7 @@ class AgentService:
             self.stats,
             self.services,
             self.pod_network,
+            self.firewall,
         )
         identity.on_taken = self._begin
 

@@ -12,6 +12,7 @@ from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
 from infranetes.authority import Authority
 from infranetes.machines.agent import checks, limits
 from infranetes.machines.agent.calls import CHUNK_BYTES, closing
+from infranetes.machines.agent.firewall import FirewallClient
 from infranetes.machines.agent.layers import LayerClient
 from infranetes.machines.agent.screen import AgentScreen
 from infranetes.machines.agent.services import ServiceClient
@@ -47,7 +48,7 @@ def _ahead(call: _Streams) -> _Streams:
     return call
 
 
-class AgentClient(VolumeClient, LayerClient, ServiceClient):
+class AgentClient(VolumeClient, LayerClient, ServiceClient, FirewallClient):
     """The client of one sandbox's agent. Connects when it is first used, and again after a loss.
 
     Methods fail with the errors of `infranetes_common.errors`: `Unavailable` if the agent can't be reached

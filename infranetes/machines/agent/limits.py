@@ -36,6 +36,7 @@ MESSAGE_BYTES: Mapping[str, int] = {
     "JoinPodNetwork": 4 * KIB,
     "ServiceRules": 4 * KIB,
     "ServiceReport": 64 * KIB,
+    "SetFirewall": 4 * KIB,
     "MissingLayers": 4 * KIB,
     "LoadImage": 4 * KIB,
     "ListLayers": 128 * KIB,

@@ -86,6 +86,7 @@ class AgentStub(Protocol):
     ServiceRules: ServiceRules
     JoinPodNetwork: Unary[messages.JoinPodNetworkRequest, messages.JoinPodNetworkResponse]
     ServiceReport: Unary[messages.ServiceReportRequest, messages.ServiceReportResponse]
+    SetFirewall: Unary[messages.SetFirewallRequest, messages.SetFirewallResponse]
     MissingLayers: Unary[messages.MissingLayersRequest, messages.MissingLayersResponse]
     LoadImage: Upload[messages.LoadImageRequest, messages.LoadImageResponse]
     ListLayers: Unary[messages.ListLayersRequest, messages.ListLayersResponse]

@@ -5,20 +5,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
-from infranetes.config import Config, KubernetesConfig
-from infranetes.daemon.backends import Images, check_network_policies, make_images
+from infranetes.config import Config
+from infranetes.daemon.backends import Images, make_images
 from infranetes.images import ImageStore
 from infranetes.images.catalogue import CatalogueStore
 from infranetes.images.executables import Executables
 from infranetes.machines.pool_config import PoolConfig, PoolSize
-from infranetes.providers.interface import IFirewallsPods, IHasCatalogue
+from infranetes.providers.interface import IHasCatalogue
 from infranetes_common.errors import ConfigError
-from infranetes_common.pod_firewall import PodFirewall
 
 
 class Machines(Executables):
@@ -60,23 +58,3 @@ class ImageStoreTests(SynchronousTestCase):
             make_images(bare, Config(provider="qemu", imgprovider="qemu"), bare)
         for words in ("imgprovider", "qemu", "docker or systemd"):
             self.assertIn(words, str(caught.exception))
-
-
-@implementer(IFirewallsPods)
-class Enforcing:
-    """A provider that can enforce policies."""
-
-    def set_firewall(self, instance_id: str, firewall: PodFirewall) -> Deferred[None]:
-        return succeed(None)
-
-
-class NetworkPolicyTests(SynchronousTestCase):
-    def test_a_provider_that_cannot_enforce_them_is_told(self) -> None:
-        on, off = (KubernetesConfig(kubeconfig="/k", network_policies=each) for each in (True, False))
-        enforcing: Any = Enforcing()
-        other: Any = Cloud()
-        for config, provider in ((off, other), (off, enforcing), (on, enforcing)):
-            check_network_policies(Config(provider="cloudy", kubernetes=config), provider)
-        with self.assertRaises(ConfigError) as caught:
-            check_network_policies(Config(provider="cloudy", kubernetes=on), other)
-        self.assertIn("kubernetes.network_policies: provider 'cloudy'", str(caught.exception))

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pod's firewall in the kernel: tables of its own, replaced as a whole.
+
+What the VM sends is judged once the service proxy has translated it, and what it receives before anything
+else. Of what comes and goes by its interfaces these pass: connections of the node's, neighbour discovery and
+DHCP, without which the VM has no address. Nothing on the loopback interface is judged.
+"""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+from twisted.internet.defer import DeferredLock
+from twisted.logger import Logger
+
+from infranetes_common.commands import check, run
+from infranetes_common.errors import InfranetesError, Unavailable
+from infranetes_common.pod_firewall import PodFirewall
+from infranetes_common.pod_firewall_rules import FAMILIES, Way, chains, listed
+from infranetes_common.reactors import IReactor
+
+TABLE = "infranetes-firewall"  # of both families
+SECONDS = 60.0
+MAX_LISTING = 16 << 20
+
+_NEIGHBOURS = "nd-neighbor-solicit, nd-neighbor-advert, nd-router-solicit, nd-router-advert"
+# What is received and sent by each version of IP whatever the firewall is.
+_ALWAYS = {
+    4: ("udp sport 67 udp dport 68", "udp sport 68 udp dport 67"),
+    6: (
+        f"icmpv6 type {{ {_NEIGHBOURS}, mld-listener-query }} accept\n    udp sport 547 udp dport 546",
+        f"icmpv6 type {{ {_NEIGHBOURS}, mld-listener-report, mld2-listener-report }} accept\n"
+        "    udp sport 546 udp dport 547",
+    ),
+}
+
+_log = Logger()
+
+
+class Firewall:
+    """The firewall of a network namespace.
+
+    :param namespace: its name; none: the process's own.
+    """
+
+    def __init__(self, reactor: IReactor, namespace: str = "") -> None:
+        self._reactor = reactor
+        self._inside = ["ip", "netns", "exec", namespace] if namespace else []
+        self._lock = DeferredLock()
+        self._script = ""  # what is in force; none: nothing that this process has put there
+        self._listing = b""
+
+    async def put(self, firewall: PodFirewall, node: str) -> None:
+        """Put a firewall in force, at one instant. Idempotent.
+
+        :param node: the address that the node connects from, which is always allowed to.
+        :raise Unavailable: it is not in force; the one before is.
+        """
+        script = tables(firewall, node)
+        async with self._lock:
+            try:
+                await self._apply(script)
+            except InfranetesError as error:
+                raise Unavailable(f"the firewall is not in force: {error}") from error
+
+    async def mend(self) -> None:
+        """Put what is in force there again if somebody has changed it."""
+        async with self._lock:
+            if self._script and await self._listed() != self._listing:
+                _log.warn("the pod's firewall was changed by somebody, and is put there again")
+                await self._apply(self._script)
+
+    async def _apply(self, script: str) -> None:
+        await check(self._reactor, [*self._inside, "nft", "-f", "-"], SECONDS, script.encode())
+        self._script = script
+        self._listing = await self._listed()
+
+    async def _listed(self) -> bytes:
+        found = b""
+        for family in FAMILIES.values():
+            command = [*self._inside, "nft", "--stateless", "list", "table", family, TABLE]
+            listing = await run(self._reactor, command, SECONDS, max_output=MAX_LISTING)
+            found += listing.stdout if listing.code == 0 else b""
+        return found
+
+
+def tables(firewall: PodFirewall, node: str) -> str:
+    """Return the script that replaces the tables."""
+    return "".join(_table(version, firewall, node) for version in FAMILIES)
+
+
+def _table(version: int, firewall: PodFirewall, node: str) -> str:
+    family = FAMILIES[version]
+    own = [node] if ip_address(node).version == version else []
+    every = {
+        **chains("ingress", firewall, Way.INGRESS, own, [version]),
+        **chains("egress", firewall, Way.EGRESS, [], [version]),
+    }
+    received, sent = _ALWAYS[version]
+    return f"""table {family} {TABLE} {{}}
+delete table {family} {TABLE}
+table {family} {TABLE} {{
+{listed(every)}
+chain others {{
+    jump ingress
+    goto egress
+}}
+chain input {{
+    type filter hook input priority 0; policy accept;
+    iifname "lo" accept
+    {received} accept
+    ct state invalid,untracked goto others
+    ct direction original goto ingress
+    ct direction reply goto egress
+}}
+chain output {{
+    type filter hook output priority 0; policy accept;
+    oifname "lo" accept
+    {sent} accept
+    ct state invalid,untracked goto others
+    ct direction original goto egress
+    ct direction reply goto ingress
+}}
+}}
+"""

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SetFirewall: the node says what the pod may receive and send."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from twisted.internet.address import IPv4Address, IPv6Address
+
+from infranetes_common.errors import Unimplemented
+from infranetes_common.wire import vmserver as messages
+from txgrpc import Call
+from vmserver.firewall.firewall import Firewall
+from vmserver.firewall.message import as_firewall
+
+
+class FirewallCalls:
+    """Hands the firewall on. :param firewall: None: this machine has none."""
+
+    def __init__(self, firewall: Firewall | None) -> None:
+        self._firewall = firewall
+
+    async def SetFirewall(
+        self, request: messages.SetFirewallRequest, call: Call
+    ) -> messages.SetFirewallResponse:
+        if self._firewall is None:
+            raise Unimplemented("this machine is not one pod's alone, and has no firewall")
+        assert isinstance(call.peer, IPv4Address | IPv6Address)
+        await self._firewall.put(as_firewall(request), node_address(call.peer.host))
+        return messages.SetFirewallResponse()
+
+
+def node_address(host: str) -> str:
+    """Return the address of a connection's peer as packets have it."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+        address = address.ipv4_mapped
+    return str(address)
