@@ -39,6 +39,7 @@ from infranetes.providers.interface import Instance, InstanceSpec, InstanceState
 from infranetes.volumes.volumes import Volumes
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
+from infranetes_common.pod_firewall import PodFirewall
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri, vmserver
 from txgrpc import Code, GrpcError
@@ -216,6 +217,7 @@ class FakeAgent:
         self.old = False
         self.certificates: list[str] = []
         self.warmed_up = 0
+        self.firewalls: list[PodFirewall] = []
         self.away = False
         self.silent = False
         self.holding: Deferred[None] | None = None
@@ -250,6 +252,10 @@ class FakeAgent:
     async def warm_up(self) -> None:
         self._reach()
         self.warmed_up += 1
+
+    async def set_firewall(self, firewall: PodFirewall) -> None:
+        self._reach()
+        self.firewalls.append(firewall)
 
     def watch(self) -> FakeStream:
         stream = FakeStream()

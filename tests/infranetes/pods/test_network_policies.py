@@ -7,16 +7,18 @@ from collections.abc import Callable
 from ipaddress import ip_network
 
 from twisted.internet.defer import Deferred, fail, succeed
+from zope.interface import implementer
 
 from infranetes.pods.inventory import Sandbox
-from infranetes.pods.network_policies import LONGEST_PAUSE, WAIT_SECONDS, PodFirewalls
+from infranetes.pods.network_policies import LONGEST_PAUSE, WAIT_SECONDS, PodFirewalls, enforce
 from infranetes.pods.states import ContainerState
 from infranetes.policies.interface import LocalPod
+from infranetes.providers.interface import IFirewallsPods
 from infranetes_common.concurrency import start
 from infranetes_common.errors import NotFound, Unavailable
 from infranetes_common.pod_firewall import CLOSED, OPEN, Allowed, PodFirewall
 from tests.infranetes.pods.case import PodsTestCase
-from tests.infranetes.pods.fakes import box, pod
+from tests.infranetes.pods.fakes import FakeNode, FakeProvider, box, pod
 
 SOME = PodFirewall(ingress=(Allowed((ip_network("192.0.2.0/24"),)),))
 
@@ -49,12 +51,10 @@ class Policies:
             each(frozenset({id, "somebody else's"}))
 
 
-class NetworkPolicyTests(PodsTestCase):
+class PoliciesCase(PodsTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.policies = Policies()
-        self.said: list[tuple[str, PodFirewall]] = []
-        self.answers: list[Deferred[None]] = []
         self.patch(self.world, "made", self.begin_daemon)  # for later ones
         self.begin_daemon()
 
@@ -63,8 +63,7 @@ class NetworkPolicyTests(PodsTestCase):
         node.firewalls = PodFirewalls(node.clock, self.policies, self.enforce, node.ready)
 
     def enforce(self, sandbox: Sandbox, firewall: PodFirewall) -> Deferred[None]:
-        self.said.append((sandbox.record.instance_id, firewall))
-        return self.answers.pop(0) if self.answers else succeed(None)
+        return enforce(self.world.node, sandbox, firewall)
 
     def a_pod(self, name: str = "web", firewall: PodFirewall | None = None) -> str:
         config = pod(name)
@@ -81,6 +80,19 @@ class NetworkPolicyTests(PodsTestCase):
 
     def state(self, container: str) -> ContainerState:
         return self.world.node.inventory.containers[container].state
+
+
+class NetworkPolicyTests(PoliciesCase):
+    """With something that takes them down."""
+
+    def setUp(self) -> None:
+        self.said: list[tuple[str, PodFirewall]] = []
+        self.answers: list[Deferred[None]] = []
+        super().setUp()
+
+    def enforce(self, sandbox: Sandbox, firewall: PodFirewall) -> Deferred[None]:
+        self.said.append((sandbox.record.instance_id, firewall))
+        return self.answers.pop(0) if self.answers else succeed(None)
 
     def test_a_pod_is_described_as_kubelet_has_described_it(self) -> None:
         sandbox = self.a_pod()
@@ -179,3 +191,55 @@ class NetworkPolicyTests(PodsTestCase):
         self.successResultOf(starting)
         self.assertIs(self.state(made), ContainerState.RUNNING)
         self.assertEqual([firewall for _, firewall in self.said], [CLOSED, SOME])
+
+
+@implementer(IFirewallsPods)
+class Enforcing(FakeProvider):
+    """A provider that enforces firewalls. :ivar firewalls: what was said, by VM."""
+
+    def __init__(self, world: FakeNode) -> None:
+        super().__init__(world)
+        self.firewalls: dict[str, list[PodFirewall]] = {}
+
+    def set_firewall(self, instance_id: str, firewall: PodFirewall) -> Deferred[None]:
+        self.firewalls.setdefault(instance_id, []).append(firewall)
+        return succeed(None)
+
+
+class PlaceTests(PoliciesCase):
+    """Where they are enforced."""
+
+    def test_a_vm_that_nobody_guards_does_it_itself(self) -> None:
+        sandbox = self.a_pod(firewall=CLOSED)
+        self.policies.change(sandbox, SOME)
+        self.assertEqual(self.world.agents[sandbox].firewalls, [CLOSED, SOME])
+
+    def test_a_vm_that_was_away_is_told_again_as_it_may_have_been_booted_anew(self) -> None:
+        sandbox = self.a_pod(firewall=SOME)
+        agent = self.world.agents[sandbox]
+        told = len(agent.firewalls)
+        agent.go_away()
+        self.policies.change(sandbox, CLOSED)
+        self.world.wait(10)
+        agent.away = False
+        self.world.wait(60)
+        self.assertGreater(len(agent.firewalls), told)
+        self.assertEqual(agent.firewalls[-1], CLOSED)
+        told = len(agent.firewalls)
+        agent.go_away()
+        agent.away = False
+        self.world.wait(60)
+        self.assertEqual(agent.firewalls[told:], [CLOSED])
+
+    def test_a_provider_that_can_does_it_and_the_vm_is_not_asked(self) -> None:
+        provider = self.world.provider = Enforcing(self.world)
+        self.world.restart()
+        sandbox = self.a_pod(firewall=SOME)
+        instance = self.world.node.inventory.sandboxes[sandbox].record.instance_id
+        self.assertEqual(provider.firewalls, {instance: [SOME]})
+        agent = self.world.agents[sandbox]
+        agent.go_away()
+        agent.away = False
+        self.world.wait(60)
+        self.assertEqual(provider.firewalls, {instance: [SOME]})
+        self.assertEqual(agent.firewalls, [])
