@@ -17,7 +17,6 @@ MIB = 1024 * KIB
 MESSAGE_BYTES: Mapping[str, int] = {
     "Info": 16 * KIB,
     "ConfigureSandbox": 4 * KIB,
-    "WarmUp": 4 * KIB,
     "NewKey": 64 * KIB,
     "Rekey": 4 * KIB,
     "WarmUp": 4 * KIB,

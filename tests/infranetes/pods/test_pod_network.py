@@ -12,6 +12,7 @@ from twisted.internet.defer import Deferred
 from infranetes.overlay.config import OverlayConfig
 from infranetes.overlay.overlay import SAFE_MTU, Overlay
 from infranetes.overlay.tunnels import Peer, Tunnels, WayTo
+from infranetes.pods.network_policies import PodFirewalls
 from infranetes.pods.pod_network import restore_pod_network
 from infranetes.pods.states import SandboxState
 from infranetes_common.concurrency import start
@@ -189,6 +190,10 @@ class PodNetworkTests(PodsTestCase):
 
     def test_what_this_node_can_not_give_is_refused_before_there_is_a_vm(self) -> None:
         self.failureResultOf(self.start(self.asking("tunnel")), InvalidArgument)
+        self.world.node.firewalls = cast(PodFirewalls, object())
+        error = self.failureResultOf(self.start(self.asking("overlay")), FailedPrecondition)
+        self.assertIn("kubernetes.network_policies", str(error.value))
+        self.world.node.firewalls = None
         self.world.node.overlay = Overlay(cast(Tunnels, self.world.tunnels), CONFIG, CLUSTER)
         error = self.failureResultOf(self.start(self.asking("overlay")), FailedPrecondition)
         self.assertIn("overlay.pod_cidr", str(error.value))
