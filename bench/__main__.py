@@ -41,6 +41,7 @@ BENCHES = {
     "conformance": ("bench.conformance", "critest's benchmarks beside containerd (QEMU)"),
     "streams": ("bench.streams", "exec and port-forward beside containerd, and the daemon's memory (QEMU)"),
     "services": ("bench.services", "the rules of 10,000 Services in a VM, and connections through them"),
+    "proxies": ("bench.proxies", "the same 10,000 Services in a VM's rules and in kube-proxy's"),
     "rpc": ("bench.rpc", "txgrpc against grpcio"),
 }
 # Variants of a bench, chosen in place of what it does by default.

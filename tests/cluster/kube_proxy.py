@@ -8,7 +8,7 @@ import json
 import socket
 import subprocess
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -35,6 +35,7 @@ SERVICES = "/api/v1/services"
 SLICES = "/apis/discovery.k8s.io/v1/endpointslices"
 NODES = "/api/v1/nodes"
 SERVICE_CIDRS = "/apis/networking.k8s.io/v1/servicecidrs"
+PAUSE = 0.005
 FOLLOW_SECONDS = 60.0  # until a change is in force, on a machine that does other things too
 RANGES = ("10.96.0.0/16", "fd00::/112")
 UNALLOCATED = ("10.96.0.99", "fd00::99")  # in these, and never a Service's
@@ -83,6 +84,10 @@ class KubeProxy:
         if self._process.poll() is not None:
             raise AssertionError(f"kube-proxy has ended:\n{self.log.read_text(errors='replace')[-3000:]}")
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
@@ -111,9 +116,17 @@ class Both:
         self._services: dict[str, Json] = {}
         self._slices: dict[str, Json] = {}
         self._number = 0
+        self._begun: list[Callable[[], None]] = []  # what ends what was started, in the reactor's thread
+        self._processes: list[KubeProxy] = []
 
     async def start(self) -> None:
         """Start everything, with no Services."""
+        await self.prepare()
+        self.start_kube_proxy()
+        self.start_own()
+
+    async def prepare(self) -> None:
+        """Start the API server, and no proxy."""
         await run_in_thread(self._reactor, self._thd_make_ways)
         self.server = SimulatedApiServer(self._reactor)
         self.server.start()
@@ -123,14 +136,22 @@ class Both:
         self.server.put(NODES, _node())
         ranges = {"metadata": {"name": "kubernetes"}, "spec": {"cidrs": list(RANGES)}, "status": {}}
         self.server.put(SERVICE_CIDRS, ranges)
+
+    def start_kube_proxy(self) -> None:
+        """Start kube-proxy."""
         port = self._socket.getsockname()[1]
         self.kube_proxy = KubeProxy(self.node_way, f"http://127.0.0.1:{port}", self._directory)
+        self._processes.append(self.kube_proxy)
+
+    def start_own(self) -> None:
+        """Start what the daemon has of Services, and an agent."""
         kubeconfig = self._directory / "kubeconfig"
         kubeconfig.write_text(KUBECONFIG % self.server.url)
         self.cluster = ClusterServices(self._reactor, ApiServer(self._reactor, kubeconfig), HERE)
         self.cluster.startService()
         self.sender = self._sender()
         self.sender.start()
+        self._begun.append(self.stop_own)
 
     def _thd_make_ways(self) -> None:
         self.node_way, self.own_way = Way(through_node=True), Way(through_node=False)
@@ -139,10 +160,15 @@ class Both:
         proxy = ServiceProxy(Kernel(self._reactor, self.own_way.rules.name))
         return self.cluster.sender(Agent(proxy))
 
-    async def end(self) -> None:
-        """End everything."""
+    def stop_own(self) -> None:
+        """Stop what `start_own` has started. Idempotent."""
         self.sender.stop()
         self.cluster.stopService()
+
+    async def end(self) -> None:
+        """End everything."""
+        for end in self._begun:
+            end()
         closed = self._port.stopListening()
         if isinstance(closed, Deferred):
             await closed
@@ -151,7 +177,8 @@ class Both:
         await run_in_thread(self._reactor, self._thd_end)
 
     def _thd_end(self) -> None:
-        self.kube_proxy.end()
+        for process in self._processes:
+            process.end()
         self.node_way.end()
         self.own_way.end()
 
@@ -161,27 +188,35 @@ class Both:
         """Have exactly these Services, and wait until both proxies do."""
         self._number += 1
         mark, endpoint = _marks(self._number)
-        blockingCallFromThread(self._reactor, self._put, _with(world, mark, endpoint))
+        blockingCallFromThread(self._reactor, self.put, _with(world, mark, endpoint))
         wanted = [Destination(each["spec"]["clusterIPs"][0], "TCP", 80) for each in mark]
         expected = [f"{each['endpoints'][0]['addresses'][0]}:8080" for each in endpoint]
         for way in (self.node_way, self.own_way):
-            self._thd_wait(way, wanted, expected)
+            self.thd_wait(way, wanted, expected)
             way.forget_flows()
 
     def thd_wait_for_ranges(self) -> None:
         """Wait until both proxies have the ranges of Services' addresses."""
         for way in (self.node_way, self.own_way):
-            self._thd_wait(way, [Destination(each, "TCP", 80) for each in UNALLOCATED], [DROPPED] * 2)
+            self.thd_wait(way, [Destination(each, "TCP", 80) for each in UNALLOCATED], [DROPPED] * 2)
 
-    def _thd_wait(self, way: Way, wanted: Sequence[Destination], expected: Sequence[str]) -> None:
-        until = time.monotonic() + FOLLOW_SECONDS
+    def thd_wait(
+        self,
+        way: Way,
+        wanted: Sequence[Destination],
+        expected: Sequence[str],
+        seconds: float = FOLLOW_SECONDS,
+    ) -> None:
+        """Wait until packets end as they should. :raise AssertionError: they don't within `seconds`."""
+        until = time.monotonic() + seconds
         while (found := way.reached(wanted)) != expected:
-            self.kube_proxy.check()
+            if way.node is not None:
+                self.kube_proxy.check()
             if time.monotonic() > until:
                 raise AssertionError(f"{'kube-proxy' if way.node else 'a VM'} does not follow: {found}")
-            time.sleep(0.02)
+            time.sleep(PAUSE)
 
-    def _put(self, world: World) -> None:
+    def put(self, world: World) -> None:
         """Change what differs, the marks last."""
         for path, items, had in (
             (SERVICES, world.services, self._services),
