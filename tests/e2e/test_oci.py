@@ -22,6 +22,10 @@ class OciTests(PodCase):
     """On a node whose pods have conmon and crun."""
 
     contprovider = "oci"
+    sizes = ""  # of the pool
+
+    def written(self) -> str:
+        return super().written() + self.sizes
 
     async def set_up_large(self, *, preload: bool = False) -> None:
         """Start the daemon with an image of 80 MiB on the node."""
@@ -62,6 +66,17 @@ class OciTests(PodCase):
         await self.run_container(sandbox, self.of_large("big", "cat /data/*/* | wc -c; exec sleep 1000"))
         await self.until(lambda: len(self.lines("big")) == 1, "the log of the large image")
         self.assertEqual(len(self.shown()), 1 + LARGE[2])
+
+    async def test_a_vm_of_the_pool_has_run_a_container_and_shows_none_of_it(self) -> None:
+        self.sizes = "\n[[pool.sizes]]\ncount = 1\n"
+        await self.start()
+        await self.until(lambda: "waits in the pool" in self.log, "a VM waits")
+        sandbox = await self.run_pod()
+        self.assertEqual(self.log.count("waits in the pool"), 1)
+        main = await self.run_container(sandbox, self.box(script="echo hello; exec sleep 1000"))
+        await self.until(lambda: self.lines("main") == ["hello"], "its log")
+        answer = await self.runtime.ListContainers(cri.ListContainersRequest(), timeout=30.0)
+        self.assertEqual([each.id for each in answer.containers], [main])
 
     async def test_containers_of_two_images_in_one_pod(self) -> None:
         await self.set_up_large()
