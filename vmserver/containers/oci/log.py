@@ -52,10 +52,14 @@ class Cursor:
 
 
 def numbers(path: Path) -> list[int]:
-    """Return the numbers of a log's renamed files, oldest first."""
+    """Return the numbers of a log's renamed files, oldest first; none once its container is removed."""
     prefix = f"{path.name}."
     found = []
-    for name in os.listdir(path.parent):
+    try:
+        names = os.listdir(path.parent)
+    except FileNotFoundError:
+        return []
+    for name in names:
         number = name.removeprefix(prefix)
         if name.startswith(prefix) and number.isdecimal() and len(number) <= _MAX_NUMBER_DIGITS:
             found.append(int(number))

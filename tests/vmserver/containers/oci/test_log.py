@@ -81,6 +81,17 @@ class CriLogTests(SynchronousTestCase):
             ],
         )
 
+    def test_a_log_that_is_removed_while_it_is_followed_is_at_its_end(self) -> None:
+        self.write(entry(b"one"))
+        log = CriLog(self.path)
+        self.assertEqual(len(log.read()), 1)
+        shutil.rmtree(self.directory)
+        for _ in range(2):
+            self.assertEqual(log.read(), [])
+        log.close()
+        self.assertEqual(self.read(), [])
+        self.directory.mkdir()
+
     def test_a_half_written_line_waits_for_its_rest(self) -> None:
         whole = entry(b"second")
         self.write(entry(b"first"), whole[:20])
