@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that every VM has from the start: in one file for templates, or as the disks of their layers."""
+"""Preloaded images, which every new VM already has: one file in QEMU's template, or a disk for each layer."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterable, Mapping
 
 from twisted.logger import Logger
@@ -15,7 +16,7 @@ from infranetes_common.errors import InvalidArgument
 _log = Logger()
 
 
-class Kind:
+class Kind(abc.ABC):
     """One kind of objects.
 
     :cvar path: where the API server has them.
@@ -36,16 +37,18 @@ class Kind:
         """Return what of an object `put` reads, as all objects are in memory at once when they are listed."""
         return item
 
+    @abc.abstractmethod
     def put(self, item: Json) -> Iterable[None] | None:
-        """Take an object that is there or has changed. None: it does not count; else what is to be done, in
-        small steps.
+        """Handle an object that was added or changed.
 
+        :return: the work that follows, to be iterated over in small steps; None: the object is treated as if
+            it did not exist.
         :raise InvalidArgument: it is no such object."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def remove(self, name: Name) -> Iterable[None]:
-        """Do, in small steps, what has to be done when an object is gone or does not count. Idempotent."""
-        raise NotImplementedError
+        """Handle an object that was deleted, or that `put` returned None for. Iterate over the result to do
+        the work in small steps. Idempotent."""
 
     def take(self, event: Event) -> Iterable[None]:
         """Take an event, in small steps."""

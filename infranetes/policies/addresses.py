@@ -101,7 +101,10 @@ def between(numbers: Sequence[int], first: int, last: int) -> Sequence[int]:
 
 
 def networks(ranges: Sequence[Range]) -> Generator[None, None, tuple[Network, ...]]:
-    """Return what `merged` has returned as the fewest networks, sorted, in small steps."""
+    """Cover address ranges with as few networks as possible, sorted; a generator, so that callers can pause.
+
+    :param ranges: sorted and apart from each other, as `merged` returns them.
+    """
     found: list[Network] = []
     for place in range(0, len(ranges), STEP):
         for first, last in ranges[place : place + STEP]:

@@ -22,6 +22,28 @@ _CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+def in_namespace(name: str, work: Callable[[], T]) -> T:
+    """Call `work` in a thread that has joined a network namespace; return or raise what it does."""
+    found: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            with open(f"/run/netns/{name}") as file:
+                if _libc.setns(file.fileno(), _CLONE_NEWNET):
+                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            found.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return found[0]
+
+
 class Space:
     """A network namespace. `end` removes it, with what runs in it."""
 
@@ -52,7 +74,7 @@ class Space:
         return ["ip", "netns", "exec", self.name, *words]
 
     def said(self, *words: str) -> str:
-        """Run a program in here to its end and return its output."""
+        """Run a program in this network namespace, wait for it, and return its standard output."""
         return subprocess.run(self.command(*words), check=True, capture_output=True, text=True).stdout
 
     def python(self, script: str, *arguments: str) -> str:
@@ -69,24 +91,7 @@ class Space:
 
     def inside(self, work: Callable[[], T]) -> T:
         """Return what `work` returns in a thread that is in here."""
-        found: list[T] = []
-        errors: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                with open(f"/run/netns/{self.name}") as file:
-                    if _libc.setns(file.fileno(), _CLONE_NEWNET):
-                        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-                found.append(work())
-            except BaseException as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
-        if errors:
-            raise errors[0]
-        return found[0]
+        return in_namespace(self.name, work)
 
     def tell_callers(self, port: int) -> None:
         """Tell each one that connects to `port` its address as it is seen, then send back what comes."""

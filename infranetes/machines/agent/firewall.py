@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's call about the pod's firewall."""
+"""The call that has a VM's agent enforce its pod's NetworkPolicies."""
 
 from __future__ import annotations
 

@@ -69,11 +69,11 @@ class World:
         return found
 
     def receives(self, id: str, other: str, port: int | None = 80, protocol: str = "TCP") -> bool:
-        """Whether a local pod may be connected to."""
+        """Whether a pod of this node accepts connections from `other`."""
         return passes(self.firewall(id).ingress, Packet(other, protocol, port))
 
     def sends(self, id: str, other: str, port: int | None = 80, protocol: str = "TCP") -> bool:
-        """Whether a local pod may connect to something."""
+        """Whether a pod of this node may connect to `other`."""
         return passes(self.firewall(id).egress, Packet(other, protocol, port))
 
 

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
 import socket
 import subprocess
 import threading
@@ -14,10 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-T = TypeVar("T")
-CLONE_NEWNET = 0x40000000
-_libc = ctypes.CDLL(None, use_errno=True)
+from tests.support.spaces import in_namespace
 
+T = TypeVar("T")
 
 #: A pod's network: the addresses 10.1.0.1 to .9 and fd01::1 to ::9, and a way out on which nobody answers.
 POD = (
@@ -61,24 +58,7 @@ class Namespace:
 
     def inside(self, work: Callable[[], T]) -> T:
         """Return what `work` returns in a thread that is in this namespace."""
-        found: list[T] = []
-        errors: list[BaseException] = []
-
-        def run() -> None:
-            with open(f"/run/netns/{self.name}") as file:
-                if _libc.setns(file.fileno(), CLONE_NEWNET):
-                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-            try:
-                found.append(work())
-            except BaseException as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
-        if errors:
-            raise errors[0]
-        return found[0]
+        return in_namespace(self.name, work)
 
     def serve(self, address: str, port: int, kind: int = socket.SOCK_STREAM) -> None:
         """Answer each connection or datagram with `address:port`."""
