@@ -2,7 +2,8 @@
 """Kubernetes' objects, followed at the API server.
 
 kubeconfig  how to reach the API server, and as whom
-api_server  requests to it, with credentials that rotate
+credentials the access that it gives, kept fresh
+api_server  requests to it
 watch       what to ask for, and what an answer means: without I/O
 follow      asks for one kind of objects, again and again
 fields      objects as values, checked

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,17 +28,15 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IPolicyForHTTPS, IResponse
 from zope.interface import implementer
 
-from infranetes.kubernetes.kubeconfig import Access, credentials, thd_read
-from infranetes_common.commands import run
-from infranetes_common.concurrency import run_in_thread, within
+from infranetes.kubernetes.credentials import Credentials
+from infranetes.kubernetes.kubeconfig import Access
+from infranetes_common.concurrency import within
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
 from infranetes_common.reactors import IReactor
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 30.0  # until the head of an answer has come
 IDLE_SECONDS = 180.0  # without a byte; a watch has a bookmark about each minute
-FRESH_SECONDS = 60.0  # after which credentials are read again
-PLUGIN_SECONDS = 60.0
 MAX_LINE = 16 << 20  # bytes of one event
 MAX_LIST = 512 << 20
 MAX_REFUSAL = 4096
@@ -84,12 +81,9 @@ class ApiServer:
 
     def __init__(self, reactor: IReactor, kubeconfig: Path, host: str = "") -> None:
         self._reactor = reactor
-        self._kubeconfig = kubeconfig
-        self._host = host
-        self._access: Access | None = None
+        self._credentials = Credentials(reactor, kubeconfig, host)
         self._used: Access | None = None  # by the agent
         self._agent: Agent | None = None
-        self._read_at = 0.0
 
     async def lines(self, path: str, query: Mapping[str, str], take: Callable[[bytes], None]) -> None:
         """Ask for something and hand each line of the answer to `take`, until the answer ends.
@@ -119,13 +113,13 @@ class ApiServer:
                 IResponse, await within(self._reactor, ANSWER_SECONDS, asking, f"GET {path}")
             )  # treq's type has no name
         except Exception as error:  # twisted.web's and OpenSSL's have no base of their own
-            self._access = None  # with other credentials it may go better
+            self._credentials.unreachable()
             raise Unavailable(f"{access.server} can't be asked: {_words(error)}") from error
         if response.code == 200:
             await _delivered(response, body)
             return
         if response.code == 401:
-            self._access = None
+            self._credentials.refused()
         refusal = _Whole(self._reactor, MAX_REFUSAL)
         with contextlib.suppress(InfranetesError):  # its status is what matters
             await _delivered(response, refusal)
@@ -133,26 +127,11 @@ class ApiServer:
 
     async def _current(self) -> Access:
         """The credentials of now. `_agent` uses them."""
-        now = self._reactor.seconds()
-        if self._access is None or now - self._read_at >= FRESH_SECONDS:
-            access = await run_in_thread(self._reactor, thd_read, self._kubeconfig, self._host)
-            if access.plugin is not None:
-                access = await self._from_plugin(access)
-            if access != self._used:
-                self._agent = Agent(self._reactor, _Policy(access), connectTimeout=CONNECT_SECONDS)
-            self._access = self._used = access
-            self._read_at = now
-        return self._access
-
-    async def _from_plugin(self, access: Access) -> Access:
-        plugin = access.plugin
-        assert plugin is not None
-        wanted = {"apiVersion": plugin.version, "kind": "ExecCredential", "spec": {"interactive": False}}
-        environment = {**plugin.environment, "KUBERNETES_EXEC_INFO": json.dumps(wanted)}
-        done = await run(self._reactor, plugin.command, PLUGIN_SECONDS, environment=environment)
-        if done.code:
-            raise FailedPrecondition(f"{plugin.command[0]} brings no credentials: {done.message()}")
-        return credentials(access, done.stdout)
+        access = await self._credentials.current()
+        if access != self._used:
+            self._agent = Agent(self._reactor, _Policy(access), connectTimeout=CONNECT_SECONDS)
+            self._used = access
+        return access
 
 
 async def _delivered(response: IResponse, body: _Body) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -22,16 +21,23 @@ from infranetes_common.errors import FailedPrecondition
 
 T = TypeVar("T")
 MAX_BYTES = 1 << 20
+CONFIG_EXTENSION = "client.authentication.k8s.io/exec"
 EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 
 
 @attrs.frozen
 class Plugin:
-    """A command that prints credentials. :ivar environment: further variables of its."""
+    """A command that prints credentials.
+
+    :ivar environment: further variables of its. :ivar version: of the API that it speaks.
+    :ivar told_cluster: whether it is told of the cluster, and with it `cluster_config`.
+    """
 
     command: tuple[str, ...]
     environment: Mapping[str, str] = attrs.field(repr=False)
     version: str
+    told_cluster: bool = False
+    cluster_config: object = None
 
 
 @attrs.frozen
@@ -68,6 +74,10 @@ def thd_read(path: Path, host: str = "") -> Access:
             f"{cluster.where}: insecure-skip-tls-verify is not done, for whoever answers would decide where "
             "the pods' connections go; give its certificate-authority"
         )
+    if cluster.text("proxy-url"):
+        raise FailedPrecondition(
+            f"{cluster.where}: proxy-url is not used; give a kubeconfig whose server this node reaches itself"
+        )
     token = user.text("token")
     if not token and (token_file := user.text("tokenFile")):
         token = _thd_file(path.parent / token_file).decode(errors="replace").strip()
@@ -78,23 +88,8 @@ def thd_read(path: Path, host: str = "") -> Access:
         user.thd_data("client-certificate"),
         user.thd_data("client-key"),
         token,
-        _plugin(user),
+        _plugin(user, cluster, path),
     )
-
-
-def credentials(access: Access, printed: bytes) -> Access:
-    """Return the access with what its plug-in has printed. :raise FailedPrecondition: that is none."""
-    try:
-        status = json.loads(printed)["status"]
-        token, certificate, key = (
-            status.get(name) or "" for name in ("token", "clientCertificateData", "clientKeyData")
-        )
-        if not isinstance(token, str) or not (token or (certificate and key)):
-            raise ValueError
-        return attrs.evolve(access, token=token, certificate=certificate.encode(), key=key.encode())
-    except (ValueError, LookupError, TypeError, AttributeError):
-        command = access.plugin.command[0] if access.plugin is not None else ""
-        raise FailedPrecondition(f"{command} printed no credentials for Kubernetes") from None
 
 
 def _loaded(path: Path) -> object:
@@ -125,20 +120,36 @@ def _server(cluster: _Section, host: str) -> str:
     return urlunsplit(parts).rstrip("/")
 
 
-def _plugin(user: _Section) -> Plugin | None:
+def _plugin(user: _Section, cluster: _Section, path: Path) -> Plugin | None:
     given = user.section("exec")
-    if not given.text("command"):
+    command = given.text("command")
+    if not command:
         return None
     version = given.text("apiVersion")
     if version not in EXEC_VERSIONS:
         raise FailedPrecondition(f"{given.where}: apiVersion has to be one of {', '.join(EXEC_VERSIONS)}")
-    arguments = [str(each) for each in given.get("args", list, [])]
+    if "/" in command:
+        command = str(path.parent.absolute() / command)
     variables = {
         str(each["name"]): str(each["value"])
         for each in given.get("env", list, [])
         if isinstance(each, dict) and each.keys() >= {"name", "value"}
     }
-    return Plugin((given.text("command"), *arguments), variables, version)
+    return Plugin(
+        (command, *map(str, given.get("args", list, []))),
+        variables,
+        version,
+        given.get("provideClusterInfo", bool, False),
+        _cluster_config(cluster),
+    )
+
+
+def _cluster_config(cluster: _Section) -> object:
+    """What the kubeconfig has for plug-ins beside the cluster's address."""
+    for each in cluster.get("extensions", list, []):
+        if isinstance(each, dict) and each.get("name") == CONFIG_EXTENSION:
+            return each.get("extension")
+    return None
 
 
 class _Section:

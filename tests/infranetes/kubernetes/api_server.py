@@ -13,7 +13,8 @@ from typing import Any, cast
 
 from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred, succeed
-from twisted.internet.interfaces import IListeningPort, IReactorSocket
+from twisted.internet.interfaces import IListeningPort, IReactorSocket, IReactorSSL
+from twisted.internet.ssl import CertificateOptions
 from twisted.web import server
 from twisted.web.http import Request
 from twisted.web.resource import Resource
@@ -38,6 +39,7 @@ class SimulatedApiServer(Resource):
     :ivar absent: paths that it does not have.
     :ivar refused: the paths that nobody may ask for.
     :ivar asked: the query of each request, the path as `path`. :ivar token: that every request has to bear.
+    :ivar clients: who asked, by the certificates that they have shown.
     """
 
     isLeaf = True
@@ -58,18 +60,25 @@ class SimulatedApiServer(Resource):
         self.refused: set[str] = set()
         self.token = ""
         self.asked: list[dict[str, str]] = []
+        self.clients: list[str] = []
         self.port: IListeningPort | None = None
+        self._tls = False
 
     @property
     def url(self) -> str:
         assert self.port is not None
         address = self.port.getHost()
         assert isinstance(address, IPv4Address)
-        return f"http://127.0.0.1:{address.port}"
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{address.port}"
 
-    def start(self, port: int = 0) -> None:
+    def start(self, port: int = 0, tls: CertificateOptions | None = None) -> None:
         site: Any = server.Site(self)  # Any: its type is too narrow for listenTCP
-        self.port = self._reactor.listenTCP(port, site, interface="127.0.0.1")
+        self._tls = tls is not None
+        if tls is None:
+            self.port = self._reactor.listenTCP(port, site, interface="127.0.0.1")
+        else:
+            ssl = cast(IReactorSSL, self._reactor)
+            self.port = ssl.listenSSL(port, site, tls, interface="127.0.0.1")
 
     def listen_on(self, listening: socket.socket) -> IListeningPort:
         """Answer there too: a socket of another network namespace, say. The port is the caller's to stop."""
@@ -171,6 +180,8 @@ class SimulatedApiServer(Resource):
         request.setHeader("content-type", "application/json")
         query = {key.decode(): values[0].decode() for key, values in request.args.items()}
         self.asked.append({**query, "path": path})
+        if self._tls and (certificate := request.transport.getPeerCertificate()):
+            self.clients.append(certificate.get_subject().CN)
         if self.token and request.getHeader("authorization") != f"Bearer {self.token}":
             return _refusal(request, 401, "Unauthorized")
         if self.status:

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The access that a kubeconfig gives, kept fresh.
+
+Source: Kubernetes' "client-go credential plugins" (client.authentication.k8s.io v1 and v1beta1).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import attrs
+
+from infranetes.kubernetes.kubeconfig import Access, Plugin, thd_read
+from infranetes_common.commands import run
+from infranetes_common.concurrency import Flight, run_in_thread
+from infranetes_common.errors import FailedPrecondition
+from infranetes_common.reactors import IReactor
+
+FRESH_SECONDS = 60.0  # after which the files are read again
+PLUGIN_SECONDS = 60.0
+EARLY_SECONDS = 10.0  # before credentials expire, others are asked for
+
+
+def _utc() -> datetime:
+    return datetime.now(UTC)
+
+
+@attrs.frozen
+class _Granted:
+    """What a plug-in has given for an access. :ivar ends_at: by the reactor's clock; None: nobody knows."""
+
+    asked: Access
+    given: Access
+    ends_at: float | None
+
+
+class Credentials:
+    """The access that a kubeconfig gives now.
+
+    The kubeconfig and the files that it names are read again every minute. What a plug-in prints holds until
+    the time that it names, or without one until the API server refuses it.
+
+    :param host: an address in the place of the kubeconfig's.
+    :param now: the time of day, by which plug-ins tell when their credentials expire.
+    """
+
+    def __init__(
+        self, reactor: IReactor, kubeconfig: Path, host: str = "", now: Callable[[], datetime] = _utc
+    ) -> None:
+        self._reactor = reactor
+        self._kubeconfig = kubeconfig
+        self._host = host
+        self._now = now
+        self._access: Access | None = None
+        self._read_at = 0.0
+        self._granted: _Granted | None = None
+        self._reading: Flight[Access] | None = None
+
+    async def current(self) -> Access:
+        """Return it. Of several who ask at once, one reads for all.
+
+        :raise FailedPrecondition: the kubeconfig or what it names can't be used.
+        """
+        if self._access is not None and self._fresh():
+            return self._access
+        if self._reading is None or self._reading.done:
+            self._reading = Flight(self._read())
+        return await self._reading.join()
+
+    def unreachable(self) -> None:
+        """Note that no connection came about: with other files it may. Idempotent."""
+        self._access = None
+        if self._granted is not None and self._granted.given.key:
+            self._granted = None
+
+    def refused(self) -> None:
+        """Note that the API server does not take them. Idempotent."""
+        self._access = self._granted = None
+
+    def _fresh(self) -> bool:
+        if self._granted is not None and self._expired(self._granted):
+            return False
+        return self._reactor.seconds() - self._read_at < FRESH_SECONDS
+
+    async def _read(self) -> Access:
+        access = await run_in_thread(self._reactor, thd_read, self._kubeconfig, self._host)
+        if access.plugin is not None:
+            access = await self._from_plugin(access, access.plugin)
+        self._access, self._read_at = access, self._reactor.seconds()
+        return access
+
+    async def _from_plugin(self, access: Access, plugin: Plugin) -> Access:
+        before = self._granted
+        if before is not None and before.asked == access and not self._expired(before):
+            return before.given
+        environment = {**os.environ, **plugin.environment, "KUBERNETES_EXEC_INFO": _request(access, plugin)}
+        done = await run(self._reactor, plugin.command, PLUGIN_SECONDS, environment=environment)
+        if done.code:
+            raise FailedPrecondition(
+                f"{plugin.command[0]}, which the kubeconfig names, brings no credentials: {done.message()}"
+            )
+        given, ends = _granted(access, plugin, done.stdout)
+        ends_at = None if ends is None else self._reactor.seconds() + (ends - self._now()).total_seconds()
+        self._granted = _Granted(access, given, ends_at)
+        return given
+
+    def _expired(self, granted: _Granted) -> bool:
+        ends_at = granted.ends_at
+        return ends_at is not None and self._reactor.seconds() >= ends_at - EARLY_SECONDS
+
+
+def _request(access: Access, plugin: Plugin) -> str:
+    """Return what a plug-in is told, by an environment variable."""
+    spec: dict[str, object] = {"interactive": False}
+    if plugin.told_cluster:
+        known = {
+            "server": access.server,
+            "tls-server-name": access.server_name,
+            "certificate-authority-data": base64.b64encode(access.authority).decode(),
+            "config": plugin.cluster_config,
+        }
+        spec["cluster"] = {key: value for key, value in known.items() if value}
+    return json.dumps({"apiVersion": plugin.version, "kind": "ExecCredential", "spec": spec})
+
+
+def _granted(access: Access, plugin: Plugin, printed: bytes) -> tuple[Access, datetime | None]:
+    """Read what a plug-in has printed, and until when that holds."""
+    try:
+        content = json.loads(printed)
+        status = content["status"]
+        token, certificate, key, ends = (
+            status.get(name) or ""
+            for name in ("token", "clientCertificateData", "clientKeyData", "expirationTimestamp")
+        )
+        if content.get("apiVersion") != plugin.version or not isinstance(token, str):
+            raise ValueError
+        if not (token or certificate) or bool(certificate) != bool(key):
+            raise ValueError
+        given = attrs.evolve(access, token=token)
+        if certificate:
+            given = attrs.evolve(given, certificate=certificate.encode(), key=key.encode())
+        return given, _time(ends) if ends else None
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise FailedPrecondition(
+            f"{plugin.command[0]}, which the kubeconfig names, printed no ExecCredential of {plugin.version}"
+        ) from None
+
+
+def _time(text: str) -> datetime:
+    time = datetime.fromisoformat(text)
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
