@@ -144,6 +144,16 @@ class PodMachine:
             self.rules = self._context.services.sender(self.connect())
             self.rules.start()
 
+    async def has_rules(self, seconds: float) -> bool:
+        """Whether the VM has all rules of Services, which is waited for, or is told of none."""
+        if self.rules is None:
+            return True
+        try:
+            await within(self._context.clock, seconds, self.rules.when_told(), "the rules of Services")
+        except DeadlineExceeded:
+            return False
+        return True
+
     def disconnect(self) -> Deferred[None]:
         """Let go of the agent's client. Fires once it is closed, and never fails. Idempotent."""
         rules, self.rules = self.rules, None

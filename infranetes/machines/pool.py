@@ -42,6 +42,7 @@ from infranetes_common.wire import cri
 DRAINED = "pool_drained"  # the setting in the store
 PROBE_SECONDS = 5.0  # what an idle VM's agent gets to answer before it counts as dead
 MOST_FAILURES = 2  # checks in a row that an agent may leave unanswered
+RULES_SECONDS = 30.0  # for which a VM without the rules of Services is no pod's
 _log = Logger()
 
 
@@ -238,6 +239,7 @@ class Pool:
                 await member.machine.configure(cri.PodSandboxConfig(), cri.DNSConfig(), context.contprovider)
             member.machine.tell_of_services()
             await member.machine.warm_up()
+            await member.machine.has_rules(RULES_SECONDS)  # a pod's first container waits for them too
             await self.update(member, member.record.to(PoolState.IDLE))
         except Exception as error:
             if not context.stopping:

@@ -8,8 +8,6 @@ from twisted.logger import Logger
 from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Sandbox
 from infranetes.providers.annotations import wants_service_proxy
-from infranetes_common.concurrency import within
-from infranetes_common.errors import DeadlineExceeded
 
 WAIT_SECONDS = 10.0  # for the API server's first answer; its own pod may be what is to be started
 
@@ -25,11 +23,7 @@ def tell_of_services(sandbox: Sandbox) -> None:
 async def wait_for_rules(node: NodeContext, sandbox: Sandbox) -> None:
     """Wait until the VM has the rules, so that its pod's first connection finds them. Not for ever."""
     rules = sandbox.machine.rules
-    if rules is None:
-        return
-    try:
-        await within(node.clock, WAIT_SECONDS, rules.when_told(), "the rules of Services")
-    except DeadlineExceeded:
+    if rules is not None and not await sandbox.machine.has_rules(WAIT_SECONDS):
         _log.warn(
             "a container of sandbox {sandbox} is started without all rules of Services in its VM: {trouble}",
             sandbox=sandbox.id,

@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from twisted.internet.defer import Deferred
 
 from infranetes.machines.agent.client import AgentClient
+from infranetes.machines.pool import RULES_SECONDS
+from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.pods import service_rules
 from infranetes.pods.states import ContainerState
 from infranetes.services.timing import Progress
 from infranetes_common.concurrency import Event, start
 from tests.infranetes.pods.case import PodsTestCase
-from tests.infranetes.pods.fakes import box, pod
+from tests.infranetes.pods.fakes import FakeNode, box, pod
 
 
 class Sender:
@@ -50,6 +52,29 @@ class Services:
     def sender(self, agent: AgentClient) -> Sender:
         self.senders.append(Sender())
         return self.senders[-1]
+
+
+class PooledTests(PodsTestCase):
+    """VMs that wait for pods have the rules by then."""
+
+    def setUp(self) -> None:
+        self.world = FakeNode(pool=PoolConfig(sizes=(PoolSize(count=1),)), launch=100.0)
+        self.services = self.world.services = self.world.node.services = Services()
+        self.world.provider_ready()
+        self.addCleanup(self.world.kill)
+
+    def idle(self) -> int:
+        return len(self.world.node.pool.idle())
+
+    def test_a_vm_is_no_pods_before_it_has_them(self) -> None:
+        self.assertEqual(self.idle(), 0)
+        self.services.senders[0].told.succeed(None)
+        self.assertEqual(self.idle(), 1)
+        self.assertEqual([each.running for each in self.services.senders], [True])
+
+    def test_it_does_not_wait_for_ever(self) -> None:
+        self.world.clock.advance(RULES_SECONDS)
+        self.assertEqual(self.idle(), 1)
 
 
 class ServiceRulesTests(PodsTestCase):
