@@ -182,11 +182,13 @@ run: venv proto apt-run image ## Keep the daemon in the foreground; SOCKET=PATH,
 		$(if $(CONFIG),--config "$(CONFIG)")
 
 PROXY ?= 0
+POLICIES ?= 0
 
 .PHONY: cluster
-cluster: venv proto apt-run tools cluster-tools image ## Keep a Kubernetes of one node up until Ctrl-C; PROXY=1: with kube-proxy
+cluster: venv proto apt-run tools cluster-tools image ## Keep a Kubernetes of one node up until Ctrl-C; PROXY=1, POLICIES=1: with kube-proxy, NetworkPolicies
 	$(call need,$(APT_CLUSTER))
-	@exec $(AS_ROOT) $(BIN)/python -m tests.cluster --image-dir "$(IMAGE_DIR)" $(if $(filter-out 0,$(PROXY)),--proxy)
+	@exec $(AS_ROOT) $(BIN)/python -m tests.cluster --image-dir "$(IMAGE_DIR)" \
+		$(if $(filter-out 0,$(PROXY)),--proxy) $(if $(filter-out 0,$(POLICIES)),--policies)
 
 # ---- Packages: deb -------------------------------------------------------------------------------
 

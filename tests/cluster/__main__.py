@@ -37,6 +37,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--runtime", choices=RUNTIMES, default=RUNTIMES[0], help="of kubelet (%(default)s)")
     parser.add_argument("--accelerator", choices=ACCELERATORS, default="auto", help="of QEMU (%(default)s)")
     parser.add_argument("--proxy", action="store_true", help="with kube-proxy")
+    parser.add_argument("--policies", action="store_true", help="with NetworkPolicies")
     parser.add_argument("--image-dir", default=IMAGE_DIR, help="of guest images (%(default)s)")
     parser.add_argument("--until", type=int, default=0, metavar="PID", help="end with that process")
     return parser.parse_args(arguments)
@@ -74,7 +75,8 @@ class Keeper:
 
     def _kept(self) -> int:
         given = self.given
-        words = [self.paths.name, given.image_dir, given.provider, *(["--proxy"] if given.proxy else [])]
+        words = [self.paths.name, given.image_dir, given.provider]
+        words += [f"--{name}" for name in ("proxy", "policies") if getattr(given, name)]
         words += ["--runtime", given.runtime, "--accelerator", given.accelerator]
         command = [
             *("setpriv", "--pdeathsig", "KILL", "--", *NAMESPACES),  # killed, this takes the cluster along

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -213,15 +214,17 @@ def dns_service() -> Sequence[Mapping[str, Any]]:
     ]
 
 
-def daemon(ca: Authority, place: Path, changes: Mapping[str, Any]) -> Program:
-    """Ours, with what it has by default but for the cluster, the registry and what `changes` says."""
+def daemon(ca: Authority, place: Path, policies: bool, changes: Mapping[str, Any]) -> Program:
+    """Ours, with what it has by default but for the cluster, the registry and what `changes` says.
+
+    :param policies: whether it follows NetworkPolicies."""
     user = ca.kubeconfig(f"system:node:{NODE}", API_SERVER, ["system:nodes"])
     registries = place / "registries.conf"
     registries.write_text(images.registries_conf())
     config: dict[str, Any] = {
         "cgroup_driver": "cgroupfs",
         "node": NODE,
-        "kubernetes": {"kubeconfig": str(user)},
+        "kubernetes": {"kubeconfig": str(user), "network_policies": policies},
         "log": {"level": "debug"},
         "images": {"registries_conf": str(registries), "preload": [f"{images.PREFIX}/{images.BUSYBOX}"]},
         **changes,
@@ -231,6 +234,11 @@ def daemon(ca: Authority, place: Path, changes: Mapping[str, Any]) -> Program:
     twistd = [sys.executable, "-c", "from twisted.scripts.twistd import run; run()"]
     command = [*twistd, "--nodaemon", "--pidfile=", "infranetes", "--config", str(path)]
     return Program("infranetes", command, restarted=True)
+
+
+def rights(page: str) -> str:
+    """The manifests of a page of the docs, as they stand there."""
+    return "---\n".join(re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.M | re.S))
 
 
 def _written(path: Path, document: Mapping[str, Any]) -> Path:

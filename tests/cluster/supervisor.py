@@ -50,6 +50,7 @@ class Supervisor:
         self.place = paths.place
         self.image_dir: Path = given.image_dir
         self.with_proxy: bool = given.proxy
+        self.with_policies: bool = given.policies
         self.containerd = containerd.Node(self.place) if given.runtime == "containerd" else None
         qemu = (
             {} if given.accelerator == "auto" else {"providers": {"qemu": {"accelerator": given.accelerator}}}
@@ -84,7 +85,7 @@ class Supervisor:
         if self.containerd:
             self._start(self.containerd.program())
         else:
-            self._start(components.daemon(ca, self.place, self.changes))
+            self._start(components.daemon(ca, self.place, self.with_policies, self.changes))
         self._start(components.etcd(self.place))
         self._until(lambda: _answers(f"{components.ETCD}/health"), "etcd answers")
         self._start(components.api_server(ca))
@@ -108,14 +109,17 @@ class Supervisor:
         self._until(lambda: self._kubectl(*pods).returncode == 0, "pods may be made")
 
     def _prepare_services(self) -> None:
-        """Let nodes know Services and their endpoints, and give DNS its address."""
-        role = ("--clusterrole=system:node-proxier", "--group=system:nodes")
-        binding = ("create", "clusterrolebinding", "infranetes-services", *role)
-        self._until(lambda: self._kubectl(*binding).returncode == 0, "nodes may see Services")
+        """Let nodes know what the docs say that they have to, and give DNS its address."""
+        self._apply("services", components.rights("services.md"), "nodes may see Services")
+        if self.with_policies:
+            self._apply("policies", components.rights("network-policy.md"), "nodes may see NetworkPolicies")
         items = {"apiVersion": "v1", "kind": "List", "items": components.dns_service()}
-        path = self.place / "dns-service.json"
-        path.write_text(json.dumps(items))
-        self._until(lambda: self._kubectl("apply", "-f", str(path)).returncode == 0, "DNS has its address")
+        self._apply("dns-service", json.dumps(items), "DNS has its address")
+
+    def _apply(self, name: str, manifests: str, what: str) -> None:
+        path = self.place / f"{name}.yaml"
+        path.write_text(manifests)
+        self._until(lambda: self._kubectl("apply", "-f", str(path)).returncode == 0, what)
 
     def _tell(self) -> None:
         sudo = "sudo " if os.environ.get("SUDO_USER") else ""
@@ -248,6 +252,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("image_dir", type=Path)
     parser.add_argument("provider")
     parser.add_argument("--proxy", action="store_true")
+    parser.add_argument("--policies", action="store_true")
     parser.add_argument("--runtime", required=True)
     parser.add_argument("--accelerator", required=True)
     given = parser.parse_args(arguments)

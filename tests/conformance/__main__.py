@@ -79,7 +79,8 @@ class Judge:
     def run(self) -> int:
         """The exit code."""
         images.make(REGISTRY, say)
-        flags = ["--image-dir", self.given.image_dir, *(["--proxy"] if self.given.proxy else [])]
+        flags = ["--policies", "--image-dir", self.given.image_dir]
+        flags += ["--proxy"] if self.given.proxy else []
         cluster = Cluster(NAME, *flags)
         shutil.rmtree(OUTPUTS, ignore_errors=True)
         try:
