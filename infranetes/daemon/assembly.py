@@ -35,6 +35,7 @@ from infranetes.machines.pool import Pool
 from infranetes.machines.renewal import Renewal
 from infranetes.overlay.overlay import Overlay
 from infranetes.overlay.tunnels import Tunnels
+from infranetes.overlay.walls import Walls
 from infranetes.pods.context import NodeContext, Times
 from infranetes.pods.lifelog import log_container_events
 from infranetes.pods.logs import Logs
@@ -121,7 +122,13 @@ class Daemon(OrderedServices):
             return None
         config = self._config
         networks = [each for each in config.kubernetes.networks if isinstance(each, IPv4Network)]
-        return Overlay(Tunnels(self._reactor, config.overlay, networks), config.overlay, networks)
+        walls = Walls(
+            self._reactor,
+            config.overlay.device,
+            config.state_dir / "overlay-firewalls",
+            config.kubernetes.network_policies,
+        )
+        return Overlay(Tunnels(self._reactor, config.overlay, networks), walls, config.overlay, networks)
 
     def _make_node(self) -> NodeContext:
         reactor, config = self._reactor, self._config

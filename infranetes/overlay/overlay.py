@@ -17,8 +17,10 @@ from twisted.logger import Logger
 
 from infranetes.overlay.config import OverlayConfig
 from infranetes.overlay.tunnels import Peer, Tunnels
+from infranetes.overlay.walls import Walls
 from infranetes.providers.qemu.subnet import free_address, gateway, subnet
-from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
+from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, NotFound
+from infranetes_common.pod_firewall import PodFirewall
 
 MIN_MTU = 576
 SAFE_MTU = 1280  # within a tunnel, while it is not known what the way lets through
@@ -41,11 +43,14 @@ class Invitation:
 class Overlay:
     """The overlay of one node.
 
-    :param networks: the cluster's subnets, of pods and Services.
+    :param walls: the pods' firewalls. :param networks: the cluster's subnets, of pods and Services.
     """
 
-    def __init__(self, tunnels: Tunnels, config: OverlayConfig, networks: Sequence[IPv4Network] = ()) -> None:
+    def __init__(
+        self, tunnels: Tunnels, walls: Walls, config: OverlayConfig, networks: Sequence[IPv4Network] = ()
+    ) -> None:
         self._tunnels = tunnels
+        self._walls = walls
         self._config = config
         self._networks = list(networks)
         self._network = config.network
@@ -89,6 +94,11 @@ class Overlay:
     def knows(self, id: str) -> bool:
         """Whether a sandbox has an address."""
         return id in self._leases
+
+    @property
+    def port(self) -> int:
+        """The UDP port of the tunnels."""
+        return self._config.port
 
     def has(self, address: str) -> bool:
         """Whether an address is of the pods' subnet."""
@@ -147,7 +157,20 @@ class Overlay:
             except BaseException:
                 self._peers[id] = peer
                 raise
-        self._leases.pop(id, None)
+        if id in self._leases:
+            await self._walls.forget(id, str(self._leases[id]))
+            del self._leases[id]
+            if not self._leases:
+                await self._walls.take_down()
+
+    async def set_firewall(self, id: str, firewall: PodFirewall) -> None:
+        """Put the firewall of a sandbox with a lease in force, at the node's end of its tunnel. Idempotent.
+
+        :raise Unavailable: the one before is in force. :raise NotFound: the sandbox has no address.
+        """
+        if id not in self._leases:
+            raise NotFound(f"sandbox {id} has no address of the pods' network")
+        await self._walls.set(id, str(self._leases[id]), firewall)
 
     async def restore(self, found: Mapping[str, tuple[str, str]]) -> None:
         """After a start: have tunnels to exactly these. A sweep tries again what fails now.
@@ -165,11 +188,12 @@ class Overlay:
                 # After a reboot of the node the kernel has none. The VM is asked again when it is connected.
                 self._peers[id] = Peer(lease, IPv4Address(host), mtus.get(address, SAFE_MTU))
         self._last = max(self._leases.values(), default=None)
-        if self._peers or mtus:
-            try:
+        try:
+            await self._walls.restore({id: str(lease) for id, lease in self._leases.items()})
+            if self._peers or mtus:
                 await self._apply()
-            except InfranetesError as error:
-                _log.error("there are no tunnels to VMs for now: {error}", error=error)
+        except InfranetesError as error:
+            _log.error("there are no tunnels to VMs for now: {error}", error=error)
 
     async def sweep(self) -> None:
         """Make right what somebody else has changed, or an earlier daemon has left."""
@@ -178,6 +202,8 @@ class Overlay:
         try:
             async with self._lock:
                 peers = list(self._peers.values())
+                if peers:
+                    await self._walls.put_up()
                 if not await self._tunnels.is_right(self._network, peers):
                     _log.warn("the tunnels to VMs are not as they were made: they are made again")
                     await self._tunnels.replace(self._network, peers)
@@ -186,4 +212,6 @@ class Overlay:
 
     async def _apply(self) -> None:
         async with self._lock:
+            if self._peers:
+                await self._walls.put_up()
             await self._tunnels.replace(self.check(), list(self._peers.values()))

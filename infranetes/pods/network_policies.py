@@ -31,18 +31,32 @@ _log = Logger()
 
 
 def enforce(node: NodeContext, sandbox: Sandbox, firewall: PodFirewall) -> Deferred[None]:
-    """Put a firewall in force: outside of the sandbox's VM if the provider can, else in it."""
+    """Put a firewall in force: outside of the sandbox's VM if the provider can, else in it.
+
+    Where the pod has an address of the pods' network, that is for what goes by the VPC; the node judges what
+    goes by the tunnel."""
     if IFirewallsPods.providedBy(node.provider):
         return cast(IFirewallsPods, node.provider).set_firewall(sandbox.record.instance_id, firewall)
-    return start(_enforce_inside(sandbox, firewall))
+    return start(_enforce_inside(node, sandbox, firewall))
 
 
-async def _enforce_inside(sandbox: Sandbox, firewall: PodFirewall) -> None:
+async def _enforce_inside(node: NodeContext, sandbox: Sandbox, firewall: PodFirewall) -> None:
+    tunnel_port = await _enforce_at_tunnel(node, sandbox, firewall)  # also while its VM is not reached
     if sandbox.watch is not None:
         await sandbox.watch.when_live()
+    if not tunnel_port:  # its VM has joined meanwhile
+        tunnel_port = await _enforce_at_tunnel(node, sandbox, firewall)
     if sandbox.client is None:
         raise Unavailable(f"the agent of sandbox {sandbox.id} is no longer connected")
-    await sandbox.client.set_firewall(firewall)
+    await sandbox.client.set_firewall(firewall, tunnel_port)
+
+
+async def _enforce_at_tunnel(node: NodeContext, sandbox: Sandbox, firewall: PodFirewall) -> int:
+    """Return the tunnel's port; 0: there is none."""
+    if node.overlay is None or not node.overlay.knows(sandbox.id):
+        return 0
+    await node.overlay.set_firewall(sandbox.id, firewall)
+    return node.overlay.port
 
 
 def enforce_again(node: NodeContext, sandbox: Sandbox) -> None:

@@ -36,11 +36,6 @@ def check_network(node: NodeContext, config: cri.PodSandboxConfig) -> None:
                 "addresses of the node's own; leave it out, or have the pod scheduled to other nodes"
             )
     elif _joins(node, config):
-        if node.firewalls is not None:
-            raise FailedPrecondition(
-                "a VM can't enforce NetworkPolicies on what comes by a tunnel: leave the pod in the VPC "
-                f"(annotation {PREFIX}network: vpc), or turn off kubernetes.network_policies"
-            )
         node.overlay.check()
 
 

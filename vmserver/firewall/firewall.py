@@ -3,7 +3,8 @@
 
 What the VM sends is judged once the service proxy has translated it, and what it receives before anything
 else. Of what comes and goes by its interfaces these pass: connections of the node's, neighbour discovery and
-DHCP, without which the VM has no address. Nothing on the loopback interface is judged.
+DHCP, without which the VM has no address. Nothing on the loopback interface is judged. Where the pod has its
+address by a tunnel to the node, the node judges what goes by it, and the tunnel's own packets pass.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from infranetes_common.errors import InfranetesError, Unavailable
 from infranetes_common.pod_firewall import PodFirewall
 from infranetes_common.pod_firewall_rules import FAMILIES, Way, chains, listed
 from infranetes_common.reactors import IReactor
+from vmserver.pod_tunnel import DEVICE
 
 TABLE = "infranetes-firewall"  # of both families
 SECONDS = 60.0
@@ -50,13 +52,14 @@ class Firewall:
         self._script = ""  # what is in force; none: nothing that this process has put there
         self._listing = b""
 
-    async def put(self, firewall: PodFirewall, node: str) -> None:
+    async def put(self, firewall: PodFirewall, node: str, tunnel_port: int = 0) -> None:
         """Put a firewall in force, at one instant. Idempotent.
 
         :param node: the address that the node connects from, which is always allowed to.
+        :param tunnel_port: of the tunnel to the node; 0: there is none.
         :raise Unavailable: it is not in force; the one before is.
         """
-        script = tables(firewall, node)
+        script = tables(firewall, node, tunnel_port)
         async with self._lock:
             try:
                 await self._apply(script)
@@ -84,12 +87,12 @@ class Firewall:
         return found
 
 
-def tables(firewall: PodFirewall, node: str) -> str:
+def tables(firewall: PodFirewall, node: str, tunnel_port: int = 0) -> str:
     """Return the script that replaces the tables."""
-    return "".join(_table(version, firewall, node) for version in FAMILIES)
+    return "".join(_table(version, firewall, node, tunnel_port) for version in FAMILIES)
 
 
-def _table(version: int, firewall: PodFirewall, node: str) -> str:
+def _table(version: int, firewall: PodFirewall, node: str, tunnel_port: int) -> str:
     family = FAMILIES[version]
     own = [node] if ip_address(node).version == version else []
     every = {
@@ -97,6 +100,12 @@ def _table(version: int, firewall: PodFirewall, node: str) -> str:
         **chains("egress", firewall, Way.EGRESS, [], [version]),
     }
     received, sent = _ALWAYS[version]
+    arrives = leaves = ""
+    if tunnel_port:
+        arrives, leaves = f'iifname "{DEVICE}" accept', f'oifname "{DEVICE}" accept'
+        if own:
+            arrives += f"\n    {family} saddr {node} udp dport {tunnel_port} accept"
+            leaves += f"\n    {family} daddr {node} udp dport {tunnel_port} accept"
     return f"""table {family} {TABLE} {{}}
 delete table {family} {TABLE}
 table {family} {TABLE} {{
@@ -109,6 +118,7 @@ chain input {{
     type filter hook input priority 0; policy accept;
     iifname "lo" accept
     {received} accept
+    {arrives}
     ct state invalid,untracked goto others
     ct direction original goto ingress
     ct direction reply goto egress
@@ -117,6 +127,7 @@ chain output {{
     type filter hook output priority 0; policy accept;
     oifname "lo" accept
     {sent} accept
+    {leaves}
     ct state invalid,untracked goto others
     ct direction original goto egress
     ct direction reply goto ingress

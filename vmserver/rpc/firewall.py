@@ -7,7 +7,7 @@ import ipaddress
 
 from twisted.internet.address import IPv4Address, IPv6Address
 
-from infranetes_common.errors import Unimplemented
+from infranetes_common.errors import InvalidArgument, Unimplemented
 from infranetes_common.wire import vmserver as messages
 from txgrpc import Call
 from vmserver.firewall.firewall import Firewall
@@ -26,7 +26,9 @@ class FirewallCalls:
         if self._firewall is None:
             raise Unimplemented("this machine is not one pod's alone, and has no firewall")
         assert isinstance(call.peer, IPv4Address | IPv6Address)
-        await self._firewall.put(as_firewall(request), node_address(call.peer.host))
+        if request.tunnel_port > 65535:
+            raise InvalidArgument(f"{request.tunnel_port} is no port of a tunnel")
+        await self._firewall.put(as_firewall(request), node_address(call.peer.host), request.tunnel_port)
         return messages.SetFirewallResponse()
 
 

@@ -14,13 +14,16 @@ _PROTOCOLS = {"TCP": 6, "UDP": 17, "SCTP": 132}
 class FirewallClient(AgentCalls):
     """A part of AgentClient."""
 
-    async def set_firewall(self, firewall: PodFirewall) -> None:
+    async def set_firewall(self, firewall: PodFirewall, tunnel_port: int = 0) -> None:
         """Put a firewall in force in the VM. Idempotent.
 
+        :param tunnel_port: of the tunnel to the node, which judges what goes by it; 0: there is none.
         :raise Unimplemented: the VM has none: its agent is of an earlier release, or not its alone.
         :raise Unavailable: it is not in force; the one before is.
         """
-        request = vmserver.SetFirewallRequest(ingress=_way(firewall.ingress), egress=_way(firewall.egress))
+        request = vmserver.SetFirewallRequest(
+            ingress=_way(firewall.ingress), egress=_way(firewall.egress), tunnel_port=tunnel_port
+        )
         await self._call(self._stub.SetFirewall(request, timeout=SECONDS))
 
 

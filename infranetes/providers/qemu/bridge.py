@@ -61,6 +61,11 @@ class BridgePort:
         return mac_of(IPv4Address(self.address))
 
     @property
+    def name(self) -> str:
+        """What its firewall's chains are called after."""
+        return self.tap
+
+    @property
     def element(self) -> str:
         """Its element of the nftables set `pods`."""
         return f'"{self.tap}" . {self.mac} . {self.address}'

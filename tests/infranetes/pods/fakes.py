@@ -218,6 +218,7 @@ class FakeAgent:
         self.certificates: list[str] = []
         self.warmed_up = 0
         self.firewalls: list[PodFirewall] = []
+        self.tunnel_port = 0
         self.away = False
         self.silent = False
         self.holding: Deferred[None] | None = None
@@ -253,9 +254,10 @@ class FakeAgent:
         self._reach()
         self.warmed_up += 1
 
-    async def set_firewall(self, firewall: PodFirewall) -> None:
+    async def set_firewall(self, firewall: PodFirewall, tunnel_port: int = 0) -> None:
         self._reach()
         self.firewalls.append(firewall)
+        self.tunnel_port = tunnel_port
 
     def watch(self) -> FakeStream:
         stream = FakeStream()

@@ -12,11 +12,13 @@ from twisted.internet.defer import Deferred
 from infranetes.overlay.config import OverlayConfig
 from infranetes.overlay.overlay import SAFE_MTU, Overlay
 from infranetes.overlay.tunnels import Peer, Tunnels, WayTo
-from infranetes.pods.network_policies import PodFirewalls
+from infranetes.overlay.walls import Walls
+from infranetes.pods.network_policies import enforce
 from infranetes.pods.pod_network import restore_pod_network
 from infranetes.pods.states import SandboxState
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable, Unimplemented
+from infranetes_common.pod_firewall import CLOSED, OPEN, PodFirewall
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fakes import FakeAgent, FakeNode, pod
 
@@ -47,6 +49,28 @@ class FakeTunnels:
         return self.peers == {str(each.address): (str(each.host), each.mtu) for each in peers}
 
 
+class FakeWalls:
+    """The node's firewalls at the tunnels. :ivar put_there: what was said of each address."""
+
+    def __init__(self) -> None:
+        self.put_there: dict[str, list[PodFirewall]] = {}
+
+    async def restore(self, addresses: Mapping[str, str]) -> None:
+        pass
+
+    async def put_up(self) -> None:
+        pass
+
+    async def take_down(self) -> None:
+        self.put_there.clear()
+
+    async def set(self, id: str, address: str, firewall: PodFirewall) -> None:
+        self.put_there.setdefault(address, []).append(firewall)
+
+    async def forget(self, id: str, address: str) -> None:
+        self.put_there.pop(address, None)
+
+
 class Agent(FakeAgent):
     """An agent that knows the call. :ivar joined: what it was told."""
 
@@ -75,6 +99,7 @@ class Node(FakeNode):
 
     def __init__(self) -> None:
         self.tunnels = FakeTunnels()
+        self.walls = FakeWalls()
         self.recorded: list[list[str]] = []
         self.led: list[list[str]] = []
         self.join_error: Exception | None = None
@@ -85,7 +110,10 @@ class Node(FakeNode):
         return Agent(sandbox_id, self)
 
     def made(self) -> None:
-        self.node.overlay = Overlay(cast(Tunnels, self.tunnels), CONFIG, CLUSTER)
+        self.node.overlay = self.make_overlay()
+
+    def make_overlay(self) -> Overlay:
+        return Overlay(cast(Tunnels, self.tunnels), cast(Walls, self.walls), CONFIG, CLUSTER)
 
     def begin(self) -> None:
         super().begin()
@@ -190,11 +218,7 @@ class PodNetworkTests(PodsTestCase):
 
     def test_what_this_node_can_not_give_is_refused_before_there_is_a_vm(self) -> None:
         self.failureResultOf(self.start(self.asking("tunnel")), InvalidArgument)
-        self.world.node.firewalls = cast(PodFirewalls, object())
-        error = self.failureResultOf(self.start(self.asking("overlay")), FailedPrecondition)
-        self.assertIn("kubernetes.network_policies", str(error.value))
-        self.world.node.firewalls = None
-        self.world.node.overlay = Overlay(cast(Tunnels, self.world.tunnels), CONFIG, CLUSTER)
+        self.world.node.overlay = self.world.make_overlay()
         error = self.failureResultOf(self.start(self.asking("overlay")), FailedPrecondition)
         self.assertIn("overlay.pod_cidr", str(error.value))
         self.world.node.overlay = None
@@ -202,6 +226,23 @@ class PodNetworkTests(PodsTestCase):
         self.assertIn("infranetes.io/network", str(error.value))
         self.assertEqual(self.world.provider.calls, [])
         self.assertEqual(self.record(self.joins()).address, "10.0.0.1", "which is one of the pods'")
+
+    def test_its_firewall_is_at_the_tunnel_and_in_its_vm(self) -> None:
+        id, other = self.joins(), self.run_pod(self.asking("vpc", "other"))
+        for each, port in ((id, 2476), (other, 0)):
+            sandbox = self.world.node.inventory.sandboxes[each]
+            self.successResultOf(enforce(self.world.node, sandbox, CLOSED))
+            self.assertEqual((self.agent(each).firewalls, self.agent(each).tunnel_port), ([CLOSED], port))
+        self.assertEqual(self.world.walls.put_there, {FIRST: [CLOSED]})
+
+    def test_its_firewall_is_at_the_tunnel_though_its_vm_is_not_reached(self) -> None:
+        id = self.joins()
+        self.agent(id).go_away()
+        working = enforce(self.world.node, self.world.node.inventory.sandboxes[id], OPEN)
+        self.assertNoResult(working)
+        self.assertEqual(self.world.walls.put_there, {FIRST: [OPEN]})
+        working.addErrback(lambda _: None)
+        working.cancel()
 
     def test_another_subnet_is_refused_while_pods_have_addresses(self) -> None:
         overlay = self.world.node.overlay

@@ -7,7 +7,7 @@ from ipaddress import ip_network
 from typing import Any
 
 from infranetes.machines.agent.client import AgentClient
-from infranetes_common.errors import Unavailable, Unimplemented
+from infranetes_common.errors import InvalidArgument, Unavailable, Unimplemented
 from infranetes_common.pod_firewall import CLOSED, OPEN, Allowed, PodFirewall, Ports
 from tests.vmserver.harness import SANDBOX
 from tests.vmserver.rpc.test_agent import AgentCase
@@ -23,12 +23,12 @@ class Noted:
     trouble = ""
 
     def __init__(self) -> None:
-        self.put_there: list[tuple[PodFirewall, str]] = []
+        self.put_there: list[tuple[PodFirewall, str, int]] = []
 
-    async def put(self, firewall: PodFirewall, node: str) -> None:
+    async def put(self, firewall: PodFirewall, node: str, tunnel_port: int) -> None:
         if self.trouble:
             raise Unavailable(self.trouble)
-        self.put_there.append((firewall, node))
+        self.put_there.append((firewall, node, tunnel_port))
 
 
 class SetFirewallTests(AgentCase):
@@ -45,7 +45,11 @@ class SetFirewallTests(AgentCase):
     async def test_what_the_node_says_is_what_the_vm_has(self) -> None:
         for firewall in (RICH, OPEN, CLOSED, CLOSED):
             await self.client.set_firewall(firewall)
-            self.assertEqual(self.firewall.put_there[-1], (firewall, "127.0.0.1"))
+            self.assertEqual(self.firewall.put_there[-1], (firewall, "127.0.0.1", 0))
+        await self.client.set_firewall(CLOSED, 2476)
+        self.assertEqual(self.firewall.put_there[-1], (CLOSED, "127.0.0.1", 2476))
+        with self.assertRaises(InvalidArgument):
+            await self.client.set_firewall(CLOSED, 65536)
 
     async def test_what_fails_is_said(self) -> None:
         self.firewall.trouble = "nft is broken"

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods' firewalls on the node, for pods whose packets it routes: where no guest can get around them.
+
+An nftables table `ip` judges what comes from and goes to the pods behind one device:
+
+    hook     what it does
+    forward  judges what is routed. Services' addresses are translated already, and sources that the node
+             masquerades not yet
+    input    judges packets from a pod to the node itself
+    output   nothing: kubelet's probes and the agent's connection are never cut; but it keeps the node from
+             telling pods of shorter ways
+
+A pod is judged by its address; that it has no other is for others to see to. One whose firewall isn't known
+has no connections but those from the node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from twisted.internet.defer import DeferredLock
+from twisted.logger import Logger
+
+from infranetes_common.commands import check, run
+from infranetes_common.errors import FailedPrecondition, InfranetesError
+from infranetes_common.pod_firewall import OPEN, PodFirewall
+from infranetes_common.pod_firewall_rules import Way, chains, listed, replacing
+from infranetes_common.reactors import IReactor
+
+_SECONDS = 60.0  # for each run of nft: all pods' firewalls may have some 100,000 networks
+NAMES = {Way.INGRESS: "ingress", Way.EGRESS: "egress"}
+
+_log = Logger()
+
+
+class Guarded(Protocol):
+    """A pod that has a firewall; hashable."""
+
+    @property
+    def address(self) -> str:
+        """By which its packets are known."""
+
+    @property
+    def name(self) -> str:
+        """What its chains are called after."""
+
+
+G = TypeVar("G", bound=Guarded)
+G_contra = TypeVar("G_contra", bound=Guarded, contravariant=True)
+
+
+class Beside(Protocol[G_contra]):
+    """What one kind of device needs beside the table `ip`: a table of another family, and rules.
+
+    :ivar family: of nftables. :ivar needs: of the kernel's configuration.
+    """
+
+    family: str
+    needs: str
+
+    def table(self) -> str:
+        """What the table consists of."""
+
+    def elements(self, table: str, pod: G_contra, firewall: PodFirewall | None) -> Sequence[str]:
+        """Lines that make a pod known to it, or forgotten (None)."""
+
+    def unjudged(self) -> str:
+        """A rule about what `ip forward` lets pass."""
+
+
+class Firewalls(Generic[G]):
+    """The tables of one device. Each call is one transaction of the kernel's.
+
+    :param table: their name. :param beside: None: the table `ip` is all.
+    :param inside: the command that runs others in the network namespace.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactor,
+        table: str,
+        device: str,
+        beside: Beside[G] | None = None,
+        inside: Sequence[str] = (),
+    ) -> None:
+        self._reactor = reactor
+        self._table = table
+        self._device = device
+        self._beside = beside
+        self._families = ["ip"] if beside is None else [beside.family, "ip"]
+        self._inside = list(inside)
+        self._known: dict[G, PodFirewall] = {}
+        self._lock = DeferredLock()
+        self._there = False
+
+    async def set_up(self, known: Mapping[G, PodFirewall]) -> None:
+        """Make the tables, or replace those that are there. Idempotent.
+
+        :param known: the firewalls of pods; all others are closed.
+        :raise FailedPrecondition: the kernel can't have such tables.
+        """
+        async with self._lock:
+            self._known = dict(known)
+            self._there = False
+            await self._begin()
+
+    async def ensure(self) -> None:
+        """Make the tables of what is known, unless they are there. Idempotent.
+
+        :raise FailedPrecondition: the kernel can't have such tables.
+        """
+        async with self._lock:
+            if not self._there:
+                await self._begin()
+        await self.restore()
+
+    async def restore(self) -> None:
+        """Make the tables again if somebody has removed them, as the reload of a firewall does."""
+        async with self._lock:
+            for family in self._families if self._there else ():
+                command = [*self._inside, "nft", "--terse", "list", "table", family, self._table]
+                if (await run(self._reactor, command, _SECONDS)).code != 0:
+                    _log.warn("the nftables table {family} {table} was gone and is made again",
+                              family=family, table=self._table)  # fmt: skip
+                    await self._make()
+                    return
+
+    async def set(self, pod: G, firewall: PodFirewall) -> None:
+        """Put a pod's firewall in force, for connections that there are too. Idempotent.
+
+        :raise InfranetesError: why it can't be; the one before is in force.
+        """
+        async with self._lock:
+            before = dict(self._known)
+            self._known[pod] = firewall
+            try:
+                await self._change(
+                    replacing("ip", self._table, _chains(pod, firewall)) + self._elements(pod, firewall)
+                )
+            except BaseException:
+                self._known = before
+                raise
+
+    async def forget(self, pod: G) -> None:
+        """Close a pod's firewall, and let go of its chains. Idempotent."""
+        async with self._lock:
+            self._known.pop(pod, None)
+            if not self._there:
+                return
+            emptied = replacing("ip", self._table, dict.fromkeys(_chains(pod, OPEN), ()))
+            await self._change(emptied + self._elements(pod, None))
+            gone = "".join(f"delete chain ip {self._table} {name}\n" for name in _chains(pod, OPEN))
+            # Kernels before 6.2 refuse just after its last use; an empty one is in nobody's way.
+            with contextlib.suppress(InfranetesError):
+                await self._nft(gone)
+
+    async def remove(self) -> None:
+        """Remove the tables: everything is allowed. Idempotent."""
+        async with self._lock:
+            self._there = False
+            self._known.clear()
+            for family in self._families:
+                with contextlib.suppress(InfranetesError):
+                    await self._nft(
+                        f"table {family} {self._table} {{}}\ndelete table {family} {self._table}\n"
+                    )
+
+    async def _begin(self) -> None:
+        try:
+            await self._make()
+        except InfranetesError as error:
+            needs = "nftables" if self._beside is None else self._beside.needs
+            raise FailedPrecondition(
+                f"network policies can't be enforced: {error}; the kernel needs {needs}; or turn them off by "
+                "kubernetes.network_policies = false"
+            ) from error
+        self._there = True
+
+    async def _change(self, script: str) -> None:
+        """Change the tables; if that can't be, as somebody has removed them, make them of what is known."""
+        try:
+            await self._nft(script)
+        except InfranetesError as error:
+            _log.warn("the pods' firewalls are made again: {error}", error=str(error))
+            await self._make()
+
+    async def _make(self) -> None:
+        every: dict[str, list[str]] = {}
+        for pod, firewall in self._known.items():
+            every.update(_chains(pod, firewall))
+        beside = self._beside
+        tables = [] if beside is None else [(beside.family, beside.table())]
+        script = ""
+        for family, text in (*tables, ("ip", self._ip_table() + listed(every))):
+            script += f"table {family} {self._table} {{}}\ndelete table {family} {self._table}\n"
+            script += f"table {family} {self._table} {{\n{text}}}\n"
+        for pod, firewall in self._known.items():
+            script += self._elements(pod, firewall)
+        await self._nft(script)
+
+    def _elements(self, pod: G, firewall: PodFirewall | None) -> str:
+        """Lines that make a pod known to the tables, or forgotten (None)."""
+        ip = f"ip {self._table}"
+        verbs = ["add"] if firewall is not None else ["add", "delete"]
+        lines = [f"{verb} element {ip} pods {{ {pod.address} }}" for verb in verbs]
+        for way in Way:
+            element = f"{{ {pod.address} : jump {_chain(pod, way)} }}"
+            lines += [f"{verb} element {ip} {NAMES[way]} {element}" for verb in verbs]
+        if self._beside is not None:
+            lines += self._beside.elements(self._table, pod, firewall)
+        return "".join(line + "\n" for line in lines)
+
+    def _ip_table(self) -> str:
+        device = f'"{self._device}"'
+        unjudged = "" if self._beside is None else self._beside.unjudged()
+        return f"""
+            set pods {{ type ipv4_addr; }}
+            map egress {{ type ipv4_addr : verdict; }}
+            map ingress {{ type ipv4_addr : verdict; }}
+            chain forward-egress {{
+                type filter hook forward priority 0; policy accept;
+                {unjudged}
+                iifname {device} ip saddr != @pods drop
+                oifname {device} ip daddr != @pods drop
+                iifname {device} goto judge-egress
+                oifname {device} goto judge-egress
+            }}
+            chain forward-ingress {{
+                type filter hook forward priority 1; policy accept;
+                {unjudged}
+                iifname {device} goto judge-ingress
+                oifname {device} goto judge-ingress
+            }}
+            chain to-node {{
+                type filter hook input priority 0; policy accept;
+                iifname {device} goto judge-to-node
+            }}
+            chain from-node {{
+                type filter hook output priority 0; policy accept;
+                oifname {device} icmp type redirect drop
+            }}
+            chain judge-egress {{
+                ct state invalid,untracked goto judge-others
+                ct original ip saddr vmap @egress
+            }}
+            chain judge-ingress {{
+                ct reply ip saddr vmap @ingress
+            }}
+            chain judge-others {{
+                ip saddr vmap @egress
+                ip saddr vmap @ingress
+                ip daddr vmap @egress
+                ip daddr vmap @ingress
+            }}
+            chain judge-to-node {{
+                ct direction reply accept
+                ip saddr != @pods drop
+                ct state invalid,untracked ip saddr vmap @egress
+                ct original ip saddr vmap @egress
+            }}
+            """
+
+    async def _nft(self, script: str) -> None:
+        await check(self._reactor, [*self._inside, "nft", "-f", "-"], _SECONDS, script.encode())
+
+
+def _chain(pod: Guarded, way: Way) -> str:
+    return f"{NAMES[way]}-{pod.name}"
+
+
+def _chains(pod: Guarded, firewall: PodFirewall) -> dict[str, list[str]]:
+    """A pod's chains."""
+    found: dict[str, list[str]] = {}
+    for way in Way:
+        found.update(chains(_chain(pod, way), firewall, way, [pod.address]))
+    return found

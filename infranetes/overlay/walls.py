@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The firewalls of pods with addresses of the pods' network, at the node's end of their tunnels.
+
+Whatever has such an address goes by here, and the node takes nothing else from the tunnel, so no guest gets
+around it. What a VM sends and receives in the VPC it judges itself.
+
+What is in force is beside the daemon's records, too: the next one goes on with it, also after a reboot of the
+node. A pod of which nothing is said is closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Address
+from pathlib import Path
+
+import attrs
+from twisted.logger import Logger
+
+from infranetes.firewalls import Firewalls
+from infranetes_common.concurrency import replace_file, run_in_thread
+from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
+from infranetes_common.pod_firewall import CLOSED, PodFirewall, decode, encode
+from infranetes_common.reactors import IReactor
+
+_SUFFIX = ".json"
+
+_log = Logger()
+
+
+@attrs.frozen
+class _Pod:
+    """A pod as its firewall knows it."""
+
+    address: str
+
+    @property
+    def name(self) -> str:
+        return f"{int(IPv4Address(self.address)):08x}"
+
+
+class Walls:
+    """The firewalls of one node's overlay.
+
+    :param device: the node's end of the tunnels. :param directory: remembers them.
+    :param enforcing: not: all is open, also what an earlier daemon has closed.
+    :param inside: the command that runs others in the network namespace.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactor,
+        device: str,
+        directory: Path,
+        enforcing: bool = True,
+        inside: Sequence[str] = (),
+    ) -> None:
+        self._reactor = reactor
+        self._directory = directory
+        self._enforcing = enforcing
+        table = f"infranetes_{device}_firewalls"
+        self._firewalls: Firewalls[_Pod] = Firewalls(reactor, table, device, inside=inside)
+
+    async def restore(self, addresses: Mapping[str, str]) -> None:
+        """After a start: have the firewalls of exactly these sandboxes.
+
+        :param addresses: of their pods, by sandbox.
+        :raise InfranetesError: they are not in force."""
+        if not self._enforcing:
+            await self._firewalls.remove()
+            return
+        known = await run_in_thread(self._reactor, _load, self._directory, addresses)
+        if addresses:
+            await self._firewalls.set_up({_Pod(address): firewall for address, firewall in known.items()})
+        else:
+            await self.take_down()
+
+    async def put_up(self) -> None:
+        """Close every pod of which nothing is said, before the first tunnel is there. Idempotent.
+
+        :raise InfranetesError: they are not closed."""
+        if self._enforcing:
+            await self._firewalls.ensure()
+
+    async def take_down(self) -> None:
+        """Let go of all, as no pod has an address. Idempotent."""
+        await self._firewalls.remove()
+
+    async def set(self, id: str, address: str, firewall: PodFirewall) -> None:
+        """Put a sandbox's firewall in force, now and after a restart.
+
+        :raise FailedPrecondition: there are none here. :raise Unavailable: the one before is in force."""
+        if not self._enforcing:
+            raise FailedPrecondition("NetworkPolicies are turned off: kubernetes.network_policies is false")
+        try:
+            await self.put_up()
+            await run_in_thread(self._reactor, _save, self._file(id), firewall)
+            await self._firewalls.set(_Pod(address), firewall)
+        except (InfranetesError, OSError) as error:
+            raise Unavailable(f"the firewall of {address} is not in force: {error}") from error
+
+    async def forget(self, id: str, address: str) -> None:
+        """Close a sandbox's firewall, and let go of it. Idempotent.
+
+        :raise InfranetesError: try again."""
+        await self._firewalls.forget(_Pod(address))
+        await run_in_thread(self._reactor, _remove, self._file(id))
+
+    def _file(self, id: str) -> Path:
+        return self._directory / f"{id}{_SUFFIX}"
+
+
+def _load(directory: Path, addresses: Mapping[str, str]) -> dict[str, PodFirewall]:
+    """Load firewalls, by address; remove the files of others. Blocks."""
+    found = {}
+    for path in directory.glob(f"*{_SUFFIX}"):
+        address = addresses.get(path.name.removesuffix(_SUFFIX))
+        if address is None:
+            path.unlink(missing_ok=True)
+            continue
+        try:
+            found[address] = decode(path.read_bytes())
+        except (OSError, ValueError) as error:
+            _log.error("{address} is closed: its firewall can't be read: {error}",
+                       address=address, error=str(error))  # fmt: skip
+            found[address] = CLOSED
+    return found
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+def _save(path: Path, firewall: PodFirewall) -> None:
+    """Save a firewall for the next daemon. Blocks."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    replace_file(path, encode(firewall))
