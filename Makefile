@@ -138,10 +138,10 @@ E2E_JSON ?= build/e2e.json
 .PHONY: e2e
 e2e: export E2E_FOCUS = $(value FOCUS)
 e2e: export E2E_SKIP = $(value SKIP)
-e2e: venv proto apt-run tools e2e-tools image ## Judge by Kubernetes' end-to-end suite in a cluster; FOCUS=REGEX, SKIP=REGEX, PROXY=1
+e2e: venv proto apt-run tools e2e-tools image ## Judge by Kubernetes' end-to-end suite in a cluster; FOCUS=REGEX, SKIP=REGEX, PROXY=1, NODES=2
 	$(call need,$(APT_CLUSTER) zstd)
 	@$(AS_ROOT) $(BIN)/python -m tests.conformance --json "$(E2E_JSON)" --image-dir "$(IMAGE_DIR)" \
-		--parallel "$(PARALLEL)" --focus "$$E2E_FOCUS" --skip "$$E2E_SKIP" $(if $(filter-out 0,$(PROXY)),--proxy)
+		--parallel "$(PARALLEL)" --focus "$$E2E_FOCUS" --skip "$$E2E_SKIP" --nodes "$(NODES)" $(if $(filter-out 0,$(PROXY)),--proxy)
 
 # ---- Run: demo, run, image -----------------------------------------------------------------------
 
@@ -183,11 +183,12 @@ run: venv proto apt-run image ## Keep the daemon in the foreground; SOCKET=PATH,
 
 PROXY ?= 0
 POLICIES ?= 0
+NODES ?= 1
 
 .PHONY: cluster
-cluster: venv proto apt-run tools cluster-tools image ## Keep a Kubernetes of one node up until Ctrl-C; PROXY=1, POLICIES=1: with kube-proxy, NetworkPolicies
+cluster: venv proto apt-run tools cluster-tools image ## Keep a Kubernetes of one node up until Ctrl-C; NODES=2: of two; PROXY=1, POLICIES=1: with kube-proxy, NetworkPolicies
 	$(call need,$(APT_CLUSTER))
-	@exec $(AS_ROOT) $(BIN)/python -m tests.cluster --image-dir "$(IMAGE_DIR)" \
+	@exec $(AS_ROOT) $(BIN)/python -m tests.cluster --image-dir "$(IMAGE_DIR)" --nodes "$(NODES)" \
 		$(if $(filter-out 0,$(PROXY)),--proxy) $(if $(filter-out 0,$(POLICIES)),--policies)
 
 # ---- Packages: deb -------------------------------------------------------------------------------

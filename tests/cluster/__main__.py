@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tests.cluster`: keeps a Kubernetes of one node up until Ctrl-C, and leaves nothing of it."""
+"""`python -m tests.cluster`: keeps a Kubernetes up until Ctrl-C, and leaves nothing of it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from types import FrameType
 from infranetes.providers.qemu.settings import ACCELERATORS
 from tests.cluster import images, remains
 from tests.cluster.components import RUNTIMES
+from tests.cluster.nodes import NAMESPACES as OF_ONE_NODE
+from tests.cluster.nodes import Node
 from tests.cluster.paths import REGISTRY, ROOT, Paths
 from tests.cluster.remains import Namespaces
 from tests.cluster.supervisor import say
@@ -27,6 +29,7 @@ from tests.cluster.world import NAMESPACES
 
 IMAGE_DIR = "/var/lib/infranetes/guest"
 END_SECONDS = 20
+MAX_NODES = 9  # of what one machine carries
 
 
 def options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -34,13 +37,17 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
     parser.add_argument("--name", default="own", help="of several clusters of one checkout (%(default)s)")
     parser.add_argument("--provider", default="qemu", help="what makes the machines (%(default)s)")
+    parser.add_argument("--nodes", type=int, choices=range(1, MAX_NODES + 1), default=1, help="(%(default)s)")
     parser.add_argument("--runtime", choices=RUNTIMES, default=RUNTIMES[0], help="of kubelet (%(default)s)")
     parser.add_argument("--accelerator", choices=ACCELERATORS, default="auto", help="of QEMU (%(default)s)")
     parser.add_argument("--proxy", action="store_true", help="with kube-proxy")
     parser.add_argument("--policies", action="store_true", help="with NetworkPolicies")
     parser.add_argument("--image-dir", default=IMAGE_DIR, help="of guest images (%(default)s)")
     parser.add_argument("--until", type=int, default=0, metavar="PID", help="end with that process")
-    return parser.parse_args(arguments)
+    given = parser.parse_args(arguments)
+    if given.nodes > 1 and given.runtime != RUNTIMES[0]:
+        parser.error(f"several nodes have {RUNTIMES[0]}")
+    return given
 
 
 class Keeper:
@@ -75,7 +82,7 @@ class Keeper:
 
     def _kept(self) -> int:
         given = self.given
-        words = [self.paths.name, given.image_dir, given.provider]
+        words = [self.paths.name, given.image_dir, given.provider, "--nodes", str(given.nodes)]
         words += [f"--{name}" for name in ("proxy", "policies") if getattr(given, name)]
         words += ["--runtime", given.runtime, "--accelerator", given.accelerator]
         command = [
@@ -130,11 +137,17 @@ class Keeper:
             f"--net -- env KUBECACHEDIR='{place}/tmp/kubectl' "
             f"'{programs}/kubernetes/kubectl' --kubeconfig='{place}/pki/admin.conf'",
         )
-        self._script(
-            self.paths.inside,
-            f'--mount --ipc --net --pid --wdns="$PWD" -- env PATH="{search}:$PATH" CRI_CONFIG_FILE=/dev/null '
-            "CONTAINER_RUNTIME_ENDPOINT=unix:///run/infranetes/infranetes.sock",
+        inside = '--mount --ipc --net --pid --wdns="$PWD" --'
+        environment = (
+            f'env PATH="{search}:$PATH" CRI_CONFIG_FILE=/dev/null '
+            "CONTAINER_RUNTIME_ENDPOINT=unix:///run/infranetes/infranetes.sock"
         )
+        self._script(self.paths.inside, f"{inside} {environment}")
+        for number in range(2, self.given.nodes + 1):
+            node = Node(self.paths, number)
+            pid = f"$(cat '{self.paths.pid(node.name)}')"  # as it is inside
+            there = f'nsenter --target "{pid}" {" ".join(OF_ONE_NODE)} --wdns="$PWD" --'
+            self._script(self.paths.inside_of(node.name), f"{inside} {there} {environment}")
 
     def _script(self, path: Path, words: str) -> None:
         path.write_text(f'#!/bin/sh\nexec nsenter --target {self._first} {words} "$@"\n')

@@ -115,7 +115,7 @@ class Cluster:
 
     def kill(self, program: str) -> None:
         """SIGKILL for that program of the cluster."""
-        self.inside("kill", "-KILL", (self.paths.place / f"{program}.pid").read_text())
+        self.inside("kill", "-KILL", self.paths.pid(program).read_text())
 
     def cri_answers(self) -> bool:
         """Whether the daemon does."""
@@ -171,8 +171,12 @@ def host_path(name: str, path: Path) -> Manifest:
 class ClusterCase(SynchronousTestCase):
     """Each test has a namespace of its own, which goes with it."""
 
+    def running(self) -> Cluster:
+        """The cluster of the test."""
+        return shared()
+
     def setUp(self) -> None:
-        self.cluster = shared()
+        self.cluster = self.running()
         self.namespace = f"test-{uuid.uuid4().hex[:8]}"
         self._log_start = len(self.cluster.log("infranetes"))
         self.kubectl("create", "namespace", self.namespace)

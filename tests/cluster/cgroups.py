@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The control group in which kubelet keeps its pods', in every hierarchy of the machine."""
+"""The control groups in which kubelets keep their pods', in every hierarchy of the machine.
+
+A cluster's is called as the cluster; those of its other nodes have a dot and the node's name after that."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 #: Without these kubelet does not start with control groups of pods.
@@ -44,14 +47,20 @@ def make(name: str) -> bool:
     return False
 
 
-def remove(name: str) -> None:
-    """Remove it with all groups in it, which have to be without processes."""
+def _groups(name: str) -> Iterator[Path]:
     for point, _ in _hierarchies():
-        for directory, _, _ in os.walk(point / name, topdown=False):
+        yield from point.glob(name)
+        yield from point.glob(f"{name}.*")
+
+
+def remove(name: str) -> None:
+    """Remove a cluster's, or one, with all groups in it, which have to be without processes."""
+    for group in _groups(name):
+        for directory, _, _ in os.walk(group, topdown=False):
             with contextlib.suppress(OSError):
                 os.rmdir(directory)
 
 
 def left(name: str) -> list[str]:
-    """Where it is still there."""
-    return [str(point / name) for point, _ in _hierarchies() if (point / name).exists()]
+    """Where there are some of the cluster still."""
+    return [str(group) for group in _groups(name)]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs of the cluster: how each is called, and its configuration.
 
-They run in namespaces of their own, so that addresses and most paths are the same everywhere."""
+They run in namespaces of their own, so that addresses and most paths are the same everywhere. What is given a
+node runs there; the others are on the first."""
 
 from __future__ import annotations
 
@@ -16,13 +17,13 @@ from typing import Any
 import attrs
 
 from tests.cluster import images
+from tests.cluster.nodes import Node, address_of
 from tests.cluster.paths import ROOT
 from tests.cluster.pki import Authority
 from tests.infranetes.daemon.case import toml
 
 PROGRAMS = ROOT / "build" / "tools" / "kubernetes"
-NODE = "node"
-NODE_ADDRESS = "10.97.0.1"
+NODE_ADDRESS = address_of(1)  # where the control plane is
 SERVICES, PODS = "10.96.0.0/16", "10.86.0.0/16"
 DNS_ADDRESS = "10.96.0.10"  # of a Service, as in other clusters
 API_SERVER = f"https://{NODE_ADDRESS}:6443"
@@ -115,19 +116,20 @@ def scheduler(ca: Authority) -> Program:
     return Program("kube-scheduler", command)
 
 
-def proxy(ca: Authority, place: Path) -> Program:
+def proxy(user: Path, node: Node) -> Program:
+    """`user`: a kubeconfig."""
     config = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "mode": "nftables",
         "clusterCIDR": PODS,
-        "hostnameOverride": NODE,
-        "clientConnection": {"kubeconfig": str(ca.kubeconfig("system:kube-proxy", API_SERVER))},
+        "hostnameOverride": node.name,
+        "clientConnection": {"kubeconfig": str(user)},
         "oomScoreAdj": 0,
         # The whole machine's, and no concern of one network namespace.
         "conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
     }
-    path = _written(place / "kube-proxy.json", config)
+    path = _written(node.place / "kube-proxy.json", config)
     return Program("kube-proxy", _flags("kube-proxy", config=path))
 
 
@@ -147,14 +149,14 @@ def dns(place: Path, kubeconfig: Path) -> Program:
     return Program("coredns", [str(PROGRAMS / "coredns"), "-conf", str(path)])
 
 
-def kubelet(ca: Authority, place: Path, cgroup: str, socket: str | Path = SOCKET) -> Program:
+def kubelet(ca: Authority, node: Node, cgroup: str, socket: str | Path = SOCKET) -> Program:
     """`cgroup`: in which pods get theirs; empty: they get none. `socket`: the runtime's."""
-    certificate, key = ca.issue("kubelet-server", names=[NODE, NODE_ADDRESS])
-    (place / "resolv.conf").touch()
+    certificate, key = ca.issue(f"kubelet-server-{node.name}", names=[node.name, node.address])
+    (node.place / "resolv.conf").touch()
     config: dict[str, Any] = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
-        "address": NODE_ADDRESS,
+        "address": node.address,
         "authentication": {
             "anonymous": {"enabled": False},
             "webhook": {"enabled": True},
@@ -166,7 +168,7 @@ def kubelet(ca: Authority, place: Path, cgroup: str, socket: str | Path = SOCKET
         "containerRuntimeEndpoint": f"unix://{socket}",
         "clusterDNS": [DNS_ADDRESS],
         "clusterDomain": DOMAIN,
-        "resolvConf": str(place / "resolv.conf"),
+        "resolvConf": str(node.place / "resolv.conf"),
         "cgroupDriver": "cgroupfs",
         "failCgroupV1": False,
         "failSwapOn": False,
@@ -186,9 +188,11 @@ def kubelet(ca: Authority, place: Path, cgroup: str, socket: str | Path = SOCKET
         config |= {"cgroupsPerQOS": False, "enforceNodeAllocatable": []}
     if not os.access("/dev/kmsg", os.R_OK):
         config["featureGates"] = {"KubeletInUserNamespace": True}
-    path = _written(place / "kubelet.json", config)
-    user = ca.kubeconfig(f"system:node:{NODE}", API_SERVER, ["system:nodes"])
-    command = _flags("kubelet", config=path, kubeconfig=user, hostname_override=NODE, node_ip=NODE_ADDRESS)
+    path = _written(node.place / "kubelet.json", config)
+    user = ca.kubeconfig(f"system:node:{node.name}", API_SERVER, ["system:nodes"])
+    command = _flags(
+        "kubelet", config=path, kubeconfig=user, hostname_override=node.name, node_ip=node.address
+    )
     return Program("kubelet", command)
 
 
@@ -214,22 +218,22 @@ def dns_service() -> Sequence[Mapping[str, Any]]:
     ]
 
 
-def daemon(ca: Authority, place: Path, policies: bool, changes: Mapping[str, Any]) -> Program:
+def daemon(ca: Authority, node: Node, kubernetes: Mapping[str, Any], changes: Mapping[str, Any]) -> Program:
     """Ours, with what it has by default but for the cluster, the registry and what `changes` says.
 
-    :param policies: whether it follows NetworkPolicies."""
-    user = ca.kubeconfig(f"system:node:{NODE}", API_SERVER, ["system:nodes"])
-    registries = place / "registries.conf"
+    :param kubernetes: what it does for the cluster, and knows of it."""
+    user = ca.kubeconfig(f"system:node:{node.name}", API_SERVER, ["system:nodes"])
+    registries = node.place / "registries.conf"
     registries.write_text(images.registries_conf())
     config: dict[str, Any] = {
         "cgroup_driver": "cgroupfs",
-        "node": NODE,
-        "kubernetes": {"kubeconfig": str(user), "network_policies": policies},
+        "node": node.name,
+        "kubernetes": {"kubeconfig": str(user), **kubernetes},
         "log": {"level": "debug"},
         "images": {"registries_conf": str(registries), "preload": [f"{images.PREFIX}/{images.BUSYBOX}"]},
         **changes,
     }
-    path = place / "infranetes.toml"
+    path = node.place / "infranetes.toml"
     path.write_text(toml(config))
     twistd = [sys.executable, "-c", "from twisted.scripts.twistd import run; run()"]
     command = [*twistd, "--nodaemon", "--pidfile=", "infranetes", "--config", str(path)]

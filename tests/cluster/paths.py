@@ -48,8 +48,20 @@ class Paths:
 
     @property
     def inside(self) -> Path:
-        """A script that runs a command where the node is."""
+        """A script that runs a command where the first node is."""
         return self.kept / "inside"
+
+    def inside_of(self, node: str) -> Path:
+        """A script that runs a command where that other node is."""
+        return self.kept / f"inside-{node}"
+
+    def scripts(self) -> list[Path]:
+        """Those that there are."""
+        return [*self.kept.glob(self.kubectl.name), *self.kept.glob(f"{self.inside.name}*")]
+
+    def pid(self, program: str) -> Path:
+        """The file with the number of that program's process, as it is inside."""
+        return self.place / f"{program}.pid"
 
     @property
     def shared(self) -> Path:

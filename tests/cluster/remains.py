@@ -87,7 +87,7 @@ def remove(paths: Paths) -> None:
     _kill(paths)
     cgroups.remove(paths.id)
     shutil.rmtree(paths.place, ignore_errors=True)
-    for script in (paths.kubectl, paths.inside):
+    for script in paths.scripts():
         script.unlink(missing_ok=True)
 
 
@@ -105,5 +105,5 @@ def _kill(paths: Paths) -> None:
 
 def found(paths: Paths) -> list[str]:
     """What there is of it besides processes, in words: files, mounts, control groups."""
-    files = [str(path) for path in (paths.place, paths.kubectl, paths.inside) if path.exists()]
+    files = [str(path) for path in (paths.place, *paths.scripts()) if path.exists()]
     return [*files, *world.mounted_below(paths.place), *cgroups.left(paths.id)]

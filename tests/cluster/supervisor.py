@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts the cluster's programs one after the other, and watches over them; runs where the node is."""
+"""Starts the cluster's programs one after the other, and watches over them; runs where the first node is."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 import attrs
 
-from tests.cluster import cgroups, components, containerd, images, world
+from tests.cluster import cgroups, components, containerd, images, neighbour, world
 from tests.cluster.components import Program
+from tests.cluster.nodes import Node
 from tests.cluster.paths import REGISTRY, ROOT, Paths
 from tests.cluster.pki import Authority
 
@@ -48,6 +50,7 @@ class Supervisor:
     def __init__(self, paths: Paths, given: argparse.Namespace) -> None:
         self.paths = paths
         self.place = paths.place
+        self.nodes = [Node(paths, number) for number in range(1, given.nodes + 1)]
         self.image_dir: Path = given.image_dir
         self.with_proxy: bool = given.proxy
         self.with_policies: bool = given.policies
@@ -63,9 +66,15 @@ class Supervisor:
 
     def run(self) -> None:
         """Start everything, then watch until a signal comes. :raise Ended: a program did."""
-        world.enter(self.place, self.image_dir)
         for directory in (self.paths.shared, self.place / "tmp", self.paths.logs):
             directory.mkdir(parents=True, exist_ok=True)
+        first, *others = self.nodes
+        for node in others:  # while this has the machine's mounts
+            self._start(neighbour.program(node, self.image_dir))
+            self._until(partial(neighbour.ready, node), f"{node.name} has its namespaces")
+        world.enter(first, self.image_dir)
+        for node in others:
+            neighbour.join(node)
         registry = images.serve(REGISTRY, self.place / "registry")
         try:
             self._start_all()
@@ -85,7 +94,11 @@ class Supervisor:
         if self.containerd:
             self._start(self.containerd.program())
         else:
-            self._start(components.daemon(ca, self.place, self.with_policies, self.changes))
+            about: dict[str, object] = {"network_policies": self.with_policies}
+            if len(self.nodes) > 1:
+                about["cluster_cidrs"] = [components.PODS, components.SERVICES]
+            for node in self.nodes:
+                self._start(components.daemon(ca, node, about, self.changes), node)
         self._start(components.etcd(self.place))
         self._until(lambda: _answers(f"{components.ETCD}/health"), "etcd answers")
         self._start(components.api_server(ca))
@@ -96,17 +109,25 @@ class Supervisor:
         self._start(components.controller_manager(ca))
         self._start(components.scheduler(ca))
         self._start(components.dns(self.place, admin))
-        self._until(self._runtime_ready, "kubelet's runtime is ready", TEMPLATE_SECONDS)
-        cgroup = self.paths.id if cgroups.make(self.paths.id) else ""
-        self._start(components.kubelet(ca, self.place, cgroup, self._socket))
-        if self.with_proxy:
-            self._start(components.proxy(ca, self.place))
-        self._until(self._node_ready, "the node is ready")
-        if not self.containerd:
-            self._until(self._has_subnet, "pods have the node's subnet")
+        self._start_nodes(ca)
         self._until(lambda: _answers("http://127.0.0.1:8181/ready"), "DNS answers")
         pods = ("get", "serviceaccount", "default")
         self._until(lambda: self._kubectl(*pods).returncode == 0, "pods may be made")
+
+    def _start_nodes(self, ca: Authority) -> None:
+        proxy_user = ca.kubeconfig("system:kube-proxy", components.API_SERVER)
+        for node in self.nodes:
+            ready = partial(self._runtime_ready, node)
+            self._until(ready, f"kubelet's runtime is ready on {node.name}", TEMPLATE_SECONDS)
+            cgroup = node.cgroup if cgroups.make(node.cgroup) else ""
+            self._start(components.kubelet(ca, node, cgroup, self._socket), node)
+            if self.with_proxy:
+                self._start(components.proxy(proxy_user, node), node)
+        for node in self.nodes:
+            self._until(partial(self._node_ready, node), f"{node.name} is ready")
+            if not self.containerd:
+                self._until(partial(self._has_subnet, node), f"pods have the subnet of {node.name}")
+        neighbour.lead({node: self._asked(node, "{.spec.podCIDR}") for node in self.nodes})
 
     def _prepare_services(self) -> None:
         """Let nodes know what the docs say that they have to, and give DNS its address."""
@@ -130,13 +151,21 @@ The cluster is ready ({time.monotonic() - self._begun:.0f} s). In another termin
     {kubectl} get nodes,pods --all-namespaces
     {kubectl} run hello --image=busybox --restart=Never --attach -- echo hello
     {inside} infranetes-ctl pods
-
+{self._tell_others(sudo)}
 Images are busybox and debian. Logs are in {self.paths.logs}.
 Ctrl-C ends the cluster and leaves nothing of it.""")
 
+    def _tell_others(self, sudo: str) -> str:
+        scripts = [self.paths.inside_of(node.name) for node in self.nodes if not node.first]
+        return "".join(f"    {sudo}{script} infranetes-ctl pods\n" for script in scripts)
+
     # ---- processes
 
-    def _start(self, program: Program) -> None:
+    def _start(self, program: Program, node: Node | None = None) -> None:
+        """`node`: where it runs, and after which it is called; None: here."""
+        if node is not None:
+            name, command = node.process(program.name), node.command(program.command)
+            program = attrs.evolve(program, name=name, command=command)
         search = (components.PROGRAMS, ROOT / "build" / "tools", Path(sys.executable).parent)
         environment = {
             **{name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
@@ -149,7 +178,7 @@ Ctrl-C ends the cluster and leaves nothing of it.""")
                 program.command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,  # Ctrl-C is for us alone
             )  # fmt: skip
-        (self.place / f"{program.name}.pid").write_text(str(process.pid))
+        self.paths.pid(program.name).write_text(str(process.pid))
         self._running[program.name] = _Running(program, process)
 
     def _look(self) -> None:
@@ -184,10 +213,10 @@ Ctrl-C ends the cluster and leaves nothing of it.""")
     def _socket(self) -> Path:
         return self.containerd.socket if self.containerd else Path(components.SOCKET)
 
-    def _runtime_ready(self) -> bool:
+    def _runtime_ready(self, node: Node) -> bool:
         endpoint = f"--runtime-endpoint=unix://{self._socket}"
         crictl = [str(ROOT / "build" / "tools" / "crictl"), "--config", os.devnull, endpoint]
-        done = subprocess.run([*crictl, "info"], capture_output=True)
+        done = subprocess.run(node.command([*crictl, "info"]), capture_output=True)
         if done.returncode:
             return False
         conditions = json.loads(done.stdout)["status"]["conditions"]
@@ -203,13 +232,18 @@ Ctrl-C ends the cluster and leaves nothing of it.""")
         command = [str(components.PROGRAMS / "kubectl"), f"--kubeconfig={config}", cache, *words]
         return subprocess.run(command, capture_output=True)
 
-    def _node_ready(self) -> bool:
-        wanted = 'jsonpath={.status.conditions[?(@.type=="Ready")].status}{.spec.taints}'
-        return self._kubectl("get", "node", components.NODE, "--output", wanted).stdout == b"True"
+    def _asked(self, node: Node, wanted: str) -> str:
+        """What the API server has of that node, as kubectl's jsonpath says what is wanted."""
+        return self._kubectl("get", "node", node.name, "--output", f"jsonpath={wanted}").stdout.decode()
 
-    def _has_subnet(self) -> bool:
+    def _node_ready(self, node: Node) -> bool:
+        wanted = '{.status.conditions[?(@.type=="Ready")].status}{.spec.taints}'
+        return self._asked(node, wanted) == "True"
+
+    def _has_subnet(self, node: Node) -> bool:
         """Whether kubelet has told the daemon what the controller manager gave to the node."""
-        return "UpdateRuntimeConfig took" in (self.paths.logs / "infranetes.log").read_text(errors="replace")
+        log = self.paths.logs / f"{node.process('infranetes')}.log"
+        return "UpdateRuntimeConfig took" in log.read_text(errors="replace")
 
 
 def _answers(url: str, context: ssl.SSLContext | None = None) -> bool:
@@ -251,6 +285,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("name")
     parser.add_argument("image_dir", type=Path)
     parser.add_argument("provider")
+    parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--proxy", action="store_true")
     parser.add_argument("--policies", action="store_true")
     parser.add_argument("--runtime", required=True)

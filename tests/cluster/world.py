@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's own view of the machine: mounts and network, in namespaces that end with the cluster."""
+"""A node's own view of the machine: mounts and network, in namespaces that end with the cluster."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.cluster.components import NODE_ADDRESS
+from tests.cluster.nodes import Node
 from tests.cluster.paths import ROOT, TEMPLATES
 
 #: Nothing that is mounted, listens or is linked in these outlives the last process.
 NAMESPACES = ("unshare", "--mount", "--ipc", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
-_IMAGES = Path("/var/lib/infranetes/guest")
+#: The interface by which a node is in the nodes' network: the first one's is the bridge that others join.
+LINK = "node0"
 # kubelet insists on these and would set them for the whole machine; it finds files of ours instead.
 KERNEL = {
     "vm/overcommit_memory": 1,
@@ -29,14 +30,16 @@ def _run(*command: str | Path) -> None:
     subprocess.run([str(word) for word in command], check=True)
 
 
-def enter(place: Path, image_dir: Path) -> None:
-    """Give this process, in namespaces of its own, the node's mounts and network."""
-    _mount(place, image_dir)
-    _network()
+def enter(node: Node, image_dir: Path) -> None:
+    """Give this process, in namespaces of its own, the first node's mounts and network; no way out."""
+    mount(node.place, image_dir)
+    loopback()
+    commands = f"link add name {LINK} type bridge\n{addressed(node)}"
+    subprocess.run(["ip", "-batch", "-"], input=commands, text=True, check=True)
 
 
-def _mount(place: Path, image_dir: Path) -> None:
-    """Programs find the paths that they have on every node, and write to `place`."""
+def mount(place: Path, image_dir: Path) -> None:
+    """Have programs find the paths that they have on every node, and write to `place`."""
     library = place / "var-lib"
     TEMPLATES.mkdir(mode=0o700, parents=True, exist_ok=True)
     for source, target in (
@@ -64,16 +67,18 @@ def _mount(place: Path, image_dir: Path) -> None:
         _run("mount", "--bind", file, Path("/proc/sys") / name)
 
 
-def _network() -> None:
-    """Loopback, and an interface with the node's address. There is no way out."""
-    commands = f"""\
-link set dev lo up
-link add name node0 type bridge
-address add {NODE_ADDRESS}/24 dev node0
-link set dev node0 up
-route add default dev node0
+def loopback() -> None:
+    """Have it in this process's network."""
+    _run("ip", "link", "set", "dev", "lo", "up")
+
+
+def addressed(node: Node) -> str:
+    """What ip(8) has to be told for LINK to have the node's address."""
+    return f"""\
+address add {node.address}/24 dev {LINK}
+link set dev {LINK} up
+route add default dev {LINK}
 """
-    subprocess.run(["ip", "-batch", "-"], input=commands, text=True, check=True)
 
 
 def mounted_below(directory: Path) -> list[str]:

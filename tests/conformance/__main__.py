@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Specs of Kubernetes' own end-to-end suite, in a cluster of one node on real VMs: `make e2e`.
+"""Specs of Kubernetes' own end-to-end suite, in a cluster on real VMs: `make e2e`.
 
 The exit code is 0 if something passed, nothing failed but what expected.toml says, and all of that did."""
 
@@ -42,6 +42,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--parallel", type=int, default=2, metavar="N", help="specs at a time (%(default)s)")
     parser.add_argument("--proxy", action="store_true", help="with kube-proxy on the node")
+    parser.add_argument("--nodes", type=int, default=1, help="of the cluster (%(default)s)")
     parser.add_argument("--json", default="", metavar="FILE", help="write all outcomes there")
     parser.add_argument("--list", action="store_true", help="only list the specs")
     parser.add_argument("--image-dir", default=IMAGE_DIR, help="of guest images (%(default)s)")
@@ -79,7 +80,7 @@ class Judge:
     def run(self) -> int:
         """The exit code."""
         images.make(REGISTRY, say)
-        flags = ["--policies", "--image-dir", self.given.image_dir]
+        flags = ["--nodes", str(self.given.nodes), "--policies", "--image-dir", self.given.image_dir]
         flags += ["--proxy"] if self.given.proxy else []
         cluster = Cluster(NAME, *flags)
         shutil.rmtree(OUTPUTS, ignore_errors=True)
@@ -98,7 +99,11 @@ class Judge:
             *(str(cluster.paths.inside), "env", f"TMPDIR={place / 'tmp'}", "--unset=HTTPS_PROXY"),
             *("--unset=https_proxy", "--unset=HTTP_PROXY", "--unset=http_proxy", str(SUITE)),
             *(f"--kubeconfig={place / 'pki' / 'admin.conf'}", f"--host=https://{NODE_ADDRESS}:6443"),
-            *(f"--kubectl-path={PROGRAMS / 'kubectl'}", "--num-nodes=1", "--disable-log-dump"),
+            *(
+                f"--kubectl-path={PROGRAMS / 'kubectl'}",
+                f"--num-nodes={self.given.nodes}",
+                "--disable-log-dump",
+            ),
         ]
 
     def tell(self, outcome: Outcome) -> None:
