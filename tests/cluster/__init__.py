@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Kubernetes of one node or some around the daemon: `make cluster` for a person, `tests.cluster.case` for tests."""
+"""A Kubernetes around the daemon: `make cluster` for a person, `tests.cluster.case` for tests."""
