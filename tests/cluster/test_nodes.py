@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from tests.cluster.case import Cluster, ClusterCase, container, pod
 
-# Answers with the address of who asks.
+# Answers with the address of who asks, which to a server of both families is [::ffff:A.B.C.D].
 WHO = (
     "mkdir -p /www/cgi-bin && cd /www/cgi-bin && printf '#!/bin/sh\\necho; echo $REMOTE_ADDR\\n' >who && "
     "chmod +x who && exec httpd -f -p 8080 -h /www"
@@ -35,4 +35,4 @@ class NodesTests(ClusterCase):
         self.apply(pod("client", container("main", asked), nodeName="node"))
         client = self.wait_for_phase("client", "Succeeded")["status"]["podIP"]
         self.assertNotEqual(client.rpartition(".")[0], server.rpartition(".")[0])
-        self.assertEqual(self.logs("client").split(), [client] * len(urls))
+        self.assertEqual(self.logs("client").split(), [f"[::ffff:{client}]"] * len(urls))
