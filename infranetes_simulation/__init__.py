@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated IaaS: pods whose VMs are real agents on loopback, for tests, benches and trying things out.
+"""A simulated IaaS: pods whose VMs are real agents, for tests, benches and trying things out.
 
 Its parts run in two processes, and both daemons find them by entry point, as they do any plug-in:
 
 `provider`
     In the node daemon: the PodProvider called "simulated". It starts a farm and asks it for VMs.
 `farm`
-    A process of its own: holds the VMs, each a whole agent (`vmserver`) with its own port and directory.
+    A process of its own: holds the VMs, each a whole agent (`vmserver`) with its own directory.
+`machine`
+    Where VMs are to be like a cloud's: the processes of one, in namespaces of its own.
 `containers`
-    In each agent: the ContainerProvider called "fake". Containers are plain processes of this machine.
+    In the agents of all others: the ContainerProvider called "fake". Containers are plain processes of this
+    machine.
 `protocol`
     What provider and farm say to each other.
 """

@@ -18,7 +18,9 @@ Operations
     `infranetes_common.identity` (its ``listen`` is replaced by a port of the farm's choice on
     127.0.0.1; clock, hostname and network are left alone: the machine is shared). ``tags``: an object
     kept with the VM and shown with it, at most 16 KiB; of them ``images`` is ``layers``, if the VM
-    takes those, or ``archives``. ``delay``: seconds until it runs (0).
+    takes those, or ``archives``. ``hardware``: the VM runs in namespaces of its own, has this `Hardware`,
+    is given its hostname and machine id, and takes layers; null: it shares the farm's machine.
+    ``delay``: seconds until it runs (0).
     ``behaviour`` (see below) and ``after``: seconds, for dies-after.
 ``end``
     ``id``. Cut the power and forget the VM with all it holds; answers once that is so. Unknown: ok.
@@ -50,6 +52,8 @@ Behaviours
 ``no-agent``     runs, its port refuses connections
 ``unreachable``  runs, its port accepts connections and says nothing
 ``dies-after``   as normal; ends ``after`` seconds after it began to run
+
+A VM in namespaces of its own runs a moment before its agent answers, as in a cloud.
 """
 
 from __future__ import annotations
@@ -65,6 +69,14 @@ NORMAL, NEVER, NO_AGENT, UNREACHABLE, DIES_AFTER = "normal", "never", "no-agent"
 BEHAVIOURS = (NORMAL, NEVER, NO_AGENT, UNREACHABLE, DIES_AFTER)
 
 IMAGES_TAG, LAYERS, ARCHIVES = "images", "layers", "archives"
+
+
+class Hardware(TypedDict):
+    """What a VM in namespaces of its own has."""
+
+    address: str  # its own, with the length of the prefix
+    gateway: str  # likewise: the machine's address on the VMs' network
+    cgroup: str  # below which it has its cgroup
 
 
 class Vm(TypedDict):

@@ -26,6 +26,7 @@ NEVER = {
     "infranetes.pods": ("infranetes.cri", "infranetes.daemon", "infranetes.control"),
     "infranetes_simulation.farm": ("infranetes",),
     "infranetes_simulation.containers": ("infranetes",),
+    "infranetes_simulation.machine": ("infranetes", "infranetes_common", "vmserver", "txgrpc", "twisted"),
     "vmserver.layers": ("vmserver.rpc", "vmserver.identity", "vmserver.prewarm", "vmserver.containers"),
     "vmserver.firewall": ("vmserver.rpc", "vmserver.identity", "vmserver.containers", "vmserver.proxy"),
     "vmserver.proxy": ("vmserver.rpc", "vmserver.identity", "vmserver.containers"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The farm: many simulated VMs in one process, each a real agent on loopback with the fake ContainerProvider.
+"""The farm: many simulated VMs, each a real agent, in this process on loopback or in namespaces of its own.
 
     python -m infranetes_simulation.farm --socket PATH --state DIR
 

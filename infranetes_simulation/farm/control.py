@@ -90,7 +90,8 @@ class Control(LineOnlyReceiver):
         identity, tags = _field(request, "identity", dict), request.get("tags", {})
         if not isinstance(tags, dict):
             raise InvalidArgument("tags: expected an object")
-        return {"vm": await farm.boot(id, identity, tags, request.get("delay", 0), behaviour, after)}
+        delay, hardware = request.get("delay", 0), request.get("hardware")
+        return {"vm": await farm.boot(id, identity, tags, delay, behaviour, after, hardware)}
 
 
 def _parse(line: bytes) -> dict[str, object]:

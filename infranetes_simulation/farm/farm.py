@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
+import re
 import shutil
 import time
 from collections.abc import Mapping
@@ -12,17 +14,18 @@ from pathlib import Path
 import attrs
 from twisted.logger import Logger
 
-from infranetes_common.concurrency import KeyedLock
+from infranetes_common.concurrency import KeyedLock, run_in_thread
 from infranetes_common.errors import InvalidArgument, NotFound
 from infranetes_common.identity import decode
 from infranetes_common.reactors import IReactor
 from infranetes_simulation.farm.port import HOST
 from infranetes_simulation.farm.vm import RECORD, Report, SimulatedVm
-from infranetes_simulation.protocol import BEHAVIOURS, Vm
+from infranetes_simulation.protocol import BEHAVIOURS, Hardware, Vm
 from vmserver import validate
 
 MAX_TAGS_BYTES = 16 * 1024
 MAX_SECONDS = 7 * 86400.0
+_CGROUP = re.compile(r"[A-Za-z0-9_.-]+(?:/[A-Za-z0-9_.-]+)*")
 
 _log = Logger()
 
@@ -73,6 +76,7 @@ class Farm:
         delay: object,
         behaviour: object,
         after: object,
+        hardware: object = None,
     ) -> Vm:
         """Start a VM, or describe the one that is there.
 
@@ -84,6 +88,7 @@ class Farm:
                 return self._vms[id].describe()
             if len(json.dumps(tags)) > MAX_TAGS_BYTES:
                 raise InvalidArgument(f"tags: over {MAX_TAGS_BYTES} bytes")
+            described = _hardware(hardware)
             document = decode(json.dumps(identity).encode())
             vm = SimulatedVm(
                 self._reactor,
@@ -95,6 +100,7 @@ class Farm:
                 behaviour=_behaviour(behaviour),
                 after=_seconds("after", after),
                 created_at=time.time(),
+                hardware=described,
             )
             seconds = _seconds("delay", delay)
             self._vms[id] = vm  # at once: requests are begun in order, and a list is to show it
@@ -121,12 +127,31 @@ class Farm:
                 return
             await vm.destroy()
             self._vms.pop(id, None)
-            shutil.rmtree(self._directory / id, ignore_errors=True)
+            await run_in_thread(self._reactor, _thd_remove, self._directory / id)
 
     async def stop(self) -> None:
         """Cut every VM's power; their records stay."""
         for vm in [*self._vms.values()]:
             await vm.power_off()
+
+
+def _thd_remove(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _hardware(value: object) -> Hardware | None:
+    if value is None:
+        return None
+    try:
+        if not isinstance(value, dict) or set(value) != {"address", "gateway", "cgroup"}:
+            raise ValueError("address, gateway and cgroup")
+        for key in ("address", "gateway"):
+            ipaddress.IPv4Interface(value[key])
+        if not _CGROUP.fullmatch(value["cgroup"]) or ".." in value["cgroup"].split("/"):
+            raise ValueError("a cgroup's path")
+    except (ValueError, TypeError) as error:
+        raise InvalidArgument(f"hardware: expected {error}") from None
+    return {"address": value["address"], "gateway": value["gateway"], "cgroup": value["cgroup"]}
 
 
 def _behaviour(value: object) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One simulated VM: a whole agent, as far as the VM's behaviour lets it run.
+"""One simulated VM: its record, its power, and the agent as far as the VM's behaviour lets it run.
 
 A VM's states, and what leads from each:
 
@@ -17,29 +17,25 @@ from pathlib import Path
 
 import attrs
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall, IListeningPort, IProtocolFactory
+from twisted.internet.interfaces import IDelayedCall
 
-from infranetes_common.concurrency import deferred, run_in_thread, start
+from infranetes_common.concurrency import Flight, run_in_thread, start
 from infranetes_common.identity import Identity, decode, encode
 from infranetes_common.reactors import IReactor
-from infranetes_simulation.containers import create
-from infranetes_simulation.containers.provider import FakeProvider
-from infranetes_simulation.farm.port import HOST, VmPort
+from infranetes_simulation.farm.machine import IMachine
+from infranetes_simulation.farm.namespaces import NamespaceMachine
+from infranetes_simulation.farm.shared import SharedMachine
 from infranetes_simulation.protocol import (
     DIES_AFTER,
     ENDED,
     IMAGES_TAG,
     LAYERS,
     NEVER,
-    NO_AGENT,
     PENDING,
     RUNNING,
-    UNREACHABLE,
+    Hardware,
     Vm,
 )
-from vmserver.config import Config, IdentityConfig
-from vmserver.containers import ProviderContext
-from vmserver.daemon import Vmserver
 from vmserver.identity.delivery import save
 
 RECORD = "vm.json"
@@ -64,14 +60,17 @@ class SimulatedVm:
     behaviour: str
     after: float  # seconds, for dies-after
     created_at: float
+    hardware: Hardware | None = None  # of its own; None: it shares the farm's machine
     state: str = PENDING
     detail: str = ""
     forgotten: bool = False
     _timer: IDelayedCall | None = None  # of its boot, or its death
-    _port: VmPort | None = None
-    _agent: Vmserver | None = None
-    _provider: FakeProvider | None = None
+    _machine: IMachine = attrs.field(init=False)
     _starting: Deferred[None] | None = None
+    _power_off: Flight[None] | None = None
+
+    def __attrs_post_init__(self) -> None:
+        self._machine = self._make_machine()
 
     def describe(self) -> Vm:
         """Return it as the protocol shows it."""
@@ -79,8 +78,8 @@ class SimulatedVm:
             id=self.id,
             sandbox_id=self.identity.sandbox_id,
             state=self.state,
-            host=HOST,
-            port=self._port.number if self._port is not None else 0,
+            host=self._machine.host,
+            port=self._machine.port,
             created_at=self.created_at,
             behaviour=self.behaviour,
             detail=self.detail,
@@ -97,6 +96,7 @@ class SimulatedVm:
             "after": self.after,
             "created_at": self.created_at,
             "tags": dict(self.tags),
+            "hardware": self.hardware,
             "identity": encode(self.identity).decode(),
         }
         await run_in_thread(self.reactor, save, self.directory / RECORD, json.dumps(record))
@@ -111,7 +111,7 @@ class SimulatedVm:
         identity = decode(record.pop("identity").encode())
         detail = "it ended with the farm that held it"
         vm = cls(reactor, directory, report, identity=identity, **record, state=ENDED, detail=detail)
-        vm._make_provider().cut_power()
+        vm._machine.clear()
         return vm
 
     # Power
@@ -125,37 +125,24 @@ class SimulatedVm:
         self._timer = None
         self._starting = start(self._start())
 
-    def _make_provider(self) -> FakeProvider:
-        context = ProviderContext(run_dir=self.directory, etc_dir=self.directory)
-        return create(self.reactor, {"layers": self.tags.get(IMAGES_TAG) == LAYERS}, context)
+    def _make_machine(self) -> IMachine:
+        if self.hardware is not None:
+            return NamespaceMachine(self.reactor, self.directory, self.id, self.hardware, self._ended)
+        return SharedMachine(self.reactor, self.directory, self.tags.get(IMAGES_TAG) == LAYERS)
 
     async def _start(self) -> None:
-        config = Config(
-            provider="fake",
-            run_dir=self.directory,
-            volumes_dir=self.directory / "disk-volumes",
-            etc_dir=self.directory,
-            identity=IdentityConfig(apply=False),
-        )
-        self._provider = self._make_provider()
-        self._agent = Vmserver(
-            self.reactor, config, provider=self._provider, sources=False, listen=self._listen
-        )
-        self._agent.startService()
         try:
-            await self._agent.accept(encode(self.identity))
+            await self._machine.turn_on(self.identity, self.behaviour)
         except Exception as error:
-            await self._end(f"its agent could not start: {error}")
+            await self._end(f"it could not start: {error}")
             return
         self.state = RUNNING
         self.report(RUNNING, self.describe())
         self._die_later()
 
-    @deferred
-    async def _listen(self, host: str, port: int, factory: IProtocolFactory) -> IListeningPort:
-        self._port = await VmPort.listen(self.reactor, factory)
-        await self._set_port()
-        return self._port
+    def _ended(self, why: str) -> None:
+        """Its machine has ended by itself."""
+        start(self._end(why))
 
     def _die_later(self) -> None:
         self._cancel_timer()
@@ -173,16 +160,11 @@ class SimulatedVm:
             self.report(ENDED, self.describe())
 
     async def power_off(self) -> None:
-        """Cut its power: connections, containers and the agent end."""
+        """Cut its power."""
         self._cancel_timer()
-        if self._port is not None:
-            self._port.factory.abort_all()
-        agent, self._agent = self._agent, None
-        if self._provider is not None:
-            self._provider.cut_power()
-        if agent is not None:
-            await agent.stopService()
-        self._port = self._provider = None
+        if self._power_off is None:
+            self._power_off = Flight(self._machine.turn_off())
+        await self._power_off.join()
 
     async def destroy(self) -> None:
         """Cut its power, also while it starts; its end is not reported."""
@@ -202,9 +184,7 @@ class SimulatedVm:
         """Change how it behaves from now on."""
         self.behaviour, self.after = behaviour, after
         await self.save()
-        if self._port is not None:
-            self._port.factory.abort_all()
-            await self._set_port()
+        await self._machine.behave(behaviour)
         if self.state == RUNNING:
             self._die_later()
         elif self.state == PENDING and self._starting is None:
@@ -212,13 +192,3 @@ class SimulatedVm:
                 self._cancel_timer()
             elif self._timer is None:
                 self._run()
-
-    async def _set_port(self) -> None:
-        port = self._port
-        if port is None:
-            return
-        port.factory.silent = self.behaviour == UNREACHABLE
-        if self.behaviour == NO_AGENT:
-            await port.refuse()
-        else:
-            await port.accept()

@@ -42,7 +42,17 @@ from infranetes_common.errors import (
     Unavailable,
 )
 from infranetes_common.reactors import IReactor
-from infranetes_simulation.protocol import ARCHIVES, BEHAVIOURS, ENDED, IMAGES_TAG, LAYERS, NORMAL, Answer, Vm
+from infranetes_simulation.protocol import (
+    ARCHIVES,
+    BEHAVIOURS,
+    ENDED,
+    IMAGES_TAG,
+    LAYERS,
+    NORMAL,
+    Answer,
+    Hardware,
+    Vm,
+)
 from infranetes_simulation.provider.addresses import free_address, subnet
 from infranetes_simulation.provider.farm_client import FarmClient
 from infranetes_simulation.provider.settings import (
@@ -50,6 +60,8 @@ from infranetes_simulation.provider.settings import (
     BEHAVIOUR_ANNOTATION,
     FAILS,
     IMAGES_ANNOTATION,
+    NAMESPACES,
+    SHARED,
     Fault,
     Settings,
 )
@@ -149,7 +161,7 @@ class SimulatedProvider:
         self._watchers.append(ended)
 
     def container_providers(self) -> Sequence[str]:
-        return ("fake",)
+        return ("oci",) if self._settings.machines == NAMESPACES else ("fake",)
 
     def status(self) -> Mapping[str, str]:
         states = [vm["state"] for vm in self._vms.values() if self._is_ours(vm)]
@@ -184,6 +196,7 @@ class SimulatedProvider:
                 "address": self._last_address,
                 IMAGES_TAG: spec.annotations.get(IMAGES_ANNOTATION, self._settings.images),
             },
+            hardware=self._hardware(self._last_address),
             delay=self._settings.boot_seconds + self._settings.jitter_seconds * _fraction(spec.token),
             behaviour=NORMAL if fault.behaviour == FAILS else fault.behaviour,
             after=fault.after,
@@ -196,6 +209,16 @@ class SimulatedProvider:
             await self._end(vm_id)
             raise
         return _instance(vm)
+
+    def _hardware(self, address: str) -> Hardware | None:
+        if self._settings.machines == SHARED:
+            return None
+        length = self._network.prefixlen
+        return {
+            "address": f"{address}/{length}",
+            "gateway": f"{self._network.network_address + 1}/{length}",
+            "cgroup": self._settings.cgroup,
+        }
 
     def _booted(self, answer: Answer | Failure, vm_id: str) -> Answer | Failure:
         self._reserved.pop(vm_id, None)

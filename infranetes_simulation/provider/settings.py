@@ -15,6 +15,8 @@ from infranetes_simulation.provider.addresses import subnet
 
 FAILS = "fails"  # a launch that fails; the other faults are behaviours of VMs
 
+SHARED, NAMESPACES = "shared", "namespaces"  # what VMs run on: all on this machine, or each in its own
+
 BEHAVIOUR_ANNOTATION = "simulated.infranetes.io/behaviour"
 AFTER_ANNOTATION = "simulated.infranetes.io/after"
 IMAGES_ANNOTATION = "simulated.infranetes.io/images"
@@ -44,6 +46,10 @@ class Settings:
     jitter_seconds: float = attrs.field(default=0.25, validator=attrs.validators.ge(0))
     pod_cidr: IPv4Network = attrs.field(  # until UpdateRuntimeConfig brings another
         default=IPv4Network("10.89.0.0/16"), validator=_has_room
+    )
+    machines: str = attrs.field(default=SHARED, validator=attrs.validators.in_((SHARED, NAMESPACES)))
+    cgroup: str = attrs.field(  # below which VMs in namespaces have theirs
+        default="infranetes-simulated", validator=attrs.validators.matches_re(r"[a-z0-9-]+(?:/[a-z0-9-]+)*")
     )
     images: str = attrs.field(default=ARCHIVES, validator=attrs.validators.in_((ARCHIVES, LAYERS)))
     capacity: int = attrs.field(default=0, validator=attrs.validators.ge(0))  # VMs at once; 0: no limit

@@ -19,7 +19,7 @@ from types import FrameType
 
 from infranetes.providers.qemu.settings import ACCELERATORS
 from tests.cluster import images, remains
-from tests.cluster.components import RUNTIMES
+from tests.cluster.components import CLOUD, RUNTIMES
 from tests.cluster.nodes import NAMESPACES as OF_ONE_NODE
 from tests.cluster.nodes import Node
 from tests.cluster.paths import REGISTRY, ROOT, Paths
@@ -36,7 +36,9 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
     parser.add_argument("--name", default="own", help="of several clusters of one checkout (%(default)s)")
-    parser.add_argument("--provider", default="qemu", help="what makes the machines (%(default)s)")
+    parser.add_argument(
+        "--provider", default="qemu", help=f"what makes the machines; {CLOUD}: simulated ones (%(default)s)"
+    )
     parser.add_argument("--nodes", type=int, choices=range(1, MAX_NODES + 1), default=1, help="(%(default)s)")
     parser.add_argument("--runtime", choices=RUNTIMES, default=RUNTIMES[0], help="of kubelet (%(default)s)")
     parser.add_argument("--accelerator", choices=ACCELERATORS, default="auto", help="of QEMU (%(default)s)")

@@ -32,6 +32,8 @@ DOMAIN = "cluster.local"
 SOCKET = "/run/infranetes/infranetes.sock"
 #: What kubelet may have; the second is there to be compared with.
 RUNTIMES = ("infranetes", "containerd")
+#: In place of a provider's name: simulated VMs that are like a cloud's.
+CLOUD = "cloud"
 #: Logs are rotated at this size, so that tests see it happen.
 LOG_BYTES = 128 << 10
 
@@ -243,6 +245,16 @@ def daemon(ca: Authority, node: Node, kubernetes: Mapping[str, Any], changes: Ma
 def rights(page: str) -> str:
     """The manifests of a page of the docs, as they stand there."""
     return "---\n".join(re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.M | re.S))
+
+
+def provider(name: str, cgroup: str) -> Mapping[str, Any]:
+    """What the daemon's configuration says of the provider.
+
+    :param cgroup: below which VMs that are processes of this machine have theirs."""
+    if name != CLOUD:
+        return {"provider": name}
+    machines = {"machines": "namespaces", "cgroup": f"{cgroup}/machines"}
+    return {"provider": "simulated", "providers": {"simulated": machines}}
 
 
 def _written(path: Path, document: Mapping[str, Any]) -> Path:

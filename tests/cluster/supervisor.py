@@ -58,7 +58,7 @@ class Supervisor:
         qemu = (
             {} if given.accelerator == "auto" else {"providers": {"qemu": {"accelerator": given.accelerator}}}
         )
-        self.changes: dict[str, object] = {"provider": given.provider, **qemu}
+        self.changes: dict[str, object] = {**components.provider(given.provider, paths.id), **qemu}
         self._running: dict[str, _Running] = {}
         self._begun = time.monotonic()
         self._told = False

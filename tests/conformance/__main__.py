@@ -41,6 +41,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
         "--names", default="", metavar="FILE", help="only specs of these names, in that order"
     )
     parser.add_argument("--parallel", type=int, default=2, metavar="N", help="specs at a time (%(default)s)")
+    parser.add_argument("--provider", default="qemu", help="what makes the machines (%(default)s)")
     parser.add_argument("--proxy", action="store_true", help="with kube-proxy on the node")
     parser.add_argument("--nodes", type=int, default=1, help="of the cluster (%(default)s)")
     parser.add_argument("--json", default="", metavar="FILE", help="write all outcomes there")
@@ -80,7 +81,15 @@ class Judge:
     def run(self) -> int:
         """The exit code."""
         images.make(REGISTRY, say)
-        flags = ["--nodes", str(self.given.nodes), "--policies", "--image-dir", self.given.image_dir]
+        flags = [
+            "--provider",
+            self.given.provider,
+            "--nodes",
+            str(self.given.nodes),
+            "--policies",
+            "--image-dir",
+            self.given.image_dir,
+        ]
         flags += ["--proxy"] if self.given.proxy else []
         cluster = Cluster(NAME, *flags)
         shutil.rmtree(OUTPUTS, ignore_errors=True)

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A VM in namespaces of its own, which its hypervisor (`infranetes_simulation.machine`) holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+from twisted.internet.defer import TimeoutError
+from twisted.internet.interfaces import IProcessTransport
+from twisted.internet.protocol import ProcessProtocol
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+import infranetes_simulation
+from infranetes_common.commands import ENVIRONMENT
+from infranetes_common.concurrency import Event, Flight, run_in_thread, settled
+from infranetes_common.errors import Unavailable
+from infranetes_common.identity import Identity, encode
+from infranetes_common.reactors import IReactor
+from infranetes_simulation.farm.machine import IMachine
+from infranetes_simulation.machine import AGENT_PORT, cgroups, guest, hypervisor, network
+from infranetes_simulation.protocol import NO_AGENT, UNREACHABLE, Hardware
+from vmserver.identity.delivery import save
+
+_DISK, _IDENTITY = "disk", "identity"
+_LOCK = "bridge.lock"
+_BEHAVIOURS = {NO_AGENT: guest.NO_AGENT, UNREACHABLE: guest.SILENT}
+_END_SECONDS = hypervisor.END_SECONDS + 5.0
+_MAX_WORDS = 2000
+
+
+class _Hypervisor(ProcessProtocol):
+    """The process.
+
+    :ivar running: the VM runs; fails if it ends before. :ivar ended: the process has ended.
+    """
+
+    transport: IProcessTransport
+
+    def __init__(self, hardware: bytes) -> None:
+        self._hardware = hardware
+        self.running: Event[None] = Event()
+        self.ended: Event[None] = Event()
+        self.words = ""
+
+    def connectionMade(self) -> None:
+        self.transport.write(self._hardware + b"\n")
+
+    def outReceived(self, data: bytes) -> None:
+        self.running.succeed(None)
+
+    def errReceived(self, data: bytes) -> None:
+        self.words = (self.words + data.decode(errors="replace"))[-_MAX_WORDS:]
+
+    def processEnded(self, reason: Failure) -> None:
+        self.running.fail(Unavailable(self.words.strip() or "its hypervisor has ended"))
+        self.ended.succeed(None)
+
+
+@implementer(IMachine)
+class NamespaceMachine:
+    """See `IMachine`. Its directory holds its disk.
+
+    :param ended: called with the reason when it ends by itself.
+    """
+
+    def __init__(
+        self, reactor: IReactor, directory: Path, id: str, hardware: Hardware, ended: Callable[[str], None]
+    ) -> None:
+        self._reactor = reactor
+        self._disk = directory / _DISK
+        self._farm = directory.parent
+        self._id = id
+        self._hardware = hardware
+        self._ended = ended
+        self._disk_made: Flight[None] | None = None
+        self._hypervisor: _Hypervisor | None = None
+        self._off = False
+        self.host = hardware["address"].partition("/")[0]
+        self.port = 0
+
+    @property
+    def _cgroup(self) -> str:
+        return f"{self._hardware['cgroup']}/{self._id}"
+
+    async def turn_on(self, identity: Identity, behaviour: str) -> None:
+        # The clock is the whole machine's, and so is its entropy.
+        document = encode(attrs.evolve(identity, now_nanos=0, entropy="", listen=f"0.0.0.0:{AGENT_PORT}"))
+        self._disk_made = Flight(run_in_thread(self._reactor, self._thd_make_disk, document.decode()))
+        await self._disk_made.join()
+        described: hypervisor.Hardware = {
+            "id": self._id,
+            "address": self._hardware["address"],
+            "gateway": self._hardware["gateway"],
+            "bridge": network.bridge_of(self._farm),
+            "lock": str(self._farm / _LOCK),
+            "cgroup": self._cgroup,
+            "behaviour": _BEHAVIOURS.get(behaviour, guest.AGENT),
+        }
+        self._hypervisor = started = _Hypervisor(json.dumps(described).encode())
+        packages = str(Path(infranetes_simulation.__file__).parents[1])
+        search = os.pathsep.join([packages, *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._reactor.spawnProcess(
+            started,
+            sys.executable,
+            [sys.executable, "-m", hypervisor.__name__, str(self._disk)],
+            env={**ENVIRONMENT, "PYTHONPATH": search},
+            path="/",
+        )
+        await started.running.wait()
+        self.port = AGENT_PORT
+        started.ended.wait().addCallback(self._has_ended)
+
+    def _thd_make_disk(self, document: str) -> None:
+        # Users of a user namespace have to reach their container's root file system below it.
+        self._disk.mkdir(mode=0o711, parents=True, exist_ok=True)
+        save(self._disk / _IDENTITY, document)
+
+    def _has_ended(self, _: None) -> None:
+        if not self._off and self._hypervisor is not None:
+            self._ended(f"it has ended: {self._hypervisor.words.strip() or 'its power was cut'}")
+
+    async def turn_off(self) -> None:
+        self._off = True
+        self.port = 0
+        if self._disk_made is not None:
+            await settled([self._disk_made.join()])
+        if self._hypervisor is not None and not self._hypervisor.ended.happened:
+            self._hypervisor.transport.closeStdin()
+            await self._over(self._hypervisor)
+        await run_in_thread(self._reactor, self._thd_clear, hypervisor.END_SECONDS)
+
+    def _thd_clear(self, seconds: float) -> None:
+        """Take away what a hypervisor leaves that was killed."""
+        network.unplug(self._farm / _LOCK, network.bridge_of(self._farm), network.cable_of(self._id))
+        cgroups.remove(self._cgroup, seconds)
+
+    async def _over(self, running: _Hypervisor) -> None:
+        try:
+            await running.ended.wait().addTimeout(_END_SECONDS, self._reactor)
+        except TimeoutError:
+            running.transport.signalProcess("KILL")
+            await running.ended.wait()
+
+    async def behave(self, behaviour: str) -> None:
+        if self._hypervisor is not None and not self._hypervisor.ended.happened:
+            self._hypervisor.transport.write(_BEHAVIOURS.get(behaviour, guest.AGENT).encode() + b"\n")
+
+    def clear(self) -> None:
+        self._thd_clear(0.0)

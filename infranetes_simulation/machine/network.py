@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""VMs' network on the machine: a bridge that stands for the cloud's network, and a cable to each VM.
+
+The machine has the gateway's address on the bridge, so it reaches every VM, and VMs reach each other without
+it, as in a VPC.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+NETWORK_CARD = "eth0"
+_FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
+
+
+def bridge_of(farm: Path) -> str:
+    """Return the name of the bridge of the farm with that directory."""
+    return f"infsim-{hashlib.sha256(os.fsencode(farm.resolve())).hexdigest()[:8]}"
+
+
+def cable_of(id: str) -> str:
+    """Return the name of the machine's end of a VM's cable."""
+    return f"infsim{hashlib.sha256(id.encode()).hexdigest()[:9]}"
+
+
+def plug_in(lock: Path, bridge: str, cable: str, gateway: str, pid: int) -> None:
+    """Lay a cable from the bridge, which is made where there is none, to a process's network namespace.
+
+    :param gateway: the machine's address there, with the length of its prefix.
+    :raise OSError, subprocess.CalledProcessError: it can't be had.
+    """
+    with _held(lock):
+        if not Path("/sys/class/net", bridge).exists():
+            # An address of its own: else it would change with the cables.
+            number = hashlib.sha256(bridge.encode()).hexdigest()
+            card = ":".join(["02", *(number[at : at + 2] for at in range(0, 10, 2))])
+            ip(f"link add {bridge} address {card} type bridge", f"link set {bridge} up")
+        ip(f"address replace {gateway} dev {bridge}")
+        if _FORWARDING.read_text().strip() != "1":
+            _FORWARDING.write_text("1\n")
+        ip(
+            f"link add {cable} type veth peer name {NETWORK_CARD} netns {pid}",
+            f"link set {cable} master {bridge} up",
+        )
+
+
+def unplug(lock: Path, bridge: str, cable: str) -> None:
+    """Take a VM's cable away, and with the last one the bridge. Idempotent."""
+    links = Path("/sys/class/net")
+    if not (links / bridge).exists():
+        return
+    with _held(lock):
+        if (links / cable).exists():
+            ip(f"link delete {cable}", check=False)
+        with os.scandir(links) as found:
+            used = any((Path(link.path) / "master").resolve().name == bridge for link in found)
+        if not used:
+            ip(f"link delete {bridge}", check=False)
+
+
+def set_up(address: str, gateway: str) -> None:
+    """Give the VM, whose network namespace this is, its address and its way out."""
+    ip(
+        "link set lo up",
+        f"link set {NETWORK_CARD} up",
+        f"address add {address} dev {NETWORK_CARD}",
+        f"route add default via {gateway.partition('/')[0]}",
+    )
+
+
+def ip(*commands: str, check: bool = True) -> None:
+    """Run the program `ip` with each of these. :raise subprocess.CalledProcessError: one fails."""
+    for words in commands:
+        subprocess.run(["ip", *words.split()], check=check, capture_output=True)  # noqa: S603, S607
+
+
+@contextmanager
+def _held(lock: Path) -> Iterator[None]:
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Containers in simulated VMs that have namespaces of their own: conmon, crun, and the VM's own files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from infranetes_common.wire import cri
+from tests.infranetes.daemon.case import DaemonCase
+
+CGROUP = f"infranetes-tests-daemon-{os.getpid()}"
+
+
+class NamespaceTests(DaemonCase):
+    """A daemon whose VMs are like a cloud's."""
+
+    timeout = 300
+    patience = 3.0
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.config["providers"]["simulated"] |= {
+            "machines": "namespaces",
+            "cgroup": CGROUP,
+            "pod_cidr": f"198.18.{os.getpid() % 256}.0/24",
+        }
+
+    async def said(self, script: str, container: Any = None, **fields: Any) -> list[str]:
+        """Return what a container of a new pod writes."""
+        sandbox = await self.run_pod(**fields)
+        id = await self.run_container(sandbox, container or self.box(script=script))
+        status = await self.in_state(id, cri.CONTAINER_EXITED)
+        self.assertEqual(status.exit_code, 0)
+        log = Path(status.log_path)
+        await self.until(lambda: "the end" in log.read_text(), "the log is whole")
+        return [line.split(" ", 3)[3] for line in log.read_text().splitlines()]
+
+    async def test_containers_see_the_vms_names_and_address(self) -> None:
+        await self.start()
+        said = await self.said("hostname; hostname -i; echo the end", hostname="web-0")
+        [vm] = await self.vms()
+        self.assertEqual(said, ["web-0", vm["host"], "the end"])
+
+    async def test_without_a_dns_config_the_resolver_is_the_machines(self) -> None:
+        await self.start()
+        said = await self.said("cat /etc/resolv.conf; echo the end")
+        machines = Path("/etc/resolv.conf").read_text().splitlines()
+        self.assertEqual(said, [*machines, "the end"])
+
+    async def test_with_a_dns_config_it_is_the_pods_and_the_machine_keeps_its_own(self) -> None:
+        await self.start()
+        before = Path("/etc/resolv.conf").read_bytes()
+        dns = cri.DNSConfig(servers=["10.96.0.10"], searches=["default.svc.cluster.local"])
+        said = await self.said("cat /etc/resolv.conf; echo the end", dns_config=dns)
+        self.assertEqual(said, ["nameserver 10.96.0.10", "search default.svc.cluster.local", "the end"])
+        self.assertEqual(Path("/etc/resolv.conf").read_bytes(), before)
