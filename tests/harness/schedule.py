@@ -97,6 +97,7 @@ SECONDS: Mapping[str, float] = {
     "tests.infranetes.providers.cloud.test_vsphere_library": 60,
     "tests.infranetes.providers.test_qemu_firewall_changes": 40,
     "tests.infranetes.providers.test_qemu_firewalls": 30,
+    "tests.infranetes.policies.test_faults": 15,
     "tests.infranetes.services.test_faults": 30,
     "tests.interop": 60,
     "tests.txgrpc.test_hostile": 40,

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever fails on the way to a pod's kernel: it comes to have its policies, and is never open meanwhile."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar, cast
+
+import attrs
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.threads import blockingCallFromThread
+from twisted.trial.unittest import TestCase
+
+from infranetes.kubernetes import watch
+from infranetes.kubernetes.api_server import ApiServer
+from infranetes.pods import network_policies
+from infranetes.pods.inventory import Sandbox
+from infranetes.pods.network_policies import PodFirewalls
+from infranetes.policies.cluster import ClusterPolicies
+from infranetes.policies.interface import LocalPod
+from infranetes_common.concurrency import Event, deferred, run_in_thread, start
+from infranetes_common.errors import Unavailable
+from infranetes_common.pod_firewall import PodFirewall
+from infranetes_common.reactors import installed
+from infranetes_common.wire import cri
+from tests.infranetes.kubernetes.api_server import Json, SimulatedApiServer
+from tests.infranetes.policies.objects import block, labelled, namespace, pod, pods, policy
+from tests.support import pod_namespaces
+from tests.support.pod_namespaces import Connection, Machine, connects, ip
+from vmserver.firewall.firewall import TABLE, Firewall
+
+reactor = installed()
+T = TypeVar("T")
+EXAMPLES = int(os.environ.get("INFRANETES_TEST_FAULTS", "15"))
+HEAL_SECONDS = 60.0  # in which the pod has to have its policies, once nothing fails any more
+POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"
+NAMESPACES = "/api/v1/namespaces"
+PODS = "/api/v1/pods"
+KUBECONFIG = """\
+current-context: here
+contexts: [{name: here, context: {cluster: it, user: me}}]
+clusters: [{name: it, cluster: {server: "%s"}}]
+users: [{name: me, user: {}}]
+"""
+NODE, POD, PORT = "198.18.234.1", "198.18.234.2", 8000
+ALLOWED_GATEWAY, ALLOWED = "198.18.235.1", "198.18.235.2"  # by a policy that is always there
+OTHERS_GATEWAY, OTHERS = "198.18.236.1", "198.18.236.2"  # by none
+
+ALWAYS = policy("always", ingress=[{"from": [block(f"{ALLOWED}/32")]}])
+VARIANTS: list[Json] = [
+    {"ingress": [{"from": [pods(app="a")]}]},
+    {"ingress": [{"from": [{"namespaceSelector": labelled(team="x")}], "ports": [{"port": 80}]}]},
+    {"egress": [], "policyTypes": ["Egress"]},
+    {"selector": labelled(app="nobody"), "ingress": [{}]},
+]
+Step = tuple[object, ...]
+NAMES = st.sampled_from("ab")
+COUNTS = st.integers(1, 3)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("policy"), NAMES, st.integers(0, len(VARIANTS) - 1)),
+        st.tuples(st.just("no policy"), NAMES),
+        st.tuples(st.just("peer"), NAMES, st.integers(1, 3), st.sampled_from("ab")),
+        st.tuples(st.just("team"), st.sampled_from(("x", "y"))),
+        st.tuples(st.sampled_from(("refused", "cut off")), COUNTS),
+        st.tuples(st.just("status"), st.sampled_from((0, 401, 403, 410, 429, 500))),
+        st.tuples(st.just("trickle"), st.sampled_from((0, 50))),
+        st.tuples(
+            st.sampled_from(
+                ("restore", "away", "back", "compact", "expire", "close", "abort", "daemon", "agent", "mend")
+            )
+        ),
+        st.tuples(st.just("wait"), st.sampled_from((0.01, 0.1))),
+    ),
+    min_size=3,
+    max_size=12,
+)
+
+
+def thd_awaited(work: Callable[[], Deferred[T]]) -> T:
+    """What becomes of work that is done in the reactor's thread."""
+    found: T = blockingCallFromThread(reactor, work)  # type: ignore[arg-type]  # as if it returned no Deferred
+    return found
+
+
+class FaultyFirewall(Firewall):
+    """A pod's firewall. :ivar refused: of the next changes so many fail. :ivar cut_off: so many are done, and
+    told as failed."""
+
+    refused = cut_off = 0
+
+    async def _apply(self, script: str) -> None:
+        if self.refused:
+            self.refused -= 1
+            raise Unavailable("nft: Could not process rule: Cannot allocate memory")
+        await super()._apply(script)
+        if self.cut_off:
+            self.cut_off -= 1
+            raise Unavailable("nft took too long")
+
+
+@attrs.define
+class Described:
+    """As much of a Sandbox as is looked at."""
+
+    id: str
+    config: cri.PodSandboxConfig
+    pod: str = "ns/web"
+
+
+WEB = Described(
+    "sandbox-1",
+    cri.PodSandboxConfig(metadata=cri.PodSandboxMetadata(name="web", namespace="ns", uid="web")),
+)
+
+
+class Bed:
+    """The API server, a daemon, and the pod's own firewall."""
+
+    def __init__(self, directory: Path) -> None:
+        self.kubeconfig = directory / "kubeconfig"
+        self.objects: dict[tuple[str, str], Json] = {}  # by path and name
+        self.server = SimulatedApiServer(reactor)
+        self.server.start()
+        self.port = int(self.server.url.rpartition(":")[2])
+        self.kubeconfig.write_text(KUBECONFIG % self.server.url)
+        self.away = False
+        self.put(NAMESPACES, namespace("ns"))
+        self.put(POLICIES, ALWAYS)
+
+    def thd_make_network(self) -> None:
+        word = secrets.token_hex(4)
+        self.pod = Machine(f"vp{word}", POD, NODE, "02:00:00:00:00:02")
+        self.allowed = Machine(f"va{word}", ALLOWED, ALLOWED_GATEWAY, "02:00:00:00:00:03")
+        self.others = Machine(f"vo{word}", OTHERS, OTHERS_GATEWAY, "02:00:00:00:00:04")
+        for address, device in ((NODE, "vp"), (ALLOWED_GATEWAY, "va"), (OTHERS_GATEWAY, "vo")):
+            ip("address", "add", f"{address}/24", "dev", f"{device}{word}")
+        subprocess.run(["sysctl", "-qw", "net.ipv4.ip_forward=1"], check=True)
+        self.firewall = FaultyFirewall(reactor, self.pod.name)
+
+    def thd_remove_network(self) -> None:
+        for each in (self.pod, self.allowed, self.others):
+            each.end()
+
+    # The daemon
+
+    def start(self) -> None:
+        """Start it."""
+        self.policies = ClusterPolicies(reactor, ApiServer(reactor, self.kubeconfig))
+        ready: Event[None] = Event()
+        ready.succeed(None)
+        self.firewalls = PodFirewalls(reactor, self.policies, self.enforce, ready)
+        self.policies.startService()
+        self.firewalls.keep(cast(Sandbox, WEB))
+
+    def stop(self) -> None:
+        """Stop it, as if it were killed."""
+        self.firewalls.stop()
+        self.policies.stopService()
+
+    @deferred
+    async def enforce(self, sandbox: Sandbox, firewall: PodFirewall) -> None:
+        await self.firewall.put(firewall, NODE)
+
+    def restart_agent(self) -> None:
+        """Have an agent that knows nothing, on the same kernel."""
+        self.firewall = FaultyFirewall(reactor, self.pod.name)
+        self.firewalls.renew(cast(Sandbox, WEB))
+
+    # What people do in the cluster
+
+    def put(self, path: str, item: Json) -> None:
+        self.objects[path, item["metadata"]["name"]] = item
+        self.server.put(path, item)
+
+    def remove(self, path: str, name: str) -> None:
+        item = self.objects.pop((path, name), None)
+        if item is not None:
+            self.server.remove(path, item)
+
+    def restore(self) -> None:
+        """Have another history with the same objects, as after a restore from a backup."""
+        self.server.forget(bumped=True)
+        for (path, _), item in self.objects.items():
+            self.server.put(path, item)
+
+    # What there should be
+
+    def thd_listed(self, namespace: str) -> str:
+        """The tables in a namespace."""
+        listed = ""
+        for family in ("ip", "ip6"):
+            command = ["ip", "netns", "exec", namespace, "nft", "--stateless", "list", "table", family, TABLE]
+            listed += subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        return listed
+
+    @deferred
+    async def expected(self) -> PodFirewall:
+        """The firewall by a daemon that has seen nothing of what happened."""
+        fresh = ClusterPolicies(reactor, ApiServer(reactor, self.kubeconfig))
+        known: Event[None] = Event()
+        fresh.subscribe(lambda ids: known.succeed(None))
+        fresh.startService()
+        fresh.add(LocalPod(WEB.id, "ns", "web", "web", {}))
+        try:
+            await known.wait()
+            firewall = fresh.firewall(WEB.id)
+            assert firewall is not None
+            return firewall
+        finally:
+            fresh.stopService()
+
+
+class FaultTests(TestCase):
+    timeout = 900
+
+    @deferred
+    async def setUp(self) -> None:
+        for module in (watch, network_policies):
+            self.patch(module, "FIRST_PAUSE", 0.01)
+            self.patch(module, "LONGEST_PAUSE", 0.05)
+        directory = Path(self.mktemp())
+        directory.mkdir()
+        self.bed = Bed(directory)
+        await run_in_thread(reactor, self.bed.thd_make_network)
+        self.bed.start()
+        self.addCleanup(self.end)
+
+    @deferred
+    async def end(self) -> None:
+        self.bed.stop()
+        if not self.bed.away:
+            await self.bed.server.stop()
+        await run_in_thread(reactor, self.bed.thd_remove_network)
+
+    @deferred
+    async def test_whatever_fails(self) -> None:
+        await run_in_thread(reactor, self.thd_judge)
+
+    def thd_judge(self) -> None:
+        self.thd_wait_until_equal()
+        bed = self.bed
+        lasting = pod_namespaces.tcp(bed.allowed, bed.pod, PORT, True)
+        assert lasting is not None
+        with bed.pod.socket(socket.SOCK_STREAM) as listening:
+            listening.bind(("0.0.0.0", PORT))
+            listening.listen(100)
+            self.thd_try_all(lasting)
+
+    def thd_try_all(self, lasting: Connection) -> None:
+        @settings(max_examples=EXAMPLES, phases=(Phase.explicit, Phase.generate), deadline=None)
+        @given(STEPS)
+        def thd_try(steps: list[Step]) -> None:
+            for step in steps:
+                self.thd_do(step)
+                open_ = connects(self.bed.others, POD, PORT, 0.05)
+                self.assertFalse(open_, f"after {step} of {steps} anybody may connect")
+            thd_awaited(lambda: maybeDeferred(self.heal))
+            self.thd_wait_until_equal()
+            self.assertTrue(lasting.carries(True) and lasting.carries(True, back=True), f"{steps} cut it")
+            self.assertTrue(connects(self.bed.allowed, POD, PORT, 20))
+
+        try:
+            thd_try()
+        finally:
+            lasting.end()
+
+    def thd_do(self, step: Step) -> None:
+        match step:
+            case ("wait", float(seconds)):
+                time.sleep(seconds)
+            case ("mend",):
+                thd_awaited(self.mend)
+            case ("away",) if not self.bed.away:
+                self.bed.away = True
+                thd_awaited(self.bed.server.stop)
+            case _:
+                thd_awaited(lambda: maybeDeferred(self.do, step))
+
+    @deferred
+    async def mend(self) -> None:
+        await self.bed.firewall.mend()
+
+    def do(self, step: Step) -> None:
+        bed = self.bed
+        match step:
+            case ("policy", str(name), int(variant)):
+                bed.put(POLICIES, policy(name, **VARIANTS[variant]))
+            case ("no policy", str(name)):
+                bed.remove(POLICIES, name)
+            case ("peer", str(name), int(number), str(app)):
+                bed.put(PODS, pod(name, f"10.0.0.{number}", labels={"app": app}))
+            case ("team", str(team)):
+                bed.put(NAMESPACES, namespace("ns", team=team))
+            case ("refused", int(count)):
+                bed.firewall.refused = count
+            case ("cut off", int(count)):
+                bed.firewall.cut_off = count
+            case ("status", int(status)):
+                bed.server.status = status
+            case ("trickle", int(size)):
+                bed.server.trickle = size
+            case (str(name),):
+                self.simple(name)
+
+    def simple(self, name: str) -> None:
+        bed = self.bed
+        found: dict[str, Callable[[], None]] = {
+            "restore": bed.restore,
+            "compact": bed.server.compact,
+            "expire": bed.server.expire,
+            "close": bed.server.close_watches,
+            "abort": lambda: bed.server.close_watches(abort=True),
+            "agent": bed.restart_agent,
+        }
+        if name == "back" and bed.away:
+            bed.away = False
+            bed.server.start(bed.port)
+        elif name == "daemon":
+            bed.stop()
+            bed.start()
+        elif name in found:
+            found[name]()
+
+    def heal(self) -> None:
+        """Have nothing fail any more."""
+        bed = self.bed
+        self.simple("back")
+        bed.server.status = bed.server.trickle = 0
+        bed.firewall.refused = bed.firewall.cut_off = 0
+
+    def thd_wait_until_equal(self) -> None:
+        """:raise AssertionError: the pod's kernel does not come to have what there is."""
+        until = time.monotonic() + HEAL_SECONDS
+        bed = self.bed
+        expected = thd_awaited(bed.expected)
+        fresh = Firewall(reactor, bed.others.name)
+        thd_awaited(lambda: start(fresh.put(expected, NODE)))
+        wanted = bed.thd_listed(bed.others.name)
+        for family in ("ip", "ip6"):
+            ip("netns", "exec", bed.others.name, "nft", "delete", "table", family, TABLE)
+        while bed.thd_listed(bed.pod.name) != wanted or bed.firewalls.in_force(WEB.id) != expected:
+            if time.monotonic() > until:
+                self.fail(f"there is {expected}, not {bed.firewalls.in_force(WEB.id)}")
+            time.sleep(0.01)
