@@ -38,7 +38,7 @@ CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 30.0  # until the head of an answer has come
 IDLE_SECONDS = 180.0  # without a byte; a watch has a bookmark about each minute
 MAX_LINE = 16 << 20  # bytes of one event
-MAX_LIST = 512 << 20
+MAX_LIST = 4 << 30  # bytes of one answer, which are not kept
 MAX_REFUSAL = 4096
 
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
@@ -94,11 +94,9 @@ class ApiServer:
         """
         await self._get(path, query, _Lines(self._reactor, take))
 
-    async def whole(self, path: str, query: Mapping[str, str]) -> bytes:
-        """Ask for something and return the answer. Raises as `lines`."""
-        body = _Whole(self._reactor)
-        await self._get(path, query, body)
-        return body.content
+    async def pieces(self, path: str, query: Mapping[str, str], take: Callable[[bytes], None]) -> None:
+        """Ask for something and hand the answer to `take` as it comes. Raises as `lines`."""
+        await self._get(path, query, _Pieces(self._reactor, take))
 
     async def _get(self, path: str, query: Mapping[str, str], body: _Body) -> None:
         access = await self._current()
@@ -120,7 +118,7 @@ class ApiServer:
             return
         if response.code == 401:
             self._credentials.refused()
-        refusal = _Whole(self._reactor, MAX_REFUSAL)
+        refusal = _Refusal(self._reactor)
         with contextlib.suppress(InfranetesError):  # its status is what matters
             await _delivered(response, refusal)
         raise Refused(response.code, refusal.content.decode(errors="replace"))
@@ -225,21 +223,29 @@ class _Lines(_Body):
                 self._take(line)
 
 
-class _Whole(_Body):
-    """All of it. :ivar content: what has come."""
+class _Pieces(_Body):
+    """All of it as it comes, handed to `take`."""
 
-    def __init__(self, reactor: IReactor, most: int = MAX_LIST) -> None:
+    def __init__(self, reactor: IReactor, take: Callable[[bytes], None]) -> None:
         super().__init__(reactor)
-        self._most = most
-        self._pieces: list[bytes] = []
+        self._take = take
         self._size = 0
-
-    @property
-    def content(self) -> bytes:
-        return b"".join(self._pieces)
 
     def received(self, data: bytes) -> None:
         self._size += len(data)
-        if self._size > self._most:
-            raise ValueError(f"it has over {self._most} bytes")
-        self._pieces.append(data)
+        if self._size > MAX_LIST:
+            raise ValueError(f"it has over {MAX_LIST} bytes")
+        self._take(data)
+
+
+class _Refusal(_Body):
+    """The beginning of it. :ivar content: what has come."""
+
+    def __init__(self, reactor: IReactor) -> None:
+        super().__init__(reactor)
+        self.content = b""
+
+    def received(self, data: bytes) -> None:
+        if len(self.content) + len(data) > MAX_REFUSAL:
+            raise ValueError(f"it has over {MAX_REFUSAL} bytes")
+        self.content += data

@@ -10,7 +10,7 @@ from twisted.logger import Logger
 
 from infranetes.kubernetes.api_server import ApiServer, Refused
 from infranetes.kubernetes.watch import Event, Watch
-from infranetes_common.concurrency import run_in_thread, sleep, start
+from infranetes_common.concurrency import sleep, start
 from infranetes_common.errors import InfranetesError
 from infranetes_common.reactors import IReactor
 
@@ -82,9 +82,9 @@ class Follower:
         if request.watch:
             await self._server.lines(self._path, request.query, self._line)
             return
-        answer = await self._server.whole(self._path, request.query)
+        await self._server.pieces(self._path, request.query, self._watch.piece)
         self.heard_at = self._reactor.seconds()
-        for event in await run_in_thread(self._reactor, self._watch.listed, answer):
+        for event in self._watch.page():
             self._take(event)
 
     def _line(self, line: bytes) -> None:

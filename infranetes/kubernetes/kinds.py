@@ -58,11 +58,14 @@ class Kind(abc.ABC):
             case Removed(item):
                 yield from self._removed(fields.name(item))
             case Replaced(items):
+                there = set()
                 for item in items:
+                    there.add(fields.name(item))
                     yield from self._put(item)
                     yield
-                for gone in self._names - {fields.name(item) for item in items}:
-                    yield from self._removed(gone)
+                for name in tuple(self._names):
+                    if name not in there:
+                        yield from self._removed(name)
                     yield
                 self.listed = True
 

@@ -6,13 +6,18 @@ Source: Kubernetes' API concepts ("Efficient detection of changes", "Streaming l
 state      asks for                             an answer leads to
 STREAMING  a watch that begins with all         FOLLOWING at the bookmark that ends these; LISTING if the
            objects (a streaming list)           server has no streaming lists
-LISTING    all objects                          FOLLOWING
+LISTING    a page of all objects, or the next   itself, while there are further pages; then FOLLOWING. If
+           page                                 the server has forgotten what the pages are of, itself: it
+                                                begins again, without pages
 FOLLOWING  changes since the last version       itself, when the answer ends; STREAMING or LISTING if the
            that was heard of                    server does not know that version any more
 
-Whoever uses it asks with `request`, hands over each line of a watch's answer to `line` and a list's whole
-answer to `listed`, tells a refusal with `refused`, and every answer's end with `ended`. What was learned
-stays true until a whole list replaces it.
+Whoever uses it asks with `request`, hands over each line of a watch's answer to `line`, or each piece of a
+list's to `piece` and its end to `page`, tells a refusal with `refused`, and every answer's end with `ended`.
+What was learned stays true until a whole list replaces it.
+
+The version 0 of a list is what the server has in memory. Servers that can't make pages of that answer with
+all objects, which are read one by one as they come.
 """
 
 from __future__ import annotations
@@ -24,11 +29,13 @@ from typing import Any
 
 import attrs
 
+from infranetes.kubernetes.listing import ListReader
 from infranetes_common.concurrency import backoff
 
 WATCH_SECONDS = 300.0  # the server ends a watch after so long, or up to twice that
 INITIAL_END = "k8s.io/initial-events-end"
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds between two attempts that fail
+PAGE = 500  # objects that are asked for at a time
 EXPIRED, INVALID = 410, (400, 404, 422)
 TOO_LARGE = "Too large resource version"  # a server with another history, or one that has just begun
 
@@ -93,7 +100,11 @@ class Watch:
         self._trimmed = trimmed
         self._first = self._state = State.STREAMING
         self._version = ""
-        self._initial: dict[tuple[str, str], Json] = {}  # what a streaming list has brought
+        self._initial: dict[tuple[str, str], Json] = {}  # what a streaming list or some pages have brought
+        self._reader = ListReader(self._add)
+        self._next_page = ""  # what the server calls it
+        self._pages_version = ""
+        self._paged = True
         self._progress = False  # this answer has brought something
         self._renew_pauses()
         self.current = False
@@ -106,23 +117,51 @@ class Watch:
     def request(self) -> Request:
         """What to ask for now."""
         self._progress = False
+        if self._state is State.LISTING:
+            return Request(self._page_query(), False)
         self._initial = {}
         seconds = str(int(WATCH_SECONDS * (1 + self._random())))
         watching = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": seconds}
-        if self._state is State.LISTING:
-            return Request({**self._selectors, "resourceVersion": "0"}, False)
         if self._state is State.STREAMING:
             watching |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
         return Request({**self._selectors, **watching, "resourceVersion": self._version}, True)
 
-    def listed(self, answer: bytes) -> Sequence[Event]:
-        """Take the answer to a list. :raise ValueError: it is none."""
-        content = _object(json.loads(answer))
-        items = content.get("items") or []
-        if not isinstance(items, list):
+    def _page_query(self) -> Mapping[str, str]:
+        self._reader = ListReader(self._add)
+        query = {**self._selectors, "limit": str(PAGE)} if self._paged else {**self._selectors}
+        if self._next_page:
+            return {**query, "continue": self._next_page}  # of the first page's version
+        self._initial = {}
+        return {**query, "resourceVersion": "0"}
+
+    def piece(self, data: bytes) -> None:
+        """Take a piece of the answer to a list. :raise ValueError: it is none."""
+        self._reader.feed(data)
+
+    def page(self) -> Sequence[Event]:
+        """Note that the answer to a list has come whole. :raise ValueError: it is none."""
+        content = self._reader.end()
+        if content.get("items") is not None:
             raise ValueError("its items are no list")
-        self._follow(_version(content))
-        return [Replaced([self._trimmed(_object(item)) for item in items])]
+        version = _version(content)
+        if not self._next_page:
+            self._pages_version = version
+        self._next_page = str(_object(content["metadata"]).get("continue") or "")
+        if self._next_page:
+            self._progress = True
+            return []
+        return self._whole(self._pages_version)
+
+    def _whole(self, version: str) -> Sequence[Event]:
+        """All objects have come, as they were at a version."""
+        objects, self._initial = list(self._initial.values()), {}
+        self._paged = True
+        self._follow(version)
+        return [Replaced(objects)]
+
+    def _add(self, thing: object) -> None:
+        item = _object(thing)
+        self._initial[_key(item)] = self._trimmed(item)
 
     def line(self, line: bytes) -> Sequence[Event]:
         """Take one line of the answer to a watch. :raise ValueError: it is none."""
@@ -147,14 +186,11 @@ class Watch:
         if kind == "BOOKMARK":
             if _object(about.get("annotations") or {}).get(INITIAL_END) != "true":
                 return []
-            objects, self._initial = list(self._initial.values()), {}
-            self._follow(version)
-            return [Replaced(objects)]
-        name = (str(about.get("namespace")), str(about.get("name")))
+            return self._whole(version)
         if kind == "DELETED":
-            self._initial.pop(name, None)
+            self._initial.pop(_key(thing), None)
         else:
-            self._initial[name] = self._trimmed(thing)
+            self._add(thing)
         return []
 
     def ended(self) -> float:
@@ -163,7 +199,11 @@ class Watch:
 
     def refused(self, status: int, why: str = "") -> None:
         """Note that the server refuses: by HTTP's status, or by an event within an answer."""
-        if (
+        if self._state is State.LISTING and self._next_page:
+            if status == EXPIRED or status in INVALID:
+                self._next_page, self._paged = "", False
+                self._progress = True
+        elif (
             status == EXPIRED
             or TOO_LARGE in why
             or (status in INVALID and self._state is not State.STREAMING)
@@ -188,6 +228,11 @@ def _object(value: object) -> Json:
     if not isinstance(value, dict):
         raise ValueError(f"{str(value)[:40]!r} is no object")
     return value
+
+
+def _key(thing: Json) -> tuple[str, str]:
+    about = _object(thing.get("metadata"))
+    return str(about.get("namespace")), str(about.get("name"))
 
 
 def _version(thing: Json) -> str:

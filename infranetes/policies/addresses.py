@@ -7,17 +7,21 @@ An address is a number: of IPv4 its own, of IPv6 that and BASE_6.
 from __future__ import annotations
 
 import socket
-from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import lru_cache
+from heapq import merge
 from ipaddress import IPv4Network, IPv6Network
+from itertools import islice
+from typing import TypeVar
 
 from infranetes_common.pod_firewall import Network
 
 Range = tuple[int, int]  # first and last address
+T = TypeVar("T", int, Range)
 
 BASE_6 = 1 << 128
-STEP = 2000  # ranges that are worked on at a time
+STEP = 1000  # ranges that are worked on at a time
+SORTED = 5_000  # that are sorted at a time
 
 
 def address(text: str) -> int:
@@ -49,21 +53,41 @@ def _bits(number: int) -> int:
     return 128 if number >= BASE_6 else 32
 
 
-def merged(ranges: Iterable[Range]) -> list[Range]:
-    """Return the same addresses as sorted ranges with a gap between any two."""
-    found: list[Range] = []
-    start, end = -1, -2
-    for first, last in sorted(ranges):
-        if first <= end + 1 and start >= 0:
-            if last > end:
-                end = last
-        else:
-            if start >= 0:
-                found.append((start, end))
-            start, end = first, last
-    if start >= 0:
-        found.append((start, end))
+def ordered(given: Iterable[T]) -> Generator[None, None, list[T]]:
+    """Sort; a generator, so that callers can pause."""
+    parts = []
+    left = iter(given)
+    while part := sorted(islice(left, SORTED)):
+        parts.append(part)
+        yield
+    if len(parts) < 2:
+        return parts[0] if parts else []
+    found: list[T] = []
+    united = merge(*parts)
+    while part := list(islice(united, STEP)):
+        found += part
+        yield
     return found
+
+
+def merged(ranges: Iterable[Range]) -> Generator[None, None, list[Range]]:
+    """Return the same addresses as sorted ranges with a gap between any two; a generator, as `ordered`."""
+    found: list[Range] = []
+    given = iter((yield from ordered(ranges)))
+    while part := list(islice(given, STEP)):
+        _unite(found, part)
+        yield
+    return found
+
+
+def _unite(found: list[Range], ranges: Iterable[Range]) -> None:
+    """Add ranges that begin where the last one of `found` does, or after that, in their order."""
+    for first, last in ranges:
+        if found and first <= found[-1][1] + 1:
+            if last > found[-1][1]:
+                found[-1] = (found[-1][0], last)
+        else:
+            found.append((first, last))
 
 
 def runs(numbers: Iterable[int]) -> list[Range]:
@@ -85,7 +109,9 @@ def without(whole: Range, excepted: Iterable[Range]) -> list[Range]:
     """Return what is left of `whole`, sorted."""
     first, end = whole
     left = []
-    for start, last in merged(excepted):
+    taken: list[Range] = []
+    _unite(taken, sorted(excepted))
+    for start, last in taken:
         if last >= first and start <= end:
             if start > first:
                 left.append((first, start - 1))
@@ -93,11 +119,6 @@ def without(whole: Range, excepted: Iterable[Range]) -> list[Range]:
     if first <= end:
         left.append((first, end))
     return left
-
-
-def between(numbers: Sequence[int], first: int, last: int) -> Sequence[int]:
-    """Return those of sorted numbers that are in a range."""
-    return numbers[bisect_left(numbers, first) : bisect_right(numbers, last)]
 
 
 def networks(ranges: Sequence[Range]) -> Generator[None, None, tuple[Network, ...]]:

@@ -6,19 +6,20 @@ What is allowed to and from the same ports becomes one Allowed, whichever polici
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from ipaddress import IPv4Network, IPv6Network
 from itertools import chain
 
 import attrs
 
-from infranetes.policies.addresses import merged, networks, runs
-from infranetes.policies.objects import Block, NamedPort, PodPeer, PortName, Rule
-from infranetes.policies.selections import Selection, Steps, Wanted
+from infranetes.policies.addresses import merged, networks, ordered, runs
+from infranetes.policies.objects import Block, NamedPort, PodPeer, PortName, Rule, Steps
+from infranetes.policies.selections import Selection, Wanted
+from infranetes.policies.slots import Mask, Slots
 from infranetes_common.pod_firewall import Allowed, Network, Ports
 
 # What the addresses of a group are made of; what is made of the same is the same.
-Parts = frozenset[object]
+Parts = tuple[Mask, frozenset[Block]]
 PortsKey = tuple[Ports, ...] | None
 
 EVERYWHERE: tuple[Network, ...] = (IPv4Network("0.0.0.0/0"), IPv6Network("::/0"))
@@ -31,25 +32,26 @@ class _Group:
 
     everyone: bool = False
     blocks: set[Block] = attrs.field(factory=set)
-    # By what pods, of which version of a selection.
-    addresses: dict[object, Collection[int]] = attrs.field(factory=dict)
-
-    def parts(self) -> Parts:
-        return frozenset(chain(self.blocks, self.addresses))
+    pods: Mask = 0
 
 
 class Firewalls:
     """Makes both directions of a pod's firewall.
 
     :param select: returns the selection of what is wanted, in small steps.
+    :param slots: of the selections.
     :param unions: the networks that firewalls have had; those that this one needs are added.
     :ivar used: those of them that it has.
     """
 
     def __init__(
-        self, select: Callable[[Wanted], Steps[Selection]], unions: dict[Parts, tuple[Network, ...]]
+        self,
+        select: Callable[[Wanted], Steps[Selection]],
+        slots: Slots,
+        unions: dict[Parts, tuple[Network, ...]],
     ) -> None:
         self._select = select
+        self._slots = slots
         self._unions = unions
         self.used: set[Parts] = set()
 
@@ -89,7 +91,7 @@ class Firewalls:
                 group.blocks.add(peer)
             else:
                 selection = yield from self._select(peer)
-                group.addresses[selection.version] = selection.addresses()
+                group.pods |= selection.mask
             if number % STEP == STEP - 1:
                 yield
 
@@ -99,10 +101,8 @@ class Firewalls:
             selection = yield from self._select(peer if isinstance(peer, PodPeer) else port)
             within = peer if isinstance(peer, Block) else None
             its = yield from selection.named(port, within)
-            for number, addresses in its.items():
-                ports = (Ports(port.protocol, number, number),)
-                part = (selection.version, port, within, number)
-                groups.setdefault(ports, _Group()).addresses[part] = addresses
+            for number, mask in its.items():
+                groups.setdefault((Ports(port.protocol, number, number),), _Group()).pods |= mask
 
     def _allowed(self, groups: dict[PortsKey, _Group]) -> Steps[tuple[Allowed, ...] | None]:
         found = []
@@ -117,15 +117,15 @@ class Firewalls:
     def _networks(self, group: _Group) -> Steps[tuple[Network, ...]]:
         if group.everyone:
             return EVERYWHERE
-        parts = group.parts()
+        parts = (group.pods, frozenset(group.blocks))
         self.used.add(parts)
         found = self._unions.get(parts)
+        yield
         if found is None:
-            ranges = runs(sorted(set().union(*group.addresses.values())))
+            ranges = runs((yield from ordered((yield from self._slots.addresses(group.pods)))))
             yield
             if group.blocks:
-                ranges = merged(chain(ranges, *(block.ranges for block in group.blocks)))
-                yield
+                ranges = yield from merged(chain(ranges, *(block.ranges for block in group.blocks)))
             found = self._unions[parts] = yield from networks(ranges)
         return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from infranetes.kubernetes.fields import Name
+from infranetes.kubernetes.fields import Fields, Name
 from infranetes.kubernetes.kinds import Kind
 from infranetes.kubernetes.watch import Json
 from infranetes.policies import objects
@@ -22,8 +22,11 @@ class Policies(Kind):
         self._model = model
 
     def put(self, item: Json) -> Iterable[None] | None:
-        self._model.put_policy(objects.policy(item))
-        return ()
+        Fields(item, "NetworkPolicy").name()  # one that has none is left out
+        return self._put_steps(item)
+
+    def _put_steps(self, item: Json) -> Iterable[None]:
+        self._model.put_policy((yield from objects.policy(item)))
 
     def remove(self, name: Name) -> Iterable[None]:
         self._model.remove_policy(name)

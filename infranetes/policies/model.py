@@ -17,8 +17,9 @@ import attrs
 from infranetes.kubernetes.fields import Name
 from infranetes.policies.firewall import Firewalls, Parts
 from infranetes.policies.interface import LocalPod
-from infranetes.policies.objects import NamedPort, Pod, Policy
-from infranetes.policies.selections import Selection, Selections, Steps, Wanted
+from infranetes.policies.objects import NamedPort, Pod, Policy, Steps
+from infranetes.policies.selections import Selection, Selections, Wanted
+from infranetes.policies.slots import Mask, Slots, mask
 from infranetes_common.pod_firewall import Network, PodFirewall
 
 STEP = 100  # pods or selections that are looked at at a time
@@ -49,6 +50,8 @@ class Model:
         self._pods: dict[str, dict[Name, Pod]] = {}  # by namespace
         self._policies: dict[str, dict[Name, Policy]] = {}  # by namespace
         self._local: dict[str, _Local] = {}
+        self._local_ids: dict[Name, set[str]] = {}
+        self._slots = Slots()
         self._selections = Selections()
         self._unions: dict[Parts, tuple[Network, ...]] = {}
         self._marked: dict[str, None] = {}  # ids of local pods whose firewalls may be others, oldest first
@@ -97,7 +100,8 @@ class Model:
         for selection in self._selections.wide():
             if selection.take_namespace(name, labels):
                 for number, pod in enumerate(self._pods.get(name, {}).values()):
-                    self._tell(selection, pod.name, pod)
+                    its = self._slots.mask(pod.name)
+                    self._tell(selection, its, pod, its)
                     if number % STEP == STEP - 1:
                         yield
             yield
@@ -108,10 +112,12 @@ class Model:
         if its.get(pod.name) == pod:
             return
         its[pod.name] = pod
-        for id, local in self._local.items():
-            if local.is_shown_as(pod):
-                self._show(id, local, pod)
-        yield from self._pod_changed(pod.name, pod)
+        for id in sorted(self._local_ids.get(pod.name, ())):
+            if self._local[id].is_shown_as(pod):
+                self._show(id, self._local[id], pod)
+        before = self._slots.mask(pod.name)
+        self._slots.put(pod)
+        yield from self._pod_changed(pod.name, before, pod)
 
     def remove_pod(self, name: Name) -> Iterator[None]:
         """Remove a pod. What it was, a local one goes on to be. Idempotent."""
@@ -119,16 +125,19 @@ class Model:
         if its.pop(name, None) is not None:
             if not its:
                 del self._pods[name.namespace]
-            yield from self._pod_changed(name, None)
+            before = self._slots.mask(name)
+            self._slots.remove(name)
+            yield from self._pod_changed(name, before, None)
 
-    def _pod_changed(self, name: Name, pod: Pod | None) -> Iterator[None]:
+    def _pod_changed(self, name: Name, before: Mask, pod: Pod | None) -> Iterator[None]:
+        now = self._slots.mask(name)
         for number, selection in enumerate(self._selections.of_namespace(name.namespace)):
-            self._tell(selection, name, pod)
+            self._tell(selection, before, pod, now)
             if number % STEP == STEP - 1:
                 yield
 
-    def _tell(self, selection: Selection, name: Name, pod: Pod | None) -> None:
-        if selection.take(name, pod):
+    def _tell(self, selection: Selection, before: Mask, pod: Pod | None, now: Mask) -> None:
+        if selection.take(before, pod, now):
             self._marked.update(dict.fromkeys(sorted(selection.users)))
 
     # The pods of this node
@@ -136,8 +145,11 @@ class Model:
     def add(self, pod: LocalPod) -> None:
         """Have a firewall for a local pod, from the next `settle` on."""
         labels = {key: value for key, value in pod.labels.items() if not key.startswith(KUBELETS)}
+        self.remove(pod.id)
         local = self._local[pod.id] = _Local(pod, labels)
-        shown = self._pods.get(pod.namespace, {}).get(Name(pod.namespace, pod.name))
+        name = Name(pod.namespace, pod.name)
+        self._local_ids.setdefault(name, set()).add(pod.id)
+        shown = self._pods.get(pod.namespace, {}).get(name)
         if shown is not None and local.is_shown_as(shown):
             self._show(pod.id, local, shown)
         self._marked[pod.id] = None
@@ -147,6 +159,10 @@ class Model:
         local = self._local.pop(id, None)
         if local is not None:
             self._selections.release(local.uses, id)
+            name = Name(local.pod.namespace, local.pod.name)
+            self._local_ids[name].discard(id)
+            if not self._local_ids[name]:
+                del self._local_ids[name]
 
     def firewall(self, id: str) -> PodFirewall | None:
         """A local pod's firewall as it was settled last; None: it was not."""
@@ -183,15 +199,19 @@ class Model:
         self._forget_unions()
 
     def _computed(self, id: str, local: _Local) -> Steps[PodFirewall]:
-        its = self._policies.get(local.pod.namespace, {})
-        policies = [its[name] for name in sorted(its, key=str) if its[name].pods.matches(local.labels)]
+        policies = []
+        for number, policy in enumerate(self._policies.get(local.pod.namespace, {}).values()):
+            if policy.pods.matches(local.labels):
+                policies.append(policy)
+            if number % STEP == STEP - 1:
+                yield
         uses: set[Wanted] = set()
 
         def select(wanted: Wanted) -> Steps[Selection]:
             uses.add(wanted)
             return self._select(wanted, id)
 
-        made = Firewalls(select, self._unions)
+        made = Firewalls(select, self._slots, self._unions)
         ingress = [policy.ingress for policy in policies if policy.ingress is not None]
         egress = [policy.egress for policy in policies if policy.egress is not None]
         firewall = PodFirewall(
@@ -203,22 +223,27 @@ class Model:
         return firewall
 
     def _forget_unions(self) -> None:
-        """Keep the unions that some firewall has."""
+        """Keep the unions that some firewall has. None of these has a slot that its pod has left."""
         used = set().union(*(local.unions for local in self._local.values()))
-        for parts in self._unions.keys() - used:
+        left = self._slots.reuse()
+        for parts in [each for each in self._unions if each not in used or each[0] & left]:
             del self._unions[parts]
 
     def _select(self, wanted: Wanted, user: str) -> Steps[Selection]:
         """Return the selection of what is wanted; the first time in small steps."""
         selection = self._selections.get(wanted)
         if selection is None:
-            selection = Selection(wanted)
+            selection = Selection(wanted, self._slots)
             for name, labels in self._namespaces.items():
                 selection.take_namespace(name, labels)
+            meant: list[int] = []
             for number, pod in enumerate(self._pods_in(selection.namespaces)):
-                selection.take(pod.name, pod)
+                if selection.means(pod):
+                    meant += self._slots.of(pod.name)
                 if number % STEP == STEP - 1:
                     yield
+            selection.have(mask(meant))
+            yield
             self._selections.add(selection)
         selection.users.add(user)
         return selection

@@ -7,8 +7,7 @@ read of a policy allows nothing: it is never as if the policy were not there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from sys import intern
 from typing import TypeVar
 
@@ -25,6 +24,7 @@ from infranetes_common.pod_firewall import Ports
 
 T = TypeVar("T")
 U = TypeVar("U")
+Steps = Generator[None, None, T]
 
 # Of a static pod kubelet knows another uid than the API server; this annotation has kubelet's.
 MIRROR = "kubernetes.io/config.mirror"
@@ -32,6 +32,7 @@ ENDED = ("Succeeded", "Failed")
 DIRECTIONS = ("Ingress", "Egress")
 LAST_PORT = 65535
 MAX_PARTS = 10_000  # peers, excepted blocks and ports of a policy
+STEP = 200  # peers that are read at a time
 
 _log = Logger()
 
@@ -163,13 +164,14 @@ def namespace(item: object) -> tuple[Name, Mapping[str, str]]:
     return top.name(), labels(top)
 
 
-def policy(item: object) -> Policy:
-    """Read a NetworkPolicy. Of one that is not what the API says, what can't be read allows nothing.
+def policy(item: object) -> Steps[Policy]:
+    """Read a NetworkPolicy, in small steps. Of one that is not what the API says, what can't be read allows
+    nothing.
 
     :raise InvalidArgument: it has no name."""
     top = Fields(item, "NetworkPolicy")
     name = top.name()
-    return _Reader(name).policy(top)
+    return (yield from _Reader(name).policy(top))
 
 
 class _Reader:
@@ -179,7 +181,7 @@ class _Reader:
         self._name = name
         self._left = MAX_PARTS
 
-    def policy(self, top: Fields) -> Policy:
+    def policy(self, top: Fields) -> Steps[Policy]:
         spec = self._or(lambda: top.fields("spec"), None)
         if spec is None:
             return Policy(self._name, EVERYTHING, (), ())
@@ -187,8 +189,8 @@ class _Reader:
         return Policy(
             self._name,
             self._or(lambda: selector(spec.fields("podSelector")), EVERYTHING),
-            self._rules(spec, "ingress", "from") if "Ingress" in types else None,
-            self._rules(spec, "egress", "to") if "Egress" in types else None,
+            (yield from self._rules(spec, "ingress", "from")) if "Ingress" in types else None,
+            (yield from self._rules(spec, "egress", "to")) if "Egress" in types else None,
         )
 
     def _or(self, read: Callable[[], T], closed: U) -> T | U:
@@ -196,25 +198,36 @@ class _Reader:
         try:
             return read()
         except InvalidArgument as error:
-            _log.warn(
-                "a part of NetworkPolicy {name} can't be used and allows nothing: {error}",
-                name=str(self._name),
-                error=error,
-            )
+            self._say(error)
             return closed
 
-    def _rules(self, spec: Fields, direction: str, other_side: str) -> tuple[Rule, ...]:
-        given: Sequence[Fields] | None = self._or(lambda: spec.items(direction), None)
-        read = [partial(self._rule, each, other_side) for each in given or ()]
-        return tuple(rule for each in read if (rule := self._or(each, None)) is not None)
+    def _say(self, error: InvalidArgument) -> None:
+        _log.warn(
+            "a part of NetworkPolicy {name} can't be used and allows nothing: {error}",
+            name=str(self._name),
+            error=error,
+        )
 
-    def _rule(self, fields: Fields, other_side: str) -> Rule:
+    def _rules(self, spec: Fields, direction: str, other_side: str) -> Steps[tuple[Rule, ...]]:
+        given: Sequence[Fields] | None = self._or(lambda: spec.items(direction), None)
+        rules = []
+        for each in given or ():
+            try:
+                rules.append((yield from self._rule(each, other_side)))
+            except InvalidArgument as error:
+                self._say(error)
+            yield
+        return tuple(rules)
+
+    def _rule(self, fields: Fields, other_side: str) -> Steps[Rule]:
         peers, ports = fields.items(other_side), fields.items("ports")
         self._count(len(peers) + len(ports))
-        return Rule(
-            tuple(map(self._peer, peers)) if peers else None,
-            tuple(map(_port, ports)) if ports else None,
-        )
+        others = []
+        for number, each in enumerate(peers, 1):
+            others.append(self._peer(each))
+            if number % STEP == 0:
+                yield
+        return Rule(tuple(others) if peers else None, tuple(map(_port, ports)) if ports else None)
 
     def _count(self, parts: int) -> None:
         self._left -= parts

@@ -3,20 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
-from itertools import chain, count
-from typing import TypeVar
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
 
-from infranetes.kubernetes.fields import Name
-from infranetes.policies.addresses import between
-from infranetes.policies.objects import Block, Pod, PodPeer, PortName
+from infranetes.policies.objects import Block, Pod, PodPeer, PortName, Steps
+from infranetes.policies.slots import Mask, Slots
 
-T = TypeVar("T")
-Steps = Generator[None, None, T]
 Wanted = PodPeer | PortName
-Named = Mapping[int, Sequence[int]]  # sorted addresses, by the number of a port
-
-STEP = 200  # pods that are looked at at a time
+Named = Mapping[int, Mask]  # by the number of a port
 
 
 class Selection:
@@ -24,21 +18,18 @@ class Selection:
 
     :ivar users: the ids of the local pods whose firewalls it is in.
     :ivar namespaces: those whose pods it may mean; None: every one.
-    :ivar version: another one after each change, and never one that any selection has had.
+    :ivar mask: their addresses.
     """
 
-    _versions = count()
-
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: Wanted, slots: Slots) -> None:
         self.wanted = wanted
         self.users: set[str] = set()
         self.namespaces: set[str] | None = None
         if isinstance(wanted, PodPeer):
             self.namespaces = {wanted.namespace} if wanted.namespaces is None else set()
-        self._members: dict[Name, Pod] = {}
+        self.mask: Mask = 0
+        self._slots = slots
         self._named: dict[tuple[PortName, Block | None], Named] = {}
-        self._addresses: frozenset[int] | None = None
-        self.version = next(self._versions)
 
     def take_namespace(self, name: str, labels: Mapping[str, str] | None) -> bool:
         """Note a namespace's labels; None: it is gone. Returns whether other pods are meant now."""
@@ -54,32 +45,28 @@ class Selection:
             self.namespaces.discard(name)
         return True
 
-    def take(self, name: Name, pod: Pod | None) -> bool:
-        """Note a pod; None: it is gone. Returns whether that makes a difference."""
-        before = self._members.get(name)
-        if pod is not None and self._means(pod):
-            self._members[name] = pod
-            changed = before is None or (before.addresses, before.ports) != (pod.addresses, pod.ports)
-        else:
-            changed = self._members.pop(name, None) is not None
-        if changed:
-            self._addresses = None
-            self._named.clear()
-            self.version = next(self._versions)
-        return changed
+    def take(self, before: Mask, pod: Pod | None, now: Mask) -> bool:
+        """Note a pod; None: it is gone. Returns whether that makes a difference.
 
-    def _means(self, pod: Pod) -> bool:
+        :param before: the slots that it had. :param now: those that it has."""
+        return self.have(
+            (self.mask ^ (self.mask & before)) | (now if pod is not None and self.means(pod) else 0)
+        )
+
+    def have(self, mask: Mask) -> bool:
+        """Mean these addresses. Returns whether that makes a difference."""
+        if mask == self.mask:
+            return False
+        self.mask = mask
+        self._named.clear()
+        return True
+
+    def means(self, pod: Pod) -> bool:
+        """Whether a pod is meant."""
         if isinstance(self.wanted, PortName):
             return any(self.wanted.is_of(each) for each in pod.ports)
         assert self.namespaces is not None
         return pod.name.namespace in self.namespaces and self.wanted.pods.matches(pod.labels)
-
-    def addresses(self) -> Collection[int]:
-        """The pods' addresses."""
-        if self._addresses is None:
-            its = (pod.addresses for pod in self._members.values())
-            self._addresses = frozenset(chain.from_iterable(its))
-        return self._addresses
 
     def named(self, port: PortName, within: Block | None = None) -> Steps[Named]:
         """Return the addresses of pods that have a port of this name, by its number, in small steps.
@@ -87,25 +74,24 @@ class Selection:
         :param within: only addresses in it count."""
         found = self._named.get((port, within))
         if found is None:
-            found = yield from (self._all_named(port) if within is None else self._within(port, within))
+            if within is None:
+                found = yield from self._slots.having(self.mask, port.is_of)
+            else:
+                found = yield from self._within(port, within)
             self._named[port, within] = found
         return found
 
-    def _all_named(self, port: PortName) -> Steps[Named]:
-        by_number: dict[int, set[int]] = {}
-        for number, pod in enumerate(self._members.values(), 1):
-            for each in pod.ports:
-                if port.is_of(each):
-                    by_number.setdefault(each.number, set()).update(pod.addresses)
-            if number % STEP == 0:
-                yield
-        return {number: sorted(its) for number, its in by_number.items()}
-
     def _within(self, port: PortName, block: Block) -> Steps[Named]:
+        starts = [first for first, _ in block.ranges]
+
+        def holds(address: int) -> bool:
+            place = bisect_right(starts, address) - 1
+            return place >= 0 and address <= block.ranges[place][1]
+
         found = {}
-        for number, addresses in (yield from self.named(port)).items():
-            its = chain.from_iterable(between(addresses, first, last) for first, last in block.ranges)
-            found[number] = list(its)
+        for number, mask in (yield from self.named(port)).items():
+            if its := (yield from self._slots.within(mask, holds)):
+                found[number] = its
             yield
         return found
 

@@ -35,6 +35,7 @@ class SimulatedApiServer(Resource):
     """The server. `start` it, then use `url`.
 
     :ivar streaming: whether it has streaming lists. :ivar status: with which it refuses all; 0: it does not.
+    :ivar paging: whether it makes pages of what it has in memory, as newer servers do.
     :ivar trickle: what watches are told comes so many bytes at a time; 0: at once.
     :ivar absent: paths that it does not have.
     :ivar refused: the paths that nobody may ask for.
@@ -53,6 +54,8 @@ class SimulatedApiServer(Resource):
         self._version = 1
         self._oldest = 0
         self.streaming = True
+        self.paging = True
+        self._pages: dict[str, dict[tuple[str, str], Json]] = {}  # of the last list
         self.trickle = 0
         self._late: dict[Request, bytes] = {}
         self.status = 0
@@ -191,16 +194,28 @@ class SimulatedApiServer(Resource):
         if path in self.refused:
             return _refusal(request, 403, "forbidden")
         if query.get("watch") not in ("1", "true"):
-            return self._list(path)
+            return self._list(request, path, query)
         if "sendInitialEvents" in query and not self.streaming:
             return _refusal(request, 422, "sendInitialEvents is forbidden for watch")
         return self._watch(request, path, query)
 
-    def _list(self, path: str) -> bytes:
-        items = list(self._objects.get(path, {}).values())
+    def _list(self, request: Request, path: str, query: Mapping[str, str]) -> bytes:
+        following = query.get("continue", "")
+        if following and "resourceVersion" in query:
+            return _refusal(request, 400, "specifying resource version is not allowed when using continue")
+        version, begin = map(int, following.split(":")) if following else (self._version, 0)
+        if version < self._oldest:
+            return _refusal(request, 410, "The provided continue parameter is too old")
+        limit = int(query.get("limit") or "0") if self.paging or "resourceVersion" not in query else 0
+        if not following:
+            self._pages = {name: dict(its) for name, its in self._objects.items()}
+        items = list(self._pages.get(path, {}).values())
+        end = begin + limit if limit else len(items)
         listed = {key: f"{value}List" if key == "kind" else value for key, value in _kind(path).items()}
-        about = {"resourceVersion": str(self._version)}
-        return json.dumps({**listed, "metadata": about, "items": items}).encode()
+        about = {"resourceVersion": str(version)}
+        if end < len(items):
+            about["continue"] = f"{version}:{end}"
+        return json.dumps({**listed, "metadata": about, "items": items[begin:end]}).encode()
 
     def _watch(self, request: Request, path: str, query: Mapping[str, str]) -> bytes | int:
         initial = query.get("sendInitialEvents") == "true"

@@ -20,6 +20,13 @@ reactor = installed()
 NODES = "/api/v1/nodes"
 
 
+async def whole(api: ApiServer) -> bytes:
+    """The whole list of nodes."""
+    pieces: list[bytes] = []
+    await api.pieces(NODES, {}, pieces.append)
+    return b"".join(pieces)
+
+
 class TlsCase(TestCase):
     timeout = 60
 
@@ -44,31 +51,31 @@ class TlsCase(TestCase):
 class TlsTests(TlsCase):
     @deferred
     async def test_both_show_their_certificates(self) -> None:
-        answer = await self.api().whole(NODES, {})
+        answer = await whole(self.api())
         self.assertIn(b'"here"', answer)
         self.assertEqual(self.server.clients, ["node"])
 
     @deferred
     async def test_a_certificate_that_rotates_is_shown_from_the_next_request_on(self) -> None:
         api = self.api()
-        await api.whole(NODES, {})
+        await whole(api)
         for file, other in zip(self.authority.issue("node"), self.authority.issue("renewed"), strict=True):
             file.write_bytes(other.read_bytes())
-        await api.whole(NODES, {})
+        await whole(api)
         self.assertEqual(self.server.clients, ["node", "renewed"])
 
     @deferred
     async def test_an_address_in_the_place_of_a_name_has_to_be_in_the_certificate(self) -> None:
         self.server.clients.clear()
         with_name = self.authority.kubeconfig("node", self.server.url.replace("127.0.0.1", "k8s.invalid"))
-        answer = await ApiServer(reactor, with_name, "127.0.0.1").whole(NODES, {})
+        answer = await whole(ApiServer(reactor, with_name, "127.0.0.1"))
         self.assertIn(b'"here"', answer)
 
     @deferred
     async def test_a_server_of_another_name_is_none(self) -> None:
         await self.server.stop()
         self.listen(self.authority, ["elsewhere"])
-        error = await self.assertFailure(start(self.api().whole(NODES, {})), Unavailable)
+        error = await self.assertFailure(start(whole(self.api())), Unavailable)
         self.assertIn("can't be asked", str(error))
         self.assertEqual(self.server.asked, [])
 
@@ -76,13 +83,13 @@ class TlsTests(TlsCase):
     async def test_a_server_of_another_authority_is_none(self) -> None:
         await self.server.stop()
         self.listen(Authority(Path(self.mktemp()).absolute()), ["127.0.0.1"])
-        await self.assertFailure(start(self.api().whole(NODES, {})), Unavailable)
+        await self.assertFailure(start(whole(self.api())), Unavailable)
         self.assertEqual(self.server.asked, [])
 
     @deferred
     async def test_a_refusal_says_why(self) -> None:
         self.server.status = 403
-        error: object = await self.assertFailure(start(self.api().whole(NODES, {})), Refused)
+        error: object = await self.assertFailure(start(whole(self.api())), Refused)
         assert isinstance(error, Refused)
         self.assertEqual(error.status, 403)
         self.assertIn("as it is told to", str(error))

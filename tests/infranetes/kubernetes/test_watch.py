@@ -76,21 +76,110 @@ class WatchTests(SynchronousTestCase):
         self.assertEqual(self.asked(), (True, "", True))
         self.assertEqual(self.tell("BOOKMARK", thing("", 5, **END)), [Replaced([])])
 
+    def page(self, *items: Json, version: int = 7, following: str = "") -> list[Event]:
+        """An answer to a list."""
+        about = {"resourceVersion": str(version), **({"continue": following} if following else {})}
+        for byte in json.dumps({"metadata": about, "items": list(items)}).encode():
+            self.watch.piece(bytes([byte]))
+        return list(self.watch.page())
+
+    def list_only(self) -> None:
+        """The server has no streaming lists."""
+        self.asked()
+        self.watch.refused(422)
+        self.watch.ended()
+
+    def listed_as(self) -> dict[str, str]:
+        """What of a list's query is about its pages."""
+        request = self.watch.request()
+        self.assertFalse(request.watch)
+        return {key: value for key, value in request.query.items() if key != "labelSelector"}
+
     def test_without_streaming_lists_it_lists_and_watches(self) -> None:
         for status in (400, 422):
             self.watch = Watch({"labelSelector": "!skipped"}, lambda: 0.0)
             self.asked()
             self.watch.refused(status)
             self.watch.ended()
-            self.assertEqual(self.asked(), (False, "0", False))
-            answer = {"metadata": {"resourceVersion": "7"}, "items": [thing("a", 1)]}
-            found = self.watch.listed(json.dumps(answer).encode())
-            self.assertEqual(found, [Replaced([thing("a", 1)])])
+            self.assertEqual(self.listed_as(), {"limit": "500", "resourceVersion": "0"})
+            self.assertEqual(self.page(thing("a", 1)), [Replaced([thing("a", 1)])])
             self.assertEqual(self.watch.ended(), 0)
             self.assertEqual(self.asked(), (True, "7", False))
             self.watch.refused(410)
             self.watch.ended()
             self.assertEqual(self.asked(), (False, "0", False))
+
+    def test_pages_come_one_after_the_other(self) -> None:
+        self.list_only()
+        self.listed_as()
+        self.assertEqual(self.page(thing("a", 1), following="more"), [])
+        self.assertEqual(self.watch.ended(), 0)
+        self.assertFalse(self.watch.current)
+        self.assertEqual(self.listed_as(), {"limit": "500", "continue": "more"})
+        self.assertEqual(self.page(thing("b", 2), following="most"), [])
+        self.assertEqual(self.listed_as(), {"limit": "500", "continue": "most"})
+        self.assertEqual(self.page(thing("c", 3)), [Replaced([thing("a", 1), thing("b", 2), thing("c", 3)])])
+        self.assertEqual(self.asked(), (True, "7", False))
+
+    def test_the_version_is_that_of_the_first_page(self) -> None:
+        self.list_only()
+        self.listed_as()
+        self.page(thing("a", 1), following="more")
+        self.listed_as()
+        self.page(thing("b", 2), version=9)
+        self.assertEqual(self.asked(), (True, "7", False))
+
+    def test_a_page_that_breaks_off_is_asked_for_again(self) -> None:
+        self.list_only()
+        self.listed_as()
+        self.page(thing("a", 1), following="more")
+        self.watch.ended()
+        self.listed_as()
+        self.watch.piece(
+            b'{"metadata": {"resourceVersion": "7"}, "items": [' + json.dumps(thing("b", 2)).encode()
+        )
+        self.assertRaises(ValueError, self.watch.page)
+        self.assertGreater(self.watch.ended(), 0)
+        self.assertEqual(self.listed_as(), {"limit": "500", "continue": "more"})
+        self.assertEqual(self.page(thing("b", 2)), [Replaced([thing("a", 1), thing("b", 2)])])
+
+    def test_pages_that_the_server_has_forgotten_begin_again_as_one_whole_list(self) -> None:
+        for status in (410, 400):
+            self.watch = Watch({"labelSelector": "!skipped"}, lambda: 0.0)
+            self.list_only()
+            self.listed_as()
+            self.page(thing("a", 1), following="more")
+            self.watch.ended()
+            self.listed_as()
+            self.watch.refused(status)
+            self.assertEqual(self.watch.ended(), 0)
+            self.assertEqual(self.listed_as(), {"resourceVersion": "0"})
+            self.assertEqual(self.page(thing("b", 8), version=9), [Replaced([thing("b", 8)])])
+            self.watch.refused(410)
+            self.assertEqual(self.listed_as(), {"limit": "500", "resourceVersion": "0"})
+
+    def test_a_refusal_that_can_pass_keeps_the_pages(self) -> None:
+        self.list_only()
+        self.listed_as()
+        self.page(thing("a", 1), following="more")
+        self.listed_as()
+        self.watch.refused(503)
+        self.watch.ended()
+        self.assertEqual(self.listed_as(), {"limit": "500", "continue": "more"})
+
+    def test_what_is_no_list_is_refused(self) -> None:
+        for answer in (
+            b"", b"[]", b"{}", b'{"items": {}, "metadata": {"resourceVersion": "1"}}', b'{"items": [1]}',
+            b'{"metadata": {}, "items": []}', b'{"items": []', b'{"items": [] "metadata"', b'{"items": [}]}',
+        ):  # fmt: skip
+            self.list_only()
+            self.listed_as()
+
+            def take(answer: bytes = answer) -> None:
+                self.watch.piece(answer)
+                self.watch.page()
+
+            self.assertRaises(ValueError, take)
 
     def test_a_version_that_is_gone_begins_again_and_all_stays_true_meanwhile(self) -> None:
         self.follow()

@@ -9,7 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.policies.addresses import Range, address, between, block, merged, networks, runs, without
+from infranetes.policies import addresses
+from infranetes.policies.addresses import (
+    Range,
+    address,
+    block,
+    merged,
+    networks,
+    ordered,
+    runs,
+    without,
+)
+from tests.infranetes.policies.world import result
 
 V4 = st.builds(
     lambda number, length: f"{ip_network((0x0A000000 + number, 32)).network_address}/{length}",
@@ -20,12 +31,7 @@ V6 = st.builds(lambda number, length: f"fd00::{number:x}/{length}", st.integers(
 
 
 def as_networks(*ranges: Range) -> list[IPv4Network | IPv6Network]:
-    steps = networks(merged(ranges))
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            return list(done.value)
+    return list(result(networks(result(merged(ranges)))))
 
 
 def collapsed(texts: list[str]) -> list[IPv4Network | IPv6Network]:
@@ -58,18 +64,19 @@ class RangeTests(SynchronousTestCase):
     def test_exceptions_of_the_other_family_leave_everything(self) -> None:
         self.assertEqual(without(block("10.0.0.0/8"), [block("::/0")]), [block("10.0.0.0/8")])
 
-    @given(st.sets(st.integers(0, 40)), st.integers(0, 40), st.integers(0, 40))
-    def test_numbers_in_a_range(self, numbers: set[int], first: int, last: int) -> None:
-        expected = sorted(each for each in numbers if first <= each <= last)
-        self.assertEqual(between(sorted(numbers), first, last), expected)
+    @given(st.lists(st.integers(0, 40), max_size=30))
+    def test_however_many_are_sorted_at_a_time(self, numbers: list[int]) -> None:
+        self.patch(addresses, "SORTED", 3)
+        self.patch(addresses, "STEP", 2)
+        self.assertEqual(result(ordered(numbers)), sorted(numbers))
 
     @given(st.sets(st.integers(0, 40), max_size=30))
     def test_runs_of_numbers(self, numbers: set[int]) -> None:
-        self.assertEqual(runs(sorted(numbers)), merged((each, each) for each in numbers))
+        self.assertEqual(runs(sorted(numbers)), result(merged((each, each) for each in numbers)))
 
     def test_many_ranges_become_networks_in_small_steps(self) -> None:
         its = [(number, number) for number in range(address("10.0.0.0"), address("10.0.32.0"), 2)]
-        self.assertEqual(len(list(networks(its))), 3)
+        self.assertEqual(len(list(networks(its))), 5)
         self.assertEqual(len(as_networks(*its)), 4096)
 
     def test_what_is_no_address_or_network_is_refused(self) -> None:

@@ -148,6 +148,29 @@ class ClusterTests(TestCase):
         self.assertEqual(asked["fieldSelector"], "status.phase!=Succeeded,status.phase!=Failed")
 
     @deferred
+    async def test_without_streaming_lists_all_comes_in_pages(self) -> None:
+        self.patch(watch, "PAGE", 2)
+        self.server.streaming = False
+        for number in (3, 4, 5):
+            self.server.put(PODS, pod(f"c{number}", f"10.0.0.{number}", labels={"app": "client"}))
+        self.policies.add(WEB)
+        self.start()
+        await self.see(2, 3, 4, 5)
+        pages = [each for each in self.server.asked if each["path"] == PODS and "limit" in each]
+        self.assertEqual(["resourceVersion" in each for each in pages], [True, False])
+        self.server.remove(PODS, pod("c3"))
+        await self.see(2, 4, 5)
+
+    @deferred
+    async def test_without_pages_either_all_comes_at_once(self) -> None:
+        self.patch(watch, "PAGE", 1)
+        self.server.streaming = self.server.paging = False
+        self.server.put(PODS, pod("c3", "10.0.0.3", labels={"app": "client"}))
+        self.policies.add(WEB)
+        self.start()
+        await self.see(2, 3)
+
+    @deferred
     async def test_what_fails_by_a_bug_is_logged_and_the_rest_goes_on(self) -> None:
         self.policies.add(WEB)
         self.start()

@@ -13,11 +13,12 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.kubernetes.fields import Name
 from infranetes.policies import objects
 from infranetes.policies.addresses import address
-from infranetes.policies.objects import Policy, Rule, namespace, pod, policy, trimmed_pod
+from infranetes.policies.objects import Policy, Rule, namespace, pod, trimmed_pod
 from infranetes.policies.selectors import EVERYTHING
 from infranetes_common.errors import InvalidArgument
 from tests.infranetes.policies import objects as written
 from tests.infranetes.policies.objects import Json
+from tests.infranetes.policies.world import result
 
 FIELDS = [
     *("annotations", "cidr", "containers", "egress", "endPort", "except", "from", "hostNetwork", "ingress"),
@@ -30,6 +31,10 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(FIELDS), inner),
 )
 OBJECT = st.dictionaries(st.sampled_from(FIELDS), ANYTHING)
+
+
+def policy(item: object) -> Policy:
+    return result(objects.policy(item))
 
 
 class PolicyTests(SynchronousTestCase):

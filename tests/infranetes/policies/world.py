@@ -5,23 +5,35 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from infranetes.kubernetes.kinds import Kind
 from infranetes.kubernetes.watch import Put, Removed, Replaced
 from infranetes.policies.interface import LocalPod
 from infranetes.policies.kinds import Namespaces, Pods, Policies
 from infranetes.policies.model import Model
+from infranetes.policies.objects import Steps
 from infranetes_common.pod_firewall import Allowed, PodFirewall
 from tests.infranetes.policies.naive import Packet, passes
 
 Json = dict[str, Any]  # Any: JSON
+T = TypeVar("T")
 
 
 def finish(steps: Iterable[None]) -> int:
     """Do all steps at once. Returns how many there were."""
     counted = deque(enumerate(steps, 1), maxlen=1)
     return counted[0][0] if counted else 0
+
+
+def result(steps: Steps[T]) -> T:
+    """Do all steps at once. Returns what they come to."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            found: T = done.value
+            return found
 
 
 class World:

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading the answer to a list as it comes: one object after the other, so that none keeps the reactor.
+
+`json.loads` of a whole list takes seconds in large clusters, in a thread too: it lets no other thread run.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+MAX_OBJECT = 16 << 20  # characters of one object of the list, or of what else is in the answer
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_CONTINUES = frozenset("0123456789+-.eE")  # what may be the rest of a number, of which the end can't be seen
+
+
+class ListReader:
+    """Reads one answer.
+
+    :param take: is given each of its items, in their order.
+    :ivar rest: the answer's other fields, `metadata` among them, as far as they have come.
+    """
+
+    def __init__(self, take: Callable[[Any], None]) -> None:  # Any: JSON
+        self._take = take
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._decode = json.JSONDecoder().raw_decode
+        self._text = ""
+        self._worth = 0  # so many characters are to be there before it is tried again to read a value
+        self._next: Callable[[int], int] | None = self._begin
+        self._key = ""
+        self.rest: dict[str, Any] = {}  # Any: JSON
+
+    def feed(self, data: bytes) -> None:
+        """Read some more of it. :raise ValueError: it is no list."""
+        self._text += self._decoder.decode(data)
+        if len(self._text) < self._worth:
+            return
+        at = 0
+        while self._next is not None:
+            at = self._skip(at)
+            if at == len(self._text):
+                break
+            try:
+                at = self._next(at)
+            except _Incomplete:
+                break
+        self._text = self._text[at:] if self._next is not None else ""
+        if len(self._text) > MAX_OBJECT:
+            raise ValueError(f"one object has over {MAX_OBJECT} characters")
+
+    def end(self) -> Mapping[str, Any]:  # Any: JSON
+        """Return `rest`, as nothing more comes. :raise ValueError: the answer is not whole."""
+        self._worth = 0
+        self.feed(b"")
+        if self._next is not None or self._decoder.getstate()[0]:
+            raise ValueError("a list has broken off")
+        return self.rest
+
+    # Each of these reads what is at a place, and returns where it goes on
+
+    def _begin(self, at: int) -> int:
+        return self._mark(at, "{", self._first_key)
+
+    def _first_key(self, at: int) -> int:
+        if self._text[at] == "}":
+            return self._finish(at)
+        return self._read_key(at)
+
+    def _read_key(self, at: int) -> int:
+        key, at = self._value(at)
+        if not isinstance(key, str):
+            raise ValueError("a list has a key that is no text")
+        self._key, self._next = key, self._colon
+        return at
+
+    def _colon(self, at: int) -> int:
+        return self._mark(at, ":", self._field)
+
+    def _field(self, at: int) -> int:
+        if self._key == "items" and self._text[at] == "[":
+            self._next = self._first_item
+            return at + 1
+        self.rest[self._key], at = self._value(at)
+        self._next = self._after_field
+        return at
+
+    def _after_field(self, at: int) -> int:
+        if self._text[at] == "}":
+            return self._finish(at)
+        return self._mark(at, ",", self._read_key)
+
+    def _first_item(self, at: int) -> int:
+        if self._text[at] == "]":
+            self._next = self._after_field
+            return at + 1
+        return self._item(at)
+
+    def _item(self, at: int) -> int:
+        item, at = self._value(at)
+        self._take(item)
+        self._next = self._after_item
+        return at
+
+    def _after_item(self, at: int) -> int:
+        if self._text[at] == "]":
+            self._next = self._after_field
+            return at + 1
+        return self._mark(at, ",", self._item)
+
+    def _finish(self, at: int) -> int:
+        self._next = None
+        return at + 1
+
+    def _mark(self, at: int, mark: str, then: Callable[[int], int]) -> int:
+        if self._text[at] != mark:
+            raise ValueError(f"a list has {self._text[at]!r} where {mark!r} should be")
+        self._next = then
+        return at + 1
+
+    def _value(self, at: int) -> tuple[Any, int]:  # Any: JSON
+        """Read the value at a place. :raise _Incomplete: it has not come whole."""
+        try:
+            value, end = self._decode(self._text, at)
+        except ValueError as error:
+            # Whether it is wrong or just not whole can't be told; more of it will tell, or the list's end.
+            left = len(self._text) - at
+            self._worth = 2 * left if left > 1 << 16 else 0
+            raise _Incomplete from error
+        if end == len(self._text) and self._text[end - 1] in _CONTINUES:
+            raise _Incomplete
+        self._worth = 0
+        return value, end
+
+    def _skip(self, at: int) -> int:
+        found = _SPACE.match(self._text, at)
+        assert found is not None
+        return found.end()
+
+
+class _Incomplete(Exception):
+    """A value has not come whole."""
