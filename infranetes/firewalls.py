@@ -24,6 +24,7 @@ from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
 from infranetes_common.commands import check, run
+from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import FailedPrecondition, InfranetesError
 from infranetes_common.pod_firewall import OPEN, PodFirewall
 from infranetes_common.pod_firewall_rules import Way, chains, listed, replacing
@@ -136,9 +137,7 @@ class Firewalls(Generic[G]):
             before = dict(self._known)
             self._known[pod] = firewall
             try:
-                await self._change(
-                    replacing("ip", self._table, _chains(pod, firewall)) + self._elements(pod, firewall)
-                )
+                await self._change(await run_in_thread(self._reactor, self._thd_script, pod, firewall))
             except BaseException:
                 self._known = before
                 raise
@@ -186,9 +185,17 @@ class Firewalls(Generic[G]):
             _log.warn("the pods' firewalls are made again: {error}", error=str(error))
             await self._make()
 
+    def _thd_script(self, pod: G, firewall: PodFirewall) -> str:
+        """The script for one pod. It may have ten thousand networks for each of many ports."""
+        return replacing("ip", self._table, _chains(pod, firewall)) + self._elements(pod, firewall)
+
     async def _make(self) -> None:
+        await self._nft(await run_in_thread(self._reactor, self._thd_all, dict(self._known)))
+
+    def _thd_all(self, known: Mapping[G, PodFirewall]) -> str:
+        """The script that makes the tables anew."""
         every: dict[str, list[str]] = {}
-        for pod, firewall in self._known.items():
+        for pod, firewall in known.items():
             every.update(_chains(pod, firewall))
         beside = self._beside
         tables = [] if beside is None else [(beside.family, beside.table())]
@@ -196,9 +203,9 @@ class Firewalls(Generic[G]):
         for family, text in (*tables, ("ip", self._ip_table() + listed(every))):
             script += f"table {family} {self._table} {{}}\ndelete table {family} {self._table}\n"
             script += f"table {family} {self._table} {{\n{text}}}\n"
-        for pod, firewall in self._known.items():
+        for pod, firewall in known.items():
             script += self._elements(pod, firewall)
-        await self._nft(script)
+        return script
 
     def _elements(self, pod: G, firewall: PodFirewall | None) -> str:
         """Lines that make a pod known to the tables, or forgotten (None)."""

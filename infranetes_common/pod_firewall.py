@@ -55,7 +55,7 @@ CLOSED = PodFirewall(ingress=(), egress=())
 
 def encode(firewall: PodFirewall) -> str:
     """Return a firewall as JSON, for a file."""
-    return json.dumps({"ingress": _encoded(firewall.ingress), "egress": _encoded(firewall.egress)}) + "\n"
+    return f'{{"ingress": {_encoded(firewall.ingress)}, "egress": {_encoded(firewall.egress)}}}\n'
 
 
 def decode(text: str | bytes) -> PodFirewall:
@@ -67,16 +67,20 @@ def decode(text: str | bytes) -> PodFirewall:
         raise ValueError(f"this is no firewall: {error!r}") from error
 
 
-def _encoded(allowed: tuple[Allowed, ...] | None) -> Any:  # Any: JSON
+def _encoded(allowed: tuple[Allowed, ...] | None) -> str:
     if allowed is None:
-        return None
-    return [
-        {
-            "networks": [str(network) for network in each.networks],
-            "ports": None if each.ports is None else [attrs.astuple(ports) for ports in each.ports],
-        }
+        return "null"
+    # One by one, as json lets no other thread run until it is ready.
+    its = (
+        json.dumps(
+            {
+                "networks": [str(network) for network in each.networks],
+                "ports": None if each.ports is None else [attrs.astuple(ports) for ports in each.ports],
+            }
+        )
         for each in allowed
-    ]
+    )
+    return f"[{', '.join(its)}]"
 
 
 def _decoded(found: Any) -> tuple[Allowed, ...] | None:  # Any: JSON

@@ -22,26 +22,29 @@ class FirewallClient(AgentCalls):
         :raise Unavailable: it is not in force; the one before is.
         """
         request = vmserver.SetFirewallRequest(
-            ingress=_way(firewall.ingress), egress=_way(firewall.egress), tunnel_port=tunnel_port
+            ingress=await self._way(firewall.ingress),
+            egress=await self._way(firewall.egress),
+            tunnel_port=tunnel_port,
         )
         await self._call(self._stub.SetFirewall(request, timeout=SECONDS))
 
+    async def _way(self, allowed: tuple[Allowed, ...] | None) -> vmserver.FirewallWay | None:
+        """One direction, in several turns: it may have ten thousand networks for each of many ports."""
+        if allowed is None:
+            return None
+        way = vmserver.FirewallWay()
+        for each in allowed:
+            way.rules.append(_rule(each))
+            await self._turn()
+        return way
 
-def _way(allowed: tuple[Allowed, ...] | None) -> vmserver.FirewallWay | None:
-    if allowed is None:
-        return None
-    return vmserver.FirewallWay(
-        rules=[
-            vmserver.FirewallRule(
-                networks=[str(network) for network in each.networks],
-                all_ports=each.ports is None,
-                ports=[
-                    vmserver.FirewallPorts(
-                        protocol=_PROTOCOLS[ports.protocol], first=ports.first, last=ports.last
-                    )
-                    for ports in each.ports or ()
-                ],
-            )
-            for each in allowed
-        ]
+
+def _rule(allowed: Allowed) -> vmserver.FirewallRule:
+    return vmserver.FirewallRule(
+        networks=[str(network) for network in allowed.networks],
+        all_ports=allowed.ports is None,
+        ports=[
+            vmserver.FirewallPorts(protocol=_PROTOCOLS[each.protocol], first=each.first, last=each.last)
+            for each in allowed.ports or ()
+        ],
     )
