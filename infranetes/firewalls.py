@@ -142,6 +142,10 @@ class Firewalls(Generic[G]):
                 self._known = before
                 raise
 
+    def of(self, pod: G) -> PodFirewall | None:
+        """A pod's firewall that is in force; None: it was not said."""
+        return self._known.get(pod)
+
     async def forget(self, pod: G) -> None:
         """Close a pod's firewall, and let go of its chains. Idempotent."""
         async with self._lock:

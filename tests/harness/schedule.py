@@ -42,6 +42,7 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "tests.infranetes.providers.test_qemu_node": ("bridge",),
     # Addresses of the node's.
     "tests.vmserver.firewall.test_firewall.FirewallTests": ("addresses of a pod's firewall",),
+    "tests.vmserver.rpc.test_firewalls_of_pods": ("addresses of a pod's firewall",),
     # It overloads a processor, to have its own tests wait.
     "tests.harness.test_runner": ("busy machine",),
 }
@@ -106,6 +107,7 @@ SECONDS: Mapping[str, float] = {
     "tests.vmserver.containers.oci.test_recovery.KilledAgentTests": 150,
     "tests.vmserver.containers.test_docker": 120,
     "tests.vmserver.firewall": 30,
+    "tests.vmserver.rpc.test_firewalls_of_pods": 15,
     "tests.vmserver.layers.test_killed": 30,
 }
 

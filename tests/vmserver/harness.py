@@ -84,12 +84,12 @@ class Agent:
             await self.service.accept(encode(identity or self.authority.identity(SANDBOX)))
         return self.service
 
-    def channel(self, pair: Pair | None = None, port: int = 0) -> Channel:
-        """Open a channel with the node's certificate, or another one."""
+    def channel(self, pair: Pair | None = None, port: int = 0, host: str = "127.0.0.1") -> Channel:
+        """Open a channel with the node's certificate, or another one. `host`: an address of this machine."""
         assert self.service is not None
         endpoint = wrapClientTLS(
             Client(self.authority, pair or self.authority.node()),
-            HostnameEndpoint(self.reactor, "127.0.0.1", port or self.service.port),
+            HostnameEndpoint(self.reactor, host, port or self.service.port),
         )
         channel = Channel(self.reactor, endpoint)
         self.channels.append(channel)

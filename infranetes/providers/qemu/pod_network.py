@@ -89,7 +89,11 @@ class PodNetwork:
             raise FailedPrecondition("NetworkPolicies are turned off: kubernetes.network_policies is false")
         try:
             await run_in_thread(self._reactor, save_firewall, directory, firewall)
-            await self._firewalls.set(port, firewall)
+            try:
+                await self._firewalls.set(port, firewall)
+            except InfranetesError:
+                await run_in_thread(self._reactor, save_firewall, directory, self._firewalls.of(port))
+                raise
         except (InfranetesError, OSError) as error:
             raise Unavailable(f"the firewall of {port.address} is not in force: {error}") from error
 
@@ -129,8 +133,11 @@ def load_firewalls(directories: Mapping[BridgePort, Path]) -> dict[BridgePort, P
     return found
 
 
-def save_firewall(directory: Path, firewall: PodFirewall) -> None:
-    """Save a VM's firewall for the next daemon. Blocks."""
+def save_firewall(directory: Path, firewall: PodFirewall | None) -> None:
+    """Save a VM's firewall for the next daemon; None: it has none. Blocks."""
+    if firewall is None:
+        (directory / _FIREWALL).unlink(missing_ok=True)
+        return
     replace_file(directory / _FIREWALL, encode(firewall), durable=False)  # a loss of power ends the VM too
 
 

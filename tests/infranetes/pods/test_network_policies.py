@@ -3,22 +3,26 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from ipaddress import ip_network
 
 from twisted.internet.defer import Deferred, fail, succeed
-from zope.interface import implementer
+from twisted.trial.unittest import TestCase
 
 from infranetes.pods.inventory import Sandbox
 from infranetes.pods.network_policies import LONGEST_PAUSE, WAIT_SECONDS, PodFirewalls, enforce
 from infranetes.pods.states import ContainerState
 from infranetes.policies.interface import LocalPod
-from infranetes.providers.interface import IFirewallsPods
+from infranetes.providers.interface import IFirewallsPods, InstanceSpec
 from infranetes_common.concurrency import start
 from infranetes_common.errors import NotFound, Unavailable
+from infranetes_common.identity import Identity
 from infranetes_common.pod_firewall import CLOSED, OPEN, Allowed, PodFirewall
+from tests.contract.firewalled_pods import ClosedPodsContract, Talk
 from tests.infranetes.pods.case import PodsTestCase
-from tests.infranetes.pods.fakes import FakeNode, FakeProvider, box, pod
+from tests.infranetes.pods.enforcing import Enforcing
+from tests.infranetes.pods.fakes import FakeNode, box, pod
 
 SOME = PodFirewall(ingress=(Allowed((ip_network("192.0.2.0/24"),)),))
 
@@ -193,19 +197,6 @@ class NetworkPolicyTests(PoliciesCase):
         self.assertEqual([firewall for _, firewall in self.said], [CLOSED, SOME])
 
 
-@implementer(IFirewallsPods)
-class Enforcing(FakeProvider):
-    """A provider that enforces firewalls. :ivar firewalls: what was said, by VM."""
-
-    def __init__(self, world: FakeNode) -> None:
-        super().__init__(world)
-        self.firewalls: dict[str, list[PodFirewall]] = {}
-
-    def set_firewall(self, instance_id: str, firewall: PodFirewall) -> Deferred[None]:
-        self.firewalls.setdefault(instance_id, []).append(firewall)
-        return succeed(None)
-
-
 class PlaceTests(PoliciesCase):
     """Where they are enforced."""
 
@@ -236,10 +227,59 @@ class PlaceTests(PoliciesCase):
         self.world.restart()
         sandbox = self.a_pod(firewall=SOME)
         instance = self.world.node.inventory.sandboxes[sandbox].record.instance_id
-        self.assertEqual(provider.firewalls, {instance: [SOME]})
+        self.assertEqual(provider.said, {instance: [SOME]})
         agent = self.world.agents[sandbox]
         agent.go_away()
         agent.away = False
         self.world.wait(60)
-        self.assertEqual(provider.firewalls, {instance: [SOME]})
+        self.assertEqual(provider.said, {instance: [SOME]})
         self.assertEqual(agent.firewalls, [])
+
+
+class EnforcingTests(ClosedPodsContract, TestCase):
+    """The provider that these tests have, as a provider."""
+
+    stranger = "192.0.2.1"
+    PORT = 2475
+
+    async def enforcer(self) -> IFirewallsPods:
+        self.provider = Enforcing(FakeNode())
+        return self.provider
+
+    async def machine(self, enforcer: IFirewallsPods) -> str:
+        identity = Identity(secrets.token_hex(16), "", "", "")
+        spec = InstanceSpec(secrets.token_hex(16), identity.sandbox_id, "c", "n", identity)
+        return (await self.provider.launch(spec)).id
+
+    async def next_daemon(self, enforcer: IFirewallsPods) -> IFirewallsPods:
+        return enforcer  # what it is told is not the daemon's
+
+    async def idle_daemon(self, enforcer: IFirewallsPods) -> IFirewallsPods:
+        self.provider.idle = True
+        return enforcer
+
+    async def destroy(self, enforcer: IFirewallsPods, machine: str) -> None:
+        await self.provider.destroy(machine)
+
+    def break_enforcing(self) -> Callable[[], None]:
+        self.provider.broken = True
+        return lambda: setattr(self.provider, "broken", False)
+
+    async def port(self, machine: str) -> int:
+        return self.PORT
+
+    async def reaches(self, machine: str, by_node: bool, expected: bool) -> bool:
+        return by_node or self.provider.lets_in(machine, self.stranger, self.PORT)
+
+    async def talk(self, machine: str) -> Talk:
+        return Judged(lambda: self.provider.lets_in(machine, self.stranger, self.PORT))
+
+
+class Judged:
+    """A connection that goes on as long as a new one could be made."""
+
+    def __init__(self, allowed: Callable[[], bool]) -> None:
+        self._allowed = allowed
+
+    async def goes_on(self, expected: bool) -> bool:
+        return self._allowed()

@@ -237,3 +237,15 @@ class PodNetworkTests(FirewallCase):
         self.directories[self.a.port] = directory
         await self.put(self.a, CLOSED)
         await self.cannot_reach(self.a, self.b)
+
+    async def test_the_next_daemon_has_what_was_in_force_not_what_could_not_be(self) -> None:
+        for each in (self.a, self.b):
+            await self.put(each, OPEN)
+        wrong = PodFirewall(ingress=(Allowed((EVERYWHERE,), (Ports("NONSENSE", 1, 1),)),))
+        for each in (self.a, self.c):
+            for _ in range(2):
+                await self.fails(Unavailable, self.put(each, wrong))
+        self.pods = self.next_daemon()
+        await self.pods.set_up(self.directories)
+        await self.reaches(self.b, self.a)
+        await self.cannot_reach(self.b, self.c)  # whose firewall was never in force
