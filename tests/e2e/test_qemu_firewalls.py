@@ -4,18 +4,20 @@
 from __future__ import annotations
 
 import secrets
+import select
+import socket
 import subprocess
-from ipaddress import ip_network
+from collections.abc import Callable
 
 import attrs
 from twisted.trial.unittest import TestCase
-from zope.interface.verify import verifyObject
 
 from infranetes.providers.interface import IFirewallsPods, Instance, ProviderContext
 from infranetes.providers.qemu import QemuProvider
+from infranetes.providers.qemu.firewalls import Firewalls
 from infranetes_common.concurrency import run_in_thread
-from infranetes_common.errors import NotFound
-from infranetes_common.pod_firewall import CLOSED, OPEN, Allowed, PodFirewall, Ports
+from infranetes_common.errors import Unavailable
+from tests.contract.firewalled_pods import ClosedPodsContract, Talk
 from tests.contract.pod_provider_case import reactor
 from tests.e2e.qemu_case import BRIDGE, QemuCase
 from tests.support.pod_namespaces import ARRIVES, Host, Machine, Node, connects, ip
@@ -24,9 +26,29 @@ OUTSIDE_OF_NODE, OUTSIDE = "198.18.213.1", "198.18.213.2"
 DOES_NOT = 3.0  # seconds in which an emulated VM would have answered
 
 
-class QemuFirewallsTests(QemuCase, TestCase):
+class AgentTalk:
+    """A connection to an agent, which ends it with an answer once it is sent what is no TLS."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    async def goes_on(self, expected: bool) -> bool:
+        return await run_in_thread(reactor, self._answered, ARRIVES if expected else DOES_NOT)
+
+    def _answered(self, seconds: float) -> bool:
+        self._connection.sendall(b"this is no TLS\r\n")
+        return bool(select.select([self._connection], [], [], seconds)[0])
+
+
+class QemuFirewallsTests(QemuCase, ClosedPodsContract, TestCase):
+    """The contract, in VMs that are clones."""
+
+    stranger = OUTSIDE
+    policies = True
+
     def setUp(self) -> None:
         super().setUp()
+        self.instances: dict[str, Instance] = {}
         self.node_itself = Node("10.213.0.1")
         self.addCleanup(self.node_itself.end)
         interface = f"out{secrets.token_hex(4)}"
@@ -35,60 +57,65 @@ class QemuFirewallsTests(QemuCase, TestCase):
         ip("address", "add", f"{OUTSIDE_OF_NODE}/24", "dev", interface)
 
     def context(self, cluster: str | None = None, node: str | None = None) -> ProviderContext:
-        return attrs.evolve(super().context(cluster, node), network_policies=True)
+        return attrs.evolve(super().context(cluster, node), network_policies=self.policies)
 
-    async def reaches(self, client: Host, instance: Instance, expected: bool) -> None:
-        seconds = ARRIVES if expected else DOES_NOT
-        found = await run_in_thread(reactor, connects, client, instance.address, instance.agent_port, seconds)
-        self.assertEqual(found, expected)
+    async def enforcer(self) -> IFirewallsPods:
+        return await self.next_provider()
 
-    async def test_a_vms_firewall_from_its_launch_to_its_end(self) -> None:
-        provider = await self.enforcing()
-        instance = await self.running(provider, self.spec())
-        await self.reaches(self.outside, instance, False)
-        await self.reaches(self.node_itself, instance, True)
-        for firewall, expected in (
-            (OPEN, True),
-            (CLOSED, False),
-            (self.for_outside(instance.agent_port), True),
-            (self.for_outside(instance.agent_port + 1), False),
-            (self.for_outside(instance.agent_port), True),
-        ):
-            for _ in range(2):
-                await self.within(provider.set_firewall(instance.id, firewall))
-            await self.reaches(self.outside, instance, expected)
-            await self.reaches(self.node_itself, instance, True)
-        other = await self.running(provider, self.spec())
-        await self.reaches(self.outside, other, False)
-        await self.reaches(self.outside, instance, True)
+    async def next_provider(self) -> QemuProvider:
+        self.provider = await self.started()
+        assert isinstance(self.provider, QemuProvider)
+        return self.provider
 
-        await self.within(provider.stop())
-        await self.reaches(self.outside, instance, True)
-        provider = await self.enforcing()
-        await self.reaches(self.outside, other, False)
-        await self.reaches(self.outside, instance, True)
-        await self.within(provider.set_firewall(other.id, OPEN))
-        await self.reaches(self.outside, other, True)
+    async def machine(self, enforcer: IFirewallsPods) -> str:
+        instance = await self.running(self.provider, self.spec())
+        self.instances[instance.id] = instance
+        return instance.id
 
-        for gone in (instance, other):
-            await self.within(provider.destroy(gone.id))
-            for _ in range(2):
-                await self.refused(NotFound, provider.set_firewall(gone.id, OPEN))
-        tables = subprocess.check_output(["nft", "list", "ruleset"], text=True)
-        self.assertIn(f"infranetes_{BRIDGE}_firewalls", tables)
-        self.assertNotIn(instance.address, tables)
+    async def next_daemon(self, enforcer: IFirewallsPods) -> IFirewallsPods:
+        await self.within(self.provider.stop())
+        return await self.next_provider()
 
-    async def enforcing(self) -> QemuProvider:
-        provider = await self.started()
-        assert isinstance(provider, QemuProvider)
-        verifyObject(IFirewallsPods, provider)
-        return provider
+    async def idle_daemon(self, enforcer: IFirewallsPods) -> IFirewallsPods:
+        self.policies = False
+        return await self.next_daemon(enforcer)
 
-    def for_outside(self, port: int) -> PodFirewall:
-        rule = Allowed((ip_network(f"{OUTSIDE}/32"),), (Ports("TCP", port, port),))
-        return PodFirewall(ingress=(rule,), egress=())
+    async def destroy(self, enforcer: IFirewallsPods, machine: str) -> None:
+        address = self.instances[machine].address
+        self.assertIn(address, self.tables())
+        await self.within(self.provider.destroy(machine))
+        self.assertNotIn(address, self.tables())
+
+    def tables(self) -> str:
+        found = subprocess.check_output(["nft", "list", "ruleset"], text=True)
+        self.assertIn(f"infranetes_{BRIDGE}_firewalls", found)
+        return found
+
+    def break_enforcing(self) -> Callable[[], None]:
+        broken = self.patch(Firewalls, "_nft", self.refuse)
+        return lambda: broken.restore()
+
+    async def refuse(self, script: str) -> None:
+        raise Unavailable("nft is not there")
+
+    async def port(self, machine: str) -> int:
+        return self.instances[machine].agent_port
+
+    async def reaches(self, machine: str, by_node: bool, expected: bool) -> bool:
+        client: Host = self.node_itself if by_node else self.outside
+        instance, seconds = self.instances[machine], ARRIVES if expected else DOES_NOT
+        return await run_in_thread(reactor, connects, client, instance.address, instance.agent_port, seconds)
+
+    async def talk(self, machine: str) -> Talk:
+        connection = await run_in_thread(reactor, self.outside.socket, socket.SOCK_STREAM)
+        connection.settimeout(ARRIVES)
+        instance = self.instances[machine]
+        await run_in_thread(reactor, connection.connect, (instance.address, instance.agent_port))
+        return AgentTalk(connection)
 
     async def finish(self) -> None:
         for family in ("bridge", "ip"):
-            subprocess.run(["nft", "delete", "table", family, f"infranetes_{BRIDGE}_firewalls"], check=True)
+            table = f"infranetes_{BRIDGE}_firewalls"
+            subprocess.run(["nft", "add", "table", family, table], check=True)  # whether it is there or not
+            subprocess.run(["nft", "delete", "table", family, table], check=True)
         await super().finish()
