@@ -17,7 +17,8 @@ has no connections but those from the node.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from twisted.internet.defer import DeferredLock
@@ -26,6 +27,7 @@ from twisted.logger import Logger
 from infranetes_common.commands import check, run
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import FailedPrecondition, InfranetesError
+from infranetes_common.nftables_watch import TablesWatch, open_socket
 from infranetes_common.pod_firewall import OPEN, PodFirewall
 from infranetes_common.pod_firewall_rules import Way, chains, listed, replacing
 from infranetes_common.reactors import IReactor
@@ -74,8 +76,9 @@ class Beside(Protocol[G_contra]):
 class Firewalls(Generic[G]):
     """The tables of one device. Each call is one transaction of the kernel's.
 
+    :ivar watch: while it has begun, tables that somebody else changes are made again soon.
     :param table: their name. :param beside: None: the table `ip` is all.
-    :param inside: the command that runs others in the network namespace.
+    :param inside: the command that runs others in the network namespace. :param opener: `open_socket` there.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class Firewalls(Generic[G]):
         device: str,
         beside: Beside[G] | None = None,
         inside: Sequence[str] = (),
+        opener: Callable[[], socket.socket] = open_socket,
     ) -> None:
         self._reactor = reactor
         self._table = table
@@ -95,6 +99,8 @@ class Firewalls(Generic[G]):
         self._known: dict[G, PodFirewall] = {}
         self._lock = DeferredLock()
         self._there = False
+        tables = [(family, table) for family in self._families]
+        self.watch = TablesWatch(reactor, tables, self._mend, opener)
 
     async def set_up(self, known: Mapping[G, PodFirewall]) -> None:
         """Make the tables, or replace those that are there. Idempotent.
@@ -169,6 +175,17 @@ class Firewalls(Generic[G]):
                     await self._nft(
                         f"table {family} {self._table} {{}}\ndelete table {family} {self._table}\n"
                     )
+
+    async def _mend(self, sure: bool) -> None:
+        if not sure:
+            await self.restore()
+            return
+        async with self._lock:
+            if self._there:
+                _log.warn(
+                    "somebody has changed the nftables tables {table}; they are made again", table=self._table
+                )
+                await self._make()
 
     async def _begin(self) -> None:
         try:
@@ -274,7 +291,8 @@ class Firewalls(Generic[G]):
             """
 
     async def _nft(self, script: str) -> None:
-        await check(self._reactor, [*self._inside, "nft", "-f", "-"], _SECONDS, script.encode())
+        with self.watch.ours():
+            await check(self._reactor, [*self._inside, "nft", "-f", "-"], _SECONDS, script.encode())
 
 
 def _chain(pod: Guarded, way: Way) -> str:

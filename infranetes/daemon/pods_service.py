@@ -84,6 +84,8 @@ class PodsService(Service):
         node.renewal.stop()
         if node.firewalls is not None:
             node.firewalls.stop()
+        if node.overlay is not None:
+            node.overlay.stop()
         await node.pool.stop()
         await node.logs.stop(node.inventory.containers.values())
         await node.volumes.stop()

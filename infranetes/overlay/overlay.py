@@ -188,12 +188,17 @@ class Overlay:
                 # After a reboot of the node the kernel has none. The VM is asked again when it is connected.
                 self._peers[id] = Peer(lease, IPv4Address(host), mtus.get(address, SAFE_MTU))
         self._last = max(self._leases.values(), default=None)
+        self._walls.watch()
         try:
             await self._walls.restore({id: str(lease) for id, lease in self._leases.items()})
             if self._peers or mtus:
                 await self._apply()
         except InfranetesError as error:
             _log.error("there are no tunnels to VMs for now: {error}", error=error)
+
+    def stop(self) -> None:
+        """Do nothing by itself any more; all stays as it is. Idempotent."""
+        self._walls.stop()
 
     async def sweep(self) -> None:
         """Make right what somebody else has changed, or an earlier daemon has left."""

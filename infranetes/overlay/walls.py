@@ -10,7 +10,8 @@ node. A pod of which nothing is said is closed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from ipaddress import IPv4Address
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from twisted.logger import Logger
 from infranetes.firewalls import Firewalls
 from infranetes_common.concurrency import replace_file, run_in_thread
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
+from infranetes_common.nftables_watch import open_socket
 from infranetes_common.pod_firewall import CLOSED, PodFirewall, decode, encode
 from infranetes_common.reactors import IReactor
 
@@ -44,7 +46,7 @@ class Walls:
 
     :param device: the node's end of the tunnels. :param directory: remembers them.
     :param enforcing: not: all is open, also what an earlier daemon has closed.
-    :param inside: the command that runs others in the network namespace.
+    :param inside: the command that runs others in the network namespace. :param opener: `open_socket` there.
     """
 
     def __init__(
@@ -54,12 +56,22 @@ class Walls:
         directory: Path,
         enforcing: bool = True,
         inside: Sequence[str] = (),
+        opener: Callable[[], socket.socket] = open_socket,
     ) -> None:
         self._reactor = reactor
         self._directory = directory
         self._enforcing = enforcing
         table = f"infranetes_{device}_firewalls"
-        self._firewalls: Firewalls[_Pod] = Firewalls(reactor, table, device, inside=inside)
+        self._firewalls: Firewalls[_Pod] = Firewalls(reactor, table, device, None, inside, opener)
+
+    def watch(self) -> None:
+        """Have tables that somebody else changes made again soon, until `stop`. Idempotent."""
+        if self._enforcing:
+            self._firewalls.watch.begin()
+
+    def stop(self) -> None:
+        """Do nothing by itself any more. Idempotent."""
+        self._firewalls.watch.end()
 
     async def restore(self, addresses: Mapping[str, str]) -> None:
         """After a start: have the firewalls of exactly these sandboxes.

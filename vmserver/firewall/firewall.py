@@ -9,6 +9,8 @@ address by a tunnel to the node, the node judges what goes by it, and the tunnel
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Callable
 from ipaddress import ip_address
 
 from twisted.internet.defer import DeferredLock
@@ -16,6 +18,7 @@ from twisted.logger import Logger
 
 from infranetes_common.commands import check, run
 from infranetes_common.errors import InfranetesError, Unavailable
+from infranetes_common.nftables_watch import TablesWatch, open_socket
 from infranetes_common.pod_firewall import PodFirewall
 from infranetes_common.pod_firewall_rules import FAMILIES, Way, chains, listed
 from infranetes_common.reactors import IReactor
@@ -42,15 +45,20 @@ _log = Logger()
 class Firewall:
     """The firewall of a network namespace.
 
-    :param namespace: its name; none: the process's own.
+    :ivar watch: while it has begun, tables that somebody else changes are mended soon.
+    :param namespace: its name; none: the process's own. :param opener: `open_socket` there.
     """
 
-    def __init__(self, reactor: IReactor, namespace: str = "") -> None:
+    def __init__(
+        self, reactor: IReactor, namespace: str = "", opener: Callable[[], socket.socket] = open_socket
+    ) -> None:
         self._reactor = reactor
         self._inside = ["ip", "netns", "exec", namespace] if namespace else []
         self._lock = DeferredLock()
         self._script = ""  # what is in force; none: nothing that this process has put there
         self._listing = b""
+        tables = [(family, TABLE) for family in FAMILIES.values()]
+        self.watch = TablesWatch(reactor, tables, lambda _sure: self.mend(), opener)
 
     async def put(self, firewall: PodFirewall, node: str, tunnel_port: int = 0) -> None:
         """Put a firewall in force, at one instant. Idempotent.
@@ -74,7 +82,8 @@ class Firewall:
                 await self._apply(self._script)
 
     async def _apply(self, script: str) -> None:
-        await check(self._reactor, [*self._inside, "nft", "-f", "-"], SECONDS, script.encode())
+        with self.watch.ours():
+            await check(self._reactor, [*self._inside, "nft", "-f", "-"], SECONDS, script.encode())
         self._script = script
         self._listing = await self._listed()
 

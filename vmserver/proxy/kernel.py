@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+import socket
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from twisted.logger import Logger
@@ -13,6 +14,7 @@ from twisted.logger import Logger
 from infranetes_common.commands import check, run
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import InfranetesError, Unavailable
+from infranetes_common.nftables_watch import Mend, TablesWatch, open_socket
 from infranetes_common.reactors import IReactor
 from vmserver.proxy import listing, script
 from vmserver.proxy.rules import Key, Target
@@ -33,13 +35,21 @@ _log = Logger()
 class Kernel:
     """The tables of a network namespace.
 
-    :param namespace: its name; none: the process's own.
+    :param namespace: its name; none: the process's own. :param opener: `open_socket` there.
     """
 
-    def __init__(self, reactor: IReactor, namespace: str = "") -> None:
+    def __init__(
+        self, reactor: IReactor, namespace: str = "", opener: Callable[[], socket.socket] = open_socket
+    ) -> None:
+        self._opener = opener
         self._reactor = reactor
         self._inside = ["ip", "netns", "exec", namespace] if namespace else []
         self._unread = 0  # listings of tables that are there, which failed one after the other
+
+    def watch(self, mend: Mend) -> TablesWatch:
+        """Return what can have the tables mended when somebody else changes them."""
+        tables = [(family, script.NAME) for family in script.FAMILIES.values()]
+        return TablesWatch(self._reactor, tables, mend, self._opener)
 
     async def change(self, text: str) -> None:
         """Run a script, which is one transaction. :raise InfranetesError: why nft refuses it."""

@@ -70,6 +70,7 @@ class ServiceProxy:
     """The service proxy of this VM.
 
     :ivar version: what is in force.
+    :ivar watch: while it has begun, tables that somebody else changes are mended soon.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -82,11 +83,13 @@ class ServiceProxy:
         self._ranges: dict[int, tuple[str, ...]] = {}
         self._coming: tuple[Version, set[Key]] | None = None  # of an update of all, as far as it has come
         self.version = Version()
+        self.watch = kernel.watch(lambda _sure: self.mend())
 
     async def prepare(self) -> None:
         """Make the tables, or read those that are there. :raise InfranetesError: why that fails."""
         async with self._lock:
-            await self._learn()
+            with self.watch.ours():
+                await self._learn()
 
     async def apply(self, update: Update) -> None:
         """Put a part of an update into force.
@@ -99,9 +102,10 @@ class ServiceProxy:
     async def _applied(self, update: Update) -> None:
         async with self._lock:
             try:
-                if not self._known:
-                    await self._learn()
-                await self._change(update)
+                with self.watch.ours():
+                    if not self._known:
+                        await self._learn()
+                    await self._change(update)
             except InfranetesError as error:
                 self._known, self._coming, self.version = False, None, Version()
                 if isinstance(error, InvalidArgument):
@@ -121,12 +125,13 @@ class ServiceProxy:
                 return False  # the next update begins with reading them
             wanted, ranges = dict(self._placed), dict(self._ranges)
             self._known = False
-            await self._learn()
-            if self._placed == wanted and self._ranges == ranges:
-                return False
-            _log.warn("the service proxy's tables were changed by somebody else and are mended")
-            await self._place({**dict.fromkeys(self._placed), **wanted})
-            await self._drop(ranges)
+            with self.watch.ours():
+                await self._learn()
+                if self._placed == wanted and self._ranges == ranges:
+                    return False
+                _log.warn("the service proxy's tables were changed by somebody else and are mended")
+                await self._place({**dict.fromkeys(self._placed), **wanted})
+                await self._drop(ranges)
             return True
 
     async def report(self, key: Key | None) -> Report:

@@ -11,6 +11,7 @@ from twisted.logger import Logger
 
 from infranetes_common.concurrency import deferred, run_in_thread, start
 from infranetes_common.errors import InfranetesError
+from infranetes_common.nftables_watch import TablesWatch
 from infranetes_common.reactors import IReactor
 from vmserver.proxy.kernel import Kernel
 from vmserver.proxy.proxy import ServiceProxy
@@ -22,6 +23,10 @@ _log = Logger()
 
 class Mended(Protocol):
     """Has something in the kernel."""
+
+    @property
+    def watch(self) -> TablesWatch:
+        """Has it mended when somebody is seen to change it."""
 
     async def mend(self) -> object:
         """Put it there again if somebody has changed it."""
@@ -50,6 +55,8 @@ class Upkeep:
 
     def begin(self) -> None:
         """Begin. Idempotent."""
+        for each in self._mended:
+            each.watch.begin()
         if not self._looking.running:
             self._looking.start(MEND_SECONDS, now=False).addErrback(
                 lambda failure: _log.failure(
@@ -62,6 +69,8 @@ class Upkeep:
 
     def end(self) -> None:
         """End. Idempotent."""
+        for each in self._mended:
+            each.watch.end()
         if self._looking.running:
             self._looking.stop()
 

@@ -63,6 +63,16 @@ class PodNetwork:
             await self._firewalls.set_up(known)
         await self.bridge.set_up(await self.subnet(), ports)
 
+    def watch_firewalls(self) -> None:
+        """Have firewalls that somebody else changes made again soon, until `stop`. Idempotent."""
+        if self._firewalls is not None:
+            self._firewalls.watch.begin()
+
+    def stop(self) -> None:
+        """Do nothing by itself any more. Idempotent."""
+        if self._firewalls is not None:
+            self._firewalls.watch.end()
+
     async def restore_tables(self, ports: Sequence[BridgePort]) -> None:
         """Make the bridge's tables again if somebody has removed them."""
         await self.bridge.restore_tables(await self.subnet(), ports)

@@ -111,9 +111,8 @@ class QemuProvider:
         host_checks.make_directories(self._paths, templates)
         self._directory_lock = host_checks.take_lock(self._paths)
         try:
-            self._vms.update(
-                await find_vms(self._reactor, self._records, self._paths, user, self._process_ended)
-            )
+            found = await find_vms(self._reactor, self._records, self._paths, user, self._process_ended)
+            self._vms.update(found)
             await self._find_qemu(user, progress)
             self._maker = TemplateMaker(self._reactor, self._settings, templates, self._paths.run, user)
             template = await self._intact_template(progress)
@@ -136,11 +135,13 @@ class QemuProvider:
             await self.stop()
             raise
         self._maintenance.start(_MAINTENANCE_SECONDS, now=False)
+        self._pod_network.watch_firewalls()
 
     @deferred
     async def stop(self) -> None:
         if self._maintenance.running:
             self._maintenance.stop()
+        self._pod_network.stop()
         launcher, self._launcher = self._launcher, None
         await settled([flight.join() for flight in self._under_way])
         if launcher is not None:

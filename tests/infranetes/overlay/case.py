@@ -17,10 +17,11 @@ from infranetes.overlay.config import OverlayConfig
 from infranetes.overlay.overlay import Invitation, Overlay
 from infranetes.overlay.tunnels import Tunnels
 from infranetes.overlay.walls import Walls
+from infranetes_common.nftables_watch import open_socket
 from infranetes_common.reactors import installed
 from infranetes_common.wire import vmserver
 from tests.harness.tools import need
-from tests.support.spaces import Space
+from tests.support.spaces import Space, in_namespace
 from txgrpc import Call
 from vmserver.pod_tunnel import PodTunnel
 from vmserver.rpc.pod_network import PodNetworkCalls
@@ -70,6 +71,7 @@ class TunnelCase(TestCase):
         (self.proc_sys / "net/ipv4").mkdir(parents=True)
         (self.proc_sys / "net/ipv4/ip_forward").write_text("0\n")
         self.remembered = Path(self.mktemp())
+        self.last: Overlay | None = None
         self.found: dict[str, tuple[str, str]] = {}
 
     def space(self, word: str) -> Space:
@@ -83,8 +85,13 @@ class TunnelCase(TestCase):
         networks = [IPv4Network(each) for each in self.cluster]
         tunnels = Tunnels(reactor, config, networks, self.proc_sys, self.node.name)
         inside = self.node.command()
-        walls = Walls(reactor, config.device, self.remembered, self.enforcing, inside)
+        walls = Walls(reactor, config.device, self.remembered, self.enforcing, inside,
+                      lambda: in_namespace(self.node.name, open_socket))  # fmt: skip
         overlay = Overlay(tunnels, walls, config, networks)
+        if self.last is not None:
+            self.last.stop()
+        self.last = overlay
+        self.addCleanup(overlay.stop)
         await overlay.restore(self.found)
         return overlay
 

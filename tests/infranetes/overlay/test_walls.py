@@ -6,6 +6,7 @@ from __future__ import annotations
 from ipaddress import ip_network
 
 from infranetes.overlay.overlay import Overlay
+from infranetes_common.concurrency import run_in_thread, sleep
 from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
 from infranetes_common.pod_firewall import CLOSED, OPEN, Allowed, PodFirewall, Ports
 from tests.infranetes.overlay.case import (
@@ -152,6 +153,13 @@ class LifeTests(WallCase):
         await self.overlay.sweep()
         self.cannot_reach(self.other, PODS[0], OTHER_POD)
         self.reaches(self.vms[0], OTHER_POD)
+
+    async def test_tables_that_somebody_takes_away_are_soon_back_by_themselves(self) -> None:
+        for words in (("delete", "table", "ip", TABLE), ("flush", "ruleset")):
+            await run_in_thread(reactor, self.node.said, "nft", *words)
+            while TABLE not in await run_in_thread(reactor, self.node.said, "nft", "list", "tables"):
+                await sleep(reactor, 0.02)
+        self.cannot_reach(self.other, PODS[0], OTHER_POD)
 
     async def test_with_the_last_address_nothing_is_left(self) -> None:
         for number in (0, 1):

@@ -55,6 +55,9 @@ class FakeWalls:
     def __init__(self) -> None:
         self.put_there: dict[str, list[PodFirewall]] = {}
 
+    def watch(self) -> None:
+        pass
+
     async def restore(self, addresses: Mapping[str, str]) -> None:
         pass
 

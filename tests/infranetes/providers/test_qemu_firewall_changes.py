@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from infranetes.providers.qemu.bridge import Bridge
 from infranetes.providers.qemu.firewalls import Firewalls
 from infranetes.providers.qemu.pod_network import PodNetwork
+from infranetes_common.concurrency import run_in_thread, sleep
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
 from infranetes_common.pod_firewall import CLOSED, OPEN, Allowed, PodFirewall, Ports
 from tests.infranetes.providers.firewall_case import (
@@ -115,6 +116,26 @@ class ChangeTests(FirewallCase):
                 await self.reaches(self.a, self.b)
         self.assertEqual(sorted(self.tables().split()), sorted(before.split()))
 
+    async def test_tables_that_somebody_takes_away_are_soon_back_by_themselves(self) -> None:
+        await self.open_all()
+        await self.set(self.a, ingress=[])
+        before = self.tables()
+        for words in (
+            ["delete", "table", "ip", f"infranetes_{self.bridge}_firewalls"],
+            ["flush", "table", "bridge", f"infranetes_{self.bridge}_firewalls"],
+            ["flush", "chain", "ip", f"infranetes_{self.bridge}_firewalls", "forward-ingress"],
+        ):
+            self.firewalls.watch.begin()
+            await blocking(subprocess.run, ["nft", *words], check=True)
+            await self.until(lambda: run_in_thread(reactor, self.tables), before)
+            self.firewalls.watch.end()  # the next one is not the second in a row
+        await self.cannot_reach(self.b, self.a)
+
+    async def until(self, look: Callable[[], Awaitable[str]], expected: str) -> None:
+        """Wait until one sees the tables as they were, in whatever order."""
+        while sorted((await look()).split()) != sorted(expected.split()):
+            await sleep(reactor, 0.02)
+
     async def test_the_next_daemon_changes_nothing_but_what_it_knows_better(self) -> None:
         await self.open_all()
         made = await self.connection(self.b, self.c)
@@ -133,9 +154,12 @@ class ChangeTests(FirewallCase):
 
     def tables(self) -> str:
         return "".join(
-            subprocess.check_output(
-                ["nft", "list", "table", family, f"infranetes_{self.bridge}_firewalls"], text=True
-            )
+            subprocess.run(
+                ["nft", "list", "table", family, f"infranetes_{self.bridge}_firewalls"],
+                text=True,
+                check=False,
+                capture_output=True,
+            ).stdout
             for family in ("bridge", "ip")
         )
 

@@ -14,8 +14,9 @@ from typing import ParamSpec, TypeVar
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from infranetes_common.concurrency import run_in_thread
+from infranetes_common.concurrency import run_in_thread, sleep
 from infranetes_common.errors import InvalidArgument, Unavailable
+from infranetes_common.nftables_watch import open_socket
 from infranetes_common.pod_firewall import CLOSED, OPEN, Allowed, PodFirewall, Ports
 from infranetes_common.reactors import installed
 from infranetes_common.wire import vmserver as messages
@@ -196,6 +197,19 @@ class FirewallTests(TestCase):
         self.assertEqual(
             await blocking(subprocess.check_output, [*inside, "--handle", "list", "ruleset"]), before
         )
+
+    async def test_what_somebody_changes_is_soon_mended_by_itself(self) -> None:
+        firewall = Firewall(reactor, self.pod.name, lambda: inside(self.pod.name, open_socket))
+        await firewall.put(CLOSED, NODE)
+        firewall.watch.begin()
+        self.addCleanup(firewall.watch.end)
+        within = ["ip", "netns", "exec", self.pod.name, "nft"]
+        before = await blocking(subprocess.check_output, [*within, "list", "ruleset"])
+        for change in ("flush ruleset", f"insert rule ip {TABLE} input accept"):
+            await blocking(subprocess.run, [*within, change], check=True)
+            while await blocking(subprocess.check_output, [*within, "list", "ruleset"]) != before:
+                await sleep(reactor, 0.02)
+        await self.cannot_reach(self.other, self.pod)
 
     async def test_what_nft_refuses_changes_nothing(self) -> None:
         await self.put([])

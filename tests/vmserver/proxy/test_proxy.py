@@ -10,9 +10,11 @@ from pathlib import Path
 
 from twisted.trial.unittest import TestCase
 
-from infranetes_common.concurrency import deferred
+from infranetes_common.concurrency import deferred, run_in_thread, sleep
 from infranetes_common.errors import Unavailable
+from infranetes_common.nftables_watch import open_socket
 from infranetes_common.reactors import installed
+from tests.support.spaces import in_namespace
 from tests.vmserver.proxy.namespace import Namespace
 from vmserver.proxy import kernel, proxy, script
 from vmserver.proxy.kernel import Kernel
@@ -45,7 +47,8 @@ class ProxyCase(TestCase):
 
     def new_proxy(self) -> ServiceProxy:
         """A proxy of an agent that has just started."""
-        return ServiceProxy(Kernel(reactor, self.space.name))
+        name = self.space.name
+        return ServiceProxy(Kernel(reactor, name, lambda: in_namespace(name, open_socket)))
 
     async def put(
         self,
@@ -339,6 +342,17 @@ class TableTests(ProxyCase):
             await self.assert_in_kernel(self.MANY)
             self.assertIn("10.96.0.0/12", self.nft("list", "chain", "ip", script.NAME, "ranges"))
         self.assertEqual(self.proxy.version, Version("table", 1))
+
+    @deferred
+    async def test_tables_that_somebody_removes_are_soon_back_by_themselves(self) -> None:
+        self.proxy.watch.begin()
+        self.addCleanup(self.proxy.watch.end)
+        await self.put(self.MANY, ranges=["10.96.0.0/12"])
+        await run_in_thread(reactor, self.nft, "flush", "ruleset")
+        while script.NAME not in await run_in_thread(reactor, self.nft, "list", "tables", "ip6"):
+            await sleep(reactor, 0.02)
+        await self.put({})  # once that is done
+        await self.assert_in_kernel(self.MANY)
 
     @deferred
     async def test_what_the_kernel_refuses_is_told_and_the_next_update_of_all_begins_anew(self) -> None:
