@@ -16,8 +16,8 @@ from pathlib import Path
 
 from bench.figures import Report
 from infranetes.kubernetes.fields import Name
+from infranetes.services.messages import updates
 from infranetes.services.objects import Endpoint, EndpointPort, EndpointSlice, OwnNode, Service, ServicePort
-from infranetes.services.sender import updates
 from infranetes.services.table import Table
 from infranetes_common.reactors import IReactor
 from tests.vmserver.proxy.namespace import Namespace

@@ -12,8 +12,8 @@ from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Sandbox
 from infranetes.services.cluster import ClusterServices
 from infranetes.services.endpoints import Target
+from infranetes.services.messages import message_key
 from infranetes.services.rules import Key, Rule, Without
-from infranetes.services.sender import message_key
 from infranetes.services.verdict import Verdict, judge
 from infranetes_common.concurrency import sleep
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument

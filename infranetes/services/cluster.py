@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping
 from infranetes.kubernetes.api_server import ApiServer
 from infranetes.kubernetes.cluster import Cluster
 from infranetes.services.kinds import OwnNodes, ServiceRanges, Services, Slices
+from infranetes.services.messages import Batches
 from infranetes.services.objects import OwnNode
+from infranetes.services.pace import Pace
 from infranetes.services.sender import IAgent, RuleSender
 from infranetes.services.table import Table
 from infranetes_common.concurrency import Notifier
@@ -27,6 +29,8 @@ class ClusterServices(Cluster):
     def __init__(self, reactor: IReactor, server: ApiServer, node: str) -> None:
         self.table = Table(OwnNode(node))
         self.changed = Notifier()
+        self._batches = Batches(self.table)
+        self._pace = Pace(reactor)
         kinds = (
             Services(self.table),
             Slices(self.table),
@@ -57,7 +61,7 @@ class ClusterServices(Cluster):
 
     def sender(self, agent: IAgent) -> RuleSender:
         """Return what keeps a VM's rules as those of the table. It is to be started and stopped."""
-        return RuleSender(self._reactor, agent, self.table, self.changed)
+        return RuleSender(self._reactor, agent, self.table, self.changed, self._batches, self._pace)
 
     def _renew(self) -> None:
         self.table.complete = self.complete

@@ -84,8 +84,7 @@ class OwnNodes(Kind):
         self._table = table
 
     def put(self, item: Json) -> Iterable[None] | None:
-        self._table.move(objects.own_node(item))
-        return ()
+        return self._table.move(objects.own_node(item))
 
     def remove(self, name: Name) -> Iterable[None]:
         return ()

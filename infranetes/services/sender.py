@@ -7,7 +7,7 @@ said that these are in force: a VM that is slow is sent less often, and each rul
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from typing import Protocol
 
 from twisted.internet.defer import Deferred, DeferredQueue
@@ -15,18 +15,16 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from infranetes.services.rules import Key, Rule, Without
+from infranetes.services.messages import Batches
+from infranetes.services.pace import Pace
 from infranetes.services.table import Change, Table
 from infranetes.services.timing import Progress, Times
 from infranetes_common.concurrency import Notifier, backoff, sleep, start
 from infranetes_common.errors import InfranetesError, InvalidArgument, Unimplemented
 from infranetes_common.wire import vmserver
 
-PART = 500  # rules in one message
-ENDPOINTS_IN_PART = 5000
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0  # seconds between two calls that fail
 
-_PROTOCOLS = {"TCP": 6, "UDP": 17, "SCTP": 132}
 _log = Logger()
 
 
@@ -43,18 +41,29 @@ class RuleSender:
     """Keeps the rules of one VM as those of a table.
 
     :param changed: notified when the table may have changed.
+    :param batches: of the table. :param pace: when something may be sent. All VMs have them together.
     :ivar number: up to which the VM has the rules; -1: not known.
     :ivar trouble: why it can't be told now; empty: it can.
     """
 
-    def __init__(self, clock: IReactorTime, agent: IAgent, table: Table, changed: Notifier) -> None:
+    def __init__(
+        self,
+        clock: IReactorTime,
+        agent: IAgent,
+        table: Table,
+        changed: Notifier,
+        batches: Batches,
+        pace: Pace,
+    ) -> None:
         self._clock = clock
         self._agent = agent
         self._table = table
         self._changed = changed
+        self._batches = batches
+        self._pace = pace
         self._told = Notifier()
         self._over = False  # no more is sent
-        self._waiting: DeferredQueue[vmserver.ServiceRulesUpdate] | None = None  # to be sent in this call
+        self._waiting: DeferredQueue[None] | None = None  # to be sent in this call
         self._answered = False  # this call's last update, or its beginning
         self._known = -1  # what it answered
         self._sent: int | None = None  # in this call
@@ -123,9 +132,9 @@ class RuleSender:
     async def _call(self) -> None:
         """One call, until it ends."""
         self._answered, self._sent = False, None
-        waiting: DeferredQueue[vmserver.ServiceRulesUpdate] = DeferredQueue()
+        waiting: DeferredQueue[None] = DeferredQueue()
         self._waiting = waiting
-        states = self._agent.service_rules(_taken(waiting))
+        states = self._agent.service_rules(self._taken(waiting))
         following = start(self._follow(waiting))
         following.addErrback(lambda _: None)
         try:
@@ -154,7 +163,7 @@ class RuleSender:
         self._known = state.number if ours else -1
         self._answered = True
 
-    async def _follow(self, waiting: DeferredQueue[vmserver.ServiceRulesUpdate]) -> None:
+    async def _follow(self, waiting: DeferredQueue[None]) -> None:
         """Send what changes, until the call has ended: it may end as it is sent that, which ends no wait."""
         while True:
             await self._changed.wait()
@@ -162,74 +171,25 @@ class RuleSender:
                 return
             self._send(waiting)
 
-    def _send(self, waiting: DeferredQueue[vmserver.ServiceRulesUpdate]) -> None:
+    def _send(self, waiting: DeferredQueue[None]) -> None:
         """Send what the VM lacks, if it has answered the last time and lacks anything."""
         if self._table.complete and self._answered and self._known != self._table.number:
-            self._answered, self._sent = False, self._table.number
-            for update in updates(self._table, self._known if self._known >= 0 else None):
-                waiting.put(update)
+            self._answered = False
+            waiting.put(None)
 
+    async def _taken(self, waiting: DeferredQueue[None]) -> AsyncIterator[vmserver.ServiceRulesUpdate]:
+        """What is to be sent, when this VM has its turns: then it is known what it lacks."""
+        while True:
+            await waiting.get()
+            await self._turn()
+            batch = self._batches.since(self._known if self._known >= 0 else None)
+            self._sent = batch.number
+            yield batch.message(0)
+            for place in range(1, len(batch)):
+                await self._turn()
+                yield batch.message(place)
 
-async def _taken(
-    waiting: DeferredQueue[vmserver.ServiceRulesUpdate],
-) -> AsyncIterator[vmserver.ServiceRulesUpdate]:
-    while True:
-        yield await waiting.get()
-
-
-def updates(table: Table, since: int | None) -> Iterator[vmserver.ServiceRulesUpdate]:
-    """Yield the messages that bring a VM up to date. :param since: what it has; None: that is not known."""
-    changes = None if since is None else table.since(since)
-    all = changes is None
-    ranges = None
-    if since is None or changes is None or table.ranges_number > since:
-        ranges = vmserver.ServiceRanges(ranges=map(str, table.ranges))
-    parts = _parts(table.everything() if changes is None else changes)
-    part = next(parts, [])
-    while True:
-        following = next(parts, None)
-        yield vmserver.ServiceRulesUpdate(
-            table=table.id,
-            number=table.number,
-            all=all,
-            more=following is not None,
-            changed=[_rule(each.key, each.rule) for each in part if each.rule is not None],
-            removed=[message_key(each.key) for each in part if each.rule is None],
-            ranges=ranges if following is None else None,
-        )
-        if following is None:
-            return
-        part = following
-
-
-def _parts(changes: Iterable[Change]) -> Iterator[list[Change]]:
-    """Some changes at a time, so that no message is too large."""
-    part: list[Change] = []
-    endpoints = 0
-    for change in changes:
-        size = len(change.rule.endpoints) if change.rule is not None else 0
-        if part and (len(part) >= PART or endpoints + size > ENDPOINTS_IN_PART):
-            yield part
-            part, endpoints = [], 0
-        part.append(change)
-        endpoints += size
-    if part:
-        yield part
-
-
-def message_key(key: Key) -> vmserver.ServiceKey:
-    """Return a key as the agent takes it."""
-    return vmserver.ServiceKey(address=key.address.packed, protocol=_PROTOCOLS[key.protocol], port=key.port)
-
-
-def _rule(key: Key, rule: Rule) -> vmserver.ServiceRule:
-    return vmserver.ServiceRule(
-        key=message_key(key),
-        endpoints=[
-            vmserver.ServiceEndpoint(address=address.packed, port=port) for address, port in rule.endpoints
-        ],
-        dropped=rule.without is Without.DROPPED,
-        cluster_ip=rule.cluster_ip,
-        affinity_seconds=rule.affinity_seconds,
-        source_ranges=map(str, rule.source_ranges),
-    )
+    async def _turn(self) -> None:
+        turn = self._pace.turn()
+        if turn is not None:
+            await turn

@@ -22,6 +22,7 @@ from infranetes.services.rules import Key, Rule, rules
 from infranetes.services.timing import News
 
 REMEMBERED = 20_000  # rules that were removed
+STEP = 50  # Services that are looked at at a time
 MOST_RANGES = 1000  # of ServiceCIDRs; with more than a VM takes, nothing is dropped
 
 
@@ -145,12 +146,14 @@ class Table:
             self.number += 1
             self.ranges, self.ranges_number = now, self.number
 
-    def move(self, node: OwnNode) -> None:
-        """Note where the node is now, as its zone may change."""
+    def move(self, node: OwnNode) -> Iterator[None]:
+        """Note where the node is now, as its zone may change, in small steps."""
         if node != self._node:
             self._node = node
-            for name in self._services:
+            for number, name in enumerate(tuple(self._services), 1):
                 self._renew(name)
+                if number % STEP == 0:
+                    yield
 
     def _keep(self, given: EndpointSlice) -> None:
         self._slices.setdefault(given.service, {})[given.name] = given

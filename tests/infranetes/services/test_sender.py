@@ -12,9 +12,11 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.kubernetes.fields import Name
-from infranetes.services import sender
+from infranetes.services import messages, sender
+from infranetes.services.messages import Batches, updates
 from infranetes.services.objects import OwnNode, Service, service
-from infranetes.services.sender import RuleSender, updates
+from infranetes.services.pace import Pace
+from infranetes.services.sender import RuleSender
 from infranetes.services.table import Table
 from infranetes_common.concurrency import Notifier, start
 from infranetes_common.errors import InfranetesError, Unavailable, Unimplemented
@@ -100,7 +102,7 @@ class VM:
 
 class UpdateTests(SynchronousTestCase):
     def test_all_rules_come_in_parts(self) -> None:
-        self.patch(sender, "PART", 10)
+        self.patch(messages, "PART", 10)
         table = Table(OwnNode("here"))
         self.assertEqual([(each.all, each.more) for each in updates(table, None)], [(True, False)])
         for number in range(25):
@@ -122,7 +124,7 @@ class UpdateTests(SynchronousTestCase):
         self.assertFalse(found.HasField("ranges"))
 
     def test_ranges_come_last_and_when_they_change(self) -> None:
-        self.patch(sender, "PART", 1)
+        self.patch(messages, "PART", 1)
         table = Table(OwnNode("here"))
         table.put_service(a_service(1))
         table.put_service(a_service(2))
@@ -149,7 +151,9 @@ class SenderTests(SynchronousTestCase):
         """Have a daemon that has just begun: with another table."""
         self.table = Table(OwnNode("here"))
         self.table.complete = True
-        self.sender = RuleSender(self.clock, self.vm, self.table, self.changed)
+        self.sender = RuleSender(
+            self.clock, self.vm, self.table, self.changed, Batches(self.table), Pace(self.clock)
+        )
         self.sender.start()
         self.addCleanup(self.sender.stop)
 

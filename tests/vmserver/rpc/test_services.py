@@ -6,7 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from infranetes.machines.agent.client import AgentClient
+from infranetes.services.messages import Batches
 from infranetes.services.objects import OwnNode, endpoint_slice, service
+from infranetes.services.pace import Pace
 from infranetes.services.sender import RuleSender
 from infranetes.services.table import Table
 from infranetes_common.concurrency import Notifier
@@ -43,7 +45,9 @@ class ServiceRulesCase(AgentCase):
         self.table.complete = True
         self.changed = Notifier()
         client = AgentClient(SANDBOX, self.agent.channel())
-        self.sender = RuleSender(reactor, client, self.table, self.changed)
+        self.sender = RuleSender(
+            reactor, client, self.table, self.changed, Batches(self.table), Pace(reactor)
+        )
         self.sender.start()
         self.addCleanup(self.sender.stop)
 

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A table of many Services."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address
+
+from infranetes.kubernetes.fields import Name
+from infranetes.services.objects import Endpoint, EndpointPort, EndpointSlice, OwnNode, Service, ServicePort
+from infranetes.services.table import Table
+
+
+def large_table(services: int, endpoints: int = 5) -> Table:
+    """A table of so many Services, with so many endpoints each."""
+    table = Table(OwnNode("here"))
+    for number in range(services):
+        put_service(table, number, endpoints)
+    return table
+
+
+def put_service(table: Table, number: int, endpoints: int = 5, shift: int = 0) -> None:
+    """Put a Service. :param shift: other numbers give it other endpoints."""
+    name = Name("ns", f"s{number}")
+    first = IPv4Address("10.2.0.0") + number * 16 + shift
+    its = tuple(Endpoint(first + each) for each in range(endpoints))
+    ports = (EndpointPort("", "TCP", 8080),)
+    address = IPv4Address("10.96.0.1") + number
+    table.put_service(Service(name, (address,), (ServicePort("", "TCP", 80),)))
+    table.put_slice(EndpointSlice(Name("ns", f"s{number}-1"), name, ports, its))
