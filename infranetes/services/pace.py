@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast VMs are told what changes: many of them wait for each other, and all of them for everybody else."""
+"""How fast VMs are told what changes: many of them wait for each other, and all for everybody else."""
 
 from __future__ import annotations
 
