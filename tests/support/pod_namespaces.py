@@ -18,11 +18,12 @@ from typing import TypeVar
 
 from infranetes.providers.qemu.bridge import BridgePort
 from infranetes.providers.qemu.subnet import mac_of
+from tests.support.sctp import PROTOCOL
+from tests.support.sctp import init as begin
 
 T = TypeVar("T")
 ARRIVES, DOES_NOT = 20.0, 0.3  # seconds that are waited: for what is to arrive, and to see that nothing does
 CLONE_NEWNET = 0x40000000
-SCTP = 132
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -237,13 +238,10 @@ def ping(client: Host, server: Host, expected: bool) -> bool:
 
 def sctp(client: Host, server: Host, port: int, expected: bool) -> bool:
     """Whether the beginning of an association reaches the server. No kernel's SCTP is needed."""
-    source, tag = secrets.randbelow(20_000) + 20_000, secrets.token_bytes(4)
-    chunk = struct.pack("!BBH", 1, 0, 20) + tag + struct.pack("!IHHI", 65536, 1, 1, 1)
-    packet = struct.pack("!HHI", source, port, 0) + b"\0\0\0\0" + chunk
-    packet = packet[:8] + struct.pack("<I", _crc32c(packet)) + packet[12:]
+    packet, tag = begin(port)
     with (
-        server.socket(socket.SOCK_RAW, SCTP) as receiving,
-        client.socket(socket.SOCK_RAW, SCTP) as sending,
+        server.socket(socket.SOCK_RAW, PROTOCOL) as receiving,
+        client.socket(socket.SOCK_RAW, PROTOCOL) as sending,
     ):
         _send(sending, packet, (server.address, 0))
         return _comes(receiving, lambda found: tag in found, expected)
@@ -254,15 +252,6 @@ def _comes(waiting: socket.socket, wanted: Callable[[bytes], bool], expected: bo
         if wanted(waiting.recv(2000)):
             return True
     return False
-
-
-def _crc32c(data: bytes) -> int:
-    value = 0xFFFFFFFF
-    for byte in data:
-        value ^= byte
-        for _ in range(8):
-            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-    return value ^ 0xFFFFFFFF
 
 
 def connects(client: Host, address: str, port: int, seconds: float) -> bool:

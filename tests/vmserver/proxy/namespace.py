@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import subprocess
 import threading
@@ -12,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from tests.support import sctp
 from tests.support.spaces import in_namespace
 
 T = TypeVar("T")
@@ -107,3 +109,21 @@ class Namespace:
                 return "dropped"
 
         return self.inside(lambda: Counter(connect() for _ in range(times)))
+
+    def reached_by_sctp(self, address: str, port: int, times: int = 1) -> Counter[str]:
+        """Where as many beginnings of associations arrive in this namespace; `dropped` if they don't."""
+
+        def send() -> str:
+            packet, tag = sctp.init(port)
+            with (
+                socket.socket(socket.AF_INET, socket.SOCK_RAW, sctp.PROTOCOL) as receiving,
+                socket.socket(socket.AF_INET, socket.SOCK_RAW, sctp.PROTOCOL) as sending,
+            ):
+                sending.sendto(packet, (address, 0))
+                while select.select([receiving], [], [], 0.3)[0]:
+                    found = receiving.recv(2000)
+                    if tag in found:
+                        return f"{socket.inet_ntoa(found[16:20])}:{sctp.port(found[20:])}"
+            return "dropped"
+
+        return self.inside(lambda: Counter(send() for _ in range(times)))

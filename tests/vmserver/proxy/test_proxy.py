@@ -85,6 +85,14 @@ class ConnectionTests(ProxyCase):
         self.assertGreater(min(found.values()), 10)  # of 30; less than once in a million runs
 
     @deferred
+    async def test_associations_of_sctp_are_too(self) -> None:
+        await self.put({key(1, protocol="sctp"): Rule(targets(1, 2)), key(2): Rule(targets(1))})
+        found = self.space.reached_by_sctp("10.96.0.1", 80, 40)
+        self.assertEqual(set(found), {"10.1.0.1:8080", "10.1.0.2:8080"})
+        self.assertEqual(set(self.space.reached("10.96.0.1", 80)), {"dropped"})  # that is TCP
+        self.assertEqual(set(self.space.reached_by_sctp("10.96.0.2", 80)), {"dropped"})
+
+    @deferred
     async def test_they_follow_each_change(self) -> None:
         await self.put({key(1): Rule(targets(1))})
         self.assert_served(1, 1, times=3)
