@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from infranetes.providers.annotations import PREFIX, Wishes
+from infranetes.providers.annotations import PREFIX, Wishes, check_groups
 from infranetes.providers.cloud.aws import addresses, errors
 from infranetes.providers.cloud.aws.credentials import Credentials
 from infranetes.providers.cloud.aws.driver import Driver
@@ -92,6 +92,7 @@ class AwsCloud:
                 f"annotation {PREFIX}security-groups needs a subnet: give {PREFIX}subnet, "
                 "or subnets in providers.aws"
             )
+        check_groups(wishes, self._settings.allowed_security_groups, "providers.aws.allowed_security_groups")
         if wishes.elastic_address not in ("", "new") and not wishes.elastic_address.startswith("eipalloc-"):
             raise InvalidArgument(
                 f"annotation {PREFIX}elastic-address: {wishes.elastic_address!r}: "

@@ -28,6 +28,11 @@ def _is_endpoint(instance: object, attribute: attrs.Attribute[str], value: str) 
         raise ValueError("https://HOST or https://HOST:PORT is expected")
 
 
+def _have_subnets(instance: Settings, attribute: attrs.Attribute[tuple[str, ...]], value: object) -> None:
+    if value and not instance.subnets:
+        raise ValueError("they need subnets: without these EC2 would take the default group in their place")
+
+
 def _pair(instance: Settings, attribute: attrs.Attribute[str], value: str) -> None:
     if bool(value) != bool(instance.access_key):
         raise ValueError("access_key and secret_key go together")
@@ -42,7 +47,8 @@ class Settings(CloudSettings):
     # Whose images the catalogue has: self, account ids, amazon, aws-marketplace.
     image_owners: tuple[str, ...] = attrs.field(default=("self",), validator=are_owners)
     subnets: tuple[str, ...] = ()  # tried in this order; empty: the default VPC's choice
-    security_groups: tuple[str, ...] = ()  # ids; they need subnets
+    security_groups: tuple[str, ...] = attrs.field(default=(), validator=_have_subnets)  # ids
+    allowed_security_groups: tuple[str, ...] = ()  # that pods may ask for; empty: any
     key_name: str = ""  # an SSH key pair's, for looking into a VM
     instance_profile: str = ""  # what pods may do at AWS, unless their annotation says otherwise
     public_address: bool = False  # for pods without an annotation

@@ -161,6 +161,20 @@ class LaunchTests(GcpCase, TestCase):
         self.assertEqual(self.world.holdings(), ["address web"])
         self.world.api.addresses.clear()
 
+    async def test_pods_ask_for_no_tags_but_those_that_are_allowed(self) -> None:
+        """Tags, which firewall rules name, are what stands around all pods whatever they ask for."""
+        name = "infranetes.io/security-groups"
+        self.settings["tags"], self.settings["allowed_tags"] = ["pods"], ["web", "internal"]
+        provider = await self.started()
+        for tags in ("pods", "web,open"):
+            spec = self.spec(annotations={name: tags})
+            error = await self.refused(InvalidArgument, provider.launch(spec))
+            self.assertIn("providers.gcp.allowed_tags", str(error))
+        self.assertEqual(self.world.bodies, [])
+        for asked, made in (({name: "web,internal"}, ["web", "internal"]), ({}, ["pods"])):
+            await self.within(provider.launch(self.spec(annotations=asked)))
+            self.assertEqual(self.world.bodies[-1]["tags"], {"items": made})
+
     async def test_a_disk_is_never_smaller_than_its_image(self) -> None:
         for wanted, made in ((0, "10"), (5, "10"), (20, "20")):
             self.settings["disk_gib"] = wanted

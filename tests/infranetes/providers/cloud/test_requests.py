@@ -10,7 +10,7 @@ from typing import Any
 from twisted.trial.unittest import TestCase
 
 from infranetes.providers.interface import Size
-from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from infranetes_common.errors import ConfigError, FailedPrecondition, InvalidArgument
 from tests.infranetes.providers.cloud.case import AwsCase
 from tests.support.clouds.aws import IMAGE
 
@@ -107,6 +107,40 @@ class LaunchTests(AwsCase, TestCase):
             if name != "infranetes.io/gpus":
                 self.assertIn(name.replace("infranetes.aws.", "infranetes.io/"), str(error))
         self.assertEqual([one for one in self.world.requests if one["Action"] == "RunInstances"], [])
+
+    async def test_pods_ask_for_no_security_groups_but_those_that_are_allowed(self) -> None:
+        """The cloud's own packet filter, which stands around all pods whatever they ask for."""
+        name = "infranetes.io/security-groups"
+        ec2 = self.world.ec2
+        [subnet] = ec2.describe_subnets(SubnetIds=[self.world.subnets[0]])["Subnets"]
+        web = ec2.create_security_group(
+            GroupName=f"web-{self.cluster}", Description="web", VpcId=subnet["VpcId"]
+        )["GroupId"]
+        self.settings["allowed_security_groups"] = [web]
+        provider = await self.started()
+        for groups in (self.world.group, f"{web},{self.world.group}", "sg-0123456789abcdef0"):
+            spec = self.spec(annotations={name: groups})
+            error = await self.refused(InvalidArgument, provider.launch(spec))
+            self.assertIn("providers.aws.allowed_security_groups", str(error))
+        self.assertEqual(self.world.instances(), [])
+        for asked, group in (({name: web}, web), ({}, self.world.group)):
+            await self.within(provider.launch(self.spec(annotations=asked)))
+            self.assertEqual(self.groups(), {"SecurityGroupId.1": group})
+            public = {**asked, "infranetes.io/public-address": "true"}
+            await self.within(provider.launch(self.spec(annotations=public)))
+            self.assertEqual(self.groups(), {"NetworkInterface.1.SecurityGroupId.1": group})
+
+    def groups(self) -> dict[str, str]:
+        """The security groups of the last launch."""
+        *_, launch = [one for one in self.world.requests if one["Action"] == "RunInstances"]
+        return {name: value for name, value in launch.items() if "SecurityGroup" in name}
+
+    async def test_security_groups_that_could_not_be_given_are_refused_at_the_start(self) -> None:
+        self.settings["subnets"] = []
+        with self.assertRaises(ConfigError) as caught:
+            self.make_provider()
+        self.assertIn("security_groups", str(caught.exception))
+        self.settings["subnets"] = list(self.world.subnets)
 
     async def test_a_missing_image_is_reported_at_the_start(self) -> None:
         self.settings["image"] = "ami-00000000"
