@@ -41,6 +41,7 @@ BENCHES = {
     "conformance": ("bench.conformance", "critest's benchmarks beside containerd (QEMU)"),
     "streams": ("bench.streams", "exec and port-forward beside containerd, and the daemon's memory (QEMU)"),
     "services": ("bench.services", "the rules of 10,000 Services in a VM, and connections through them"),
+    "fleet": ("bench.fleet", "the same rules in 1, 100 and 1,000 VMs of one daemon, and 10 changes a second"),
     "proxies": ("bench.proxies", "the same 10,000 Services in a VM's rules and in kube-proxy's"),
     "rpc": ("bench.rpc", "txgrpc against grpcio"),
 }

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import abc
+import gc
 from collections.abc import Iterable, Mapping
 
 from twisted.logger import Logger
@@ -12,6 +13,10 @@ from infranetes.kubernetes import fields
 from infranetes.kubernetes.fields import Name
 from infranetes.kubernetes.watch import Event, Json, Put, Removed, Replaced
 from infranetes_common.errors import InvalidArgument
+
+# What comes of a list lives long and has no cycles. The garbage collector would look at all of it again
+# and again, for hundreds of milliseconds each time; after each so many objects it is told to leave them out.
+LONG_LIVED = 1000
 
 _log = Logger()
 
@@ -59,9 +64,11 @@ class Kind(abc.ABC):
                 yield from self._removed(fields.name(item))
             case Replaced(items):
                 there = set()
-                for item in items:
+                for number, item in enumerate(items, 1):
                     there.add(fields.name(item))
                     yield from self._put(item)
+                    if number % LONG_LIVED == 0:
+                        gc.freeze()
                     yield
                 for name in tuple(self._names):
                     if name not in there:

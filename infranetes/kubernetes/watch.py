@@ -24,8 +24,8 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, overload
 
 import attrs
 
@@ -60,6 +60,34 @@ class Removed:
     """An object is gone, or is selected no more; this is its last state."""
 
     object: Json
+
+
+class Packed(Sequence[Json]):
+    """Many objects, as text until they are wanted: it takes a tenth of the memory, and leaves nothing to the
+    garbage collector."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = list(texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    @overload
+    def __getitem__(self, place: int) -> Json: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Packed: ...
+
+    def __getitem__(self, place: int | slice) -> Json | Packed:
+        if isinstance(place, slice):
+            return Packed(self._texts[place])
+        found: Json = json.loads(self._texts[place])
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and [*self] == [*other]
+
+    __hash__ = None  # type: ignore[assignment]  # as of a list
 
 
 @attrs.frozen
@@ -100,7 +128,7 @@ class Watch:
         self._trimmed = trimmed
         self._first = self._state = State.STREAMING
         self._version = ""
-        self._initial: dict[tuple[str, str], Json] = {}  # what a streaming list or some pages have brought
+        self._initial: dict[tuple[str, str], str] = {}  # what a streaming list or some pages have brought
         self._reader = ListReader(self._add)
         self._next_page = ""  # what the server calls it
         self._pages_version = ""
@@ -154,14 +182,14 @@ class Watch:
 
     def _whole(self, version: str) -> Sequence[Event]:
         """All objects have come, as they were at a version."""
-        objects, self._initial = list(self._initial.values()), {}
+        objects, self._initial = Packed(self._initial.values()), {}
         self._paged = True
         self._follow(version)
         return [Replaced(objects)]
 
     def _add(self, thing: object) -> None:
         item = _object(thing)
-        self._initial[_key(item)] = self._trimmed(item)
+        self._initial[_key(item)] = json.dumps(self._trimmed(item))
 
     def line(self, line: bytes) -> Sequence[Event]:
         """Take one line of the answer to a watch. :raise ValueError: it is none."""

@@ -22,6 +22,9 @@ class Services(Kind):
         super().__init__({"labelSelector": f"!{objects.PROXY_NAME}", "fieldSelector": "spec.clusterIP!=None"})
         self._table = table
 
+    def trimmed(self, item: Json) -> Json:
+        return objects.trimmed(item)
+
     def put(self, item: Json) -> Iterable[None] | None:
         service = objects.service(item)
         if service is None:
@@ -42,6 +45,9 @@ class Slices(Kind):
     def __init__(self, table: Table) -> None:
         super().__init__({"labelSelector": f"!{objects.HEADLESS}"})
         self._table = table
+
+    def trimmed(self, item: Json) -> Json:
+        return objects.trimmed(item)
 
     def put(self, item: Json) -> Iterable[None] | None:
         found = objects.endpoint_slice(item)

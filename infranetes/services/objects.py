@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import attrs
 
 from infranetes.kubernetes.fields import Address, Fields, Name, Network
+from infranetes.kubernetes.watch import Json
 
 SERVICE_NAME = "kubernetes.io/service-name"
 PROXY_NAME = "service.kubernetes.io/service-proxy-name"
@@ -89,6 +90,14 @@ class OwnNode:
 
     name: str
     zone: str = ""
+
+
+def trimmed(item: Json) -> Json:
+    """Return an object without what nothing here reads and often is most of it: who has set its fields."""
+    about = item.get("metadata")
+    if isinstance(about, dict):
+        about = {key: about[key] for key in ("namespace", "name", "labels") if key in about}
+    return {**item, "metadata": about}
 
 
 def service(item: object) -> Service | None:

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.kubernetes.fields import Name
-from infranetes.services.objects import Endpoint, OwnNode, ServicePort, endpoint_slice, own_node, service
+from infranetes.services.objects import (
+    Endpoint,
+    OwnNode,
+    ServicePort,
+    endpoint_slice,
+    own_node,
+    service,
+    trimmed,
+)
 from infranetes_common.errors import InvalidArgument
 from tests.infranetes.services import objects as written
 
@@ -41,6 +49,22 @@ ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(FIELDS), inner),
 )
+
+
+class TrimmedTests(SynchronousTestCase):
+    def test_what_is_kept_is_read_the_same_without_who_has_set_it(self) -> None:
+        for item, read in (
+            (written.service("web", ("10.96.0.1",), externalIPs=["192.0.2.1"]), service),
+            (written.endpoint_slice(written.endpoint("10.0.0.1")), endpoint_slice),
+        ):
+            item["metadata"] |= {"managedFields": [{"manager": "kubectl"}], "annotations": {"a": "b"}}
+            self.assertEqual(read(trimmed(item)), read(item))
+            self.assertEqual(set(trimmed(item)["metadata"]) - {"namespace", "name", "labels"}, set())
+
+    def test_what_is_no_object_stays_none(self) -> None:
+        wrong: tuple[object, ...] = (None, 1, "x", [])
+        for about in wrong:
+            self.assertRaises(InvalidArgument, service, trimmed({"metadata": about}))
 
 
 class ServiceTests(SynchronousTestCase):
