@@ -148,9 +148,18 @@ class Firewalls(Generic[G]):
                 self._known = before
                 raise
 
-    def of(self, pod: G) -> PodFirewall | None:
-        """A pod's firewall that is in force; None: it was not said."""
-        return self._known.get(pod)
+    async def keep(self, pod: G, firewall: PodFirewall, save: Callable[[PodFirewall | None], None]) -> None:
+        """Put a pod's firewall in force, and have the next daemon know what is in force.
+
+        :param save: saves it for that one, or that there is none. Blocks.
+        :raise InfranetesError: why it can't be; the one before is in force, and saved.
+        """
+        await run_in_thread(self._reactor, save, firewall)
+        try:
+            await self.set(pod, firewall)
+        except InfranetesError:
+            await run_in_thread(self._reactor, save, self._known.get(pod))
+            raise
 
     async def forget(self, pod: G) -> None:
         """Close a pod's firewall, and let go of its chains. Idempotent."""

@@ -10,6 +10,7 @@ node. A pod of which nothing is said is closed.
 
 from __future__ import annotations
 
+import functools
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from ipaddress import IPv4Address
@@ -106,8 +107,7 @@ class Walls:
             raise FailedPrecondition("NetworkPolicies are turned off: kubernetes.network_policies is false")
         try:
             await self.put_up()
-            await run_in_thread(self._reactor, _save, self._file(id), firewall)
-            await self._firewalls.set(_Pod(address), firewall)
+            await self._firewalls.keep(_Pod(address), firewall, functools.partial(_save, self._file(id)))
         except (InfranetesError, OSError) as error:
             raise Unavailable(f"the firewall of {address} is not in force: {error}") from error
 
@@ -143,7 +143,10 @@ def _remove(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def _save(path: Path, firewall: PodFirewall) -> None:
-    """Save a firewall for the next daemon. Blocks."""
+def _save(path: Path, firewall: PodFirewall | None) -> None:
+    """Save a firewall for the next daemon; None: there is none. Blocks."""
+    if firewall is None:
+        _remove(path)
+        return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     replace_file(path, encode(firewall))

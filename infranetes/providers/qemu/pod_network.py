@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network
@@ -98,12 +99,7 @@ class PodNetwork:
         if self._firewalls is None:
             raise FailedPrecondition("NetworkPolicies are turned off: kubernetes.network_policies is false")
         try:
-            await run_in_thread(self._reactor, save_firewall, directory, firewall)
-            try:
-                await self._firewalls.set(port, firewall)
-            except InfranetesError:
-                await run_in_thread(self._reactor, save_firewall, directory, self._firewalls.of(port))
-                raise
+            await self._firewalls.keep(port, firewall, functools.partial(save_firewall, directory))
         except (InfranetesError, OSError) as error:
             raise Unavailable(f"the firewall of {port.address} is not in force: {error}") from error
 

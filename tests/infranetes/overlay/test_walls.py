@@ -200,3 +200,14 @@ class LifeTests(WallCase):
         self.reaches(self.other, PODS[0], OTHER_POD)
         await self.set(0, CLOSED)
         self.cannot_reach(self.other, PODS[0], OTHER_POD)
+
+    async def test_the_next_daemon_has_what_was_in_force_not_what_could_not_be(self) -> None:
+        await self.set(0, OPEN)
+        nonsense = PodFirewall(ingress=(Allowed((ip_network("0.0.0.0/0"),), (Ports("NONSENSE", 1, 1),)),))
+        for id in ("pod0", "pod1"):
+            for _ in range(2):
+                with self.assertRaises(Unavailable):
+                    await self.overlay.set_firewall(id, nonsense)
+        await self.daemon()
+        self.reaches(self.other, PODS[0], OTHER_POD)
+        self.cannot_reach(self.other, PODS[1], OTHER_POD)
