@@ -14,7 +14,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 from ipaddress import IPv4Address
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from infranetes.providers.qemu.bridge import BridgePort
 from infranetes.providers.qemu.subnet import mac_of
@@ -101,7 +101,13 @@ class Node:
             each.close()
 
 
-Host = Machine | Node
+class Host(Protocol):
+    """Whatever packets come from and go to, with sockets of its own."""
+
+    address: str
+
+    def socket(self, kind: int, protocol: int = 0) -> socket.socket:
+        """A socket there, which is closed with it."""
 
 
 def inside(namespace: str, work: Callable[[], T]) -> T:
