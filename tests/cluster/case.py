@@ -141,7 +141,7 @@ _shared: list[Cluster] = []
 def shared() -> Cluster:
     """One for all tests of this process that leave it as they found it."""
     if not _shared:
-        cluster = Cluster("test")
+        cluster = Cluster("test", "--policies")
         atexit.register(cluster.stop)
         _shared.append(cluster.start())
     return _shared[0].wait_until_ready()

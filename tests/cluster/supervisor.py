@@ -110,6 +110,8 @@ class Supervisor:
         self._start(components.scheduler(ca))
         self._start(components.dns(self.place, admin))
         self._start_nodes(ca)
+        if self.with_policies and not self.containerd:
+            self._until(self._policies_known, "NetworkPolicies are known")
         self._until(lambda: _answers("http://127.0.0.1:8181/ready"), "DNS answers")
         pods = ("get", "serviceaccount", "default")
         self._until(lambda: self._kubectl(*pods).returncode == 0, "pods may be made")
@@ -244,6 +246,12 @@ Ctrl-C ends the cluster and leaves nothing of it.""")
         """Whether kubelet has told the daemon what the controller manager gave to the node."""
         log = self.paths.logs / f"{node.process('infranetes')}.log"
         return "UpdateRuntimeConfig took" in log.read_text(errors="replace")
+
+    def _policies_known(self) -> bool:
+        """Whether the daemon has been told of all that there are; no container is started before."""
+        command = [str(Path(sys.executable).with_name("infranetes-ctl")), "policies", "--json"]
+        done = subprocess.run(command, capture_output=True)
+        return done.returncode == 0 and bool(json.loads(done.stdout)["complete"])
 
 
 def _answers(url: str, context: ssl.SSLContext | None = None) -> bool:
