@@ -81,15 +81,8 @@ class Judge:
     def run(self) -> int:
         """The exit code."""
         images.make(REGISTRY, say)
-        flags = [
-            "--provider",
-            self.given.provider,
-            "--nodes",
-            str(self.given.nodes),
-            "--policies",
-            "--image-dir",
-            self.given.image_dir,
-        ]
+        flags = ["--policies", "--image-dir", self.given.image_dir]
+        flags += ["--provider", self.given.provider, "--nodes", str(self.given.nodes)]
         flags += ["--proxy"] if self.given.proxy else []
         cluster = Cluster(NAME, *flags)
         shutil.rmtree(OUTPUTS, ignore_errors=True)
