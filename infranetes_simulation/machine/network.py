@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,7 +37,7 @@ def plug_in(lock: Path, bridge: str, cable: str, gateway: str, pid: int) -> None
     :raise OSError, subprocess.CalledProcessError: it can't be had.
     """
     with _held(lock):
-        if not Path("/sys/class/net", bridge).exists():
+        if not _exists(bridge):
             # An address of its own: else it would change with the cables.
             number = hashlib.sha256(bridge.encode()).hexdigest()
             card = ":".join(["02", *(number[at : at + 2] for at in range(0, 10, 2))])
@@ -52,16 +53,18 @@ def plug_in(lock: Path, bridge: str, cable: str, gateway: str, pid: int) -> None
 
 def unplug(lock: Path, bridge: str, cable: str) -> None:
     """Take a VM's cable away, and with the last one the bridge. Idempotent."""
-    links = Path("/sys/class/net")
-    if not (links / bridge).exists():
+    if not _exists(bridge):
         return
     with _held(lock):
-        if (links / cable).exists():
+        if _exists(cable):
             ip(f"link delete {cable}", check=False)
-        with os.scandir(links) as found:
-            used = any((Path(link.path) / "master").resolve().name == bridge for link in found)
-        if not used:
+        if _exists(bridge) and not ip(f"-brief link show master {bridge}").strip():
             ip(f"link delete {bridge}", check=False)
+
+
+def _exists(link: str) -> bool:
+    """Whether this process's network namespace has it; /sys may be another one's."""
+    return any(name == link for _, name in socket.if_nameindex())
 
 
 def set_up(address: str, gateway: str) -> None:
@@ -74,10 +77,16 @@ def set_up(address: str, gateway: str) -> None:
     )
 
 
-def ip(*commands: str, check: bool = True) -> None:
-    """Run the program `ip` with each of these. :raise subprocess.CalledProcessError: one fails."""
+def ip(*commands: str, check: bool = True) -> str:
+    """Run the program `ip` with each of these; return what it says.
+
+    :raise subprocess.CalledProcessError: one fails.
+    """
+    said = ""
     for words in commands:
-        subprocess.run(["ip", *words.split()], check=check, capture_output=True)  # noqa: S603, S607
+        done = subprocess.run(["ip", *words.split()], check=check, capture_output=True)  # noqa: S603, S607
+        said += done.stdout.decode(errors="replace")
+    return said
 
 
 @contextmanager

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The network of simulated VMs that have namespaces of their own, in a network namespace of the test's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes_simulation.machine.network import bridge_of, cable_of
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = """
+import os, socket, subprocess, sys
+from pathlib import Path
+from infranetes_simulation.machine.network import plug_in, unplug
+
+lock, bridge, gateway = Path(sys.argv[1]), "inftestbr", "198.18.0.1/24"
+
+def links():
+    return sorted(name for _, name in socket.if_nameindex() if name != "lo")
+
+vms = [subprocess.Popen(["unshare", "--net", "sh", "-c", "echo; cat"], stdin=-1, stdout=-1) for _ in range(2)]
+for number, vm in enumerate(vms):
+    vm.stdout.readline()
+    plug_in(lock, bridge, f"cable{number}", gateway, vm.pid)
+print(links())
+for number in (0, 0, 1, 1):
+    unplug(lock, bridge, f"cable{number}")
+    print(links())
+for vm in vms:
+    vm.communicate()
+"""
+
+
+class NetworkTests(SynchronousTestCase):
+    """The bridge comes with the first VM and goes with the last, whatever network /sys shows."""
+
+    def test_the_bridge_is_there_for_as_long_as_there_are_vms(self) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            command = ["unshare", "--net", sys.executable, "-c", SCRIPT, f"{directory}/lock"]
+            done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        both, one = "['cable0', 'cable1', 'inftestbr']", "['cable1', 'inftestbr']"
+        self.assertEqual(done.stdout.splitlines(), [both, one, one, "[]", "[]"])
+
+    def test_names_are_such_as_links_can_have(self) -> None:
+        names = {bridge_of(Path("/a")), bridge_of(Path("/b")), cable_of("a"), cable_of("b")}
+        self.assertEqual(len(names), 4)
+        for name in names:
+            self.assertLessEqual(len(name), 15)
