@@ -77,6 +77,7 @@ class Hardware(TypedDict):
     address: str  # its own, with the length of the prefix
     gateway: str  # likewise: the machine's address on the VMs' network
     cgroup: str  # below which it has its cgroup
+    keep_layers: bool  # it begins with the layers that VMs before it had
 
 
 class Vm(TypedDict):

@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import attrs
 from twisted.logger import Logger
@@ -18,6 +19,7 @@ from infranetes_common.concurrency import KeyedLock, run_in_thread
 from infranetes_common.errors import InvalidArgument, NotFound
 from infranetes_common.identity import decode
 from infranetes_common.reactors import IReactor
+from infranetes_simulation.farm.namespaces import LAYERS
 from infranetes_simulation.farm.port import HOST
 from infranetes_simulation.farm.vm import RECORD, Report, SimulatedVm
 from infranetes_simulation.protocol import BEHAVIOURS, Hardware, Vm
@@ -45,6 +47,7 @@ class Farm:
 
     def load(self) -> None:
         """Find the VMs of an earlier farm: they have ended with it."""
+        _thd_remove(self._directory / LAYERS)
         for file in self._directory.glob(f"*/{RECORD}"):
             try:
                 vm = SimulatedVm.found(self._reactor, file.parent, self._report)
@@ -133,6 +136,7 @@ class Farm:
         """Cut every VM's power; their records stay."""
         for vm in [*self._vms.values()]:
             await vm.power_off()
+        await run_in_thread(self._reactor, _thd_remove, self._directory / LAYERS)
 
 
 def _thd_remove(directory: Path) -> None:
@@ -143,15 +147,17 @@ def _hardware(value: object) -> Hardware | None:
     if value is None:
         return None
     try:
-        if not isinstance(value, dict) or set(value) != {"address", "gateway", "cgroup"}:
-            raise ValueError("address, gateway and cgroup")
+        if not isinstance(value, dict) or set(value) != Hardware.__required_keys__:
+            raise ValueError(", ".join(sorted(Hardware.__required_keys__)))
         for key in ("address", "gateway"):
             ipaddress.IPv4Interface(value[key])
         if not _CGROUP.fullmatch(value["cgroup"]) or ".." in value["cgroup"].split("/"):
             raise ValueError("a cgroup's path")
+        if not isinstance(value["keep_layers"], bool):
+            raise ValueError("true or false for keep_layers")
     except (ValueError, TypeError) as error:
         raise InvalidArgument(f"hardware: expected {error}") from None
-    return {"address": value["address"], "gateway": value["gateway"], "cgroup": value["cgroup"]}
+    return cast(Hardware, value)
 
 
 def _behaviour(value: object) -> str:

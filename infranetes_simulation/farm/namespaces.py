@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -29,6 +30,8 @@ from vmserver.identity.delivery import save
 
 _DISK, _IDENTITY = "disk", "identity"
 _LOCK = "bridge.lock"
+LAYERS = "layers"
+"""The directory of the layers that a VM has on its disk; in the farm's, of those that others begin with."""
 _BEHAVIOURS = {NO_AGENT: guest.NO_AGENT, UNREACHABLE: guest.SILENT}
 _END_SECONDS = hypervisor.END_SECONDS + 5.0
 _MAX_WORDS = 2000
@@ -119,6 +122,11 @@ class NamespaceMachine:
     def _thd_make_disk(self, document: str) -> None:
         # Users of a user namespace have to reach their container's root file system below it.
         self._disk.mkdir(mode=0o711, parents=True, exist_ok=True)
+        if self._hardware["keep_layers"]:
+            kept = self._farm / LAYERS
+            for others in self._farm.glob(f"*/{_DISK}/{LAYERS}"):
+                _thd_link(others, kept)
+            _thd_link(kept, self._disk / LAYERS)
         save(self._disk / _IDENTITY, document)
 
     def _has_ended(self, _: None) -> None:
@@ -133,6 +141,8 @@ class NamespaceMachine:
         if self._hypervisor is not None and not self._hypervisor.ended.happened:
             self._hypervisor.transport.closeStdin()
             await self._over(self._hypervisor)
+        if self._hardware["keep_layers"]:
+            await run_in_thread(self._reactor, _thd_link, self._disk / LAYERS, self._farm / LAYERS)
         await run_in_thread(self._reactor, self._thd_clear, hypervisor.END_SECONDS)
 
     def _thd_clear(self, seconds: float) -> None:
@@ -153,3 +163,14 @@ class NamespaceMachine:
 
     def clear(self) -> None:
         self._thd_clear(0.0)
+
+
+def _thd_link(source: Path, target: Path) -> None:
+    """Have the layers of one directory, as `vmserver.layers` names their files, in another one too.
+
+    Who uses one verifies it first."""
+    for file in source.glob("*/*"):
+        if not file.suffix:  # else it has not arrived yet
+            with contextlib.suppress(FileExistsError, FileNotFoundError):
+                (target / file.parent.name).mkdir(mode=0o700, parents=True, exist_ok=True)
+                os.link(file, target / file.parent.name / file.name)

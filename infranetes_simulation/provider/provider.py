@@ -218,6 +218,7 @@ class SimulatedProvider:
             "address": f"{address}/{length}",
             "gateway": f"{self._network.network_address + 1}/{length}",
             "cgroup": self._settings.cgroup,
+            "keep_layers": self._settings.keep_layers,
         }
 
     def _booted(self, answer: Answer | Failure, vm_id: str) -> Answer | Failure:

@@ -51,6 +51,7 @@ class Settings:
     cgroup: str = attrs.field(  # below which VMs in namespaces have theirs
         default="infranetes-simulated", validator=attrs.validators.matches_re(r"[a-z0-9-]+(?:/[a-z0-9-]+)*")
     )
+    keep_layers: bool = False  # VMs in namespaces begin with the layers that those before them had
     images: str = attrs.field(default=ARCHIVES, validator=attrs.validators.in_((ARCHIVES, LAYERS)))
     capacity: int = attrs.field(default=0, validator=attrs.validators.ge(0))  # VMs at once; 0: no limit
     max_cpu_millis: int = attrs.field(default=64_000, validator=attrs.validators.ge(1))

@@ -253,7 +253,7 @@ def provider(name: str, cgroup: str) -> Mapping[str, Any]:
     :param cgroup: below which VMs that are processes of this machine have theirs."""
     if name != CLOUD:
         return {"provider": name}
-    machines = {"machines": "namespaces", "cgroup": f"{cgroup}/machines"}
+    machines = {"machines": "namespaces", "cgroup": f"{cgroup}/machines", "keep_layers": True}
     return {"provider": "simulated", "providers": {"simulated": machines}}
 
 

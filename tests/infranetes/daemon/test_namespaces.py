@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -56,3 +57,19 @@ class NamespaceTests(DaemonCase):
         said = await self.said("cat /etc/resolv.conf; echo the end", dns_config=dns)
         self.assertEqual(said, ["nameserver 10.96.0.10", "search default.svc.cluster.local", "the end"])
         self.assertEqual(Path("/etc/resolv.conf").read_bytes(), before)
+
+    async def missing(self, *names: str) -> list[str]:
+        """Return how many layers were missing in the VMs of these pods, one after the other."""
+        await self.start()
+        for name in names:
+            sandbox = await self.run_pod(name)
+            await self.run_container(sandbox, self.box(script="sleep 1000"))
+            await self.stop_pod(sandbox)
+        return re.findall(r"(\d+) layers were missing", self.log)
+
+    async def test_a_vm_begins_without_layers(self) -> None:
+        self.assertEqual(await self.missing("one", "two"), ["1", "1"])
+
+    async def test_a_vm_may_begin_with_the_layers_of_those_before_it(self) -> None:
+        self.config["providers"]["simulated"]["keep_layers"] = True
+        self.assertEqual(await self.missing("one", "two"), ["1", "0"])
