@@ -87,7 +87,7 @@ class EndTests(SynchronousTestCase):
         self.assertNothingIsLeft(held)
 
     def test_after_sigkill_its_processes_die_and_the_next_one_clears_up(self) -> None:
-        self.prepare("simulated")
+        self.prepare("cloud")
         self.cluster.start().wait_until_ready()
         held = self.held()
         self.run_pod()

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods in VMs that are like a cloud's: they reach Services by name, and their own VMs enforce policies."""
+
+from __future__ import annotations
+
+from tests.cluster.case import Cluster, ClusterCase, container, pod
+from tests.cluster.test_nodes import WHO
+
+ASK = "wget -q -T 2 -O - http://server/cgi-bin/who"
+
+
+class CloudTests(ClusterCase):
+    def running(self) -> Cluster:
+        cluster = Cluster("clouds", "--provider", "cloud", "--policies")
+        self.addCleanup(cluster.stop)
+        return cluster.start().wait_until_ready()
+
+    def serve(self) -> None:
+        """Have a server that tells whoever asks his address."""
+        served = {"tcpSocket": {"port": 8080}, "periodSeconds": 1}
+        self.apply(
+            pod("server", container("web", WHO, readinessProbe=served)),
+            {
+                "apiVersion": "v1",
+                "kind": "Service",
+                "metadata": {"name": "server"},
+                "spec": {"selector": {"app": "server"}, "ports": [{"port": 80, "targetPort": 8080}]},
+            },
+        )
+        self.wait_until_ready("server")
+
+    def test_names_of_services_and_policies(self) -> None:
+        self.serve()
+        self.apply(pod("client", container("main", f"until {ASK}; do sleep 0.2; done")))
+        address = self.wait_for_phase("client", "Succeeded")["status"]["podIP"]
+        self.assertEqual(self.logs("client").split()[-1], f"[::ffff:{address}]")
+
+        self.apply(
+            pod(
+                "refused",
+                container("main", f"until {ASK}; do sleep 0.2; done; while {ASK}; do sleep 0.1; done"),
+            )
+        )
+        self.wait_until_ready("refused")
+        self.apply(
+            {
+                "apiVersion": "networking.k8s.io/v1",
+                "kind": "NetworkPolicy",
+                "metadata": {"name": "nobody"},
+                "spec": {"podSelector": {"matchLabels": {"app": "server"}}, "policyTypes": ["Ingress"]},
+            }
+        )
+        self.wait_for_phase("refused", "Succeeded")
+        self.assertIn("[::ffff:", self.logs("refused"))
+        self.wait_until_ready("server")  # the node's probes are let in
