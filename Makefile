@@ -23,6 +23,7 @@ APT_DEMO := docker-registry busybox-static
 APT_CONFORMANCE := docker-registry gcc libc6-dev containerd runc containernetworking-plugins iptables
 # What kubelet mounts volumes and reads disks with, the cluster's images are made with, and the packets' ways.
 APT_CLUSTER := docker-registry busybox-static mmdebstrap debian-archive-keyring mount util-linux procps nftables \
+	conmon crun \
 	iproute2 conntrack
 APT_IMAGE := mmdebstrap e2fsprogs debian-archive-keyring
 # What the packages need to be built is in debian/control; debian/make-deb asks for it.
@@ -138,10 +139,10 @@ E2E_JSON ?= build/e2e.json
 .PHONY: e2e
 e2e: export E2E_FOCUS = $(value FOCUS)
 e2e: export E2E_SKIP = $(value SKIP)
-e2e: venv proto apt-run tools e2e-tools image ## Judge by Kubernetes' end-to-end suite in a cluster; FOCUS=REGEX, SKIP=REGEX, PROXY=1, NODES=2
+e2e: venv proto apt-run tools e2e-tools image ## Judge by Kubernetes' end-to-end suite in a cluster; FOCUS=REGEX, SKIP=REGEX, PROXY=1, NODES=2, PROVIDER=cloud
 	$(call need,$(APT_CLUSTER) zstd)
 	@$(AS_ROOT) $(BIN)/python -m tests.conformance --json "$(E2E_JSON)" --image-dir "$(IMAGE_DIR)" \
-		--parallel "$(PARALLEL)" --focus "$$E2E_FOCUS" --skip "$$E2E_SKIP" --nodes "$(NODES)" $(if $(filter-out 0,$(PROXY)),--proxy)
+		--provider "$(PROVIDER)" --parallel "$(PARALLEL)" --focus "$$E2E_FOCUS" --skip "$$E2E_SKIP" --nodes "$(NODES)" $(if $(filter-out 0,$(PROXY)),--proxy)
 
 # ---- Run: demo, run, image -----------------------------------------------------------------------
 
@@ -184,11 +185,13 @@ run: venv proto apt-run image ## Keep the daemon in the foreground; SOCKET=PATH,
 PROXY ?= 0
 POLICIES ?= 0
 NODES ?= 1
+# cloud: simulated VMs that are like a cloud's.
+PROVIDER ?= qemu
 
 .PHONY: cluster
-cluster: venv proto apt-run tools cluster-tools image ## Keep a Kubernetes of one node up until Ctrl-C; NODES=2: of two; PROXY=1, POLICIES=1: with kube-proxy, NetworkPolicies
+cluster: venv proto apt-run tools cluster-tools image ## Keep a Kubernetes of one node up until Ctrl-C; NODES=2: of two; PROVIDER=cloud: without KVM; PROXY=1, POLICIES=1: with kube-proxy, NetworkPolicies
 	$(call need,$(APT_CLUSTER))
-	@exec $(AS_ROOT) $(BIN)/python -m tests.cluster --image-dir "$(IMAGE_DIR)" --nodes "$(NODES)" \
+	@exec $(AS_ROOT) $(BIN)/python -m tests.cluster --image-dir "$(IMAGE_DIR)" --nodes "$(NODES)" --provider "$(PROVIDER)" \
 		$(if $(filter-out 0,$(PROXY)),--proxy) $(if $(filter-out 0,$(POLICIES)),--policies)
 
 # ---- Packages: deb -------------------------------------------------------------------------------
