@@ -38,11 +38,21 @@ def join(path: str, pid: int, root: Path = ROOT) -> None:
 
 
 def _let_processes_in(directory: Path) -> None:
-    """Give version 1's cpuset, which takes no process before, what the cgroup above has."""
-    for name in _CPUSET:
+    """Let processes into a new cgroup, with the controllers that the one above it has."""
+    if (directory.parent / "cgroup.controllers").exists():
+        give_controllers(directory.parent)
+        return
+    for name in _CPUSET:  # without them, version 1's takes none
         file = directory / name
-        if not (directory / "cgroup.controllers").exists() and file.exists() and not file.read_text().strip():
+        if file.exists() and not file.read_text().strip():
             file.write_text((directory.parent / name).read_text())
+
+
+def give_controllers(directory: Path) -> None:
+    """Have cgroups of version 2 below `directory` all its controllers that can be had."""
+    for name in (directory / "cgroup.controllers").read_text().split():
+        with contextlib.suppress(OSError):
+            (directory / "cgroup.subtree_control").write_text(f"+{name}")
 
 
 def remove(path: str, seconds: float = 0.0, root: Path = ROOT) -> bool:

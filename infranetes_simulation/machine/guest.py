@@ -137,8 +137,7 @@ def _mount_cgroups(kinds: list[tuple[str, str, str]]) -> None:
         own = cgroups.ROOT / "init"  # a cgroup that has others below it is to have no process itself
         own.mkdir()
         (own / "cgroup.procs").write_text("0")
-        given = (cgroups.ROOT / "cgroup.controllers").read_text().split()
-        (cgroups.ROOT / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in given))
+        cgroups.give_controllers(cgroups.ROOT)
         return
     _mount("cgroup", str(cgroups.ROOT), "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "mode=755")
     for _, name, controllers in old:
