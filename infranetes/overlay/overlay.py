@@ -58,6 +58,7 @@ class Overlay:
         self._last: IPv4Address | None = None
         self._peers: dict[str, Peer] = {}  # by sandbox
         self._lock = DeferredLock()
+        self._watch = tunnels.watched(self._mend)
 
     def check(self) -> IPv4Network:
         """Return the pods' subnet. :raise FailedPrecondition: pods can't join yet; says what to do."""
@@ -189,6 +190,7 @@ class Overlay:
                 self._peers[id] = Peer(lease, IPv4Address(host), mtus.get(address, SAFE_MTU))
         self._last = max(self._leases.values(), default=None)
         self._walls.watch()
+        self._watch.begin()
         try:
             await self._walls.restore({id: str(lease) for id, lease in self._leases.items()})
             if self._peers or mtus:
@@ -198,6 +200,7 @@ class Overlay:
 
     def stop(self) -> None:
         """Do nothing by itself any more; all stays as it is. Idempotent."""
+        self._watch.end()
         self._walls.stop()
 
     async def sweep(self) -> None:
@@ -214,6 +217,13 @@ class Overlay:
                     await self._tunnels.replace(self._network, peers)
         except InfranetesError as error:
             _log.error("the tunnels to VMs can't be checked: {error}", error=error)
+
+    async def _mend(self, sure: bool) -> None:
+        if not sure:
+            await self.sweep()
+        elif self._peers:
+            _log.warn("somebody has changed what holds VMs to their addresses; it is made again")
+            await self._apply()
 
     async def _apply(self) -> None:
         async with self._lock:

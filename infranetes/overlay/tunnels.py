@@ -15,7 +15,9 @@ at any instant makes it right, and so does each sweep.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import TypedDict
@@ -27,6 +29,7 @@ from infranetes.overlay.config import OverlayConfig
 from infranetes.providers.qemu.subnet import gateway, mac_of
 from infranetes_common.commands import check, run
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from infranetes_common.nftables_watch import Mend, TablesWatch, open_socket
 from infranetes_common.overlay import NODE_MAC, VNI
 from infranetes_common.reactors import IReactor
 
@@ -81,6 +84,7 @@ class Tunnels:
 
     :param cluster: subnets whose hosts see the pods' own addresses.
     :param namespace: the network namespace's name; none: the process's own.
+    :param opener: `open_socket` there.
     """
 
     def __init__(
@@ -90,6 +94,7 @@ class Tunnels:
         cluster: Iterable[IPv4Network],
         proc_sys: Path = Path("/proc/sys"),
         namespace: str = "",
+        opener: Callable[[], socket.socket] = open_socket,
     ) -> None:
         self._inside = ["ip", "netns", "exec", namespace] if namespace else []
         self._reactor = reactor
@@ -98,6 +103,13 @@ class Tunnels:
         self._table = f"infranetes_{config.device}"
         self._cluster = list(cluster)
         self._proc_sys = proc_sys
+        self._opener = opener
+        self._watch: TablesWatch | None = None
+
+    def watched(self, mend: Mend) -> TablesWatch:
+        """Return what has the table mended when somebody else changes it: it holds VMs to their addresses."""
+        self._watch = TablesWatch(self._reactor, [("ip", self._table)], mend, self._opener)
+        return self._watch
 
     async def way_to(self, host: IPv4Address) -> WayTo:
         """Find out how a VM is reached.
@@ -304,7 +316,8 @@ class Tunnels:
             await check(self._reactor, [*self._inside, program, "-batch", "-"], _SECONDS, script.encode())
 
     async def _nft(self, script: str) -> None:
-        await check(self._reactor, [*self._inside, "nft", "-f", "-"], _SECONDS, script.encode())
+        with nullcontext() if self._watch is None else self._watch.ours():
+            await check(self._reactor, [*self._inside, "nft", "-f", "-"], _SECONDS, script.encode())
 
 
 @attrs.frozen

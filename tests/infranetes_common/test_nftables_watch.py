@@ -115,16 +115,23 @@ class KernelTests(TestCase):
         await done
 
     async def test_more_than_there_is_room_for_is_told_as_perhaps(self) -> None:
-        self.watch.begin()
+        def small() -> socket.socket:
+            made = in_namespace(self.space.name, open_socket)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+            return made
+
+        watch = TablesWatch(reactor, [TABLE], self.mend, small)
+        self.addCleanup(watch.end)
+        watch.begin()
         word = self.word()
-        elements = ", ".join(f"10.{a}.{b}.0" for a in range(100) for b in range(250))
+        elements = ", ".join(f"10.{a}.{b}.0" for a in range(10) for b in range(250))
         script = (
             f"add table ip others; add set ip others many {{ type ipv4_addr; elements = {{ {elements} }}; }}"
         )
         command = self.space.command("nft", "-f", "-")
-        reactor.removeReader(self.watch)  # which has much else to do
+        reactor.removeReader(watch)  # which has much else to do
         await check(reactor, command, 30, script.encode())
-        reactor.addReader(self.watch)
+        reactor.addReader(watch)
         self.assertIs(await word, False)
 
     async def test_where_there_is_no_such_socket_nothing_is_told_and_nothing_fails(self) -> None:

@@ -19,7 +19,7 @@ from twisted.logger import Logger
 from infranetes_common.commands import check, run
 from infranetes_common.errors import InfranetesError, Unavailable
 from infranetes_common.nftables_watch import TablesWatch, open_socket
-from infranetes_common.pod_firewall import PodFirewall
+from infranetes_common.pod_firewall import OPEN, PodFirewall
 from infranetes_common.pod_firewall_rules import FAMILIES, Way, chains, listed
 from infranetes_common.reactors import IReactor
 from vmserver.pod_tunnel import DEVICE
@@ -27,6 +27,7 @@ from vmserver.pod_tunnel import DEVICE
 TABLE = "infranetes-firewall"  # of both families
 SECONDS = 60.0
 MAX_LISTING = 16 << 20
+NO_NODE = "127.0.0.1"  # none is known yet
 
 _NEIGHBOURS = "nd-neighbor-solicit, nd-neighbor-advert, nd-router-solicit, nd-router-advert"
 # What is received and sent by each version of IP whatever the firewall is.
@@ -59,6 +60,18 @@ class Firewall:
         self._listing = b""
         tables = [(family, TABLE) for family in FAMILIES.values()]
         self.watch = TablesWatch(reactor, tables, lambda _sure: self.mend(), opener)
+
+    async def prepare(self) -> None:
+        """Have the kernel follow connections from now on. What is in force stays so; else all is open.
+
+        The rules do that. A connection that is not followed when a firewall is put in force seems to be begun
+        by who sends its next packet: for that of the node's call, the agent with its answer.
+
+        :raise InfranetesError: it does not yet.
+        """
+        async with self._lock:
+            if not self._script and not await self._listed():
+                await self._apply(tables(OPEN, NO_NODE))
 
     async def put(self, firewall: PodFirewall, node: str, tunnel_port: int = 0) -> None:
         """Put a firewall in force, at one instant. Idempotent.

@@ -28,6 +28,9 @@ class Mended(Protocol):
     def watch(self) -> TablesWatch:
         """Has it mended when somebody is seen to change it."""
 
+    async def prepare(self) -> None:
+        """Do what can be done before the VM is a pod's."""
+
     async def mend(self) -> object:
         """Put it there again if somebody has changed it."""
 
@@ -41,17 +44,17 @@ class Upkeep:
     def __init__(self, reactor: IReactor, kernel: Kernel, proxy: ServiceProxy, *others: Mended) -> None:
         self._reactor = reactor
         self._kernel = kernel
-        self._proxy = proxy
         self._mended: tuple[Mended, ...] = (proxy, *others)
         self._looking = LoopingCall(self._look)
         self._looking.clock = reactor
 
     async def prepare(self) -> None:
         """Make the tables, as a template does for all its clones."""
-        try:
-            await self._proxy.prepare()
-        except InfranetesError as error:
-            _log.warn("the service proxy's tables are made later: {error}", error=error)
+        for each in self._mended:
+            try:
+                await each.prepare()
+            except InfranetesError as error:
+                _log.warn("tables are made later: {error}", error=error)
 
     def begin(self) -> None:
         """Begin. Idempotent."""

@@ -6,6 +6,7 @@ Node, VMs, another node and the VPC between them are network namespaces.
 
 from __future__ import annotations
 
+import socket
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, cast
@@ -83,10 +84,13 @@ class TunnelCase(TestCase):
         """A daemon that knows what is recorded. The one before was killed."""
         config = OverlayConfig(**self.config)
         networks = [IPv4Network(each) for each in self.cluster]
-        tunnels = Tunnels(reactor, config, networks, self.proc_sys, self.node.name)
         inside = self.node.command()
-        walls = Walls(reactor, config.device, self.remembered, self.enforcing, inside,
-                      lambda: in_namespace(self.node.name, open_socket))  # fmt: skip
+
+        def opener() -> socket.socket:
+            return in_namespace(self.node.name, open_socket)
+
+        tunnels = Tunnels(reactor, config, networks, self.proc_sys, self.node.name, opener)
+        walls = Walls(reactor, config.device, self.remembered, self.enforcing, inside, opener)
         overlay = Overlay(tunnels, walls, config, networks)
         if self.last is not None:
             self.last.stop()

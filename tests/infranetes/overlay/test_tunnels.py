@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import attrs
 
 from infranetes.overlay.overlay import Invitation
+from infranetes_common.concurrency import run_in_thread, sleep
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, ResourceExhausted
 from tests.infranetes.overlay.case import (
     CLUSTER,
@@ -22,6 +24,7 @@ from tests.infranetes.overlay.case import (
     SHORT,
     SUBNET,
     TunnelCase,
+    reactor,
 )
 
 
@@ -170,6 +173,22 @@ class LifeTests(TunnelCase):
         await overlay.sweep()
         self.assert_joined(0)
         self.assertNotIn(PODS[1], self.node.said("ip", "route"))
+
+    async def test_what_holds_vms_to_their_addresses_is_soon_back_when_somebody_takes_it_away(self) -> None:
+        await self.join(0)
+        overlay = await self.daemon()
+        table = ("table", "ip", "infranetes_infvx0")
+        before = self.node.said("nft", "list", *table)
+        for words in (("delete", *table), ("flush", *table)):
+            await run_in_thread(reactor, self.node.said, "nft", *words)
+            while await run_in_thread(reactor, self.table) != before:
+                await sleep(reactor, 0.02)
+            await overlay.sweep()  # once that is done
+        self.assert_joined(0)
+
+    def table(self) -> str:
+        command = self.node.command("nft", "list", "table", "ip", "infranetes_infvx0")
+        return subprocess.run(command, check=False, capture_output=True, text=True).stdout
 
     async def test_with_the_last_vm_nothing_is_left_of_it(self) -> None:
         await self.join(0, 1)

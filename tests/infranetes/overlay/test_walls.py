@@ -159,6 +159,7 @@ class LifeTests(WallCase):
             await run_in_thread(reactor, self.node.said, "nft", *words)
             while TABLE not in await run_in_thread(reactor, self.node.said, "nft", "list", "tables"):
                 await sleep(reactor, 0.02)
+            await self.overlay.sweep()  # once that is done
         self.cannot_reach(self.other, PODS[0], OTHER_POD)
 
     async def test_with_the_last_address_nothing_is_left(self) -> None:

@@ -18,6 +18,7 @@ from infranetes.pods.pod_network import restore_pod_network
 from infranetes.pods.states import SandboxState
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable, Unimplemented
+from infranetes_common.nftables_watch import Mend, TablesWatch
 from infranetes_common.pod_firewall import CLOSED, OPEN, PodFirewall
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fakes import FakeAgent, FakeNode, pod
@@ -35,6 +36,12 @@ class FakeTunnels:
 
     def __init__(self) -> None:
         self.peers: dict[str, tuple[str, int]] = {}
+
+    def watched(self, mend: Mend) -> TablesWatch:
+        return cast(TablesWatch, self)
+
+    def begin(self) -> None:
+        pass
 
     async def way_to(self, host: IPv4Address) -> WayTo:
         return WayTo(IPv4Address("10.0.0.200"), 1500)

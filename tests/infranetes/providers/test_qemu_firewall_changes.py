@@ -129,6 +129,7 @@ class ChangeTests(FirewallCase):
             await blocking(subprocess.run, ["nft", *words], check=True)
             await self.until(lambda: run_in_thread(reactor, self.tables), before)
             self.firewalls.watch.end()  # the next one is not the second in a row
+            await self.firewalls.restore()  # once that is done
         await self.cannot_reach(self.b, self.a)
 
     async def until(self, look: Callable[[], Awaitable[str]], expected: str) -> None:

@@ -182,6 +182,18 @@ class FirewallTests(TestCase):
             for back in (False, True):
                 self.assertTrue(await blocking(made.carries, True, back))
 
+    async def test_the_nodes_connection_that_was_there_before_goes_on_as_the_pod_answers_it(self) -> None:
+        """The agent's answer is the first packet that is judged."""
+        for _ in range(2):
+            await self.firewall.prepare()
+        await self.reaches(self.other, self.pod)
+        made = await self.connection(self.node, self.pod)
+        await self.firewall.put(CLOSED, NODE)
+        for back in (True, False):
+            self.assertTrue(await blocking(made.carries, True, back))
+        await self.firewall.prepare()
+        await self.cannot_reach(self.other, self.pod)
+
     async def test_what_somebody_changes_is_mended(self) -> None:
         await self.firewall.mend()  # nothing was said yet
         await self.put([], [])
@@ -209,6 +221,7 @@ class FirewallTests(TestCase):
             await blocking(subprocess.run, [*within, change], check=True)
             while await blocking(subprocess.check_output, [*within, "list", "ruleset"]) != before:
                 await sleep(reactor, 0.02)
+            await firewall.mend()  # once that is done
         await self.cannot_reach(self.other, self.pod)
 
     async def test_what_nft_refuses_changes_nothing(self) -> None:
