@@ -109,8 +109,10 @@ class Hypervisor:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         self._outer.wait()
-        network.unplug(self._lock, self._hardware["bridge"], self._cable)
-        cgroups.remove(self._hardware["cgroup"], END_SECONDS)
+        try:
+            network.unplug(self._lock, self._hardware["bridge"], self._cable)
+        finally:  # somebody may have removed the farm's directory
+            cgroups.remove(self._hardware["cgroup"], END_SECONDS)
 
 
 def _child_of(pid: int) -> int:
