@@ -9,6 +9,7 @@ counted but for the load of the machine.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import resource
 import subprocess
@@ -93,6 +94,10 @@ class Node:
     def _add(self, name: str, value: float, unit: str, target: float | None = None) -> None:
         self._report.add("fleet", name, value, unit, target)
 
+    def _turned(self, what: str, turns: Turns) -> None:
+        self._add(f"{what}: the daemon's longest turn, but for garbage", turns.longest * 1000, "ms", 50)
+        self._add(f"{what}: its longest collection of garbage", turns.collection * 1000, "ms")
+
     async def follow(self, services: int) -> None:
         began = time.monotonic()
         with self._turns as turns:
@@ -102,7 +107,7 @@ class Node:
         what = f"the daemon follows {services:,} Services of {fleet_vms.ENDPOINTS} endpoints"
         self._add(f"{what}: until it has them", time.monotonic() - began, "s")
         self._add(f"{what}: its memory for them", (_resident() - self._before) / MIB, "MiB")
-        self._add(f"{what}: the longest turn of its reactor", turns.longest * 1000, "ms", 50)
+        self._turned(what, turns)
 
     async def have(self, vms: int) -> None:
         """Have so many VMs, each with all rules."""
@@ -122,7 +127,7 @@ class Node:
         self._add(f"{what}: the daemon's processor time", _processor() - used, "s")
         self._add(f"{what}: the daemon's memory for them", (_resident() - memory) / MIB, "MiB")
         self._add(f"{what}: bytes for each", (_sent() - sent) / new / 1e6, "MB")
-        self._add(f"{what}: the longest turn of the daemon's reactor", turns.longest * 1000, "ms", 50)
+        self._turned(what, turns)
 
     @contextlib.contextmanager
     def watched(self, vms: int) -> Iterator[None]:
@@ -134,7 +139,7 @@ class Node:
         what = f"{vms:,} VMs, {1 / EVERY:.0f} changes a second"
         self._add(f"{what}: the daemon's processor", (_processor() - used) / took * 100, "%")
         self._add(f"{what}: bytes per VM and hour", (_sent() - sent) / vms / took * 3600 / 1e6, "MB")
-        self._add(f"{what}: the longest turn of the daemon's reactor", turns.longest * 1000, "ms", 50)
+        self._turned(what, turns)
 
 
 def _tell(report: Report, vms: int, seconds: dict[str, float], target: float | None) -> None:
@@ -148,27 +153,41 @@ def _tell(report: Report, vms: int, seconds: dict[str, float], target: float | N
 
 
 class Turns:
-    """The processor time of a reactor's turns. :ivar longest: in seconds."""
+    """The processor time of a reactor's turns, in seconds.
+
+    :ivar longest: without collections of garbage. :ivar collection: the longest one of these.
+    """
 
     def __init__(self, reactor: Any) -> None:  # Any: reactors have no interface for one turn
         self._reactor = reactor
-        self.longest = 0.0
-        self._began = 0.0
+        self.longest = self.collection = 0.0
+        self._turn = reactor.doIteration
+        self._began = self._collected = self._collection_began = 0.0
 
     def __enter__(self) -> Turns:
-        self.longest, self._began = 0.0, time.thread_time()
-        original = self._reactor.doIteration
-
-        def turn(seconds: float) -> None:
-            original(seconds)
-            now = time.thread_time()
-            self.longest, self._began = max(self.longest, now - self._began), now
-
-        self._original, self._reactor.doIteration = original, turn
+        self.longest = self.collection = self._collected = 0.0
+        self._began = time.thread_time()
+        gc.callbacks.append(self._collects)
+        self._reactor.doIteration = self._iterate
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._reactor.doIteration = self._original
+        self._reactor.doIteration = self._turn
+        gc.callbacks.remove(self._collects)
+
+    def _iterate(self, seconds: float) -> None:
+        self._turn(seconds)
+        now = time.thread_time()
+        self.longest = max(self.longest, now - self._began - self._collected)
+        self._began, self._collected = now, 0.0
+
+    def _collects(self, phase: str, _: object) -> None:
+        if phase == "start":
+            self._collection_began = time.thread_time()
+        elif self._collection_began:
+            took = time.thread_time() - self._collection_began
+            self._collected += took
+            self.collection = max(self.collection, took)
 
 
 def _resident() -> int:
