@@ -27,6 +27,7 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "tests.e2e.test_qemu_provider": ("real VMs",),
     "tests.e2e.test_services": ("real VMs",),
     "tests.e2e.test_user_namespaces": ("real VMs",),
+    "tests.e2e.test_vm_network": ("real VMs",),
     "tests.e2e.test_demo": ("real VMs", "built packages"),
     "tests.cluster": ("real VMs", "host ports", "Kubernetes"),
     # build/deb, dist and the clean root's cache.
@@ -70,6 +71,7 @@ SECONDS: Mapping[str, float] = {
     "tests.e2e.test_services": 100,
     "tests.e2e.test_units": 60,
     "tests.e2e.test_user_namespaces": 120,
+    "tests.e2e.test_vm_network": 90,
     "tests.harness.test_runner": 40,
     "tests.infranetes.daemon.test_agents": 120,
     "tests.infranetes.daemon.test_aws": 50,
