@@ -27,6 +27,7 @@ from bench.figures import Missing, Report
 from infranetes.authority import Authority
 from infranetes.kubernetes.api_server import ApiServer
 from infranetes.machines.agent.client import connector
+from infranetes.service import GC_THRESHOLDS
 from infranetes.services.cluster import ClusterServices
 from infranetes.services.sender import RuleSender
 from infranetes_common.concurrency import sleep
@@ -46,6 +47,9 @@ users: [{name: me, user: {}}]
 
 
 async def run(reactor: IReactor, report: Report, services: int = SERVICES) -> None:
+    gc.collect()  # as the daemon does when it starts
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
     with tempfile.TemporaryDirectory() as path, contextlib.ExitStack() as stack:
         directory = Path(path)
         authority = Authority(directory)

@@ -8,6 +8,7 @@ standard input what to change, and answers with lines of JSON.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
@@ -160,6 +161,8 @@ async def run(reactor: Any, directory: Path, services: int, real: int) -> None:
     spaces = [Namespace() for _ in range(real)]
     try:
         cluster, fleet = Cluster(reactor, services), Fleet(reactor, spaces)
+        gc.collect()  # as an agent does, and no API server has such pauses
+        gc.freeze()
         server = Server(reactor, [Service(vmserver.Agent, fleet)])
         port = reactor.listenSSL(0, server.factory, options, backlog=2000, interface="127.0.0.1")
         say({"api": cluster.server.url, "port": port.getHost().port})
