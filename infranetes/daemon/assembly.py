@@ -93,28 +93,31 @@ class Daemon(OrderedServices):
         lock = StateLock(config.state_dir)
         clear_socket(config.socket_path)
         clear_socket(config.control_socket)
-        self._policies = self._make_policies()
-        self._services = self._make_services()
+        server = self._make_api_server()
+        self._policies = self._make_policies(server)
+        self._services = self._make_services(server)
         self._pods = PodsService(self._make_node())
         self._provider_start = ProviderStart(self._pods, self._manager)
         self._add_in_order(lock)
 
-    def _make_services(self) -> ClusterServices | None:
-        """What the VMs are told of Services; None: nothing."""
+    def _make_api_server(self) -> ApiServer | None:
+        """What all that is followed is asked of; None: nothing is."""
         given = self._config.kubernetes
-        if not given.kubeconfig or not given.service_proxy:
+        if not given.kubeconfig:
             return None
-        server = ApiServer(self._reactor, Path(given.kubeconfig), given.master_ip)
+        return ApiServer(self._reactor, Path(given.kubeconfig), given.master_ip)
+
+    def _make_services(self, server: ApiServer | None) -> ClusterServices | None:
+        """What the VMs are told of Services; None: nothing."""
+        if server is None or not self._config.kubernetes.service_proxy:
+            return None
         return ClusterServices(self._reactor, server, self._config.node)
 
-    def _make_policies(self) -> ClusterPolicies | None:
+    def _make_policies(self, server: ApiServer | None) -> ClusterPolicies | None:
         """What pods may receive and send; None: everything."""
-        given = self._config.kubernetes
-        if not given.network_policies:
+        if server is None or not self._config.kubernetes.network_policies:
             return None
-        return ClusterPolicies(
-            self._reactor, ApiServer(self._reactor, Path(given.kubeconfig), given.master_ip)
-        )
+        return ClusterPolicies(self._reactor, server)
 
     def _make_overlay(self) -> Overlay | None:
         """What gives pods addresses of the node's own; None: the provider does."""

@@ -15,7 +15,7 @@ from typing import Any
 MAX_OBJECT = 16 << 20  # characters of one object of the list, or of what else is in the answer
 
 _SPACE = re.compile(r"[ \t\n\r]*")
-_CONTINUES = frozenset("0123456789+-.eE")  # what may be the rest of a number, of which the end can't be seen
+_NUMBER = "0123456789+-.eE"  # what a number consists of
 
 
 class ListReader:
@@ -131,8 +131,8 @@ class ListReader:
             left = len(self._text) - at
             self._worth = 2 * left if left > 1 << 16 else 0
             raise _Incomplete from error
-        if end == len(self._text) and self._text[end - 1] in _CONTINUES:
-            raise _Incomplete
+        if self._text[end - 1] in _NUMBER and not self._text[end:].strip(_NUMBER):
+            raise _Incomplete  # a number's end shows in what comes after it: "1.5" may become "1.5e+16"
         self._worth = 0
         return value, end
 

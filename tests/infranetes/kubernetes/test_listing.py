@@ -36,6 +36,12 @@ def read(text: bytes, cuts: set[int]) -> tuple[list[Any], dict[str, Any]]:  # An
 
 
 class ListingTests(SynchronousTestCase):
+    def test_numbers_may_be_cut_anywhere(self) -> None:
+        text = b'{"items": [1.5e+16, -2E-7, 10, 0.25, true]}'
+        for cut in range(len(text)):
+            for other in (cut, cut + 1):
+                self.assertEqual(read(text, {cut, other})[0], [1.5e16, -2e-7, 10, 0.25, True])
+
     @given(LISTS, st.randoms(use_true_random=False), st.sets(st.integers(0, 400)), st.booleans())
     def test_it_is_what_json_says(self, given: Any, random: Any, cuts: set[int], spaced: bool) -> None:
         fields = list(given.items())
