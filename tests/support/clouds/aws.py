@@ -42,6 +42,7 @@ IMAGE = "ami-785db401"
 NETWORK = "127.77.0.0/16"
 SUBNETS = (("127.77.0.0/20", "a"), ("127.77.16.0/20", "b"))
 BOOT_SECONDS = 0.1
+PAGE = 1000  # instances in a page of a list: the most that EC2 has
 _NAMESPACE = re.compile(rb'xmlns="http://ec2\.amazonaws\.com/doc/[0-9-]+/?"')
 _EC2 = b'xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"'
 _ITEM = re.compile(rb"<instanceId>(i-[0-9a-f]+)</instanceId>")
@@ -144,7 +145,9 @@ class SimulatedAws:
 
     def instances(self) -> list[Any]:
         """Return instances that have not ended, as EC2 describes them."""
-        found = [one for each in self.ec2.describe_instances()["Reservations"] for one in each["Instances"]]
+        # In pages: instances that have ended stay listed, and the newest are the last.
+        pages = self.ec2.get_paginator("describe_instances").paginate(PaginationConfig={"PageSize": PAGE})
+        found = [one for page in pages for each in page["Reservations"] for one in each["Instances"]]
         return [one for one in found if one["State"]["Name"] not in ("terminated", "shutting-down")]
 
     def running(self) -> list[str]:

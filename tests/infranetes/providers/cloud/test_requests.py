@@ -12,11 +12,22 @@ from twisted.trial.unittest import TestCase
 from infranetes.providers.interface import Size
 from infranetes_common.errors import ConfigError, FailedPrecondition, InvalidArgument
 from tests.infranetes.providers.cloud.case import AwsCase
+from tests.support.clouds import aws
 from tests.support.clouds.aws import IMAGE
 
 
 def _tags(resource: Any) -> dict[str, str]:
     return {tag["Key"]: tag["Value"] for tag in resource.get("Tags", [])}
+
+
+class SimulatedCloudTests(AwsCase, TestCase):
+    """What the simulated EC2 itself shows to tests."""
+
+    async def test_instances_are_seen_however_many_have_ended_before(self) -> None:
+        provider = await self.started()
+        ids = {(await self.within(provider.launch(self.spec()))).id for _ in range(7)}
+        self.patch(aws, "PAGE", 5)
+        self.assertEqual(set(self.world.running()), ids)
 
 
 class LaunchTests(AwsCase, TestCase):
