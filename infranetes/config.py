@@ -113,6 +113,23 @@ class HandlerConfig:
     contprovider: str = attrs.field(default="", validator=in_(("", *CONTAINER_PROVIDERS)))
 
 
+def _is_no_path(value: str) -> bool:
+    return bool(value) and not os.path.isabs(value)
+
+
+@attrs.frozen
+class DelegateConfig:
+    """The node's own runtime, whose pods are all that no handler here is named for. Empty: there is none."""
+
+    socket: str = ""  # of its CRI: a path, or unix://PATH
+    config: str = ""  # its own configuration file; empty: where it is by default
+
+    @property
+    def socket_path(self) -> str:
+        """The socket's path; "": there is no delegate."""
+        return self.socket.removeprefix("unix://")
+
+
 @attrs.frozen
 class Config:
     """The whole file. Every key has a default."""
@@ -150,6 +167,7 @@ class Config:
     times: TimesConfig = TimesConfig()
     pool: PoolConfig = attrs.field(factory=PoolConfig)
     streaming: StreamingConfig = StreamingConfig()
+    delegate: DelegateConfig = DelegateConfig()
 
     @property
     def offered_handlers(self) -> tuple[str, ...]:
@@ -259,6 +277,27 @@ def _check(found: Config, origin: str) -> None:
     if found.parallel_agents < 1:
         raise ConfigError(f"{origin}: parallel_agents: at least 1 is needed")
     _check_streaming(found.streaming, origin)
+    _check_delegate(found, origin)
+
+
+def _check_delegate(found: Config, origin: str) -> None:
+    socket, file = found.delegate.socket, found.delegate.config
+    path = found.delegate.socket_path
+    if _is_no_path(path) or (socket and not path):
+        raise ConfigError(f"{origin}: delegate.socket: {socket!r} is not an absolute path or unix:///PATH")
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH:
+        raise ConfigError(
+            f"{origin}: delegate.socket: {path!r} is over {MAX_SOCKET_PATH} bytes, too long for a socket"
+        )
+    if path and os.path.normpath(path) == os.path.normpath(found.socket_path):
+        raise ConfigError(
+            f"{origin}: delegate.socket: {path!r} is this daemon's own (socket): name that of containerd or "
+            "CRI-O"
+        )
+    if file and not path:
+        raise ConfigError(f"{origin}: delegate.config: without delegate.socket nothing has it; give both")
+    if _is_no_path(file):
+        raise ConfigError(f"{origin}: delegate.config: {file!r} is not an absolute path")
 
 
 def _check_streaming(found: StreamingConfig, origin: str) -> None:

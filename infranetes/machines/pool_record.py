@@ -52,6 +52,8 @@ class PoolRecord:
     message: str = ""  # why it is ENDING, for people
     certificate_until: int = 0  # as a sandbox's
     certificate_key: str = ""
+    provider: str = ""  # as a sandbox's
+    handler: str = ""  # whose pods may have it
 
     def to(self, state: PoolState, message: str = "") -> PoolRecord:
         """This record in its next state. :raise IllegalTransition:"""

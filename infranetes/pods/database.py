@@ -63,6 +63,18 @@ MIGRATIONS: tuple[str, ...] = (
     """
     ALTER TABLE sandboxes ADD COLUMN image TEXT NOT NULL DEFAULT '';
     """,
+    # 4: several providers, kinds of pods and networks on one node; VMs that are resized
+    """
+    ALTER TABLE sandboxes ADD COLUMN provider TEXT NOT NULL DEFAULT '';
+    ALTER TABLE sandboxes ADD COLUMN kind TEXT NOT NULL DEFAULT '';
+    ALTER TABLE sandboxes ADD COLUMN network TEXT NOT NULL DEFAULT '';
+    ALTER TABLE sandboxes ADD COLUMN shadow_id TEXT NOT NULL DEFAULT '';
+    ALTER TABLE sandboxes ADD COLUMN netns TEXT NOT NULL DEFAULT '';
+    ALTER TABLE sandboxes ADD COLUMN cpu_millis INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE sandboxes ADD COLUMN memory_bytes INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE pool ADD COLUMN provider TEXT NOT NULL DEFAULT '';
+    ALTER TABLE pool ADD COLUMN handler TEXT NOT NULL DEFAULT '';
+    """,
 )
 """Each one brings the schema from the version of its index to the next. A released one never changes."""
 

@@ -36,6 +36,14 @@ class SandboxRecord:
     certificate_until: int = 0  # when the VM's last certificate expires; 0: not known
     certificate_key: str = ""  # the key that it is for, `authority.key_id`
     image: str = ""  # what the VM boots from, as `InstanceSpec.image`; "": the provider's image for pods
+    # What a handler meant when the sandbox was made. "": recorded by a release in which all meant the same.
+    provider: str = ""
+    kind: str = ""  # of its images
+    network: str = ""
+    shadow_id: str = ""  # the delegate's sandbox that holds its network namespace; "": there is none
+    netns: str = ""  # the path of that namespace
+    cpu_millis: int = 0  # what the VM was made for or last resized to, as `interface.Size`; 0: not known
+    memory_bytes: int = 0
 
     def to(self, state: SandboxState, **changes: object) -> SandboxRecord:
         """This record in another state. :raise IllegalTransition: the state can't follow its own."""

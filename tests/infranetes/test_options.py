@@ -68,6 +68,25 @@ class OptionsTests(SynchronousTestCase):
         ):
             self.assertIn(word, self.refused(text=text + "\n"))
 
+    def test_the_nodes_own_runtime_is_given_by_its_socket(self) -> None:
+        self.assertEqual(self.parsed().delegate.socket_path, "")
+        text = (
+            '[delegate]\nsocket = "unix:///run/containerd/containerd.sock"\nconfig = "/etc/c/config.toml"\n'
+        )
+        found = self.parsed(text=text).delegate
+        self.assertEqual(
+            (found.socket_path, found.config), ("/run/containerd/containerd.sock", "/etc/c/config.toml")
+        )
+        for text, word in (
+            ('socket = "containerd.sock"', "delegate.socket"),
+            ('socket = "unix://"', "delegate.socket"),
+            (f'socket = "/{"x" * 107}"', "107 bytes"),
+            ('socket = "/run/infranetes/../infranetes/infranetes.sock"', "this daemon's own"),
+            ('config = "/etc/c/config.toml"', "without delegate.socket"),
+            ('socket = "/run/c.sock"\nconfig = "config.toml"', "delegate.config"),
+        ):
+            self.assertIn(word, self.refused(text=f"[delegate]\n{text}\n"))
+
     def test_they_win_over_the_file(self) -> None:
         text = """
             [kubernetes]

@@ -275,6 +275,38 @@ class StoreTests(unittest.TestCase):
         (found,) = (await self.reopened()).sandboxes
         self.assertEqual((found.id, found.agent_port, found.certificate_until), ("a", 7, 0))
 
+    async def test_a_file_of_the_third_schema_is_brought_along_with_its_vms(self) -> None:
+        """Each record is as it was, and can be written and claimed."""
+        columns = {
+            "sandboxes": "id, token, state, name, config, runtime_handler, created_at, claimed, "
+            "stopped_at, instance_id, address, agent_host, agent_port, message, certificate_until, "
+            "certificate_key, image",
+            "pool": "id, token, state, cpu_millis, memory_bytes, created_at, instance_id, address, "
+            "agent_host, agent_port, message, certificate_until, certificate_key",
+        }
+        ready = ("a", "b", "ready", "n", b"", "", 1, 1, 0, "vm", "10.0.0.1", "h", 7, "", 5, "key", "ami-1")
+        idle = ("c", "d", "idle", 500, 2**30, 3, "vm2", "10.0.0.2", "h", 7, "", 6, "other")
+        self.patch(database, "MIGRATIONS", database.MIGRATIONS[:3])
+        with contextlib.closing(database.open_database(self.directory / FILE)) as connection:
+            for table, row in (("sandboxes", ready), ("pool", idle)):
+                marks = ", ".join("?" * len(row))
+                connection.execute(f"INSERT INTO {table} ({columns[table]}) VALUES ({marks})", row)  # noqa: S608
+        self.patch(database, "MIGRATIONS", _MIGRATIONS)
+        contents = await self.reopened()
+        ((found,), (pooled,)) = contents.sandboxes, contents.pool
+        self.assertEqual(
+            (found.state, found.image, found.certificate_key), (SandboxState.READY, "ami-1", "key")
+        )
+        self.assertEqual((found.provider, found.kind, found.network, found.shadow_id), ("", "", "", ""))
+        self.assertEqual((found.netns, found.cpu_millis, found.memory_bytes), ("", 0, 0))
+        self.assertEqual((pooled.state, pooled.cpu_millis, pooled.provider), (PoolState.IDLE, 500, ""))
+        changed = attrs.evolve(found, provider="qemu", kind="docker", netns="/run/netns/x", cpu_millis=250)
+        await self.store.put_sandbox(changed)
+        claimed = sandbox(id=pooled.id, token=pooled.token, instance_id=pooled.instance_id, provider="qemu")
+        await self.store.claim(claimed)
+        contents = await self.reopened()
+        self.assertEqual(({*contents.sandboxes}, contents.pool), ({changed, claimed}, ()))
+
     async def test_a_killed_writer_leaves_whole_records(self) -> None:
         """Writes that were answered survive SIGKILL; others are there as a whole or not at all."""
         self.assertEqual(self.write_and_die(50), 9)
