@@ -70,7 +70,7 @@ class ImageService:
     async def PullImage(self, request: cri.PullImageRequest, call: Call) -> cri.PullImageResponse:
         name, auth = _name(request), request.auth
         if isinstance(self.store, CatalogueStore):
-            found = await self.store.find(name, dict(request.sandbox_config.annotations))
+            found = await self.store.pull(name, dict(request.sandbox_config.annotations))
             return cri.PullImageResponse(image_ref=found.id)
         given = credentials(
             parse(name).registry,

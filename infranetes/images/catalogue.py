@@ -98,6 +98,15 @@ class CatalogueStore:
             raise NotFound(f"image {name_or_id[:300]!r} is not on this node; pull it")
         return _image(found[0])
 
+    async def find(self, name_or_id: str) -> Image:
+        """Return `resolve`'s answer: what the catalogue has now is asked by `pull` and `check`."""
+        return self.resolve(name_or_id)
+
+    def known(self, image_id: str) -> Image | None:
+        """Return the image with this id; None: it was not pulled."""
+        found = self._images.get(image_id)
+        return None if found is None else _image(found)
+
     async def config(self, image_id: str) -> bytes:
         """Return what is recorded of the image, as JSON.
 
@@ -112,8 +121,8 @@ class CatalogueStore:
         used = self._file.stat().st_blocks * 512 if self._file.exists() else 0
         return FsUsage(time.time_ns(), str(self._directory), used, 1)
 
-    async def find(self, name: str, annotations: Mapping[str, str]) -> Image:
-        """Pull an image: have the catalogue find it, and record it.
+    async def pull(self, name: str, annotations: Mapping[str, str]) -> Image:
+        """Have the catalogue find an image, and record it.
 
         :raise InfranetesError: as `IImageCatalogue.find`.
         """

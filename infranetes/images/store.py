@@ -153,6 +153,15 @@ class ImageStore:
         """
         return index.find(self._records, name_or_id).image(self._pinned)
 
+    async def find(self, name_or_id: str) -> Image:
+        """Return `resolve`'s answer: everything is known here."""
+        return self.resolve(name_or_id)
+
+    def known(self, image_id: str) -> Image | None:
+        """Return the image with this id; None: it is not on this node."""
+        record = self._records.get(image_id)
+        return None if record is None else record.image(self._pinned)
+
     async def check(self, image_id: str) -> None:
         """Do nothing: only `remove` removes images from this store."""
 

@@ -38,20 +38,27 @@ class ContainerCreation:
 
         :raise AlreadyExists: the name is another container's. :raise FailedPrecondition: there is no VM.
         :raise InfranetesError: it failed, and nothing is left of it."""
-        if sandbox.state not in (SandboxState.VACANT, SandboxState.BOOTING):
-            sandbox.agent()
-        container = self._node.inventory.container_named(sandbox, container_name(config.metadata))
+        _check_vm(sandbox)
+        container = self._named(sandbox, config)
         if container is None:
-            container = self._begin(sandbox, config)
-        else:
-            _check_same(container, config)
+            user_namespaces.check(config, sandbox.config)
+            image = await self._node.images.find(config.image.image)
+            _check_vm(
+                sandbox
+            )  # it may have been stopped meanwhile, and the container begun by another request
+            container = self._named(sandbox, config) or self._begin(sandbox, config, image)
         if container.creating is not None:
             await container.creating.join()
         return container
 
-    def _begin(self, sandbox: Sandbox, config: cri.ContainerConfig) -> Container:
-        user_namespaces.check(config, sandbox.config)
-        image = self._node.images.resolve(config.image.image)
+    def _named(self, sandbox: Sandbox, config: cri.ContainerConfig) -> Container | None:
+        """The container of this name, if there is one: it is the one that this request asks for."""
+        container = self._node.inventory.container_named(sandbox, container_name(config.metadata))
+        if container is not None:
+            _check_same(container, config)
+        return container
+
+    def _begin(self, sandbox: Sandbox, config: cri.ContainerConfig, image: Image) -> Container:
         if image.machine and sandbox.containers:
             raise FailedPrecondition(
                 f"sandbox {sandbox.id} is container {next(iter(sandbox.containers))}: a pod whose image is "
@@ -83,7 +90,7 @@ class ContainerCreation:
             config = await self._with_profiles(container.config)
             if image.machine:
                 await self._machine_images.boot(sandbox, image)
-            mounted = node_files.mounted_images(config, self._node.images)
+            mounted = await node_files.mounted_images(config, self._node.images)
             for needed in {one.id: one for one in (image, *mounted.values())}.values():
                 await load_image(self._node, sandbox, needed)
             sandbox.agent()
@@ -134,6 +141,14 @@ class ContainerCreation:
         self._node.note(
             self._node.store.delete_container(container.id), f"the end of container {container.id}"
         )
+
+
+def _check_vm(sandbox: Sandbox) -> None:
+    """Check that the sandbox has a VM, or gets it with a container.
+
+    :raise FailedPrecondition: it is not ready."""
+    if sandbox.state not in (SandboxState.VACANT, SandboxState.BOOTING):
+        sandbox.agent()
 
 
 def _check_same(container: Container, config: cri.ContainerConfig) -> None:

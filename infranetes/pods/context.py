@@ -66,10 +66,14 @@ class Images(Protocol):
     def machine_images(self) -> bool:
         """Whether the images are whole machines, so that a sandbox has no VM before a container names one."""
 
-    def resolve(self, name_or_id: str) -> Image:
-        """The image that a reference, an id or the beginning of an id means.
+    async def find(self, name_or_id: str) -> Image:
+        """The image that a reference, an id or the beginning of an id means now.
 
-        :raise NotFound: not pulled on this node. :raise InvalidArgument: ambiguous."""
+        :raise NotFound: not pulled on this node. :raise InvalidArgument: ambiguous.
+        :raise Unavailable: that can't be told now."""
+
+    def known(self, image_id: str) -> Image | None:
+        """What is known of the image without asking anybody; None: nothing."""
 
     def archive(self, image_id: str, present: int = 0) -> AsyncIterator[bytes]:
         """The image as a tar archive without its lowest `present` layers."""

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from twisted.logger import Logger
 
-from infranetes.images import Image
 from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Sandbox
 from infranetes.pods.layer_loads import disk_name, shown_layers
 from infranetes.pods.states import SandboxState
 from infranetes.providers.interface import IShowsDisks
 from infranetes_common.concurrency import Flight
-from infranetes_common.errors import FailedPrecondition, InfranetesError, NotFound
+from infranetes_common.errors import FailedPrecondition, InfranetesError
 
 _log = Logger()
 
@@ -60,7 +59,7 @@ async def _remove_unused(node: NodeContext, sandbox: Sandbox) -> None:
     used = {container.record.image_id for container in containers}
     diff_ids = await shown_layers(node, sandbox) or set()
     for image_id in sorted(await agent.images() - used):
-        image = _known(node, image_id)
+        image = node.images.known(image_id)
         if image is not None and image.pinned:
             continue
         try:
@@ -85,10 +84,3 @@ async def _hide(node: NodeContext, sandbox: Sandbox) -> None:
     free = [disk_name(diff_id) for diff_id, state in zip(shown, states, strict=True) if not state.mounted]
     if free:
         await provider.hide_disks(sandbox.record.instance_id, free)
-
-
-def _known(node: NodeContext, image_id: str) -> Image | None:
-    try:
-        return node.images.resolve(image_id)
-    except NotFound:
-        return None

@@ -117,7 +117,7 @@ def with_seccomp_profile(config: cri.ContainerConfig, text: str) -> cri.Containe
     return sent
 
 
-def mounted_images(config: cri.ContainerConfig, images: Images) -> dict[int, Image]:
+async def mounted_images(config: cri.ContainerConfig, images: Images) -> dict[int, Image]:
     """The images that are mounted as volumes, by the index of their mount.
 
     :raise NotFound: one is not on this node; names the mount."""
@@ -125,7 +125,7 @@ def mounted_images(config: cri.ContainerConfig, images: Images) -> dict[int, Ima
     for index, mount in enumerate(config.mounts):
         if mount.HasField("image"):
             try:
-                found[index] = images.resolve(mount.image.image)
+                found[index] = await images.find(mount.image.image)
             except NotFound as error:
                 raise NotFound(f"config.mounts[{index}] at {mount.container_path[:256]}: {error}") from None
     return found

@@ -361,7 +361,7 @@ def image(url: str = "", machine: str = "") -> Image:
 
 
 class FakeImages:
-    """One image, called busybox."""
+    """One image, called busybox. :ivar finding: a Deferred that `find` waits for first."""
 
     image = image()
     machine_images = False
@@ -369,14 +369,20 @@ class FakeImages:
     def __init__(self) -> None:
         self.checked: list[str] = []
         self.holding: list[str] = []  # images whose files are kept
+        self.finding: Deferred[None] | None = None
 
     async def check(self, image_id: str) -> None:
         self.checked.append(image_id)
 
-    def resolve(self, name_or_id: str) -> Image:
+    async def find(self, name_or_id: str) -> Image:
+        if self.finding is not None:
+            await self.finding
         if name_or_id not in ("busybox", IMAGE):
             raise NotFound(f"image {name_or_id} is not on this node: pull it first")
         return self.image
+
+    def known(self, image_id: str) -> Image | None:
+        return self.image if image_id == IMAGE else None
 
     async def archive(self, image_id: str, present: int = 0) -> AsyncIterator[bytes]:
         yield f"{image_id} without {present}".encode()

@@ -38,21 +38,24 @@ class LayerImages(FakeImages):
 
     def __init__(self) -> None:
         super().__init__()
-        self.known = [image("a", 1, 2), image("b", 1, 3), image("c", 2, 2, 4)]
+        self.all = [image("a", 1, 2), image("b", 1, 3), image("c", 2, 2, 4)]
         self.broken: Exception | None = None
 
-    def resolve(self, name_or_id: str) -> Image:
-        for one in self.known:
+    async def find(self, name_or_id: str) -> Image:
+        for one in self.all:
             if name_or_id in (one.id, *one.repo_tags):
                 return one
         raise NotFound(f"image {name_or_id} is not on this node: pull it first")
+
+    def known(self, image_id: str) -> Image | None:
+        return next((one for one in self.all if one.id == image_id), None)
 
     async def disks(self, image_id: str) -> list[LayerDisk]:
         if self.broken is not None:
             raise self.broken
         return [
             LayerDisk(one, Path("/nonexistent"), LAYER_BYTES, DIGEST)
-            for one in self.resolve(image_id).diff_ids
+            for one in (await self.find(image_id)).diff_ids
         ]
 
 
@@ -164,7 +167,7 @@ class LayerAgent(FakeAgent):
         if self.add_error is not None:
             raise self.add_error
         assert configuration == f"configuration of {image_id}".encode()
-        [known] = [one for one in LayerImages().known if one.id == image_id]
+        [known] = [one for one in LayerImages().all if one.id == image_id]
         if not self.mounted.issuperset(known.diff_ids):
             raise FailedPrecondition("a layer is not mounted")
         self.of[image_id] = known.diff_ids

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 
 from infranetes.machines.agent.limits import PURGES
 from infranetes.pods import listing
@@ -142,6 +142,43 @@ class CreateTests(ContainersTestCase):
         self.failureResultOf(self.start_create(box(envs=[variable("WEB")])), AlreadyExists)
         self.agent.holding.callback(None)
         self.successResultOf(first)
+
+    def find_later(self) -> Deferred[None]:
+        """Have the image be found once the Deferred fires."""
+        found = self.world.images.finding = Deferred()
+        return found
+
+    def test_calls_for_one_container_whose_image_is_looked_for_are_given_one(self) -> None:
+        found = self.find_later()
+        self.agent.holding = Deferred()
+        first, second = self.start_create(), self.start_create()
+        found.callback(None)
+        self.agent.holding.callback(None)
+        self.assertEqual(self.successResultOf(first), self.successResultOf(second))
+        self.assertEqual(len(self.agent.containers), 1)
+
+    def test_of_two_containers_with_one_name_the_second_is_refused_after_the_look_for_its_image(self) -> None:
+        found = self.find_later()
+        first = self.start_create(box(envs=[variable("DNS")]))
+        second = self.start_create(box(envs=[variable("WEB")]))
+        found.callback(None)
+        self.successResultOf(first)
+        self.failureResultOf(second, AlreadyExists)
+
+    def test_a_sandbox_that_is_stopped_while_an_image_is_looked_for_takes_no_container(self) -> None:
+        found = self.find_later()
+        creation = self.start_create()
+        self.do(self.world.sandboxes.stop(self.sandbox))
+        found.callback(None)
+        self.failureResultOf(creation, FailedPrecondition)
+        self.assertEqual(self.world.store.contents().containers, ())
+
+    def test_a_call_given_up_while_an_image_is_looked_for_leaves_nothing(self) -> None:
+        self.find_later()
+        creation = self.start_create()
+        creation.cancel()
+        self.failureResultOf(creation, CancelledError)
+        self.assertEqual(self.world.node.inventory.containers, {})
 
 
 def variable(name: str) -> cri.KeyValue:

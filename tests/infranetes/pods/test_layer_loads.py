@@ -260,7 +260,7 @@ class SentTests(LayersTestCase):
         self.successResultOf(creating)
 
     def test_so_many_at_once_and_no_more(self) -> None:
-        self.images.known.append(image("d", *range(10, 20)))
+        self.images.all.append(image("d", *range(10, 20)))
         creating = self.start_create(self.of("d"))
         self.assertEqual(len(self.agent.puts), STREAMS)
         self.agent.puts[0].ended.callback(None)
@@ -443,7 +443,7 @@ class UnusedTests(LayersTestCase):
         self.assertEqual(self.agent.loaded, {A, B, C})
 
     def test_not_a_pinned_one(self) -> None:
-        self.images.known[0] = image("a", 1, 2, pinned=True)
+        self.images.all[0] = image("a", 1, 2, pinned=True)
         self.remove(self.create(self.of("a")))
         self.world.wait(UNUSED)
         self.assertEqual(self.agent.loaded, {A})

@@ -11,6 +11,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.pods import node_files
+from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound
 from infranetes_common.wire import cri
 from tests.infranetes.pods.fakes import IMAGE, FakeImages, box
@@ -108,7 +109,7 @@ class ImageTests(SynchronousTestCase):
             cri.Mount(container_path="/b", image=cri.ImageSpec(image="busybox"), image_sub_path="x"),
         ]
         config = box(mounts=mounts)
-        found = node_files.mounted_images(config, FakeImages())
+        found = self.successResultOf(start(node_files.mounted_images(config, FakeImages())))
         self.assertEqual({index: image.id for index, image in found.items()}, {1: IMAGE})
         sent = node_files.with_image_ids(config, found).mounts[1]
         self.assertEqual((sent.image.image, sent.image_sub_path), (IMAGE, "x"))
@@ -116,7 +117,8 @@ class ImageTests(SynchronousTestCase):
 
     def test_one_that_is_not_here_is_named_with_its_mount(self) -> None:
         config = box(mounts=[cri.Mount(container_path="/b", image=cri.ImageSpec(image="other"))])
-        error = self.assertRaises(NotFound, node_files.mounted_images, config, FakeImages())
+        looking = start(node_files.mounted_images(config, FakeImages()))
+        error = self.failureResultOf(looking, NotFound).value
         self.assertIn("config.mounts[0] at /b: image other is not on this node", str(error))
 
 
