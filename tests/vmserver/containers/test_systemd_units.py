@@ -15,13 +15,13 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable
 from infranetes_common.reactors import installed
+from infranetes_common.systemd_bus import Bus
 from infranetes_common.wire import cri
 from tests.contract.container_sessions import living
 from tests.support.systemd import Inside, Systemd
 from tests.vmserver.containers.test_systemd import SystemdCase
 from vmserver.containers.resources import cpu_weight
 from vmserver.containers.systemd import logs, privileges, units
-from vmserver.containers.systemd.bus import Bus
 from vmserver.containers.systemd.programs import CannotRun, Located, locate
 
 reactor = installed()

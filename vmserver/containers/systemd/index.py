@@ -18,6 +18,7 @@ from twisted.python.failure import Failure
 
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InfranetesError, NotFound
+from infranetes_common.systemd_bus import SERVICE, Body, BusError
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from vmserver.containers import records
@@ -26,7 +27,6 @@ from vmserver.containers.journal import Journal
 from vmserver.containers.records import Record
 from vmserver.containers.systemd import logs, units
 from vmserver.containers.systemd import state as states
-from vmserver.containers.systemd.bus import SERVICE, Body, BusError
 from vmserver.containers.systemd.container import UnitContainer
 from vmserver.containers.systemd.manager import Manager
 from vmserver.containers.systemd.privileges import identity

@@ -12,8 +12,8 @@ from twisted.logger import Logger
 
 from infranetes_common.concurrency import backoff, sleep, start
 from infranetes_common.errors import InfranetesError, InvalidArgument, Unavailable
+from infranetes_common.systemd_bus import Body, Bus, BusError, Signalled
 from vmserver.containers.systemd import units
-from vmserver.containers.systemd.bus import Body, Bus, BusError, Signalled
 from vmserver.containers.systemd.state import Service, Unit
 
 RETRY_SECONDS = (0.1, 2.0)

@@ -20,6 +20,7 @@ from zope.interface import implementer
 from infranetes_common.concurrency import deferred, run_in_thread, sleep, start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from infranetes_common.reactors import IReactor
+from infranetes_common.systemd_bus import CONNECT_SECONDS
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from vmserver.containers.child_exec import exec_sync
@@ -37,7 +38,6 @@ from vmserver.containers.journal import Journal
 from vmserver.containers.records import Record
 from vmserver.containers.systemd import logs, units
 from vmserver.containers.systemd import state as states
-from vmserver.containers.systemd.bus import CONNECT_SECONDS
 from vmserver.containers.systemd.config import SystemdConfig
 from vmserver.containers.systemd.container import UnitContainer
 from vmserver.containers.systemd.enter import entering

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import attrs
 
+from infranetes_common.systemd_bus import Properties
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
-from vmserver.containers.systemd.bus import Properties
 
 CANNOT_RUN = "ContainerCannotRun"
 START_ERROR = 128  # the exit code that kubelet knows for a container that could not be started

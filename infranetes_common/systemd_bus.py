@@ -34,7 +34,7 @@ MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 Body = tuple[Any, ...]  # Any: a message's signature, not Python's types, says what is in it
 """The values of a D-Bus message."""
 
-Properties = dict[str, Any]  # Any: as `Body`; `state.Unit` and `state.Service` have those that are used
+Properties = dict[str, Any]  # Any: as `Body`
 """An object's properties by name."""
 
 Signalled = Callable[[str, str, Body], None]
@@ -90,8 +90,7 @@ class Bus(Protocol):
             raise
         except Exception as error:
             raise Unavailable(
-                f"systemd can't be reached: {error}; the agent has to run as root, in a VM "
-                "whose process 1 is systemd"
+                f"systemd can't be reached: {error}; that takes root, and systemd as process 1"
             ) from None
         return bus
 
@@ -190,7 +189,7 @@ class Bus(Protocol):
     def close(self) -> None:
         """Close the connection; pending calls fail. Idempotent."""
         self._lost = lambda: None
-        self._end(Unavailable("the agent is stopping"))
+        self._end(Unavailable("the connection to systemd was closed"))
         if self.transport is not None:
             self.transport.abortConnection()
 

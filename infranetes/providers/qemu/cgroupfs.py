@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node's control groups as files: where processes are, and groups made without systemd.
+
+Sources: the kernel's admin-guide/cgroup-v2.rst and cgroup-v1/; cgroups(7).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+
+import attrs
+
+from infranetes_common.concurrency import run_in_thread
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable
+from infranetes_common.reactors import IReactor
+
+MOUNTS = Path("/proc/self/mountinfo")
+PROC = Path("/proc")
+UNIFIED = ""  # the name that /proc/PID/cgroup has for the one hierarchy of version 2
+_MOUNT_OPTIONS = ("rw", "ro", "xattr", "noprefix", "clone_children", "cpuset_v2_mode")
+_REMOVE_SECONDS = 2.0  # a group is busy until the kernel has let go of the last process
+_PAUSE_SECONDS = 0.01
+
+
+@attrs.frozen
+class Hierarchy:
+    """A tree of control groups."""
+
+    mount: Path
+    name: str  # as /proc/PID/cgroup has it, such as "memory", "cpu,cpuacct", "name=systemd" or UNIFIED
+
+    def has(self, controller: str) -> bool:
+        """Whether groups of this tree have `controller`."""
+        if self.name != UNIFIED:
+            return controller in self.name.split(",")
+        with contextlib.suppress(OSError):
+            return controller in (self.mount / "cgroup.controllers").read_text().split()
+        return False
+
+
+def hierarchies(mounts: Path = MOUNTS) -> list[Hierarchy]:
+    """Every hierarchy that is mounted, each once. Blocks, briefly."""
+    found: dict[str, Hierarchy] = {}
+    for line in mounts.read_text().splitlines():
+        fields, _, source = line.partition(" - ")
+        kind, _, rest = source.partition(" ")
+        if kind not in ("cgroup", "cgroup2"):
+            continue
+        _number, _parent, _device, root, mount, *_ = fields.split()
+        if root != "/":
+            continue  # a part that is mounted somewhere else once more
+        options = rest.split()[-1].split(",")
+        named = [each for each in options if each.startswith("name=")]
+        name = ",".join(named or [each for each in options if each not in _MOUNT_OPTIONS])
+        if kind == "cgroup2":
+            name = UNIFIED
+        found.setdefault(name, Hierarchy(Path(_unescaped(mount)), name))
+    return list(found.values())
+
+
+def _unescaped(path: str) -> str:
+    """A path of mountinfo, in which blanks are octal."""
+    return path.encode().decode("unicode_escape") if "\\" in path else path
+
+
+def memberships(pid: int, proc: Path = PROC) -> dict[str, str]:
+    """In which group a process is, by its hierarchy's name. :raise ProcessLookupError: it has ended."""
+    found = {}
+    try:
+        lines = (proc / str(pid) / "cgroup").read_text().splitlines()
+    except FileNotFoundError:
+        raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended") from None
+    for line in lines:
+        _, name, path = line.split(":", 2)
+        found[name] = path
+    return found
+
+
+def relative(parent: str) -> PurePosixPath:
+    """A parent as kubelet names it, below each mount. :raise InvalidArgument: it can't be one."""
+    path = PurePosixPath(parent.lstrip("/"))
+    if not parent.isprintable() or ".." in path.parts or not path.parts or len(parent) > 4096:
+        raise InvalidArgument(f"cgroup_parent {parent[:80]!r} is no path of a control group")
+    return path
+
+
+class CgroupFiles:
+    """Groups that the daemon makes itself, where kubelet's cgroup driver is `cgroupfs`.
+
+    In each hierarchy that has the parent the process gets a group of its own there.
+    """
+
+    def __init__(self, reactor: IReactor, mounts: Path = MOUNTS, proc: Path = PROC) -> None:
+        self._reactor = reactor
+        self._mounts = mounts
+        self._proc = proc
+
+    async def place(self, pid: int, parent: str, name: str) -> None:
+        """Put a process into the group `name` below `parent`. Idempotent.
+
+        :raise InvalidArgument: `parent` can't be a group.
+        :raise Unavailable: there is no such group, or no such process any more.
+        :raise FailedPrecondition: this daemon may not make groups.
+        """
+        await run_in_thread(self._reactor, self._thd_place, pid, relative(parent), name)
+
+    async def forget(self, parent: str, name: str) -> None:
+        """Remove the group, whose processes have ended. Idempotent; what is left is the parent's owner's."""
+        await run_in_thread(self._reactor, self._thd_forget, relative(parent), name)
+
+    def directories(self, parent: str, name: str) -> Iterator[tuple[Hierarchy, Path]]:
+        """The group's directory in each hierarchy that has the parent. Blocks, briefly."""
+        below = relative(parent)
+        for hierarchy in hierarchies(self._mounts):
+            if (hierarchy.mount / below).is_dir():
+                yield hierarchy, hierarchy.mount / below / name
+
+    def _thd_place(self, pid: int, parent: PurePosixPath, name: str) -> None:
+        placed: dict[str, str] = {}
+        try:
+            for hierarchy, directory in self.directories(str(parent), name):
+                _make(hierarchy, directory)
+                (directory / "cgroup.procs").write_text(str(pid))
+                placed[hierarchy.name] = f"/{parent}/{name}"
+            where = memberships(pid, self._proc)
+        except ProcessLookupError:
+            self._thd_forget(parent, name)
+            raise Unavailable(f"process {pid} has ended before it was in its pod's control group") from None
+        except OSError as error:
+            self._thd_forget(parent, name)
+            if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+                raise FailedPrecondition(
+                    f"the daemon may not make control groups ({error}): set ProtectControlGroups=no for "
+                    "infranetes.service by `systemctl edit`, or have kubelet's cgroupDriver be systemd"
+                ) from None
+            raise Unavailable(f"the control group /{parent}/{name} can't be made: {error}") from None
+        if not any(hierarchy.has("memory") for hierarchy, _ in self.directories(str(parent), name)):
+            self._thd_forget(parent, name)
+            raise Unavailable(f"there is no control group /{parent}: kubelet has removed the pod's")
+        if any(where.get(each) != path for each, path in placed.items()):
+            raise Unavailable(f"process {pid} is not in the control group /{parent}/{name}: {where}")
+
+    def _thd_forget(self, parent: PurePosixPath, name: str) -> None:
+        until = time.monotonic() + _REMOVE_SECONDS
+        left = [directory for _, directory in self.directories(str(parent), name)]
+        while left := [directory for directory in left if not _removed(directory)]:
+            if time.monotonic() > until:
+                break
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _removed(directory: Path) -> bool:
+    """Remove a group, or find that it can't be waited for."""
+    try:
+        directory.rmdir()
+    except OSError as error:
+        return error.errno != errno.EBUSY
+    return True
+
+
+def _make(hierarchy: Hierarchy, directory: Path) -> None:
+    """Make a group that processes can be put into."""
+    directory.mkdir(exist_ok=True)
+    if hierarchy.name == UNIFIED:
+        # Its own counts, beside the parent's; what the parent does not hand down it counts itself.
+        with contextlib.suppress(OSError):
+            given = (directory.parent / "cgroup.controllers").read_text().split()
+            words = " ".join(f"+{each}" for each in given)
+            (directory.parent / "cgroup.subtree_control").write_text(words)
+    elif hierarchy.has("cpuset"):
+        for file in ("cpuset.cpus", "cpuset.mems"):  # version 1 begins with none
+            if not (directory / file).read_text().strip():
+                (directory / file).write_text((directory.parent / file).read_text())
+
+
+@attrs.frozen
+class Kills:
+    """How often the kernel has killed for want of memory in a group and those below it."""
+
+    group: int = 0
+    parent: int = 0
+
+    def more_than(self, before: Kills) -> bool:
+        """Whether there were some since `before`."""
+        return self.group > before.group or self.parent > before.parent
+
+
+def kills(directory: Path) -> Kills:
+    """Count them. Blocks, briefly."""
+    return Kills(_kills(directory), _kills(directory.parent))
+
+
+def _kills(directory: Path) -> int:
+    for file in ("memory.events", "memory.oom_control"):  # version 2, version 1
+        counts = _fields(directory / file)
+        if "oom_kill" in counts:
+            return int(counts["oom_kill"])
+    return 0
+
+
+def memory_limit(directory: Path) -> int:
+    """The group's limit in bytes; 0: none, or not known. Blocks, briefly."""
+    for file in ("memory.max", "memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            limit = int((directory / file).read_text())
+            return limit if limit < 1 << 62 else 0
+    return 0
+
+
+def _fields(path: Path) -> Mapping[str, str]:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}
+    return dict(line.split(" ", 1) for line in lines if " " in line)
+
+
+def memory_directory(parent: PurePosixPath, name: str, mounts: Path = MOUNTS) -> Path | None:
+    """Where a group's memory is counted. Blocks, briefly."""
+    for hierarchy in hierarchies(mounts):
+        directory = hierarchy.mount / parent
+        if hierarchy.has("memory") and directory.is_dir():
+            return directory / name
+    return None

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes put into the node's control groups by systemd, as transient scopes.
+
+systemd moves the process, so the daemon needs no right to write control groups. Sources:
+org.freedesktop.systemd1(5), systemd.scope(5), systemd.slice(5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import PurePosixPath
+
+from twisted.internet.endpoints import UNIXClientEndpoint
+from twisted.internet.interfaces import IStreamClientEndpoint
+
+from infranetes.providers.qemu.cgroupfs import UNIFIED, memberships, relative
+from infranetes_common.concurrency import Notifier, within
+from infranetes_common.errors import DeadlineExceeded, Unavailable
+from infranetes_common.reactors import IReactor
+from infranetes_common.systemd_bus import Body, Bus, BusError
+
+SOCKET = "/run/systemd/private"
+SLICE, SCOPE = ".slice", ".scope"
+_SYSTEMDS = "name=systemd"  # the hierarchy where systemd keeps units, unless it has the unified one alone
+_ATTEMPTS = 2  # a reload of systemd between the call and the scope's start loses the process
+_JOB_SECONDS = 10.0
+
+
+def is_slice(parent: str) -> bool:
+    """Whether a pod's parent group is systemd's, as with kubelet's cgroup driver `systemd`."""
+    return parent.endswith(SLICE)
+
+
+def slice_path(parent: str) -> PurePosixPath:
+    """Where the slice that is named last in `parent` is below each mount.
+
+    >>> slice_path("kubepods-burstable.slice")
+    PurePosixPath('kubepods.slice/kubepods-burstable.slice')
+    """
+    words = relative(parent).name.removesuffix(SLICE).split("-")
+    return PurePosixPath(*("-".join(words[: end + 1]) + SLICE for end in range(len(words))))
+
+
+class SystemdScopes:
+    """Scopes below the slices of pods.
+
+    :param endpoint: systemd's own socket.
+    :param cgroups_of: tells in which groups a process is.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactor,
+        endpoint: IStreamClientEndpoint | None = None,
+        cgroups_of: Callable[[int], Mapping[str, str]] = memberships,
+    ) -> None:
+        self._reactor = reactor
+        self._endpoint = endpoint or UNIXClientEndpoint(reactor, SOCKET)
+        self._cgroups_of = cgroups_of
+
+    async def place(self, pid: int, parent: str, name: str, description: str = "") -> None:
+        """Put a process into the scope `name` below the slice that `parent` ends with. Idempotent.
+
+        systemd makes a slice that is not there.
+
+        :raise InvalidArgument: `parent` can't be a slice.
+        :raise Unavailable: it is not there, for systemd refuses or the process has ended.
+        """
+        slice_unit = relative(parent).name
+        problem = ""
+        for _ in range(_ATTEMPTS):
+            if self._is_there(pid, slice_unit, name):
+                return
+            problem = await self._start(pid, slice_unit, name, description)
+        if not self._is_there(pid, slice_unit, name):
+            reason = problem or "it is elsewhere"
+            raise Unavailable(f"systemd has not put process {pid} below {slice_unit}: {reason}")
+
+    def _is_there(self, pid: int, slice_unit: str, name: str) -> bool:
+        try:
+            where = self._cgroups_of(pid)
+        except ProcessLookupError:
+            raise Unavailable(f"process {pid} has ended before it was in its pod's control group") from None
+        units = where.get(_SYSTEMDS, where.get(UNIFIED, ""))
+        counted = where.get("memory", units)
+        return units.endswith(f"/{slice_unit}/{name}{SCOPE}") and f"/{slice_unit}/" in f"{counted}/"
+
+    async def _start(self, pid: int, slice_unit: str, name: str, description: str) -> str:
+        """Have systemd start the scope; return what went wrong."""
+        results: dict[str, str] = {}  # by job
+        changed = Notifier()
+
+        def signalled(path: str, member: str, body: Body) -> None:
+            if member == "JobRemoved":
+                _number, job, _unit, result = body
+                results[str(job)] = str(result)
+                changed.notify()
+
+        async def result_of(job: str) -> str:
+            while job not in results:
+                await changed.wait()
+            return results[job]
+
+        bus = await Bus.connect(self._reactor, self._endpoint, signalled, lambda: None)
+        auxiliary: list[object] = []
+        properties = _properties(pid, slice_unit, description or name)
+        try:
+            call = (f"{name}{SCOPE}", "fail", properties, auxiliary)
+            (job,) = await bus.manager("StartTransientUnit", "ssa(sv)a(sa(sv))", call)
+            result = await within(self._reactor, _JOB_SECONDS, result_of(str(job)), "the start of its scope")
+        except (BusError, DeadlineExceeded) as error:
+            return str(error)
+        finally:
+            bus.close()
+        return "" if result == "done" else f"the start of its scope ended as {result}"
+
+    async def forget(self, parent: str, name: str) -> None:
+        """Do nothing: systemd removes a scope without processes by itself."""
+
+
+def _properties(pid: int, slice_unit: str, description: str) -> list[tuple[str, tuple[str, object]]]:
+    return [
+        ("Description", ("s", description)),
+        ("PIDs", ("au", [pid])),
+        ("Slice", ("s", slice_unit)),
+        # Else it would be ended with the node's other units at a shutdown, before kubelet has ended its pods.
+        ("DefaultDependencies", ("b", False)),
+        ("CollectMode", ("s", "inactive-or-failed")),
+        ("CPUAccounting", ("b", True)),
+        ("MemoryAccounting", ("b", True)),
+        ("TasksAccounting", ("b", True)),
+    ]

@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes are put into the control groups of pods: by files, and by a real systemd."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import gatherResults
+from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from infranetes.providers.qemu import cgroupfs
+from infranetes.providers.qemu.cgroupfs import CgroupFiles, Kills, hierarchies, kills, memberships, relative
+from infranetes.providers.qemu.scopes import SystemdScopes, is_slice, slice_path
+from infranetes_common.concurrency import start
+from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, Unavailable
+from infranetes_common.reactors import installed
+from infranetes_common.systemd_bus import Bus
+from tests.support.systemd import Inside, Systemd, shared
+
+reactor = installed()
+
+
+async def refused(kind: type[InfranetesError], work: Coroutine[Any, Any, None]) -> str:  # Any: of no interest
+    """What the error of `work` says."""
+    try:
+        await work
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind.__name__}")
+
+
+class ParentTests(SynchronousTestCase):
+    """What kubelet names as the parent."""
+
+    def test_it_is_below_each_mount(self) -> None:
+        self.assertEqual(str(relative("/kubepods/burstable/pod1")), "kubepods/burstable/pod1")
+        self.assertEqual(str(relative("kubepods//pod1/")), "kubepods/pod1")
+
+    def test_none_leads_elsewhere(self) -> None:
+        for parent in ("", "/", "..", "/kubepods/../..", "/a\nb", "/a\0", "/" + "a/" * 3000):
+            self.assertRaises(InvalidArgument, relative, parent)
+
+    def test_a_slice_is_where_its_name_says(self) -> None:
+        whole = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1_2.slice"
+        self.assertEqual(f"/{slice_path(whole)}", whole)
+        self.assertEqual(f"/{slice_path(whole.rpartition('/')[2])}", whole)
+        self.assertEqual(str(slice_path("/test.slice")), "test.slice")
+        self.assertTrue(is_slice(whole))
+        self.assertFalse(is_slice("/kubepods/burstable/pod1"))
+
+
+class HierarchyTests(SynchronousTestCase):
+    """What is mounted, as the kernel tells it."""
+
+    def found(self, *lines: str) -> list[tuple[str, str]]:
+        path = Path(self.mktemp())
+        path.write_text("\n".join(lines) + "\n")
+        return [(str(each.mount), each.name) for each in hierarchies(path)]
+
+    def test_version_2_alone(self) -> None:
+        found = self.found(
+            "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw",
+            "30 23 0:26 / /sys/fs/cgroup rw shared:9 - cgroup2 cgroup2 rw,nsdelegate,memory_recursiveprot",
+        )
+        self.assertEqual(found, [("/sys/fs/cgroup", "")])
+
+    def test_version_1_beside_version_2(self) -> None:
+        found = self.found(
+            "40 31 0:37 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,name=systemd",
+            "33 31 0:30 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct",
+            "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw",
+            r"35 31 0:32 / /mnt/a\040b rw - cgroup cgroup rw,memory",
+            "36 31 0:32 / /elsewhere rw - cgroup cgroup rw,memory",
+            "37 31 0:33 /docker/1 /part rw - cgroup cgroup rw,pids",
+        )
+        self.assertEqual(
+            found,
+            [
+                ("/sys/fs/cgroup/systemd", "name=systemd"),
+                ("/sys/fs/cgroup/cpu,cpuacct", "cpu,cpuacct"),
+                ("/sys/fs/cgroup/unified", ""),
+                ("/mnt/a b", "memory"),
+            ],
+        )
+
+    def test_this_machines_are_those_of_a_process(self) -> None:
+        self.assertLessEqual({each.name for each in hierarchies()}, set(memberships(os.getpid())))
+
+
+class Processes(TestCase):
+    """Has processes that sleep."""
+
+    def sleeping(self, *before: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen([*before, "sleep", "600"], stdin=subprocess.DEVNULL)
+        self.addCleanup(self._end, process)
+        return process
+
+    @staticmethod
+    def _end(process: subprocess.Popen[bytes]) -> None:
+        process.kill()
+        process.wait()
+
+
+class CgroupFileTests(Processes):
+    """With this machine's groups."""
+
+    def setUp(self) -> None:
+        self.parent = f"infranetes-tests-qemu-{os.getpid()}/pod-{secrets.token_hex(4)}"
+        self.name = f"infranetes-{secrets.token_hex(16)}"
+        self.groups = CgroupFiles(reactor)
+        for hierarchy in hierarchies():
+            if self.is_kubelets(hierarchy):
+                (hierarchy.mount / self.parent).mkdir(parents=True)
+                self.hand_down(hierarchy)
+        self.addCleanup(self.remove)
+
+    @staticmethod
+    def is_kubelets(hierarchy: cgroupfs.Hierarchy) -> bool:
+        """Whether kubelet would make a pod's group there."""
+        return hierarchy.has("memory") or hierarchy.name not in (cgroupfs.UNIFIED, "name=systemd")
+
+    def hand_down(self, hierarchy: cgroupfs.Hierarchy) -> None:
+        """As kubelet does, so that groups have what the machine has."""
+        top = hierarchy.mount
+        for directory in (top, top / Path(self.parent).parent):
+            if hierarchy.name == cgroupfs.UNIFIED:
+                with contextlib.suppress(OSError):
+                    (directory / "cgroup.subtree_control").write_text("+memory +cpu +pids")
+        if hierarchy.has("cpuset") and hierarchy.name != cgroupfs.UNIFIED:
+            for directory in (top / Path(self.parent).parent, top / self.parent):
+                for file in ("cpuset.cpus", "cpuset.mems"):
+                    (directory / file).write_text((directory.parent / file).read_text())
+
+    def remove(self) -> None:
+        for hierarchy in hierarchies():
+            for below in (Path(self.parent) / self.name, Path(self.parent), Path(self.parent).parent):
+                with contextlib.suppress(OSError):
+                    (hierarchy.mount / below).rmdir()
+
+    def where(self, pid: int) -> set[str]:
+        """Where the process is in those hierarchies that have the parent."""
+        found = memberships(pid)
+        return {found[each.name] for each in hierarchies() if self.is_kubelets(each)}
+
+    async def test_a_process_is_below_the_parent_wherever_there_is_one(self) -> None:
+        process = self.sleeping()
+        for _ in range(2):
+            await self.groups.place(process.pid, f"/{self.parent}", self.name)
+            self.assertEqual(self.where(process.pid), {f"/{self.parent}/{self.name}"})
+        self._end(process)
+        for _ in range(2):
+            await self.groups.forget(f"/{self.parent}", self.name)
+            self.assertEqual([], list(self.left()))
+
+    def left(self) -> list[Path]:
+        return [path for _, path in self.groups.directories(self.parent, self.name) if path.exists()]
+
+    async def test_without_the_parent_it_stays_where_it_was(self) -> None:
+        process = self.sleeping()
+        before = memberships(process.pid)
+        error = await refused(
+            Unavailable, self.groups.place(process.pid, "/infranetes-tests-none/pod", self.name)
+        )
+        self.assertIn("/infranetes-tests-none/pod", error)
+        self.assertEqual(memberships(process.pid), before)
+
+    async def test_of_a_process_that_has_ended_nothing_is_left(self) -> None:
+        process = self.sleeping()
+        self._end(process)
+        error = await refused(Unavailable, self.groups.place(process.pid, self.parent, self.name))
+        self.assertIn("has ended", error)
+        self.assertEqual(self.left(), [])
+
+    async def test_a_group_that_kubelet_has_removed_is_forgotten(self) -> None:
+        await self.groups.forget("/infranetes-tests-none/pod", self.name)
+
+    async def test_many_at_once_are_each_in_their_own(self) -> None:
+        processes = [self.sleeping() for _ in range(8)]
+        names = [f"{self.name[:-1]}{number:x}" for number in range(8)]
+        placing = zip(processes, names, strict=True)
+        await gatherResults([start(self.groups.place(each.pid, self.parent, name)) for each, name in placing])
+        for process, name in zip(processes, names, strict=True):
+            self.assertEqual(self.where(process.pid), {f"/{self.parent}/{name}"})
+            self._end(process)
+        for name in names:
+            await self.groups.forget(self.parent, name)
+        self.assertEqual([path for name in names for path in self.directories(name) if path.exists()], [])
+
+    def directories(self, name: str) -> list[Path]:
+        return [path for _, path in self.groups.directories(self.parent, name)]
+
+    async def test_memory_that_it_wants_in_vain_is_told(self) -> None:
+        """The kernel kills it alone, which is counted in its group."""
+        hungry = "import sys; sys.stdin.read(1); kept = bytearray(256 << 20); sys.stdin.read(1)"
+        process = subprocess.Popen(["python3", "-ISc", hungry], stdin=subprocess.PIPE)
+        self.addCleanup(self._end, process)
+        self.addCleanup(process.stdin.close if process.stdin else int)
+        await self.groups.place(process.pid, self.parent, self.name)
+        directory = cgroupfs.memory_directory(relative(self.parent), self.name)
+        assert directory is not None
+        file = "memory.max" if (directory.parent / "memory.max").exists() else "memory.limit_in_bytes"
+        (directory.parent / file).write_text(str(64 << 20))
+        with contextlib.suppress(OSError):  # version 2 would swap, where there is swap
+            (directory.parent / "memory.swap.max").write_text("0")
+        self.assertEqual(cgroupfs.memory_limit(directory.parent), 64 << 20)
+        self.assertEqual(kills(directory), Kills())
+        assert process.stdin is not None
+        process.stdin.write(b"!")
+        process.stdin.flush()
+        self.assertEqual(await deferToThread(process.wait), -9)
+        self.assertTrue(kills(directory).more_than(Kills()), kills(directory))
+
+    def test_a_group_that_is_gone_has_counted_nothing(self) -> None:
+        self.assertEqual(kills(Path(self.mktemp()) / "pod" / "vm"), Kills())
+        self.assertEqual(cgroupfs.memory_limit(Path(self.mktemp())), 0)
+
+
+class UnifiedTests(TestCase):
+    """Version 2, with files in the place of the kernel's."""
+
+    def setUp(self) -> None:
+        self.top = Path(self.mktemp()).absolute()
+        self.pod = self.top / "cgroup/kubepods/pod1"
+        self.pod.mkdir(parents=True)
+        for directory in (self.top / "cgroup", self.pod):
+            (directory / "cgroup.controllers").write_text("cpu memory pids\n")
+        mounts = self.top / "mountinfo"
+        mounts.write_text(f"30 23 0:26 / {self.top}/cgroup rw - cgroup2 cgroup2 rw\n")
+        self.proc = self.top / "proc"
+        (self.proc / "42").mkdir(parents=True)
+        self.is_in("/kubepods/pod1/vm")
+        self.groups = CgroupFiles(reactor, mounts, self.proc)
+
+    def is_in(self, path: str) -> None:
+        (self.proc / "42/cgroup").write_text(f"0::{path}\n")
+
+    async def test_the_parents_controllers_are_handed_down(self) -> None:
+        await self.groups.place(42, "/kubepods/pod1", "vm")
+        self.assertEqual((self.pod / "cgroup.subtree_control").read_text(), "+cpu +memory +pids")
+        self.assertEqual((self.pod / "vm/cgroup.procs").read_text(), "42")
+
+    async def test_a_process_that_is_elsewhere_afterwards_is_told(self) -> None:
+        self.is_in("/system.slice/infranetes.service")
+        error = await refused(Unavailable, self.groups.place(42, "/kubepods/pod1", "vm"))
+        self.assertIn("/system.slice/infranetes.service", error)
+
+    async def test_where_the_daemon_may_not_write_it_says_what_to_set(self) -> None:
+        (self.pod / "vm").mkdir()
+        (self.pod / "vm/cgroup.procs").symlink_to("/sys/kernel/uevent_seqnum")  # which nobody may write to
+        error = await refused(FailedPrecondition, self.groups.place(42, "/kubepods/pod1", "vm"))
+        self.assertIn("ProtectControlGroups=no", error)
+
+
+class ScopeTests(Processes):
+    """With a real systemd, which sees processes of its own namespace alone."""
+
+    def setUp(self) -> None:
+        self.manager: Systemd = shared()
+        self.name = f"infranetes-{secrets.token_hex(16)}"
+        self.slice = f"/kubepods.slice/kubepods-pod{secrets.token_hex(4)}.slice"
+        self.scopes = SystemdScopes(reactor, Inside(self.manager), self.cgroups_of)
+        self.outside: dict[int, int] = {}
+
+    def cgroups_of(self, pid: int) -> Mapping[str, str]:
+        return memberships(self.outside[pid])
+
+    def inside(self) -> int:
+        """A process that systemd sees, by the number that it has there."""
+        entering = self.sleeping("nsenter", f"--target={self.manager.pid}", "--pid")
+        children = Path(f"/proc/{entering.pid}/task/{entering.pid}/children")
+        while not (found := children.read_text().split()):
+            time.sleep(0.001)
+        pid = int(found[0])
+        self.addCleanup(kill, pid)
+        number = int(Path(f"/proc/{pid}/status").read_text().partition("NSpid:")[2].split()[1])
+        self.outside[number] = pid
+        return number
+
+    def assert_placed(self, pid: int) -> None:
+        where = self.cgroups_of(pid)
+        units = where.get("name=systemd", where.get(cgroupfs.UNIFIED, ""))
+        self.assertTrue(units.endswith(f"{self.slice}/{self.name}.scope"), where)
+        self.assertIn(f"{self.slice}/", f"{where.get('memory', units)}/")
+
+    async def bus(self) -> Bus:
+        bus = await Bus.connect(reactor, Inside(self.manager), lambda *_: None, lambda: None)
+        self.addCleanup(bus.close)
+        return bus
+
+    async def test_a_process_is_below_its_pods_slice(self) -> None:
+        pid = await deferToThread(self.inside)
+        for _ in range(2):
+            await self.scopes.place(pid, self.slice, self.name, "the VM of pod a/b")
+            self.assert_placed(pid)
+        (path,) = await (await self.bus()).manager("GetUnit", "s", (f"{self.name}.scope",))
+        unit = await (await self.bus()).properties(path, "Unit")
+        self.assertEqual(unit["Description"], "the VM of pod a/b")
+        kill(self.outside[pid])
+        await self.scopes.forget(self.slice, self.name)
+
+    async def test_systemd_reads_its_units_again_meanwhile(self) -> None:
+        pid = await deferToThread(self.inside)
+        bus = await self.bus()
+        placing = start(self.scopes.place(pid, self.slice, self.name))
+        reloading = start(bus.manager("Reload"))
+        await placing
+        await reloading
+        self.assert_placed(pid)
+        await bus.manager("Reload")
+        self.assert_placed(pid)
+
+    async def test_several_are_placed_at_once(self) -> None:
+        pids = [await deferToThread(self.inside) for _ in range(4)]
+        name = self.name[:-1]
+        await gatherResults(
+            [start(self.scopes.place(pid, self.slice, f"{name}{at}")) for at, pid in enumerate(pids)]
+        )
+        for at, pid in enumerate(pids):
+            self.name = f"{name}{at}"
+            self.assert_placed(pid)
+
+    async def test_one_that_has_ended_is_told(self) -> None:
+        pid = await deferToThread(self.inside)
+        kill(self.outside[pid])
+        error = await refused(Unavailable, self.scopes.place(pid, self.slice, self.name))
+        self.assertIn("has ended", error)
+
+    async def test_one_that_systemd_does_not_know_is_told(self) -> None:
+        process = self.sleeping()
+        self.outside[4_000_000] = process.pid
+        error = await refused(Unavailable, self.scopes.place(4_000_000, self.slice, self.name))
+        self.assertIn(self.slice.rpartition("/")[2], error)
+
+    async def test_a_scope_of_the_name_with_other_processes_is_not_taken_over(self) -> None:
+        first, second = await deferToThread(self.inside), await deferToThread(self.inside)
+        await self.scopes.place(first, self.slice, self.name)
+        error = await refused(Unavailable, self.scopes.place(second, self.slice, self.name))
+        self.assertIn("already", error)
+        self.assert_placed(first)
+
+    async def test_what_is_no_slice_is_refused(self) -> None:
+        pid = await deferToThread(self.inside)
+        await refused(InvalidArgument, self.scopes.place(pid, "/../x.slice/..", self.name))
+        await refused(Unavailable, self.scopes.place(pid, "/a--b.slice", self.name))
+
+
+def kill(pid: int) -> None:
+    """End a process and wait for that."""
+    with contextlib.suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            select.select([descriptor], [], [], 10.0)
+        finally:
+            os.close(descriptor)
