@@ -42,6 +42,14 @@ class Size:
 
 
 @attrs.frozen
+class Attachment:
+    """A network namespace on the node that a VM is to take the place of; see IJoinsNamespaces."""
+
+    namespace: Path  # such as /run/netns/cni-1
+    interface: str = "eth0"  # the link in it whose frames are the VM's
+
+
+@attrs.frozen
 class InstanceSpec:
     """A VM to be made."""
 
@@ -53,6 +61,8 @@ class InstanceSpec:
     size: Size = Size()
     annotations: Mapping[str, str] = attrs.field(factory=dict)
     image: str = ""  # the machine image to boot, as the catalogue names it; "": the provider's own for pods
+    attachment: Attachment | None = None  # only for providers of IJoinsNamespaces; None: their own network
+    cgroup_parent: str = ""  # of the node's cgroups, where the VM's process is to count; "": nowhere special
 
 
 @attrs.frozen
@@ -118,6 +128,13 @@ class IInVpc(Interface):
     """Also provided by an IPodProvider whose VMs have addresses of a network that is not the pods' own.
 
     The node may give their pods addresses of its pods' subnet besides, by tunnels."""
+
+
+class IJoinsNamespaces(Interface):
+    """Also provided by an IPodProvider whose VMs can join a network namespace of the node.
+
+    Such a VM (`InstanceSpec.attachment`) takes over the addresses, routes and MTU of a link there, and gets
+    and sends that link's frames. The namespace has to be there for as long as the VM."""
 
 
 class IHasCatalogue(Interface):

@@ -23,8 +23,8 @@ from infranetes.providers.qemu.clone import StepTimer
 from infranetes.providers.qemu.connections import VmConnections
 from infranetes.providers.qemu.consoles import ConsoleArchive
 from infranetes.providers.qemu.os_errors import as_infranetes_error
+from infranetes.providers.qemu.parts import Parts
 from infranetes.providers.qemu.paths import ProviderPaths
-from infranetes.providers.qemu.pod_network import PodNetwork
 from infranetes.providers.qemu.privileges import QemuUser
 from infranetes.providers.qemu.ram import SharedRam
 from infranetes.providers.qemu.record import Phase, VmRecord, VmRecords
@@ -57,7 +57,7 @@ class Launcher:
         reactor: IReactor,
         settings: QemuSettings,
         records: VmRecords,
-        network: PodNetwork,
+        parts: Parts,
         user: QemuUser,
         paths: ProviderPaths,
         ended: Callable[[Vm], None],
@@ -66,7 +66,8 @@ class Launcher:
         self._reactor = reactor
         self._settings = settings
         self._records = records
-        self._network = network
+        self._uplink = parts.uplink
+        self._placement = parts.placement
         self._user = user
         self._paths = paths
         self._ended = ended
@@ -81,6 +82,8 @@ class Launcher:
         """Check that this VM can be made. :raise InvalidArgument: it can't."""
         if not _TOKEN.fullmatch(spec.token):
             raise InvalidArgument("the token of a VM has to be 32 of 0-9 and a-f")
+        if spec.attachment is not None:
+            raise InvalidArgument("the QEMU provider joins no network namespaces")
         wishes = read(spec.annotations)
         wishes.refuse_others("qemu", _SERVED)
         disk_size(template.command_line, wishes.disk, self._settings.max_disk)
@@ -102,10 +105,18 @@ class Launcher:
         :raise ResourceExhausted: all users or all addresses are taken.
         """
         taken_uids = {vm.record.uid for vm in vms.values()}
-        taken = {IPv4Address(vm.record.address) for vm in vms.values()}
+        taken = {IPv4Address(vm.record.address) for vm in vms.values() if vm.record.on_bridge}
         self._last_address = subnet.free_address(network, taken, self._last_address)
         address = str(self._last_address)
-        record = VmRecord(spec.token, spec.sandbox_id, spec.cluster, spec.node, address, time.time())
+        record = VmRecord(
+            spec.token,
+            spec.sandbox_id,
+            spec.cluster,
+            spec.node,
+            address,
+            time.time(),
+            cgroup_parent=spec.cgroup_parent,
+        )
         vm = Vm(record, self._paths.of_vm(record, self._user))
         vm.launching = True
         vms[spec.token] = vm
@@ -120,7 +131,7 @@ class Launcher:
         vm.paths = self._paths.of_vm(vm.record, self._user)
         return vm
 
-    async def launch(self, vm: Vm, spec: InstanceSpec, template: Template, network: IPv4Network) -> None:
+    async def launch(self, vm: Vm, spec: InstanceSpec, template: Template) -> None:
         """Make a reserved VM: it executes when this returns, and `vm.handover` goes on to make it READY.
 
         :raise InfranetesError, OSError: a step failed; nothing of the VM is left.
@@ -140,28 +151,28 @@ class Launcher:
             await self._tear_down_or_keep(vm)
             known = as_infranetes_error(error)
             raise type(known)(f"{known}; QEMU's last output: {output}" if output else str(known)) from error
-        vm.handover = start(self._hand_over(vm, spec, template, network, steps))
+        vm.handover = start(self._hand_over(vm, spec, template, steps))
         vm.handover.addErrback(lambda failure: _log.failure("the handover to a VM failed", failure))
 
     async def _execute(self, vm: Vm, template: Template, steps: StepTimer) -> None:
+        vm.record = attrs.evolve(vm.record, address=await self._uplink.address(vm))
         await run_in_thread(self._reactor, self._records.add, vm.record, template.overlay)
         ram = await self._ram.of(template.ram)
         steps.done("files")
         vm.process = clone.start_process(
             self._reactor, template, ram, vm.record, vm.paths, lambda: self.process_ended(vm)
         )
+        await self._placement.place(vm.record, vm.process.pid)
         steps.done("process")
         vm.connections = VmConnections(self._reactor)
         await vm.connections.open(vm.paths.sockets)
-        joining = start(self._network.join(vm.record.bridge_port))
+        joining = start(self._uplink.join(vm))
         loaded = partial(self._loaded, vm)
         await clone.execute(vm.connections, joining, loaded, self._settings.launch_timeout, steps)
 
-    async def _hand_over(
-        self, vm: Vm, spec: InstanceSpec, template: Template, network: IPv4Network, steps: StepTimer
-    ) -> None:
+    async def _hand_over(self, vm: Vm, spec: InstanceSpec, template: Template, steps: StepTimer) -> None:
         try:
-            agent_port = await self._hand_over_identity(vm, spec, network)
+            agent_port = await self._hand_over_identity(vm, spec)
             steps.done("identity")
             await self._resize(vm, spec, template)
             steps.done("size")
@@ -186,11 +197,11 @@ class Launcher:
         if vm.record.phase is Phase.READY and vm.process is not None and vm.process.gone:
             self.process_ended(vm)
 
-    async def _hand_over_identity(self, vm: Vm, spec: InstanceSpec, network: IPv4Network) -> int:
+    async def _hand_over_identity(self, vm: Vm, spec: InstanceSpec) -> int:
         """Give the agent its identity. Returns the port that it listens on."""
         assert vm.connections is not None
         port = vm.connections.identity_port
-        guest_network = clone.guest_network(vm.record, network, self._network.bridge.mtu)
+        guest_network = await self._uplink.guest_network(vm)
         hostname = spec.identity.hostname if read(spec.annotations).set_hostname else ""
         identity = attrs.evolve(
             spec.identity, hostname=hostname, now_nanos=time.time_ns(), network=guest_network
@@ -236,7 +247,8 @@ class Launcher:
         if vm.destroying or vm.launching:
             return  # the launch or the teardown under way notices by itself
         if not vm.record.detail:
-            vm.record = attrs.evolve(vm.record, detail=vm.explain_end())
+            detail = self._placement.why_ended(vm.record) or vm.explain_end()
+            vm.record = attrs.evolve(vm.record, detail=detail)
         _log.warn(
             "sandbox {sandbox}: VM {vm} has ended: {detail}",
             sandbox=vm.record.sandbox_id,
@@ -262,7 +274,8 @@ class Launcher:
         if vm.record.uid:
             await run_in_thread(self._reactor, uids.kill_processes, vm.record.uid)
         vm.detach()
-        await self._network.leave(vm.record.bridge_port)
+        await self._placement.forget(vm.record)
+        await self._uplink.leave(vm)
         await run_in_thread(self._reactor, self._remove_files, vm)
 
     async def _tear_down_or_keep(self, vm: Vm) -> None:

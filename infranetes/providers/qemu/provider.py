@@ -36,15 +36,14 @@ from infranetes.providers.interface import (
     ShownDisk,
 )
 from infranetes.providers.qemu import consoles, host_checks, process, record
-from infranetes.providers.qemu.bridge import Bridge, BridgePort
+from infranetes.providers.qemu.bridge import BridgePort
 from infranetes.providers.qemu.command_line import CommandLine
 from infranetes.providers.qemu.disks import Disks
 from infranetes.providers.qemu.find import find_vms
-from infranetes.providers.qemu.firewalls import Firewalls
 from infranetes.providers.qemu.launcher import Launcher
 from infranetes.providers.qemu.os_errors import as_infranetes_error
+from infranetes.providers.qemu.parts import make_parts
 from infranetes.providers.qemu.paths import ProviderPaths
-from infranetes.providers.qemu.pod_network import PodNetwork
 from infranetes.providers.qemu.preloaded import PreloadedImages
 from infranetes.providers.qemu.privileges import QemuUser
 from infranetes.providers.qemu.record import Phase, VmRecord, VmRecords
@@ -75,10 +74,8 @@ class QemuProvider:
         self._context = context
         self._paths = ProviderPaths(context.state_dir / self.name, context.run_dir / self.name)
         self._records = VmRecords(self._paths.vms)
-        bridge = Bridge(reactor, settings.bridge, settings.mtu, cluster=context.cluster_networks)
-        firewalls = Firewalls(reactor, settings.bridge) if context.network_policies else None
-        path = self._paths.network
-        self._pod_network = PodNetwork(reactor, bridge, settings.pod_cidr, path, firewalls)
+        self._parts = make_parts(reactor, settings, context, self._paths)
+        self._pod_network = self._parts.pod_network
         # By token. Also those of other nodes that share this directory, for they share the addresses, too.
         self._vms: dict[str, Vm] = {}
         self._tokens_in_work: KeyedLock[str] = KeyedLock()
@@ -117,13 +114,13 @@ class QemuProvider:
             self._maker = TemplateMaker(self._reactor, self._settings, templates, self._paths.run, user)
             template = await self._intact_template(progress)
             async with self._pod_network.lock:
-                alive = [vm for vm in self._vms.values() if vm.alive]
-                await self._pod_network.set_up({vm.record.bridge_port: vm.paths.directory for vm in alive})
+                ports = [vm for vm in self._vms.values() if vm.alive and vm.record.on_bridge]
+                await self._pod_network.set_up({vm.record.bridge_port: vm.paths.directory for vm in ports})
             launcher = Launcher(
                 self._reactor,
                 self._settings,
                 self._records,
-                self._pod_network,
+                self._parts,
                 user,
                 self._paths,
                 self._report_end,
@@ -242,7 +239,7 @@ class QemuProvider:
     async def _set_firewall(self, instance_id: str, firewall: PodFirewall) -> None:
         async with self._tokens_in_work.held(self._find(instance_id).record.token):
             vm = self._find(instance_id)  # it may have been destroyed meanwhile
-            await self._pod_network.set_firewall(vm.record.bridge_port, vm.paths.directory, firewall)
+            await self._parts.uplink.set_firewall(vm, firewall)
 
     # ---- Starting
 
@@ -270,16 +267,19 @@ class QemuProvider:
             return self._template
 
     async def _records_in_use(self) -> Sequence[VmRecord]:
-        """The records of VMs that run or are being made, also before `start`."""
+        """The records of VMs on the bridge that run or are being made, also before `start`."""
         if self._directory_lock >= 0:
-            return [vm.record for vm in self._vms.values() if vm.alive or vm.launching]
-        saved = await run_in_thread(self._reactor, self._records.read)
+            return [vm.record for vm in self._vms_on_bridge()]
+        saved = [each for each in await run_in_thread(self._reactor, self._records.read) if each.on_bridge]
         names = [each.process_name for each in saved]
         processes = await run_in_thread(self._reactor, process.pids_by_argument, names)
         return [each for each in saved if each.process_name in processes]
 
     def _ports_in_use(self) -> Sequence[BridgePort]:
-        return [vm.record.bridge_port for vm in self._vms.values() if vm.alive or vm.launching]
+        return [vm.record.bridge_port for vm in self._vms_on_bridge()]
+
+    def _vms_on_bridge(self) -> Sequence[Vm]:
+        return [vm for vm in self._vms.values() if vm.record.on_bridge and (vm.alive or vm.launching)]
 
     # ---- Launching, waiting, destroying
 
@@ -298,7 +298,7 @@ class QemuProvider:
                 network = await self._pod_network.subnet()
                 vm = await launcher.reserve(spec, network, self._vms)
             try:
-                await launcher.launch(vm, spec, template, network)
+                await launcher.launch(vm, spec, template)
             except Exception as error:
                 vm.launching = False
                 if not vm.paths.directory.exists():

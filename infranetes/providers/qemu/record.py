@@ -55,6 +55,8 @@ class VmRecord:
     phase: Phase = Phase.STARTING
     agent_port: int = 0
     detail: str = ""
+    namespace: str = ""  # the path of the network namespace that it has joined; "": it is on the bridge
+    cgroup_parent: str = ""  # as in InstanceSpec
 
     @property
     def id(self) -> str:
@@ -70,6 +72,11 @@ class VmRecord:
     def tap(self) -> str:
         """Its network interface on the node, which exists as long as its process."""
         return f"inf{self.token[:12]}"
+
+    @property
+    def on_bridge(self) -> bool:
+        """Whether it is on the pods' bridge and has an address of its subnet."""
+        return not self.namespace
 
     @property
     def bridge_port(self) -> BridgePort:

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the provider's parts that connect its VMs and place their processes, as the configuration says."""
+
+from __future__ import annotations
+
+import attrs
+
+from infranetes.providers.interface import ProviderContext
+from infranetes.providers.qemu.bridge import Bridge
+from infranetes.providers.qemu.firewalls import Firewalls
+from infranetes.providers.qemu.paths import ProviderPaths
+from infranetes.providers.qemu.placement import NoPlacement, Placement
+from infranetes.providers.qemu.pod_network import PodNetwork
+from infranetes.providers.qemu.settings import QemuSettings
+from infranetes.providers.qemu.uplink import BridgeUplink, Uplink
+from infranetes_common.reactors import IReactor
+
+
+@attrs.frozen
+class Parts:
+    """How VMs are connected and placed."""
+
+    pod_network: PodNetwork  # the bridge's
+    uplink: Uplink
+    placement: Placement
+
+
+def make_parts(
+    reactor: IReactor, settings: QemuSettings, context: ProviderContext, paths: ProviderPaths
+) -> Parts:
+    """Make the parts; nothing of the node is changed yet."""
+    bridge = Bridge(reactor, settings.bridge, settings.mtu, cluster=context.cluster_networks)
+    firewalls = Firewalls(reactor, settings.bridge) if context.network_policies else None
+    network = PodNetwork(reactor, bridge, settings.pod_cidr, paths.network, firewalls)
+    return Parts(network, BridgeUplink(network), NoPlacement())

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where on the node a VM's process counts: as one of the daemon's own."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from infranetes.providers.qemu.record import VmRecord
+
+
+class Placement(Protocol):
+    """Puts the processes of VMs where the node counts and limits what they use."""
+
+    async def place(self, record: VmRecord, pid: int) -> None:
+        """Put a VM's process, which has not loaded the template's state yet, in its place. Idempotent.
+
+        :raise InfranetesError: it is not there; the VM is not to execute.
+        """
+
+    async def forget(self, record: VmRecord) -> None:
+        """Remove what was made for a VM whose process is gone. Idempotent."""
+
+    def why_ended(self, record: VmRecord) -> str:
+        """Why the place ended the VM's process, as a sentence for people; "": it did not, or can't tell."""
+
+
+class NoPlacement:
+    """Processes stay where they are started. See `Placement`."""
+
+    async def place(self, record: VmRecord, pid: int) -> None:
+        pass
+
+    async def forget(self, record: VmRecord) -> None:
+        pass
+
+    def why_ended(self, record: VmRecord) -> str:
+        return ""
