@@ -12,6 +12,8 @@ A client is a channel to an endpoint and a stub of a service on it::
 
     channel = Channel(reactor, endpoint)
     response = await channel.stub(DEMO).Hello(request, timeout=5.0)
+
+A proxy has nothing parsed: see :mod:`txgrpc.raw`.
 """
 
 from txgrpc.channel import Channel
@@ -19,6 +21,16 @@ from txgrpc.client import StreamCall
 from txgrpc.limits import Limits
 from txgrpc.server import Call, Server
 from txgrpc.service import Service
-from txgrpc.status import Code, GrpcError
+from txgrpc.status import Code, Disconnected, GrpcError
 
-__all__ = ["Call", "Channel", "Code", "GrpcError", "Limits", "Server", "Service", "StreamCall"]
+__all__ = [
+    "Call",
+    "Channel",
+    "Code",
+    "Disconnected",
+    "GrpcError",
+    "Limits",
+    "Server",
+    "Service",
+    "StreamCall",
+]

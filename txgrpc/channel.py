@@ -41,7 +41,7 @@ from txgrpc.exchange import ClientStream, Exchange
 from txgrpc.limits import Limits
 from txgrpc.metadata import Headers
 from txgrpc.screen import Screen
-from txgrpc.status import Code, GrpcError
+from txgrpc.status import Code, Disconnected, GrpcError
 from txgrpc.stream import Stream
 from txgrpc.turns import Turns
 
@@ -164,7 +164,7 @@ class Channel:
         elif connection is not None and connection.has_room and not self._waiting:
             exchange.begin(connection)
         elif self._retry is not None and not exchange.wait_for_ready:
-            exchange.finish(GrpcError(Code.UNAVAILABLE, self._reason))
+            exchange.finish(Disconnected(self._reason))
         else:
             self._waiting[exchange] = None
             if connection is None and self._retry is None:
@@ -221,7 +221,7 @@ class Channel:
         self._failures += 1
         self._reason = f"can't connect: {reason}"
         self._retry = self.reactor.callLater(self._backoff.delay(self._failures), self._try_again)
-        error = GrpcError(Code.UNAVAILABLE, self._reason)
+        error = Disconnected(self._reason)
         for exchange in [waiting for waiting in self._waiting if not waiting.wait_for_ready]:
             exchange.finish(error)
 
@@ -324,7 +324,7 @@ class ClientConnection(Connection):
 
     def goaway_received(self, error_code: int, last_stream_id: int, reason: bytes) -> None:
         why = reason.decode("utf-8", "replace")[:200] or f"HTTP/2 error {error_code}"
-        error = GrpcError(Code.UNAVAILABLE, f"the server takes no more calls on this connection: {why}")
+        error = Disconnected(f"the server takes no more calls on this connection: {why}")
         self.reason = error.message
         self._retire()
         for stream in [s for s in self.streams.values() if s.id > last_stream_id]:

@@ -20,19 +20,21 @@ from txgrpc.status import Code, GrpcError
 if TYPE_CHECKING:
     from txgrpc.channel import Channel
 
-RequestT = TypeVar("RequestT", bound=Message)
-ResponseT = TypeVar("ResponseT", bound=Message)
+RequestT = TypeVar("RequestT", bound=Message | bytes)
+ResponseT = TypeVar("ResponseT", bound=Message | bytes)
 Requests = Iterable[Message] | AsyncIterable[Message]
 
 log = Logger()
 
 
-def serialize(method: Method, request: Message) -> bytes:
-    """Return the bytes of `request`.
+def serialize(method: Method, request: Message | bytes) -> bytes:
+    """Return the bytes of `request`, which is bytes already if the method is raw.
 
     :raise TypeError: it is not the method's request.
     """
-    if not isinstance(request, method.request_class):
+    if method.raw and isinstance(request, bytes):
+        return request
+    if isinstance(request, bytes) or not isinstance(request, method.request_class):
         raise TypeError(f"{method.path} takes {method.request_class}, not {type(request)}")
     return request.SerializeToString()
 
@@ -43,11 +45,11 @@ class _Result(Exchange):
     def __init__(self, options: CallOptions) -> None:
         super().__init__(options)
         #: Forgotten when it fires, and the stream with it, so that ended calls are no cyclic garbage.
-        self.result: Deferred[Message] | None = None
+        self.result: Deferred[Message | bytes] | None = None
 
-    def submit(self) -> Deferred[Message]:
+    def submit(self) -> Deferred[Message | bytes]:
         """Begin the call and return its one response."""
-        result: Deferred[Message] = Deferred(lambda _: self.cancel())
+        result: Deferred[Message | bytes] = Deferred(lambda _: self.cancel())
         self.result = result
         self.channel.submit(self)
         return result
@@ -280,7 +282,7 @@ class Stub:
 
 def _caller(
     channel: Channel, method: Method
-) -> Callable[..., Deferred[Message] | StreamCall[Message, Message]]:
+) -> Callable[..., Deferred[Message | bytes] | StreamCall[Message, Message]]:
     def options(
         timeout: float | None = None,
         metadata: Iterable[tuple[str, str | bytes]] = (),
@@ -288,10 +290,10 @@ def _caller(
     ) -> CallOptions:
         return CallOptions(channel, method, timeout, metadata, wait_for_ready)
 
-    def unary(request: Message, **keywords: Any) -> Deferred[Message]:  # Any: CallOptions' fields
+    def unary(request: Message, **keywords: Any) -> Deferred[Message | bytes]:  # Any: CallOptions' fields
         return UnaryCall(serialize(method, request), options(**keywords)).submit()
 
-    def upload(requests: Requests, **keywords: Any) -> Deferred[Message]:  # Any: CallOptions' fields
+    def upload(requests: Requests, **keywords: Any) -> Deferred[Message | bytes]:  # Any: CallOptions' fields
         return UploadCall(requests, options(**keywords)).submit()
 
     def download(request: Message, **keywords: Any) -> StreamCall[Message, Message]:  # Any: see unary

@@ -37,7 +37,7 @@ from txgrpc.limits import Allowance, Budget, Limits
 from txgrpc.metadata import Headers
 from txgrpc.receiver import Misbehaviour, Receiver
 from txgrpc.sender import Sender
-from txgrpc.status import Code, GrpcError
+from txgrpc.status import Disconnected
 from txgrpc.stream import Stream
 
 log = Logger()
@@ -217,7 +217,7 @@ class Connection(Protocol):
         for stream in streams:
             self.streams.pop(stream.id, None)
             self.sender.forget(stream)
-            stream.abandon(GrpcError(Code.UNAVAILABLE, reason))
+            stream.abandon(Disconnected(reason))
             stream.inbox.discard()
 
     def alive(self) -> bool:

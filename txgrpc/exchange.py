@@ -109,13 +109,15 @@ class Exchange:
         self._clock = None
         self.finish(GrpcError(Code.DEADLINE_EXCEEDED, f"no answer to {self.method.path} in the time given"))
 
-    def parse(self, payload: bytes) -> Message:
-        """Return the response in `payload`.
+    def parse(self, payload: bytes) -> Message | bytes:
+        """Return the response in `payload`; of a raw method: `payload` itself.
 
         :raise GrpcError: INTERNAL, it is not one; or what the channel's screen says.
         """
         if self.channel.screen is not None:
             self.channel.screen.check(self.method, payload)
+        if self.method.raw:
+            return payload
         try:
             return self.method.response_class.FromString(payload)
         except Exception:  # DecodeError; its class differs between protobuf's implementations

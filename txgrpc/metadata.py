@@ -15,6 +15,8 @@ Headers = list[tuple[bytes, bytes]]
 
 _NAME = re.compile(r"[0-9a-z_.-]+")
 _TEXT = re.compile(r"[\x20-\x7e]*")
+# The one that is the application's though its name begins so: what the status means, as a google.rpc.Status.
+_DETAILS = "grpc-status-details-bin"
 _RESERVED = frozenset({b"content-type", b"te"})
 _PLAIN = "".join(chr(c) for c in range(0x20, 0x7F) if c != 0x25)
 #: The longest text of a status. Longer ones are cut, since peers bound their header lists too.
@@ -31,7 +33,8 @@ def encode_metadata(pairs: Iterable[tuple[str, str | bytes]]) -> Headers:
 
 
 def _encode_value(name: str, value: str | bytes) -> bytes:
-    if not _NAME.fullmatch(name) or name.startswith("grpc-") or name.encode() in _RESERVED:
+    reserved = name.startswith("grpc-") and name != _DETAILS
+    if not _NAME.fullmatch(name) or reserved or name.encode() in _RESERVED:
         raise ValueError(f"{name!r} is not a name that metadata may have")
     if name.endswith("-bin"):
         if not isinstance(value, (bytes, bytearray, memoryview)):
@@ -51,7 +54,8 @@ def decode_metadata(headers: Iterable[tuple[bytes, bytes]]) -> Metadata:
     """
     found: list[tuple[str, str | bytes]] = []
     for name, value in headers:
-        if name.startswith((b":", b"grpc-")) or name in _RESERVED:
+        reserved = name.startswith((b":", b"grpc-")) and name != _DETAILS.encode()
+        if reserved or name in _RESERVED:
             continue
         if name.endswith(b"-bin"):
             found.extend((name.decode("latin-1"), decode_binary(part)) for part in value.split(b","))

@@ -35,6 +35,9 @@ __all__ = ["Call", "Server"]
 
 log = Logger()
 
+Unknown = Callable[[str], tuple[Method, Answer] | None]
+"""``unknown(path)`` returns a method and what answers it; None: nothing does."""
+
 _DRAIN_PING = b"drain\0\0\0"
 
 
@@ -51,6 +54,7 @@ class Server:
     :param reactor: for the clock. :param translate_error: the status for an exception of a method.
     :param keepalive: seconds of silence after which a client is asked with a PING whether it is
         there; None: never.
+    :param unknown: says what answers a path that no service has.
     :ivar factory: what an endpoint listens with. Under TLS it negotiates ``h2``.
     """
 
@@ -62,6 +66,7 @@ class Server:
         limits: Limits | None = None,
         translate_error: Callable[[BaseException], GrpcError] = unexpected,
         keepalive: float | None = 60.0,
+        unknown: Unknown | None = None,
     ) -> None:
         self.reactor = reactor
         self.limits = limits or Limits()
@@ -70,6 +75,7 @@ class Server:
         self.draining = False
         self.factory: Factory = _ServerFactory(self)
         self._translate = translate_error
+        self._unknown = unknown
         self._drained: list[Deferred[None]] = []
         self._drain_timer: IDelayedCall | None = None
         self._services: set[str] = set()
@@ -88,6 +94,9 @@ class Server:
         entry = self._methods.get(path)
         if entry is not None:
             return entry
+        found = None if self._unknown is None else self._unknown(path.decode("latin-1"))
+        if found is not None:
+            return found
         shown = path.decode("latin-1")[:200]
         service, _, name = shown.lstrip("/").partition("/")
         if service in self._services:

@@ -127,10 +127,10 @@ class Requests:
     def __init__(self, stream: ServerStream) -> None:
         self._stream = stream
 
-    def __aiter__(self) -> AsyncIterator[Message]:
+    def __aiter__(self) -> AsyncIterator[Message | bytes]:
         return self
 
-    async def __anext__(self) -> Message:
+    async def __anext__(self) -> Message | bytes:
         payload = await self._stream.receive()
         if payload is None:
             raise StopAsyncIteration
@@ -226,7 +226,7 @@ class ServerStream(Stream):
             self.connection.worked()
             self.finish(status)
 
-    def _only_request(self) -> Message:
+    def _only_request(self) -> Message | bytes:
         payload = self.inbox.take()
         if payload is None or len(self.inbox):
             raise GrpcError(Code.UNIMPLEMENTED, f"{self.method.path} takes exactly one request")
@@ -260,15 +260,17 @@ class ServerStream(Stream):
     def _serialized(self, response: Message | bytes) -> bytes:
         if isinstance(response, bytes):  # serialized by the method itself
             return response
-        if isinstance(response, self.method.response_class):
+        if not self.method.raw and isinstance(response, self.method.response_class):
             return response.SerializeToString()
         raise TypeError(f"{self.method.path} answered with {type(response).__name__}")
 
-    def parse(self, payload: bytes) -> Message:
-        """Return the request in `payload`.
+    def parse(self, payload: bytes) -> Message | bytes:
+        """Return the request in `payload`; of a raw method: `payload` itself.
 
         :raise GrpcError: INTERNAL, it is not one.
         """
+        if self.method.raw:
+            return payload
         try:
             return self.method.request_class.FromString(payload)
         except Exception:  # DecodeError; its class differs between protobuf's implementations

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -32,6 +32,7 @@ class Method:
     response_class: type[Message]
     client_streaming: bool
     server_streaming: bool
+    raw: bool = False  # requests and responses are bytes, which nobody here parses
 
     @classmethod
     def from_descriptor(cls, described: MethodDescriptor) -> Method:
@@ -86,6 +87,16 @@ class Service:
                 raise ValueError(f"{method.path} is offered by {names}: leave it to one of them")
             if offering:
                 self.answers[method] = getattr(offering[0], method.name)
+
+    @classmethod
+    def of(cls, name: str, answers: Mapping[Method, Answer]) -> Service:
+        """Return a service of methods that are given, such as raw ones.
+
+        :param name: the full name, ``package.Service``."""
+        service = cls.__new__(cls)
+        service.name = name
+        service.answers = dict(answers)
+        return service
 
     def intercept(self, interceptor: Interceptor) -> Service:
         """Put `interceptor` in front of each method's answer. Returns this service."""

@@ -47,6 +47,13 @@ class GrpcError(Exception):
         return f"{self.code.name}: {self.message}"
 
 
+class Disconnected(GrpcError):
+    """There was no connection for the call, or it was lost: the other side has said nothing of the call."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Code.UNAVAILABLE, message)
+
+
 #: Source: grpc/grpc doc/http-grpc-status-mapping.md; anything else is UNKNOWN.
 _BY_HTTP_STATUS = {
     400: Code.INTERNAL,

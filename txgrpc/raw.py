@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls whose messages nobody here parses: what a proxy between a client and another server is made of.
+
+A raw method's requests and responses are bytes. A proxy offers raw methods (`raw_method`, or a descriptor's
+with ``raw=True``) by ``Service.of``, and calls the other server by a `RawStub`. `relay` serves a method
+of which nothing but its path is known, for ``Server(unknown=...)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from functools import partial
+from typing import cast
+
+from google.protobuf.message import Message
+from twisted.internet.defer import Deferred
+
+from txgrpc.channel import Channel
+from txgrpc.client import StreamCall, UnaryCall
+from txgrpc.exchange import CallOptions
+from txgrpc.servercall import Call
+from txgrpc.service import Answer, Method
+
+Pairs = Iterable[tuple[str, str | bytes]]
+
+# What a client says of itself, which the proxy's own channel says of the proxy.
+_OWN = frozenset({"user-agent"})
+
+
+def raw_method(path: str, *, client_streaming: bool = False, server_streaming: bool = False) -> Method:
+    """Return the raw method at `path`, ``/package.Service/Method``."""
+    name = path.rpartition("/")[2]
+    return Method(name, path, Message, Message, client_streaming, server_streaming, raw=True)
+
+
+def metadata_of(call: Call) -> Pairs:
+    """Return the metadata of a call as it can be passed on."""
+    return tuple(pair for pair in call.metadata if pair[0] not in _OWN)
+
+
+class RawStub:
+    """Calls methods of a remote server by their paths, with bytes.
+
+    :param channel: the channel to it. A call ends with what the server says, unchanged.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def call(
+        self, path: str, request: bytes, *, timeout: float | None = None, metadata: Pairs = ()
+    ) -> Deferred[bytes]:
+        """Call a method with one response. The Deferred may be cancelled, and the call with it."""
+        options = CallOptions(self._channel, raw_method(path), timeout, metadata, False)
+        return cast("Deferred[bytes]", UnaryCall(request, options).submit())
+
+    def stream(
+        self, path: str, request: bytes, *, timeout: float | None = None, metadata: Pairs = ()
+    ) -> StreamCall[bytes, bytes]:
+        """Call a method with one request and a stream of responses."""
+        method = raw_method(path, server_streaming=True)
+        return self._submit(StreamCall(request, CallOptions(self._channel, method, timeout, metadata, False)))
+
+    def open(
+        self, path: str, *, timeout: float | None = None, metadata: Pairs = ()
+    ) -> StreamCall[bytes, bytes]:
+        """Call a method whose kind is not known: send requests, then say that none follows."""
+        method = raw_method(path, client_streaming=True, server_streaming=True)
+        return self._submit(StreamCall(None, CallOptions(self._channel, method, timeout, metadata, False)))
+
+    def _submit(self, call: StreamCall[bytes, bytes]) -> StreamCall[bytes, bytes]:
+        self._channel.submit(call)
+        return call
+
+
+async def relay(stub: RawStub, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
+    """Answer a call of whichever kind by the same call of the server behind `stub`.
+
+    Messages are passed on one by one, both ways, as they come; so are the deadline, the caller's metadata,
+    the cancellation, and the status. On the wire a unary call is one that streams one message each way.
+    """
+    onward = stub.open(call.method, timeout=call.time_remaining(), metadata=metadata_of(call))
+
+    async def feed() -> None:
+        async for request in requests:
+            await onward.send(request)
+        await onward.done_sending()
+
+    feeding = Deferred.fromCoroutine(feed())
+    # Requests that can't be sent or had any more: the call's own end says why.
+    feeding.addErrback(lambda _: onward.cancel())
+    try:
+        async with onward:
+            async for response in onward:
+                yield response
+        call.set_trailing_metadata(onward.trailing_metadata)
+    finally:
+        feeding.cancel()
+
+
+def relayed(stub: RawStub, path: str) -> tuple[Method, Answer]:
+    """Return the method at `path` as it is relayed, and what answers it; for ``Server(unknown=...)``."""
+    return raw_method(path, client_streaming=True, server_streaming=True), partial(relay, stub)
