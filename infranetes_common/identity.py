@@ -12,7 +12,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -20,6 +20,27 @@ import attrs
 from infranetes_common.errors import InvalidArgument
 
 MAX_DOCUMENT_BYTES = 64 * 1024
+MAX_LIST = 64  # of routes, of further addresses, of neighbours
+_LISTS = ("routes", "more", "neighbours")
+
+
+@attrs.frozen
+class Route:
+    """One of the VM's ways, which goes by its first network card."""
+
+    to: str  # a subnet: 10.88.0.0/16, 0.0.0.0/0, 2001:db8::/64
+    via: str = ""  # a router's address of the same family; "": the subnet is on the link
+    source: str = ""  # the address to send from; "": the kernel chooses
+    mtu: int = 0  # bytes; 0: the link's
+    onlink: bool = False  # the router is on the link, whatever other routes say
+
+
+@attrs.frozen
+class Neighbour:
+    """A machine on the link that does not answer when it is asked for its hardware address."""
+
+    address: str
+    mac: str
 
 
 @attrs.frozen
@@ -28,8 +49,13 @@ class Network:
 
     mac: str  # aa:bb:cc:dd:ee:ff
     address: str  # IPv4 with prefix length: 10.88.0.7/16
-    gateway: str  # an address of the same subnet
+    gateway: str  # an address of the same subnet; "": the routes are said
     mtu: int = 1500  # bytes, 576 to 65535
+    # Of a network that is not the provider's own. Where they are empty they are left out of the document, so
+    # that older agents understand it.
+    routes: tuple[Route, ...] = ()  # all of them; empty: the address's subnet, and a default by the gateway
+    more: tuple[str, ...] = ()  # further addresses with prefix lengths, of either family
+    neighbours: tuple[Neighbour, ...] = ()
 
 
 @attrs.frozen
@@ -54,7 +80,12 @@ def encode(identity: Identity) -> bytes:
     :raise InvalidArgument: a field can't be applied; the message names it.
     """
     _check(identity)
-    return json.dumps(attrs.asdict(identity), separators=(",", ":")).encode() + b"\n"
+    fields = attrs.asdict(identity)
+    if fields["network"] is not None:
+        for name in _LISTS:
+            if not fields["network"][name]:
+                del fields["network"][name]
+    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
 
 def decode(document: bytes) -> Identity:
@@ -67,13 +98,27 @@ def decode(document: bytes) -> Identity:
     try:
         fields: dict[str, Any] = json.loads(document.decode())  # Any: not checked yet
         network = fields.pop("network", None)
-        identity = Identity(**fields, network=None if network is None else Network(**network))
+        identity = Identity(**fields, network=None if network is None else _network(**network))
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise InvalidArgument("the identity document is not the JSON object that the node writes") from None
     if not (identity.sandbox_id and identity.certificate_pem and identity.key_pem and identity.ca_pem):
         raise InvalidArgument("the identity document lacks the sandbox id, certificate, key or CA")
     _check(identity)
     return identity
+
+
+def _network(
+    *, routes: Sequence[Any] = (), more: Sequence[Any] = (), neighbours: Sequence[Any] = (), **fields: Any
+) -> Network:  # Any: not checked yet
+    lists = (routes, more, neighbours)
+    if not all(isinstance(each, (list, tuple)) and len(each) <= MAX_LIST for each in lists):
+        raise ValueError
+    return Network(
+        **fields,
+        routes=tuple(Route(**each) for each in routes),
+        more=tuple(more),
+        neighbours=tuple(Neighbour(**each) for each in neighbours),
+    )
 
 
 # -- what each field must look like, and the words for that in errors
@@ -135,10 +180,11 @@ def _check(identity: Identity) -> None:
     if type(identity.now_nanos) is not int or not 0 <= identity.now_nanos <= _MAX_NANOS:
         raise InvalidArgument("the identity's now_nanos is not a time in nanoseconds")
     if identity.network is not None:
-        _check_network(identity.network)
+        check_network(identity.network)
 
 
-def _check_network(network: Network) -> None:
+def check_network(network: Network) -> None:
+    """Check every field. :raise InvalidArgument: one can't be applied; the message names it."""
     if not (isinstance(network.mac, str) and _is_unicast_mac(network.mac)):
         raise InvalidArgument("the identity's network.mac is not a unicast MAC address")
     if type(network.mtu) is not int or not 576 <= network.mtu <= 65535:
@@ -155,6 +201,9 @@ def _check_network(network: Network) -> None:
     edges = (subnet.network_address, subnet.broadcast_address) if subnet.prefixlen < 31 else ()
     if interface.ip in edges or not _is_host(interface.ip):
         raise InvalidArgument("the identity's network.address is not one that a machine can have")
+    _check_lists(network)
+    if network.routes and network.gateway == "":
+        return
     try:
         if not isinstance(network.gateway, str):
             raise ValueError
@@ -165,8 +214,63 @@ def _check_network(network: Network) -> None:
         raise InvalidArgument("the identity's network.gateway is not another machine of its subnet")
 
 
-def _is_host(address: ipaddress.IPv4Address) -> bool:
-    return not (address.is_multicast or address.is_loopback or address.is_unspecified or address.is_reserved)
+def _check_lists(network: Network) -> None:
+    for name in _LISTS:
+        if len(getattr(network, name)) > MAX_LIST:
+            raise InvalidArgument(f"the identity's network.{name} are more than {MAX_LIST}")
+    if not all(map(_is_route, network.routes)):
+        raise InvalidArgument("the identity's network.routes are not all routes")
+    if not all(map(_is_interface, network.more)):
+        raise InvalidArgument("the identity's network.more are not all addresses with prefix lengths")
+    for each in network.neighbours:
+        if _address(each.address) is None or not (isinstance(each.mac, str) and _is_unicast_mac(each.mac)):
+            raise InvalidArgument("the identity's network.neighbours are not all machines")
+
+
+def _is_route(route: Route) -> bool:
+    try:
+        if not isinstance(route.to, str) or "/" not in route.to:
+            return False
+        version = ipaddress.ip_network(route.to).version
+    except ValueError:
+        return False
+    for text in (route.via, route.source):
+        if text != "" and (found := _address(text)) is None:
+            return False
+        if text != "" and found is not None and found.version != version:
+            return False
+    if type(route.mtu) is not int or not (route.mtu == 0 or 576 <= route.mtu <= 65535):
+        return False
+    return type(route.onlink) is bool and (route.via != "" or not route.onlink)
+
+
+def _is_interface(text: str) -> bool:
+    if not isinstance(text, str) or "/" not in text:
+        return False
+    address, _, prefix = text.partition("/")
+    found = _address(address)
+    return (
+        found is not None
+        and re.fullmatch(r"[0-9]{1,3}", prefix) is not None
+        and (int(prefix) <= found.max_prefixlen)
+    )
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address of one machine; None: it is none."""
+    if not isinstance(text, str) or "%" in text:
+        return None
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    return address if _is_host(address) else None
+
+
+def _is_host(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    if address.is_multicast or address.is_loopback or address.is_unspecified:
+        return False
+    return address.version == 6 or not address.is_reserved
 
 
 _CLOCK = b"clock "

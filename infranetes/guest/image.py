@@ -34,6 +34,7 @@ class GuestImage:
     kernel_version: str
     packages: tuple[str, ...]  # Infranetes' own, as NAME_VERSION
     providers: tuple[str, ...] = ()  # what runs containers in it, the agent's default first; (): not known
+    features: tuple[str, ...] = ()  # what its agent can that earlier ones can't; see `recipe.FEATURES`
 
     @property
     def disk(self) -> Path:

@@ -319,4 +319,7 @@ DEFAULT_CONTAINERS = "both"
 # Our own packages, from the directory that the builder is given.
 OUR_PACKAGES = ("infranetes-common", "vmserver")
 
+# What the agent of this release can and earlier ones could not, where the node has to know that beforehand.
+ROUTES = "routes"  # an identity's network may say routes, further addresses and neighbours
+FEATURES = (ROUTES,)
 DISK_GIB = 8  # of the image; the configuration says how large the template's disk is

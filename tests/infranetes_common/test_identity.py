@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.authority import Authority
 from infranetes_common import identity
 from infranetes_common.errors import InvalidArgument
-from infranetes_common.identity import Identity, Network
+from infranetes_common.identity import Identity, Neighbour, Network, Route
 
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMIIBdTCCARugAwIBAgIU\nSECRET==\n-----END CERTIFICATE-----\n"
 KEY = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMGByqGSM49\nSECRET==\n-----END PRIVATE KEY-----\n"
@@ -34,6 +34,20 @@ GOOD = Identity(
 )
 
 
+ROUTED = Network(
+    mac="02:00:00:00:00:07",
+    address="10.4.0.7/32",
+    gateway="",
+    routes=(
+        Route("169.254.1.1/32"),
+        Route("0.0.0.0/0", "169.254.1.1", "10.4.0.7", 1450, onlink=True),
+        Route("::/0", "fe80::1"),
+    ),
+    more=("fd00:4::7/128", "10.4.0.8/32"),
+    neighbours=(Neighbour("169.254.1.1", "ee:ee:ee:ee:ee:ee"),),
+)
+
+
 def document(**fields: Any) -> bytes:
     """GOOD with some fields otherwise; "network.mac" is a field of its network, None leaves one out."""
     whole = json.loads(identity.encode(GOOD))
@@ -47,6 +61,14 @@ class PassingTests(SynchronousTestCase):
     def test_it_comes_out_as_it_went_in(self) -> None:
         for each in (GOOD, attrs.evolve(GOOD, network=None), attrs.evolve(GOOD, hostname="", machine_id="")):
             self.assertEqual(identity.decode(identity.encode(each)), each)
+
+    def test_a_network_of_somebody_elses_comes_out_as_it_went_in(self) -> None:
+        whole = attrs.evolve(GOOD, network=ROUTED)
+        self.assertEqual(identity.decode(identity.encode(whole)), whole)
+
+    def test_older_agents_understand_what_needs_nothing_new(self) -> None:
+        network = json.loads(identity.encode(GOOD))["network"]
+        self.assertEqual(set(network), {"mac", "address", "gateway", "mtu"})
 
     def test_it_is_one_line(self) -> None:
         self.assertEqual(identity.encode(GOOD).count(b"\n"), 1)
@@ -135,6 +157,54 @@ class RefusedTests(SynchronousTestCase):
                     continue  # left out, it has a default
                 words = self.refused(document(**{name: value}))
                 self.assertIn(f"the identity's {name} is not", words, repr((name, value))[:90])
+
+    def test_routes_addresses_and_neighbours_are_checked(self) -> None:
+        good = {"to": "10.0.0.0/8"}
+        wrong: dict[str, tuple[Any, ...]] = {
+            "network.routes": (
+                [{"to": "10.0.0.0/8 dev lo"}],
+                [{"to": "10.0.0.7"}],
+                [{"to": "10.0.0.7/8"}],
+                [{"to": 5}],
+                [{"to": "default"}],
+                [{**good, "via": "::1"}],
+                [{**good, "via": "fe80::1"}],
+                [{**good, "via": "224.0.0.1"}],
+                [{**good, "via": 5}],
+                [{**good, "source": "fd00::1"}],
+                [{**good, "mtu": 5}],
+                [{**good, "mtu": True}],
+                [{**good, "onlink": True}],
+                [{**good, "via": "10.0.0.1", "onlink": 1}],
+            ),
+            "network.more": (
+                ["10.0.0.7"],
+                ["fe80::1%x/64"],
+                ["10.0.0.7/33"],
+                ["10.0.0.7/ 8"],
+                [5],
+                ["evil/8"],
+            ),
+            "network.neighbours": (
+                [{"address": "evil", "mac": "02:00:00:00:00:01"}],
+                [{"address": "10.0.0.1", "mac": "01:00:00:00:00:01"}],
+                [{"address": "10.0.0.1", "mac": 5}],
+            ),
+        }
+        for name, values in wrong.items():
+            for value in values:
+                words = self.refused(document(**{name: value}))
+                self.assertIn(f"the identity's {name} are not all", words, repr(value))
+        for name, entry in (("routes", good), ("more", "10.0.0.9/8")):
+            for lists in (
+                [entry] * 65,
+                {"0": entry},
+                "evil",
+                [["evil"]] if name == "routes" else 5,
+                [None] * 70,
+            ):
+                words = self.refused(document(**{f"network.{name}": lists}))
+                self.assertIn("is not the JSON object that the node writes", words)
 
     def test_addresses_that_no_machine_has(self) -> None:
         for address, gateway in (

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Set the addresses of the machine's network card, by ioctl: no child process, no wait.
 
+A network that says its routes is the exception: see `routed`.
+
 Sources: netdevice(7); struct ifreq of <net/if.h>, struct rtentry of
 <linux/route.h>. IPv4 only, as `infranetes_common.identity.Network` is.
 """
@@ -18,7 +20,8 @@ import struct
 from pathlib import Path
 
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
-from infranetes_common.identity import Network
+from infranetes_common.identity import Network, check_network
+from vmserver.identity import routed
 
 SYS_NET = Path("/sys/class/net")
 
@@ -46,8 +49,8 @@ def first_card(sys_net: Path = SYS_NET) -> str:
     raise FailedPrecondition("the machine has no network card; give it one")
 
 
-def check(network: Network) -> tuple[bytes, ipaddress.IPv4Interface, ipaddress.IPv4Address]:
-    """Return hardware address, address and gateway of `network`.
+def check(network: Network) -> tuple[bytes, ipaddress.IPv4Interface, ipaddress.IPv4Address | None]:
+    """Return hardware address, address and gateway of `network`; None: it says the routes itself.
 
     :raise InvalidArgument: one of them is malformed; names it.
     """
@@ -58,6 +61,9 @@ def check(network: Network) -> tuple[bytes, ipaddress.IPv4Interface, ipaddress.I
         raise InvalidArgument(f"network.mac {network.mac}: that is a multicast address")
     try:
         address = ipaddress.IPv4Interface(network.address)
+        if network.routes and not network.gateway:
+            check_network(network)
+            return mac, address, None
         gateway = ipaddress.IPv4Address(network.gateway)
     except ValueError as error:
         raise InvalidArgument(f"network.address or network.gateway: {error}") from None
@@ -80,6 +86,9 @@ def apply(network: Network, interface: str = "") -> None:
         card.hardware_address(mac)
         card.ioctl(_SIOCSIFMTU, struct.pack("i", network.mtu))
         card.flags(_IFF_UP)
+        if gateway is None:
+            routed.apply(network, name)
+            return
         card.ioctl(_SIOCSIFADDR, _sockaddr(str(address.ip)))
         card.ioctl(_SIOCSIFNETMASK, _sockaddr(str(address.netmask)))
         card.ioctl(_SIOCSIFBRDADDR, _sockaddr(str(address.network.broadcast_address)))
