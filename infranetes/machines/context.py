@@ -89,6 +89,7 @@ class VmRequest:
     hostname: str = ""
     annotations: Mapping[str, str] = attrs.field(factory=dict)
     image: str = ""  # as `InstanceSpec.image`
+    cgroup_parent: str = ""  # likewise
 
 
 class MachineTimes(Protocol):

@@ -36,7 +36,7 @@ from twisted.logger import Logger
 from infranetes.certificates import Signed
 from infranetes.machines.agent.client import AgentClient
 from infranetes.machines.context import MachineContext, RuleSender, VmFacts, VmOwner, VmRequest
-from infranetes.providers.interface import Instance, InstanceSpec, InstanceState
+from infranetes.providers.interface import Instance, InstanceSpec, InstanceState, IPlacesVms, Size
 from infranetes_common.concurrency import Flight, backoff, sleep, start, within
 from infranetes_common.errors import (
     DeadlineExceeded,
@@ -233,6 +233,14 @@ class PodMachine:
             return None
         return self.instance
 
+    async def place(self, cgroup_parent: str, size: Size) -> None:
+        """Have the VM count in a control group of the node, if it is a process there. Idempotent.
+
+        :raise InfranetesError: it does not."""
+        provider = self._context.provider
+        if cgroup_parent and IPlacesVms.providedBy(provider):
+            await provider.place(self.facts.instance_id, cgroup_parent, size)
+
     async def _launch_and_wait(self, request: VmRequest, deadline: float) -> Instance:
         self._launch = Flight(self._context.provider.launch(self._spec(request)))
         self.instance = instance = await self._launch.join()
@@ -292,6 +300,7 @@ class PodMachine:
             size=request.size,
             annotations=request.annotations,
             image=request.image,
+            cgroup_parent=request.cgroup_parent,
         )
 
     async def _greet(self, client: AgentClient, deadline: float) -> None:

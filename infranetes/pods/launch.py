@@ -31,11 +31,16 @@ _log = Logger()
 
 
 def size_of(config: cri.PodSandboxConfig) -> Size:
-    """Return what the pod asks for: its limits, else its requests, with its runtime class's overhead."""
-    parts = (config.linux.resources, config.linux.overhead)
+    """Return what the pod asks for: its limits, else its requests; and its runtime class's overhead."""
+    return size_with(config.linux.resources, config.linux.overhead)
+
+
+def size_with(resources: cri.LinuxContainerResources, overhead: cri.LinuxContainerResources) -> Size:
+    """Return what these ask for. Processors of the overhead are for what is no part of the VM."""
     return Size(
-        cpu_millis=sum(_cpu_millis(part) for part in parts),
-        memory_bytes=sum(max(part.memory_limit_in_bytes, 0) for part in parts),
+        cpu_millis=_cpu_millis(resources),
+        memory_bytes=max(resources.memory_limit_in_bytes, 0),
+        overhead_bytes=max(overhead.memory_limit_in_bytes, 0),
     )
 
 
@@ -80,10 +85,13 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
     deadline = began + node.times.launch
     found = bool(sandbox.record.agent_host)  # claimed from the pool, or launched by an earlier daemon
     config = sandbox.config
-    request = VmRequest(size_of(config), config.hostname, dict(config.annotations), sandbox.record.image)
+    size, parent = size_of(config), config.linux.cgroup_parent
+    annotations = dict(config.annotations)
+    request = VmRequest(size, config.hostname, annotations, sandbox.record.image, parent)
     up = await sandbox.machine.bring_up(request, deadline, lambda: connect(node, sandbox))
     assert sandbox.client is not None and sandbox.watch is not None
     if found:
+        await sandbox.machine.place(parent, size)
         await sandbox.machine.renew_certificate()
     config = node_names.with_host_name(sandbox.config)
     provider = container_provider(node, config, sandbox.record.runtime_handler)

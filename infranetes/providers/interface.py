@@ -39,6 +39,7 @@ class Size:
 
     cpu_millis: int = 0  # thousandths of a core; 0: the provider's default
     memory_bytes: int = 0  # for the pod, without the guest system's own need; 0: the provider's default
+    overhead_bytes: int = 0  # what the pod is counted beyond that, for whatever it takes to run it
 
 
 @attrs.frozen
@@ -135,6 +136,27 @@ class IJoinsNamespaces(Interface):
 
     Such a VM (`InstanceSpec.attachment`) takes over the addresses, routes and MTU of a link there, and gets
     and sends that link's frames. The namespace has to be there for as long as the VM."""
+
+
+class IPlacesVms(Interface):
+    """Also provided by an IPodProvider whose VMs are processes of this node.
+
+    They count in their pods' control groups (`InstanceSpec.cgroup_parent`), where kubelet measures and
+    limits them."""
+
+    def place(instance_id: str, cgroup_parent: str, size: Size) -> Deferred[None]:
+        """Have a VM that was launched without one count in a pod's control group from now on. Idempotent.
+
+        What it has counted before stays where it was. As in `launch`, where the pod's limit has no room for
+        what a VM takes beyond the pod's own (`Size.overhead_bytes`), it stays outside.
+
+        :param size: what the pod asks for.
+
+        :raise NotFound: there is no such VM.
+        :raise InvalidArgument: that can't be a control group.
+        :raise FailedPrecondition: it is in another pod's, or the daemon may not put it there.
+        :raise Unavailable: the VM does not run, or the node does not put it there.
+        """
 
 
 class IHasCatalogue(Interface):

@@ -27,7 +27,7 @@ def choose(
 
     :param allowed: the names that the configuration allows, with * and ?; empty: all. It also applies to
         a pod's own choice.
-    :param guest_memory: bytes that the guest itself needs.
+    :param guest_memory: bytes that the guest itself needs, unless the pod's overhead is more.
     :raise InvalidArgument: none fits; says what was wanted.
     """
     permitted = [
@@ -40,7 +40,7 @@ def choose(
         return named
     if size.cpu_millis < 0 or size.memory_bytes < 0:
         raise InvalidArgument(f"{size.cpu_millis} millicores and {size.memory_bytes} bytes are no size")
-    memory = size.memory_bytes + guest_memory
+    memory = size.memory_bytes + max(guest_memory, size.overhead_bytes)
     fitting = [
         offer
         for offer in permitted

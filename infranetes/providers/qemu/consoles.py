@@ -8,6 +8,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import attrs
@@ -39,6 +40,13 @@ def trim(path: Path, size: int) -> None:
         file.truncate(0)
         file.seek(0)
         file.write(rest)
+
+
+def trim_all(paths: Iterable[Path], size: int) -> None:
+    """Trim each of these that is there. Blocks."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            trim(path, size)
 
 
 def read(record: VmRecord, directory: Path, size: int, ended_at: float = 0.0) -> Console:

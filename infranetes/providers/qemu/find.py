@@ -11,17 +11,24 @@ from twisted.logger import Logger
 
 from infranetes.providers.qemu import host_checks, process
 from infranetes.providers.qemu.paths import ProviderPaths
+from infranetes.providers.qemu.placement import Placement
 from infranetes.providers.qemu.privileges import QemuUser
-from infranetes.providers.qemu.record import VmRecords
+from infranetes.providers.qemu.record import Phase, VmRecords
 from infranetes.providers.qemu.vm import Vm
 from infranetes_common.concurrency import run_in_thread
+from infranetes_common.errors import InfranetesError
 from infranetes_common.reactors import IReactor
 
 _log = Logger()
 
 
 async def find_vms(
-    reactor: IReactor, records: VmRecords, paths: ProviderPaths, user: QemuUser, ended: Callable[[Vm], None]
+    reactor: IReactor,
+    records: VmRecords,
+    paths: ProviderPaths,
+    user: QemuUser,
+    placement: Placement,
+    ended: Callable[[Vm], None],
 ) -> dict[str, Vm]:
     """Find every VM with a record, by its token. Removes what is left of others.
 
@@ -36,7 +43,17 @@ async def find_vms(
                 vm.process = process.WatchedProcess(reactor, pid, functools.partial(ended, vm))
     for vm in vms.values():
         await run_in_thread(reactor, vm.explain_missing_process)
+        if vm.record.phase is Phase.READY and vm.process is not None:
+            await _place(placement, vm, vm.process.pid)
     await run_in_thread(reactor, host_checks.remove_other_sockets, paths.run, set(vms))
     running = sum(vm.alive for vm in vms.values())
     _log.info("found {count} VMs, {running} of them running", count=len(vms), running=running)
     return vms
+
+
+async def _place(placement: Placement, vm: Vm, pid: int) -> None:
+    """Have its end told by where it counts, and put it there if it is elsewhere; it runs in any case."""
+    try:
+        await placement.place(vm.record, pid)
+    except InfranetesError as error:
+        _log.warn("VM {vm} may count elsewhere than in its pod: {error}", vm=vm.record.id, error=error)

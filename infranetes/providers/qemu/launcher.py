@@ -17,7 +17,7 @@ from twisted.internet.defer import TimeoutError as DeferredTimeout
 from twisted.logger import Logger
 
 from infranetes.providers.annotations import read
-from infranetes.providers.interface import InstanceSpec
+from infranetes.providers.interface import InstanceSpec, Size
 from infranetes.providers.qemu import clone, subnet, uids
 from infranetes.providers.qemu.clone import StepTimer
 from infranetes.providers.qemu.connections import VmConnections
@@ -25,15 +25,16 @@ from infranetes.providers.qemu.consoles import ConsoleArchive
 from infranetes.providers.qemu.os_errors import as_infranetes_error
 from infranetes.providers.qemu.parts import Parts
 from infranetes.providers.qemu.paths import ProviderPaths
+from infranetes.providers.qemu.pod_cgroups import PodRoom
 from infranetes.providers.qemu.privileges import QemuUser
 from infranetes.providers.qemu.ram import SharedRam
 from infranetes.providers.qemu.record import Phase, VmRecord, VmRecords
 from infranetes.providers.qemu.settings import MIB, QemuSettings
-from infranetes.providers.qemu.sizes import disk_size, hotplug_for
+from infranetes.providers.qemu.sizes import disk_size, hotplug_for, needed_overhead
 from infranetes.providers.qemu.template import Template
 from infranetes.providers.qemu.vm import Vm
 from infranetes_common.concurrency import run_in_thread, start, within
-from infranetes_common.errors import InfranetesError, InvalidArgument, Unavailable
+from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, Unavailable
 from infranetes_common.identity import encode, encode_clock
 from infranetes_common.reactors import IReactor
 
@@ -76,6 +77,7 @@ class Launcher:
         self._last_uid: int | None = None
         self._last_address: IPv4Address | None = None
         self._ram = SharedRam(reactor)
+        self._room = PodRoom(0)
         self.consoles = ConsoleArchive(paths.consoles, settings.kept_consoles, settings.console_size)
 
     def validate(self, spec: InstanceSpec, template: Template) -> None:
@@ -87,11 +89,12 @@ class Launcher:
         wishes = read(spec.annotations)
         wishes.refuse_others("qemu", _SERVED)
         disk_size(template.command_line, wishes.disk, self._settings.max_disk)
-        hotplug_for(template.command_line, spec.size, self._settings.guest_memory // MIB)
+        hotplug_for(template.command_line, spec.size, self._settings)
 
     async def prepare(self, template: Template) -> None:
         """Load the template's memory, for which the first launch would wait. :raise OSError: no memory."""
         os.close(await self._ram.of(template.ram))
+        self._room = PodRoom(needed_overhead(template.command_line, self._settings))
 
     async def close(self) -> None:
         """Release the memory that launches share. VMs go on."""
@@ -115,7 +118,7 @@ class Launcher:
             spec.node,
             address,
             time.time(),
-            cgroup_parent=spec.cgroup_parent,
+            cgroup_parent=self._room.group_of(spec.sandbox_id, spec.cgroup_parent, spec.size),
         )
         vm = Vm(record, self._paths.of_vm(record, self._user))
         vm.launching = True
@@ -218,11 +221,24 @@ class Launcher:
         """Give the VM the memory, processors and disk that the pod asks for."""
         settings, command_line = self._settings, template.command_line
         assert vm.connections is not None
-        more = hotplug_for(command_line, spec.size, settings.guest_memory // MIB)
+        more = hotplug_for(command_line, spec.size, settings)
         await vm.connections.hotplug(command_line, more, settings.boot_timeout)
         disk = disk_size(command_line, read(spec.annotations).disk, settings.max_disk)
         if disk > command_line.disk_mib * MIB:
             await vm.connections.enlarge_disk(disk)
+
+    async def place(self, vm: Vm, cgroup_parent: str, size: Size) -> None:
+        """Put a VM that was launched without one into a pod's control group. See `IPlacesVms`."""
+        cgroup_parent = self._room.group_of(vm.record.sandbox_id, cgroup_parent, size)
+        if not cgroup_parent:
+            return
+        if vm.record.cgroup_parent not in ("", cgroup_parent):
+            raise FailedPrecondition(f"VM {vm.record.id} is another pod's: in {vm.record.cgroup_parent}")
+        if vm.process is None or not vm.alive:
+            raise Unavailable(f"VM {vm.record.id} does not run: {vm.instance().detail}")
+        vm.record = attrs.evolve(vm.record, cgroup_parent=cgroup_parent)
+        await run_in_thread(self._reactor, self._records.update, vm.record)
+        await self._placement.place(vm.record, vm.process.pid)
 
     async def _fail(self, vm: Vm, error: InfranetesError) -> None:
         """End a VM that executes and does not become READY."""

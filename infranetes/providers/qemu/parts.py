@@ -9,7 +9,8 @@ from infranetes.providers.interface import ProviderContext
 from infranetes.providers.qemu.bridge import Bridge
 from infranetes.providers.qemu.firewalls import Firewalls
 from infranetes.providers.qemu.paths import ProviderPaths
-from infranetes.providers.qemu.placement import NoPlacement, Placement
+from infranetes.providers.qemu.placement import Placement
+from infranetes.providers.qemu.pod_cgroups import PodCgroups
 from infranetes.providers.qemu.pod_network import PodNetwork
 from infranetes.providers.qemu.settings import QemuSettings
 from infranetes.providers.qemu.uplink import BridgeUplink, Uplink
@@ -32,4 +33,4 @@ def make_parts(
     bridge = Bridge(reactor, settings.bridge, settings.mtu, cluster=context.cluster_networks)
     firewalls = Firewalls(reactor, settings.bridge) if context.network_policies else None
     network = PodNetwork(reactor, bridge, settings.pod_cidr, paths.network, firewalls)
-    return Parts(network, BridgeUplink(network), NoPlacement())
+    return Parts(network, BridgeUplink(network), PodCgroups(reactor))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where on the node a VM's process counts: as one of the daemon's own."""
+"""Where on the node a VM's process counts."""
 
 from __future__ import annotations
 
@@ -22,16 +22,3 @@ class Placement(Protocol):
 
     def why_ended(self, record: VmRecord) -> str:
         """Why the place ended the VM's process, as a sentence for people; "": it did not, or can't tell."""
-
-
-class NoPlacement:
-    """Processes stay where they are started. See `Placement`."""
-
-    async def place(self, record: VmRecord, pid: int) -> None:
-        pass
-
-    async def forget(self, record: VmRecord) -> None:
-        pass
-
-    def why_ended(self, record: VmRecord) -> str:
-        return ""

@@ -7,9 +7,8 @@ arguments. So a daemon that follows one which was killed at any instant knows ev
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from ipaddress import IPv4Address
 from typing import Any, TypeVar
 
@@ -28,12 +27,14 @@ from infranetes.providers.interface import (
     Instance,
     InstanceSpec,
     InstanceState,
+    IPlacesVms,
     IPodProvider,
     IShowsDisks,
     Progress,
     ProviderContext,
     ReadOnlyDisk,
     ShownDisk,
+    Size,
 )
 from infranetes.providers.qemu import consoles, host_checks, process, record
 from infranetes.providers.qemu.bridge import BridgePort
@@ -48,6 +49,7 @@ from infranetes.providers.qemu.preloaded import PreloadedImages
 from infranetes.providers.qemu.privileges import QemuUser
 from infranetes.providers.qemu.record import Phase, VmRecord, VmRecords
 from infranetes.providers.qemu.settings import QemuSettings
+from infranetes.providers.qemu.status import describe
 from infranetes.providers.qemu.subnet import subnet
 from infranetes.providers.qemu.template import Template
 from infranetes.providers.qemu.template_maker import TemplateMaker
@@ -62,7 +64,7 @@ _MAINTENANCE_SECONDS = 30.0  # between two checks of the consoles' sizes and the
 _log = Logger()
 
 
-@implementer(IPodProvider, IFirewallsPods, IHasConsoles, IHasGuestImage, IShowsDisks)
+@implementer(IPodProvider, IFirewallsPods, IHasConsoles, IHasGuestImage, IPlacesVms, IShowsDisks)
 class QemuProvider:
     """See `IPodProvider`."""
 
@@ -108,7 +110,9 @@ class QemuProvider:
         host_checks.make_directories(self._paths, templates)
         self._directory_lock = host_checks.take_lock(self._paths)
         try:
-            found = await find_vms(self._reactor, self._records, self._paths, user, self._process_ended)
+            found = await find_vms(
+                self._reactor, self._records, self._paths, user, self._parts.placement, self._process_ended
+            )
             self._vms.update(found)
             await self._find_qemu(user, progress)
             self._maker = TemplateMaker(self._reactor, self._settings, templates, self._paths.run, user)
@@ -188,19 +192,8 @@ class QemuProvider:
 
     def status(self) -> Mapping[str, str]:
         states = [vm.state for vm in self._own_vms()]
-        command_line = self._command_line
-        return {
-            "QEMU": command_line.version if command_line else "not started",
-            "accelerator": f"{command_line.accelerator} ({self._accelerator_reason})"
-            if command_line
-            else "not chosen yet",
-            "guest image": str(self._template.image.directory) if self._template else "",
-            "template": str(self._template.directory) if self._template else "none yet",
-            "disk of a VM": f"{self._settings.disk >> 20} MiB",
-            "bridge": self._settings.bridge,
-            "pod CIDR": str(self._pod_network),
-            **{f"VMs {state.value}": str(states.count(state)) for state in InstanceState},
-        }
+        network, reason = str(self._pod_network), self._accelerator_reason
+        return describe(self._settings, self._command_line, reason, self._template, network, states)
 
     # ---- IHasConsoles
 
@@ -234,12 +227,19 @@ class QemuProvider:
 
     @deferred
     async def set_firewall(self, instance_id: str, firewall: PodFirewall) -> None:
-        await self._to_the_end(self._set_firewall(instance_id, firewall))
+        uplink = self._parts.uplink
+        await self._to_the_end(self._change(instance_id, lambda vm: uplink.set_firewall(vm, firewall)))
 
-    async def _set_firewall(self, instance_id: str, firewall: PodFirewall) -> None:
+    # ---- IPlacesVms
+
+    @deferred
+    async def place(self, instance_id: str, cgroup_parent: str, size: Size) -> None:
+        place = self._started().place
+        await self._to_the_end(self._change(instance_id, lambda vm: place(vm, cgroup_parent, size)))
+
+    async def _change(self, instance_id: str, change: Callable[[Vm], Awaitable[_T]]) -> _T:
         async with self._tokens_in_work.held(self._find(instance_id).record.token):
-            vm = self._find(instance_id)  # it may have been destroyed meanwhile
-            await self._parts.uplink.set_firewall(vm, firewall)
+            return await change(self._find(instance_id))  # it may have been destroyed meanwhile
 
     # ---- Starting
 
@@ -384,17 +384,12 @@ class QemuProvider:
 
     async def _maintain(self) -> None:
         try:
-            await self._trim_consoles()
+            alive = [vm.paths for vm in self._vms.values() if vm.alive]
+            paths = [path for each in alive for path in (each.console, each.output)]
+            await run_in_thread(self._reactor, consoles.trim_all, paths, self._settings.console_size)
             async with self._pod_network.lock:
                 await self._pod_network.restore_tables(self._ports_in_use())
         except InfranetesError as error:
             _log.error("the pods' network could not be checked: {error}", error=error)
         except Exception:  # the next round comes all the same
             _log.failure("the check of consoles and network failed")
-
-    async def _trim_consoles(self) -> None:
-        for vm in (*self._vms.values(),):
-            if vm.alive:
-                for path in (vm.paths.console, vm.paths.output):
-                    with contextlib.suppress(OSError):
-                        await run_in_thread(self._reactor, consoles.trim, path, self._settings.console_size)

@@ -95,6 +95,8 @@ class QemuSettings:
     """Memory of a VM whose pod asks for no more. Pages that a VM never touches take no memory of the node."""
     guest_memory: Bytes = Bytes(256 * MIB)
     """The guest system's own need, added to what the pod asks for."""
+    host_memory: Bytes = Bytes(64 * MIB)
+    """What QEMU takes of the node beside the VM's memory and its `code_cache`."""
     max_memory: Bytes = attrs.field(factory=_host_memory, validator=_at_least(256 * MIB))
     """Memory of the largest VM; by default the node's own."""
     max_cpus: int = attrs.field(factory=lambda: os.cpu_count() or 1, validator=_at_least(1))

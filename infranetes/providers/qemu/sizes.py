@@ -8,7 +8,7 @@ import attrs
 from infranetes.providers.annotations import PREFIX
 from infranetes.providers.interface import Size
 from infranetes.providers.qemu.command_line import CommandLine
-from infranetes.providers.qemu.settings import BLOCK_MIB, MIB, round_up_to_block
+from infranetes.providers.qemu.settings import BLOCK_MIB, MIB, QemuSettings, round_up_to_block
 from infranetes_common.errors import InvalidArgument
 
 
@@ -23,16 +23,29 @@ class Hotplug:
         return f"{self.memory_mib} MiB and {self.cpus} processors more"
 
 
-def hotplug_for(template: CommandLine, size: Size, guest_memory_mib: int) -> Hotplug:
+def needed_overhead(template: CommandLine, settings: QemuSettings) -> int:
+    """Bytes that a VM takes of the node beyond what its pod asks for: the guest's own need, and QEMU's."""
+    return settings.guest_memory + _beside(template, settings)
+
+
+def _beside(template: CommandLine, settings: QemuSettings) -> int:
+    """Bytes of the node that are no memory of the VM."""
+    code = template.code_mib * MIB if template.accelerator == "tcg" else 0
+    return settings.host_memory + code
+
+
+def hotplug_for(template: CommandLine, size: Size, settings: QemuSettings) -> Hotplug:
     """What a clone of `template` lacks to have `size`. Processors beyond the node's are left out.
 
-    :param guest_memory_mib: the guest's own need, on top of the pod's.
+    The guest's own need is on top of the pod's. What is left of a larger overhead is the guest's too.
+
     :raise InvalidArgument: more memory than a VM can have.
     """
-    if size.cpu_millis < 0 or size.memory_bytes < 0:
+    if size.cpu_millis < 0 or size.memory_bytes < 0 or size.overhead_bytes < 0:
         raise InvalidArgument(f"a VM of {size.cpu_millis} mCPU and {size.memory_bytes} bytes can't be")
+    own = max(settings.guest_memory, size.overhead_bytes - _beside(template, settings))
     cpus = min(max(1, -(-size.cpu_millis // 1000)), template.max_cpus)
-    wanted = -(-size.memory_bytes // MIB) + guest_memory_mib if size.memory_bytes else 0
+    wanted = -(-(size.memory_bytes + own) // MIB) if size.memory_bytes else 0
     more = round_up_to_block(max(0, wanted - template.memory_mib))
     most = max(template.max_memory_mib, template.memory_mib) + BLOCK_MIB
     if more and template.memory_mib + more > most:

@@ -166,7 +166,7 @@ class RunTests(PodsTestCase):
         )
         overhead = cri.LinuxContainerResources(cpu_shares=256, memory_limit_in_bytes=2**20)
         linux = cri.LinuxPodSandboxConfig(resources=resources, overhead=overhead)
-        self.assertEqual(size_of(pod(linux=linux)), Size(750, 2**30 + 2**20))
+        self.assertEqual(size_of(pod(linux=linux)), Size(500, 2**30, 2**20))
         self.assertEqual(size_of(pod()), Size(0, 0))
         shares = cri.LinuxContainerResources(cpu_shares=2, cpu_quota=-1)
         self.assertEqual(size_of(pod(linux=cri.LinuxPodSandboxConfig(resources=shares))), Size(0, 0))

@@ -9,6 +9,7 @@ import secrets
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
@@ -16,10 +17,14 @@ from typing import Any
 
 from twisted.internet.defer import gatherResults
 from twisted.internet.threads import deferToThread
+from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
+from infranetes.providers.interface import Size
 from infranetes.providers.qemu import cgroupfs
 from infranetes.providers.qemu.cgroupfs import CgroupFiles, Kills, hierarchies, kills, memberships, relative
+from infranetes.providers.qemu.pod_cgroups import PodCgroups, PodRoom
+from infranetes.providers.qemu.record import VmRecord
 from infranetes.providers.qemu.scopes import SystemdScopes, is_slice, slice_path
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, Unavailable
@@ -111,8 +116,8 @@ class Processes(TestCase):
         process.wait()
 
 
-class CgroupFileTests(Processes):
-    """With this machine's groups."""
+class CgroupCase(Processes):
+    """This machine's groups, with a pod's."""
 
     def setUp(self) -> None:
         self.parent = f"infranetes-tests-qemu-{os.getpid()}/pod-{secrets.token_hex(4)}"
@@ -152,6 +157,39 @@ class CgroupFileTests(Processes):
         found = memberships(pid)
         return {found[each.name] for each in hierarchies() if self.is_kubelets(each)}
 
+    def left(self) -> list[Path]:
+        return [path for _, path in self.groups.directories(self.parent, self.name) if path.exists()]
+
+    def limit_pod(self, size: int) -> Path:
+        """Limit the pod's memory; return where its VM's is counted."""
+        directory = cgroupfs.memory_directory(relative(self.parent), self.name)
+        assert directory is not None
+        file = "memory.max" if (directory.parent / "memory.max").exists() else "memory.limit_in_bytes"
+        (directory.parent / file).write_text(str(size))
+        with contextlib.suppress(OSError):  # version 2 would swap, where there is swap
+            (directory.parent / "memory.swap.max").write_text("0")
+        return directory
+
+    def hungry(self) -> subprocess.Popen[bytes]:
+        """A process that takes 256 MiB once it is told."""
+        script = "import sys; sys.stdin.read(1); kept = bytearray(256 << 20); sys.stdin.read(1)"
+        process = subprocess.Popen([sys.executable, "-ISc", script], stdin=subprocess.PIPE)
+        self.addCleanup(self._end, process)
+        assert process.stdin is not None
+        self.addCleanup(process.stdin.close)
+        return process
+
+    async def feed(self, process: subprocess.Popen[bytes]) -> int:
+        """Tell it; return how it ended."""
+        assert process.stdin is not None
+        process.stdin.write(b"!")
+        process.stdin.flush()
+        return await deferToThread(process.wait)
+
+
+class CgroupFileTests(CgroupCase):
+    """Groups that the daemon makes."""
+
     async def test_a_process_is_below_the_parent_wherever_there_is_one(self) -> None:
         process = self.sleeping()
         for _ in range(2):
@@ -161,9 +199,6 @@ class CgroupFileTests(Processes):
         for _ in range(2):
             await self.groups.forget(f"/{self.parent}", self.name)
             self.assertEqual([], list(self.left()))
-
-    def left(self) -> list[Path]:
-        return [path for _, path in self.groups.directories(self.parent, self.name) if path.exists()]
 
     async def test_without_the_parent_it_stays_where_it_was(self) -> None:
         process = self.sleeping()
@@ -201,23 +236,12 @@ class CgroupFileTests(Processes):
 
     async def test_memory_that_it_wants_in_vain_is_told(self) -> None:
         """The kernel kills it alone, which is counted in its group."""
-        hungry = "import sys; sys.stdin.read(1); kept = bytearray(256 << 20); sys.stdin.read(1)"
-        process = subprocess.Popen(["python3", "-ISc", hungry], stdin=subprocess.PIPE)
-        self.addCleanup(self._end, process)
-        self.addCleanup(process.stdin.close if process.stdin else int)
+        process = self.hungry()
         await self.groups.place(process.pid, self.parent, self.name)
-        directory = cgroupfs.memory_directory(relative(self.parent), self.name)
-        assert directory is not None
-        file = "memory.max" if (directory.parent / "memory.max").exists() else "memory.limit_in_bytes"
-        (directory.parent / file).write_text(str(64 << 20))
-        with contextlib.suppress(OSError):  # version 2 would swap, where there is swap
-            (directory.parent / "memory.swap.max").write_text("0")
+        directory = self.limit_pod(64 << 20)
         self.assertEqual(cgroupfs.memory_limit(directory.parent), 64 << 20)
         self.assertEqual(kills(directory), Kills())
-        assert process.stdin is not None
-        process.stdin.write(b"!")
-        process.stdin.flush()
-        self.assertEqual(await deferToThread(process.wait), -9)
+        self.assertEqual(await self.feed(process), -9)
         self.assertTrue(kills(directory).more_than(Kills()), kills(directory))
 
     def test_a_group_that_is_gone_has_counted_nothing(self) -> None:
@@ -363,3 +387,103 @@ def kill(pid: int) -> None:
             select.select([descriptor], [], [], 10.0)
         finally:
             os.close(descriptor)
+
+
+class PodCgroupTests(CgroupCase):
+    """Where VMs are put, by what kubelet says."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.placement = PodCgroups(reactor, booted=Path(self.mktemp()))
+
+    def vm(self, parent: str) -> VmRecord:
+        token = self.name.partition("-")[2]
+        return VmRecord(token, "s" * 32, "c", "n", "10.0.0.2", 0.0, cgroup_parent=parent)
+
+    async def test_a_vm_counts_in_its_pods_group(self) -> None:
+        process = self.sleeping()
+        vm = self.vm(f"/{self.parent}")
+        for _ in range(2):
+            await self.placement.place(vm, process.pid)
+            self.assertEqual(self.where(process.pid), {f"/{self.parent}/{self.name}"})
+        self._end(process)
+        self.assertEqual(self.placement.why_ended(vm), "")
+        for _ in range(2):
+            await self.placement.forget(vm)
+        self.assertEqual(self.left(), [])
+
+    async def test_one_without_a_group_stays_where_it_is(self) -> None:
+        process = self.sleeping()
+        before = memberships(process.pid)
+        vm = self.vm("")
+        await self.placement.place(vm, process.pid)
+        self.assertEqual(memberships(process.pid), before)
+        self.assertEqual(self.placement.why_ended(vm), "")
+        await self.placement.forget(vm)
+
+    async def test_of_one_that_the_kernel_has_killed_it_tells_the_pods_limit(self) -> None:
+        process = self.hungry()
+        vm = self.vm(f"/{self.parent}")
+        await self.placement.place(vm, process.pid)
+        self.limit_pod(64 << 20)
+        self.assertEqual(self.placement.why_ended(vm), "")
+        self.assertEqual(await self.feed(process), -9)
+        told = self.placement.why_ended(vm)
+        self.assertIn("want of memory", told)
+        self.assertIn("64 MiB", told)
+        await self.placement.forget(vm)
+        self.assertEqual(self.placement.why_ended(vm), "")
+
+    async def test_where_systemd_does_not_run_a_slice_is_nobodys(self) -> None:
+        """As for a client that names one because the node's configuration says `systemd`."""
+        process = self.sleeping()
+        before = memberships(process.pid)
+        vm = self.vm("/test.slice")
+        with capturedLogs() as events:
+            for _ in range(2):
+                await self.placement.place(vm, process.pid)
+        self.assertEqual(memberships(process.pid), before)
+        self.assertEqual(len([event for event in events if event["log_level"] is LogLevel.warn]), 1)
+        self.assertEqual(self.placement.why_ended(vm), "")
+        await self.placement.forget(vm)
+
+    async def test_below_a_slice_it_is_systemd_who_puts_it_there(self) -> None:
+        asked: list[tuple[int, str, str]] = []
+
+        class Scopes(SystemdScopes):
+            async def place(self, pid: int, parent: str, name: str, description: str = "") -> None:
+                asked.append((pid, parent, name))
+
+        placement = PodCgroups(reactor, scopes=Scopes(reactor), booted=Path("/"))
+        vm = self.vm("/kubepods.slice/kubepods-pod1.slice")
+        await placement.place(vm, 42)
+        self.assertEqual(asked, [(42, "/kubepods.slice/kubepods-pod1.slice", self.name)])
+        self.assertEqual(placement.why_ended(vm), "")
+        await placement.forget(vm)
+
+
+class PodRoomTests(SynchronousTestCase):
+    """A pod's limit that has no room for its VM."""
+
+    def setUp(self) -> None:
+        self.room = PodRoom(384 << 20)
+
+    def groups(self, *sizes: Size) -> list[str]:
+        return [self.room.group_of("s" * 32, "/kubepods/pod1", size) for size in sizes]
+
+    def test_with_room_or_without_a_limit_a_vm_counts_in_its_pod(self) -> None:
+        sizes = Size(), Size(2000), Size(0, 1 << 30, 384 << 20), Size(0, 0, 1), Size(0, 64 << 20, 1 << 30)
+        with capturedLogs() as events:
+            self.assertEqual(set(self.groups(*sizes)), {"/kubepods/pod1"})
+        self.assertEqual(events, [])
+
+    def test_without_room_it_does_not_and_once_it_is_said_how_much_it_takes(self) -> None:
+        with capturedLogs() as events:
+            self.assertEqual(set(self.groups(Size(0, 1 << 30), Size(0, 1 << 30, 383 << 20))), {""})
+        (event,) = events
+        self.assertIn("memory: 384Mi", formatEvent(event))
+
+    def test_one_without_a_group_is_no_trouble(self) -> None:
+        with capturedLogs() as events:
+            self.assertEqual(self.room.group_of("s" * 32, "", Size(0, 1 << 30)), "")
+        self.assertEqual(events, [])

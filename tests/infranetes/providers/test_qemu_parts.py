@@ -29,8 +29,8 @@ from infranetes.providers.qemu.command_line import SCSI, CommandLine
 from infranetes.providers.qemu.identity_port import Failed, IdentityPort, Ready, Waiting
 from infranetes.providers.qemu.privileges import QemuUser, unprivileged
 from infranetes.providers.qemu.qmp import Answer, Greeting, QmpConnection, QmpCore, QmpError, QmpEvent
-from infranetes.providers.qemu.settings import MIB
-from infranetes.providers.qemu.sizes import Hotplug, hotplug_for
+from infranetes.providers.qemu.settings import MIB, QemuSettings
+from infranetes.providers.qemu.sizes import Hotplug, hotplug_for, needed_overhead
 from infranetes_common.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -43,6 +43,7 @@ from infranetes_common.reactors import IReactor
 
 GREETING = b'{"QMP": {"version": {}, "capabilities": []}}\r\n'
 COMMAND_LINE = CommandLine("/usr/bin/qemu-system-x86_64", "QEMU 7.2", "tcg", 1024, 8192, 4)
+SETTINGS = QemuSettings()
 TOKEN = "0123456789abcdef" * 2
 
 
@@ -289,14 +290,25 @@ class CommandLineTests(SynchronousTestCase):
             (Size(cpu_millis=1001, memory_bytes=769 * MIB), Hotplug(1, 128)),
             (Size(cpu_millis=64000, memory_bytes=2048 * MIB), Hotplug(3, 1280)),
         ):
-            self.assertEqual(hotplug_for(COMMAND_LINE, size, 256), expected)
+            self.assertEqual(hotplug_for(COMMAND_LINE, size, SETTINGS), expected)
+
+    def test_the_overhead_of_a_pod_is_counted_once(self) -> None:
+        """It is for the guest's own need and for QEMU's; what is more than that is the guest's."""
+        self.assertEqual(needed_overhead(COMMAND_LINE, SETTINGS), (256 + 64 + 64) * MIB)
+        kvm = attrs.evolve(COMMAND_LINE, accelerator="kvm")
+        self.assertEqual(needed_overhead(kvm, SETTINGS), (256 + 64) * MIB)
+        for overhead, more in ((0, 256), (160, 256), (384, 256), (512, 384), (513, 512)):
+            size = Size(memory_bytes=1024 * MIB, overhead_bytes=overhead * MIB)
+            self.assertEqual(hotplug_for(COMMAND_LINE, size, SETTINGS), Hotplug(0, more), overhead)
+        only = Size(overhead_bytes=4096 * MIB)
+        self.assertEqual(hotplug_for(COMMAND_LINE, only, SETTINGS), Hotplug(0, 0))
 
     def test_memory_that_the_node_has_not_is_refused(self) -> None:
-        hotplug_for(COMMAND_LINE, Size(memory_bytes=(8192 - 256) * MIB), 256)
+        hotplug_for(COMMAND_LINE, Size(memory_bytes=(8192 - 256) * MIB), SETTINGS)
         with self.assertRaises(InvalidArgument) as caught:
-            hotplug_for(COMMAND_LINE, Size(memory_bytes=9000 * MIB), 256)
+            hotplug_for(COMMAND_LINE, Size(memory_bytes=9000 * MIB), SETTINGS)
         self.assertIn("max_memory", str(caught.exception))
-        self.assertRaises(InvalidArgument, hotplug_for, COMMAND_LINE, Size(memory_bytes=-1), 256)
+        self.assertRaises(InvalidArgument, hotplug_for, COMMAND_LINE, Size(memory_bytes=-1), SETTINGS)
 
 
 class ConfigurationTests(SynchronousTestCase):

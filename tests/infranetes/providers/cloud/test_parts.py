@@ -131,6 +131,11 @@ class SizeTests(SynchronousTestCase):
     def test_the_guest_needs_memory_too(self) -> None:
         self.assertEqual(self.names(Size(memory_bytes=1 * GIB))[0], "b.large")
 
+    def test_a_pods_overhead_is_for_the_guest_and_counted_once(self) -> None:
+        for overhead, first in ((0, "a.small"), (256, "a.small"), (512, "a.small"), (513, "b.large")):
+            size = Size(memory_bytes=GIB // 2, overhead_bytes=overhead << 20)
+            self.assertEqual(self.names(size)[0], first, overhead)
+
     def test_only_allowed_sizes_are_chosen(self) -> None:
         self.assertEqual(self.names(Size(), allowed=("b.*", "c.hug?")), ["b.large", "c.huge"])
         for wishes, size in ((Wishes(), Size(cpu_millis=9000)), (Wishes(instance_type="a.small"), Size())):

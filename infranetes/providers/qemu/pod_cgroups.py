@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts the processes of VMs in the control groups of their pods, where kubelet measures and limits them."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+from twisted.logger import Logger
+
+from infranetes.providers.interface import Size
+from infranetes.providers.qemu.cgroupfs import (
+    CgroupFiles,
+    Kills,
+    kills,
+    memory_directory,
+    memory_limit,
+    relative,
+)
+from infranetes.providers.qemu.record import VmRecord
+from infranetes.providers.qemu.scopes import SCOPE, SystemdScopes, is_slice, slice_path
+from infranetes.providers.qemu.settings import MIB
+from infranetes_common.concurrency import run_in_thread
+from infranetes_common.reactors import IReactor
+
+BOOTED = Path("/run/systemd/system")  # there where systemd is process 1, see sd_booted(3)
+
+_log = Logger()
+
+
+class PodCgroups:
+    """By systemd where the pod's group is a slice, else by files. See `placement.Placement`."""
+
+    def __init__(
+        self,
+        reactor: IReactor,
+        files: CgroupFiles | None = None,
+        scopes: SystemdScopes | None = None,
+        booted: Path = BOOTED,
+    ) -> None:
+        self._reactor = reactor
+        self._files = files or CgroupFiles(reactor)
+        self._scopes = scopes or SystemdScopes(reactor)
+        self._booted = booted
+        self._before: dict[str, Kills] = {}  # what had been killed when a VM was placed, by token
+        self._warned = False
+
+    async def place(self, record: VmRecord, pid: int) -> None:
+        parent = record.cgroup_parent
+        if not parent:
+            return
+        if not is_slice(parent):
+            await self._files.place(pid, parent, _name(record))
+        elif self._booted.is_dir():
+            about = f"the VM of sandbox {record.sandbox_id}"
+            await self._scopes.place(pid, parent, _name(record), about)
+        else:
+            self._warn(parent)
+            return
+        self._before[record.token] = await run_in_thread(self._reactor, _thd_kills, record)
+
+    def _warn(self, parent: str) -> None:
+        if not self._warned:
+            self._warned = True
+            _log.warn(
+                "VMs count as the daemon's own: without systemd nobody has made {parent}",
+                parent=parent,
+            )
+
+    async def forget(self, record: VmRecord) -> None:
+        self._before.pop(record.token, None)
+        if record.cgroup_parent and not is_slice(record.cgroup_parent):
+            await self._files.forget(record.cgroup_parent, _name(record))
+
+    def why_ended(self, record: VmRecord) -> str:
+        directory = _memory_directory(record)
+        before = self._before.get(record.token)
+        if directory is None or before is None or not kills(directory).more_than(before):
+            return ""
+        limit = memory_limit(directory.parent)
+        most = f" of {limit // MIB} MiB" if limit else ""
+        return (
+            f"the kernel killed it for want of memory: the pod's limit{most} is also for QEMU's own, "
+            "which overhead.podFixed of the RuntimeClass adds"
+        )
+
+
+class PodRoom:
+    """Tells whether the limit that kubelet sets for a pod has room for its VM.
+
+    :param needed: bytes that a VM takes beyond what its pod asks for.
+    """
+
+    def __init__(self, needed: int) -> None:
+        self._needed = needed
+        self._warned = False
+
+    def group_of(self, sandbox_id: str, cgroup_parent: str, size: Size) -> str:
+        """Where a pod's VM is to count; "": nowhere special, for the kernel would kill it there."""
+        if not cgroup_parent or not size.memory_bytes or size.overhead_bytes >= self._needed:
+            return cgroup_parent
+        if not self._warned:
+            self._warned = True
+            _log.warn(
+                "sandbox {sandbox}: its VM does not count in its pod, whose limit has no room for it, and so "
+                "all whose RuntimeClass has no overhead.podFixed of memory: {needed}Mi or more",
+                sandbox=sandbox_id,
+                needed=-(-self._needed // MIB),
+            )
+        return ""
+
+
+def _name(record: VmRecord) -> str:
+    return f"infranetes-{record.token}"
+
+
+def _thd_kills(record: VmRecord) -> Kills:
+    directory = _memory_directory(record)
+    return kills(directory) if directory is not None else Kills()
+
+
+def _memory_directory(record: VmRecord) -> Path | None:
+    parent, name = record.cgroup_parent, _name(record)
+    if not parent:
+        return None
+    below: PurePosixPath = slice_path(parent) if is_slice(parent) else relative(parent)
+    return memory_directory(below, f"{name}{SCOPE}" if is_slice(parent) else name)
