@@ -13,9 +13,9 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Awaitable
 from pathlib import Path
 
-from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import TestCase
 
 from infranetes.providers.interface import Attachment
@@ -37,6 +37,15 @@ _TUNSETOFFLOAD, _TUN_F_CSUM, _TUN_F_TSO4 = 0x400454D0, 1, 2
 _SOL_PACKET, _PACKET_VNET_HDR = 263, 15
 _ALL = 0x0003
 _PLAIN = bytes(10)  # a frame's header without offloads
+
+
+async def failed(work: Awaitable[object]) -> InfranetesError:
+    """The error that it ends with."""
+    try:
+        await work
+    except InfranetesError as error:
+        return error
+    raise AssertionError("it has not failed")
 
 
 class NamespaceCase(TestCase):
@@ -169,16 +178,15 @@ class FrameTests(NamespaceCase):
         self.assertEqual(answered.returncode, 1, answered)
 
     async def test_the_kernel_passes_the_test_of_the_start(self) -> None:
-        before = os.listdir("/run/netns")
+        word = secrets.token_hex(4)
+        self.patch(secrets, "token_hex", lambda count: word)
         await self.namespaces.self_test()
-        self.assertEqual([each for each in os.listdir("/run/netns") if each not in before], [])
+        self.assertFalse(Path(f"/run/netns/infranetes-test-{word}").exists())
 
     async def test_a_kernel_that_drops_what_is_redirected_is_refused(self) -> None:
-        self.patch(namespaces, "run_in_thread", lambda reactor, work, *arguments: succeed(
-            work(*arguments) if work is open_tap else False))  # fmt: skip
-        error = await self.assertFailure(
-            Deferred.fromCoroutine(self.namespaces.self_test()), FailedPrecondition
-        )
+        self.patch(namespaces, "_thd_comes_back", lambda tap: False)
+        error = await failed(self.namespaces.self_test())
+        self.assertIsInstance(error, FailedPrecondition)
         self.assertIn("does not hand redirected frames to a tap", str(error))
 
 
@@ -228,10 +236,7 @@ class ReadTests(NamespaceCase):
         self.assertEqual(network.routes, (Route("0.0.0.0/0", "10.9.9.9", onlink=True),))
 
     async def refused(self, attachment: Attachment) -> InfranetesError:
-        error = await self.assertFailure(
-            Deferred.fromCoroutine(self.namespaces.read(attachment)), InfranetesError
-        )
-        return error  # type: ignore[no-any-return]
+        return await failed(self.namespaces.read(attachment))
 
     async def test_links_that_are_no_veth_are_refused_in_words(self) -> None:
         self.pod.ip(
@@ -270,7 +275,7 @@ class ReadTests(NamespaceCase):
         self.assertIsInstance(error, Unavailable)
         self.assertIn("/run/netns/infranetes-nowhere is not there", str(error))
         name, _ = self.tap()
-        await self.assertFailure(Deferred.fromCoroutine(self.namespaces.join(gone, name, 1500)), Unavailable)
+        self.assertIsInstance(await failed(self.namespaces.join(gone, name, 1500)), Unavailable)
 
     def test_a_daemon_without_the_right_says_what_to_install(self) -> None:
         script = (
