@@ -58,6 +58,8 @@ def _pod(pod: control.Pod) -> Json:
         "containers": pod.containers,
         "agent": pod.agent,
         "vm": _vm(pod.vm) if pod.HasField("vm") else None,
+        "provider": pod.provider,
+        "handler": pod.handler,
     }
 
 
@@ -68,7 +70,8 @@ def _pooled(member: control.Pooled) -> Json:
 
 def _pods_json(answer: control.ListPodsResponse, options: argparse.Namespace) -> Json:
     pods = [_pod(pod) for pod in answer.pods]
-    return {"provider": answer.provider, "trouble": answer.trouble, "pods": pods}
+    providers = [{"name": each.name, "trouble": each.trouble} for each in answer.providers]
+    return {"provider": answer.provider, "trouble": answer.trouble, "providers": providers, "pods": pods}
 
 
 def _console_json(answer: control.GetConsoleResponse, options: argparse.Namespace) -> Json:
@@ -109,7 +112,10 @@ _JSON: dict[str, Callable[[Any, argparse.Namespace], Json]] = {  # Any: the comm
     "pods": _pods_json,
     "services": render_services.services_json,
     "policies": render_policies.policies_json,
-    "orphans": lambda answer, options: {"vms": [_vm(vm) for vm in answer.vms]},
+    "orphans": lambda answer, options: {
+        "vms": [{**_vm(vm), "provider": vm.provider} for vm in answer.vms],
+        "troubles": list(answer.troubles),
+    },
     "end-orphans": _ended_json,
     "pool": _pool_json,
     "drain": _drain_json,
@@ -152,12 +158,14 @@ def _price(vm: control.Vm) -> str:
 
 def _pods_text(answer: control.ListPodsResponse, options: argparse.Namespace) -> str:
     now = time.time()
-    head = ("POD", "NAME", "STATE", "AGENT", "VM", "ADDRESS", "SIZE", "AGE", "USD/H")
+    head = ("POD", "NAME", "STATE", "HANDLER", "PROVIDER", "AGENT", "VM", "ADDRESS", "SIZE", "AGE", "USD/H")
     rows = [
         (
             pod.id[:_SHORT],
             f"{pod.namespace}/{pod.name}",
             pod.state,
+            pod.handler,
+            pod.provider,
             pod.agent,
             pod.vm.id,
             pod.vm.address,
@@ -167,17 +175,28 @@ def _pods_text(answer: control.ListPodsResponse, options: argparse.Namespace) ->
         )
         for pod in sorted(answer.pods, key=lambda pod: (pod.namespace, pod.name, pod.attempt))
     ]
-    trouble = f"provider {answer.provider} is not ready: {answer.trouble}" if answer.trouble else ""
+    troubles = [
+        f"provider {each.name} is not ready: {each.trouble}" for each in answer.providers if each.trouble
+    ]
     total = cost(pod.vm for pod in answer.pods)
     counted = _count(len(rows), "pod")
-    return lines(table(head, rows), f"{counted}, {total}" if total else counted, trouble)
+    return lines(table(head, rows), f"{counted}, {total}" if total else counted, *troubles)
 
 
 def _vms_text(vms: Sequence[control.Vm]) -> str:
     now = time.time()
-    head = ("VM", "STATE", "ADDRESS", "SANDBOX", "SIZE", "AGE", "USD/H")
+    head = ("VM", "PROVIDER", "STATE", "ADDRESS", "SANDBOX", "SIZE", "AGE", "USD/H")
     rows = [
-        (vm.id, vm.state, vm.address, vm.sandbox_id[:_SHORT], vm.size, age(vm.created_at, now), _price(vm))
+        (
+            vm.id,
+            vm.provider,
+            vm.state,
+            vm.address,
+            vm.sandbox_id[:_SHORT],
+            vm.size,
+            age(vm.created_at, now),
+            _price(vm),
+        )
         for vm in vms
     ]
     return table(head, rows)
@@ -185,8 +204,8 @@ def _vms_text(vms: Sequence[control.Vm]) -> str:
 
 def _orphans_text(answer: control.ListOrphansResponse, options: argparse.Namespace) -> str:
     if not answer.vms:
-        return "no orphans"
-    return lines(_vms_text(answer.vms), _count(len(answer.vms), "orphan"), cost(answer.vms))
+        return lines("no orphans", *answer.troubles)
+    return lines(_vms_text(answer.vms), _count(len(answer.vms), "orphan"), cost(answer.vms), *answer.troubles)
 
 
 def _ended_text(answer: control.EndOrphansResponse, options: argparse.Namespace) -> str:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -12,10 +14,11 @@ from infranetes.machines.pooled import Member
 from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Sandbox
 from infranetes.pods.launch import size_of
-from infranetes.pods.reconcile import Reconciler
+from infranetes.pods.reconcile import Orphan, Reconciler
 from infranetes.pods.records import SandboxRecord
+from infranetes.pods.sides import ProviderSide
 from infranetes.pods.states import WITH_VM
-from infranetes.providers.interface import IHasConsoles, Instance, Size
+from infranetes.providers.interface import Console, IHasConsoles, Instance, Size
 from infranetes_common.concurrency import settled, shielded, within
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound
 from infranetes_common.wire import control
@@ -71,19 +74,23 @@ class ControlService:
 
     async def ListPods(self, request: control.ListPodsRequest, call: Call) -> control.ListPodsResponse:
         return control.ListPodsResponse(
-            provider=self._node.provider.name,
-            trouble=self._node.trouble,
+            provider=self._node.side.name,
+            trouble=self._node.side.trouble,
+            providers=[
+                control.Provider(name=side.name, trouble=side.trouble) for side in self._node.sides.values()
+            ],
             pods=[self._pod(sandbox) for sandbox in self._node.inventory],
         )
 
     async def ListOrphans(
         self, request: control.ListOrphansRequest, call: Call
     ) -> control.ListOrphansResponse:
-        found = await self._reconciler.orphans()
-        return control.ListOrphansResponse(vms=[shown_vm(instance) for instance in found])
+        found, troubles = await self._reconciler.orphans()
+        return control.ListOrphansResponse(vms=[_orphan(*each) for each in found], troubles=troubles)
 
     async def EndOrphans(self, request: control.EndOrphansRequest, call: Call) -> control.EndOrphansResponse:
-        orphans = {instance.id: instance for instance in await self._reconciler.orphans()}
+        found, _ = await self._reconciler.orphans()
+        orphans = {instance.id: (side, instance) for side, instance in found}
         unknown = [id for id in request.ids if id not in orphans]
         if unknown:
             raise NotFound(
@@ -91,7 +98,7 @@ class ControlService:
             )
         chosen = [orphans[id] for id in dict.fromkeys(request.ids)] or list(orphans.values())
         if request.dry_run:
-            return control.EndOrphansResponse(ended=[shown_vm(instance) for instance in chosen])
+            return control.EndOrphansResponse(ended=[_orphan(*each) for each in chosen])
         return await shielded(self._end(chosen))
 
     async def GetPool(self, request: control.GetPoolRequest, call: Call) -> control.GetPoolResponse:
@@ -106,7 +113,7 @@ class ControlService:
         if request.dry_run:
             members = [member for member in self._pool.members.values() if not member.taken]
             return control.DrainPoolResponse(ended=[_pooled(member) for member in members])
-        self._node.check_ready()
+        self._node.side.check_ready()
         ended = await shielded(self._pool.drain())
         left = {member.id for member in ended} & self._pool.members.keys()
         return control.DrainPoolResponse(
@@ -119,13 +126,17 @@ class ControlService:
         return control.FillPoolResponse(wanted=self._pool.wanted)
 
     async def GetConsole(self, request: control.GetConsoleRequest, call: Call) -> control.GetConsoleResponse:
-        provider = self._node.provider
-        if not IHasConsoles.providedBy(provider):
-            raise FailedPrecondition(f"the provider {provider.name} keeps no consoles; QEMU does")
+        sides = [each for each in self._node.sides.values() if IHasConsoles.providedBy(each.provider)]
+        if not sides:
+            raise FailedPrecondition(
+                f"the provider {', '.join(self._node.sides)} keeps no consoles; QEMU does"
+            )
         if not request.sandbox:
             raise InvalidArgument("sandbox is empty: give its id, or the beginning of it")
-        self._node.check_ready()
-        found = await provider.consoles(request.sandbox[:_MAX_ID])
+        found: list[Console] = []
+        for side in sides:
+            side.check_ready()
+            found += await cast(IHasConsoles, side.provider).consoles(request.sandbox[:_MAX_ID])
         ids = {console.sandbox_id for console in found}
         if not found:
             raise NotFound(f"there is no console of a sandbox {request.sandbox[:_MAX_ID]!r}")
@@ -143,19 +154,19 @@ class ControlService:
             output=newest.output[-_MAX_CONSOLE:],
         )
 
-    async def _end(self, chosen: list[Instance]) -> control.EndOrphansResponse:
+    async def _end(self, chosen: list[Orphan]) -> control.EndOrphansResponse:
         node = self._node
         results = await settled(
-            within(node.clock, node.times.destroy, node.provider.destroy(one.id), f"ending {one.id}")
-            for one in chosen
+            within(node.clock, node.times.destroy, side.provider.destroy(one.id), f"ending {one.id}")
+            for side, one in chosen
         )
         response = control.EndOrphansResponse()
-        for instance, result in zip(chosen, results, strict=True):
+        for (side, instance), result in zip(chosen, results, strict=True):
             if not isinstance(result, Failure):
-                response.ended.append(shown_vm(instance))
+                response.ended.append(_orphan(side, instance))
                 _log.warn("vm {vm}, an orphan, is ended as infranetes-ctl asked", vm=instance.id)
             else:
-                response.failed.append(control.Failure(vm=shown_vm(instance), error=str(result.value)))
+                response.failed.append(control.Failure(vm=_orphan(side, instance), error=str(result.value)))
         return response
 
     def _pod(self, sandbox: Sandbox) -> control.Pod:
@@ -171,10 +182,18 @@ class ControlService:
             created_at=record.created_at,
             containers=len(sandbox.containers),
             agent=sandbox.watch.reach.value if sandbox.watch is not None else "",
+            provider=self._node.side_of(record).name,
+            handler=record.runtime_handler,
         )
         if record.state in WITH_VM:
             pod.vm.CopyFrom(shown_vm(sandbox.instance, record, size_of(sandbox.config)))
         return pod
+
+
+def _orphan(side: ProviderSide, instance: Instance) -> control.Vm:
+    vm = shown_vm(instance)
+    vm.provider = side.name
+    return vm
 
 
 def _pooled(member: Member) -> control.Pooled:

@@ -67,7 +67,7 @@ class SandboxCalls:
         return {
             "state": record.state.value,
             "message": record.message,
-            "provider": self._node.provider.name,
+            "provider": self._node.side_of(record).name,
             "vm": {
                 "id": record.instance_id,
                 "state": instance.state.value if instance is not None else "",

@@ -9,6 +9,7 @@ import json
 from infranetes.machines.context import ServiceRules
 from infranetes.pods.container_providers import has_user_namespaces
 from infranetes.pods.context import NodeContext
+from infranetes.pods.sides import ProviderSide
 from infranetes_common import __version__
 from infranetes_common.concurrency import shielded
 from infranetes_common.errors import InvalidArgument
@@ -19,6 +20,7 @@ RUNTIME_NAME = "infranetes"
 API_VERSION = "v1"
 KUBELET_API_VERSION = "0.1.0"
 POD_CIDR = "pod_cidr"  # the setting in the store
+PROVIDER_CONDITION = "InfranetesProvider/"  # and its name: a condition's type
 CGROUP_DRIVERS = {"systemd": cri.SYSTEMD, "cgroupfs": cri.CGROUPFS}
 
 
@@ -55,6 +57,16 @@ class StatusCalls:
             )
             for kind in ("RuntimeReady", "NetworkReady")
         ]
+        if len(self._node.sides) > 1:  # one that is down stops no other's pods: kubelet ignores these
+            conditions += [
+                cri.RuntimeCondition(
+                    type=f"{PROVIDER_CONDITION}{side.name}",
+                    status=not side.trouble,
+                    reason="ProviderNotReady" if side.trouble else "",
+                    message=side.trouble,
+                )
+                for side in self._node.sides.values()
+            ]
         response = cri.StatusResponse(
             status=cri.RuntimeStatus(conditions=conditions),
             runtime_handlers=[
@@ -70,9 +82,10 @@ class StatusCalls:
             features=cri.RuntimeFeatures(supplemental_groups_policy=True, user_namespaces_host_network=users),
         )
         if request.verbose:
-            response.info["provider"] = json.dumps(
-                {"name": self._node.provider.name, **self._node.provider.status()}, default=str
-            )
+            own, *others = self._node.sides.values()
+            response.info["provider"] = json.dumps(_shown(own), default=str)
+            if others:
+                response.info["providers"] = json.dumps([_shown(side) for side in others], default=str)
             response.info["node"] = json.dumps(self._counts())
             if self._node.services is not None:
                 response.info["services"] = json.dumps(self._services(self._node.services))
@@ -107,10 +120,16 @@ class StatusCalls:
         return cri.UpdateRuntimeConfigResponse()
 
     async def _configure(self, subnet: str) -> None:
-        await self._node.provider.configure_network(subnet)
+        for side in self._node.sides.values():
+            if side.gets_subnet:
+                await side.provider.configure_network(subnet)
         if self._node.overlay is not None:
             self._node.overlay.configure(subnet)
         await self._node.store.put_setting(POD_CIDR, subnet)
+
+
+def _shown(side: ProviderSide) -> dict[str, object]:
+    return {"name": side.name, **side.provider.status()}
 
 
 def pod_cidr(subnets: str) -> str:

@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 
 from infranetes.authority import Authority
 from infranetes.claims import StateLock, clear_socket, make_directories
-from infranetes.config import Config
+from infranetes.config import ADDRESSING, Config
 from infranetes.control.policies import PolicyCalls
 from infranetes.control.service import ControlService
 from infranetes.control.services import ServiceCalls
@@ -51,7 +51,7 @@ from infranetes.services.cluster import ClusterServices
 from infranetes.streaming.server import StreamingServer
 from infranetes.volumes.volumes import Volumes
 from infranetes_common import errors
-from infranetes_common.concurrency import deferred, run_in_thread
+from infranetes_common.concurrency import deferred, run_in_thread, settled
 from infranetes_common.reactors import IReactor
 from infranetes_common.services import OrderedServices, StartStop
 from infranetes_common.wire import control, cri
@@ -96,7 +96,7 @@ class Daemon(OrderedServices):
         server = self._make_api_server()
         self._policies = self._make_policies(server)
         self._services = self._make_services(server)
-        self._pods = PodsService(self._make_node())
+        self._pods = PodsService(self._make_node(), self._backends.make)
         self._provider_start = ProviderStart(self._pods, self._manager)
         self._add_in_order(lock)
 
@@ -120,8 +120,11 @@ class Daemon(OrderedServices):
         return ClusterPolicies(self._reactor, server)
 
     def _make_overlay(self) -> Overlay | None:
-        """What gives pods addresses of the node's own; None: the provider does."""
-        if not IInVpc.providedBy(self._backends.provider):
+        """What gives pods addresses of the node's own subnet; None: a provider has that."""
+        providers = self._backends.providers
+        if not any(IInVpc.providedBy(each) for each in providers):
+            return None
+        if any(each.name in ADDRESSING for each in providers):
             return None
         config = self._config
         networks = [each for each in config.kubernetes.networks if isinstance(each, IPv4Network)]
@@ -135,14 +138,14 @@ class Daemon(OrderedServices):
 
     def _make_node(self) -> NodeContext:
         reactor, config = self._reactor, self._config
-        provider, images = self._backends.provider, self._backends.images
+        own, *others = self._backends.providers
         authority = Authority(config.state_dir, path=config.ca)
         store = Store(reactor, config.state_dir)
         node = NodeContext(
             reactor,
             store,
-            provider,
-            images,
+            own,
+            self._backends.images,
             authority,
             connector(reactor, authority, lambda id: self._pods.known_key(id)),
             Logs(reactor, store),
@@ -157,13 +160,21 @@ class Daemon(OrderedServices):
         node.handler_contproviders = {name: its.contprovider for name, its in config.handlers.items()}
         node.containers = config.imgprovider == "docker"
         node.dns = lambda: run_in_thread(reactor, node_dns)
-        node.pool = Pool(node, config.pool)
+        for provider in others:
+            node.add_side(provider)
+        node.pool = Pool(node.side, config.pool)
         node.services = self._services
         if self._policies is not None:
-            node.firewalls = PodFirewalls(reactor, self._policies, partial(enforce, node), node.ready)
+            node.firewalls = PodFirewalls(reactor, self._policies, partial(enforce, node), node.started)
         node.network = config.kubernetes.network
         node.overlay = self._make_overlay()
-        node.renewal = Renewal(node, partial(reachable_machines, node))
+        addressed = False
+        for side in node.sides.values():
+            if IInVpc.providedBy(side.provider):
+                side.overlay = node.overlay
+            elif side.name in ADDRESSING:  # the subnet is of one of them
+                side.gets_subnet, addressed = not addressed, True
+        node.renewal = Renewal(node.side, partial(reachable_machines, node))
         log_container_events(node)
         return node
 
@@ -180,7 +191,7 @@ class Daemon(OrderedServices):
         self._add("lock", lock)
         self._add("store", StartStop(on_stop=node.store.close))  # opened with the pods, but needed after them
         self._add("image store", StartStop(backends.images.start, backends.images.stop))
-        self._add("provider", StartStop(on_stop=backends.provider.stop))  # its start is the last
+        self._add("providers", StartStop(on_stop=self._stop_providers))  # their start is the last
         if self._services is not None:
             self._add("services", self._services)
         if self._policies is not None:
@@ -190,6 +201,10 @@ class Daemon(OrderedServices):
         self._add("control socket", self._control_socket())
         self._add("CRI socket", self._cri_socket(streams))
         self._add("start of the provider", self._provider_start)
+
+    @deferred
+    async def _stop_providers(self) -> None:
+        await settled(side.provider.stop() for side in self._pods.node.sides.values())
 
     def _add(self, name: str, service: Service) -> None:
         service.setName(name)
@@ -225,14 +240,15 @@ class Daemon(OrderedServices):
 
     @deferred
     async def provider_started(self) -> str:
-        """Wait until the provider has started. Returns a line that says what the daemon serves.
+        """Wait until a provider has started. Returns a line that says what the daemon serves.
 
         :raise InfranetesError: why it never will."""
         await self._provider_start.started.wait()
         shown = self._pods.shown()
+        started = [side.name for side in self._pods.node.sides.values() if not side.trouble]
         return (
             f"infranetes is ready on unix://{self._config.socket_path} (provider "
-            f"{self._backends.provider.name}, {shown} {'sandbox' if shown == 1 else 'sandboxes'})"
+            f"{', '.join(started)}, {shown} {'sandbox' if shown == 1 else 'sandboxes'})"
         )
 
     def stopService(self) -> Deferred[None]:
@@ -256,8 +272,8 @@ class Daemon(OrderedServices):
 
     @property
     def serves(self) -> bool:
-        """Whether the provider has started, so that the service manager knows the daemon as ready."""
-        return self._pods.node.ready.happened
+        """Whether a provider has started, so that the service manager knows the daemon as ready."""
+        return any(side.ready.happened for side in self._pods.node.sides.values())
 
 
 def times(config: Config) -> Times:

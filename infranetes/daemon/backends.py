@@ -34,10 +34,13 @@ Images = ImageStore | CatalogueStore
 
 @attrs.frozen
 class Backends:
-    """The configured provider and image store, not yet started."""
+    """The configured providers, the node's own first, and the image store; not yet started.
 
-    provider: IPodProvider
+    :ivar make: makes a further provider, by its name."""
+
+    providers: Sequence[IPodProvider]
     images: Images
+    make: Callable[[str], IPodProvider]
 
 
 def make_backends(reactor: IReactor, config: Config, make_provider: MakeProvider, source: str) -> Backends:
@@ -69,10 +72,13 @@ def make_backends(reactor: IReactor, config: Config, make_provider: MakeProvider
         config.kubernetes.networks,
         config.kubernetes.network_policies,
     )
-    table = config.providers.get(config.provider, {})
-    provider = make_provider(reactor, config.provider, table, context)
-    images = make_images(reactor, config, provider, source)
-    return Backends(provider, images)
+
+    def make(name: str) -> IPodProvider:
+        return make_provider(reactor, name, config.providers.get(name, {}), context)
+
+    providers = [make(name) for name in (config.provider,)]
+    images = make_images(reactor, config, providers[0], source)
+    return Backends(providers, images, make)
 
 
 def make_images(

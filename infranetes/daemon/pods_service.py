@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import cast
+
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
@@ -15,10 +19,14 @@ from infranetes.pods.host_ports import ports_in_force
 from infranetes.pods.inventory import Sandbox
 from infranetes.pods.pod_network import restore_pod_network
 from infranetes.pods.reconcile import Reconciler
+from infranetes.pods.records import Contents
 from infranetes.pods.sandboxes import Sandboxes
+from infranetes.pods.sides import ProviderSide
 from infranetes.pods.states import SHOWN_SANDBOXES
-from infranetes.providers.interface import Instance
+from infranetes.providers.absent import AbsentProvider
+from infranetes.providers.interface import Instance, IPodProvider
 from infranetes_common.concurrency import deferred, settled, sleep, start
+from infranetes_common.errors import InfranetesError
 
 _log = Logger()
 
@@ -26,11 +34,13 @@ _log = Logger()
 class PodsService(Service):
     """Loads all records from the store and takes up what they tell; stops without touching a VM.
 
+    :param make_provider: makes a provider that records name and no handler does.
     :ivar pod_cidr: the subnet for pods, as kubelet has set it; "" before it has.
     """
 
-    def __init__(self, node: NodeContext) -> None:
+    def __init__(self, node: NodeContext, make_provider: Callable[[str], IPodProvider]) -> None:
         self.node = node
+        self._make_provider = make_provider
         self.sandboxes = Sandboxes(node)
         self.containers = Containers(node, self.sandboxes)
         self.reconciler = Reconciler(node, self.sandboxes, self.containers)
@@ -46,6 +56,7 @@ class PodsService(Service):
         contents = await node.store.open()
         self.pod_cidr = contents.settings.get(POD_CIDR, "")
         await node.volumes.load()
+        self._find_sides(contents)
         node.pool.load(contents.pool, contents.settings)
         await self.reconciler.load(contents, lambda: sleep(node.clock, 0))
         node.renewal.start()
@@ -53,17 +64,32 @@ class PodsService(Service):
         await restore_pod_network(node, self.pod_cidr)
         await node.hostports.restore(ports_in_force(node.inventory))
 
-    def provider_started(self) -> None:
-        """Go on with what has to wait for the provider."""
-        self.node.provider.watch(self._ended)
-        self.node.trouble = ""
-        self.node.ready.succeed(None)
-        self.node.pool.provider_ready()
-        self.reconciler.provider_ready()
+    def _find_sides(self, contents: Contents) -> None:
+        """Have the providers of all records, also of those that no handler names any more."""
+        recorded = {each.provider for each in contents.sandboxes} | {each.provider for each in contents.pool}
+        for name in sorted(recorded - {"", *self.node.sides}):
+            try:
+                provider = self._make_provider(name)
+            except InfranetesError as error:
+                _log.error(
+                    "provider {provider}, whose VMs are on record: {error}", provider=name, error=error
+                )
+                provider = cast(IPodProvider, AbsentProvider(name, str(error)))
+            self.node.add_side(provider)
 
-    def _ended(self, instance: Instance) -> None:
-        self.sandboxes.ended(instance)
-        self.node.pool.ended(instance)
+    def provider_started(self, side: ProviderSide) -> None:
+        """Go on with what has to wait for the provider."""
+        side.provider.watch(partial(self._ended, side))
+        side.trouble = ""
+        side.ready.succeed(None)
+        for pool in self.node.pools_of(side):
+            pool.provider_ready()
+        self.reconciler.provider_ready(side)
+
+    def _ended(self, side: ProviderSide, instance: Instance) -> None:
+        self.sandboxes.ended(side, instance)
+        for pool in self.node.pools_of(side):
+            pool.ended(instance)
 
     def shown(self) -> int:
         """Return how many sandboxes the CRI shows."""

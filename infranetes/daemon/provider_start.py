@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The provider's start, which may take minutes, while the daemon serves."""
+"""The providers' starts, which may take minutes, while the daemon serves."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from twisted.application.service import Service
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from infranetes.daemon.pods_service import PodsService
 from infranetes.daemon.service_manager import ServiceManager
+from infranetes.pods.sides import ProviderSide
 from infranetes_common.concurrency import Event, backoff, sleep, start
 from infranetes_common.errors import Unavailable
 
@@ -18,41 +22,46 @@ _log = Logger()
 
 
 class ProviderStart(Service):
-    """Starts the provider in the background: its own `startService` waits for nothing.
+    """Starts the providers in the background, side by side: its own `startService` waits for none.
 
-    A fault that may pass (`Unavailable`) is tried again, any other is final.
+    A fault that may pass (`Unavailable`) is tried again, any other is final. It concerns that provider's pods
+    alone, as long as another provider may start.
 
-    :ivar started: happens when the provider has started, or fails with why it can't.
+    :ivar started: happens when the first provider has started, or fails with why none ever will.
     """
 
     def __init__(self, pods: PodsService, manager: ServiceManager) -> None:
         self._pods = pods
         self._node = pods.node
         self._manager = manager
-        self._starting: Deferred[None] = succeed(None)
+        self._starting: list[Deferred[None]] = []
+        self._failed: list[ProviderSide] = []
         self.started: Event[None] = Event()
 
     def startService(self) -> None:
         Service.startService(self)
-        self._starting = start(self._start())
-        self._starting.addCallbacks(self.started.succeed, lambda failure: self.started.fail(failure.value))
+        for side in list(self._node.sides.values()):
+            starting = start(self._start(side))
+            starting.addErrback(partial(self._ended, side))
+            self._starting.append(starting)
 
     def stopService(self) -> None:
         Service.stopService(self)
-        self._starting.cancel()
+        for starting in self._starting:
+            starting.cancel()
 
-    async def _start(self) -> None:
+    async def _start(self, side: ProviderSide) -> None:
         pauses = backoff(*RETRY_SECONDS)
-        provider = self._node.provider
+        provider = side.provider
         while True:
             try:
-                if subnet := self._pods.pod_cidr:
+                if (subnet := self._pods.pod_cidr) and side.gets_subnet:
                     await provider.configure_network(subnet)
-                await provider.start(self._progress)
+                await provider.start(partial(self._progress, side))
                 break
             except Unavailable as error:
                 pause = next(pauses)
-                self._node.trouble = str(error)
+                side.trouble = str(error)
                 _log.warn(
                     "provider {provider} can't start yet: {error}; tried again in {delay:.0f} s",
                     provider=provider.name,
@@ -60,12 +69,38 @@ class ProviderStart(Service):
                     delay=pause,
                 )
                 # Nobody knows how long it takes: the service manager shall not wait for it.
-                self._manager.ready(f"waiting for provider {provider.name}: {error}")
+                self._manager.ready(self._status())
             await sleep(self._node.clock, pause)
-        self._pods.provider_started()
-        self._manager.ready("serving")
+        self._pods.provider_started(side)
+        self._manager.ready(self._status())
+        self.started.succeed(None)
 
-    def _progress(self, words: str) -> None:
-        self._node.trouble = words
-        _log.info("provider {provider}: {words}", provider=self._node.provider.name, words=words)
-        self._manager.progress(words)
+    def _ended(self, side: ProviderSide, failure: Failure) -> None:
+        """One provider will not start."""
+        assert isinstance(failure.value, Exception)
+        self._failed.append(side)
+        if len(self._failed) == len(self._node.sides):
+            self.started.fail(failure.value)
+        if failure.check(CancelledError):
+            return
+        side.trouble = f"it can't start: {failure.value}; restart the daemon once that is mended"
+        if len(self._node.sides) > 1:
+            _log.error("provider {provider} can't start: {error}", provider=side.name, error=failure.value)
+            if not self._node.trouble:
+                self._manager.ready(self._status())
+
+    def _progress(self, side: ProviderSide, words: str) -> None:
+        side.trouble = words
+        _log.info("provider {provider}: {words}", provider=side.name, words=words)
+        if self.started.happened:
+            self._manager.ready(self._status())
+        else:
+            self._manager.progress(words)
+
+    def _status(self) -> str:
+        """What the daemon does, for people."""
+        lacking = [side for side in self._node.sides.values() if side.trouble]
+        words = "; ".join(f"provider {side.name}: {side.trouble}" for side in lacking)
+        if len(lacking) == len(self._node.sides):
+            return f"waiting for {words}"
+        return f"serving; {words}" if lacking else "serving"

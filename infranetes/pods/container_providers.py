@@ -46,8 +46,8 @@ def has_user_namespaces(
     :param config: the pod's; None: one that chooses no ContainerProvider.
     :param handler: the pod's runtime handler."""
     name = container_provider(node, config or cri.PodSandboxConfig(), handler)
-    if not name and IHasGuestImage.providedBy(node.provider):
-        name = next(iter(IHasGuestImage(node.provider).container_providers()), "")
+    if not name and IHasGuestImage.providedBy(node.side.provider):
+        name = next(iter(IHasGuestImage(node.side.provider).container_providers()), "")
     return node.containers and name in _WITH_USER_NAMESPACES
 
 

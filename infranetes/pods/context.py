@@ -24,11 +24,11 @@ from infranetes.pods.inventory import Container, Inventory, Sandbox
 from infranetes.pods.logs import Logs
 from infranetes.pods.network_policies import PodFirewalls
 from infranetes.pods.records import ContainerRecord, SandboxRecord
+from infranetes.pods.sides import ProviderSide
 from infranetes.pods.states import SandboxState
 from infranetes.pods.store import Store
 from infranetes.providers.interface import IPodProvider
 from infranetes_common.concurrency import Event
-from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
 
@@ -106,13 +106,15 @@ class NodeContext:
         certificates. :param connect: makes the agents' clients. :param logs: writes the containers' log
         files. :param volumes: carries their mounts. :param hostports: leads ports of the node to pods.
     :param parallel: how many agents are connected to at once.
+    :param provider: the node's own, of pods whose handler names none.
+    :ivar side: that of the node's own provider. :ivar sides: those of all providers, by their names.
     :ivar pool: VMs that wait for a pod. :ivar renewal: replaces certificates. Both are set before use.
     :ivar apparmor: the directory of the node's AppArmor profiles.
     :ivar contprovider: what runs containers of pods that choose nothing; "": what the VMs' image has first.
     :ivar containers: whether pods are made of images of containers.
     :ivar services: the cluster's Services; None: the VMs are not told of them.
     :ivar firewalls: keeps the pods' NetworkPolicies in force; None: they don't hold.
-    :ivar overlay: gives pods addresses of the pods' network; None: VMs have such ones anyway.
+    :ivar overlay: gives the pods of those sides that have it addresses of the pods' network.
     :ivar network: of pods that say nothing of it, where there is an overlay: one of annotations' NETWORKS.
     :ivar dns: gives the node's own DNS, for pods that name none.
     """
@@ -138,7 +140,8 @@ class NodeContext:
         self.reactor = reactor
         self.clock: IReactorTime = reactor
         self.store = store
-        self.provider = provider
+        self.side = ProviderSide(self, provider)
+        self.sides = {self.side.name: self.side}
         self.images = images
         self.authority = authority
         self.connect = connect
@@ -158,8 +161,6 @@ class NodeContext:
         self.times = times
         self.inventory = Inventory()
         self.gate = DeferredSemaphore(parallel)  # held while an agent is connected to
-        self.ready: Event[None] = Event()  # the provider has started
-        self.trouble = "the daemon is starting"  # why no VM can be launched or destroyed; "": they can
         self.stopping = False  # the daemon ends: what is under way is left for the next one
         self._log = Logger()
 
@@ -184,16 +185,32 @@ class NodeContext:
         container.record = record
         return self.store.put_container(record)
 
-    def check_ready(self) -> None:
-        """Check that the provider can be asked for VMs. :raise Unavailable: it can't; says why."""
-        if self.trouble:
-            raise Unavailable(f"provider {self.provider.name} is not ready: {self.trouble}")
+    def add_side(self, provider: IPodProvider) -> ProviderSide:
+        """Have another provider on this node."""
+        side = self.sides[provider.name] = ProviderSide(self, provider)
+        return side
 
-    async def release_address(self, id: str) -> None:
-        """Take away what leads to the address of the VM with this id, which another VM may have next."""
-        await self.hostports.remove(id)
-        if self.overlay is not None:
-            await self.overlay.remove(id)
+    def side_of(self, record: SandboxRecord) -> ProviderSide:
+        """The side that has the sandbox's VM. There is one for every record once they are loaded."""
+        return self.sides[record.provider] if record.provider else self.side
+
+    def started(self, sandbox: Sandbox) -> Event[None]:
+        """What happens once the provider of a sandbox's VM has started."""
+        return self.side_of(sandbox.record).ready
+
+    def pools_of(self, side: ProviderSide) -> list[Pool]:
+        """The pools of VMs of a side."""
+        return [self.pool] if side is self.side else []
+
+    @property
+    def trouble(self) -> str:
+        """Why no provider can be asked for VMs; "": at least one can."""
+        troubles = [(side.name, side.trouble) for side in self.sides.values()]
+        if not all(trouble for _, trouble in troubles):
+            return ""
+        if len(troubles) == 1:
+            return troubles[0][1]
+        return "; ".join(f"provider {name}: {trouble}" for name, trouble in troubles)
 
     def note(self, write: Deferred[None], what: str) -> None:
         """Let a write go on by itself, and log if it fails: what it records can be learnt again."""

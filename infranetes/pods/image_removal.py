@@ -77,7 +77,8 @@ async def _remove_unused(node: NodeContext, sandbox: Sandbox) -> None:
 
 async def _hide(node: NodeContext, sandbox: Sandbox) -> None:
     """Take the disks from the VM that it has not mounted."""
-    provider, shown = node.provider, sorted(await shown_layers(node, sandbox) or ())
+    provider = node.side_of(sandbox.record).provider
+    shown = sorted(await shown_layers(node, sandbox) or ())
     if not IShowsDisks.providedBy(provider) or not shown:
         return
     states = await sandbox.agent().layers(shown)

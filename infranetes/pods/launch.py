@@ -79,7 +79,7 @@ async def launch(node: NodeContext, sandbox: Sandbox, undo: Undo) -> None:
 
 
 async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
-    await node.ready.wait()
+    await node.side_of(sandbox.record).ready.wait()
     clock = node.clock
     began = clock.seconds()
     deadline = began + node.times.launch

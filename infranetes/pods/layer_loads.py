@@ -136,7 +136,7 @@ async def _bring(
 
 async def shown_layers(node: NodeContext, sandbox: Sandbox) -> set[str] | None:
     """The layers that the VM is shown as disks; None: the provider shows none to any VM."""
-    provider = node.provider
+    provider = node.side_of(sandbox.record).provider
     if not IShowsDisks.providedBy(provider):
         return None
     return {layer_of(disk) for disk in await provider.shown_disks(sandbox.record.instance_id)}
@@ -172,7 +172,7 @@ def _begin(
     :param made: the image of which these are all that is missing."""
     if not disks:
         return []
-    layers, provider = sandbox.loads.layers, node.provider
+    layers, provider = sandbox.loads.layers, node.side_of(sandbox.record).provider
     if IShowsDisks.providedBy(provider):
         flight = Flight(_show(node, sandbox, provider, disks, made))
         layers.update({disk.diff_id: flight for disk in disks})

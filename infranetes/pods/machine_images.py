@@ -39,7 +39,7 @@ class MachineImages:
             raise FailedPrecondition(
                 f"sandbox {sandbox.id} can't be booted: it is {sandbox.state.value}{has}; make another pod"
             )
-        self._node.check_ready()
+        self._node.side_of(sandbox.record).check_ready()
         sandbox.aborted = ""
         await self._node.save(sandbox, sandbox.record.to(SandboxState.BOOTING, image=image.machine))
         sandbox.launching = Flight(self._launch(sandbox, image.id))

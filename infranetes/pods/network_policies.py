@@ -27,6 +27,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0  # seconds between two attempts
 Enforce = Callable[["Sandbox", PodFirewall], Deferred[None]]
 """Puts a firewall in force for a sandbox's VM."""
 
+Ready = Callable[["Sandbox"], Event[None]]
+"""Gives what happens when the firewall of a sandbox's VM can be set."""
+
 _log = Logger()
 
 
@@ -35,8 +38,9 @@ def enforce(node: NodeContext, sandbox: Sandbox, firewall: PodFirewall) -> Defer
 
     Where the pod has an address of the pods' network, that is for what goes by the VPC; the node judges what
     goes by the tunnel."""
-    if IFirewallsPods.providedBy(node.provider):
-        return cast(IFirewallsPods, node.provider).set_firewall(sandbox.record.instance_id, firewall)
+    provider = node.side_of(sandbox.record).provider
+    if IFirewallsPods.providedBy(provider):
+        return cast(IFirewallsPods, provider).set_firewall(sandbox.record.instance_id, firewall)
     return start(_enforce_inside(node, sandbox, firewall))
 
 
@@ -61,19 +65,14 @@ async def _enforce_at_tunnel(node: NodeContext, sandbox: Sandbox, firewall: PodF
 
 def enforce_again(node: NodeContext, sandbox: Sandbox) -> None:
     """Put the firewall in force again if it is in the VM, which may have been booted anew."""
-    if node.firewalls is not None and not IFirewallsPods.providedBy(node.provider):
+    if node.firewalls is not None and not IFirewallsPods.providedBy(node.side_of(sandbox.record).provider):
         node.firewalls.renew(sandbox)
 
 
 class PodFirewalls:
-    """Keeps the firewalls of this node's sandboxes as their policies are.
+    """Keeps the firewalls of this node's sandboxes as their policies are."""
 
-    :param ready: happens when VMs' firewalls can be set.
-    """
-
-    def __init__(
-        self, clock: IReactorTime, policies: PodPolicies, enforce: Enforce, ready: Event[None]
-    ) -> None:
+    def __init__(self, clock: IReactorTime, policies: PodPolicies, enforce: Enforce, ready: Ready) -> None:
         self._clock = clock
         self._policies = policies
         self._enforce = enforce
@@ -145,7 +144,7 @@ class PodFirewalls:
             self._kept[id].changed.notify()
 
     async def _work(self, kept: _Kept) -> None:
-        await self._ready.wait()
+        await self._ready(kept.sandbox).wait()
         pauses = backoff(FIRST_PAUSE, LONGEST_PAUSE)
         while True:
             wanted = self._policies.firewall(kept.sandbox.id)

@@ -11,8 +11,10 @@ from twisted.logger import Logger
 from infranetes.overlay.overlay import Overlay
 from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Sandbox
+from infranetes.pods.sides import ProviderSide
 from infranetes.pods.states import SandboxState
 from infranetes.providers.annotations import PREFIX, network
+from infranetes.providers.interface import IInVpc
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from infranetes_common.wire import cri, vmserver
@@ -23,27 +25,35 @@ _HAS_TUNNEL = (SandboxState.READY, SandboxState.LOST)
 _log = Logger()
 
 
-def check_network(node: NodeContext, config: cri.PodSandboxConfig) -> None:
+def check_network(node: NodeContext, side: ProviderSide, config: cri.PodSandboxConfig) -> None:
     """Check that the pod can have the network that it asks for.
 
+    :param side: that is to have its VM.
     :raise InvalidArgument: it asks for none that there is.
     :raise FailedPrecondition: not on this node, or not yet; says what to do."""
     asked = network(config.annotations)
-    if node.overlay is None:
-        if asked == "vpc":
+    if side.overlay is not None:
+        if _joins(node, config):
+            side.overlay.check()
+    elif IInVpc.providedBy(side.provider):
+        if asked == "overlay":
             raise InvalidArgument(
-                f"annotation {PREFIX}network: vpc: provider {node.provider.name} gives pods "
-                "addresses of the node's own; leave it out, or have the pod scheduled to other nodes"
+                f"annotation {PREFIX}network: overlay: the addresses of this node's subnet are those of "
+                "another provider's pods; leave it out, or have the pod scheduled to other nodes"
             )
-    elif _joins(node, config):
-        node.overlay.check()
+    elif asked == "vpc":
+        raise InvalidArgument(
+            f"annotation {PREFIX}network: vpc: provider {side.name} gives pods "
+            "addresses of the node's own; leave it out, or have the pod scheduled to other nodes"
+        )
 
 
 async def join_pod_network(node: NodeContext, sandbox: Sandbox) -> None:
     """Give the pod its address, where it is to be of the pods' network. Idempotent.
 
     :raise InfranetesError: it can't be had."""
-    overlay, record = node.overlay, sandbox.record
+    record = sandbox.record
+    overlay = node.side_of(record).overlay
     if overlay is None or not _joins(node, sandbox.config):
         return
     instance = sandbox.machine.instance

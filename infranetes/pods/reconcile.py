@@ -8,6 +8,7 @@ from functools import partial
 
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from infranetes.pods.agent_events import connect, vm_ended
 from infranetes.pods.containers import Containers
@@ -16,13 +17,17 @@ from infranetes.pods.inventory import Container, Sandbox
 from infranetes.pods.records import ContainerRecord, Contents
 from infranetes.pods.sandbox_vm import machine_for
 from infranetes.pods.sandboxes import Sandboxes
+from infranetes.pods.sides import ProviderSide
 from infranetes.pods.states import WITH_VM, ContainerState, SandboxState
 from infranetes.providers.interface import Instance, InstanceState
-from infranetes_common.concurrency import sleep, start, within
+from infranetes_common.concurrency import settled, sleep, start, within
 from infranetes_common.errors import InfranetesError
 
 LIST_SECONDS = 120.0
 AT_A_TIME = 25  # records taken up in one turn of the reactor
+
+Orphan = tuple[ProviderSide, Instance]
+"""A VM that no record knows, and whose it is."""
 
 _log = Logger()
 
@@ -38,8 +43,7 @@ class Reconciler:
         self._node = node
         self._sandboxes = sandboxes
         self._containers = containers
-        self._orphans: set[str] = set()  # instances without a record in the last pass
-        self._passes: Deferred[None] | None = None
+        self._passes: list[Deferred[None]] = []
 
     async def load(self, contents: Contents, breathe: Callable[[], Awaitable[None]]) -> None:
         """Fill the inventory and begin to ask the agents.
@@ -77,43 +81,57 @@ class Reconciler:
             vm_ended(self._node, sandbox, sandbox.record.message or "the sandbox was stopped")
             self._log_failure(sandbox, start(self._remove_unfinished(sandbox)))
 
-    def provider_ready(self) -> None:
-        """Finish what was under way and begin the passes, now that the provider has started. Called once."""
-        for sandbox in self._node.inventory:
+    def provider_ready(self, side: ProviderSide) -> None:
+        """Finish what was under way at a provider and begin the passes over its VMs, now that it has started.
+        Called once for each."""
+        for sandbox in self._of(side):
             if sandbox.state is SandboxState.STOPPING:
                 self._log_failure(sandbox, start(self._sandboxes.stop(sandbox.id)))
             elif sandbox.state is SandboxState.ABANDONED:
                 self._log_failure(sandbox, self._sandboxes.end_abandoned(sandbox).join())
             elif sandbox.state is SandboxState.BOOTING:
                 self._log_failure(sandbox, self._containers.machine_images.vacate(sandbox).join())
-        self._passes = start(self._run_passes())
-        self._passes.addErrback(lambda _: None)
+        if not self._passes:
+            self._begin(self.sweep, "what leads to pods could not be compared with the records")
+        words = f"the VMs of provider {side.name} could not be compared with the records"
+        self._begin(partial(self.once, side), words)
+
+    def _begin(self, once: Callable[[], Awaitable[None]], words: str) -> None:
+        passes = start(self._run_passes(once, words))
+        passes.addErrback(lambda _: None)
+        self._passes.append(passes)
+
+    def _of(self, side: ProviderSide) -> list[Sandbox]:
+        return [each for each in self._node.inventory if self._node.side_of(each.record) is side]
 
     def stop(self) -> None:
         """End the passes. Idempotent."""
-        if self._passes is not None:
-            self._passes.cancel()
+        for passes in self._passes:
+            passes.cancel()
 
-    async def _run_passes(self) -> None:
+    async def _run_passes(self, once: Callable[[], Awaitable[None]], words: str) -> None:
         while True:
             try:
-                await self.once()
+                await once()
             except InfranetesError as error:
-                _log.warn("the provider's VMs could not be compared with the records: {error}", error=error)
+                _log.warn("{words}: {error}", words=words, error=error)
             except Exception:
-                _log.failure("comparing the provider's VMs with the records failed")
+                _log.failure("{words}", words=words)
             await sleep(self._node.clock, self._node.times.sweep)
 
-    async def once(self) -> None:
-        """Make one pass. A VM that no record knows in two successive passes is destroyed in the second."""
-        node = self._node
-        await node.hostports.sweep()
-        if node.overlay is not None:
-            await node.overlay.sweep()
-        instances = await within(node.clock, LIST_SECONDS, node.provider.list(), "listing the provider's VMs")
-        await self._end_orphans(instances)
+    async def sweep(self) -> None:
+        """Take away what leads to pods that are no more."""
+        await self._node.hostports.sweep()
+        if self._node.overlay is not None:
+            await self._node.overlay.sweep()
+
+    async def once(self, side: ProviderSide) -> None:
+        """Make one pass over a provider's VMs. One that no record knows in two successive passes is destroyed
+        in the second."""
+        instances = await self._list(side)
+        await self._end_orphans(side, instances)
         by_token = {instance.token: instance for instance in instances}
-        for sandbox in node.inventory:
+        for sandbox in self._of(side):
             instance = by_token.get(sandbox.record.token)
             if sandbox.state is SandboxState.ABANDONED:
                 self._log_failure(sandbox, self._sandboxes.end_abandoned(sandbox).join())
@@ -127,22 +145,42 @@ class Reconciler:
             else:
                 sandbox.machine.instance = instance
                 if instance.state is InstanceState.ENDED:
-                    self._sandboxes.ended(instance)
-        await node.pool.check(by_token)
+                    self._sandboxes.ended(side, instance)
+        for pool in self._node.pools_of(side):
+            await pool.check(by_token)
 
-    async def orphans(self) -> list[Instance]:
-        """List the VMs that are tagged as this node's and that no record knows.
+    async def orphans(self) -> tuple[list[Orphan], list[str]]:
+        """List the VMs that are tagged as this node's and that no record knows, and why providers can't tell.
 
-        :raise Unavailable: the provider is not ready, or can't tell."""
-        node = self._node
-        node.check_ready()
-        instances = await within(node.clock, LIST_SECONDS, node.provider.list(), "listing the provider's VMs")
-        return [instance for instance in instances if not self._has_record(instance)]
+        :raise InfranetesError: no provider can."""
+        sides = list(self._node.sides.values())
+        found: list[Orphan] = []
+        troubles: list[InfranetesError] = []
+        for side, result in zip(
+            sides, await settled(start(self._found(each)) for each in sides), strict=True
+        ):
+            if not isinstance(result, Failure):
+                found += [(side, instance) for instance in result]
+            elif isinstance(result.value, InfranetesError):
+                troubles.append(result.value)
+            else:
+                result.raiseException()
+        if len(troubles) == len(sides):
+            raise troubles[0]
+        return found, [str(trouble) for trouble in troubles]
 
-    async def _end_orphans(self, instances: list[Instance]) -> None:
-        orphans = {instance.id: instance for instance in instances if not self._has_record(instance)}
-        again = self._orphans & orphans.keys()
-        self._orphans = set(orphans)
+    async def _found(self, side: ProviderSide) -> list[Instance]:
+        side.check_ready()
+        return [each for each in await self._list(side) if not self._has_record(side, each)]
+
+    async def _list(self, side: ProviderSide) -> list[Instance]:
+        what = f"listing the VMs of provider {side.name}"
+        return await within(self._node.clock, LIST_SECONDS, side.provider.list(), what)
+
+    async def _end_orphans(self, side: ProviderSide, instances: list[Instance]) -> None:
+        orphans = {instance.id: instance for instance in instances if not self._has_record(side, instance)}
+        again = side.orphans & orphans.keys()
+        side.orphans = set(orphans)
         for instance_id in again:
             _log.warn(
                 "vm {vm} (sandbox {sandbox}) is ours and no record knows it: it is destroyed",
@@ -153,18 +191,18 @@ class Reconciler:
                 await within(
                     self._node.clock,
                     self._node.times.destroy,
-                    self._node.provider.destroy(instance_id),
+                    side.provider.destroy(instance_id),
                     f"destroying vm {instance_id}",
                 )
-                self._orphans.discard(instance_id)
+                side.orphans.discard(instance_id)
             except InfranetesError as error:
                 _log.error("vm {vm} is not destroyed: {error}", vm=instance_id, error=error)
 
-    def _has_record(self, instance: Instance) -> bool:
-        if self._node.pool.owns(instance.token):
+    def _has_record(self, side: ProviderSide, instance: Instance) -> bool:
+        if any(pool.owns(instance.token) for pool in self._node.pools_of(side)):
             return True
         sandbox = self._node.inventory.by_token(instance.token)
-        return sandbox is not None and sandbox.state in WITH_VM
+        return sandbox is not None and sandbox.state in WITH_VM and self._node.side_of(sandbox.record) is side
 
     async def _look_again(self, sandbox: Sandbox) -> None:
         """Ask for a READY sandbox's VM by its id: it was not in the list, which may lag behind."""
@@ -179,7 +217,11 @@ class Reconciler:
         the VM it is the provider that has to be asked."""
         removing = [one for one in sandbox.containers.values() if one.state is ContainerState.REMOVING]
         if removing and sandbox.watch is not None:
-            await (self._node.ready.wait() if sandbox.record.image else sandbox.watch.when_live())
+            await (
+                self._node.side_of(sandbox.record).ready.wait()
+                if sandbox.record.image
+                else sandbox.watch.when_live()
+            )
             for container in removing:
                 await self._containers.removal(container).join()
 

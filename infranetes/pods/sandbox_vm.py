@@ -38,7 +38,7 @@ class SandboxVm:
 
 def machine_for(node: NodeContext, sandbox: Sandbox) -> PodMachine:
     """Make the PodMachine of the VM that the sandbox's record describes."""
-    return PodMachine(node, SandboxVm(node, sandbox))
+    return PodMachine(node.side_of(sandbox.record), SandboxVm(node, sandbox))
 
 
 async def adopt(node: NodeContext, sandbox: Sandbox, machine: PodMachine) -> None:

@@ -29,6 +29,7 @@ from infranetes.pods.pod_network import check_network
 from infranetes.pods.records import SandboxRecord
 from infranetes.pods.sandbox_stop import end_containers
 from infranetes.pods.sandbox_vm import adopt, machine_for
+from infranetes.pods.sides import ProviderSide
 from infranetes.pods.states import SHOWN_READY, SandboxState
 from infranetes.providers.interface import Instance, InstanceState
 from infranetes_common.concurrency import Flight, settled, start
@@ -61,10 +62,10 @@ class Sandboxes:
         blob = config.SerializeToString(deterministic=True)
         sandbox = self._node.inventory.named(name)
         if sandbox is None:
-            self._node.check_ready()
+            self._node.side.check_ready()
             check_container_provider(self._node, config)
             check_user_namespace(self._node, config, runtime_handler)
-            check_network(self._node, config)
+            check_network(self._node, self._node.side, config)
             self._node.hostports.check(host_ports_of(config), taken_ports(self._node.inventory))
             sandbox = self._begin(name, blob, runtime_handler)
         else:
@@ -115,10 +116,10 @@ class Sandboxes:
         sandbox.launching = Flight(self._launch(sandbox), lambda: self._begin_desertion(sandbox))
         self._begin_desertion(sandbox)
 
-    def ended(self, instance: Instance) -> None:
-        """Record that the provider reports a VM as ended by itself."""
+    def ended(self, side: ProviderSide, instance: Instance) -> None:
+        """Record that the provider of this side reports a VM as ended by itself."""
         sandbox = self._node.inventory.by_token(instance.token)
-        if sandbox is None:
+        if sandbox is None or self._node.side_of(sandbox.record) is not side:
             return
         sandbox.machine.instance = instance
         starting = sandbox.state in (SandboxState.LAUNCHING, SandboxState.BOOTING)
@@ -143,7 +144,7 @@ class Sandboxes:
             if sandbox.state is SandboxState.READY:
                 self.lost(sandbox, "the provider no longer has the VM")
         elif instance.state is InstanceState.ENDED:
-            self.ended(instance)
+            self.ended(self._node.side_of(sandbox.record), instance)
 
     def end_abandoned(self, sandbox: Sandbox) -> Flight[None]:
         """Destroy what is left of a launch that failed, then forget it."""
@@ -163,6 +164,7 @@ class Sandboxes:
                 config=blob,
                 runtime_handler=runtime_handler,
                 created_at=self._node.now(),
+                provider=self._node.side.name,
             ),
             partial(machine_for, self._node),
         )

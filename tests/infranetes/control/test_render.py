@@ -54,8 +54,11 @@ class RenderTests(SynchronousTestCase):
         self.assertIsNone(document["pods"][1]["vm"])
 
     def test_trouble_is_told(self) -> None:
-        answer = control.ListPodsResponse(provider="aws", trouble="no credentials")
-        self.assertIn("aws is not ready: no credentials", as_text("pods", answer, OPTIONS))
+        aws = control.Provider(name="aws", trouble="no credentials")
+        answer = control.ListPodsResponse(provider="qemu", providers=[control.Provider(name="qemu"), aws])
+        text = as_text("pods", answer, OPTIONS)
+        self.assertIn("aws is not ready: no credentials", text)
+        self.assertNotIn("qemu is not ready", text)
 
     def test_orphans_and_their_end(self) -> None:
         self.assertEqual(as_text("orphans", control.ListOrphansResponse(), OPTIONS), "no orphans")

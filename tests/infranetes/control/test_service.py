@@ -54,7 +54,7 @@ class ControlTests(PodsTestCase):
         before = {one.id: one for one in self.ask("ListPods").pods}
         self.assertEqual(before[big].vm.size, "1.5 CPU, 1024 MiB")
         self.assertFalse(before[big].vm.HasField("cost_per_hour"))
-        self.do(self.world.reconciler.once())
+        self.do(self.world.reconciler.once(self.world.side))
         answer = self.ask("ListPods")
         self.assertEqual((answer.provider, answer.trouble), ("fake", ""))
         found = {one.id: one for one in answer.pods}
@@ -180,7 +180,7 @@ class ConsoleTests(PodsTestCase):
         return start(getattr(self.service, method)(request, None))
 
     def shows(self, *consoles: Console) -> None:
-        self.world.node.provider = _WithConsoles(*consoles)  # type: ignore[assignment]
+        self.world.side.provider = _WithConsoles(*consoles)  # type: ignore[assignment]
 
     def test_the_newest_one_of_a_sandbox_is_shown(self) -> None:
         live = Console("qemu-2", "abc1", 0.0, "", "booting\nx" + "y" * 300_000, "")

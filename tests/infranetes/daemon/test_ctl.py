@@ -62,14 +62,16 @@ class CtlTests(DaemonCase):
         (pod,) = (await self.json("pods"))["pods"]
         (vm,) = await self.vms()
         self.assertEqual((pod["id"], pod["state"], pod["vm"]["id"]), (sandbox, "ready", vm["id"]))
-        self.assertEqual(await self.json("orphans"), {"vms": []})
+        self.assertEqual(await self.json("orphans"), {"vms": [], "troubles": []})
 
         await self.kill()  # and its records are lost
         for suffix in ("", "-wal", "-shm"):
             (self.root / "state" / (FILE + suffix)).unlink(missing_ok=True)
         await self.start()
         (orphan,) = (await self.json("orphans"))["vms"]
-        self.assertEqual((orphan["id"], orphan["sandbox_id"]), (vm["id"], sandbox))
+        self.assertEqual(
+            (orphan["id"], orphan["sandbox_id"], orphan["provider"]), (vm["id"], sandbox, "simulated")
+        )
         self.assertEqual((await self.json("end-orphans", "--dry-run"))["ended"][0]["id"], vm["id"])
         self.assertEqual(len(await self.vms()), 1)
         self.assertIn("nothing was ended", await self.ctl("end-orphans", "sim-none", code=FAILED))

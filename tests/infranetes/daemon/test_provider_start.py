@@ -34,13 +34,81 @@ class FakeProvider:
         self.networks.append(pod_cidr)
 
 
+class SeveralProvidersTests(SynchronousTestCase):
+    """Each starts, fails and is tried again by itself."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.providers = {"west": FakeProvider(), "east": FakeProvider()}
+        self.sides: Any = {
+            name: SimpleNamespace(
+                name=name, provider=provider, trouble="starting", gets_subnet=name == "east"
+            )
+            for name, provider in self.providers.items()
+        }
+        node = SimpleNamespace(sides=self.sides, clock=self.clock, trouble="")
+        self.ready: list[str] = []
+        pods: Any = SimpleNamespace(node=node, pod_cidr="10.1.0.0/24", provider_started=self.started)
+        self.sent: list[str] = []
+        self.service = ProviderStart(pods, ServiceManager(self.sent.append))
+        self.service.startService()
+        self.outcome = self.service.started.wait()
+
+    def started(self, side: Any) -> None:
+        self.ready.append(side.name)
+        side.trouble = ""
+
+    def test_the_first_that_starts_is_enough_to_serve(self) -> None:
+        self.providers["west"].progress("finding networks")
+        self.providers["east"].starts[0].callback(None)
+        self.successResultOf(self.outcome)
+        self.assertEqual(self.ready, ["east"])
+        self.assertEqual(self.sent[-1], "READY=1\nSTATUS=serving; provider west: finding networks")
+        self.providers["west"].progress("making a template")
+        self.assertEqual(self.sent[-1], "READY=1\nSTATUS=serving; provider west: making a template")
+        self.providers["west"].starts[0].callback(None)
+        self.assertEqual((self.ready, self.sent[-1]), (["east", "west"], "READY=1\nSTATUS=serving"))
+
+    def test_only_one_is_given_the_nodes_subnet(self) -> None:
+        found = {name: each.networks for name, each in self.providers.items()}
+        self.assertEqual(found, {"west": [], "east": ["10.1.0.0/24"]})
+
+    def test_one_that_never_starts_stops_no_other(self) -> None:
+        self.providers["west"].starts[0].errback(FailedPrecondition("no KVM"))
+        self.assertNoResult(self.outcome)
+        self.assertIn("no KVM", self.sides["west"].trouble)
+        self.providers["east"].starts[0].callback(None)
+        self.successResultOf(self.outcome)
+        self.assertIn("serving; provider west: it can't start: no KVM", self.sent[-1])
+
+    def test_one_that_is_tried_again_holds_up_no_other(self) -> None:
+        self.providers["west"].starts[0].errback(Unavailable("the cloud is down"))
+        self.providers["east"].starts[0].callback(None)
+        self.assertEqual(self.sent[-1], "READY=1\nSTATUS=serving; provider west: the cloud is down")
+        self.clock.advance(1.0)
+        self.providers["west"].starts[1].callback(None)
+        self.assertEqual((self.ready, self.sent[-1]), (["east", "west"], "READY=1\nSTATUS=serving"))
+
+    def test_where_none_ever_starts_the_end_is_told(self) -> None:
+        for name, provider in self.providers.items():
+            self.assertNoResult(self.outcome)
+            provider.starts[0].errback(FailedPrecondition(f"no {name}"))
+        self.failureResultOf(self.outcome, FailedPrecondition)
+
+    def test_all_are_stopped(self) -> None:
+        self.service.stopService()
+        self.failureResultOf(self.outcome, CancelledError)
+        self.assertEqual(self.ready, [])
+
+
 class ProviderStartTests(SynchronousTestCase):
     """Retries, progress and the end."""
 
     def setUp(self) -> None:
         self.clock = Clock()
         self.provider = FakeProvider()
-        self.node = SimpleNamespace(provider=self.provider, clock=self.clock, trouble="starting")
+        self.side = SimpleNamespace(name="fake", provider=self.provider, trouble="starting", gets_subnet=True)
+        self.node = SimpleNamespace(sides={"fake": self.side}, clock=self.clock)
         self.became_ready = 0
         pods: Any = SimpleNamespace(node=self.node, pod_cidr="10.1.0.0/24", provider_started=self.ready)
         self.sent: list[str] = []
@@ -48,13 +116,14 @@ class ProviderStartTests(SynchronousTestCase):
         self.service.startService()
         self.outcome = self.service.started.wait()
 
-    def ready(self) -> None:
+    def ready(self, side: Any) -> None:
+        side.trouble = ""
         self.became_ready += 1
 
     def test_it_starts(self) -> None:
         self.assertEqual(self.provider.networks, ["10.1.0.0/24"])
         self.provider.progress("building\nthe template")
-        self.assertEqual(self.node.trouble, "building\nthe template")
+        self.assertEqual(self.side.trouble, "building\nthe template")
         self.assertEqual(self.sent, ["STATUS=building the template\nEXTEND_TIMEOUT_USEC=120000000"])
         self.assertNoResult(self.outcome)
         self.provider.starts[0].callback(None)
@@ -64,7 +133,7 @@ class ProviderStartTests(SynchronousTestCase):
     def test_a_fault_that_may_pass_is_tried_again_ever_more_slowly(self) -> None:
         for pause in (1.0, 2.0, 4.0):
             self.provider.starts[-1].errback(Unavailable("the cloud is down"))
-            self.assertEqual(self.node.trouble, "the cloud is down")
+            self.assertEqual(self.side.trouble, "the cloud is down")
             self.assertEqual(self.sent[-1], "READY=1\nSTATUS=waiting for provider fake: the cloud is down")
             tried = len(self.provider.starts)
             self.clock.advance(pause - 0.1)

@@ -50,9 +50,9 @@ class MachineCase(SynchronousTestCase):
         self.world = FakeNode(launch=100.0, destroy=30.0)
         self.addCleanup(self.world.kill)
         self.provider = self.world.provider
-        self.world.node.trouble = ""
+        self.world.side.trouble = ""
         self.owner = Owner(VmFacts(ID, TOKEN))
-        self.machine = PodMachine(self.world.node, self.owner)
+        self.machine = PodMachine(self.world.side, self.owner)
 
     def up(self, machine: PodMachine | None = None) -> Deferred[BroughtUp]:
         deadline = self.world.clock.seconds() + 100.0
@@ -93,7 +93,7 @@ class BringUpTests(MachineCase):
                 self.owner.last = last
                 self.failureResultOf(self.up(), Killed)
                 again = Owner(self.owner.disk)
-                up = self.successResultOf(self.up(PodMachine(self.world.node, again)))
+                up = self.successResultOf(self.up(PodMachine(self.world.side, again)))
                 self.assertEqual(list(self.provider.instances), [up.instance.id])
                 self.assertEqual(self.calls.count("launch"), 3 - last, "asked again only without an address")
 
@@ -147,7 +147,7 @@ class BringUpTests(MachineCase):
     def test_a_vm_that_ended_while_no_daemon_ran_is_not_made_again(self) -> None:
         self.successResultOf(self.up())
         self.provider.end(self.owner.disk.instance_id, "power")
-        again = PodMachine(self.world.node, Owner(self.owner.disk))
+        again = PodMachine(self.world.side, Owner(self.owner.disk))
         found = self.successResultOf(start(again.look(5.0)))
         self.assertIs(found.state, InstanceState.ENDED)
         self.assertIn("power", str(self.failureResultOf(self.up(again), Unavailable)))
@@ -200,7 +200,7 @@ class TearDownTests(MachineCase):
 
     def test_an_answer_that_no_daemon_recorded_is_found_by_its_token(self) -> None:
         self.successResultOf(self.up())
-        self.machine = PodMachine(self.world.node, Owner(VmFacts(ID, TOKEN)))
+        self.machine = PodMachine(self.world.side, Owner(VmFacts(ID, TOKEN)))
         self.successResultOf(self.down())
         self.assertEqual(self.provider.instances, {})
 
@@ -214,7 +214,7 @@ class TearDownTests(MachineCase):
 
     def test_before_the_provider_has_started_nothing_is_asked(self) -> None:
         self.successResultOf(self.up())
-        self.world.node.trouble = "starting"
+        self.world.side.trouble = "starting"
         self.failureResultOf(self.down(), Unavailable)
         self.assertEqual(self.calls, ["launch"])
 
@@ -226,7 +226,7 @@ class TearDownTests(MachineCase):
             released.append(id)
             self.assertEqual(len(self.provider.instances), 1)
 
-        self.patch(self.world.node, "release_address", release_address)
+        self.patch(self.world.side, "release_address", release_address)
         self.successResultOf(self.down())
         self.assertEqual(released, [ID])
 

@@ -507,8 +507,9 @@ class FakeNode:
             self.times,
         )
         self.node.services = self.services
-        self.node.pool = Pool(self.node, self.pool_config)
-        self.node.renewal = Renewal(self.node, lambda: reachable_machines(self.node))
+        self.side = self.node.side
+        self.node.pool = Pool(self.side, self.pool_config)
+        self.node.renewal = Renewal(self.side, lambda: reachable_machines(self.node))
         self.sandboxes = Sandboxes(self.node)
         self.containers = Containers(self.node, self.sandboxes)
         self.reconciler = Reconciler(self.node, self.sandboxes, self.containers)
@@ -540,16 +541,16 @@ class FakeNode:
         """The daemon that starts is there, and knows nothing yet."""
 
     def _ended(self, instance: Instance) -> None:
-        self.sandboxes.ended(instance)
+        self.sandboxes.ended(self.side, instance)
         self.node.pool.ended(instance)
 
     def provider_ready(self) -> None:
         """The provider has started."""
         self.provider.ended = self._ended
-        self.node.trouble = ""
-        self.node.ready.succeed(None)
+        self.side.trouble = ""
+        self.side.ready.succeed(None)
         self.node.pool.provider_ready()
-        self.reconciler.provider_ready()
+        self.reconciler.provider_ready(self.side)
 
     def kill(self) -> None:
         """The daemon is no more; nothing that it had under way goes on or is told."""

@@ -212,7 +212,7 @@ class FailureTests(MachineImagesTestCase):
         self.assertEqual(self.record(id).state, SandboxState.BOOTING)
         self.fails(self.create(id), Unavailable)
         self.provider.destroy_error = None
-        self.do(self.world.reconciler.once())
+        self.do(self.world.reconciler.once(self.world.side))
         self.assertVacant(id)
 
     def test_stopping_while_it_boots(self) -> None:

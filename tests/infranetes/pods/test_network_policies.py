@@ -64,7 +64,7 @@ class PoliciesCase(PodsTestCase):
 
     def begin_daemon(self) -> None:
         node = self.world.node
-        node.firewalls = PodFirewalls(node.clock, self.policies, self.enforce, node.ready)
+        node.firewalls = PodFirewalls(node.clock, self.policies, self.enforce, lambda _: node.side.ready)
 
     def enforce(self, sandbox: Sandbox, firewall: PodFirewall) -> Deferred[None]:
         return enforce(self.world.node, sandbox, firewall)

@@ -120,7 +120,7 @@ class Node(FakeNode):
         return Agent(sandbox_id, self)
 
     def made(self) -> None:
-        self.node.overlay = self.make_overlay()
+        self.node.overlay = self.side.overlay = self.make_overlay()
 
     def make_overlay(self) -> Overlay:
         return Overlay(cast(Tunnels, self.tunnels), cast(Walls, self.walls), CONFIG, CLUSTER)
@@ -228,10 +228,10 @@ class PodNetworkTests(PodsTestCase):
 
     def test_what_this_node_can_not_give_is_refused_before_there_is_a_vm(self) -> None:
         self.failureResultOf(self.start(self.asking("tunnel")), InvalidArgument)
-        self.world.node.overlay = self.world.make_overlay()
+        self.world.node.overlay = self.world.side.overlay = self.world.make_overlay()
         error = self.failureResultOf(self.start(self.asking("overlay")), FailedPrecondition)
         self.assertIn("overlay.pod_cidr", str(error.value))
-        self.world.node.overlay = None
+        self.world.node.overlay = self.world.side.overlay = None
         error = self.failureResultOf(self.start(self.asking("vpc")), InvalidArgument)
         self.assertIn("infranetes.io/network", str(error.value))
         self.assertEqual(self.world.provider.calls, [])

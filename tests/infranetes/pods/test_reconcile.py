@@ -246,18 +246,18 @@ class PassTests(PodsTestCase):
 
     def test_a_vm_that_no_record_knows_is_destroyed_in_the_second_pass(self) -> None:
         stray = self.stray()
-        self.do(self.world.reconciler.once())
+        self.do(self.world.reconciler.once(self.world.side))
         self.assertIn(stray, self.world.provider.instances)
-        self.do(self.world.reconciler.once())
+        self.do(self.world.reconciler.once(self.world.side))
         self.assertNotIn(stray, self.world.provider.instances)
 
     def test_one_that_is_seen_in_two_passes_apart_is_left_alone(self) -> None:
         stray = self.stray()
-        self.do(self.world.reconciler.once())
+        self.do(self.world.reconciler.once(self.world.side))
         instance = self.world.provider.instances.pop(stray)
-        self.do(self.world.reconciler.once())
+        self.do(self.world.reconciler.once(self.world.side))
         self.world.provider.instances[stray] = instance
-        self.do(self.world.reconciler.once())
+        self.do(self.world.reconciler.once(self.world.side))
         self.assertIn(stray, self.world.provider.instances)
 
     def test_our_own_are_left_alone_also_while_they_are_launched(self) -> None:
@@ -265,7 +265,7 @@ class PassTests(PodsTestCase):
         self.world.provider.booting = Deferred()
         launch = self.start(pod("other"))
         for _ in range(3):
-            self.do(self.world.reconciler.once())
+            self.do(self.world.reconciler.once(self.world.side))
         self.world.provider.booting.callback(None)
         self.successResultOf(launch)
         self.assertEqual(len(self.world.provider.instances), 2)
@@ -274,9 +274,9 @@ class PassTests(PodsTestCase):
         stray = self.stray()
         self.world.provider.destroy_error = Unavailable("down")
         for _ in range(3):
-            self.do(self.world.reconciler.once())
+            self.do(self.world.reconciler.once(self.world.side))
         self.world.provider.destroy_error = None
-        self.do(self.world.reconciler.once())
+        self.do(self.world.reconciler.once(self.world.side))
         self.assertNotIn(stray, self.world.provider.instances)
 
     def test_passes_go_on_after_one_that_failed(self) -> None:
@@ -296,7 +296,7 @@ class PassTests(PodsTestCase):
         id = self.run_pod()
         self.world.provider.list = lambda: start(_nothing())  # type: ignore[method-assign]
         for _ in range(3):
-            self.do(self.world.reconciler.once())
+            self.do(self.world.reconciler.once(self.world.side))
         self.assertEqual(self.record(id).state, SandboxState.READY)
 
 

@@ -156,7 +156,7 @@ class RunTests(PodsTestCase):
         self.assertIs(self.world.sandboxes.lookup(self.successResultOf(launch)), sandbox)
 
     def test_before_the_provider_has_started_the_answer_is_what_it_waits_for(self) -> None:
-        self.world.node.trouble = "building the template"
+        self.world.side.trouble = "building the template"
         error = self.failureResultOf(self.start(), Unavailable).value
         self.assertIn("building the template", str(error))
 
@@ -390,7 +390,8 @@ class LossTests(PodsTestCase):
         self.assertIn("first", self.record(self.sandbox).message)
         self.do(self.world.sandboxes.stop(self.sandbox))
         self.world.sandboxes.ended(
-            Instance(self.instance, self.record(self.sandbox).token, self.sandbox, InstanceState.ENDED)
+            self.world.side,
+            Instance(self.instance, self.record(self.sandbox).token, self.sandbox, InstanceState.ENDED),
         )
         self.assertEqual(self.record(self.sandbox).state, SandboxState.STOPPED)
 
@@ -400,4 +401,4 @@ class LossTests(PodsTestCase):
         self.failureResultOf(create, FailedPrecondition)
 
     def test_an_unknown_vm_ends(self) -> None:
-        Sandboxes(self.world.node).ended(Instance("x", "t", "s", InstanceState.ENDED))
+        Sandboxes(self.world.node).ended(self.world.side, Instance("x", "t", "s", InstanceState.ENDED))

@@ -157,7 +157,7 @@ class Bed:
         self.policies = ClusterPolicies(reactor, ApiServer(reactor, self.kubeconfig))
         ready: Event[None] = Event()
         ready.succeed(None)
-        self.firewalls = PodFirewalls(reactor, self.policies, self.enforce, ready)
+        self.firewalls = PodFirewalls(reactor, self.policies, self.enforce, lambda _: ready)
         self.policies.startService()
         self.firewalls.keep(cast(Sandbox, WEB))
 

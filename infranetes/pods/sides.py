@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One provider of the node: its machines' context, and what is known of it. A node has one or several."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+
+from infranetes.authority import Authority
+from infranetes.machines.agent.client import Connect
+from infranetes.machines.context import NodeNames, ServiceRules
+from infranetes.overlay.overlay import Overlay
+from infranetes.pods.store import Store
+from infranetes.providers.interface import IPodProvider
+from infranetes_common.concurrency import Event
+from infranetes_common.errors import Unavailable
+
+if TYPE_CHECKING:
+    from infranetes.pods.context import NodeContext, Times
+
+
+class ProviderSide:
+    """One provider, with a start, troubles and orphans of its own: none of these concerns another's pods.
+
+    It is the `MachineContext` of its VMs and the `PoolContext` of its pools; all else in these is the node's.
+
+    :ivar ready: happens once the provider has started.
+    :ivar trouble: why no VM can be launched or destroyed; "": they can.
+    :ivar orphans: ids of its instances that no record knew in the last pass.
+    :ivar overlay: gives its pods addresses of the pods' network; None: its VMs have such ones anyway.
+    :ivar gets_subnet: whether it is told the subnet that kubelet gives pods.
+    """
+
+    def __init__(self, node: NodeContext, provider: IPodProvider) -> None:
+        self._node = node
+        self.provider = provider
+        self.ready: Event[None] = Event()
+        self.trouble = "the daemon is starting"
+        self.orphans: set[str] = set()
+        self.overlay: Overlay | None = None
+        self.gets_subnet = True
+
+    @property
+    def name(self) -> str:
+        """The provider's, which records have."""
+        return self.provider.name
+
+    def check_ready(self) -> None:
+        """Check that the provider can be asked for VMs. :raise Unavailable: it can't; says why."""
+        if self.trouble:
+            raise Unavailable(f"provider {self.name} is not ready: {self.trouble}")
+
+    async def release_address(self, id: str) -> None:
+        """Take away what leads to the address of the VM with this id, which another VM may have next."""
+        await self._node.hostports.remove(id)
+        if self.overlay is not None:
+            await self.overlay.remove(id)
+
+    # ---- the node's
+
+    @property
+    def services(self) -> ServiceRules | None:
+        return self._node.services
+
+    @property
+    def clock(self) -> IReactorTime:
+        return self._node.clock
+
+    @property
+    def authority(self) -> Authority:
+        return self._node.authority
+
+    @property
+    def connect(self) -> Connect:
+        return self._node.connect
+
+    @property
+    def names(self) -> NodeNames:
+        return self._node.names
+
+    @property
+    def times(self) -> Times:
+        return self._node.times
+
+    @property
+    def store(self) -> Store:
+        return self._node.store
+
+    @property
+    def contprovider(self) -> str:
+        return self._node.contprovider
+
+    @property
+    def stopping(self) -> bool:
+        return self._node.stopping
+
+    def now(self) -> int:
+        """Nanoseconds since 1970 UTC."""
+        return self._node.now()
+
+    def note(self, write: Deferred[None], what: str) -> None:
+        """Let a write go on by itself; a failure is logged."""
+        self._node.note(write, what)
