@@ -23,6 +23,7 @@ NEVER = {
     "infranetes.providers": ("infranetes.cri", "infranetes.pods", "infranetes.machines"),
     "infranetes.machines": ("infranetes.cri", "infranetes.pods"),
     "infranetes.overlay": ("infranetes.cri", "infranetes.pods", "infranetes.machines"),
+    "infranetes.delegate": (*ABOVE_KUBERNETES, "infranetes.daemon", "infranetes.control"),
     "infranetes.pods": ("infranetes.cri", "infranetes.daemon", "infranetes.control"),
     "infranetes_simulation.farm": ("infranetes",),
     "infranetes_simulation.containers": ("infranetes",),

@@ -48,10 +48,16 @@ class RawStub:
         self._channel = channel
 
     def call(
-        self, path: str, request: bytes, *, timeout: float | None = None, metadata: Pairs = ()
+        self,
+        path: str,
+        request: bytes,
+        *,
+        timeout: float | None = None,
+        metadata: Pairs = (),
+        wait_for_ready: bool = False,
     ) -> Deferred[bytes]:
         """Call a method with one response. The Deferred may be cancelled, and the call with it."""
-        options = CallOptions(self._channel, raw_method(path), timeout, metadata, False)
+        options = CallOptions(self._channel, raw_method(path), timeout, metadata, wait_for_ready)
         return cast("Deferred[bytes]", UnaryCall(request, options).submit())
 
     def stream(

@@ -12,7 +12,7 @@ from infranetes.cri import translate
 from infranetes.pods.events import EventType
 from infranetes.pods.inventory import Container, Inventory, Sandbox
 from infranetes_common.concurrency import Notifier
-from infranetes_common.errors import InfranetesError, ResourceExhausted, Unavailable
+from infranetes_common.errors import ResourceExhausted, Unavailable
 from infranetes_common.wire import cri
 from txgrpc import Call
 
@@ -37,7 +37,7 @@ class Listener:
     def __init__(self) -> None:
         self._events: deque[bytes] = deque()
         self._size = 0
-        self._error: InfranetesError | None = None
+        self._error: Exception | None = None
         self._changed = Notifier()
 
     def put(self, event: bytes) -> bool:
@@ -56,7 +56,7 @@ class Listener:
         self._changed.notify()
         return True
 
-    def end(self, error: InfranetesError) -> None:
+    def end(self, error: Exception) -> None:
         """Raise `error` at the listener, after the events that wait already."""
         self._error = self._error or error
         self._changed.notify()
@@ -95,9 +95,22 @@ class EventCalls:
             self._listeners.discard(listener)
 
     def stop(self) -> None:
-        """End every listener's stream."""
+        """End every listener's stream: the daemon stops."""
+        self.end(Unavailable("the daemon is stopping: listen again once it has started"))
+
+    def end(self, error: Exception) -> None:
+        """End every listener's stream with `error`, after the events that wait already."""
         for listener in list(self._listeners):
-            listener.end(Unavailable("the daemon is stopping: listen again once it has started"))
+            listener.end(error)
+
+    def tell(self, event: bytes) -> None:
+        """Tell every listener of a change, a ContainerEventResponse."""
+        for listener in list(self._listeners):
+            if not listener.put(event):
+                self._listeners.discard(listener)
+                _log.warn(
+                    "a listener to events is dropped: over {events} events wait for it", events=MAX_EVENTS
+                )
 
     def _changed(self, what: EventType, sandbox: Sandbox, container: Container | None) -> None:
         if not self._listeners:
@@ -107,12 +120,7 @@ class EventCalls:
         except Exception:
             _log.failure("an event of sandbox {sandbox} could not be sent", sandbox=sandbox.id)
             return
-        for listener in list(self._listeners):
-            if not listener.put(event):
-                self._listeners.discard(listener)
-                _log.warn(
-                    "a listener to events is dropped: over {events} events wait for it", events=MAX_EVENTS
-                )
+        self.tell(event)
 
     def _event(
         self, what: EventType, sandbox: Sandbox, container: Container | None

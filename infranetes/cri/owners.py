@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is ours on a node with a delegate, as the inventory knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+from infranetes.delegate.owners import Owned
+from infranetes.pods.inventory import Inventory
+
+ID_LENGTH = 32  # of our own ids; the delegate's have 64 digits
+
+
+class InventoryOwners:
+    """`infranetes.delegate.owners.Owners`, from the inventory.
+
+    :param handlers: the runtime handlers that are ours. :param image: whether an image's name is ours.
+    """
+
+    def __init__(
+        self, inventory: Inventory, handlers: Iterable[str], image: Callable[[str], bool] = lambda name: False
+    ) -> None:
+        self._inventory = inventory
+        self._handlers = frozenset(handlers)
+        self._image = image
+
+    def sandbox(self, id: str) -> Owned:
+        return _owned(self._inventory.sandboxes, id)
+
+    def container(self, id: str) -> Owned:
+        return _owned(self._inventory.containers, id)
+
+    def handler(self, name: str) -> bool:
+        return name in self._handlers
+
+    def image(self, name: str) -> bool:
+        return self._image(name)
+
+
+def _owned(ours: Collection[str], id: str) -> Owned:
+    if id in ours:
+        return Owned.OURS
+    if not id or len(id) >= ID_LENGTH:
+        return Owned.THEIRS
+    return Owned.MAYBE if any(one.startswith(id) for one in ours) else Owned.THEIRS

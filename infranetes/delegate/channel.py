@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connection to the delegate, and what is known of it.
+
+=======  =====================================================================================
+state    what is true
+=======  =====================================================================================
+UNKNOWN  it has never answered this process
+UP       its last answer is the last that was heard
+DOWN     there is no connection: calls fail at once, and a connection is tried again at each
+=======  =====================================================================================
+
+Apart from that it may be refused: it answers, but pods of ours can't be beside it as it is set up.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncGenerator
+
+from twisted.internet.endpoints import UNIXClientEndpoint
+from twisted.logger import Logger
+
+from infranetes_common.concurrency import sleep
+from infranetes_common.errors import FailedPrecondition, Unavailable
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import cri
+from txgrpc import Call, Channel, Disconnected, GrpcError
+from txgrpc.channel import Backoff
+from txgrpc.raw import RawStub, metadata_of
+
+VERSION = "/runtime.v1.RuntimeService/Version"
+# A runtime that was restarted is found again at once: it is on the same node.
+_BACKOFF = Backoff(first=0.05, most=0.5)
+_AGAIN = 1.0  # seconds until one that is about to start is asked again
+_log = Logger()
+
+
+class DelegateState(enum.Enum):
+    """What is known of the delegate."""
+
+    UNKNOWN = "unknown"
+    UP = "up"
+    DOWN = "down"
+
+
+class Delegate:
+    """The runtime behind a socket of the node.
+
+    Calls are passed on as bytes, with what the caller gave along: its deadline, metadata and cancellation.
+    They end as the delegate ends them, and are never made twice.
+
+    :param socket: the path of its CRI socket.
+    :ivar kind: its name as `Version` has it, such as containerd or cri-o; empty until it has answered.
+    """
+
+    def __init__(self, reactor: IReactor, socket: str) -> None:
+        self.socket = socket
+        self._reactor = reactor
+        self.state = DelegateState.UNKNOWN
+        self.kind = ""
+        self.version = ""
+        self._trouble = "it has not answered yet"
+        self._refusals: dict[str, str] = {}
+        self._channel = Channel(reactor, UNIXClientEndpoint(reactor, socket), backoff=_BACKOFF)
+        self._stub = RawStub(self._channel)
+
+    @property
+    def trouble(self) -> str:
+        """Why it does not answer, as a sentence; empty while it does."""
+        if self.state is DelegateState.UP:
+            return ""
+        return f"the delegate at {self.socket} does not answer: {self._trouble}"
+
+    def shown(self) -> dict[str, str]:
+        """Return what is known of it, for people."""
+        found = {"socket": self.socket, "state": self.state.value, "kind": self.kind, "version": self.version}
+        return {**found, "trouble": self.trouble, "refusal": self.refusal}
+
+    # Refusal
+
+    def refuse(self, about: str, why: str) -> None:
+        """Refuse it: no pod of ours is begun beside it. `why` is empty where nothing is wrong (any more)."""
+        if self._refusals.get(about, "") == why:
+            return
+        if why:
+            _log.error("pods of ours are refused beside the delegate: {why}", why=why)
+            self._refusals[about] = why
+        else:
+            _log.info("the delegate is refused no longer for its {about}", about=about)
+            del self._refusals[about]
+
+    @property
+    def refusal(self) -> str:
+        """Why it is refused, as a sentence; empty if it is not."""
+        return next(iter(self._refusals.values()), "")
+
+    def check(self) -> None:
+        """Check that pods of ours can be beside it.
+
+        :raise FailedPrecondition: why not."""
+        if self._refusals:
+            raise FailedPrecondition(self.refusal)
+
+    # Calls
+
+    async def call(self, path: str, request: bytes, call: Call | None = None, timeout: float = 10) -> bytes:
+        """Make a unary call.
+
+        :param call: the caller's, which is passed on. :param timeout: seconds, without one.
+        :raise GrpcError: as the delegate ended it. :raise Unavailable: there is no connection."""
+        seconds = timeout if call is None else call.time_remaining()
+        try:
+            response = await self._stub.call(path, request, timeout=seconds, metadata=_passed(call))
+        except GrpcError as error:
+            raise self._failed(error) from None
+        self._answered()
+        return response
+
+    async def stream(
+        self, path: str, request: bytes, call: Call | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """Make a call with a stream of responses. Raises as `call` does."""
+        seconds = None if call is None else call.time_remaining()
+        try:
+            stream = self._stub.stream(path, request, timeout=seconds, metadata=_passed(call))
+            async with stream as responses:
+                async for response in responses:
+                    self._answered()
+                    yield response
+        except GrpcError as error:
+            raise self._failed(error) from None
+        self._answered()
+
+    @property
+    def stub(self) -> RawStub:
+        """For calls of which nothing but the path is known."""
+        return self._stub
+
+    async def meet(self) -> None:
+        """Wait until it answers, and learn what it is."""
+        while True:
+            try:
+                answer = await self._stub.call(VERSION, b"", wait_for_ready=True)
+                break
+            except GrpcError as error:  # it is about to start, or to end
+                self._trouble = error.message
+                await sleep(self._reactor, _AGAIN)
+        version = cri.VersionResponse.FromString(answer)
+        self.kind, self.version = version.runtime_name, version.runtime_version
+        self._answered()
+        _log.info(
+            "the delegate at {socket} is {kind} {version}",
+            socket=self.socket,
+            kind=self.kind,
+            version=self.version,
+        )
+
+    async def stop(self) -> None:
+        """Close the connection; calls that run fail."""
+        await self._channel.close()
+
+    def _answered(self) -> None:
+        if self.state is DelegateState.DOWN:
+            _log.info("the delegate at {socket} answers again", socket=self.socket)
+        self.state = DelegateState.UP
+
+    def _failed(self, error: GrpcError) -> Exception:
+        """Return what the caller is told of an error, and note what it says of the delegate."""
+        if not isinstance(error, Disconnected):
+            return error
+        self._trouble = error.message
+        if self.state is not DelegateState.DOWN:
+            self.state = DelegateState.DOWN
+            _log.warn("{trouble}", trouble=self.trouble)
+        return Unavailable(self.trouble)
+
+
+def _passed(call: Call | None) -> tuple[tuple[str, str | bytes], ...]:
+    return () if call is None else tuple(metadata_of(call))

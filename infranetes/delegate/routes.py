@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who answers each RPC of the CRI on a node with a delegate."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from types import MappingProxyType
+
+
+class Route(enum.Enum):
+    """How it is found out who answers an RPC."""
+
+    SANDBOX = "whose the sandbox is that field 1 names"
+    CONTAINER = "whose the container is that field 1 names"
+    HANDLER = "whose the runtime handler is that field 2 names"
+    IMAGE = "whose the image is that field 1 names"
+    LIST = "both, and their lists are joined; without the delegate's there is none"
+    DESCRIPTORS = "as LIST, but what has the same name as one of the delegate's is left out"
+    PAGES = "both: our messages, then the delegate's; without the delegate's there are none"
+    STATUS = "the delegate, with what we add"
+    DELEGATE = "the delegate alone"
+    BOTH = "the delegate's answer counts, and we do our own part"
+    EVENTS = "both, each change as it comes"
+
+
+_RUNTIME = {
+    Route.SANDBOX: (
+        "StopPodSandbox",
+        "RemovePodSandbox",
+        "PodSandboxStatus",
+        "CreateContainer",
+        "PortForward",
+        "PodSandboxStats",
+        "UpdatePodSandboxResources",
+    ),
+    Route.CONTAINER: (
+        "StartContainer",
+        "StopContainer",
+        "RemoveContainer",
+        "ContainerStatus",
+        "UpdateContainerResources",
+        "ReopenContainerLog",
+        "ExecSync",
+        "Exec",
+        "Attach",
+        "ContainerStats",
+        "CheckpointContainer",
+    ),
+    Route.HANDLER: ("RunPodSandbox",),
+    Route.LIST: (
+        "ListPodSandbox",
+        "ListContainers",
+        "ListContainerStats",
+        "ListPodSandboxStats",
+        "ListPodSandboxMetrics",
+    ),
+    Route.DESCRIPTORS: ("ListMetricDescriptors",),
+    Route.PAGES: (
+        "StreamPodSandboxes",
+        "StreamContainers",
+        "StreamContainerStats",
+        "StreamPodSandboxStats",
+        "StreamPodSandboxMetrics",
+    ),
+    Route.STATUS: ("Status",),
+    Route.DELEGATE: ("Version", "RuntimeConfig"),
+    Route.BOTH: ("UpdateRuntimeConfig",),
+    Route.EVENTS: ("GetContainerEvents",),
+}
+_IMAGES = {
+    Route.IMAGE: ("PullImage", "ImageStatus", "RemoveImage"),
+    Route.LIST: ("ListImages",),
+    Route.PAGES: ("StreamImages",),
+    Route.DELEGATE: ("ImageFsInfo",),
+}
+
+
+def _paths(service: str, routes: Mapping[Route, tuple[str, ...]]) -> dict[str, Route]:
+    return {f"/runtime.v1.{service}/{name}": route for route, names in routes.items() for name in names}
+
+
+#: By the RPC's path. An RPC that is not here is a newer CRI's, and the delegate's alone.
+ROUTES: Mapping[str, Route] = MappingProxyType(
+    {**_paths("RuntimeService", _RUNTIME), **_paths("ImageService", _IMAGES)}
+)
+#: What the paths of RPCs begin with that are a newer CRI's.
+CRI = "/runtime.v1."

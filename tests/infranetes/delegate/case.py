@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client, the router with services of a test's own, and a FakeDelegate: with sockets between."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from twisted.internet.endpoints import UNIXClientEndpoint, UNIXServerEndpoint
+from twisted.trial import unittest
+
+from infranetes.delegate.channel import Delegate
+from infranetes.delegate.events import DelegateEvents
+from infranetes.delegate.owners import Owned
+from infranetes.delegate.router import Router
+from infranetes_common import errors
+from infranetes_common.reactors import installed
+from infranetes_common.wire import cri
+from tests.support.delegate import FakeDelegate
+from tests.txgrpc.support import socket_path
+from txgrpc import Call, Channel, Server, Service
+from txgrpc.raw import RawStub
+from txgrpc.service import Method
+
+reactor = installed()
+
+RUNTIME = "/runtime.v1.RuntimeService"
+IMAGES = "/runtime.v1.ImageService"
+OURS = "5" * 32  # a sandbox's and a container's id
+
+
+class OurOwn:
+    """Whose what is, as a test sets it."""
+
+    def __init__(self) -> None:
+        self.ids = {OURS: Owned.OURS}
+        self.handlers = {"infranetes"}
+        self.images = {"aws.infranetes.io/web"}
+
+    def sandbox(self, id: str) -> Owned:
+        return self.ids.get(id, Owned.THEIRS)
+
+    container = sandbox
+
+    def handler(self, name: str) -> bool:
+        return name in self.handlers
+
+    def image(self, name: str) -> bool:
+        return name in self.images
+
+
+class Both:
+    """Our own services: each unary RPC answers with what `answers` has for it, or with an empty response.
+
+    :ivar requests: name and request of each, in order."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, Any]] = []
+        self.answers: dict[str, Any] = {}
+
+    def services(self) -> list[Service]:
+        """Both, with all RPCs."""
+        return [
+            Service.of(
+                each.full_name,
+                {
+                    method: self._pages(method) if method.server_streaming else self._unary(method)
+                    for method in map(Method.from_descriptor, each.methods)
+                },
+            )
+            for each in (cri.RuntimeService, cri.ImageService)
+        ]
+
+    def _unary(self, method: Method) -> Any:
+        async def answer(request: Any, call: Call) -> Any:
+            self.requests.append((method.name, request))
+            answered = self.answers.get(method.name, method.response_class())
+            if isinstance(answered, Exception):
+                raise answered
+            return answered
+
+        return answer
+
+    def _pages(self, method: Method) -> Any:
+        async def answer(request: Any, call: Call) -> AsyncIterator[Any]:
+            self.requests.append((method.name, request))
+            for page in self.answers.get(method.name, ()):
+                yield page
+
+        return answer
+
+
+class NoListeners:
+    """Nobody listens to our events."""
+
+    def tell(self, event: bytes) -> None:
+        raise AssertionError("nobody listens")
+
+    def end(self, error: Exception) -> None:
+        """Nobody's end."""
+
+
+class RouterCase(unittest.TestCase):
+    """`self.stub` and `self.images` are what kubelet calls, `self.raw` with bytes."""
+
+    timeout = 120
+    old = False
+
+    async def setUp(self) -> None:
+        self.theirs = FakeDelegate(socket_path(self), self.old)
+        await self.theirs.start()
+        self.addCleanup(self.theirs.down)
+        self.delegate = Delegate(reactor, self.theirs.path)
+        self.addCleanup(self.delegate.stop)
+        self.own = OurOwn()
+        self.ours = Both()
+        self.events = DelegateEvents(reactor, self.delegate, self.listeners())
+        router = Router(self.delegate, self.own, self.our_services(), self.events)
+        path = socket_path(self)
+        self.server = Server(
+            reactor, router.services(), translate_error=errors.to_grpc, unknown=router.unknown
+        )
+        port = await UNIXServerEndpoint(reactor, path).listen(self.server.factory)
+        self.addCleanup(lambda: self.server.drain(2))
+        self.addCleanup(port.stopListening)
+        self.channel = Channel(reactor, UNIXClientEndpoint(reactor, path))
+        self.addCleanup(self.channel.close)
+        self.stub = self.channel.stub(cri.RuntimeService)
+        self.images = self.channel.stub(cri.ImageService)
+        self.raw = RawStub(self.channel)
+
+    def our_services(self) -> list[Service]:
+        """Our own services."""
+        return self.ours.services()
+
+    def listeners(self) -> Any:
+        """Who listens to our own events."""
+        return NoListeners()

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lists of both, and ids that are abbreviated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infranetes.cri.owners import InventoryOwners
+from infranetes.delegate import lists
+from infranetes.delegate.owners import Owned
+from infranetes_common.errors import ResourceExhausted
+from infranetes_common.wire import cri
+from tests.infranetes.delegate.case import OURS, RUNTIME, RouterCase
+from tests.infranetes.pods.case import PodsTestCase
+from tests.infranetes.pods.fakes import box
+from tests.support.delegate import UNKNOWN
+from tests.support.waiting import until
+from tests.txgrpc.support import drain_iterator, status_of
+from txgrpc import Code, GrpcError
+
+SHADOW = {"infranetes.io__shadow_of": OURS}
+
+
+class ListTests(RouterCase):
+    """Both are asked at once, and half of a list is none."""
+
+    async def test_a_list_has_ours_and_theirs_with_what_nobody_knows(self) -> None:
+        theirs = self.theirs.add_sandbox()
+        self.ours.answers["ListPodSandbox"] = cri.ListPodSandboxResponse(items=[cri.PodSandbox(id=OURS)])
+        request = cri.ListPodSandboxRequest(filter=cri.PodSandboxFilter(label_selector={"a": "b"}))
+        listed = await self.raw.call(f"{RUNTIME}/ListPodSandbox", request.SerializeToString())
+        ids = [each.id for each in cri.ListPodSandboxResponse.FromString(listed).items]
+        self.assertEqual((ids, listed.count(UNKNOWN)), ([OURS, theirs], 1))
+        self.assertEqual(self.theirs.requests, [("ListPodSandbox", request.SerializeToString())])
+        self.assertEqual(self.ours.requests, [("ListPodSandbox", request)])
+
+    async def test_the_delegates_failure_is_the_lists(self) -> None:
+        self.theirs.errors["ListContainers"] = GrpcError(Code.UNAVAILABLE, "not initialized yet")
+        error = await status_of(self.stub.ListContainers(cri.ListContainersRequest()))
+        self.assertEqual((error.code, error.message), (Code.UNAVAILABLE, "not initialized yet"))
+
+    async def test_our_failure_is_the_lists(self) -> None:
+        self.ours.answers["ListContainers"] = GrpcError(Code.INTERNAL, "ours")
+        error = await status_of(self.stub.ListContainers(cri.ListContainersRequest()))
+        self.assertEqual((error.code, error.message), (Code.INTERNAL, "ours"))
+
+    async def test_of_metrics_of_the_same_name_theirs_is_listed(self) -> None:
+        descriptors = [
+            cri.MetricDescriptor(name=name, help="ours")
+            for name in ("container_cpu_usage_seconds_total", "infranetes_vm_starts")
+        ]
+        self.ours.answers["ListMetricDescriptors"] = cri.ListMetricDescriptorsResponse(
+            descriptors=descriptors
+        )
+        listed = await self.stub.ListMetricDescriptors(cri.ListMetricDescriptorsRequest())
+        self.assertEqual(
+            [(each.name, each.help) for each in listed.descriptors],
+            [("infranetes_vm_starts", "ours"), ("container_cpu_usage_seconds_total", "theirs")],
+        )
+
+    def test_a_list_that_kubelet_could_not_take_is_refused_by_its_parts(self) -> None:
+        half = b"x" * (lists.MAX_LIST // 2)
+        self.assertEqual(len(lists.joined(half, half)), lists.MAX_LIST)
+        error = self.assertRaises(ResourceExhausted, lists.joined, half + b"y", half)
+        self.assertIn(f"{len(half) + 1} of pods in VMs and {len(half)} of the delegate's", str(error))
+
+    async def test_pages_are_ours_and_then_theirs(self) -> None:
+        theirs = [self.theirs.add_sandbox(name) for name in ("a", "b")]
+        page = cri.StreamPodSandboxesResponse(pod_sandboxes=[cri.PodSandbox(id=OURS)])
+        self.ours.answers["StreamPodSandboxes"] = [page, [page, page]]
+        pages = await drain_iterator(self.stub.StreamPodSandboxes(cri.StreamPodSandboxesRequest()))
+        self.assertEqual([each.id for page in pages for each in page.pod_sandboxes], [OURS] * 3 + theirs)
+
+    async def test_pages_without_the_delegates_are_none(self) -> None:
+        self.theirs.errors["StreamPodSandboxes"] = GrpcError(Code.UNIMPLEMENTED, "not here")
+        self.ours.answers["StreamPodSandboxes"] = [cri.StreamPodSandboxesResponse()]
+        call = self.stub.StreamPodSandboxes(cri.StreamPodSandboxesRequest())
+        self.assertEqual((await status_of(call.__anext__())).code, Code.UNIMPLEMENTED)
+        self.assertEqual(self.ours.requests, [])
+
+    async def test_a_reader_of_pages_that_leaves_ends_both(self) -> None:
+        self.theirs.hang("StreamContainers")
+        call = self.stub.StreamContainers(cri.StreamContainersRequest())
+        await until(lambda: bool(self.theirs.hanging["StreamContainers"]), "the delegate is asked")
+        call.cancel()
+        await until(lambda: self.theirs.cancelled == ["StreamContainers"], "it is given up")
+
+    async def test_shadow_sandboxes_are_in_no_list(self) -> None:
+        theirs = self.theirs.add_sandbox()
+        self.theirs.add_sandbox("shadow", **SHADOW)
+        # Who only speaks of the label has not got it.
+        innocent = self.theirs.add_sandbox("innocent", about="infranetes.io/shadow-of")
+        listed = await self.raw.call(f"{RUNTIME}/ListPodSandbox", b"")
+        ids = [each.id for each in cri.ListPodSandboxResponse.FromString(listed).items]
+        self.assertEqual((ids, listed.count(UNKNOWN)), ([theirs, innocent], 1))
+        stats = await self.stub.ListPodSandboxStats(cri.ListPodSandboxStatsRequest())
+        self.assertEqual([each.attributes.id for each in stats.stats], [theirs, innocent])
+        pages = await drain_iterator(self.stub.StreamPodSandboxes(cri.StreamPodSandboxesRequest()))
+        self.assertEqual([each.id for page in pages for each in page.pod_sandboxes], [theirs, innocent])
+
+
+class IdTests(RouterCase):
+    """The beginnings of ids are looked for at both."""
+
+    async def test_a_beginning_that_only_ours_has(self) -> None:
+        self.own.ids["555"] = Owned.MAYBE
+        await self.stub.StopPodSandbox(cri.StopPodSandboxRequest(pod_sandbox_id="555"))
+        self.assertEqual(self.theirs.names(), ["PodSandboxStatus"])
+        self.assertEqual([name for name, _ in self.ours.requests], ["StopPodSandbox"])
+
+    async def test_a_beginning_that_both_have(self) -> None:
+        theirs = self.theirs.add_sandbox()
+        self.own.ids[theirs[:4]] = Owned.MAYBE
+        error = await status_of(
+            self.stub.StopPodSandbox(cri.StopPodSandboxRequest(pod_sandbox_id=theirs[:4]))
+        )
+        self.assertIs(error.code, Code.INVALID_ARGUMENT)
+        self.assertIn("give more characters", error.message)
+        self.assertEqual(self.ours.requests, [])
+
+    async def test_a_beginning_that_may_be_theirs_needs_the_delegate(self) -> None:
+        self.own.ids["555"] = Owned.MAYBE
+        await self.theirs.down()
+        error = await status_of(self.stub.ContainerStatus(cri.ContainerStatusRequest(container_id="555")))
+        self.assertIs(error.code, Code.UNAVAILABLE)
+
+    async def test_what_neither_has_is_the_delegates_to_say(self) -> None:
+        error = await status_of(self.stub.ContainerStatus(cri.ContainerStatusRequest(container_id="abc")))
+        self.assertEqual((error.code, error.message[:16]), (Code.NOT_FOUND, "an error occurre"))
+        await self.stub.RemovePodSandbox(cri.RemovePodSandboxRequest(pod_sandbox_id="f" * 32))
+
+
+class OwnerTests(PodsTestCase):
+    """What the inventory knows is ours; nothing is remembered."""
+
+    def test_ids(self) -> None:
+        sandbox = self.run_pod()
+        container = self.do(self.world.containers.create(sandbox, box()))
+        owners: Any = InventoryOwners(self.world.node.inventory, ("infranetes",), "image".__eq__)
+        self.assertIs(owners.sandbox(sandbox), Owned.OURS)
+        self.assertIs(owners.container(container), Owned.OURS)
+        self.assertIs(owners.sandbox(sandbox[:5]), Owned.MAYBE)
+        self.assertIs(owners.container(container[:5]), Owned.MAYBE)
+        for id in ("", "x", sandbox + "0", sandbox * 2, sandbox[:-1] + "x"):
+            self.assertIs(owners.sandbox(id), Owned.THEIRS, id)
+        self.assertEqual((owners.handler("infranetes"), owners.handler("")), (True, False))
+        self.assertEqual((owners.image("image"), owners.image("other")), (True, False))
+        self.do(self.world.sandboxes.remove(sandbox))
+        self.assertIs(owners.sandbox(sandbox), Owned.THEIRS)
