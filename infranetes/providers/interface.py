@@ -123,6 +123,9 @@ class ProviderContext:
     # The cluster's pods and Services, who are to see pods' own addresses.
     cluster_networks: tuple[IPv4Network | IPv6Network, ...] = ()
     network_policies: bool = False  # pods are to be closed until their firewalls are said; see IFirewallsPods
+    joins_namespaces: bool = (
+        False  # VMs will be asked to; `start` fails where they can't. See IJoinsNamespaces
+    )
 
 
 class IInVpc(Interface):

@@ -17,7 +17,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import react
 
 from infranetes.providers import registry
-from infranetes.providers.interface import InstanceSpec, ProviderContext, Size
+from infranetes.providers.interface import Attachment, InstanceSpec, ProviderContext, Size
 from infranetes_common.identity import Identity
 from infranetes_common.reactors import installed
 
@@ -39,11 +39,18 @@ async def _run(job: dict[str, Any]) -> None:
         ),
     )
     spec = job["spec"]
+    attachment = spec["attachment"]
     await provider.configure_network(job["pod_cidr"])
     await provider.start(lambda words: None)
     launching = provider.launch(
         InstanceSpec(
-            **{**spec, "identity": Identity(**spec["identity"]), "size": Size(**spec["size"])},
+            **{
+                **spec,
+                "identity": Identity(**spec["identity"]),
+                "size": Size(**spec["size"]),
+                "attachment": attachment
+                and Attachment(Path(attachment["namespace"]), attachment["interface"]),
+            },
         )
     )
     launching.addErrback(lambda failure: failure.printTraceback(file=sys.stderr))

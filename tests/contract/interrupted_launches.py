@@ -85,7 +85,7 @@ class InterruptedLaunchContract(ProviderCase):
             "spec": attrs.asdict(spec),
             "seconds": seconds,
         }
-        job.write_text(json.dumps(document))
+        job.write_text(json.dumps(document, default=str))
         daemon = DyingDaemon()
         reactor.spawnProcess(
             daemon,

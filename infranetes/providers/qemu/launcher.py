@@ -16,6 +16,7 @@ from twisted.internet.defer import CancelledError
 from twisted.internet.defer import TimeoutError as DeferredTimeout
 from twisted.logger import Logger
 
+from infranetes.guest.recipe import ROUTES
 from infranetes.providers.annotations import read
 from infranetes.providers.interface import InstanceSpec, Size
 from infranetes.providers.qemu import clone, subnet, uids
@@ -81,18 +82,28 @@ class Launcher:
         self.consoles = ConsoleArchive(paths.consoles, settings.kept_consoles, settings.console_size)
 
     def validate(self, spec: InstanceSpec, template: Template) -> None:
-        """Check that this VM can be made. :raise InvalidArgument: it can't."""
+        """Check that this VM can be made.
+
+        :raise InvalidArgument: it can't. :raise FailedPrecondition: not with this guest image.
+        """
         if not _TOKEN.fullmatch(spec.token):
             raise InvalidArgument("the token of a VM has to be 32 of 0-9 and a-f")
-        if spec.attachment is not None:
-            raise InvalidArgument("the QEMU provider joins no network namespaces")
+        if spec.attachment is not None and ROUTES not in template.image.features:
+            raise FailedPrecondition(
+                f"the guest image {template.image.directory} is of a release whose VMs can't be in a CNI's "
+                "network; build the guest image anew"
+            )
         wishes = read(spec.annotations)
         wishes.refuse_others("qemu", _SERVED)
         disk_size(template.command_line, wishes.disk, self._settings.max_disk)
         hotplug_for(template.command_line, spec.size, self._settings)
 
     async def prepare(self, template: Template) -> None:
-        """Load the template's memory, for which the first launch would wait. :raise OSError: no memory."""
+        """Load the template's memory, for which the first launch would wait, and try what connects VMs.
+
+        :raise OSError: no memory. :raise FailedPrecondition: VMs can't be connected.
+        """
+        await self._uplink.prepare()
         os.close(await self._ram.of(template.ram))
         self._room = PodRoom(needed_overhead(template.command_line, self._settings))
 
@@ -108,9 +119,11 @@ class Launcher:
         :raise ResourceExhausted: all users or all addresses are taken.
         """
         taken_uids = {vm.record.uid for vm in vms.values()}
-        taken = {IPv4Address(vm.record.address) for vm in vms.values() if vm.record.on_bridge}
-        self._last_address = subnet.free_address(network, taken, self._last_address)
-        address = str(self._last_address)
+        address = ""  # in somebody else's network it is read there, before anything is made
+        if spec.attachment is None:
+            taken = {IPv4Address(vm.record.address) for vm in vms.values() if vm.record.on_bridge}
+            self._last_address = subnet.free_address(network, taken, self._last_address)
+            address = str(self._last_address)
         record = VmRecord(
             spec.token,
             spec.sandbox_id,
@@ -118,6 +131,8 @@ class Launcher:
             spec.node,
             address,
             time.time(),
+            namespace=str(spec.attachment.namespace) if spec.attachment else "",
+            interface=spec.attachment.interface if spec.attachment else "",
             cgroup_parent=self._room.group_of(spec.sandbox_id, spec.cgroup_parent, spec.size),
         )
         vm = Vm(record, self._paths.of_vm(record, self._user))

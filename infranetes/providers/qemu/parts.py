@@ -8,12 +8,13 @@ import attrs
 from infranetes.providers.interface import ProviderContext
 from infranetes.providers.qemu.bridge import Bridge
 from infranetes.providers.qemu.firewalls import Firewalls
+from infranetes.providers.qemu.namespaces import Namespaces
 from infranetes.providers.qemu.paths import ProviderPaths
 from infranetes.providers.qemu.placement import Placement
 from infranetes.providers.qemu.pod_cgroups import PodCgroups
 from infranetes.providers.qemu.pod_network import PodNetwork
 from infranetes.providers.qemu.settings import QemuSettings
-from infranetes.providers.qemu.uplink import BridgeUplink, Uplink
+from infranetes.providers.qemu.uplink import BridgeUplink, NamespaceUplink, Uplink, UplinkOfRecord
 from infranetes_common.reactors import IReactor
 
 
@@ -33,4 +34,7 @@ def make_parts(
     bridge = Bridge(reactor, settings.bridge, settings.mtu, cluster=context.cluster_networks)
     firewalls = Firewalls(reactor, settings.bridge) if context.network_policies else None
     network = PodNetwork(reactor, bridge, settings.pod_cidr, paths.network, firewalls)
-    return Parts(network, BridgeUplink(network), PodCgroups(reactor))
+    uplink = UplinkOfRecord(
+        BridgeUplink(network), NamespaceUplink(Namespaces(reactor), context.joins_namespaces)
+    )
+    return Parts(network, uplink, PodCgroups(reactor))

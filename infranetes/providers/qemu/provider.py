@@ -24,6 +24,7 @@ from infranetes.providers.interface import (
     IFirewallsPods,
     IHasConsoles,
     IHasGuestImage,
+    IJoinsNamespaces,
     Instance,
     InstanceSpec,
     InstanceState,
@@ -64,7 +65,9 @@ _MAINTENANCE_SECONDS = 30.0  # between two checks of the consoles' sizes and the
 _log = Logger()
 
 
-@implementer(IPodProvider, IFirewallsPods, IHasConsoles, IHasGuestImage, IPlacesVms, IShowsDisks)
+@implementer(
+    IPodProvider, IFirewallsPods, IHasConsoles, IHasGuestImage, IJoinsNamespaces, IPlacesVms, IShowsDisks
+)
 class QemuProvider:
     """See `IPodProvider`."""
 

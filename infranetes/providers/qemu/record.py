@@ -56,6 +56,7 @@ class VmRecord:
     agent_port: int = 0
     detail: str = ""
     namespace: str = ""  # the path of the network namespace that it has joined; "": it is on the bridge
+    interface: str = ""  # the link there whose place it takes
     cgroup_parent: str = ""  # as in InstanceSpec
 
     @property
@@ -120,7 +121,7 @@ class VmRecords:
     def _read(self, path: Path) -> VmRecord:
         try:
             fields = json.loads((path / RECORD).read_bytes())
-            IPv4Address(fields["address"])
+            IPv4Address(fields["address"])  # known before there is a record
             return VmRecord(**{**fields, "phase": Phase(fields["phase"]), "token": path.name})
         except (OSError, ValueError, TypeError, KeyError) as error:
             # It has to stay listed, or nothing would ever end the VM.

@@ -1,19 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a VM's tap is connected to: the provider's own bridge."""
+"""What a VM's tap is connected to: the provider's own bridge, or a link in somebody else's namespace."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Protocol
 
+from infranetes.providers.interface import Attachment
 from infranetes.providers.qemu import clone
+from infranetes.providers.qemu.namespaces import Namespaces
 from infranetes.providers.qemu.pod_network import PodNetwork
 from infranetes.providers.qemu.vm import Vm
+from infranetes_common.errors import FailedPrecondition
 from infranetes_common.identity import Network
 from infranetes_common.pod_firewall import PodFirewall
 
 
 class Uplink(Protocol):
     """Connects VMs' taps. Each method that changes something is idempotent."""
+
+    async def prepare(self) -> None:
+        """Find out whether VMs can be connected. :raise FailedPrecondition: they can't be."""
 
     async def address(self, vm: Vm) -> str:
         """The address that a new VM will have; nothing is made for it.
@@ -46,6 +53,9 @@ class BridgeUplink:
     def __init__(self, network: PodNetwork) -> None:
         self._network = network
 
+    async def prepare(self) -> None:
+        pass  # the bridge is set up with the provider
+
     async def address(self, vm: Vm) -> str:
         return vm.record.address  # chosen when it was reserved
 
@@ -60,3 +70,71 @@ class BridgeUplink:
 
     async def set_firewall(self, vm: Vm, firewall: PodFirewall) -> None:
         await self._network.set_firewall(vm.record.bridge_port, vm.paths.directory, firewall)
+
+
+class NamespaceUplink:
+    """Taps take the place of links in the namespaces that VMs' records name. See `Uplink`.
+
+    :param wanted: whether there will be such VMs.
+    """
+
+    def __init__(self, namespaces: Namespaces, wanted: bool) -> None:
+        self._namespaces = namespaces
+        self._wanted = wanted
+
+    async def prepare(self) -> None:
+        if self._wanted:
+            await self._namespaces.self_test()
+
+    async def address(self, vm: Vm) -> str:
+        network = await self.guest_network(vm)
+        return network.address.partition("/")[0]
+
+    async def join(self, vm: Vm) -> None:
+        network = await self.guest_network(vm)
+        await self._namespaces.join(_attachment(vm), vm.record.tap, network.mtu)
+
+    async def leave(self, vm: Vm) -> None:
+        pass  # all that was made is gone with the tap
+
+    async def guest_network(self, vm: Vm) -> Network:
+        if vm.taken_over is None:
+            vm.taken_over = await self._namespaces.read(_attachment(vm))
+        return vm.taken_over
+
+    async def set_firewall(self, vm: Vm, firewall: PodFirewall) -> None:
+        raise FailedPrecondition("the pod is in a CNI's network, where the CNI's own policies hold")
+
+
+def _attachment(vm: Vm) -> Attachment:
+    return Attachment(Path(vm.record.namespace), vm.record.interface)
+
+
+class UplinkOfRecord:
+    """Each VM's is the one that its record says. See `Uplink`."""
+
+    def __init__(self, bridge: Uplink, namespaces: Uplink) -> None:
+        self._bridge = bridge
+        self._namespaces = namespaces
+
+    async def prepare(self) -> None:
+        await self._bridge.prepare()
+        await self._namespaces.prepare()
+
+    async def address(self, vm: Vm) -> str:
+        return await self._of(vm).address(vm)
+
+    async def join(self, vm: Vm) -> None:
+        await self._of(vm).join(vm)
+
+    async def leave(self, vm: Vm) -> None:
+        await self._of(vm).leave(vm)
+
+    async def guest_network(self, vm: Vm) -> Network:
+        return await self._of(vm).guest_network(vm)
+
+    async def set_firewall(self, vm: Vm, firewall: PodFirewall) -> None:
+        await self._of(vm).set_firewall(vm, firewall)
+
+    def _of(self, vm: Vm) -> Uplink:
+        return self._bridge if vm.record.on_bridge else self._namespaces

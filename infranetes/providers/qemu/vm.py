@@ -21,6 +21,7 @@ from infranetes.providers.qemu.process import WatchedProcess
 from infranetes.providers.qemu.record import Phase, VmRecord
 from infranetes_common.concurrency import Notifier
 from infranetes_common.errors import Unavailable
+from infranetes_common.identity import Network
 
 _DETAIL_CHARACTERS = 300
 _GONE = "its process was gone when the daemon started"
@@ -39,6 +40,7 @@ class Vm:
     :ivar destroying: whether its end was asked for.
     :ivar handover: hands over the identity and then plugs in the pod's size.
     :ivar last_place: the number of the place where this daemon has last shown it a disk.
+    :ivar taken_over: the network that it takes over in a namespace, once that was read.
     :ivar changes: notified when its state may have changed.
     """
 
@@ -51,6 +53,7 @@ class Vm:
         self.launching = False
         self.destroying = False
         self.last_place = -1
+        self.taken_over: Network | None = None
         self.changes = Notifier()
 
     @property

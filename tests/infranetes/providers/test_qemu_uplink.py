@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A VM is connected to what its record says: the bridge, or a link in somebody else's namespace."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import cast
+
+import attrs
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes.guest.image import GuestImage
+from infranetes.guest.recipe import FEATURES
+from infranetes.providers.interface import Attachment, InstanceSpec, ProviderContext
+from infranetes.providers.qemu import namespaces
+from infranetes.providers.qemu.bridge import open_tap
+from infranetes.providers.qemu.launcher import Launcher
+from infranetes.providers.qemu.parts import make_parts
+from infranetes.providers.qemu.paths import ProviderPaths
+from infranetes.providers.qemu.privileges import QemuUser
+from infranetes.providers.qemu.record import VmRecord, VmRecords
+from infranetes.providers.qemu.settings import QemuSettings
+from infranetes.providers.qemu.template import Template
+from infranetes.providers.qemu.uplink import Uplink
+from infranetes.providers.qemu.vm import Vm
+from infranetes_common.concurrency import run_in_thread
+from infranetes_common.errors import FailedPrecondition
+from infranetes_common.identity import Identity, Route
+from infranetes_common.pod_firewall import CLOSED
+from infranetes_common.reactors import installed
+from tests.infranetes.providers.test_qemu_files import COMMAND_LINE
+from tests.infranetes.providers.test_qemu_namespaces import MAC, NamespaceCase, arrivals, failed
+from tests.support.frames import IPV4, ethernet, udp
+
+reactor = installed()
+TOKEN = "0123456789abcdef" * 2
+PATHS = ProviderPaths(Path("/nowhere"), Path("/nowhere"))
+ME = QemuUser(os.getuid(), os.getgid())
+
+
+def uplink(joins_namespaces: bool) -> Uplink:
+    context = ProviderContext(Path("/nowhere"), Path("/nowhere"), "c", "n", joins_namespaces=joins_namespaces)
+    return make_parts(reactor, QemuSettings(), context, PATHS).uplink
+
+
+def vm_of(record: VmRecord) -> Vm:
+    return Vm(record, PATHS.of_vm(record, ME))
+
+
+class UplinkTests(NamespaceCase):
+    """In a real namespace."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.pod.ip(
+            "address add 10.4.0.7/32 dev eth0", "route add 10.4.0.1 dev eth0", "link set eth0 mtu 1450"
+        )
+        # Apart from other runs of these tests, whose taps are in the node's own namespace for a moment.
+        token = os.urandom(16).hex()
+        record = VmRecord(
+            token, "s", "c", "n", "", 0.0, namespace=f"/run/netns/{self.pod.name}", interface="eth0"
+        )
+        self.vm = vm_of(record)
+        self.uplink = uplink(True)
+
+    async def test_a_vm_takes_over_what_the_link_has_and_gets_its_frames(self) -> None:
+        self.assertEqual(await self.uplink.address(self.vm), "10.4.0.7")
+        network = await self.uplink.guest_network(self.vm)
+        self.assertEqual((network.address, network.gateway, network.mtu), ("10.4.0.7/32", "", 1450))
+        self.assertEqual(network.routes, (Route("10.4.0.1/32"),))
+        tap = open_tap(self.vm.record.tap)
+        self.addCleanup(os.close, tap)
+        await self.uplink.join(self.vm)
+        self.assertIn("mtu 1450", self.pod.said("ip", "link", "show", "dev", self.vm.record.tap))
+        frame = ethernet(MAC, network.mac, IPV4, udp("10.4.0.7", "10.4.0.1", b"x"))
+        host = self.packets()
+        os.write(tap, bytes(10) + frame)
+        self.assertEqual(await run_in_thread(reactor, arrivals, host.fileno(), frame), 1)
+        await self.uplink.leave(self.vm)
+        await self.uplink.leave(self.vm)
+
+    async def test_its_address_is_asked_once(self) -> None:
+        await self.uplink.address(self.vm)
+        self.pod.ip("address flush dev eth0")
+        self.assertEqual((await self.uplink.guest_network(self.vm)).address, "10.4.0.7/32")
+
+    async def test_policies_there_are_the_cnis(self) -> None:
+        self.assertIsInstance(await failed(self.uplink.set_firewall(self.vm, CLOSED)), FailedPrecondition)
+
+    async def test_the_kernel_is_tried_where_there_will_be_such_vms(self) -> None:
+        await self.uplink.prepare()
+        self.patch(namespaces, "_thd_comes_back", lambda tap: False)
+        self.assertIsInstance(await failed(self.uplink.prepare()), FailedPrecondition)
+        await uplink(False).prepare()
+
+    async def test_a_vm_on_the_bridge_has_what_was_reserved(self) -> None:
+        vm = vm_of(VmRecord(TOKEN, "s", "c", "n", "10.88.0.9", 0.0))
+        self.assertEqual(await self.uplink.address(vm), "10.88.0.9")
+        self.assertIn(
+            "NetworkPolicies are turned off", str(await failed(self.uplink.set_firewall(vm, CLOSED)))
+        )
+
+
+class RecordTests(SynchronousTestCase):
+    def test_a_restarted_daemon_knows_which_vms_are_on_the_bridge(self) -> None:
+        directory = Path(self.mktemp())
+        overlay = Path(self.mktemp())
+        overlay.write_text("")
+        records = VmRecords(directory)
+        records.open()
+        there = VmRecord(
+            TOKEN, "s", "c", "n", "10.4.0.7", 0.0, os.getuid(), namespace="/run/netns/x", interface="eth0"
+        )
+        records.add(there, overlay)
+        here = VmRecord("f" * 32, "s", "c", "n", "10.88.0.9", 0.0, os.getuid())
+        records.add(here, overlay)
+        self.assertEqual([(each, each.on_bridge) for each in records.read()], [(there, False), (here, True)])
+
+
+class ValidateTests(SynchronousTestCase):
+    """What is refused before anything is made."""
+
+    def test_a_guest_image_whose_agent_knows_no_routes(self) -> None:
+        parts = make_parts(
+            reactor, QemuSettings(), ProviderContext(Path("/nowhere"), Path("/nowhere"), "c", "n"), PATHS
+        )
+        launcher = Launcher(
+            reactor, QemuSettings(), VmRecords(Path("/nowhere")), parts, ME, PATHS,
+            lambda vm: None, lambda vm: self.fail("no VM"),
+        )  # fmt: skip
+        spec = InstanceSpec(TOKEN, "s", "c", "n", cast(Identity, None))
+        joining = attrs.evolve(spec, attachment=Attachment(Path("/run/netns/x")))
+        image = GuestImage(Path("/images/one"), "key", 0.0, "bookworm", "6.1", ())
+        old = Template(Path("/nowhere"), COMMAND_LINE, image)
+        launcher.validate(spec, old)
+        error = self.assertRaises(FailedPrecondition, launcher.validate, joining, old)
+        self.assertIn("/images/one is of a release whose VMs can't be in a CNI's network", str(error))
+        launcher.validate(joining, attrs.evolve(old, image=attrs.evolve(image, features=FEATURES)))
