@@ -139,7 +139,7 @@ class Keeper:
             f"--net -- env KUBECACHEDIR='{place}/tmp/kubectl' "
             f"'{programs}/kubernetes/kubectl' --kubeconfig='{place}/pki/admin.conf'",
         )
-        inside = '--mount --ipc --net --pid --wdns="$PWD" --'
+        inside = '--mount --ipc --net --uts --pid --wdns="$PWD" --'
         environment = (
             f'env PATH="{search}:$PATH" CRI_CONFIG_FILE=/dev/null '
             "CONTAINER_RUNTIME_ENDPOINT=unix:///run/infranetes/infranetes.sock"

@@ -25,6 +25,8 @@ from tests.infranetes.daemon.case import toml
 PROGRAMS = ROOT / "build" / "tools" / "kubernetes"
 NODE_ADDRESS = address_of(1)  # where the control plane is
 SERVICES, PODS = "10.96.0.0/16", "10.86.0.0/16"
+#: What the controller manager gives to the first node.
+NODE_SUBNET = "10.86.0.0/24"
 DNS_ADDRESS = "10.96.0.10"  # of a Service, as in other clusters
 API_SERVER = f"https://{NODE_ADDRESS}:6443"
 ETCD = "http://127.0.0.1:2379"

@@ -6,6 +6,7 @@ first node's, and runs the node's programs in it."""
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
@@ -61,6 +62,7 @@ def main(arguments: Sequence[str]) -> None:
     name, number, image_dir = arguments
     node = Node(Paths(name), int(number))
     node.place.mkdir()
+    socket.sethostname(node.name)
     world.mount(node.place, Path(image_dir))
     world.loopback()
     images.serve(REGISTRY, node.place / "registry")

@@ -14,7 +14,7 @@ import attrs
 from tests.cluster.paths import ROOT, Paths
 
 #: What a further node has of its own, of the kernel's.
-NAMESPACES = ("--mount", "--ipc", "--net")
+NAMESPACES = ("--mount", "--ipc", "--net", "--uts")
 
 
 def address_of(number: int) -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,10 @@ from tests.cluster.nodes import Node
 from tests.cluster.paths import ROOT, TEMPLATES
 
 #: Nothing that is mounted, listens or is linked in these outlives the last process.
-NAMESPACES = ("unshare", "--mount", "--ipc", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
+NAMESPACES = (
+    *("unshare", "--mount", "--ipc", "--net", "--uts", "--pid"),
+    *("--fork", "--kill-child", "--mount-proc"),
+)
 #: The interface by which a node is in the nodes' network: the first one's is the bridge that others join.
 LINK = "node0"
 # kubelet insists on these and would set them for the whole machine; it finds files of ours instead.
@@ -31,7 +35,8 @@ def _run(*command: str | Path) -> None:
 
 
 def enter(node: Node, image_dir: Path) -> None:
-    """Give this process, in namespaces of its own, the first node's mounts and network; no way out."""
+    """Give this process, in namespaces of its own, the first node's name, mounts and network; no way out."""
+    socket.sethostname(node.name)
     mount(node.place, image_dir)
     loopback()
     commands = f"link add name {LINK} type bridge\n{addressed(node)}"

@@ -18,14 +18,16 @@ from types import FrameType
 
 from tests.cluster.__main__ import IMAGE_DIR
 from tests.cluster.case import Cluster
-from tests.cluster.components import NODE_ADDRESS, PROGRAMS
+from tests.cluster.components import NODE_ADDRESS, PROGRAMS, RUNTIMES
 from tests.cluster.paths import REGISTRY, ROOT
 from tests.conformance import images
 from tests.conformance.report import document, expectations, judge, left_out, strangers, summary
-from tests.conformance.specs import SUITE, Runner, Spec, listed
+from tests.conformance.specs import SUITE, Runner, Spec, listed, sliced
 from tests.interop.critest_specs import PASSED, Outcome
 
 FOCUS = r"\[sig-network\]"
+#: What Kubernetes asks of every cluster, and of every node.
+JUDGE = r"\[(?:Node)?Conformance\]"
 NAME = "e2e"
 OUTPUTS = ROOT / "build" / "e2e"
 
@@ -40,6 +42,19 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--names", default="", metavar="FILE", help="only specs of these names, in that order"
     )
+    parser.add_argument(
+        "--judge",
+        action="store_const",
+        dest="focus",
+        const=JUDGE,
+        help="what Kubernetes asks of every cluster and node: [Conformance] and [NodeConformance]",
+    )
+    parser.add_argument(
+        "--slice", type=_slice, default=(1, 1), metavar="K/N", help="only the Kth of N parts of them"
+    )
+    parser.add_argument(
+        "--runtime", choices=RUNTIMES, default=RUNTIMES[0], help="kubelet's, to be judged (%(default)s)"
+    )
     parser.add_argument("--parallel", type=int, default=2, metavar="N", help="specs at a time (%(default)s)")
     parser.add_argument("--provider", default="qemu", help="what makes the machines (%(default)s)")
     parser.add_argument("--proxy", action="store_true", help="with kube-proxy on the node")
@@ -48,6 +63,16 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="only list the specs")
     parser.add_argument("--image-dir", default=IMAGE_DIR, help="of guest images (%(default)s)")
     return parser.parse_args(arguments)
+
+
+def _slice(words: str) -> tuple[int, int]:
+    """K/N, of which K may be `today`: another one each day, until all have had their turn."""
+    number, _, of = words.partition("/")
+    parts = int(of)
+    chosen_ = int(time.time() // 86400) % parts + 1 if number == "today" else int(number)
+    if not 1 <= chosen_ <= parts:
+        raise argparse.ArgumentTypeError(f"{words}: there are parts 1 to {parts}")
+    return chosen_, parts
 
 
 def say(words: str) -> None:
@@ -65,7 +90,7 @@ def chosen(given: argparse.Namespace) -> list[Spec]:
     if given.names:
         by_name = {spec.name: spec for spec in specs}
         specs = [by_name[name] for name in Path(given.names).read_text().splitlines() if name in by_name]
-    return specs
+    return sliced(specs, *given.slice)
 
 
 class Judge:
@@ -74,14 +99,15 @@ class Judge:
     def __init__(self, given: argparse.Namespace) -> None:
         self.given = given
         self.specs = chosen(given)
-        self.expected = expectations(given.proxy)
+        self.expected = expectations(given.proxy, given.runtime)
         self.done = 0
         self.begun = time.monotonic()
 
     def run(self) -> int:
         """The exit code."""
         images.make(REGISTRY, say)
-        flags = ["--policies", "--image-dir", self.given.image_dir]
+        flags = ["--runtime", self.given.runtime, "--image-dir", self.given.image_dir]
+        flags += ["--policies"] if self.given.runtime == RUNTIMES[0] else []
         flags += ["--provider", self.given.provider, "--nodes", str(self.given.nodes)]
         flags += ["--proxy"] if self.given.proxy else []
         cluster = Cluster(NAME, *flags)
@@ -121,7 +147,7 @@ class Judge:
         seconds = time.monotonic() - self.begun
         verdict = judge(outcomes, self.expected)
         if self.given.json:
-            found = document(verdict, self.expected, seconds)
+            found = {"runtime": self.given.runtime, **document(verdict, self.expected, seconds)}
             Path(self.given.json).write_text(json.dumps(found, indent=1))
         print(*summary(verdict, self.expected), sep="\n")
         print(f"{verdict.line}; {seconds:.0f} s\ne2e: {'good' if verdict.good else 'NOT GOOD'}")

@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from tests.cluster.components import RUNTIMES
 from tests.interop.critest_specs import FAILED, PASSED, SKIPPED, Outcome
 
 EXPECTED = Path(__file__).with_name("expected.toml")
@@ -22,7 +23,7 @@ KINDS = {
     "missing": "what it would take",
 }
 _KEYS = {"spec", "kind", "reason"}  # that each entry has
-_PROXY = "proxy"
+_PROXY, _RUNTIMES = "proxy", "runtimes"
 
 
 class BadExpectation(Exception):
@@ -32,31 +33,38 @@ class BadExpectation(Exception):
 @attrs.frozen
 class Expectation:
     """A spec that fails. `kind`: one of KINDS; `reason`: a sentence. `proxy`: only when the node has this;
-    None: whether it runs kube-proxy or not."""
+    None: whether it runs kube-proxy or not. `runtimes`: kubelet's, with which it fails; empty: any."""
 
     spec: str
     kind: str
     reason: str
     proxy: bool | None = None
+    runtimes: tuple[str, ...] = ()
+
+    def holds(self, proxy: bool, runtime: str) -> bool:
+        """Whether it is to fail in such a cluster."""
+        return self.proxy in (None, proxy) and (not self.runtimes or runtime in self.runtimes)
 
 
-def expectations(proxy: bool, path: Path = EXPECTED) -> dict[str, Expectation]:
+def expectations(proxy: bool, runtime: str, path: Path = EXPECTED) -> dict[str, Expectation]:
     """By spec.
 
-    :param proxy: whether the node runs kube-proxy.
+    :param proxy: whether the node runs kube-proxy. :param runtime: kubelet's.
     :raise BadExpectation: an entry is incomplete, or there twice."""
     found: dict[str, Expectation] = {}
     for entry in tomllib.loads(path.read_text()).get("expected", []):
         spec, kind, reason = (str(entry.get(key, "")).strip() for key in ("spec", "kind", "reason"))
-        if not spec or not reason or kind not in KINDS or not _KEYS <= set(entry) <= {*_KEYS, _PROXY}:
+        runtimes = tuple(entry.get(_RUNTIMES, ()))
+        complete = spec and reason and kind in KINDS and set(runtimes) <= set(RUNTIMES)
+        if not complete or not _KEYS <= set(entry) <= {*_KEYS, _PROXY, _RUNTIMES}:
             raise BadExpectation(
                 f"{path.name}: an entry has spec, kind (of {', '.join(KINDS)}), reason, and may have "
-                f"{_PROXY}: {entry}"
+                f"{_PROXY} and {_RUNTIMES} (of {', '.join(RUNTIMES)}): {entry}"
             )
         if spec in found:
             raise BadExpectation(f"{path.name}: {spec!r} is there twice")
-        found[spec] = Expectation(spec, kind, reason, entry.get(_PROXY))
-    return {spec: each for spec, each in found.items() if each.proxy in (None, proxy)}
+        found[spec] = Expectation(spec, kind, reason, entry.get(_PROXY), runtimes)
+    return {spec: each for spec, each in found.items() if each.holds(proxy, runtime)}
 
 
 def left_out(path: Path = EXPECTED) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from tests.cluster.components import RUNTIMES
 from tests.conformance.report import (
     BadExpectation,
     Expectation,
@@ -68,19 +69,27 @@ class ExpectationTests(SynchronousTestCase):
         return path
 
     def test_an_entry_has_a_kind_and_a_reason(self) -> None:
-        self.assertEqual(expectations(False, self.written(ENTRY)), {"a": Expectation("a", "vm", "it can't")})
+        self.assertEqual(
+            expectations(False, RUNTIMES[0], self.written(ENTRY)), {"a": Expectation("a", "vm", "it can't")}
+        )
         for broken in (
             ENTRY.replace("vm", "whatever"),
             ENTRY.replace("it can't", " "),
             ENTRY.replace("reason", "excuse"),
             ENTRY + ENTRY,
+            ENTRY + 'runtimes = ["docker"]\n',
         ):
-            self.assertRaises(BadExpectation, expectations, False, self.written(broken))
+            self.assertRaises(BadExpectation, expectations, False, RUNTIMES[0], self.written(broken))
 
     def test_an_entry_may_be_of_nodes_without_kube_proxy(self) -> None:
         path = self.written(ENTRY + "proxy = false\n")
-        self.assertEqual(set(expectations(False, path)), {"a"})
-        self.assertEqual(set(expectations(True, path)), set())
+        self.assertEqual(set(expectations(False, RUNTIMES[0], path)), {"a"})
+        self.assertEqual(set(expectations(True, RUNTIMES[0], path)), set())
+
+    def test_an_entry_may_be_of_one_runtime(self) -> None:
+        path = self.written(ENTRY + f'runtimes = ["{RUNTIMES[1]}"]\n')
+        self.assertEqual(set(expectations(False, RUNTIMES[0], path)), set())
+        self.assertEqual(set(expectations(False, RUNTIMES[1], path)), {"a"})
 
     def test_what_is_left_out_has_a_reason(self) -> None:
         entry = "[[left_out]]\nmatch = '\\[Slow\\]'\nreason = \"no time\"\n"
@@ -91,8 +100,9 @@ class ExpectationTests(SynchronousTestCase):
 
     def test_those_of_the_project_are_whole(self) -> None:
         for proxy in (False, True):
-            for spec in expectations(proxy):
-                self.assertTrue(spec.startswith("[sig-"), spec)
+            for runtime in RUNTIMES:
+                for spec in expectations(proxy, runtime):
+                    self.assertTrue(spec.startswith("[sig-"), spec)
         self.assertTrue(left_out())
 
     def test_a_spec_that_there_is_not_is_a_stranger(self) -> None:

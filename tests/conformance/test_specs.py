@@ -10,7 +10,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tests.conformance.specs import Runner, Spec, outcome_of
+from tests.conformance.specs import Runner, Spec, outcome_of, sliced
 from tests.interop.critest_specs import FAILED, PASSED, SKIPPED, Outcome
 
 # Reports that the spec was run and skipped itself if its name says so, and writes nothing for one that dies.
@@ -42,6 +42,19 @@ class SpecTests(SynchronousTestCase):
         report.write_text(json.dumps([{"SpecReports": [it]}]))
         outcome = outcome_of(Spec("a"), report, 1.0)
         self.assertEqual((outcome.state, outcome.message), (FAILED, "x y"))
+
+
+class SliceTests(SynchronousTestCase):
+    def test_every_spec_is_in_one_part_and_stays_there(self) -> None:
+        specs = [Spec(f"spec {number}") for number in range(100)]
+        parts = [sliced(specs, number, 7) for number in range(1, 8)]
+        self.assertEqual(sorted(str(each) for part in parts for each in part), sorted(map(str, specs)))
+        self.assertTrue(all(parts))
+        self.assertEqual([each for each in parts[2] if each in specs[50:]], sliced(specs[50:], 3, 7))
+
+    def test_there_is_no_part_beyond_the_last(self) -> None:
+        self.assertRaises(ValueError, sliced, [], 8, 7)
+        self.assertRaises(ValueError, sliced, [], 0, 7)
 
 
 class RunnerTests(SynchronousTestCase):

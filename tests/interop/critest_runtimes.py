@@ -188,9 +188,10 @@ class Infranetes(Runtime):
 
 
 class Containerd(Runtime):
-    """Debian's containerd, with runc and the reference plug-ins of CNI."""
+    """Debian's containerd, with runc and the reference plug-ins of CNI. `subnet`: its pods'."""
 
     name = "containerd"
+    subnet = "10.83.0.0/24"
 
     def command(self, registry: Registry) -> tuple[list[str], Mapping[str, str]]:
         hosts = self.root / "hosts"
@@ -223,7 +224,7 @@ class Containerd(Runtime):
     def _network(self) -> dict[str, Any]:
         addresses = {
             "type": "host-local",
-            "ranges": [[{"subnet": "10.83.0.0/24"}]],
+            "ranges": [[{"subnet": self.subnet}]],
             "routes": [{"dst": "0.0.0.0/0"}],
             "dataDir": str(self.root / "addresses"),
         }
