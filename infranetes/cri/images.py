@@ -12,6 +12,7 @@ from infranetes.cri.paging import pages
 from infranetes.cri.translate import framed
 from infranetes.images import Image, ImageStore, credentials
 from infranetes.images.catalogue import CatalogueStore
+from infranetes.images.catalogues import CatalogueSet
 from infranetes.images.reference import parse
 from infranetes_common.errors import InvalidArgument, NotFound
 from infranetes_common.wire import cri
@@ -37,7 +38,7 @@ def to_cri(image: Image) -> cri.Image:
 class ImageService:
     """One method per RPC. An image's `image_ref` is its id, as in container statuses."""
 
-    store: ImageStore | CatalogueStore
+    store: ImageStore | CatalogueStore | CatalogueSet
 
     async def ListImages(self, request: cri.ListImagesRequest, call: Call) -> cri.ListImagesResponse:
         return cri.ListImagesResponse(images=[to_cri(image) for image in self._selected(request.filter)])
@@ -69,7 +70,7 @@ class ImageService:
 
     async def PullImage(self, request: cri.PullImageRequest, call: Call) -> cri.PullImageResponse:
         name, auth = _name(request), request.auth
-        if isinstance(self.store, CatalogueStore):
+        if not isinstance(self.store, ImageStore):
             found = await self.store.pull(name, dict(request.sandbox_config.annotations))
             return cri.PullImageResponse(image_ref=found.id)
         given = credentials(

@@ -75,6 +75,18 @@ class CatalogueStore:
         images = [_image(each) for each in self._images.values()]
         return sorted(images, key=lambda one: ((one.repo_tags + one.repo_digests + (one.id,))[0], one.id))
 
+    def owns(self, name_or_id: str) -> bool:
+        """Whether a name has the catalogue's domain, or an id or digest is that of an image that was pulled.
+
+        Names that are the catalogue's without saying so may be another store's beside this one.
+        """
+        if name_or_id.startswith(f"{self._catalogue.name}.infranetes.io/"):
+            return True
+        digits = name_or_id.rpartition("@")[2].removeprefix("sha256:")
+        return len(digits) >= MIN_PREFIX and any(
+            id.removeprefix("sha256:").startswith(digits) for id in self._images
+        )
+
     def resolve(self, name_or_id: str) -> Image:
         """Return the image that a reference, an id or the beginning of an id means.
 

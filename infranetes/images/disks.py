@@ -171,6 +171,11 @@ class LayerDisks:
             there[made.diff_id] = made
         return [there[layer.diff_id] for layer in layers]
 
+    async def lacking(self, layers: Sequence[Source]) -> list[Source]:
+        """Return those of the layers that have no disk yet."""
+        there = await self._thread(self._thd_look_at, [layer.diff_id for layer in layers])
+        return [layer for layer in layers if layer.diff_id not in there]
+
     async def sweep(self, needed: Collection[str]) -> None:
         """Remove disks of other layers than those with the diff ids `needed`. None of these is being made."""
 

@@ -110,6 +110,20 @@ def read(data: bytes, platform: str, where: str) -> Manifest | str:
     return _manifest(document, digest_of(data), where)
 
 
+def outline(data: bytes, where: str) -> tuple[str, tuple[str, ...]]:
+    """Return the digest of the configuration that a manifest names, and the digests that an index lists.
+
+    One of both is empty. Nothing else is checked: `read` does that.
+
+    :raise FailedPrecondition: it is neither.
+    """
+    document = _object(data, MAX_MANIFEST_BYTES, "manifest", where)
+    entries = document.get("manifests")
+    if isinstance(entries, list):
+        return "", tuple(_descriptor(entry, where).digest for entry in entries)
+    return _descriptor(document.get("config"), where).digest, ()
+
+
 def read_config(data: bytes, manifest: Manifest, where: str) -> Config:
     """Parse the configuration that belongs to `manifest`.
 

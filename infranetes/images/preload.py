@@ -5,23 +5,38 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import attrs
 from twisted.logger import Logger
 
 from infranetes.images.index import Image
 from infranetes.images.layer_disk import LayerDisk
-from infranetes.images.store import ImageStore
 from infranetes_common import image_bundle
 from infranetes_common.concurrency import run_in_thread, sync_directory
 from infranetes_common.errors import InfranetesError, NotFound
 from infranetes_common.reactors import IReactor
 
 _log = Logger()
+
+
+class Preloadable(Protocol):
+    """Where preloaded images come from: the node's own store, or the other runtime's."""
+
+    async def find(self, name_or_id: str) -> Image:
+        """The image of this name. :raise NotFound: it is not on this node."""
+
+    async def pull(self, name: str) -> Image:
+        """Bring it to this node."""
+
+    def archive(self, image_id: str) -> AsyncGenerator[bytes, None]:
+        """The image as a tar archive."""
+
+    async def disks(self, image_id: str) -> Sequence[LayerDisk]:
+        """The image's layers as disks."""
 
 
 @attrs.frozen
@@ -34,7 +49,7 @@ class Preload:
 
 async def gather(
     reactor: IReactor,
-    store: ImageStore,
+    store: Preloadable,
     names: Sequence[str],
     directory: Path,
     progress: Callable[[str], None],
@@ -52,7 +67,7 @@ async def gather(
 
 
 async def gather_disks(
-    store: ImageStore, names: Sequence[str], progress: Callable[[str], None]
+    store: Preloadable, names: Sequence[str], progress: Callable[[str], None]
 ) -> Sequence[LayerDisk]:
     """Return the layers of these images as disks, each once. Fails as little as `gather`."""
     found: dict[str, LayerDisk] = {}
@@ -69,7 +84,7 @@ async def gather_disks(
 
 async def _gather(
     reactor: IReactor,
-    store: ImageStore,
+    store: Preloadable,
     names: Sequence[str],
     directory: Path,
     progress: Callable[[str], None],
@@ -87,10 +102,10 @@ async def _gather(
     return Preload(key, path)
 
 
-async def _image(store: ImageStore, name: str, progress: Callable[[str], None]) -> Image | None:
+async def _image(store: Preloadable, name: str, progress: Callable[[str], None]) -> Image | None:
     try:
         try:
-            return store.resolve(name)
+            return await store.find(name)
         except NotFound:
             progress(f"pulling {name}, which every VM is to have")
             return await store.pull(name)
@@ -106,7 +121,7 @@ def _clear(directory: Path, keep: Path) -> None:
             path.unlink()
 
 
-async def _write(reactor: IReactor, store: ImageStore, ids: Sequence[str], path: Path) -> None:
+async def _write(reactor: IReactor, store: Preloadable, ids: Sequence[str], path: Path) -> None:
     beside = path.with_name(path.name + ".new")
     file = await run_in_thread(reactor, _create, beside)
     try:
@@ -118,7 +133,7 @@ async def _write(reactor: IReactor, store: ImageStore, ids: Sequence[str], path:
     await run_in_thread(reactor, _rename, beside, path)
 
 
-async def _append(reactor: IReactor, store: ImageStore, image_id: str, file: BinaryIO) -> None:
+async def _append(reactor: IReactor, store: Preloadable, image_id: str, file: BinaryIO) -> None:
     start, size = file.tell(), 0
     file.seek(image_bundle.BLOCK, os.SEEK_CUR)
     async with aclosing(store.archive(image_id)) as chunks:

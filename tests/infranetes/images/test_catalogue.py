@@ -16,6 +16,7 @@ from zope.interface.verify import verifyObject
 
 from infranetes.cri.images import ImageService
 from infranetes.images.catalogue import CatalogueStore
+from infranetes.images.catalogues import CatalogueSet
 from infranetes.images.executables import SUM_ANNOTATION, URL_ANNOTATION, Executables, parse
 from infranetes.images.interface import CatalogueImage, IImageCatalogue
 from infranetes_common.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound, Unavailable
@@ -95,6 +96,61 @@ class Shelf:
         if self.down:
             return fail(Unavailable("the shelf is away"))
         return succeed(found in self.images.values())
+
+
+class CatalogueSetTests(TestCase):
+    """Catalogues beside a runtime with images of its own."""
+
+    async def setUp(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="catalogues-", dir="/dev/shm"))
+        self.addCleanup(shutil.rmtree, self.directory)
+        self.shelf = Shelf()
+        self.shelf.images["shelf.infranetes.io/app:1"] = CatalogueImage(
+            f"sha256:{A}", ("app:1",), (f"app@sha256:{A}",), machine="m-1"
+        )
+        stores = []
+        for catalogue in (self.shelf, Executables()):
+            stores.append(CatalogueStore(reactor, self.directory / catalogue.name, catalogue))
+            await stores[-1].start()
+        self.images = CatalogueSet(stores)
+        self.service = ImageService(self.images)
+
+    async def pull(self, name: str) -> str:
+        request = cri.PullImageRequest(image=cri.ImageSpec(image=name))
+        return str((await self.service.PullImage(request, NO_CALL)).image_ref)
+
+    async def test_a_name_is_a_catalogues_by_its_domain(self) -> None:
+        for name in ("shelf.infranetes.io/app:1", f"systemd.infranetes.io/h.example/p@sha256:{B}"):
+            self.assertTrue(self.images.owns(name))
+        for name in ("app:1", "docker.io/library/app:1", "shelf.infranetes.io.example/app:1", "", "app"):
+            self.assertFalse(self.images.owns(name))
+
+    async def test_an_id_is_a_catalogues_once_its_image_was_pulled(self) -> None:
+        ids = (f"sha256:{A}", A, A[:12], f"app@sha256:{A}")
+        self.assertEqual([self.images.owns(id) for id in ids], [False] * 4)
+        await self.pull("shelf.infranetes.io/app:1")
+        self.assertEqual([self.images.owns(id) for id in ids], [True] * 4)
+        self.assertFalse(self.images.owns(A[:5]))
+        self.assertFalse(self.images.owns(B))
+
+    async def test_each_image_is_pulled_shown_and_removed_in_its_own_catalogue(self) -> None:
+        program = f"systemd.infranetes.io/h.example/p@sha256:{B}"
+        self.assertEqual(await self.pull("shelf.infranetes.io/app:1"), f"sha256:{A}")
+        self.assertEqual(await self.pull(program), f"sha256:{B}")
+        listed = await self.service.ListImages(cri.ListImagesRequest(), NO_CALL)
+        self.assertEqual([image.id for image in listed.images], [f"sha256:{A}", f"sha256:{B}"])
+        for name in (f"sha256:{A}", program):
+            request = cri.ImageStatusRequest(image=cri.ImageSpec(image=name), verbose=True)
+            self.assertIn("info", (await self.service.ImageStatus(request, NO_CALL)).info)
+            await self.service.RemoveImage(cri.RemoveImageRequest(image=request.image), NO_CALL)
+        self.assertEqual(self.images.list(), [])
+
+    async def test_what_is_of_no_catalogue_is_not_found(self) -> None:
+        await self.images.remove("docker.io/library/app:1")
+        status = cri.ImageStatusRequest(image=cri.ImageSpec(image="app:1"))
+        self.assertFalse((await self.service.ImageStatus(status, NO_CALL)).HasField("image"))
+        with self.assertRaises(NotFound):
+            await self.pull("app:1")
 
 
 class CatalogueStoreTests(TestCase):

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node's containerd, and the images of it that VMs would be shown."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.endpoints import UNIXClientEndpoint
+from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import TestCase
+
+from infranetes.delegate.containerd_api import ContainerdApi
+from infranetes.delegate.containerd_content import ContainerdContent
+from infranetes.delegate.images import DelegateImages, LayerSource
+from infranetes.images import ImagesConfig, LayerDisk
+from infranetes.images.disks import Built, Source
+from infranetes.images.manifest import host_platform
+from infranetes_common.reactors import installed
+from infranetes_common.wire import cri
+from tests.support import containerd
+from tests.support.oci import BuiltImage, BuiltIndex
+from tests.support.registry import Registry
+from txgrpc import Channel
+from txgrpc.channel import Backoff
+from txgrpc.raw import RawStub
+
+reactor = installed()
+
+
+class Images(DelegateImages):
+    """Watched as they make disks. :ivar made: diff ids. :ivar gate: what the making of each waits for."""
+
+    def __init__(self, stub: RawStub, source: LayerSource, directory: Path) -> None:
+        super().__init__(reactor, stub, source, directory, ImagesConfig(), 3600.0, self._watched)
+        self.made: list[str] = []
+        self.gate: Deferred[None] = succeed(None)
+        self.begun: Deferred[None] = Deferred()
+
+    async def _watched(self, layer: Source, target: Path) -> Built:
+        self.made.append(layer.diff_id)
+        if not self.begun.called:
+            self.begun.callback(None)
+        waiting: Deferred[None] = Deferred()
+        self.gate.chainDeferred(waiting)
+        await waiting
+        return await self._build_disk(layer, target)
+
+
+class ContentCase(TestCase):
+    """A containerd, a registry, and the images as a daemon has them that was just started.
+
+    :cvar discards: whether containerd deletes layers that it has unpacked."""
+
+    discards = False
+
+    timeout = 120
+
+    async def setUp(self) -> None:
+        self.registry = await deferToThread(Registry().start)
+        self.addCleanup(self.registry.stop)
+        self.containerd = containerd.Containerd(self.discards)
+        self.addCleanup(deferToThread, self.containerd.stop)
+        await deferToThread(self.containerd.start)
+        endpoint = UNIXClientEndpoint(reactor, str(self.containerd.socket))
+        self.channel = Channel(reactor, endpoint, backoff=Backoff(first=0.01, most=0.05))
+        self.addCleanup(self.channel.close)
+        self.stub = self.channel.stub(cri.ImageService)
+        self.directory = Path(tempfile.mkdtemp(prefix="delegate-images-"))
+        self.addCleanup(shutil.rmtree, self.directory)
+        self.api = self.make_api()
+        self.images = await self.started()
+
+    def make_api(self) -> ContainerdApi:
+        return ContainerdApi(reactor, RawStub(self.channel))
+
+    async def started(self) -> Images:
+        """The images as a daemon has them that was just started."""
+        content = ContainerdContent(reactor, self.api, self.directory / "copies", host_platform())
+        images = Images(RawStub(self.channel), content, self.directory / "disks")
+        await images.start()
+        self.addCleanup(lambda: Deferred.fromCoroutine(images.stop()))
+        return images
+
+    async def pulled(self, name: str, built: BuiltImage | BuiltIndex, tag: str = "1") -> str:
+        """The reference of an image that containerd has pulled."""
+        reference = await deferToThread(self.registry.push, name, tag, built)
+        await self.stub.PullImage(cri.PullImageRequest(image=cri.ImageSpec(image=reference)), timeout=60)
+        return reference
+
+    def remove(self, name: str) -> Deferred[Any]:
+        request = cri.RemoveImageRequest(image=cri.ImageSpec(image=name))
+        removal: Deferred[Any] = self.stub.RemoveImage(request, timeout=60)
+        return removal
+
+    def on_disk(self) -> set[str]:
+        """The diff ids of layers that have a disk."""
+        names = {path.name.partition(".")[0] for path in (self.directory / "disks" / "sha256").iterdir()}
+        return {f"sha256:{name}" for name in names}
+
+    def assert_right(self, found: Sequence[LayerDisk], diff_ids: Sequence[str]) -> None:
+        """They are these layers' disks, in this order, and what is said of each is true."""
+        self.assertEqual([disk.diff_id for disk in found], list(diff_ids))
+        for disk in found:
+            content = disk.path.read_bytes()
+            self.assertEqual(len(content), disk.size)
+            self.assertEqual(f"sha256:{hashlib.sha256(content).hexdigest()}", disk.digest)
