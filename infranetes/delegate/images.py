@@ -43,7 +43,7 @@ from txgrpc.raw import RawStub
 
 SECONDS = 30.0  # that the runtime may take to tell what it has
 PULL_SECONDS = 1800.0
-SAMPLE = 5  # images that are looked at to find out whether the runtime keeps layers
+SAMPLE = 50  # images, at most, that are looked at to find out whether the runtime keeps layers
 
 M = TypeVar("M", bound=Message)
 
@@ -237,20 +237,25 @@ class DelegateImages:
         return await self.find(answer.image_ref or name)
 
     async def refusal(self) -> str:
-        """Return why VMs can't be made of the runtime's images, by a look at some of them; "": they can.
+        """Return why VMs can't be made of the runtime's images: it deletes layers; "": they can.
+
+        That is told by what it has, whatever its configuration says by now: of all images that were looked at
+        none has its layers. A single one without them is refused when a container is to be made of it.
 
         :raise Unavailable: it can't be asked.
         """
+        missing = False
         for told in (await self._list())[:SAMPLE]:
             try:
                 record = await self._source.image(told.id)
                 await self._source.check(record, [layer.digest for layer in record.manifest.layers])
+                return ""
             except LayersMissing as error:
-                _log.warn("{error}", error=error)
-                return self._source.discards
+                _log.debug("{error}", error=error)
+                missing = True
             except (NotFound, FailedPrecondition) as error:  # removed meanwhile, or not for VMs
                 _log.debug("image {image}: {error}", image=told.id, error=error)
-        return ""
+        return self._source.discards if missing else ""
 
     # ---- Disks
 

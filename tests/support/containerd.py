@@ -95,6 +95,11 @@ class Containerd:
             subprocess.run(["umount", "-l", mount], capture_output=True)
         shutil.rmtree(self.root, ignore_errors=True)
 
+    def delete(self, digest: str) -> None:
+        """Delete a blob of the CRI's, whatever needs it."""
+        client = ["ctr", "--address", str(self.socket), "--namespace", "k8s.io"]
+        subprocess.run([*client, "content", "delete", digest], check=True, capture_output=True)
+
     def blob(self, digest: str) -> Path:
         """The file of a blob."""
         return self.root / "root/io.containerd.content.v1.content/blobs/sha256" / digest[len("sha256:") :]

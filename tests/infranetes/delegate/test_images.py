@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.threads import deferToThread
 
+from infranetes.delegate import containerd_api
 from infranetes.delegate.containerd_api import ContainerdApi
 from infranetes.delegate.containerd_content import DISCARDED
 from infranetes.delegate.images import LayersMissing
@@ -214,3 +216,32 @@ class DiscardTests(ContentCase):
         for words in (image.id, "crictl rmi", "discard_unpacked_layers = false"):
             self.assertIn(words, str(error))
         self.assertEqual(await self.images.refusal(), DISCARDED)
+
+
+class KeptLayersTests(ContentCase):
+    """A containerd that keeps layers, which it does by default."""
+
+    async def test_it_is_not_refused_for_one_image_that_it_had_without_its_layers_before(self) -> None:
+        built, other = small("whole"), small("without", config={"Cmd": ["/other"]})
+        for name, each in (("whole", built), ("without", other)):
+            await self.pulled(name, each)
+        self.containerd.delete(other.layers[1].digest)
+        self.assertEqual(await self.images.refusal(), "")
+        await self.assertFailure(start(self.images.disks(other.id)), LayersMissing)
+        self.assert_right(await self.images.disks(built.id), built.diff_ids)
+
+    async def test_what_a_killed_daemon_left_leased_is_void_after_its_time(self) -> None:
+        built = small("leased")
+        reference = await self.pulled("leased", built)
+        for lease, there in ((timedelta(hours=1), True), (timedelta(seconds=-1), False)):
+            self.patch(containerd_api, "LEASE", lease)
+            async with self.api.leased([built.layers[1].digest]):
+                await self.remove(reference)
+                self.assertIs(self.containerd.blob(built.layers[1].digest).exists(), there)
+            await self.pulled("leased", built)
+
+    async def test_copies_that_a_killed_daemon_left_are_removed(self) -> None:
+        left = self.directory / "copies" / "left"
+        left.write_bytes(b"half")
+        await self.started()
+        self.assertFalse(left.exists())
