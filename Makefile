@@ -144,6 +144,17 @@ e2e: venv proto apt-run tools e2e-tools image ## Judge by Kubernetes' end-to-end
 	@$(AS_ROOT) $(BIN)/python -m tests.conformance --json "$(E2E_JSON)" --image-dir "$(IMAGE_DIR)" \
 		--provider "$(PROVIDER)" --parallel "$(PARALLEL)" --focus "$$E2E_FOCUS" --skip "$$E2E_SKIP" --nodes "$(NODES)" $(if $(filter-out 0,$(PROXY)),--proxy)
 
+SLICE ?= 1/1
+KUBERNETES_JSON ?= build/kubernetes
+
+.PHONY: kubernetes
+kubernetes: venv proto apt-run tools e2e-tools image ## Judge by what Kubernetes asks of clusters and nodes, beside containerd; hours: SLICE=K/N, SLICE=today/N
+	$(call need,$(APT_CLUSTER) $(APT_CONFORMANCE) zstd)
+	@for runtime in containerd infranetes; do $(AS_ROOT) $(BIN)/python -m tests.conformance --judge --runtime $$runtime \
+		--proxy --slice "$(SLICE)" --json "$(KUBERNETES_JSON)-$$runtime.json" --image-dir "$(IMAGE_DIR)" \
+		--parallel "$(PARALLEL)"; done; \
+		$(BIN)/python -m tests.conformance.compare "$(KUBERNETES_JSON)"-*.json
+
 # ---- Run: demo, run, image -----------------------------------------------------------------------
 
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What two runtimes of kubelet make of the same specs: `python -m tests.conformance.compare FILE...`.
+
+Each FILE is the JSON of a run; of a spec that ran several times with a runtime the last one counts. It prints
+Markdown: the counts, and each spec that the second runtime passes and the first does not."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import attrs
+
+from tests.cluster.components import RUNTIMES
+from tests.interop.critest_specs import FAILED, PASSED, SKIPPED, Outcome
+
+#: Of the specs that the second runtime passes, as many have to pass with the first.
+SHARE = 0.97
+
+
+@attrs.frozen
+class Comparison:
+    """Outcomes by spec: of `ours` and of the runtime beside it, `theirs`."""
+
+    ours: Mapping[str, Outcome]
+    theirs: Mapping[str, Outcome]
+
+    @property
+    def both(self) -> list[str]:
+        """The specs that have run with both, and that the other runtime passes."""
+        return sorted(spec for spec in self.ours if self._passes(self.theirs, spec))
+
+    @property
+    def lost(self) -> list[Outcome]:
+        """What of these does not pass with ours."""
+        return [self.ours[spec] for spec in self.both if not self._passes(self.ours, spec)]
+
+    @property
+    def share(self) -> float:
+        """How many of those that the other runtime passes do with ours; 0.0 if there are none."""
+        return 1 - len(self.lost) / len(self.both) if self.both else 0.0
+
+    @staticmethod
+    def _passes(outcomes: Mapping[str, Outcome], spec: str) -> bool:
+        return spec in outcomes and outcomes[spec].state == PASSED
+
+
+def read(files: Sequence[Path]) -> dict[str, dict[str, Outcome]]:
+    """Outcomes by runtime and spec. :raise ValueError: a file is no run's."""
+    found: dict[str, dict[str, Outcome]] = {runtime: {} for runtime in RUNTIMES[:2]}
+    for file in files:
+        run = json.loads(file.read_text())
+        if run.get("runtime") not in found:
+            raise ValueError(f"{file} is not the JSON of a run with one of {', '.join(found)}")
+        found[run["runtime"]] |= {each["spec"]: Outcome(**each) for each in run["specs"]}
+    return found
+
+
+def told(comparison: Comparison, names: Sequence[str]) -> list[str]:
+    """Lines of Markdown."""
+    lines = ["| kubelet's runtime | Run | Passed | Failed | Skip themselves |", "|---|---|---|---|---|"]
+    for name, outcomes in zip(names, (comparison.ours, comparison.theirs), strict=True):
+        counts = Counter(each.state for each in outcomes.values())
+        figures = (len(outcomes), counts[PASSED], counts[FAILED], counts[SKIPPED])
+        lines.append(f"| {name} | {' | '.join(map(str, figures))} |")
+    passed = len(comparison.both) - len(comparison.lost)
+    lines += ["", f"Of {len(comparison.both)} that {names[1]} passes {passed} pass: {comparison.share:.1%}."]
+    if comparison.lost:
+        lines += ["", "| Spec | |", "|---|---|"]
+        lines += [f"| {each.spec} | {each.message[:200].replace('|', ' ')} |" for each in comparison.lost]
+    return lines
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code is 0 if enough of them pass."""
+    parser = argparse.ArgumentParser(prog="python -m tests.conformance.compare", description=__doc__)
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    outcomes = read(parser.parse_args(arguments).files)
+    comparison = Comparison(*outcomes.values())
+    print(*told(comparison, RUNTIMES[:2]), sep="\n")
+    return 0 if comparison.share >= SHARE else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
