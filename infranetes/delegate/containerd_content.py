@@ -16,7 +16,7 @@ from infranetes.images import manifest
 from infranetes.images.index import Record
 from infranetes.images.manifest import MAX_CONFIG_BYTES, MAX_MANIFEST_BYTES, Layer, Manifest
 from infranetes_common.concurrency import IMAGES, run_in_thread
-from infranetes_common.errors import DataLoss, NotFound
+from infranetes_common.errors import DataLoss, NotFound, Unimplemented
 from infranetes_common.reactors import IReactor
 
 MAX_MANIFESTS = 64  # of one image that are looked at
@@ -24,6 +24,11 @@ UNPACKED = 3  # times its compressed size is what a layer is taken to need as a 
 DISCARDED = (
     "containerd deletes the layers that VMs are made of: set discard_unpacked_layers = false in its "
     "configuration, restart it, and pull the images again"
+)
+
+OTHER = (
+    "VMs are made of the images of containerd, and the node's runtime is another one: leave delegate.socket "
+    "out, or give that of containerd"
 )
 
 
@@ -52,6 +57,14 @@ class ContainerdContent:
             self._directory.mkdir(mode=0o700, parents=True)
 
         await run_in_thread(self._reactor, clear, purpose=IMAGES)
+
+    async def unusable(self) -> str:
+        """Return that the runtime is not containerd, if so."""
+        try:
+            await self._api.root()
+        except Unimplemented:
+            return OTHER
+        return ""
 
     async def image(self, image_id: str) -> Record:
         """Return what the image is made of, without any name.

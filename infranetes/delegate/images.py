@@ -8,7 +8,7 @@ layers, by diff id, as long as it lists an image that has them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -43,6 +43,7 @@ from txgrpc.raw import RawStub
 
 SECONDS = 30.0  # that the runtime may take to tell what it has
 PULL_SECONDS = 1800.0
+AGAIN = 2.0  # seconds until a runtime is asked again that is not there yet
 SAMPLE = 50  # images, at most, that are looked at to find out whether the runtime keeps layers
 
 M = TypeVar("M", bound=Message)
@@ -64,6 +65,9 @@ class LayerSource(Protocol):
 
     async def start(self) -> None:
         """Make ready for use. :raise OSError: a directory can't be used."""
+
+    async def unusable(self) -> str:
+        """Why VMs can't be made of this runtime's images, whichever these are; "": they can."""
 
     async def image(self, image_id: str) -> Record:
         """What the image is made of, without any name.
@@ -93,6 +97,8 @@ class DelegateImages:
     :param stub: for calls on the runtime's socket. :param directory: used by this object alone.
     :param sweep: seconds between two looks for disks that no image has any more.
     :param make_disk: makes a layer's disk of its file.
+    :param refuse: is told why VMs can't be made of the runtime's images, each time that this was looked at;
+        "": they can.
     """
 
     machine_images = False
@@ -106,6 +112,7 @@ class DelegateImages:
         config: ImagesConfig,
         sweep: float = 60.0,
         make_disk: Make | None = None,
+        refuse: Callable[[str], None] = lambda why: None,
     ) -> None:
         self._reactor = reactor
         self._stub = stub
@@ -121,7 +128,9 @@ class DelegateImages:
         self._in_use: Counter[str] = Counter()  # by diff id
         self._used: set[str] = set()  # diff ids in use since the look for unused ones began
         self._making: dict[str, Flight[Sequence[LayerDisk]]] = {}  # by image id
-        self._sweeping: Deferred[None] = succeed(None)
+        self._refuse = refuse
+        self._stopped = False
+        self._watching: Deferred[None] = succeed(None)
         self.reconfigure(config)
 
     async def start(self) -> None:
@@ -133,12 +142,13 @@ class DelegateImages:
             raise ConfigError(
                 f"state_dir: layers' disks can't be kept in {self._directory}: {error.strerror}"
             ) from None
-        self._sweeping = start(self._sweep_for_ever())
-        self._sweeping.addErrback(lambda failure: failure.trap(CancelledError) and None)
+        self._watching = start(self._watch())
+        self._watching.addErrback(lambda failure: failure.trap(CancelledError) and None)
 
     async def stop(self) -> None:
         """End the making of disks that is under way. Idempotent."""
-        self._sweeping.cancel()
+        self._stopped = True
+        self._watching.cancel()
         await self._disks.stop()
         for making in [*self._making.values()]:
             await until_landed(making)
@@ -244,6 +254,8 @@ class DelegateImages:
 
         :raise Unavailable: it can't be asked.
         """
+        if unusable := await self._source.unusable():
+            return unusable
         missing = False
         for told in (await self._list())[:SAMPLE]:
             try:
@@ -281,15 +293,22 @@ class DelegateImages:
         self._in_use = +self._in_use
         await self._disks.sweep(needed.union(self._in_use, self._used))
 
-    async def _sweep_for_ever(self) -> None:
-        while True:
-            await sleep(self._reactor, self._sweep_seconds)
+    async def _watch(self) -> None:
+        """Look whether the runtime keeps layers, as soon as it answers, and from time to time at all."""
+        looked = False
+        while not self._stopped:
             try:
-                await self.sweep()
+                self._refuse(await self.refusal())
+                if looked:
+                    await self.sweep()
+                looked = True
             except InfranetesError as error:
-                _log.debug("disks of layers stay as they are: {error}", error=error)
+                _log.debug("the images of the node's runtime are not looked at: {error}", error=error)
             except OSError as error:
                 _log.warn("{path}: {error}", path=str(self._directory), error=error.strerror)
+            if not self._stopped:  # a call that was cancelled has failed
+                pause = self._sweep_seconds if looked else min(AGAIN, self._sweep_seconds)
+                await sleep(self._reactor, pause)
 
     async def _record(self, image_id: str) -> Record:
         return self._records.get(image_id) or await self._read(image_id)

@@ -44,6 +44,11 @@ class CatalogueStore:
         self._lock = DeferredLock()  # one change at a time
 
     @property
+    def name(self) -> str:
+        """The catalogue's."""
+        return self._catalogue.name
+
+    @property
     def machine_images(self) -> bool:
         """Whether the images are whole machines."""
         return self._catalogue.machine_images

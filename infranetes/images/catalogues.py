@@ -17,9 +17,14 @@ class CatalogueSet:
     def __init__(self, stores: Sequence[CatalogueStore]) -> None:
         self._stores = stores
 
+    async def start(self) -> None:
+        """Start each. :raise ConfigError: a directory can't be used."""
+        for store in self._stores:
+            await store.start()
+
     def owns(self, name_or_id: str) -> bool:
         """Whether a name or id is that of an image, perhaps not pulled yet, of one of these catalogues."""
-        return self._of(name_or_id) is not None
+        return self.store_of(name_or_id) is not None
 
     def list(self) -> list[Image]:
         """Return every image, catalogue by catalogue."""
@@ -39,7 +44,7 @@ class CatalogueSet:
 
     async def remove(self, name_or_id: str) -> None:
         """See `CatalogueStore.remove`."""
-        store = self._of(name_or_id)
+        store = self.store_of(name_or_id)
         if store is not None:
             await store.remove(name_or_id)
 
@@ -50,12 +55,13 @@ class CatalogueSet:
         """
         raise Unimplemented("the node's own runtime tells of its images' disk")
 
-    def _of(self, name_or_id: str) -> CatalogueStore | None:
+    def store_of(self, name_or_id: str) -> CatalogueStore | None:
+        """Return the catalogue's store whose image it is; None: it is of none."""
         return next((store for store in self._stores if store.owns(name_or_id)), None)
 
     def _store(self, name_or_id: str) -> CatalogueStore:
         """:raise NotFound: no catalogue has such names."""
-        store = self._of(name_or_id)
+        store = self.store_of(name_or_id)
         if store is None:
             raise NotFound(f"image {name_or_id[:300]!r} is of no catalogue of this node's")
         return store

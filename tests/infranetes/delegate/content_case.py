@@ -34,10 +34,13 @@ reactor = installed()
 
 
 class Images(DelegateImages):
-    """Watched as they make disks. :ivar made: diff ids. :ivar gate: what the making of each waits for."""
+    """Watched. :ivar made: diff ids. :ivar gate: what the making of each waits for. :ivar told: refusals."""
 
     def __init__(self, stub: RawStub, source: LayerSource, directory: Path) -> None:
-        super().__init__(reactor, stub, source, directory, ImagesConfig(), 3600.0, self._watched)
+        self.told: list[str] = []
+        super().__init__(
+            reactor, stub, source, directory, ImagesConfig(), 3600.0, self._watched, self.told.append
+        )
         self.made: list[str] = []
         self.gate: Deferred[None] = succeed(None)
         self.begun: Deferred[None] = Deferred()

@@ -3,23 +3,29 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from datetime import timedelta
 from pathlib import Path
 
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.endpoints import UNIXClientEndpoint, UNIXServerEndpoint
 from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import TestCase
 
 from infranetes.delegate import containerd_api
 from infranetes.delegate.containerd_api import ContainerdApi
-from infranetes.delegate.containerd_content import DISCARDED
+from infranetes.delegate.containerd_content import DISCARDED, OTHER, ContainerdContent
 from infranetes.delegate.images import LayersMissing
 from infranetes.images import Image, ImagesConfig
 from infranetes.images.preload import gather_disks
 from infranetes_common.concurrency import start
 from infranetes_common.errors import DataLoss, FailedPrecondition, NotFound, Unavailable
-from tests.infranetes.delegate.content_case import ContentCase, reactor
+from tests.infranetes.delegate.content_case import ContentCase, Images, reactor
 from tests.infranetes.images.support import small
 from tests.support import oci
+from tests.support.waiting import until
+from txgrpc import Channel, Server
 from txgrpc.raw import RawStub
 
 
@@ -216,6 +222,28 @@ class DiscardTests(ContentCase):
         for words in (image.id, "crictl rmi", "discard_unpacked_layers = false"):
             self.assertIn(words, str(error))
         self.assertEqual(await self.images.refusal(), DISCARDED)
+        again = await self.started()
+        await until(lambda: again.told, "it is refused")
+        self.assertEqual(again.told, [DISCARDED])
+
+
+class OtherRuntimeTests(TestCase):
+    """A runtime that is not containerd."""
+
+    async def test_it_is_refused_in_one_sentence(self) -> None:
+        directory = Path(tempfile.mkdtemp(prefix="delegate-images-"))
+        self.addCleanup(shutil.rmtree, directory)
+        path = str(directory / "socket")
+        port = await UNIXServerEndpoint(reactor, path).listen(Server(reactor, []).factory)
+        self.addCleanup(port.stopListening)
+        channel = Channel(reactor, UNIXClientEndpoint(reactor, path))
+        self.addCleanup(channel.close)
+        stub = RawStub(channel)
+        content = ContainerdContent(
+            reactor, ContainerdApi(reactor, stub), directory / "copies", "linux/amd64"
+        )
+        images = Images(stub, content, directory / "disks")
+        self.assertEqual(await images.refusal(), OTHER)
 
 
 class KeptLayersTests(ContentCase):
