@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The manifests of docs/runtime-classes.md, as they stand there, in a real API server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from tests.cluster.case import ClusterCase, Manifest, container, pod, until
+from tests.cluster.components import rights
+
+IN_FORCE_SECONDS = 60.0
+ASLEEP = container("main", "sleep 3600")
+
+
+def annotated(name: str, **annotations: str) -> Manifest:
+    """A pod with annotations below `infranetes.io/`."""
+    found = pod(name, ASLEEP)
+    names = {f"infranetes.io/{key.replace('_', '-')}": value for key, value in annotations.items()}
+    found["metadata"]["annotations"] = names
+    return found
+
+
+class RuntimeClassTests(ClusterCase):
+    def setUp(self) -> None:
+        super().setUp()
+        manifests = rights("runtime-classes.md").encode()
+        self.addCleanup(self.kubectl, "label", "node", "node", "infranetes.io/vms-")
+        self.kubectl("label", "node", "node", "infranetes.io/vms=true")
+        self.addCleanup(self.kubectl, "delete", "--ignore-not-found", "--filename", "-", given=manifests)
+        self.kubectl("apply", "--filename", "-", given=manifests)
+
+    def label(self) -> None:
+        """Have the namespace's pods be VMs."""
+        self.kubectl("label", "namespace", self.namespace, "infranetes.io/runtime=vm")
+
+    def given(self, wanted: Manifest) -> Manifest:
+        """What the API server would make of a pod. :raise AssertionError: it refuses it."""
+        words = ("create", "--dry-run=server", "--output", "json", "--filename", "-")
+        found: Manifest = json.loads(self.here(*words, given=json.dumps(wanted).encode()))
+        return found
+
+    def in_force(self, wanted: Manifest, holds: Callable[[Manifest], Any]) -> Manifest:
+        """What the API server makes of a pod, once policies that have just been made show in it."""
+        found: list[Manifest] = []
+
+        def shows() -> bool:
+            found[:] = [self.given(wanted)]
+            return bool(holds(found[0]))
+
+        until(shows, f"the policies are in force: {found}", IN_FORCE_SECONDS)
+        return found[0]
+
+    def test_pods_of_a_labelled_namespace_are_vms_with_all_that_belongs_to_one(self) -> None:
+        self.label()
+        found = self.in_force(pod("web", ASLEEP), lambda found: found["spec"].get("runtimeClassName"))
+        spec = found["spec"]
+        self.assertEqual(spec["runtimeClassName"], "infranetes")
+        self.assertEqual(spec["overhead"], {"cpu": "250m", "memory": "384Mi"})
+        self.assertEqual(spec["nodeSelector"], {"infranetes.io/vms": "true"})
+        self.assertIn("infranetes.io/vms", [each["key"] for each in spec["tolerations"]])
+        self.apply(pod("web", ASLEEP))
+        self.assertEqual(self.wait_until_ready("web")["spec"]["runtimeClassName"], "infranetes")
+
+    def test_what_shares_with_the_node_or_says_so_stays_on_it(self) -> None:
+        self.label()
+        self.in_force(pod("web", ASLEEP), lambda found: found["spec"].get("runtimeClassName"))
+        labelled = pod("labelled", ASLEEP)
+        labelled["metadata"]["labels"]["infranetes.io/runtime"] = "node"
+        for wanted in (
+            labelled,
+            pod("network", ASLEEP, hostNetwork=True),
+            pod("processes", ASLEEP, hostPID=True),
+            pod("memory", ASLEEP, hostIPC=True),
+        ):
+            self.assertNotIn("runtimeClassName", self.given(wanted)["spec"])
+
+    def test_pods_of_other_namespaces_stay_as_they_are(self) -> None:
+        self.label()
+        self.in_force(pod("web", ASLEEP), lambda found: found["spec"].get("runtimeClassName"))
+        self.kubectl("label", "namespace", self.namespace, "infranetes.io/runtime-")
+        self.in_force(pod("web", ASLEEP), lambda found: "runtimeClassName" not in found["spec"])
+
+    def test_an_annotation_that_is_not_allowed_is_refused_by_name(self) -> None:
+        def refusal() -> str:
+            try:
+                self.given(annotated("web", elastic_address="new", subnet="subnet-0a"))
+            except AssertionError as error:
+                return str(error)
+            return ""
+
+        said = until(refusal, "the policy is in force", IN_FORCE_SECONDS)
+        self.assertIn("may not have the annotations infranetes.io/elastic-address: ask", said)
+        self.given(annotated("web", subnet="subnet-0a"))
+        earlier = pod("web", ASLEEP)
+        earlier["metadata"]["annotations"] = {"infranetes.aws.subnet": "subnet-0b", "example.com/a": "b"}
+        refused = self.assertRaises(AssertionError, self.given, earlier)
+        self.assertIn("infranetes.aws.subnet", str(refused))
+
+    def test_a_namespaces_subnet_is_its_pods_whatever_they_say(self) -> None:
+        words = ("infranetes.io/subnet=subnet-0a", "infranetes.io/security-groups=sg-0a,sg-0b")
+        self.kubectl("annotate", "namespace", self.namespace, *words)
+        expected = {"infranetes.io/subnet": "subnet-0a", "infranetes.io/security-groups": "sg-0a,sg-0b"}
+        self.in_force(pod("web", ASLEEP), lambda found: found["metadata"].get("annotations", {}) == expected)
+        found = self.given(annotated("web", subnet="subnet-of-others", set_hostname="false"))
+        expected |= {"infranetes.io/set-hostname": "false"}
+        self.assertEqual(found["metadata"]["annotations"], expected)
