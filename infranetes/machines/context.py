@@ -12,7 +12,7 @@ from twisted.internet.interfaces import IReactorTime
 
 from infranetes.authority import Authority
 from infranetes.machines.agent.client import AgentClient, Connect
-from infranetes.providers.interface import IPodProvider, Size
+from infranetes.providers.interface import Attachment, IPodProvider, Size
 from infranetes.services.timing import Progress
 
 
@@ -90,6 +90,7 @@ class VmRequest:
     annotations: Mapping[str, str] = attrs.field(factory=dict)
     image: str = ""  # as `InstanceSpec.image`
     cgroup_parent: str = ""  # likewise
+    attachment: Attachment | None = None  # likewise
 
 
 class MachineTimes(Protocol):

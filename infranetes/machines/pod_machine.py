@@ -301,6 +301,7 @@ class PodMachine:
             annotations=request.annotations,
             image=request.image,
             cgroup_parent=request.cgroup_parent,
+            attachment=request.attachment,
         )
 
     async def _greet(self, client: AgentClient, deadline: float) -> None:

@@ -35,6 +35,7 @@ from infranetes_common.wire import cri
 if TYPE_CHECKING:
     from infranetes.machines.pool import Pool
     from infranetes.machines.renewal import Renewal
+    from infranetes.pods.shadows import Shadows
     from infranetes.volumes.volumes import Volumes
 
 DAY = 86400.0
@@ -115,6 +116,7 @@ class NodeContext:
     :ivar services: the cluster's Services; None: the VMs are not told of them.
     :ivar firewalls: keeps the pods' NetworkPolicies in force; None: they don't hold.
     :ivar overlay: gives the pods of those sides that have it addresses of the pods' network.
+    :ivar shadows: have the node's CNI give pods its network, where there is a delegate.
     :ivar network: of pods that say nothing of it, where there is an overlay: one of annotations' NETWORKS.
     :ivar dns: gives the node's own DNS, for pods that name none.
     """
@@ -156,6 +158,7 @@ class NodeContext:
         self.services: ServiceRules | None = None
         self.firewalls: PodFirewalls | None = None
         self.overlay: Overlay | None = None
+        self.shadows: Shadows | None = None
         self.network = "vpc"
         self.dns: Callable[[], Awaitable[cri.DNSConfig]] = _no_dns
         self.times = times

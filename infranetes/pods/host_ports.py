@@ -8,14 +8,16 @@ from collections.abc import Iterable
 from infranetes.hostports.hostports import PodPorts
 from infranetes.hostports.mappings import host_ports_of
 from infranetes.pods.inventory import Sandbox
+from infranetes.pods.shadows import CNI
 from infranetes.pods.states import SandboxState
 
 _IN_FORCE = (SandboxState.READY, SandboxState.LOST)
 
 
 def ports_of(sandbox: Sandbox) -> PodPorts:
-    """The host ports of one sandbox."""
-    return PodPorts(sandbox.id, sandbox.pod, host_ports_of(sandbox.config), sandbox.record.address)
+    """The host ports of one sandbox; none where the node's CNI leads them to it."""
+    asked = () if sandbox.record.network == CNI else host_ports_of(sandbox.config)
+    return PodPorts(sandbox.id, sandbox.pod, asked, sandbox.record.address)
 
 
 def taken_ports(sandboxes: Iterable[Sandbox]) -> list[PodPorts]:

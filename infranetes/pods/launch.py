@@ -18,6 +18,7 @@ from infranetes.pods.host_ports import ports_of
 from infranetes.pods.inventory import Sandbox
 from infranetes.pods.pod_network import join_pod_network
 from infranetes.pods.service_rules import tell_of_services
+from infranetes.pods.shadows import attachment_of
 from infranetes.pods.states import SandboxState
 from infranetes.providers.interface import Size
 from infranetes_common.concurrency import shielded, within
@@ -87,7 +88,8 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
     config = sandbox.config
     size, parent = size_of(config), config.linux.cgroup_parent
     annotations = dict(config.annotations)
-    request = VmRequest(size, config.hostname, annotations, sandbox.record.image, parent)
+    attachment = None if found else await attachment_of(node.shadows, sandbox)
+    request = VmRequest(size, config.hostname, annotations, sandbox.record.image, parent, attachment)
     up = await sandbox.machine.bring_up(request, deadline, lambda: connect(node, sandbox))
     assert sandbox.client is not None and sandbox.watch is not None
     if found:

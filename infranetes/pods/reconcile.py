@@ -93,6 +93,9 @@ class Reconciler:
                 self._log_failure(sandbox, self._containers.machine_images.vacate(sandbox).join())
         if not self._passes:
             self._begin(self.sweep, "what leads to pods could not be compared with the records")
+            if self._node.shadows is not None:
+                words = "the delegate's sandboxes of pods' networks could not be compared with the records"
+                self._begin(self._node.shadows.sweep, words)
         words = f"the VMs of provider {side.name} could not be compared with the records"
         self._begin(partial(self.once, side), words)
 

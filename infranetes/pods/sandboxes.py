@@ -29,6 +29,7 @@ from infranetes.pods.pod_network import check_network
 from infranetes.pods.records import SandboxRecord
 from infranetes.pods.sandbox_stop import end_containers
 from infranetes.pods.sandbox_vm import adopt, machine_for
+from infranetes.pods.shadows import end_shadow
 from infranetes.pods.sides import ProviderSide
 from infranetes.pods.states import SHOWN_READY, SandboxState
 from infranetes.providers.interface import Instance, InstanceState
@@ -242,6 +243,7 @@ class Sandboxes:
     async def _end_abandoned(self, sandbox: Sandbox) -> None:
         disconnect(self._node, sandbox)
         await sandbox.machine.tear_down()
+        await end_shadow(self._node.shadows, sandbox)
         await self._node.store.delete_sandbox(sandbox.id)
         self._node.inventory.discard(sandbox)
 
@@ -308,6 +310,7 @@ class Sandboxes:
         await end_containers(self._node, sandbox)
         vm_ended(self._node, sandbox, sandbox.record.message or "the sandbox was stopped")
         await sandbox.machine.tear_down()
+        await end_shadow(self._node.shadows, sandbox)
         await self._node.commit(sandbox, sandbox.record.to(SandboxState.STOPPED))
         _log.info(
             "sandbox {sandbox} is stopped, its VM destroyed: {seconds:.2f} s",

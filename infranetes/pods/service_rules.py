@@ -7,6 +7,7 @@ from twisted.logger import Logger
 
 from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Sandbox
+from infranetes.pods.shadows import CNI
 from infranetes.providers.annotations import wants_service_proxy
 
 WAIT_SECONDS = 10.0  # for the API server's first answer; its own pod may be what is to be started
@@ -15,8 +16,9 @@ _log = Logger()
 
 
 def tell_of_services(sandbox: Sandbox) -> None:
-    """Keep the VM's service proxy up to date, unless its pod says no. Idempotent."""
-    if wants_service_proxy(sandbox.config.annotations):
+    """Keep the VM's service proxy up to date, unless its pod says no, or the node's own proxy serves it as it
+    does every pod of the CNI. Idempotent."""
+    if sandbox.record.network != CNI and wants_service_proxy(sandbox.config.annotations):
         sandbox.machine.tell_of_services()
 
 

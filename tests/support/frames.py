@@ -30,7 +30,8 @@ def tagged(frame: bytes, *tags: tuple[int, int]) -> bytes:
     return frame[:12] + b"".join(struct.pack("!HH", kind, vlan) for kind, vlan in tags) + frame[12:]
 
 
-def _sum(data: bytes) -> int:
+def internet_sum(data: bytes) -> int:
+    """The sum of IPv4, ICMP and others, of an even number of bytes."""
     total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
@@ -42,7 +43,7 @@ def udp(source: str, to: str, payload: bytes, ports: tuple[int, int] = (1000, 20
     datagram = struct.pack("!HHHH", *ports, 8 + len(payload), 0) + payload
     head = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(datagram), 0, 0, 64, 17, 0)
     head += IPv4Address(source).packed + IPv4Address(to).packed
-    return head[:10] + _sum(head).to_bytes(2, "big") + head[12:] + datagram
+    return head[:10] + internet_sum(head).to_bytes(2, "big") + head[12:] + datagram
 
 
 def arp(operation: int, sender: tuple[str, str], target: tuple[str, str], lengths: bytes = b"\6\4") -> bytes:

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The delegate's sandboxes that hold the network of pods of ours whose network is the node's CNI's.
+
+Shadow   what is true                                     in the record             goes to
+WANTED   our sandbox is LAUNCHING; there may be one       network                   UP, or ENDING
+UP       there is one, and its namespace is known         + shadow_id, netns        JOINED ENDING
+JOINED   the VM has the namespace's link                  + instance_id             LOST ENDING
+LOST     the delegate no longer has it, or it has ended   sandbox LOST              ENDING
+ENDING   the VM is destroyed; the shadow is being ended   STOPPING or ABANDONED     GONE, or ENDING again
+                                                                                    if that fails
+GONE     there is none at the delegate                    shadow_id empty
+
+A shadow is known by its label, so that one which was made and not recorded is found again: by the launch
+that goes on, by the end of the sandbox, or else by the sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+
+from infranetes.pods.inventory import Inventory, Sandbox
+from infranetes.pods.records import SandboxRecord
+from infranetes.pods.states import SandboxState
+from infranetes.providers.interface import Attachment
+from infranetes_common.errors import InfranetesError, NotFound, Unavailable
+from infranetes_common.wire import cri
+
+CNI = "cni"  # a record's network
+_NO_DELEGATE = (
+    "sandbox {sandbox}: the pod's network is the CNI's of the delegate, which is configured no more; set "
+    "delegate.socket again"
+)
+
+_log = Logger()
+
+
+class ListedShadow(Protocol):
+    """A shadow in the delegate's list."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def owner(self) -> str:
+        """The id of the sandbox of ours."""
+
+    @property
+    def ready(self) -> bool: ...
+
+
+class ShadowRuntime(Protocol):
+    """Makes, finds and ends shadows: `infranetes.delegate.shadow.ShadowSandboxes`."""
+
+    async def run(self, config: cri.PodSandboxConfig, owner: str) -> str: ...
+    async def namespace(self, id: str) -> str: ...
+    async def end(self, id: str) -> None: ...
+    async def list(self, owner: str = "") -> Sequence[ListedShadow]: ...
+
+
+class ShadowsNode(Protocol):
+    """What is needed of the NodeContext."""
+
+    @property
+    def inventory(self) -> Inventory: ...
+
+    def save(self, sandbox: Sandbox, record: SandboxRecord) -> Deferred[None]: ...
+
+
+async def attachment_of(shadows: Shadows | None, sandbox: Sandbox) -> Attachment | None:
+    """What the VM of a LAUNCHING sandbox is to join; None: nothing, it is in its provider's network.
+
+    :raise InfranetesError: it can't be had."""
+    if sandbox.record.network != CNI:
+        return None
+    if shadows is None:
+        raise Unavailable(_NO_DELEGATE.format(sandbox=sandbox.id))
+    return await shadows.attach(sandbox)
+
+
+async def end_shadow(shadows: Shadows | None, sandbox: Sandbox) -> None:
+    """End what holds the network of a sandbox whose VM is destroyed. Idempotent.
+
+    :raise InfranetesError: it is not known whether it has ended; try again."""
+    if shadows is not None and sandbox.record.network == CNI:
+        await shadows.end(sandbox)
+    elif sandbox.record.shadow_id:
+        raise Unavailable(_NO_DELEGATE.format(sandbox=sandbox.id))
+
+
+class Shadows:
+    """The shadows of this node's sandboxes. See the table above.
+
+    :param lost: called with a READY sandbox that has lost its network, and why.
+    """
+
+    def __init__(
+        self, node: ShadowsNode, runtime: ShadowRuntime, lost: Callable[[Sandbox, str], None]
+    ) -> None:
+        self._node = node
+        self._runtime = runtime
+        self._lost = lost
+        self._orphans: set[str] = set()  # shadows that no sandbox knew in the last pass
+        self._missing: set[str] = set()  # sandboxes whose shadow was not there in the last pass
+
+    async def attach(self, sandbox: Sandbox) -> Attachment:
+        """Have the namespace that the VM of a LAUNCHING sandbox is to join. Idempotent.
+
+        :raise InfranetesError: it can't be had; there may be a shadow."""
+        shadow, path = sandbox.record.shadow_id, ""
+        if shadow:
+            try:
+                path = await self._runtime.namespace(shadow)
+            except NotFound:  # the delegate was rebooted, say
+                await self._runtime.end(shadow)
+                shadow = ""
+        if not shadow:
+            shadow = await self._runtime.run(sandbox.config, sandbox.id)
+            path = await self._runtime.namespace(shadow)
+        await self._node.save(sandbox, attrs.evolve(sandbox.record, shadow_id=shadow, netns=path))
+        return Attachment(Path(path))
+
+    async def end(self, sandbox: Sandbox) -> None:
+        """End the shadow of a sandbox whose VM is destroyed, recorded or not. Idempotent.
+
+        :raise InfranetesError: it is not known whether it has ended; try again."""
+        recorded = sandbox.record.shadow_id
+        there = {each.id for each in await self._runtime.list(sandbox.id)}
+        for shadow in sorted(there | ({recorded} if recorded else set())):
+            await self._runtime.end(shadow)
+        if recorded and sandbox.state is not SandboxState.ABANDONED:  # that record is deleted next
+            await self._node.save(sandbox, attrs.evolve(sandbox.record, shadow_id="", netns=""))
+
+    async def sweep(self) -> None:
+        """Compare the delegate's shadows with the sandboxes: what does not agree in two successive passes is
+        ended, or LOST. Where the delegate does not answer nothing is concluded.
+
+        :raise InfranetesError: it does not answer."""
+        shadows = await self._runtime.list()
+        await self._end_orphans(shadows)
+        self._find_missing(shadows)
+
+    async def _end_orphans(self, shadows: Sequence[ListedShadow]) -> None:
+        orphans = {each.id: each.owner for each in shadows if self._is_orphan(each)}
+        again = self._orphans & orphans.keys()
+        self._orphans = set(orphans)
+        for id in sorted(again):
+            _log.warn(
+                "the delegate's sandbox {shadow} is ended: it is for sandbox {sandbox}, which is no more",
+                shadow=id,
+                sandbox=orphans[id],
+            )
+            try:
+                await self._runtime.end(id)
+                self._orphans.discard(id)
+            except InfranetesError as error:
+                _log.error("the delegate's sandbox {shadow} is not ended: {error}", shadow=id, error=error)
+
+    def _is_orphan(self, shadow: ListedShadow) -> bool:
+        sandbox = self._node.inventory.sandboxes.get(shadow.owner)
+        if sandbox is None or sandbox.state is SandboxState.STOPPED or sandbox.record.network != CNI:
+            return True
+        recorded = sandbox.record.shadow_id
+        return sandbox.state is SandboxState.READY and recorded not in ("", shadow.id)
+
+    def _find_missing(self, shadows: Sequence[ListedShadow]) -> None:
+        ready = {each.id for each in shadows if each.ready}
+        missing = {
+            each.id: each
+            for each in self._node.inventory
+            if each.state is SandboxState.READY and each.record.network == CNI
+            and each.record.shadow_id not in ready
+        }  # fmt: skip
+        again = self._missing & missing.keys()
+        self._missing = missing.keys() - again
+        for id in sorted(again):
+            shadow = missing[id].record.shadow_id
+            self._lost(missing[id], f"its network is gone: the delegate's sandbox {shadow} has ended")
