@@ -12,6 +12,7 @@ from infranetes.cri.paging import pages
 from infranetes.pods import listing
 from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Sandbox
+from infranetes.pods.resize import Resizer
 from infranetes.pods.sandboxes import Sandboxes
 from infranetes_common.concurrency import shielded
 from infranetes_common.errors import InfranetesError, InvalidArgument
@@ -28,6 +29,7 @@ class SandboxCalls:
         self._node = node
         self._sandboxes = sandboxes
         self._handlers = handlers
+        self._resizer = Resizer(node)
 
     async def RunPodSandbox(self, request: cri.RunPodSandboxRequest, call: Call) -> cri.RunPodSandboxResponse:
         if not request.HasField("config"):
@@ -61,6 +63,15 @@ class SandboxCalls:
         if request.verbose:
             response.info["info"] = json.dumps(self._details(sandbox), default=str)
         return response
+
+    async def UpdatePodSandboxResources(
+        self, request: cri.UpdatePodSandboxResourcesRequest, call: Call
+    ) -> cri.UpdatePodSandboxResourcesResponse:
+        if not request.HasField("resources"):
+            raise InvalidArgument("resources are missing")
+        sandbox = self._sandboxes.lookup(request.pod_sandbox_id)
+        await shielded(self._resizer.resize(sandbox, request.resources, request.overhead))
+        return cri.UpdatePodSandboxResourcesResponse()
 
     def _details(self, sandbox: Sandbox) -> dict[str, object]:
         record, watch, instance = sandbox.record, sandbox.watch, sandbox.instance

@@ -27,6 +27,7 @@ from infranetes_common.wire import cri
 
 CPU_PERIOD = 100_000  # microseconds, the kernel's default
 SHARES_PER_CORE = 1024
+UNLIMITED = 1 << 60  # bytes
 
 _log = Logger()
 
@@ -40,9 +41,15 @@ def size_with(resources: cri.LinuxContainerResources, overhead: cri.LinuxContain
     """Return what these ask for. Processors of the overhead are for what is no part of the VM."""
     return Size(
         cpu_millis=_cpu_millis(resources),
-        memory_bytes=max(resources.memory_limit_in_bytes, 0),
+        memory_bytes=_memory(resources),
         overhead_bytes=max(overhead.memory_limit_in_bytes, 0),
     )
+
+
+def _memory(resources: cri.LinuxContainerResources) -> int:
+    """The limit in bytes; 0: none, which a control group of version 1 says as a number."""
+    limit = resources.memory_limit_in_bytes
+    return int(limit) if 0 < limit < UNLIMITED else 0
 
 
 def _cpu_millis(resources: cri.LinuxContainerResources) -> int:

@@ -141,6 +141,29 @@ class IJoinsNamespaces(Interface):
     and sends that link's frames. The namespace has to be there for as long as the VM."""
 
 
+class IResizesVms(Interface):
+    """Also provided by an IPodProvider that can change the size of VMs while they run.
+
+    - Calls for one VM are served one after the other. Cancelling a Deferred ends the wait alone.
+    - The size that a VM has is the hypervisor's knowledge alone, so a restarted daemon finds it. It ends
+      with the VM."""
+
+    def resize(instance_id: str, size: Size) -> Deferred[Size]:
+        """Make a VM what one that is made anew for `size` is, as far as it can be while it runs. Idempotent.
+
+        Fires with the size that the VM has then: what `size` says, but where it has more or less than one
+        made anew, what that leaves to the pod. A VM that could not be made larger has no more than before,
+        as far as it gives back what it was given.
+
+        :param size: a part of 0 is left as it is.
+        :raise NotFound: there is no such VM.
+        :raise InvalidArgument: more than a VM can have.
+        :raise FailedPrecondition: its hypervisor or its guest refuses.
+        :raise Unavailable: the VM does not run, or its hypervisor does not answer.
+        :raise DeadlineExceeded: its guest does not take in time what it is given.
+        """
+
+
 class IPlacesVms(Interface):
     """Also provided by an IPodProvider whose VMs are processes of this node.
 

@@ -131,6 +131,19 @@ class VmConnections:
         for hotplugged in self._hotplugged.values():
             await within(self._reactor, seconds, hotplugged.wait(), f"the guest's taking {more} into use")
 
+    async def plug(self, device: Mapping[str, object], seconds: float) -> None:
+        """Plug in a device, and wait until the guest uses it.
+
+        :raise InfranetesError: QEMU or the guest refuses, or the guest takes longer than `seconds`.
+        """
+        name = str(device["id"])
+        taken = self._hotplugged[name] = Event()
+        try:
+            await self.qmp.execute("device_add", **device)
+            await within(self._reactor, seconds, taken.wait(), f"the guest's taking {name} into use")
+        finally:
+            self._hotplugged.pop(name, None)
+
     async def unplug(self, device: str, seconds: float) -> None:
         """Take a device out, and wait until QEMU has let go of what belongs to it.
 

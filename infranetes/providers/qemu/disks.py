@@ -90,10 +90,7 @@ class Disks:
         """See `IShowsDisks`."""
         wanted = {_checked(disk).name: disk for disk in disks}
         async with self._vms_in_work.held(vm.record.token):
-            if vm.state is InstanceState.ENDED:
-                raise vm.ended_error()
-            if vm.state is not InstanceState.RUNNING:
-                raise Unavailable(f"VM {vm.record.id} is still starting; it can be shown disks once it runs")
+            vm.check_running("shown disks")
             state = await self._tidied(vm)
             lacking = [disk for name, disk in wanted.items() if name not in state.shown]
             added = await self._add(vm, lacking, state) if lacking else {}
@@ -110,7 +107,7 @@ class Disks:
         async with self._vms_in_work.held(vm.record.token):
             if vm.state is not InstanceState.RUNNING:
                 return ()
-            state = await _read(await self._monitor(vm), vm)
+            state = await _read(await vm.monitor(self._reactor), vm)
         return sorted(state.shown.values(), key=lambda disk: (disk.target, disk.lun))
 
     async def hide(self, vm: Vm, names: Iterable[str]) -> None:
@@ -127,7 +124,7 @@ class Disks:
                 f"VM {vm.record.id} has {MOST - len(places)} disks and can't have {len(disks)} more: QEMU's "
                 f"provider shows at most {MOST} to a VM; use images with fewer layers, or fewer in one pod"
             )
-        monitor = await self._monitor(vm)
+        monitor = await vm.monitor(self._reactor)
         files = await run_in_thread(self._reactor, _thd_open, disks)
         added = [
             ShownDisk(disk.name, target, lun) for disk, (target, lun) in zip(disks, places, strict=False)
@@ -158,7 +155,7 @@ class Disks:
             )
 
     async def _remove(self, vm: Vm, names: set[str]) -> None:
-        monitor = await self._monitor(vm)
+        monitor = await vm.monitor(self._reactor)
         state = await _read(monitor, vm)
         outcomes = await settled(
             monitor.unplug(_device_id(disk), _UNPLUG_SECONDS)
@@ -175,7 +172,7 @@ class Disks:
 
     async def _tidied(self, vm: Vm) -> _State:
         """The state, once the rests of interrupted calls are removed, as far as QEMU does not use them."""
-        monitor = await self._monitor(vm)
+        monitor = await vm.monitor(self._reactor)
         state = await _read(monitor, vm)
         if not state.files and not state.leftovers():
             return state
@@ -189,14 +186,6 @@ class Disks:
                     error=outcome.getErrorMessage(),
                 )
         return await _read(monitor, vm)
-
-    async def _monitor(self, vm: Vm) -> VmConnections:
-        """A connection to the VM's QEMU, anew if an earlier daemon had it or it was lost."""
-        if vm.connections is None or vm.connections.lost:
-            connections = VmConnections(self._reactor)
-            await connections.open_monitor(vm.paths.sockets)
-            vm.connections = connections
-        return vm.connections
 
 
 async def _plug(monitor: VmConnections, disk: ShownDisk, file: int) -> None:

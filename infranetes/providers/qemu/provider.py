@@ -30,6 +30,7 @@ from infranetes.providers.interface import (
     InstanceState,
     IPlacesVms,
     IPodProvider,
+    IResizesVms,
     IShowsDisks,
     Progress,
     ProviderContext,
@@ -49,6 +50,7 @@ from infranetes.providers.qemu.paths import ProviderPaths
 from infranetes.providers.qemu.preloaded import PreloadedImages
 from infranetes.providers.qemu.privileges import QemuUser
 from infranetes.providers.qemu.record import Phase, VmRecord, VmRecords
+from infranetes.providers.qemu.resize import Resizer
 from infranetes.providers.qemu.settings import QemuSettings
 from infranetes.providers.qemu.status import describe
 from infranetes.providers.qemu.subnet import subnet
@@ -65,9 +67,8 @@ _MAINTENANCE_SECONDS = 30.0  # between two checks of the consoles' sizes and the
 _log = Logger()
 
 
-@implementer(
-    IPodProvider, IFirewallsPods, IHasConsoles, IHasGuestImage, IJoinsNamespaces, IPlacesVms, IShowsDisks
-)
+@implementer(IPodProvider, IFirewallsPods, IHasConsoles, IHasGuestImage)
+@implementer(IJoinsNamespaces, IPlacesVms, IResizesVms, IShowsDisks)
 class QemuProvider:
     """See `IPodProvider`."""
 
@@ -85,6 +86,7 @@ class QemuProvider:
         self._vms: dict[str, Vm] = {}
         self._tokens_in_work: KeyedLock[str] = KeyedLock()
         self._disks = Disks(reactor)
+        self._resizer = Resizer(reactor, settings)
         self._preloaded = PreloadedImages(context, self._disks.show_first)
         self._under_way: list[Flight[Any]] = []  # Any: launches and destructions have different results
         self._watchers: list[Callable[[Instance], None]] = []
@@ -113,9 +115,9 @@ class QemuProvider:
         host_checks.make_directories(self._paths, templates)
         self._directory_lock = host_checks.take_lock(self._paths)
         try:
-            found = await find_vms(
-                self._reactor, self._records, self._paths, user, self._parts.placement, self._process_ended
-            )
+            records, parts = self._records, self._parts
+            ended = self._process_ended
+            found = await find_vms(self._reactor, records, self._paths, user, parts.placement, ended)
             self._vms.update(found)
             await self._find_qemu(user, progress)
             self._maker = TemplateMaker(self._reactor, self._settings, templates, self._paths.run, user)
@@ -123,16 +125,8 @@ class QemuProvider:
             async with self._pod_network.lock:
                 ports = [vm for vm in self._vms.values() if vm.alive and vm.record.on_bridge]
                 await self._pod_network.set_up({vm.record.bridge_port: vm.paths.directory for vm in ports})
-            launcher = Launcher(
-                self._reactor,
-                self._settings,
-                self._records,
-                self._parts,
-                user,
-                self._paths,
-                self._report_end,
-                self._preloaded.show,
-            )
+            ended, show = self._report_end, self._preloaded.show
+            launcher = Launcher(self._reactor, self._settings, records, parts, user, self._paths, ended, show)
             await launcher.prepare(template)
             self._launcher = launcher
         except BaseException:
@@ -233,7 +227,14 @@ class QemuProvider:
         uplink = self._parts.uplink
         await self._to_the_end(self._change(instance_id, lambda vm: uplink.set_firewall(vm, firewall)))
 
-    # ---- IPlacesVms
+    # ---- IResizesVms, IPlacesVms
+
+    @deferred
+    async def resize(self, instance_id: str, size: Size) -> Size:
+        self._started()
+        assert self._command_line is not None
+        vm = self._find(instance_id)
+        return await self._to_the_end(self._resizer.resize(vm, size, self._command_line))
 
     @deferred
     async def place(self, instance_id: str, cgroup_parent: str, size: Size) -> None:

@@ -117,6 +117,8 @@ class QemuSettings:
     """From the start of a VM's process until the VM executes."""
     boot_timeout: float = attrs.field(default=120.0, validator=_at_least(0.1))
     """From then on until its agent has its identity; a VM that takes longer is ended."""
+    resize_timeout: float = attrs.field(default=60.0, validator=_at_least(0.1))
+    """For the guest of a VM that runs to take in, or to give back, memory or a processor."""
     console_size: Bytes = attrs.field(default=Bytes(MIB), validator=_at_least(16384))
     """How much of a VM's console is kept: at least the last half of this."""
     kept_consoles: int = attrs.field(default=32, validator=_at_least(0))

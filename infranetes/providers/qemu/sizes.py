@@ -43,9 +43,8 @@ def hotplug_for(template: CommandLine, size: Size, settings: QemuSettings) -> Ho
     """
     if size.cpu_millis < 0 or size.memory_bytes < 0 or size.overhead_bytes < 0:
         raise InvalidArgument(f"a VM of {size.cpu_millis} mCPU and {size.memory_bytes} bytes can't be")
-    own = max(settings.guest_memory, size.overhead_bytes - _beside(template, settings))
     cpus = min(max(1, -(-size.cpu_millis // 1000)), template.max_cpus)
-    wanted = -(-(size.memory_bytes + own) // MIB) if size.memory_bytes else 0
+    wanted = -(-(size.memory_bytes + _own(template, size, settings)) // MIB) if size.memory_bytes else 0
     more = round_up_to_block(max(0, wanted - template.memory_mib))
     most = max(template.max_memory_mib, template.memory_mib) + BLOCK_MIB
     if more and template.memory_mib + more > most:
@@ -54,6 +53,16 @@ def hotplug_for(template: CommandLine, size: Size, settings: QemuSettings) -> Ho
             f"gives is {template.max_memory_mib} MiB (providers.qemu.max_memory)"
         )
     return Hotplug(cpus - 1, more)
+
+
+def memory_for_pod(template: CommandLine, has: Hotplug, size: Size, settings: QemuSettings) -> int:
+    """Bytes that a VM which `has` so much leaves to its pod."""
+    return max(0, (template.memory_mib + has.memory_mib) * MIB - _own(template, size, settings))
+
+
+def _own(template: CommandLine, size: Size, settings: QemuSettings) -> int:
+    """Bytes of the VM's memory for the guest's own need."""
+    return max(settings.guest_memory, size.overhead_bytes - _beside(template, settings))
 
 
 def disk_size(template: CommandLine, wanted: int, most: int) -> int:

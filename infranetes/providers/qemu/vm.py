@@ -12,7 +12,7 @@ FAILED      gone           ENDED
 from __future__ import annotations
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, DeferredLock
 
 from infranetes.providers.interface import Instance, InstanceState
 from infranetes.providers.qemu.connections import VmConnections
@@ -22,6 +22,7 @@ from infranetes.providers.qemu.record import Phase, VmRecord
 from infranetes_common.concurrency import Notifier
 from infranetes_common.errors import Unavailable
 from infranetes_common.identity import Network
+from infranetes_common.reactors import IReactor
 
 _DETAIL_CHARACTERS = 300
 _GONE = "its process was gone when the daemon started"
@@ -55,6 +56,7 @@ class Vm:
         self.last_place = -1
         self.taken_over: Network | None = None
         self.changes = Notifier()
+        self._connecting = DeferredLock()
 
     @property
     def alive(self) -> bool:
@@ -109,6 +111,24 @@ class Vm:
         output = self.paths.last_output()
         tail = f"; the end of its console:\n{output}" if output else ""
         return Unavailable(f"VM {self.record.id} has ended: {self.instance().detail}{tail}")
+
+    async def monitor(self, reactor: IReactor) -> VmConnections:
+        """A connection to its QEMU, anew if an earlier daemon had it or it was lost.
+
+        :raise Unavailable: QEMU does not answer."""
+        async with self._connecting:  # QEMU serves one at a time
+            if self.connections is None or self.connections.lost:
+                connections = VmConnections(reactor)
+                await connections.open_monitor(self.paths.sockets)
+                self.connections = connections
+            return self.connections
+
+    def check_running(self, what: str) -> None:
+        """:raise Unavailable: it does not run, and so can't be `what`."""
+        if self.state is InstanceState.ENDED:
+            raise self.ended_error()
+        if self.state is not InstanceState.RUNNING:
+            raise Unavailable(f"VM {self.record.id} is still starting; it can be {what} once it runs")
 
     def detach(self) -> None:
         """Stop watching it and close the connections to it; the VM goes on. Idempotent."""

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes the size of pods' VMs while they run.
+
+kubelet asks before it lets containers have more, and after it has let them have less. What it is told is
+done has to be in force: the VM's own agent is asked how large it is.
+"""
+
+from __future__ import annotations
+
+import attrs
+from twisted.logger import Logger
+
+from infranetes.pods.context import NodeContext
+from infranetes.pods.inventory import Sandbox
+from infranetes.pods.launch import size_of, size_with
+from infranetes.pods.states import SandboxState
+from infranetes.providers.interface import IResizesVms, Size
+from infranetes_common.concurrency import KeyedLock, backoff, sleep
+from infranetes_common.errors import FailedPrecondition, Unavailable
+from infranetes_common.wire import cri
+
+SETTLE_SECONDS = 30.0  # until a guest uses what its hypervisor has given it
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between two questions to its agent
+_MIB = 1 << 20
+
+_log = Logger()
+
+
+class Resizer:
+    """Serves UpdatePodSandboxResources. Calls for one sandbox are served one after the other."""
+
+    def __init__(self, node: NodeContext) -> None:
+        self._node = node
+        self._in_work: KeyedLock[str] = KeyedLock()
+
+    async def resize(
+        self, sandbox: Sandbox, resources: cri.LinuxContainerResources, overhead: cri.LinuxContainerResources
+    ) -> None:
+        """Make the sandbox's VM as large as the pod has to be. What is not said stays as it is. Idempotent.
+
+        :param resources: the sum of its containers'.
+        :raise FailedPrecondition: the VM can't be made so large, or does not give back what it has.
+        :raise InfranetesError: it is not known to be so large.
+        """
+        asked = size_with(resources, overhead)
+        async with self._in_work.held(sandbox.id):
+            _check_ready(sandbox)
+            before = size_now(sandbox)
+            wanted = attrs.evolve(
+                asked,
+                cpu_millis=asked.cpu_millis or before.cpu_millis,
+                memory_bytes=asked.memory_bytes or before.memory_bytes,
+            )
+            provider = self._node.side_of(sandbox.record).provider
+            if IResizesVms.providedBy(provider):
+                has = await provider.resize(sandbox.record.instance_id, wanted)
+                _check_provided(sandbox, before, wanted, has)
+                await self._check_in_force(sandbox, before, wanted)
+            else:
+                await self._check_room(sandbox, before, wanted, provider.name)
+            _check_ready(sandbox)
+            resized = attrs.evolve(
+                sandbox.record, cpu_millis=wanted.cpu_millis, memory_bytes=wanted.memory_bytes
+            )
+            await self._node.save(sandbox, resized)
+        if wanted != before:
+            _log.info(
+                "sandbox {sandbox} is resized to {cpu} mCPU and {memory} MiB",
+                sandbox=sandbox.id,
+                pod=sandbox.pod,
+                cpu=wanted.cpu_millis,
+                memory=wanted.memory_bytes // _MIB,
+            )
+
+    async def _check_in_force(self, sandbox: Sandbox, before: Size, wanted: Size) -> None:
+        """Wait until the guest uses what it was given. :raise Unavailable: it does not."""
+        clock = self._node.clock
+        deadline = clock.seconds() + SETTLE_SECONDS
+        pauses = backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        while True:
+            lacks = await self._lacks(sandbox, before, wanted)
+            if not lacks:
+                return
+            if clock.seconds() > deadline:
+                raise Unavailable(
+                    f"sandbox {sandbox.id}: its VM was given more, but the guest {lacks} "
+                    f"{SETTLE_SECONDS:g} s later; it is asked again with the next try"
+                )
+            await sleep(clock, next(pauses))
+
+    async def _check_room(self, sandbox: Sandbox, before: Size, wanted: Size, provider: str) -> None:
+        """Accept what the VM has anyway."""
+        lacks = await self._lacks(sandbox, before, wanted)
+        if lacks:
+            raise FailedPrecondition(
+                f"sandbox {sandbox.id}: its VM {lacks}, and VMs of {provider} can't grow while they run: "
+                "make the pod anew"
+            )
+
+    async def _lacks(self, sandbox: Sandbox, before: Size, wanted: Size) -> str:
+        """What the guest lacks of that by which the pod grows; "": nothing."""
+        more_cpu = wanted.cpu_millis > before.cpu_millis
+        more_memory = wanted.memory_bytes > before.memory_bytes
+        if not (more_cpu or more_memory):
+            return ""
+        if sandbox.client is None:
+            raise Unavailable(f"the agent of sandbox {sandbox.id} is no longer connected")
+        info = await sandbox.client.info()
+        cpus = -(-wanted.cpu_millis // 1000)
+        if more_cpu and info.cpus < cpus:
+            return f"has {info.cpus} processors of {cpus}"
+        # A sixteenth may be the kernel's own, which counts its memory before that of anybody else.
+        if more_memory and info.memory_bytes < wanted.memory_bytes // 16 * 15:
+            return f"has {info.memory_bytes // _MIB} MiB of {wanted.memory_bytes // _MIB}"
+        return ""
+
+
+def _check_ready(sandbox: Sandbox) -> None:
+    if sandbox.state is not SandboxState.READY:
+        raise FailedPrecondition(
+            f"sandbox {sandbox.id} is {sandbox.state.value}: only one that is ready can be resized"
+        )
+
+
+def size_now(sandbox: Sandbox) -> Size:
+    """What the pod asked for when it was made or was resized last."""
+    made = size_of(sandbox.config)
+    return attrs.evolve(
+        made,
+        cpu_millis=sandbox.record.cpu_millis or made.cpu_millis,
+        memory_bytes=sandbox.record.memory_bytes or made.memory_bytes,
+    )
+
+
+def _check_provided(sandbox: Sandbox, before: Size, wanted: Size, has: Size) -> None:
+    """:raise FailedPrecondition: a part that changes is not what it is to be."""
+    parts = (
+        ("MiB", _MIB, before.memory_bytes, wanted.memory_bytes, has.memory_bytes),
+        ("mCPU", 1, before.cpu_millis, wanted.cpu_millis, has.cpu_millis),
+    )
+    for unit, one, old, new, real in parts:
+        if new > old and real < new:
+            raise FailedPrecondition(
+                f"sandbox {sandbox.id}: its VM can have {real // one} {unit} for the pod, not {new // one}"
+            )
+        if new < old and real > new:
+            raise FailedPrecondition(
+                f"sandbox {sandbox.id}: its VM keeps {real // one} {unit} for the pod and does not give them "
+                f"back while it runs: make the pod anew to have {new // one}"
+            )

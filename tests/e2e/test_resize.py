@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real VMs get memory and processors while they run, and under KVM give processors back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import TestCase
+
+from infranetes.providers.interface import Instance, IResizesVms, Size
+from infranetes_common.errors import InvalidArgument
+from infranetes_common.wire import vmserver
+from tests.contract.pod_provider_case import reactor
+from tests.e2e.qemu_case import QemuCase
+
+GIB = 1 << 30
+SETTLE_SECONDS = 60.0
+
+
+class ResizeTests(QemuCase, TestCase):
+    """One VM, that is made of the template's size."""
+
+    def setUp(self) -> Any:
+        made = super().setUp()
+        self.settings |= {"max_cpus": 3, "max_memory": "4GiB"}
+        return made
+
+    async def guest(self, instance: Instance, cpus: int, memory: int) -> vmserver.InfoResponse:
+        """What the guest has, once that is so much; memory at least."""
+        until = reactor.seconds() + SETTLE_SECONDS
+        while True:
+            info = await self.agent_info(instance)
+            if (info.cpus == cpus and info.memory_bytes > memory) or reactor.seconds() > until:
+                self.assertEqual(info.cpus, cpus)
+                self.assertGreater(info.memory_bytes, memory)
+                return info
+            await deferLater(reactor, 0.2)
+
+    async def test_a_vm_grows_and_keeps_what_it_can_not_give_back(self) -> None:
+        provider: Any = await self.started()  # Any: of two interfaces
+        self.assertTrue(IResizesVms.providedBy(provider))
+        launched = await self.within(provider.launch(self.spec()))
+        wait = self.boot_timeout
+        instance = await self.within(provider.wait_running(launched.id, wait), wait + 5)
+        first = await self.guest(instance, 1, GIB // 2)
+
+        for _ in range(2):
+            wanted = Size(2000, GIB + GIB // 2)
+            began = reactor.seconds()
+            self.assertEqual(await self.within(provider.resize(instance.id, wanted), wait), wanted)
+            print(f"2 processors, 1.5 GiB: {reactor.seconds() - began:.2f} s", flush=True)
+        await self.guest(instance, 2, wanted.memory_bytes)
+
+        began = reactor.seconds()
+        wanted = Size(3000, 2 * GIB)
+        self.assertEqual(await self.within(provider.resize(instance.id, wanted), wait), wanted)
+        print(f"3 processors, 2 GiB: {reactor.seconds() - began:.2f} s", flush=True)
+        grown = await self.guest(instance, 3, wanted.memory_bytes)
+
+        # The next daemon goes on from what the VM has.
+        await self.within(provider.stop())
+        provider = await self.started()
+        less = Size(1000, GIB)
+        began = reactor.seconds()
+        has = await self.within(provider.resize(instance.id, less), 4 * wait)
+        print(f"less: {reactor.seconds() - began:.2f} s {has}", flush=True)
+        left = 3 if "tcg" in provider.status()["accelerator"] else 1
+        self.assertEqual(has.cpu_millis, left * 1000)
+        self.assertGreaterEqual(has.memory_bytes, 2 * GIB, "what the guest has taken in it keeps")
+        kept = await self.guest(instance, left, 2 * GIB)
+        self.assertEqual(kept.memory_bytes, grown.memory_bytes)
+        self.assertEqual(kept.boot_id, first.boot_id)
+
+        again = Size(2000, GIB)
+        has = await self.within(provider.resize(instance.id, again), 4 * wait)
+        await self.guest(instance, has.cpu_millis // 1000, 2 * GIB)
+        error = await self.refused(InvalidArgument, provider.resize(instance.id, Size(0, 5 * GIB)))
+        self.assertIn("max_memory", str(error))
+        self.assertEqual(await self.within(provider.resize(instance.id, Size()), wait), Size())
+        await self.within(provider.destroy(instance.id))

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""UpdatePodSandboxResources: what is told as done is in force, and what is not is refused."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import attrs
+from twisted.internet.defer import Deferred
+from zope.interface import alsoProvides
+
+from infranetes.cri.sandboxes import SandboxCalls
+from infranetes.pods.resize import SETTLE_SECONDS
+from infranetes.providers.interface import IResizesVms, Size
+from infranetes_common.concurrency import deferred, start
+from infranetes_common.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+)
+from infranetes_common.wire import cri, vmserver
+from tests.infranetes.pods.case import PodsTestCase
+from tests.infranetes.pods.fakes import pod
+from txgrpc import Call
+
+GIB = 1 << 30
+
+
+def resources(cpu_millis: int = 0, memory: int = 0, shares: int = 2) -> cri.LinuxContainerResources:
+    """As kubelet says them."""
+    quota = cpu_millis * 100 if cpu_millis else -1
+    return cri.LinuxContainerResources(
+        cpu_quota=quota, cpu_period=100_000, cpu_shares=shares, memory_limit_in_bytes=memory
+    )
+
+
+class ResizeCase(PodsTestCase):
+    """A pod of one processor and 1 GiB."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.before()
+        overhead = cri.LinuxContainerResources(memory_limit_in_bytes=GIB // 4)
+        linux = cri.LinuxPodSandboxConfig(resources=resources(1000, GIB), overhead=overhead)
+        self.sandbox = self.run_pod(pod(linux=linux))
+        self.agent = self.world.agents[self.sandbox]
+        self.has = Size(1000, GIB)
+        self.patch(self.agent, "info", self.info)
+        self.calls = SandboxCalls(self.world.node, self.world.sandboxes, ())
+
+    def before(self) -> None:
+        """What is to be so before the pod runs."""
+
+    async def info(self, within: float = 30.0) -> vmserver.InfoResponse:
+        self.agent._reach()
+        return vmserver.InfoResponse(
+            sandbox_id=self.sandbox, cpus=-(-self.has.cpu_millis // 1000), memory_bytes=self.has.memory_bytes
+        )
+
+    def ask(self, wanted: cri.LinuxContainerResources, id: str = "") -> Deferred[Any]:
+        request = cri.UpdatePodSandboxResourcesRequest(
+            pod_sandbox_id=id or self.sandbox,
+            resources=wanted,
+            overhead=cri.LinuxContainerResources(memory_limit_in_bytes=GIB // 4),
+        )
+        return start(self.calls.UpdatePodSandboxResources(request, cast(Call, None)))
+
+    def done(self, wanted: cri.LinuxContainerResources) -> None:
+        self.successResultOf(self.ask(wanted))
+
+    def refused(self, kind: type[Exception], wanted: cri.LinuxContainerResources, id: str = "") -> str:
+        words = str(self.failureResultOf(self.ask(wanted, id), kind).value)
+        self.assertNotIn("not implemented", words, "for which kubelet would go on")
+        return words
+
+    def recorded(self) -> tuple[int, int]:
+        record = self.record(self.sandbox)
+        return record.cpu_millis, record.memory_bytes
+
+
+class ResizeTests(ResizeCase):
+    """With a provider that can."""
+
+    def before(self) -> None:
+        self.provider = cast(Any, self.world.provider)  # Any: it gets a method that it has not
+        alsoProvides(self.provider, IResizesVms)
+        self.provider.resize = self.resize
+        self.asked: list[Size] = []
+        self.most = Size(4000, 8 * GIB)
+        self.keeps_memory = False
+        self.follows = True  # the guest uses what it is given
+        self.trouble: Exception | None = None
+        self.waiting: Deferred[None] | None = None
+
+    @deferred
+    async def resize(self, instance_id: str, size: Size) -> Size:
+        self.assertEqual(instance_id, self.record(self.sandbox).instance_id)
+        self.asked.append(size)
+        if self.waiting is not None:
+            await self.waiting
+        if self.trouble is not None:
+            raise self.trouble
+        had = self.has
+        memory = max(had.memory_bytes, size.memory_bytes) if self.keeps_memory else size.memory_bytes
+        has = attrs.evolve(size, cpu_millis=min(size.cpu_millis, self.most.cpu_millis), memory_bytes=memory)
+        if self.follows:
+            self.has = has
+        return has
+
+    def test_a_vm_grows_and_shrinks(self) -> None:
+        for cpu, memory in ((2000, GIB), (2000, 4 * GIB), (2000, 4 * GIB), (500, 2 * GIB)):
+            self.done(resources(cpu, memory))
+            self.assertEqual(self.asked[-1], Size(cpu, memory, GIB // 4))
+            self.assertEqual(self.recorded(), (cpu, memory))
+            self.assertEqual(self.has, self.asked[-1])
+
+    def test_what_is_not_said_stays_as_it_is(self) -> None:
+        self.done(resources(0, 2 * GIB))
+        self.assertEqual(self.asked[-1], Size(1000, 2 * GIB, GIB // 4))
+        self.done(resources(3000, (1 << 63) - 4096 - GIB // 4))  # as a group without a limit says it
+        self.assertEqual(self.asked[-1], Size(3000, 2 * GIB, GIB // 4))
+        self.done(resources(shares=4096))
+        self.assertEqual(self.asked[-1], Size(4000, 2 * GIB, GIB // 4))
+
+    def test_the_next_daemon_knows_how_large_it_is(self) -> None:
+        self.done(resources(2000, 4 * GIB))
+        self.world.restart()
+        self.calls = SandboxCalls(self.world.node, self.world.sandboxes, ())
+        self.keeps_memory = True
+        self.assertIn("keeps 4096 MiB", self.refused(FailedPrecondition, resources(2000, 2 * GIB)))
+
+    def test_memory_that_the_guest_keeps_is_not_told_as_given_back(self) -> None:
+        self.keeps_memory = True
+        self.done(resources(1000, 4 * GIB))
+        words = self.refused(FailedPrecondition, resources(1000, 2 * GIB))
+        self.assertIn("keeps 4096 MiB", words)
+        self.assertEqual(self.recorded(), (1000, 4 * GIB))
+        self.done(resources(1000, 4 * GIB))
+
+    def test_more_processors_than_there_can_be_are_refused(self) -> None:
+        self.assertIn("4000 mCPU", self.refused(FailedPrecondition, resources(9000, GIB)))
+        self.assertEqual(self.recorded(), (0, 0))
+        self.done(resources(4000, GIB))
+
+    def test_a_pod_that_was_made_with_more_processors_than_there_can_be_still_gets_memory(self) -> None:
+        linux = cri.LinuxPodSandboxConfig(resources=resources(64000, GIB))
+        self.sandbox = self.run_pod(pod("large", uid="large", linux=linux))
+        self.agent = self.world.agents[self.sandbox]
+        self.patch(self.agent, "info", self.info)
+        self.done(resources(64000, 2 * GIB))
+
+    def test_what_the_provider_refuses_is_refused_in_its_words(self) -> None:
+        for trouble in (
+            InvalidArgument("the most that this node gives is 8192 MiB"),
+            FailedPrecondition("the guest refuses dimm1"),
+            DeadlineExceeded("the guest's taking dimm1 into use took longer than 60 s"),
+        ):
+            self.trouble = trouble
+            self.assertEqual(self.refused(type(trouble), resources(2000, GIB)), str(trouble))
+        self.assertEqual(self.recorded(), (0, 0))
+
+    def test_it_is_done_when_the_guest_uses_what_it_was_given(self) -> None:
+        self.follows = False
+        asked = self.ask(resources(2000, 2 * GIB))
+        self.world.wait(5.0)
+        self.assertNoResult(asked)
+        self.has = Size(2000, GIB)
+        self.world.wait(5.0)
+        self.assertNoResult(asked)
+        self.has = Size(2000, 2 * GIB - GIB // 32)  # the kernel has a part of its own
+        self.world.wait(5.0)
+        self.successResultOf(asked)
+        self.assertEqual(self.recorded(), (2000, 2 * GIB))
+
+    def test_one_whose_guest_does_not_use_it_is_refused_and_may_be_tried_again(self) -> None:
+        self.follows = False
+        asked = self.ask(resources(2000, GIB))
+        self.world.wait(SETTLE_SECONDS + 5.0)
+        self.assertIn("has 1 processors of 2", str(self.failureResultOf(asked, Unavailable).value))
+        self.assertEqual(self.recorded(), (0, 0))
+        self.follows = True
+        self.done(resources(2000, GIB))
+
+    def test_an_agent_that_is_away_can_not_say_that_it_is_done(self) -> None:
+        self.agent.away = True
+        self.refused(Unavailable, resources(2000, GIB))
+        self.assertEqual(self.recorded(), (0, 0))
+        self.agent.away = False
+        self.done(resources(2000, GIB))
+
+    def test_back_again_after_a_failure_is_done(self) -> None:
+        """As kubelet does when a control group can't be changed."""
+        self.keeps_memory = True
+        self.has = Size(1000, 2 * GIB)  # more than it was made for, which an attempt has left
+        self.done(resources(1000, GIB))
+
+    def test_calls_are_served_one_after_the_other(self) -> None:
+        self.waiting = Deferred()
+        first, second = self.ask(resources(2000, GIB)), self.ask(resources(3000, GIB))
+        self.assertEqual([size.cpu_millis for size in self.asked], [2000])
+        waiting, self.waiting = self.waiting, None
+        waiting.callback(None)
+        self.successResultOf(first)
+        self.successResultOf(second)
+        self.assertEqual([size.cpu_millis for size in self.asked], [2000, 3000])
+        self.assertEqual(self.recorded(), (3000, GIB))
+
+    def test_a_caller_that_gives_up_does_not_end_it(self) -> None:
+        self.waiting = Deferred()
+        asked = self.ask(resources(2000, GIB))
+        asked.addErrback(lambda failure: None)
+        asked.cancel()
+        self.waiting.callback(None)
+        self.assertEqual(self.recorded(), (2000, GIB))
+
+    def test_only_a_pod_that_is_ready_is_resized(self) -> None:
+        self.refused(NotFound, resources(2000, GIB), "f" * 32)
+        self.do(self.world.sandboxes.stop(self.sandbox))
+        self.assertIn("stopped", self.refused(FailedPrecondition, resources(2000, GIB)))
+        self.assertEqual(self.asked, [])
+
+    def test_one_that_is_stopped_meanwhile_stays_stopped(self) -> None:
+        self.waiting = Deferred()
+        asked = self.ask(resources(2000, GIB))
+        self.do(self.world.sandboxes.stop(self.sandbox))
+        stopped = self.record(self.sandbox)
+        self.waiting.callback(None)
+        self.failureResultOf(asked, Unavailable, FailedPrecondition)
+        self.assertEqual(self.record(self.sandbox), stopped)
+
+    def test_without_resources_there_is_nothing_to_do(self) -> None:
+        request = cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id=self.sandbox)
+        call = start(self.calls.UpdatePodSandboxResources(request, cast(Call, None)))
+        self.failureResultOf(call, InvalidArgument)
+
+
+class CloudTests(ResizeCase):
+    """With a provider whose VMs have the size that they were made with."""
+
+    def test_what_the_vm_has_anyway_is_done(self) -> None:
+        self.has = Size(2000, 4 * GIB)
+        for cpu, memory in ((2000, 2 * GIB), (1500, 4 * GIB), (100, GIB)):
+            self.done(resources(cpu, memory))
+            self.assertEqual(self.recorded(), (cpu, memory))
+
+    def test_more_than_that_is_refused(self) -> None:
+        words = self.refused(FailedPrecondition, resources(2000, GIB))
+        self.assertIn("has 1 processors of 2", words)
+        self.assertIn("VMs of fake can't grow", words)
+        self.assertIn("has 1024 MiB of 4096", self.refused(FailedPrecondition, resources(1000, 4 * GIB)))
+        self.assertEqual(self.recorded(), (0, 0))
