@@ -14,8 +14,9 @@ from google.protobuf.message import DecodeError, Message
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
+from infranetes.delegate.errors import as_error
 from infranetes.ids import new_id
-from infranetes_common.errors import DataLoss, InfranetesError, Unavailable, from_grpc
+from infranetes_common.errors import DataLoss, InfranetesError, Unavailable
 from infranetes_common.wire import containerd
 from txgrpc import GrpcError
 from txgrpc.raw import RawStub
@@ -132,7 +133,7 @@ class ContainerdApi:
         try:
             return await self._stub.call(path, payload, timeout=SECONDS, metadata=_METADATA)
         except GrpcError as error:
-            raise _told(error) from None
+            raise as_error("containerd", error) from None
 
     async def _parts(self, digest: str) -> AsyncGenerator[bytes, None]:
         payload = containerd.ReadContentRequest(digest=digest).SerializeToString()
@@ -141,11 +142,7 @@ class ContainerdApi:
                 async for answer in answers:
                     yield _parsed(_READ, containerd.ReadContentResponse, answer).data
             except GrpcError as error:
-                raise _told(error) from None
-
-
-def _told(error: GrpcError) -> InfranetesError:
-    return from_grpc(GrpcError(error.code, f"containerd: {error.message}"))
+                raise as_error("containerd", error) from None
 
 
 def _parsed(path: str, response_class: type[M], payload: bytes) -> M:

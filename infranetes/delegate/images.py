@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError, Message
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.logger import Logger
 
+from infranetes.delegate.errors import as_error
 from infranetes.images.config import ImagesConfig
 from infranetes.images.disks import Built, LayerDisks, Make, Source, stacked, until_landed
 from infranetes.images.erofs.build import Builder
@@ -34,7 +35,6 @@ from infranetes_common.errors import (
     NotFound,
     ResourceExhausted,
     Unavailable,
-    from_grpc,
 )
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
@@ -372,7 +372,7 @@ class DelegateImages:
             answer = await self._stub.call(f"/runtime.v1.ImageService/{rpc}", payload, timeout=seconds)
             return response_class.FromString(answer)
         except GrpcError as error:
-            raise from_grpc(GrpcError(error.code, f"the node's runtime: {error.message}")) from None
+            raise as_error("the node's runtime", error) from None
         except DecodeError:
             raise Unavailable(f"the answer of the node's runtime to {rpc} can't be read") from None
 
