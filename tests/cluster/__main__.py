@@ -19,7 +19,7 @@ from types import FrameType
 
 from infranetes.providers.qemu.settings import ACCELERATORS
 from tests.cluster import images, remains
-from tests.cluster.components import CLOUD, RUNTIMES
+from tests.cluster.components import CLOUD, INFRANETES, MIXED, RUNTIMES
 from tests.cluster.nodes import NAMESPACES as OF_ONE_NODE
 from tests.cluster.nodes import Node
 from tests.cluster.paths import REGISTRY, ROOT, Paths
@@ -40,15 +40,17 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
         "--provider", default="qemu", help=f"what makes the machines; {CLOUD}: simulated ones (%(default)s)"
     )
     parser.add_argument("--nodes", type=int, choices=range(1, MAX_NODES + 1), default=1, help="(%(default)s)")
-    parser.add_argument("--runtime", choices=RUNTIMES, default=RUNTIMES[0], help="of kubelet (%(default)s)")
+    parser.add_argument("--runtime", choices=RUNTIMES, default=INFRANETES, help="of kubelet (%(default)s)")
     parser.add_argument("--accelerator", choices=ACCELERATORS, default="auto", help="of QEMU (%(default)s)")
     parser.add_argument("--proxy", action="store_true", help="with kube-proxy")
     parser.add_argument("--policies", action="store_true", help="with NetworkPolicies")
     parser.add_argument("--image-dir", default=IMAGE_DIR, help="of guest images (%(default)s)")
     parser.add_argument("--until", type=int, default=0, metavar="PID", help="end with that process")
     given = parser.parse_args(arguments)
-    if given.nodes > 1 and given.runtime != RUNTIMES[0]:
-        parser.error(f"several nodes have {RUNTIMES[0]}")
+    if given.nodes > 1 and given.runtime != INFRANETES:
+        parser.error(f"several nodes have {INFRANETES}")
+    if given.policies and given.runtime == MIXED:
+        parser.error("on a mixed node policies are the CNI's")
     return given
 
 

@@ -32,8 +32,9 @@ API_SERVER = f"https://{NODE_ADDRESS}:6443"
 ETCD = "http://127.0.0.1:2379"
 DOMAIN = "cluster.local"
 SOCKET = "/run/infranetes/infranetes.sock"
-#: What kubelet may have; the second is there to be compared with.
-RUNTIMES = ("infranetes", "containerd")
+INFRANETES, CONTAINERD, MIXED = "infranetes", "containerd", "mixed"
+#: What kubelet may have: every pod is a VM; none is, to compare with; the RuntimeClass says which are.
+RUNTIMES = (INFRANETES, CONTAINERD, MIXED)
 #: In place of a provider's name: simulated VMs that are like a cloud's.
 CLOUD = "cloud"
 #: Logs are rotated at this size, so that tests see it happen.
@@ -244,9 +245,30 @@ def daemon(ca: Authority, node: Node, kubernetes: Mapping[str, Any], changes: Ma
     return Program("infranetes", command, restarted=True)
 
 
-def rights(page: str) -> str:
-    """The manifests of a page of the docs, as they stand there."""
-    return "---\n".join(re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.M | re.S))
+def rights(page: str, count: int | None = None) -> str:
+    """The manifests of a page of the docs, as they stand there: the first `count`, or all."""
+    found = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.M | re.S)
+    return "---\n".join(found[:count])
+
+
+def vms_by_default() -> Mapping[str, Any]:
+    """A binding of the policy of docs/runtime-classes.md to every namespace but the cluster's own."""
+    name = "infranetes-default"
+    system = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system"]}
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingAdmissionPolicyBinding",
+        "metadata": {"name": f"{name}-everywhere"},
+        "spec": {
+            "policyName": name,
+            "matchResources": {"namespaceSelector": {"matchExpressions": [system]}},
+        },
+    }
+
+
+def beside(socket: Path) -> Mapping[str, Any]:
+    """What the daemon's configuration says of the runtime that the node's other pods have."""
+    return {"delegate": {"socket": str(socket)}, "handlers": {"infranetes": {"network": "cni"}}}
 
 
 def provider(name: str, cgroup: str) -> Mapping[str, Any]:

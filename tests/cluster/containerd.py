@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debian's containerd as the runtime of the cluster's kubelet, to compare with; see `bench.ready`.
+"""Debian's containerd, as the runtime of the cluster's kubelet or of the pods that are no VMs.
 
-It knows busybox and debian by their registry's own name, `images.DIRECT`; the images of Kubernetes'
-end-to-end suite by Kubernetes' name, as the daemon does.
+Images have the names that the daemon knows them by, and the registry's own, `images.DIRECT`.
 """
 
 from __future__ import annotations
@@ -33,11 +32,16 @@ class Node(Containerd):
         self.root.mkdir(parents=True)
         self._sandboxes.start().push(*PAUSE, oci.busybox({"Cmd": ["sleep", "2147483647"]}))
         command, _ = self.command(self._sandboxes)
-        hosts = (images.DIRECT, self._sandboxes.host)
-        (self.root / "hosts" / images.KUBERNETES_PREFIX / "hosts.toml").write_text(
-            "\n".join(f'[host."http://{host}"]\ncapabilities = ["pull", "resolve"]' for host in hosts)
-        )
+        self._lead("docker.io", images.DIRECT)
+        self._lead(images.KUBERNETES_PREFIX, images.DIRECT, self._sandboxes.host)
         return Program("containerd", command)
+
+    def _lead(self, registry: str, *hosts: str) -> None:
+        """Have pulls from a registry go to these, one after the other, until one has the image."""
+        directory = self.root / "hosts" / registry
+        directory.mkdir(exist_ok=True)
+        tables = (f'[host."http://{host}"]\ncapabilities = ["pull", "resolve"]' for host in hosts)
+        (directory / "hosts.toml").write_text("\n".join(tables))
 
     def end(self) -> None:
         """End the registry; containerd is ended by whoever runs it."""

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 
 from tests.interop import critest_images
@@ -24,7 +25,9 @@ PORT = 5000
 #: The registry's own name, as the node has it.
 DIRECT = f"127.0.0.1:{PORT}"
 PACKAGES = ("ca-certificates", "curl", "openssl", "perl", "python3", "sqlite3")
-_RECIPE = "1"  # another one, another directory: a cluster may be using this
+#: The second is for containerd, which asks a mirror of Docker Hub for the whole name.
+NAMES = ("{}", "library/{}")
+_RECIPE = "2"  # another one, another directory: a cluster may be using this
 Say = Callable[[str], None]
 
 
@@ -57,13 +60,13 @@ def make(cache: Path, say: Say) -> None:
 
 def _fill(registry: Registry, programs: Path, say: Say) -> None:
     small = critest_images.busybox(programs)
-    for tag in (BUSYBOX.partition(":")[2], "latest"):
-        registry.push("busybox", tag, small)
+    for name, tag in product(NAMES, (BUSYBOX.partition(":")[2], "latest")):
+        registry.push(name.format("busybox"), tag, small)
     say("Making an image of 80 MiB from Debian's packages (a minute or two)")
     with debian.tar(PACKAGES) as made:
         large = oci.image([made.read_bytes()], {"Cmd": ["bash"], "Env": ["PATH=/usr/bin:/bin"]})
-    for tag in (DEBIAN.partition(":")[2], "latest"):
-        registry.push("debian", tag, large)
+    for name, tag in product(NAMES, (DEBIAN.partition(":")[2], "latest")):
+        registry.push(name.format("debian"), tag, large)
 
 
 def serve(cache: Path, root: Path) -> Registry:

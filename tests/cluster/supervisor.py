@@ -54,11 +54,15 @@ class Supervisor:
         self.image_dir: Path = given.image_dir
         self.with_proxy: bool = given.proxy
         self.with_policies: bool = given.policies
-        self.containerd = containerd.Node(self.place) if given.runtime == "containerd" else None
+        self.runtime: str = given.runtime
+        with_containerd = self.runtime in (components.CONTAINERD, components.MIXED)
+        self.containerd = containerd.Node(self.place) if with_containerd else None
         qemu = (
             {} if given.accelerator == "auto" else {"providers": {"qemu": {"accelerator": given.accelerator}}}
         )
         self.changes: dict[str, object] = {**components.provider(given.provider, paths.id), **qemu}
+        if self.containerd and self.runtime == components.MIXED:
+            self.changes |= components.beside(self.containerd.socket)
         self._running: dict[str, _Running] = {}
         self._begun = time.monotonic()
         self._told = False
@@ -93,7 +97,7 @@ class Supervisor:
         admin = ca.kubeconfig("admin", components.API_SERVER, ["system:masters"])
         if self.containerd:
             self._start(self.containerd.program())
-        else:
+        if self.with_vms:
             about: dict[str, object] = {"network_policies": self.with_policies}
             if len(self.nodes) > 1:
                 about["cluster_cidrs"] = [components.PODS, components.SERVICES]
@@ -110,7 +114,7 @@ class Supervisor:
         self._start(components.scheduler(ca))
         self._start(components.dns(self.place, admin))
         self._start_nodes(ca)
-        if self.with_policies and not self.containerd:
+        if self.with_policies and self.with_vms:
             self._until(self._policies_known, "NetworkPolicies are known")
         self._until(lambda: _answers("http://127.0.0.1:8181/ready"), "DNS answers")
         pods = ("get", "serviceaccount", "default")
@@ -127,8 +131,12 @@ class Supervisor:
                 self._start(components.proxy(proxy_user, node), node)
         for node in self.nodes:
             self._until(partial(self._node_ready, node), f"{node.name} is ready")
-            if not self.containerd:
+            if self.runtime == components.INFRANETES:
                 self._until(partial(self._has_subnet, node), f"pods have the subnet of {node.name}")
+        if self.runtime == components.MIXED:
+            for node in self.nodes:
+                label = ("label", "--overwrite", "node", node.name, "infranetes.io/vms=true")
+                self._until(partial(self._done, *label), f"{node.name} may have VMs")
         neighbour.lead({node: self._asked(node, "{.spec.podCIDR}") for node in self.nodes})
 
     def _prepare_services(self) -> None:
@@ -136,6 +144,11 @@ class Supervisor:
         self._apply("services", components.rights("services.md"), "nodes may see Services")
         if self.with_policies:
             self._apply("policies", components.rights("network-policy.md"), "nodes may see NetworkPolicies")
+        if self.runtime == components.MIXED:
+            pages = components.rights("runtime-classes.md", 2)
+            self._apply("runtime-classes", pages, "there is a RuntimeClass")
+            everywhere = json.dumps(components.vms_by_default())
+            self._apply("vms-by-default", everywhere, "pods are VMs unless they say otherwise")
         items = {"apiVersion": "v1", "kind": "List", "items": components.dns_service()}
         self._apply("dns-service", json.dumps(items), "DNS has its address")
 
@@ -213,7 +226,14 @@ Ctrl-C ends the cluster and leaves nothing of it.""")
 
     @property
     def _socket(self) -> Path:
-        return self.containerd.socket if self.containerd else Path(components.SOCKET)
+        if self.containerd and not self.with_vms:
+            return self.containerd.socket
+        return Path(components.SOCKET)
+
+    @property
+    def with_vms(self) -> bool:
+        """Whether there is a daemon of ours."""
+        return self.runtime != components.CONTAINERD
 
     def _runtime_ready(self, node: Node) -> bool:
         endpoint = f"--runtime-endpoint=unix://{self._socket}"
@@ -233,6 +253,10 @@ Ctrl-C ends the cluster and leaves nothing of it.""")
         cache = f"--cache-dir={self.place / 'tmp' / 'kubectl'}"
         command = [str(components.PROGRAMS / "kubectl"), f"--kubeconfig={config}", cache, *words]
         return subprocess.run(command, capture_output=True)
+
+    def _done(self, *words: str) -> bool:
+        """Whether kubectl has done it."""
+        return self._kubectl(*words).returncode == 0
 
     def _asked(self, node: Node, wanted: str) -> str:
         """What the API server has of that node, as kubectl's jsonpath says what is wanted."""

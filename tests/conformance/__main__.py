@@ -18,7 +18,7 @@ from types import FrameType
 
 from tests.cluster.__main__ import IMAGE_DIR
 from tests.cluster.case import Cluster
-from tests.cluster.components import NODE_ADDRESS, PROGRAMS, RUNTIMES
+from tests.cluster.components import INFRANETES, NODE_ADDRESS, PROGRAMS, RUNTIMES
 from tests.cluster.paths import REGISTRY, ROOT
 from tests.conformance import images
 from tests.conformance.report import document, expectations, judge, left_out, strangers, summary
@@ -53,7 +53,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
         "--slice", type=_slice, default=(1, 1), metavar="K/N", help="only the Kth of N parts of them"
     )
     parser.add_argument(
-        "--runtime", choices=RUNTIMES, default=RUNTIMES[0], help="kubelet's, to be judged (%(default)s)"
+        "--runtime", choices=RUNTIMES, default=INFRANETES, help="kubelet's, to be judged (%(default)s)"
     )
     parser.add_argument("--parallel", type=int, default=2, metavar="N", help="specs at a time (%(default)s)")
     parser.add_argument("--provider", default="qemu", help="what makes the machines (%(default)s)")
@@ -107,7 +107,7 @@ class Judge:
         """The exit code."""
         images.make(REGISTRY, say)
         flags = ["--runtime", self.given.runtime, "--image-dir", self.given.image_dir]
-        flags += ["--policies"] if self.given.runtime == RUNTIMES[0] else []
+        flags += ["--policies"] if self.given.runtime == INFRANETES else []
         flags += ["--provider", self.given.provider, "--nodes", str(self.given.nodes)]
         flags += ["--proxy"] if self.given.proxy else []
         cluster = Cluster(NAME, *flags)

@@ -9,11 +9,11 @@ from pathlib import Path
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from tests.cluster.components import RUNTIMES
+from tests.cluster.components import CONTAINERD, INFRANETES, MIXED
 from tests.conformance.compare import Comparison, read, told
 from tests.interop.critest_specs import FAILED, PASSED, SKIPPED, Outcome
 
-OURS, THEIRS = RUNTIMES[:2]
+OURS, THEIRS = INFRANETES, CONTAINERD
 
 
 def outcomes(**states: str) -> dict[str, Outcome]:
@@ -50,7 +50,7 @@ class ReadTests(SynchronousTestCase):
     def test_the_last_run_of_a_spec_counts(self) -> None:
         first, again = outcomes(a=FAILED)["a"], outcomes(a=PASSED)["a"]
         found = read([self.written(OURS, first), self.written(THEIRS, first), self.written(OURS, again)])
-        self.assertEqual(found, {OURS: {"a": again}, THEIRS: {"a": first}})
+        self.assertEqual(found, {OURS: {"a": again}, THEIRS: {"a": first}, MIXED: {}})
 
     def test_what_is_no_run_is_refused(self) -> None:
         self.assertRaises(ValueError, read, [self.written("docker")])

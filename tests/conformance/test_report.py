@@ -8,7 +8,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tests.cluster.components import RUNTIMES
+from tests.cluster.components import CONTAINERD, INFRANETES, RUNTIMES
 from tests.conformance.report import (
     BadExpectation,
     Expectation,
@@ -70,7 +70,7 @@ class ExpectationTests(SynchronousTestCase):
 
     def test_an_entry_has_a_kind_and_a_reason(self) -> None:
         self.assertEqual(
-            expectations(False, RUNTIMES[0], self.written(ENTRY)), {"a": Expectation("a", "vm", "it can't")}
+            expectations(False, INFRANETES, self.written(ENTRY)), {"a": Expectation("a", "vm", "it can't")}
         )
         for broken in (
             ENTRY.replace("vm", "whatever"),
@@ -79,17 +79,17 @@ class ExpectationTests(SynchronousTestCase):
             ENTRY + ENTRY,
             ENTRY + 'runtimes = ["docker"]\n',
         ):
-            self.assertRaises(BadExpectation, expectations, False, RUNTIMES[0], self.written(broken))
+            self.assertRaises(BadExpectation, expectations, False, INFRANETES, self.written(broken))
 
     def test_an_entry_may_be_of_nodes_without_kube_proxy(self) -> None:
         path = self.written(ENTRY + "proxy = false\n")
-        self.assertEqual(set(expectations(False, RUNTIMES[0], path)), {"a"})
-        self.assertEqual(set(expectations(True, RUNTIMES[0], path)), set())
+        self.assertEqual(set(expectations(False, INFRANETES, path)), {"a"})
+        self.assertEqual(set(expectations(True, INFRANETES, path)), set())
 
     def test_an_entry_may_be_of_one_runtime(self) -> None:
-        path = self.written(ENTRY + f'runtimes = ["{RUNTIMES[1]}"]\n')
-        self.assertEqual(set(expectations(False, RUNTIMES[0], path)), set())
-        self.assertEqual(set(expectations(False, RUNTIMES[1], path)), {"a"})
+        path = self.written(ENTRY + f'runtimes = ["{CONTAINERD}"]\n')
+        self.assertEqual(set(expectations(False, INFRANETES, path)), set())
+        self.assertEqual(set(expectations(False, CONTAINERD, path)), {"a"})
 
     def test_what_is_left_out_has_a_reason(self) -> None:
         entry = "[[left_out]]\nmatch = '\\[Slow\\]'\nreason = \"no time\"\n"
