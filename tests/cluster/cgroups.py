@@ -36,6 +36,7 @@ def make(name: str) -> bool:
         for point, controllers in _hierarchies():
             group = point / name
             group.mkdir(exist_ok=True)
+            _weigh(group)
             if (group / "cgroup.controllers").exists():  # version 2
                 given = set((group / "cgroup.controllers").read_text().split())
                 # kubelet wants whatever the machine has of these.
@@ -45,6 +46,15 @@ def make(name: str) -> bool:
         return True
     remove(name)
     return False
+
+
+def _weigh(group: Path) -> None:
+    """Have the group count as many processes, which it is: beside it, each of the machine's counts as much as
+    a group of the default weight, and pods would wait for them all."""
+    for file, weight in (("cpu.shares", "32768"), ("cpu.weight", "3200")):
+        with contextlib.suppress(OSError):
+            if (group / file).exists():
+                (group / file).write_text(weight)
 
 
 def _groups(name: str) -> Iterator[Path]:
