@@ -47,8 +47,9 @@ class TimesConfig:
 
     launch: float = attrs.field(default=600.0, validator=gt(0))  # until a sandbox is ready
     desertion: float = attrs.field(default=600.0, validator=gt(0))  # a launch that nobody waits for
-    # When a lost agent's containers become UNKNOWN. kubelet kills those, so an agent has to restart faster.
-    unknown_after: float = attrs.field(default=5.0, validator=ge(0))
+    # When a lost agent's containers become UNKNOWN. kubelet kills those, so this is as long as Kubernetes
+    # waits for a node before it makes its pods elsewhere.
+    unknown_after: float = attrs.field(default=300.0, validator=ge(0))
     listing: float = attrs.field(default=0.25, validator=ge(0))  # how long a list waits for lost agents
     log_drain: float = attrs.field(default=15.0, validator=ge(0))  # for the rest of an ended container's log
     sweep: float = attrs.field(default=60.0, validator=gt(0))  # between passes over the provider's VMs

@@ -49,7 +49,7 @@ def shown_state(container: Container) -> cri.ContainerState:
         return cri.CONTAINER_UNKNOWN
     if container.state in ALIVE:
         sandbox = container.sandbox
-        if sandbox.watch is not None and sandbox.watch.reach is Reach.UNREACHABLE:
+        if sandbox.watch is not None and sandbox.watch.reach is Reach.SILENT:
             return cri.CONTAINER_UNKNOWN
     return _SHOWN_AS[container.state]
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from infranetes.machines.agent.container_watch import Reach
 from infranetes.pods.context import MACHINE_DRAIN_SECONDS, NodeContext
 from infranetes.pods.inventory import Container, Sandbox
 from infranetes.pods.reports import apply_stop
@@ -44,7 +43,7 @@ async def end_containers(node: NodeContext, sandbox: Sandbox) -> None:
 async def _agent_answers(node: NodeContext, sandbox: Sandbox) -> bool:
     """Whether the agent can be asked; one that was just lost gets a moment to come back."""
     watch = sandbox.watch
-    if watch is None or watch.reach is Reach.UNREACHABLE:
+    if watch is None or watch.unreachable:
         return False
     if watch.live:
         return True

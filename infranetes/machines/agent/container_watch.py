@@ -6,15 +6,19 @@
     LIVE          the stream is open and its snapshot was complete          TROUBLED
     TROUBLED      the stream was lost or could not be opened, not long ago  LIVE UNREACHABLE
                   (also: the agent sent more than an honest one does)
-    UNREACHABLE   the same for longer than `unknown_after`                  LIVE
+    UNREACHABLE   the same for longer than `unreachable_after`              LIVE SILENT
+    SILENT        the same for longer than `unknown_after`                  LIVE
 
-What the stream told last is what lists show, without asking any agent. Only once after each loss do they
+What the stream told last is what lists show, without asking any agent, until it is SILENT: kubelet kills
+containers that are unknown, and one that gets little processor time, or whose network is away for a moment,
+has not ended. Only once after each loss do they
 give the streams that may be coming back a moment, all at the same time.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Protocol
 
 import attrs
@@ -47,6 +51,7 @@ class Reach(enum.Enum):
     LIVE = "live"
     TROUBLED = "troubled"
     UNREACHABLE = "unreachable"
+    SILENT = "silent"
 
 
 class TooMuch(ResourceExhausted):
@@ -84,7 +89,8 @@ class WatchTimes:
     """Seconds."""
 
     attempt: float = 15.0  # for connecting and the whole snapshot
-    unknown_after: float = 5.0  # how long after a loss the last state still counts
+    unreachable_after: float = 5.0  # how long after a loss somebody may wait for the agent
+    unknown_after: float = 300.0  # how long after a loss the last state still counts
 
 
 class ContainerWatch:
@@ -117,12 +123,17 @@ class ContainerWatch:
         self._runner: Deferred[None] | None = None
         self._stopped = False
         self._changes = Allowance(CHANGES, CHANGES_PER_SECOND, clock.seconds())
-        self._overdue: IDelayedCall | None = None  # makes TROUBLED UNREACHABLE
+        self._overdue: IDelayedCall | None = None  # makes TROUBLED UNREACHABLE, and that SILENT
 
     @property
     def live(self) -> bool:
         """Whether what the agent said last is still true."""
         return self.reach is Reach.LIVE
+
+    @property
+    def unreachable(self) -> bool:
+        """Whether nobody should wait for the agent."""
+        return self.reach in (Reach.UNREACHABLE, Reach.SILENT)
 
     def start(self) -> None:
         """Open the stream, and again after each loss. Idempotent."""
@@ -242,12 +253,20 @@ class ContainerWatch:
     def _lost(self) -> None:
         if self._lost_at is None:  # it was live until now
             self._lost_at = self._clock.seconds()
-        if self.reach is Reach.UNREACHABLE:
+        if self.unreachable or self.reach is Reach.TROUBLED:
             return
-        if self.reach is not Reach.TROUBLED:
-            self._become(Reach.TROUBLED)
-            left = self._lost_at + self._times.unknown_after - self._clock.seconds()
-            self._overdue = self._clock.callLater(max(left, 0), self._become, Reach.UNREACHABLE)
+        self._become(Reach.TROUBLED)
+        self._become_after(min(self._times.unreachable_after, self._times.unknown_after), self._give_up)
+
+    def _give_up(self) -> None:
+        self._become(Reach.UNREACHABLE)
+        self._become_after(self._times.unknown_after, self._become, Reach.SILENT)
+
+    def _become_after(self, seconds: float, become: Callable[..., None], *arguments: Reach) -> None:
+        """Call that so many seconds after the loss, unless the agent is back by then."""
+        assert self._lost_at is not None
+        left = self._lost_at + seconds - self._clock.seconds()
+        self._overdue = self._clock.callLater(max(left, 0), become, *arguments)
 
     def _become(self, reach: Reach) -> None:
         if reach is not self.reach:

@@ -8,7 +8,6 @@ from typing import Any
 import attrs
 from twisted.internet.defer import Deferred, fail
 
-from infranetes.machines.agent.container_watch import Reach
 from infranetes.pods import listing
 from infranetes.pods.sandbox_stop import AGENT_SECONDS
 from infranetes.pods.states import ContainerState, SandboxState
@@ -171,8 +170,10 @@ class RestartTests(ContainersTestCase):
         self.agent.away = True
         other = self.run_pod(pod("other"))
         self.world.restart()
-        self.world.wait(6)
+        self.world.wait(4)
         inventory = self.world.node.inventory
+        self.assertEqual(listing.shown_state(inventory.containers[made]), cri.CONTAINER_RUNNING)
+        self.world.wait(2)
         self.assertEqual(listing.shown_state(inventory.containers[made]), cri.CONTAINER_UNKNOWN)
         self.assertTrue(self.watch(other).live)
         self.agent.away = False
@@ -322,7 +323,7 @@ class ListTests(ContainersTestCase):
         self.assertEqual(listing.shown_state(container), cri.CONTAINER_RUNNING)
         self.world.wait(6)
         self.assertEqual(listing.shown_state(container), cri.CONTAINER_UNKNOWN)
-        self.assertIs(self.watch(self.sandbox).reach, Reach.UNREACHABLE)
+        self.assertTrue(self.watch(self.sandbox).unreachable)
 
     def test_an_agent_that_only_restarts_is_never_unknown(self) -> None:
         """kubelet kills and restarts what is unknown."""

@@ -59,7 +59,7 @@ class WatchCase(unittest.SynchronousTestCase):
         self.watch = self.make(self.agent, self.listener)
 
     def make(self, agent: FakeAgent, listener: Any) -> ContainerWatch:
-        times = WatchTimes(attempt=10.0, unknown_after=5.0)
+        times = WatchTimes(attempt=10.0, unreachable_after=5.0, unknown_after=60.0)
         watch = ContainerWatch(self.clock, agent, listener, self.gate, times)  # type: ignore[arg-type]
         self.addCleanup(watch.stop)
         return watch
@@ -114,6 +114,21 @@ class WatchTests(WatchCase):
         self.wait(LAST_DELAY + 1)
         self.assertIs(self.watch.reach, Reach.LIVE)
         self.assertEqual(self.watch.trouble, "")
+
+    def test_what_it_said_last_counts_for_much_longer(self) -> None:
+        self.watch.start()
+        self.agent.go_away()
+        self.wait(59.9)
+        self.assertIs(self.watch.reach, Reach.UNREACHABLE)
+        self.wait(0.2)
+        self.assertIs(self.watch.reach, Reach.SILENT)
+        self.assertTrue(self.watch.unreachable)
+        self.agent.away = False
+        self.wait(LAST_DELAY + 1)
+        self.assertIs(self.watch.reach, Reach.LIVE)
+        self.agent.go_away()
+        self.wait(59.9)
+        self.assertIs(self.watch.reach, Reach.UNREACHABLE)
 
     def test_attempts_become_rare_but_never_end(self) -> None:
         self.agent.away = True
