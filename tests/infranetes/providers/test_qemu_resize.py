@@ -61,6 +61,7 @@ class Qemu:
         self.ignores: set[str] = set()
         self.keeps: set[str] = set()
         self.kvm = True
+        self.slow = False  # the guest takes its time
         self.calls: list[str] = []
         self.named: list[str] = []
         self.answers: Callable[[str], Any] | None = None  # Any: JSON
@@ -128,7 +129,7 @@ class Qemu:
         if core < 0:
             raise ValueError(f"device '{id}' not found")
         if f"cpu{core}" not in self.keeps:
-            reactor.callLater(0.01, self.cpus.pop, core)  # the guest takes its time
+            reactor.callLater(0.01, self.cpus.pop, core) if self.slow else self.cpus.pop(core)
         return {}
 
     def tell(self, event: str, **data: object) -> None:
@@ -215,6 +216,7 @@ class ResizerTests(TestCase):
 
     async def test_processors_are_given_back(self) -> None:
         await self.resize(4000)
+        self.qemu.slow = True
         self.assertEqual(await self.resize(1000), Size(1000))
         self.assertEqual(sorted(self.qemu.cpus), [0])
         gone = set(self.qemu.named)
@@ -284,10 +286,10 @@ class ResizerTests(TestCase):
 
     async def test_processors_that_the_guest_keeps_are_told(self) -> None:
         await self.resize(4000)
-        self.qemu.keeps = {"cpu2"}
+        self.qemu.keeps = {"cpu3"}
         self.impatient()
-        self.assertEqual(await self.resize(1000), Size(3000))
-        self.assertEqual(sorted(self.qemu.cpus), [0, 1, 2])
+        self.assertEqual(await self.resize(1000), Size(4000))
+        self.assertEqual(sorted(self.qemu.cpus), [0, 1, 2, 3])
 
     async def test_processors_that_the_guest_keeps_are_limited_by_its_pods_group(self) -> None:
         self.vm.record = attrs.evolve(self.vm.record, cgroup_parent="/kubepods/pod1")
