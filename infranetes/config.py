@@ -15,6 +15,7 @@ import attrs
 from attrs import Attribute
 from attrs.validators import ge, gt, in_, instance_of
 
+from infranetes.handler_config import CNI, DOCKER, MACHINE, SYSTEMD, HandlerConfig, check_handlers
 from infranetes.images.config import ImagesConfig
 from infranetes.machines.pool_config import PoolConfig
 from infranetes.overlay.config import OverlayConfig
@@ -26,7 +27,7 @@ from infranetes_common.errors import ConfigError
 CONTROL_SOCKET = "control.sock"  # in the run directory
 BASE_IP = "base_ip"  # a flag for the provider's key pod_cidr
 ADDRESSING = ("qemu", "simulated")  # providers with a pod_cidr
-IMAGE_PROVIDERS = ("docker", "systemd")
+IMAGE_PROVIDERS = (DOCKER, SYSTEMD)
 MAX_SOCKET_PATH = 107  # bytes: sun_path of unix(7), with its ending zero
 LEVELS = ("debug", "info", "warn", "error")
 FORMATS = ("text", "json")
@@ -99,19 +100,8 @@ class KubernetesConfig:
         return tuple(ip_network(each) for each in self.cluster_cidrs)
 
 
-_HANDLER = re.compile("[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
-
-
 def _default_node() -> str:
     return socket.gethostname() or "localhost"
-
-
-@attrs.frozen
-class HandlerConfig:
-    """What the pods of a RuntimeClass with this handler have."""
-
-    # What runs their containers. Empty: as for other pods.
-    contprovider: str = attrs.field(default="", validator=in_(("", *CONTAINER_PROVIDERS)))
 
 
 def _is_no_path(value: str) -> bool:
@@ -174,6 +164,24 @@ class Config:
     def offered_handlers(self) -> tuple[str, ...]:
         """The names of all runtime handlers but the empty one."""
         return tuple(dict.fromkeys((*self.runtime_handlers, *self.handlers)))
+
+    @property
+    def kind(self) -> str:
+        """The kind of pods whose handler names none."""
+        return self.imgprovider if self.imgprovider in IMAGE_PROVIDERS else MACHINE
+
+    def provider_of(self, handler: str) -> str:
+        """The name of the provider of a handler's VMs."""
+        return (self.handlers[handler].provider if handler in self.handlers else "") or self.provider
+
+    def kind_of(self, handler: str) -> str:
+        """The kind of a handler's pods."""
+        return (self.handlers[handler].images if handler in self.handlers else "") or self.kind
+
+    @property
+    def offered_providers(self) -> tuple[str, ...]:
+        """The names of all providers that make VMs, the node's own first."""
+        return tuple(dict.fromkeys((self.provider, *map(self.provider_of, self.handlers))))
 
     @property
     def socket_path(self) -> str:
@@ -256,14 +264,11 @@ def _check(found: Config, origin: str) -> None:
             f"{origin}: pool.sizes: with imgprovider = {found.imgprovider!r} each pod's image is its VM, "
             "so none can wait for it; leave the pool out"
         )
-    for name in found.handlers:
-        if not _HANDLER.fullmatch(name):
-            raise ConfigError(
-                f"{origin}: handlers.{name[:64]}: a RuntimeClass's handler has up to 63 of a-z, 0-9 and -, "
-                "and no - at either end"
-            )
-    chosen = [found.contprovider, *(each.contprovider for each in found.handlers.values())]
-    if any(chosen) and found.imgprovider != "docker":
+    check_handlers(found.handlers, found.kind, origin)
+    for name, handler in found.handlers.items():
+        if handler.network == CNI:
+            _check_cni(found, name, origin)
+    if found.contprovider and found.kind != DOCKER:
         raise ConfigError(
             f"{origin}: contprovider: with imgprovider = {found.imgprovider!r} nothing "
             "runs containers in VMs; leave it out"
@@ -279,6 +284,16 @@ def _check(found: Config, origin: str) -> None:
         raise ConfigError(f"{origin}: parallel_agents: at least 1 is needed")
     _check_streaming(found.streaming, origin)
     _check_delegate(found, origin)
+
+
+def _check_cni(found: Config, name: str, origin: str) -> None:
+    where = f"{origin}: handlers.{name}.network: the node's CNI"
+    if not found.delegate.socket:
+        raise ConfigError(f"{where} is asked by its own runtime, for which delegate.socket has to be given")
+    if found.provider_of(name) != "qemu":
+        raise ConfigError(f"{where} gives networks to VMs of qemu alone, which are on the node")
+    if found.kubernetes.network_policies:
+        raise ConfigError(f"{where} keeps NetworkPolicies itself; leave kubernetes.network_policies out")
 
 
 def _check_delegate(found: Config, origin: str) -> None:

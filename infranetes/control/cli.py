@@ -67,16 +67,17 @@ async def _end_orphans(stub: Stub, options: argparse.Namespace) -> tuple[control
 
 
 async def _pool(stub: Stub, options: argparse.Namespace) -> tuple[control.GetPoolResponse, int]:
-    return await stub.GetPool(control.GetPoolRequest(), timeout=ASK_SECONDS), DONE
+    return await stub.GetPool(control.GetPoolRequest(handler=options.handler), timeout=ASK_SECONDS), DONE
 
 
 async def _drain(stub: Stub, options: argparse.Namespace) -> tuple[control.DrainPoolResponse, int]:
-    answer = await stub.DrainPool(control.DrainPoolRequest(dry_run=options.dry_run), timeout=END_SECONDS)
+    request = control.DrainPoolRequest(dry_run=options.dry_run, handler=options.handler)
+    answer = await stub.DrainPool(request, timeout=END_SECONDS)
     return answer, FAILED if answer.left else DONE
 
 
 async def _fill(stub: Stub, options: argparse.Namespace) -> tuple[control.FillPoolResponse, int]:
-    return await stub.FillPool(control.FillPoolRequest(), timeout=ASK_SECONDS), DONE
+    return await stub.FillPool(control.FillPoolRequest(handler=options.handler), timeout=ASK_SECONDS), DONE
 
 
 async def _console(stub: Stub, options: argparse.Namespace) -> tuple[control.GetConsoleResponse, int]:
@@ -161,6 +162,9 @@ def parser() -> argparse.ArgumentParser:
             )
         if name == "services":
             _add_services(command)
+        if name in ("pool", "drain", "fill"):
+            words = 'only the pool of this handler; "": the node\'s own (default: all pools)'
+            command.add_argument("--handler", metavar="NAME", help=words)
         if name == "end-orphans":
             command.add_argument("ids", nargs="*", metavar="VM", help="its id, as `orphans` lists it")
     return top

@@ -42,6 +42,7 @@ def _vm(vm: control.Vm) -> Json:
         "created_at": vm.created_at / _NANOS,
         "detail": vm.detail,
         "sandbox_id": vm.sandbox_id,
+        "provider": vm.provider,
     }
 
 
@@ -65,7 +66,13 @@ def _pod(pod: control.Pod) -> Json:
 
 def _pooled(member: control.Pooled) -> Json:
     vm = _vm(member.vm)
-    return {"id": member.id, "state": member.state, "message": member.message, "vm": vm}
+    return {
+        "id": member.id,
+        "state": member.state,
+        "message": member.message,
+        "handler": member.handler,
+        "vm": vm,
+    }
 
 
 def _pods_json(answer: control.ListPodsResponse, options: argparse.Namespace) -> Json:
@@ -113,7 +120,7 @@ _JSON: dict[str, Callable[[Any, argparse.Namespace], Json]] = {  # Any: the comm
     "services": render_services.services_json,
     "policies": render_policies.policies_json,
     "orphans": lambda answer, options: {
-        "vms": [{**_vm(vm), "provider": vm.provider} for vm in answer.vms],
+        "vms": [_vm(vm) for vm in answer.vms],
         "troubles": list(answer.troubles),
     },
     "end-orphans": _ended_json,
@@ -219,10 +226,12 @@ def _ended_text(answer: control.EndOrphansResponse, options: argparse.Namespace)
 
 def _members_text(members: Sequence[control.Pooled]) -> str:
     now = time.time()
-    head = ("VM", "STATE", "ADDRESS", "SIZE", "AGE", "USD/H", "WHY")
+    head = ("VM", "HANDLER", "PROVIDER", "STATE", "ADDRESS", "SIZE", "AGE", "USD/H", "WHY")
     rows = [
         (
             one.vm.id,
+            one.handler,
+            one.vm.provider,
             one.state,
             one.vm.address,
             one.vm.size or "default",

@@ -42,10 +42,13 @@ def size_words(size: Size) -> str:
 
 
 def shown_vm(
-    instance: Instance | None, record: SandboxRecord | PoolRecord | None = None, size: Size | None = None
+    instance: Instance | None,
+    record: SandboxRecord | PoolRecord | None = None,
+    size: Size | None = None,
+    provider: str = "",
 ) -> control.Vm:
     """Return a VM as the provider last showed it, or as its record has it if the provider did not yet."""
-    vm = control.Vm(size=size_words(size or Size()))
+    vm = control.Vm(size=size_words(size or Size()), provider=provider or (record.provider if record else ""))
     if record is not None:
         vm.id, vm.address, vm.created_at = record.instance_id, record.address, record.created_at
         vm.sandbox_id = record.id
@@ -66,11 +69,6 @@ class ControlService:
     def __init__(self, node: NodeContext, reconciler: Reconciler) -> None:
         self._node = node
         self._reconciler = reconciler
-
-    @property
-    def _pool(self) -> Pool:
-        pool: Pool = self._node.pool
-        return pool
 
     async def ListPods(self, request: control.ListPodsRequest, call: Call) -> control.ListPodsResponse:
         return control.ListPodsResponse(
@@ -102,28 +100,48 @@ class ControlService:
         return await shielded(self._end(chosen))
 
     async def GetPool(self, request: control.GetPoolRequest, call: Call) -> control.GetPoolResponse:
+        pools = self._pools(request)
+        troubles = {pool.trouble: None for pool in pools if pool.trouble}
         return control.GetPoolResponse(
-            drained=self._pool.drained,
-            trouble=self._pool.trouble,
-            wanted=self._pool.wanted,
-            vms=[_pooled(member) for member in self._pool.members.values()],
+            drained=all(pool.drained for pool in pools),
+            trouble="; ".join(troubles),
+            wanted=sum(pool.wanted for pool in pools),
+            vms=[_pooled(member) for pool in pools for member in pool.members.values()],
         )
 
     async def DrainPool(self, request: control.DrainPoolRequest, call: Call) -> control.DrainPoolResponse:
+        pools = self._pools(request)
         if request.dry_run:
-            members = [member for member in self._pool.members.values() if not member.taken]
+            members = [one for pool in pools for one in pool.members.values() if not one.taken]
             return control.DrainPoolResponse(ended=[_pooled(member) for member in members])
-        self._node.side.check_ready()
-        ended = await shielded(self._pool.drain())
-        left = {member.id for member in ended} & self._pool.members.keys()
-        return control.DrainPoolResponse(
-            ended=[_pooled(member) for member in ended if member.id not in left],
-            left=[_pooled(member) for member in ended if member.id in left],
-        )
+        for pool in pools:
+            pool.context.check_ready()
+        drained = await settled(shielded(pool.drain()) for pool in pools)
+        response = control.DrainPoolResponse()
+        for pool, ended in zip(pools, drained, strict=True):
+            if isinstance(ended, Failure):
+                ended.raiseException()
+                continue
+            left = {member.id for member in ended} & pool.members.keys()
+            response.ended.extend(_pooled(member) for member in ended if member.id not in left)
+            response.left.extend(_pooled(member) for member in ended if member.id in left)
+        return response
 
     async def FillPool(self, request: control.FillPoolRequest, call: Call) -> control.FillPoolResponse:
-        await shielded(self._pool.fill())
-        return control.FillPoolResponse(wanted=self._pool.wanted)
+        pools = self._pools(request)
+        for pool in pools:
+            await shielded(pool.fill())
+        return control.FillPoolResponse(wanted=sum(pool.wanted for pool in pools))
+
+    def _pools(
+        self, request: control.GetPoolRequest | control.DrainPoolRequest | control.FillPoolRequest
+    ) -> list[Pool]:
+        """The pools that are meant. :raise NotFound: there is none."""
+        pools = self._node.all_pools()
+        found = [each for each in pools if each.purpose.handler == request.handler]
+        if request.HasField("handler") and not found:
+            raise NotFound(f"handler {request.handler[:64]!r} has no pool of its own")
+        return found if request.HasField("handler") else pools
 
     async def GetConsole(self, request: control.GetConsoleRequest, call: Call) -> control.GetConsoleResponse:
         sides = [each for each in self._node.sides.values() if IHasConsoles.providedBy(each.provider)]
@@ -186,14 +204,13 @@ class ControlService:
             handler=record.runtime_handler,
         )
         if record.state in WITH_VM:
-            pod.vm.CopyFrom(shown_vm(sandbox.instance, record, size_of(sandbox.config)))
+            size = self._node.handler_of(record).sized(size_of(sandbox.config))
+            pod.vm.CopyFrom(shown_vm(sandbox.instance, record, size))
         return pod
 
 
 def _orphan(side: ProviderSide, instance: Instance) -> control.Vm:
-    vm = shown_vm(instance)
-    vm.provider = side.name
-    return vm
+    return shown_vm(instance, provider=side.name)
 
 
 def _pooled(member: Member) -> control.Pooled:
@@ -202,4 +219,5 @@ def _pooled(member: Member) -> control.Pooled:
         state=member.state.value,
         message=member.record.message,
         vm=shown_vm(member.machine.instance, member.record, member.size),
+        handler=member.record.handler,
     )

@@ -14,6 +14,7 @@ from infranetes.images import Image, ImageStore, credentials
 from infranetes.images.catalogue import CatalogueStore
 from infranetes.images.catalogues import CatalogueSet
 from infranetes.images.reference import parse
+from infranetes.images.several import SeveralStores
 from infranetes_common.errors import InvalidArgument, NotFound
 from infranetes_common.wire import cri
 from txgrpc import Call
@@ -38,7 +39,7 @@ def to_cri(image: Image) -> cri.Image:
 class ImageService:
     """One method per RPC. An image's `image_ref` is its id, as in container statuses."""
 
-    store: ImageStore | CatalogueStore | CatalogueSet
+    store: ImageStore | CatalogueStore | CatalogueSet | SeveralStores
 
     async def ListImages(self, request: cri.ListImagesRequest, call: Call) -> cri.ListImagesResponse:
         return cri.ListImagesResponse(images=[to_cri(image) for image in self._selected(request.filter)])
@@ -70,8 +71,9 @@ class ImageService:
 
     async def PullImage(self, request: cri.PullImageRequest, call: Call) -> cri.PullImageResponse:
         name, auth = _name(request), request.auth
-        if not isinstance(self.store, ImageStore):
-            found = await self.store.pull(name, dict(request.sandbox_config.annotations))
+        store = self.store.of_name(name) if isinstance(self.store, SeveralStores) else self.store
+        if not isinstance(store, ImageStore):
+            found = await store.pull(name, dict(request.sandbox_config.annotations))
             return cri.PullImageResponse(image_ref=found.id)
         given = credentials(
             parse(name).registry,
@@ -82,7 +84,7 @@ class ImageService:
             identity_token=auth.identity_token,
             registry_token=auth.registry_token,
         )
-        image = await self.store.pull(name, given)
+        image = await store.pull(name, given)
         return cri.PullImageResponse(image_ref=image.id)
 
     async def RemoveImage(self, request: cri.RemoveImageRequest, call: Call) -> cri.RemoveImageResponse:

@@ -50,7 +50,7 @@ class StatusCalls:
 
     async def Status(self, request: cri.StatusRequest, call: Call) -> cri.StatusResponse:
         trouble = self._node.trouble
-        users = has_user_namespaces(self._node)
+        users = has_user_namespaces(self._node, self._node.handler_named(""))
         conditions = [
             cri.RuntimeCondition(
                 type=kind, status=not trouble, reason="ProviderNotReady" if trouble else "", message=trouble
@@ -74,7 +74,7 @@ class StatusCalls:
                     name=name,
                     features=cri.RuntimeHandlerFeatures(
                         recursive_read_only_mounts=True,
-                        user_namespaces=has_user_namespaces(self._node, handler=name),
+                        user_namespaces=has_user_namespaces(self._node, self._node.handler_named(name)),
                     ),
                 )
                 for name in ("", *self._handlers)

@@ -20,18 +20,18 @@ from infranetes.cri.images import ImageService
 from infranetes.cri.instrument import logged
 from infranetes.cri.runtime import RuntimeService
 from infranetes.daemon.backends import MakeProvider, make_backends
+from infranetes.daemon.handlers import make_handlers
 from infranetes.daemon.pods_service import PodsService
 from infranetes.daemon.provider_start import ProviderStart
 from infranetes.daemon.service_manager import ServiceManager
 from infranetes.daemon.sockets import SocketService
 from infranetes.hostports.hostports import HostPorts, table_name
 from infranetes.hostports.table import Table
-from infranetes.images import ImageStore
+from infranetes.images.several import container_images
 from infranetes.kubernetes.api_server import ApiServer
 from infranetes.machines.agent.client import connector
 from infranetes.machines.agent.container_watch import WatchTimes
 from infranetes.machines.context import NodeNames
-from infranetes.machines.pool import Pool
 from infranetes.machines.renewal import Renewal
 from infranetes.overlay.overlay import Overlay
 from infranetes.overlay.tunnels import Tunnels
@@ -157,12 +157,9 @@ class Daemon(OrderedServices):
         )
         node.apparmor = config.apparmor_dir
         node.contprovider = config.contprovider
-        node.handler_contproviders = {name: its.contprovider for name, its in config.handlers.items()}
-        node.containers = config.imgprovider == "docker"
         node.dns = lambda: run_in_thread(reactor, node_dns)
         for provider in others:
             node.add_side(provider)
-        node.pool = Pool(node.side, config.pool)
         node.services = self._services
         if self._policies is not None:
             node.firewalls = PodFirewalls(reactor, self._policies, partial(enforce, node), node.started)
@@ -174,6 +171,7 @@ class Daemon(OrderedServices):
                 side.overlay = node.overlay
             elif side.name in ADDRESSING:  # the subnet is of one of them
                 side.gets_subnet, addressed = not addressed, True
+        make_handlers(node, config, self._source)
         node.renewal = Renewal(node.side, partial(reachable_machines, node))
         log_container_events(node)
         return node
@@ -266,8 +264,8 @@ class Daemon(OrderedServices):
 
     def reconfigure(self, config: Config) -> None:
         """Put in force what can change while the daemon runs: images and pool."""
-        if isinstance(self._backends.images, ImageStore):
-            self._backends.images.reconfigure(config.images)
+        if (store := container_images(self._backends.images)) is not None:
+            store.reconfigure(config.images)
         self._pods.node.pool.reconfigure(config.pool)
 
     @property

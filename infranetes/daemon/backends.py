@@ -9,11 +9,13 @@ from typing import Any, cast
 import attrs
 
 from infranetes.config import Config
+from infranetes.handler_config import DOCKER, MACHINE, SYSTEMD
 from infranetes.images import ImageStore
 from infranetes.images.catalogue import CatalogueStore
 from infranetes.images.executables import Executables
 from infranetes.images.interface import IImageCatalogue
 from infranetes.images.preload import Preload, gather, gather_disks
+from infranetes.images.several import SeveralStores, Store, container_images
 from infranetes.pods.layer_loads import disk_name
 from infranetes.providers.interface import (
     IHasCatalogue,
@@ -29,7 +31,7 @@ from infranetes_common.reactors import IReactor
 MakeProvider = Callable[[IReactor, str, Mapping[str, Any], ProviderContext], IPodProvider]
 """Makes the provider of a name; see `infranetes.providers.registry.create`."""
 
-Images = ImageStore | CatalogueStore
+Images = Store | SeveralStores
 
 
 @attrs.frozen
@@ -50,15 +52,15 @@ def make_backends(reactor: IReactor, config: Config, make_provider: MakeProvider
     :raise ConfigError: they can't be made of this configuration."""
 
     async def preload(progress: Progress) -> Preload | None:
-        if not isinstance(images, ImageStore):
+        if (store := container_images(images)) is None:
             return None
         directory = config.state_dir / "preload"
-        return await gather(reactor, images, config.images.preload, directory, progress)
+        return await gather(reactor, store, config.images.preload, directory, progress)
 
     async def preload_disks(progress: Progress) -> Sequence[ReadOnlyDisk]:
-        if not isinstance(images, ImageStore):
+        if (store := container_images(images)) is None:
             return ()
-        disks = await gather_disks(images, config.images.preload, progress)
+        disks = await gather_disks(store, config.images.preload, progress)
         return [ReadOnlyDisk(disk_name(disk.diff_id), disk.path) for disk in disks]
 
     context = ProviderContext(
@@ -76,27 +78,41 @@ def make_backends(reactor: IReactor, config: Config, make_provider: MakeProvider
     def make(name: str) -> IPodProvider:
         return make_provider(reactor, name, config.providers.get(name, {}), context)
 
-    providers = [make(name) for name in (config.provider,)]
-    images = make_images(reactor, config, providers[0], source)
-    return Backends(providers, images, make)
+    providers = {name: make(name) for name in config.offered_providers}
+    images = make_images(reactor, config, providers, source)
+    return Backends(list(providers.values()), images, make)
 
 
 def make_images(
-    reactor: IReactor, config: Config, provider: IPodProvider, source: str = "configuration"
+    reactor: IReactor,
+    config: Config,
+    providers: Mapping[str, IPodProvider],
+    source: str = "configuration",
 ) -> Images:
-    """Make the image store of the configured `imgprovider`.
+    """Make the image stores of all handlers' pods: as one, where they are several.
 
-    :raise ConfigError: it is the provider's, which has no images."""
-    name = config.imgprovider
-    if name == "docker":
+    :raise ConfigError: the images are to be a provider's that has none."""
+    stores: dict[str, Store] = {}
+    for handler in ("", *config.handlers):
+        kind, name = config.kind_of(handler), config.provider_of(handler)
+        key = name if kind == MACHINE else kind
+        if key not in stores:
+            where = f"handlers.{handler}.images" if handler else "imgprovider"
+            stores[key] = _make_store(reactor, config, kind, name, providers[name], f"{source}: {where}")
+    return SeveralStores(stores) if len(stores) > 1 else stores[key]
+
+
+def _make_store(
+    reactor: IReactor, config: Config, kind: str, name: str, provider: IPodProvider, where: str
+) -> Store:
+    if kind == DOCKER:
         return ImageStore(reactor, config.state_dir / "images", config.images)
-    if name == Executables.name:
+    if kind == SYSTEMD:
         catalogue = cast(IImageCatalogue, Executables())
     elif IHasCatalogue.providedBy(provider):
         catalogue = cast(IHasCatalogue, provider).catalogue
     else:
         raise ConfigError(
-            f"{source}: imgprovider: provider {name!r} has no catalogue of machine images; "
-            "use docker or systemd"
+            f"{where}: provider {name!r} has no catalogue of machine images; use docker or systemd"
         )
     return CatalogueStore(reactor, config.state_dir / f"images-{catalogue.name}", catalogue)

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import cast
 
+import attrs
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from infranetes.cri.status import POD_CIDR
+from infranetes.daemon.handlers import pools_with
 from infranetes.pods.containers import Containers
 from infranetes.pods.context import NodeContext
 from infranetes.pods.host_ports import ports_in_force
@@ -57,7 +59,9 @@ class PodsService(Service):
         self.pod_cidr = contents.settings.get(POD_CIDR, "")
         await node.volumes.load()
         self._find_sides(contents)
-        node.pool.load(contents.pool, contents.settings)
+        contents = await self._completed(contents)
+        for pool, records in pools_with(node, contents.pool):
+            pool.load(records, contents.settings)
         await self.reconciler.load(contents, lambda: sleep(node.clock, 0))
         node.renewal.start()
         await node.volumes.resume(node.inventory)
@@ -76,6 +80,25 @@ class PodsService(Service):
                 )
                 provider = cast(IPodProvider, AbsentProvider(name, str(error)))
             self.node.add_side(provider)
+
+    async def _completed(self, contents: Contents) -> Contents:
+        """Write into records of a release that knew one provider which one that was: the node's own."""
+        node = self.node
+        own = node.handlers[""]
+        sandboxes = tuple(
+            each if each.provider else attrs.evolve(each, provider=own.side.name, kind=own.kind)
+            for each in contents.sandboxes
+        )
+        pool = tuple(
+            each if each.provider else attrs.evolve(each, provider=own.side.name) for each in contents.pool
+        )
+        writes = [node.store.put_sandbox(new) for new in sandboxes if new not in contents.sandboxes]
+        writes += [node.store.update_pool(new) for new in pool if new not in contents.pool]
+        for result in await settled(writes):
+            if isinstance(result, Failure):  # a full disk: it is done by the next daemon
+                _log.warn("which provider has recorded VMs was not recorded: {error}", error=result.value)
+                break
+        return attrs.evolve(contents, sandboxes=sandboxes, pool=pool)
 
     def provider_started(self, side: ProviderSide) -> None:
         """Go on with what has to wait for the provider."""
@@ -97,8 +120,11 @@ class PodsService(Service):
 
     def known_key(self, id: str) -> str:
         """Return the key of the certificate that a VM was last given; "" if the VM is unknown."""
-        one = self.node.inventory.sandboxes.get(id) or self.node.pool.members.get(id)
-        return one.record.certificate_key if one is not None else ""
+        sandbox = self.node.inventory.sandboxes.get(id)
+        if sandbox is not None:
+            return sandbox.record.certificate_key
+        members = (pool.members.get(id) for pool in self.node.all_pools())
+        return next((each.record.certificate_key for each in members if each is not None), "")
 
     @deferred
     async def stopService(self) -> None:
@@ -112,7 +138,8 @@ class PodsService(Service):
             node.firewalls.stop()
         if node.overlay is not None:
             node.overlay.stop()
-        await node.pool.stop()
+        for pool in node.all_pools():
+            await pool.stop()
         await node.logs.stop(node.inventory.containers.values())
         await node.volumes.stop()
         closing: list[Deferred[None]] = []

@@ -33,7 +33,7 @@ from infranetes.machines.pod_machine import PodMachine
 from infranetes.machines.pool_config import PoolConfig
 from infranetes.machines.pool_context import Adopt, PoolContext
 from infranetes.machines.pool_record import PoolRecord, PoolState
-from infranetes.machines.pooled import Member, Pace, fits, wants_own_vm
+from infranetes.machines.pooled import SHARED, Member, Pace, Purpose, fits, wants_own_vm
 from infranetes.providers.interface import Instance, InstanceState, Size
 from infranetes_common.concurrency import Flight, settled, shielded, start
 from infranetes_common.errors import FailedPrecondition, InfranetesError
@@ -49,12 +49,15 @@ _log = Logger()
 class Pool:
     """Keeps as many VMs of each size booted as the configuration says.
 
+    :param purpose: whose pods may have them.
     :ivar members: its VMs by their ids. :ivar drained: whether it makes none until `fill`.
     :ivar trouble: why the last launch failed; "": it succeeded.
     """
 
-    def __init__(self, context: PoolContext, config: PoolConfig) -> None:
-        self._context = context
+    def __init__(self, context: PoolContext, config: PoolConfig, purpose: Purpose = SHARED) -> None:
+        self.context = self._context = context
+        self.purpose = purpose
+        self._drained_setting = f"{DRAINED}:{purpose.handler}" if purpose.handler else DRAINED
         self._config = config
         self._pace = Pace(config.per_minute, config.retry)
         self._later: IDelayedCall | None = None
@@ -69,7 +72,7 @@ class Pool:
     def load(self, records: Iterable[PoolRecord], settings: Mapping[str, str]) -> None:
         """Take over what an earlier daemon recorded."""
         self.members = {record.id: self._member(record) for record in records}
-        self.drained = bool(settings.get(DRAINED))
+        self.drained = bool(settings.get(self._drained_setting))
 
     def reconfigure(self, config: PoolConfig) -> None:
         """Keep as many VMs as `config` says from now on."""
@@ -150,14 +153,14 @@ class Pool:
         """End all VMs and make no more until `fill`. Returns those that were to be ended, once each is
         ended or could not be."""
         self.drained = True
-        await self._context.store.put_setting(DRAINED, "1")
+        await self._context.store.put_setting(self._drained_setting, "1")
         members = [member for member in self.members.values() if not member.taken]
         await settled([self.end(member, "the pool is drained").join() for member in members])
         return members
 
     async def fill(self) -> None:
         """Make VMs again after `drain`; returns at once."""
-        await self._context.store.put_setting(DRAINED, "")
+        await self._context.store.put_setting(self._drained_setting, "")
         self.drained = False
         self.adjust()
 
@@ -219,6 +222,8 @@ class Pool:
             cpu_millis=size.cpu_millis,
             memory_bytes=size.memory_bytes,
             created_at=self._context.now(),
+            provider=self._context.provider.name,
+            handler=self.purpose.handler,
         )
         member = self.members[record.id] = self._member(record)
         self._boot(member, new=True)
@@ -233,10 +238,14 @@ class Pool:
         try:
             if new:
                 await context.store.put_pool(member.record)
-            await member.machine.bring_up(VmRequest(member.size), began + context.times.launch)
+            await member.machine.bring_up(
+                VmRequest(member.size, annotations=self.purpose.annotations), began + context.times.launch
+            )
             await member.machine.renew_certificate()
-            if context.contprovider:  # so that no pod waits for its start
-                await member.machine.configure(cri.PodSandboxConfig(), cri.DNSConfig(), context.contprovider)
+            if (
+                name := self.purpose.contprovider or context.contprovider
+            ):  # so that no pod waits for its start
+                await member.machine.configure(cri.PodSandboxConfig(), cri.DNSConfig(), name)
             member.machine.tell_of_services()
             await member.machine.warm_up()
             await member.machine.has_rules(RULES_SECONDS)  # a pod's first container waits for them too
@@ -321,7 +330,7 @@ class Pool:
     def end(self, member: Member, reason: str) -> Flight[None]:
         """Destroy the VM and forget it. If it can't be destroyed, the next `check` tries again."""
         if self.members.get(member.id) is not member:
-            return Flight(_nothing())  # claimed or ended already
+            return Flight(succeed(None))  # claimed or ended already
         if member.ending is None or member.ending.done:
             _log.info(
                 "vm {vm} leaves the pool: {reason}",
@@ -387,7 +396,3 @@ class _PoolVm:
 
     def write(self, facts: VmFacts) -> Deferred[None]:
         return self._pool.update(self._member, facts.put_into(self._member.record))
-
-
-async def _nothing() -> None:
-    pass

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+
+import attrs
 
 from infranetes.machines.pod_machine import PodMachine
 from infranetes.machines.pool_record import PoolRecord, PoolState
@@ -31,6 +33,18 @@ def fits(asked: Size, had: PoolRecord) -> bool:
     A pod that asks for 0 takes any. A VM that was made with 0 has the provider's default, which is not
     known here: it fits only pods that ask for 0."""
     return asked.cpu_millis <= had.cpu_millis and asked.memory_bytes <= had.memory_bytes
+
+
+@attrs.frozen
+class Purpose:
+    """Whose pods may have the VMs of a pool, and how these are made for them."""
+
+    handler: str = ""  # "": those that none of the other pools is for
+    annotations: Mapping[str, str] = attrs.field(factory=dict)  # that the VMs are made with
+    contprovider: str = ""  # what runs containers in them; "": what the node has
+
+
+SHARED = Purpose()
 
 
 class Pace:

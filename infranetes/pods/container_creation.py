@@ -11,6 +11,7 @@ from infranetes.images import Image
 from infranetes.machines.agent.client import AgentClient
 from infranetes.pods import apparmor, node_files, user_namespaces
 from infranetes.pods.context import NodeContext
+from infranetes.pods.handlers import check_image
 from infranetes.pods.image_loads import load_image
 from infranetes.pods.image_removal import remove_unused_later
 from infranetes.pods.inventory import Container, Sandbox, container_name
@@ -59,6 +60,7 @@ class ContainerCreation:
         return container
 
     def _begin(self, sandbox: Sandbox, config: cri.ContainerConfig, image: Image) -> Container:
+        check_image(self._node, sandbox, image)
         if image.machine and sandbox.containers:
             raise FailedPrecondition(
                 f"sandbox {sandbox.id} is container {next(iter(sandbox.containers))}: a pod whose image is "

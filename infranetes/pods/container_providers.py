@@ -6,7 +6,9 @@ The VM's agent is told when the VM becomes the pod's. What the VM does not offer
 
 from __future__ import annotations
 
+from infranetes.handler_config import DOCKER, MACHINE
 from infranetes.pods.context import NodeContext
+from infranetes.pods.handlers import Handler
 from infranetes.providers.annotations import CONTAINERS, PREFIX
 from infranetes.providers.interface import IHasGuestImage
 from infranetes_common.errors import InvalidArgument
@@ -19,44 +21,45 @@ _WITH_USER_NAMESPACES = ("oci", "fake")  # the second is that of simulated VMs
 _USERS = "config.linux.security_context.namespace_options"
 
 
-def container_provider(node: NodeContext, config: cri.PodSandboxConfig, handler: str) -> str:
-    """Return the name of the ContainerProvider for the pod; "": the first one of its VM's image.
-
-    :param handler: the pod's runtime handler."""
+def container_provider(node: NodeContext, config: cri.PodSandboxConfig, handler: Handler) -> str:
+    """Return the name of the ContainerProvider for the pod; "": the first one of its VM's image."""
     chosen: str = config.annotations.get(ANNOTATION, "")
-    return chosen.strip() or node.handler_contproviders.get(handler, "") or node.contprovider
+    nodes = node.contprovider if handler.kind == DOCKER else ""
+    return chosen.strip() or handler.contprovider or nodes
 
 
-def check_container_provider(node: NodeContext, config: cri.PodSandboxConfig) -> None:
+def check_container_provider(config: cri.PodSandboxConfig, handler: Handler) -> None:
     """Check a pod's choice before anything is made for it.
 
-    :raise InvalidArgument: pods of this node have nothing to choose; says what to do."""
-    if ANNOTATION in config.annotations and node.images.machine_images:
+    :raise InvalidArgument: pods of this handler have nothing to choose; says what to do."""
+    if ANNOTATION in config.annotations and handler.kind == MACHINE:
         raise InvalidArgument(
-            f"annotation {ANNOTATION} can't be served: images of this node's pods are whole machines, "
-            "in which nothing runs containers; leave it out, or have the pod scheduled to other nodes"
+            f"annotation {ANNOTATION} can't be served: images of this handler's pods are whole machines, "
+            "in which nothing runs containers; leave it out, or choose another RuntimeClass or node"
         )
 
 
 def has_user_namespaces(
-    node: NodeContext, config: cri.PodSandboxConfig | None = None, handler: str = ""
+    node: NodeContext, handler: Handler, config: cri.PodSandboxConfig | None = None
 ) -> bool:
     """Return whether a pod may have a user namespace.
 
-    :param config: the pod's; None: one that chooses no ContainerProvider.
-    :param handler: the pod's runtime handler."""
-    name = container_provider(node, config or cri.PodSandboxConfig(), handler)
-    if not name and IHasGuestImage.providedBy(node.side.provider):
-        name = next(iter(IHasGuestImage(node.side.provider).container_providers()), "")
-    return node.containers and name in _WITH_USER_NAMESPACES
+    :param config: the pod's; None: one that chooses no ContainerProvider."""
+    name, provider = (
+        container_provider(node, config or cri.PodSandboxConfig(), handler),
+        handler.side.provider,
+    )
+    if not name and IHasGuestImage.providedBy(provider):
+        name = next(iter(IHasGuestImage(provider).container_providers()), "")
+    return handler.kind == DOCKER and name in _WITH_USER_NAMESPACES
 
 
-def check_user_namespace(node: NodeContext, config: cri.PodSandboxConfig, handler: str) -> None:
+def check_user_namespace(node: NodeContext, config: cri.PodSandboxConfig, handler: Handler) -> None:
     """Check that a pod can have the user namespace that it wants.
 
     :raise InvalidArgument: it can't; says what to do."""
     users = user_namespace(config.linux.security_context.namespace_options, _USERS)
-    if users is not None and not has_user_namespaces(node, config, handler):
+    if users is not None and not has_user_namespaces(node, handler, config):
         raise InvalidArgument(
             f"{_USERS}.userns_options: POD: what runs this pod's containers has no user namespaces, and the "
             "VM separates the pod's users from the node's: leave hostUsers out, or have conmon and crun run "

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,6 +13,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from infranetes.authority import Authority
+from infranetes.handler_config import CNI, DOCKER, MACHINE
 from infranetes.hostports.hostports import HostPorts
 from infranetes.images import Image, LayerDisk
 from infranetes.machines.agent.client import Connect
@@ -20,6 +21,7 @@ from infranetes.machines.agent.container_watch import WatchTimes
 from infranetes.machines.context import NodeNames, ServiceRules
 from infranetes.overlay.overlay import Overlay
 from infranetes.pods import apparmor
+from infranetes.pods.handlers import Handler
 from infranetes.pods.inventory import Container, Inventory, Sandbox
 from infranetes.pods.logs import Logs
 from infranetes.pods.network_policies import PodFirewalls
@@ -110,9 +112,12 @@ class NodeContext:
     :param provider: the node's own, of pods whose handler names none.
     :ivar side: that of the node's own provider. :ivar sides: those of all providers, by their names.
     :ivar pool: VMs that wait for a pod. :ivar renewal: replaces certificates. Both are set before use.
+    :ivar pools: those of handlers that have their own.
     :ivar apparmor: the directory of the node's AppArmor profiles.
     :ivar contprovider: what runs containers of pods that choose nothing; "": what the VMs' image has first.
-    :ivar containers: whether pods are made of images of containers.
+    :ivar handlers: by their names; "": the node's own.
+    :ivar image_source: where pods are of several kinds, what says whose an image is: the name of the kind, of
+        a machine image that of the provider.
     :ivar services: the cluster's Services; None: the VMs are not told of them.
     :ivar firewalls: keeps the pods' NetworkPolicies in force; None: they don't hold.
     :ivar overlay: gives the pods of those sides that have it addresses of the pods' network.
@@ -153,8 +158,9 @@ class NodeContext:
         self.names = names
         self.apparmor = apparmor.DEFAULT_DIRECTORY
         self.contprovider = ""
-        self.handler_contproviders: Mapping[str, str] = {}  # of those handlers whose pods have another one
-        self.containers = True
+        self.pools: list[Pool] = []
+        self.handlers = {"": Handler("", self.side, MACHINE if images.machine_images else DOCKER)}
+        self.image_source: Callable[[str], str] | None = None
         self.services: ServiceRules | None = None
         self.firewalls: PodFirewalls | None = None
         self.overlay: Overlay | None = None
@@ -201,9 +207,27 @@ class NodeContext:
         """What happens once the provider of a sandbox's VM has started."""
         return self.side_of(sandbox.record).ready
 
+    def handler_named(self, name: str) -> Handler:
+        """What a runtime handler means; one that is configured no more means what the node's own does."""
+        return self.handlers.get(name) or self.handlers[""]
+
+    def handler_of(self, record: SandboxRecord) -> Handler:
+        """What a sandbox's handler meant when it was made."""
+        return self.handler_named(record.runtime_handler).recorded(record, self.side_of(record))
+
+    def pool_for(self, handler: Handler) -> Pool | None:
+        """The pool whose VMs its pods may have: its own, or the node's if its VMs are made as those."""
+        own = self.handlers[""]
+        like_own = handler.side is own.side and handler.kind == own.kind and not handler.annotations.set
+        return handler.pool or (self.pool if like_own and handler.network != CNI else None)
+
+    def all_pools(self) -> list[Pool]:
+        """Every pool, the node's own first."""
+        return [self.pool, *self.pools]
+
     def pools_of(self, side: ProviderSide) -> list[Pool]:
         """The pools of VMs of a side."""
-        return [self.pool] if side is self.side else []
+        return [pool for pool in self.all_pools() if pool.context is side]
 
     @property
     def trouble(self) -> str:

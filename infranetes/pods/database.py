@@ -252,13 +252,14 @@ def update_pool(record: PoolRecord) -> Write:
 def claim(record: SandboxRecord) -> Write:
     """A write that makes the pool's VM with the record's id the sandbox's.
 
-    It fails with FailedPrecondition if the pool has no idle VM with that id, token and instance."""
+    It fails with FailedPrecondition if the pool has no idle VM with that id, token, instance and provider."""
     insert = put("sandboxes", record)
 
     def write(connection: sqlite3.Connection) -> None:
         taken = connection.execute(
-            "DELETE FROM pool WHERE id = ? AND token = ? AND instance_id = ? AND state = ?",
-            (record.id, record.token, record.instance_id, PoolState.IDLE.value),
+            "DELETE FROM pool WHERE id = ? AND token = ? AND instance_id = ? AND state = ? "
+            "AND provider IN ('', ?)",
+            (record.id, record.token, record.instance_id, PoolState.IDLE.value, record.provider),
         )
         if taken.rowcount != 1:
             raise FailedPrecondition(f"the pool has no idle VM {record.instance_id}: it was claimed before")

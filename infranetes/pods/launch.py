@@ -92,9 +92,9 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
     began = clock.seconds()
     deadline = began + node.times.launch
     found = bool(sandbox.record.agent_host)  # claimed from the pool, or launched by an earlier daemon
-    config = sandbox.config
-    size, parent = size_of(config), config.linux.cgroup_parent
-    annotations = dict(config.annotations)
+    config, handler = sandbox.config, node.handler_of(sandbox.record)
+    size, parent = handler.sized(size_of(config)), config.linux.cgroup_parent
+    annotations = handler.annotations.applied(config.annotations)
     attachment = None if found else await attachment_of(node.shadows, sandbox)
     request = VmRequest(size, config.hostname, annotations, sandbox.record.image, parent, attachment)
     up = await sandbox.machine.bring_up(request, deadline, lambda: connect(node, sandbox))
@@ -103,7 +103,7 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
         await sandbox.machine.place(parent, size)
         await sandbox.machine.renew_certificate()
     config = node_names.with_host_name(sandbox.config)
-    provider = container_provider(node, config, sandbox.record.runtime_handler)
+    provider = container_provider(node, config, handler)
     await sandbox.machine.configure(config, await node.dns(), provider)
     await join_pod_network(node, sandbox)
     tell_of_services(sandbox)

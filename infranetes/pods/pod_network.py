@@ -10,8 +10,8 @@ from twisted.logger import Logger
 
 from infranetes.overlay.overlay import Overlay
 from infranetes.pods.context import NodeContext
+from infranetes.pods.handlers import Handler
 from infranetes.pods.inventory import Sandbox
-from infranetes.pods.sides import ProviderSide
 from infranetes.pods.states import SandboxState
 from infranetes.providers.annotations import PREFIX, network
 from infranetes.providers.interface import IInVpc
@@ -25,15 +25,22 @@ _HAS_TUNNEL = (SandboxState.READY, SandboxState.LOST)
 _log = Logger()
 
 
-def check_network(node: NodeContext, side: ProviderSide, config: cri.PodSandboxConfig) -> None:
+def network_of(node: NodeContext, handler: Handler, config: cri.PodSandboxConfig) -> str:
+    """Return which network the pod has its address of, as its record has it: one of NETWORKS; "": there is
+    nothing to choose."""
+    chosen = network(config.annotations) or handler.network
+    return chosen or (node.network if handler.side.overlay is not None else "")
+
+
+def check_network(node: NodeContext, handler: Handler, config: cri.PodSandboxConfig) -> None:
     """Check that the pod can have the network that it asks for.
 
-    :param side: that is to have its VM.
     :raise InvalidArgument: it asks for none that there is.
     :raise FailedPrecondition: not on this node, or not yet; says what to do."""
     asked = network(config.annotations)
+    side = handler.side
     if side.overlay is not None:
-        if _joins(node, config):
+        if network_of(node, handler, config) == "overlay":
             side.overlay.check()
     elif IInVpc.providedBy(side.provider):
         if asked == "overlay":
@@ -54,7 +61,10 @@ async def join_pod_network(node: NodeContext, sandbox: Sandbox) -> None:
     :raise InfranetesError: it can't be had."""
     record = sandbox.record
     overlay = node.side_of(record).overlay
-    if overlay is None or not _joins(node, sandbox.config):
+    if overlay is None:
+        return
+    chosen = record.network or network_of(node, node.handler_of(record), sandbox.config)
+    if chosen != "overlay":
         return
     instance = sandbox.machine.instance
     if instance is not None and instance.agent_host not in ("", instance.address):
@@ -101,10 +111,6 @@ def _found(node: NodeContext, overlay: Overlay) -> Iterator[tuple[str, tuple[str
         record = sandbox.record
         if sandbox.state in _HAS_LEASE and overlay.has(record.address):
             yield sandbox.id, (record.address, record.agent_host if sandbox.state in _HAS_TUNNEL else "")
-
-
-def _joins(node: NodeContext, config: cri.PodSandboxConfig) -> bool:
-    return (network(config.annotations) or node.network) == "overlay"
 
 
 async def _join(overlay: Overlay, sandbox: Sandbox) -> None:

@@ -58,6 +58,7 @@ def reachable_machines(node: NodeContext) -> Iterator[PodMachine]:
     for sandbox in node.inventory:
         if sandbox.state is SandboxState.READY and sandbox.watch is not None and sandbox.watch.live:
             yield sandbox.machine
-    for member in node.pool.idle():
-        if member.machine.client is not None:
-            yield member.machine
+    for pool in node.all_pools():
+        for member in pool.idle():
+            if member.machine.client is not None:
+                yield member.machine

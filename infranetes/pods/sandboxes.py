@@ -17,6 +17,7 @@ from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from infranetes.handler_config import MACHINE
 from infranetes.hostports.mappings import host_ports_of
 from infranetes.ids import new_id
 from infranetes.pods.agent_events import disconnect, vm_ended
@@ -25,7 +26,7 @@ from infranetes.pods.context import NodeContext
 from infranetes.pods.host_ports import taken_ports
 from infranetes.pods.inventory import Sandbox, sandbox_name
 from infranetes.pods.launch import launch, size_of
-from infranetes.pods.pod_network import check_network
+from infranetes.pods.pod_network import check_network, network_of
 from infranetes.pods.records import SandboxRecord
 from infranetes.pods.sandbox_stop import end_containers
 from infranetes.pods.sandbox_vm import adopt, machine_for
@@ -63,12 +64,14 @@ class Sandboxes:
         blob = config.SerializeToString(deterministic=True)
         sandbox = self._node.inventory.named(name)
         if sandbox is None:
-            self._node.side.check_ready()
-            check_container_provider(self._node, config)
-            check_user_namespace(self._node, config, runtime_handler)
-            check_network(self._node, self._node.side, config)
+            handler = self._node.handler_named(runtime_handler)
+            handler.side.check_ready()
+            handler.annotations.check(config.annotations)
+            check_container_provider(config, handler)
+            check_user_namespace(self._node, config, handler)
+            check_network(self._node, handler, config)
             self._node.hostports.check(host_ports_of(config), taken_ports(self._node.inventory))
-            sandbox = self._begin(name, blob, runtime_handler)
+            sandbox = self._begin(name, config, blob, runtime_handler)
         else:
             self._check_same(sandbox, blob, runtime_handler)
         self._cancel_desertion(sandbox)
@@ -155,17 +158,20 @@ class Sandboxes:
 
     # ---- launching
 
-    def _begin(self, name: str, blob: bytes, runtime_handler: str) -> Sandbox:
+    def _begin(self, name: str, config: cri.PodSandboxConfig, blob: bytes, runtime_handler: str) -> Sandbox:
+        handler = self._node.handler_named(runtime_handler)
         sandbox = Sandbox(
             SandboxRecord(
                 id=new_id(),
                 token=new_id(),
-                state=SandboxState.VACANT if self._node.images.machine_images else SandboxState.LAUNCHING,
+                state=SandboxState.VACANT if handler.kind == MACHINE else SandboxState.LAUNCHING,
                 name=name,
                 config=blob,
                 runtime_handler=runtime_handler,
                 created_at=self._node.now(),
-                provider=self._node.side.name,
+                provider=handler.side.name,
+                kind=handler.kind,
+                network=network_of(self._node, handler, config),
             ),
             partial(machine_for, self._node),
         )
@@ -211,9 +217,10 @@ class Sandboxes:
     async def _record(self, sandbox: Sandbox) -> None:
         """Record a VM of the pool as the sandbox's, which then has the VM's id; else the sandbox itself."""
         if sandbox.state is SandboxState.LAUNCHING:
-            config = sandbox.config
+            config, handler = sandbox.config, self._node.handler_of(sandbox.record)
+            pool = self._node.pool_for(handler)
             take_over = partial(adopt, self._node, sandbox)
-            if await self._node.pool.claim(size_of(config), config.annotations, take_over):
+            if pool and await pool.claim(handler.sized(size_of(config)), config.annotations, take_over):
                 return
         await self._node.store.put_sandbox(sandbox.record)
 

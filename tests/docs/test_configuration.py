@@ -11,6 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.config import Config as NodeConfig
 from infranetes.config import load as load_node
+from infranetes.handler_config import HandlerConfig
 from infranetes.providers.cloud.aws.settings import Settings as AwsSettings
 from infranetes.providers.cloud.gcp.settings import Settings as GcpSettings
 from infranetes.providers.cloud.vsphere.settings import Settings as VsphereSettings
@@ -71,6 +72,9 @@ class ReferenceTests(SynchronousTestCase):
 
     def test_every_key_of_the_daemon_and_its_default(self) -> None:
         self.check("infranetes.toml", NodeConfig())
+
+    def test_every_key_of_a_handler_and_its_default(self) -> None:
+        self.check("handlers.NAME", HandlerConfig())
 
     def test_every_key_of_the_agent_and_its_default(self) -> None:
         self.check("vmserver.toml", AgentConfig())

@@ -14,7 +14,7 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.config import Config as NodeConfig
-from infranetes.config import HandlerConfig
+from infranetes.handler_config import HandlerConfig
 from infranetes.machines.pool_config import PoolSize
 from infranetes.providers.cloud.aws.settings import Settings as AwsSettings
 from infranetes.providers.cloud.gcp.settings import Settings as GcpSettings
@@ -85,7 +85,8 @@ def all_said() -> Iterator[tuple[Path, str]]:
 
 class ExampleTests(SynchronousTestCase):
     def test_every_key_in_an_example_exists(self) -> None:
-        of_handler = {f"handlers.NAME.{field.name}" for field in attrs.fields(HandlerConfig)}
+        of_handler = {f"handlers.NAME.{key}" for key in defaults(HandlerConfig())}
+        of_handler |= {f"handlers.NAME.pool.sizes.{key}" for key in attrs.fields_dict(PoolSize)}
         keys, seen = known() | of_handler, 0
         for page in sorted((TREE / "docs").glob("*.md")):
             provider = page.stem.removeprefix("provider-")
@@ -101,6 +102,7 @@ class ExampleTests(SynchronousTestCase):
                 for key in keys_of(table):
                     seen += 1
                     key = re.sub(r"^handlers\.[^.]+\.", "handlers.NAME.", key)
+                    key = re.sub(r"\.annotations\.set\..+", ".annotations.set", key)
                     self.assertTrue({key, f"providers.{provider}.{key}"} & keys, f"{page.name}: {key}")
         self.assertGreater(seen, 30)
 

@@ -9,8 +9,11 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.authority import Authority
 from infranetes.config import Config
+from infranetes.providers.interface import Size
 from infranetes.service import Options
 from infranetes_common.errors import ConfigError, FailedPrecondition
+
+POLICIES = '[kubernetes]\nnetwork_policies = true\nkubeconfig = "/etc/kubeconfig"\n'
 
 
 class OptionsTests(SynchronousTestCase):
@@ -67,6 +70,61 @@ class OptionsTests(SynchronousTestCase):
             ('imgprovider = "systemd"\n[handlers.classic]\ncontprovider = "docker"', "imgprovider"),
         ):
             self.assertIn(word, self.refused(text=text + "\n"))
+
+    def test_handlers_say_what_their_pods_have(self) -> None:
+        found = self.parsed(
+            text="""
+            [handlers.cloud]
+            provider = "aws"
+            network = "vpc"
+            cpu_millis = 500
+            memory = "512MiB"
+            [handlers.cloud.annotations]
+            allow = ["infranetes.io/spot*"]
+            set = {"infranetes.io/subnet" = "tenants"}
+            [[handlers.cloud.pool.sizes]]
+            count = 2
+            [handlers.appliance]
+            provider = "gcp"
+            images = "machine"
+            """
+        )
+        cloud = found.handlers["cloud"]
+        self.assertEqual(cloud.size, Size(cpu_millis=500, memory_bytes=2**29))
+        self.assertEqual(cloud.annotations.set, {"infranetes.io/subnet": "tenants"})
+        self.assertEqual(cloud.pool.sizes[0].count, 2)
+        self.assertEqual(found.offered_providers, ("qemu", "aws", "gcp"))
+        kinds = {name: found.kind_of(name) for name in ("", "infranetes", "cloud", "appliance")}
+        self.assertEqual(
+            kinds, {"": "docker", "infranetes": "docker", "cloud": "docker", "appliance": "machine"}
+        )
+
+    def test_what_a_handler_can_not_mean_is_named(self) -> None:
+        for text, word in (
+            ('images = "floppy"', "floppy"),
+            ('network = "mesh"', "mesh"),
+            ("cpu_millis = -1", "cpu_millis"),
+            (f'provider = "{"x" * 64}"', "handlers.x.provider"),
+            ('images = "machine"\ncontprovider = "oci"', "handlers.x.contprovider"),
+            ('images = "machine"\npool = {sizes = [{count = 1}]}', "handlers.x.pool.sizes"),
+            ('annotations = {allow = ["a*b"]}', "handlers.x.annotations.allow"),
+            ('annotations = {set = {"infranetes.io/spot" = "maybe"}}', "infranetes.io/spot"),
+            ('annotations = {set = {"infranetes.io/spott" = "true"}}', "infranetes.io/spott"),
+            ('annotations = {set = {"infranetes.io/containers" = "oci"}}', "this table's key contprovider"),
+            ('annotations = {set = {"infranetes.io/network" = "vpc"}}', "this table's key network"),
+            ('annotations = {set = {"infranetes.io/shared-paths" = "/x"}}', "the pod's own"),
+        ):
+            self.assertIn(word, self.refused(text=f"[handlers.x]\n{text}\n"), text)
+        cni = '[handlers.x]\nnetwork = "cni"\n'
+        own = '[delegate]\nsocket = "/run/c.sock"\n'
+        self.assertIn("delegate.socket", self.refused(text=cni))
+        self.assertIn("qemu alone", self.refused(text=cni + 'provider = "aws"\n' + own))
+        self.assertIn("network_policies", self.refused(text=cni + own + POLICIES))
+        self.assertIn("VMs of a pool", self.refused(text=cni + "pool = {sizes = [{count = 1}]}\n" + own))
+        self.assertEqual(self.parsed(text=cni + own).handlers["x"].network, "cni")
+        docker = 'imgprovider = "systemd"\n[handlers.x]\nimages = "docker"\n'
+        self.assertIn("handlers.x.contprovider", self.refused(text=docker))
+        self.assertEqual(self.parsed(text=docker + 'contprovider = "oci"\n').kind_of("x"), "docker")
 
     def test_the_nodes_own_runtime_is_given_by_its_socket(self) -> None:
         self.assertEqual(self.parsed().delegate.socket_path, "")

@@ -11,9 +11,11 @@ from zope.interface import implementer
 
 from infranetes.config import Config
 from infranetes.daemon.backends import Images, make_images
+from infranetes.handler_config import HandlerConfig
 from infranetes.images import ImageStore
 from infranetes.images.catalogue import CatalogueStore
 from infranetes.images.executables import Executables
+from infranetes.images.several import SeveralStores
 from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.providers.interface import IHasCatalogue
 from infranetes_common.errors import ConfigError
@@ -41,7 +43,7 @@ class ImageStoreTests(SynchronousTestCase):
         config = Config(provider="cloudy", imgprovider=imgprovider, pool=pool)
         provider: Any = Cloud()
         reactor: Any = Clock()
-        return make_images(reactor, config, provider)
+        return make_images(reactor, config, {"cloudy": provider})
 
     def test_those_that_every_node_has(self) -> None:
         self.assertIsInstance(self.store("docker", pool=POOL), ImageStore)
@@ -52,9 +54,36 @@ class ImageStoreTests(SynchronousTestCase):
     def test_the_providers_own_are_machines(self) -> None:
         self.assertTrue(self.store("cloudy").machine_images)
 
+    def test_those_of_several_kinds_of_pods_are_one(self) -> None:
+        handlers = {
+            "tools": HandlerConfig(images="systemd"),
+            "appliance": HandlerConfig(provider="cloudy", images="machine"),
+            "more": HandlerConfig(provider="cloudy", images="machine"),
+        }
+        provider: Any = Cloud()
+        config = Config(provider="qemu", handlers=handlers)
+        several = make_images(provider, config, {"qemu": provider, "cloudy": provider})
+        assert isinstance(several, SeveralStores)
+        self.assertFalse(several.machine_images)
+        self.assertIsInstance(several.containers, ImageStore)
+        self.assertIs(several.of_name("web:1.0"), several.containers)
+        self.assertIs(several.of_name("docker.io/library/cloudy.infranetes.io/web"), several.containers)
+        tools, machines = (
+            several.of_name("systemd.infranetes.io/h/p"),
+            several.of_name("cloudy.infranetes.io/web:1"),
+        )
+        assert isinstance(tools, CatalogueStore) and isinstance(machines, CatalogueStore)
+        self.assertEqual((tools.machine_images, machines.machine_images), (False, True))
+
+    def test_a_handler_whose_provider_has_no_images_is_told(self) -> None:
+        bare: Any = object()
+        config = Config(provider="qemu", handlers={"box": HandlerConfig(images="machine")})
+        error = self.assertRaises(ConfigError, make_images, bare, config, {"qemu": bare})
+        self.assertIn("handlers.box.images: provider 'qemu'", str(error))
+
     def test_a_provider_without_images_is_told(self) -> None:
         with self.assertRaises(ConfigError) as caught:
             bare: Any = object()
-            make_images(bare, Config(provider="qemu", imgprovider="qemu"), bare)
+            make_images(bare, Config(provider="qemu", imgprovider="qemu"), {"qemu": bare})
         for words in ("imgprovider", "qemu", "docker or systemd"):
             self.assertIn(words, str(caught.exception))

@@ -515,7 +515,8 @@ class FakeNode:
         self.reconciler = Reconciler(self.node, self.sandboxes, self.containers)
         self.made()
         contents = self.store.contents()
-        self.node.pool.load(contents.pool, contents.settings)
+        own = [record for record in contents.pool if not record.handler]
+        self.node.pool.load(own, contents.settings)
         loaded = start(self.reconciler.load(contents, _at_once))
         assert loaded.called
         loaded.addErrback(lambda failure: failure.raiseException())

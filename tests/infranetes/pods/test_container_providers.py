@@ -5,7 +5,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import attrs
+
+from infranetes.handler_config import MACHINE
 from infranetes.pods.container_providers import has_user_namespaces
+from infranetes.pods.handlers import Handler
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fakes import pod
@@ -46,7 +50,9 @@ class ContainerProviderTests(PodsTestCase):
 
     def test_a_handlers_choice_comes_between(self) -> None:
         node = self.world.node
-        node.contprovider, node.handler_contproviders = "oci", {"classic": "docker", "plain": ""}
+        node.contprovider = "oci"
+        node.handlers["classic"] = Handler("classic", node.side, contprovider="docker")
+        node.handlers["plain"] = Handler("plain", node.side)
         for name, handler, wanted, chosen in (
             ("a", "classic", {}, "docker"),
             ("b", "plain", {}, "oci"),
@@ -56,7 +62,7 @@ class ContainerProviderTests(PodsTestCase):
             sandbox = self.successResultOf(self.start(pod(name, annotations=wanted), handler))
             self.assertEqual(self.chosen(sandbox), [chosen], name)
         for handler, offered in (("classic", False), ("plain", True), ("", True)):
-            self.assertIs(has_user_namespaces(node, handler=handler), offered, handler)
+            self.assertIs(has_user_namespaces(node, node.handler_named(handler)), offered, handler)
 
     def test_what_the_vm_does_not_offer_is_told_and_the_vm_destroyed(self) -> None:
         self.change_agents(configure_error=FailedPrecondition("docker can't run containers in this VM"))
@@ -74,7 +80,8 @@ class ContainerProviderTests(PodsTestCase):
         self.assertIn("build the guest image anew", str(failure.value))
 
     def test_where_images_are_machines_there_is_nothing_to_choose(self) -> None:
-        self.patch(type(self.world.images), "machine_images", True)
+        node = self.world.node
+        node.handlers[""] = attrs.evolve(node.handlers[""], kind=MACHINE)
         failure = self.failureResultOf(self.start(pod(annotations=DOCKER)), InvalidArgument)
         self.assertIn("infranetes.io/containers", str(failure.value))
         self.assertNothingLeft()

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Handlers and their pools, made of the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from infranetes.config import Config
+from infranetes.handler_config import SYSTEMD, HandlerConfig
+from infranetes.images.several import SeveralStores
+from infranetes.machines.pool import Pool
+from infranetes.machines.pool_config import PoolConfig
+from infranetes.machines.pool_record import PoolRecord
+from infranetes.machines.pooled import Purpose
+from infranetes.pods.context import NodeContext
+from infranetes.pods.handlers import AnnotationRule, Handler
+from infranetes_common.errors import ConfigError
+
+
+def make_handlers(node: NodeContext, config: Config, source: str) -> None:
+    """Give a node, which has its sides and their overlay, the configured handlers and all pools.
+
+    :param source: the configuration's file, which errors name.
+    :raise ConfigError: a handler's network can't be had."""
+    for name in ("", *config.offered_handlers):
+        node.handlers[name] = _make(node, config, name, source)
+    node.pool = Pool(node.side, config.pool)
+    node.pools = [handler.pool for handler in node.handlers.values() if handler.pool is not None]
+    if isinstance(node.images, SeveralStores):
+        node.image_source = node.images.source
+
+
+def _make(node: NodeContext, config: Config, name: str, source: str) -> Handler:
+    given = config.handlers.get(name, HandlerConfig())
+    side, kind = node.sides[config.provider_of(name)], config.kind_of(name)
+    if given.network == "overlay" and side.overlay is None:
+        raise ConfigError(
+            f"{source}: handlers.{name}.network: provider {side.name!r} can't give pods addresses of "
+            "an overlay on this node, whose subnet is a provider's own; leave it out"
+        )
+    contprovider = given.contprovider
+    if kind == SYSTEMD != config.kind:  # its VMs are made for containers, and told otherwise
+        contprovider = SYSTEMD
+    rule = AnnotationRule(name, given.annotations.set, given.annotations.allow)
+    pool = None
+    if given.pool.sizes:
+        pool = Pool(side, given.pool, Purpose(name, given.annotations.set, contprovider))
+    return Handler(name, side, kind, contprovider, given.network, given.size, rule, pool)
+
+
+def pools_with(node: NodeContext, records: Iterable[PoolRecord]) -> list[tuple[Pool, list[PoolRecord]]]:
+    """Return every pool with its records. Those of no pool any more get one that wants no VMs: they end."""
+    found = {(pool.context.provider.name, pool.purpose.handler): pool for pool in node.all_pools()}
+    loads: dict[tuple[str, str], list[PoolRecord]] = {key: [] for key in found}
+    for record in records:
+        key = (record.provider or node.side.name, record.handler)
+        if key not in found:
+            found[key] = Pool(node.sides[key[0]], PoolConfig(), Purpose(record.handler))
+            node.pools.append(found[key])
+        loads.setdefault(key, []).append(record)
+    return [(found[key], loads[key]) for key in found]

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables `[handlers.NAME]` of the configuration: what the pods of a RuntimeClass have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import attrs
+from attrs.validators import ge, in_
+
+from infranetes.machines.pool_config import PoolConfig
+from infranetes.providers.annotations import CONTAINER_PROVIDERS, CONTAINERS, NETWORK, NETWORKS, PREFIX, read
+from infranetes.providers.interface import Size
+from infranetes_common.config import Bytes
+from infranetes_common.errors import ConfigError, InvalidArgument
+
+DOCKER, SYSTEMD, MACHINE = "docker", "systemd", "machine"
+KINDS = (DOCKER, SYSTEMD, MACHINE)
+"""Of pods, by their images: of containers, executables, and images that are the VM."""
+
+CNI = "cni"  # a network: that of the node's own runtime
+ALL = "*"
+_NAME = re.compile("[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+_MAX_VALUE = 4096
+# What a handler says by keys of its own.
+_BY_KEYS = {PREFIX + CONTAINERS: "contprovider", PREFIX + NETWORK.name: "network"}
+# What is not about how a VM is made.
+_NOT_SET = (PREFIX + "service-proxy", PREFIX + "shared-paths", "infranetes.sharedpaths")
+
+
+@attrs.frozen
+class AnnotationsConfig:
+    """Which annotations of Infranetes a handler sets for its pods' VMs, and which pods may have."""
+
+    set: Mapping[str, str] = attrs.field(factory=dict)
+    allow: tuple[str, ...] = (ALL,)  # whole names, or their beginnings with a * behind
+
+
+@attrs.frozen
+class HandlerConfig:
+    """What the pods of a RuntimeClass with this handler have. Empty or 0: as other pods."""
+
+    provider: str = ""  # of their VMs
+    images: str = attrs.field(default="", validator=in_(("", *KINDS)))  # the kind of pod
+    contprovider: str = attrs.field(default="", validator=in_(("", *CONTAINER_PROVIDERS)))
+    network: str = attrs.field(default="", validator=in_(("", *NETWORKS, CNI)))
+    # Of the VM, where the pod asks for nothing.
+    cpu_millis: int = attrs.field(default=0, validator=ge(0))
+    memory: Bytes = attrs.field(default=Bytes(0), validator=ge(Bytes(0)))
+    annotations: AnnotationsConfig = AnnotationsConfig()
+    pool: PoolConfig = attrs.field(factory=PoolConfig)  # of VMs that only they may have
+
+    @property
+    def size(self) -> Size:
+        """The size of a VM whose pod asks for nothing."""
+        return Size(cpu_millis=self.cpu_millis, memory_bytes=int(self.memory))
+
+
+def check_handlers(handlers: Mapping[str, HandlerConfig], kind: str, origin: str) -> None:
+    """Check what each handler says by itself.
+
+    :param kind: of the pods whose handler names none.
+    :raise ConfigError: names the key."""
+    for name, handler in handlers.items():
+        if not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"{origin}: handlers.{name[:64]}: a RuntimeClass's handler has up to 63 of a-z, 0-9 and -, "
+                "and no - at either end"
+            )
+        try:
+            _check(handler, handler.images or kind, kind)
+        except ValueError as error:
+            raise ConfigError(f"{origin}: handlers.{name}.{error}") from None
+
+
+def _check(handler: HandlerConfig, kind: str, nodes: str) -> None:
+    """Check one. :raise ValueError: the key below the handler's table, and what is wrong."""
+    if len(handler.provider) > 63 or not handler.provider.isprintable():
+        raise ValueError("provider: up to 63 printable characters are a provider's name")
+    if handler.contprovider and kind != DOCKER:
+        raise ValueError(
+            f"contprovider: with images = {kind!r} (or such an imgprovider) nothing runs containers in VMs; "
+            "leave it out"
+        )
+    if kind == DOCKER and nodes == SYSTEMD and not handler.contprovider:
+        raise ValueError(
+            'contprovider: with imgprovider = "systemd" VMs run executables unless told otherwise; say what '
+            f"runs this handler's containers: {' or '.join(CONTAINER_PROVIDERS)}"
+        )
+    if kind == MACHINE and handler.pool.sizes:
+        raise ValueError(
+            "pool.sizes: each pod's image is its VM, so none can wait for it; leave the pool out"
+        )
+    if handler.network == CNI and (handler.pool.sizes or kind == MACHINE):
+        raise ValueError("network: VMs of a pool, and of machine images, are not made in a CNI's network")
+    for pattern in handler.annotations.allow:
+        if ALL in pattern[:-1] or not pattern:
+            raise ValueError(f"annotations.allow: {pattern[:80]!r}: a name, or its beginning and *, is due")
+    for name, value in handler.annotations.set.items():
+        _check_set(name, value)
+
+
+def _check_set(name: str, value: str) -> None:
+    if name in _BY_KEYS:
+        raise ValueError(f"annotations.set: {name} is said by this table's key {_BY_KEYS[name]}")
+    if name in _NOT_SET or len(value) > _MAX_VALUE:
+        raise ValueError(f"annotations.set: {name[:80]} can't be set: it is the pod's own")
+    if name.startswith(PREFIX):
+        try:
+            read({name: value})
+        except InvalidArgument as error:
+            raise ValueError(f"annotations.set: {error}") from None

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Handlers: what the pods of a RuntimeClass have that others have not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+
+from infranetes.handler_config import ALL, DOCKER, MACHINE, SYSTEMD
+from infranetes.images import Image
+from infranetes.pods.sides import ProviderSide
+from infranetes.providers.interface import Size
+from infranetes_common.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from infranetes.machines.pool import Pool
+    from infranetes.pods.context import NodeContext
+    from infranetes.pods.inventory import Sandbox
+    from infranetes.pods.records import SandboxRecord
+
+# All that a provider, or this node, acts on. Others are the pod's and the cluster's.
+_OURS = re.compile(r"infranetes\.[^/]*|(?:[^/]*\.)?infranetes\.io/.*")
+
+_WORDS = {DOCKER: "containers", SYSTEMD: "executables", MACHINE: "machine images"}
+
+
+@attrs.frozen
+class AnnotationRule:
+    """Which annotations of Infranetes a handler sets, and which its pods may have.
+
+    What is set is the VM's: the sandbox keeps the annotations that its client gave.
+
+    :ivar handler: its name, for people.
+    """
+
+    handler: str = ""
+    set: Mapping[str, str] = attrs.field(factory=dict)
+    allow: tuple[str, ...] = (ALL,)
+
+    def check(self, annotations: Mapping[str, str]) -> None:
+        """Check those of a pod. :raise InvalidArgument: one is not allowed; names it."""
+        for name, value in annotations.items():
+            if not _OURS.fullmatch(name):
+                continue
+            if self.set.get(name, value) != value:
+                raise InvalidArgument(
+                    f"annotation {name[:80]}: handlers.{self.handler}.annotations.set has another value for "
+                    "the pods of this RuntimeClass; leave it out"
+                )
+            if name not in self.set and not any(_matches(name, pattern) for pattern in self.allow):
+                raise InvalidArgument(
+                    f"annotation {name[:80]} is none that handlers.{self.handler}.annotations.allow "
+                    "has for the pods of this RuntimeClass; leave it out, or choose another one"
+                )
+
+    def applied(self, annotations: Mapping[str, str]) -> dict[str, str]:
+        """Those of the pod's VM."""
+        return {**annotations, **self.set}
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return name.startswith(pattern[:-1]) if pattern.endswith(ALL) else name == pattern
+
+
+@attrs.frozen
+class Handler:
+    """What a runtime handler means.
+
+    :ivar kind: of its pods, one of KINDS. :ivar contprovider: what runs containers of pods that choose
+        nothing; "": what the node has for its kind. :ivar network: one of NETWORKS; "": the node's.
+    :ivar size: of a VM whose pod asks for nothing. :ivar pool: VMs that only its pods may have.
+    """
+
+    name: str
+    side: ProviderSide
+    kind: str = DOCKER
+    contprovider: str = ""
+    network: str = ""
+    size: Size = attrs.field(factory=Size)
+    annotations: AnnotationRule = AnnotationRule()
+    pool: Pool | None = None
+
+    def sized(self, asked: Size) -> Size:
+        """The size of the VM of a pod that asks for this one."""
+        return attrs.evolve(
+            asked,
+            cpu_millis=asked.cpu_millis or self.size.cpu_millis,
+            memory_bytes=asked.memory_bytes or self.size.memory_bytes,
+        )
+
+    def recorded(self, record: SandboxRecord, side: ProviderSide) -> Handler:
+        """This handler as it was when the sandbox was made: another configuration changes no pod."""
+        if side is self.side and record.kind in ("", self.kind):
+            return self
+        kind = record.kind or self.kind
+        contprovider = self.contprovider if kind == self.kind else SYSTEMD if kind == SYSTEMD else ""
+        return attrs.evolve(self, side=side, kind=kind, contprovider=contprovider, pool=None)
+
+
+def check_image(node: NodeContext, sandbox: Sandbox, image: Image) -> None:
+    """Check that a container of the sandbox can be of this image.
+
+    :raise InvalidArgument: its pods are of another kind; says what to do."""
+    handler = node.handler_of(sandbox.record)
+    if node.image_source is None or not sandbox.record.kind:
+        return  # all pods of this node are of one kind
+    source = node.image_source(image.id)
+    if source != (handler.side.name if handler.kind == MACHINE else handler.kind):
+        where = f" of provider {handler.side.name}" if handler.kind == MACHINE else ""
+        raise InvalidArgument(
+            f"image {image.id} is one of {source}, and pods of handler {handler.name!r} "
+            f"are made of {_WORDS[handler.kind]}{where}: name another image, or another RuntimeClass"
+        )
