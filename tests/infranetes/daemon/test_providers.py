@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A daemon with several providers: made of its configuration, and of what is on record."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import Deferred, succeed
+from twisted.trial.unittest import TestCase
+from zope.interface import implementer
+
+from infranetes.config import Config, KubernetesConfig
+from infranetes.daemon.assembly import Daemon
+from infranetes.daemon.pods_service import PodsService
+from infranetes.handler_config import AnnotationsConfig, HandlerConfig
+from infranetes.images.several import SeveralStores
+from infranetes.machines.pool_config import PoolConfig, PoolSize
+from infranetes.machines.pool_record import PoolRecord, PoolState
+from infranetes.pods.records import SandboxRecord
+from infranetes.pods.states import SandboxState
+from infranetes.pods.store import Store
+from infranetes.providers.interface import IInVpc, IPodProvider
+from infranetes_common.errors import ConfigError, Unavailable
+from infranetes_common.reactors import installed
+
+POOL = PoolConfig(sizes=(PoolSize(count=2),))
+
+
+@implementer(IPodProvider)
+class Provider:
+    """Is there, and is never started."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def stop(self) -> Deferred[None]:
+        return succeed(None)
+
+
+@implementer(IInVpc)
+class Cloud(Provider):
+    """Has a network of its own."""
+
+
+def make(reactor: Any, name: str, table: Mapping[str, Any], context: Any) -> Any:
+    """A provider of any name but `nowhere`."""
+    if name == "nowhere":
+        raise ConfigError("provider 'nowhere' is not known")
+    return Cloud(name) if name.startswith("cloud") else Provider(name)
+
+
+def pooled(number: int, **fields: Any) -> PoolRecord:
+    return PoolRecord(f"{number:032x}", f"{number + 9:032x}", PoolState.IDLE, 0, 0, 1, **fields)
+
+
+class ProvidersTests(TestCase):
+    def setUp(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="infranetes-providers-"))  # short: it has sockets
+        self.addCleanup(shutil.rmtree, self.directory)
+
+    def daemon(self, **keys: Any) -> PodsService:
+        run = self.directory / "run"
+        config = Config(
+            socket=str(run / "cri.sock"), state_dir=self.directory / "state", run_dir=run, node="n", **keys
+        )
+        daemon = Daemon(installed(), config, make_provider=make)
+        return daemon._pods
+
+    async def started(self, **keys: Any) -> PodsService:
+        pods = self.daemon(**keys)
+        await pods.startService()
+        self.addCleanup(pods.node.store.close)
+        self.addCleanup(pods.stopService)
+        return pods
+
+    async def record(self, *records: SandboxRecord | PoolRecord) -> None:
+        store = Store(installed(), self.directory / "state")
+        await store.open()
+        for record in records:
+            await (store.put_pool(record) if isinstance(record, PoolRecord) else store.put_sandbox(record))
+        await store.close()
+
+    def test_each_provider_that_a_handler_names_is_made_once(self) -> None:
+        node = self.daemon(
+            provider="west",
+            handlers={
+                "plain": HandlerConfig(),
+                "east": HandlerConfig(provider="east", pool=POOL, annotations=AnnotationsConfig({"a": "b"})),
+                "tools": HandlerConfig(provider="east", images="systemd"),
+            },
+        ).node
+        self.assertEqual(list(node.sides), ["west", "east"])
+        sides = {name: node.handler_named(name).side.name for name in ("", "infranetes", "plain", "east")}
+        self.assertEqual(sides, {"": "west", "infranetes": "west", "plain": "west", "east": "east"})
+        tools = node.handler_named("tools")
+        self.assertEqual((tools.side.name, tools.kind, tools.contprovider), ("east", "systemd", "systemd"))
+        self.assertIsInstance(node.images, SeveralStores)
+        assert node.image_source is not None
+        (pool,) = node.pools
+        self.assertEqual(
+            (pool.purpose.handler, pool.purpose.annotations, pool.wanted), ("east", {"a": "b"}, 2)
+        )
+        self.assertIs(node.pool_for(node.handler_named("plain")), node.pool)
+        self.assertIs(node.pool_for(node.handler_named("east")), pool)
+        self.assertIsNone(node.pool_for(tools))
+
+    def test_the_nodes_subnet_is_of_one_provider(self) -> None:
+        handlers = {"x": HandlerConfig(provider="simulated"), "y": HandlerConfig(provider="cloudy")}
+        node = self.daemon(provider="qemu", handlers=handlers).node
+        told = [name for name, side in node.sides.items() if side.gets_subnet]
+        self.assertEqual(told, ["qemu", "cloudy"])
+        self.assertIsNone(node.overlay)
+
+    def test_tunnels_beside_a_provider_that_has_the_subnet_are_refused(self) -> None:
+        error = self.assertRaises(
+            ConfigError,
+            self.daemon,
+            provider="qemu",
+            handlers={"y": HandlerConfig(provider="cloudy", network="overlay")},
+        )
+        self.assertIn("handlers.y.network", str(error))
+
+    def test_where_all_are_clouds_each_may_have_tunnels(self) -> None:
+        handlers = {"y": HandlerConfig(provider="cloudy", network="overlay")}
+        kubernetes = KubernetesConfig(cluster_cidrs=("10.244.0.0/16",))
+        node = self.daemon(provider="cloud", handlers=handlers, kubernetes=kubernetes).node
+        assert node.overlay is not None
+        self.assertEqual({side.overlay for side in node.sides.values()}, {node.overlay})
+
+    async def test_a_provider_that_only_records_name_is_made_for_them(self) -> None:
+        record = SandboxRecord("1" * 32, "2" * 32, SandboxState.STOPPED, "n", b"", "gone", 1, provider="east")
+        await self.record(record, pooled(5, provider="further", handler="gone"))
+        node = (await self.started(provider="west")).node
+        self.assertEqual(sorted(node.sides), ["east", "further", "west"])
+        sandbox = node.inventory.sandboxes["1" * 32]
+        self.assertEqual(node.handler_of(sandbox.record).side.name, "east")
+        (pool,) = node.pools
+        self.assertEqual((pool.context.provider.name, pool.wanted, len(pool.members)), ("further", 0, 1))
+
+    async def test_one_that_can_not_be_made_leaves_what_is_recorded_as_it_is(self) -> None:
+        record = SandboxRecord(
+            "1" * 32,
+            "2" * 32,
+            SandboxState.STOPPING,
+            "n",
+            b"",
+            "gone",
+            1,
+            provider="nowhere",
+            instance_id="vm",
+        )
+        await self.record(record)
+        pods = await self.started(provider="west")
+        side = pods.node.sides["nowhere"]
+        self.assertIn("not known", side.provider.status()["trouble"])
+        error = await self.assertFailure(Deferred.fromCoroutine(pods.sandboxes.stop("1" * 32)), Unavailable)
+        self.assertIn("provider nowhere", str(error))
+        self.assertEqual(pods.node.inventory.sandboxes["1" * 32].state, SandboxState.STOPPING)
+
+    async def test_records_of_a_release_that_knew_one_provider_have_its_name_from_then_on(self) -> None:
+        old = SandboxRecord("1" * 32, "2" * 32, SandboxState.STOPPED, "n", b"", "", 1)
+        await self.record(old, pooled(5))
+        first = await self.started(provider="west", imgprovider="systemd", pool=POOL)
+        await first.stopService()
+        await first.node.store.close()
+        shutil.rmtree(self.directory / "run")
+        store = Store(installed(), self.directory / "state")
+        contents = await store.open()
+        await store.close()
+        ((sandbox,), (pool,)) = contents.sandboxes, contents.pool
+        self.assertEqual((sandbox.provider, sandbox.kind, pool.provider), ("west", "systemd", "west"))
+
+    async def test_vms_of_a_pool_are_its_pools_again(self) -> None:
+        handlers = {"east": HandlerConfig(provider="east", pool=POOL)}
+        await self.record(pooled(5, provider="west"), pooled(6, provider="east", handler="east"))
+        node = (await self.started(provider="west", handlers=handlers)).node
+        self.assertEqual([list(pool.members) for pool in node.all_pools()], [[f"{5:032x}"], [f"{6:032x}"]])
