@@ -23,14 +23,13 @@ from infranetes.machines.pool_record import PoolRecord, PoolState
 from infranetes.pods.records import SandboxRecord
 from infranetes.pods.states import SandboxState
 from infranetes.pods.store import Store
-from infranetes.providers.interface import IInVpc, IPodProvider
+from infranetes.providers.interface import IInVpc
 from infranetes_common.errors import ConfigError, Unavailable
 from infranetes_common.reactors import installed
 
 POOL = PoolConfig(sizes=(PoolSize(count=2),))
 
 
-@implementer(IPodProvider)
 class Provider:
     """Is there, and is never started."""
 
@@ -157,8 +156,9 @@ class ProvidersTests(TestCase):
         pods = await self.started(provider="west")
         side = pods.node.sides["nowhere"]
         self.assertIn("not known", side.provider.status()["trouble"])
-        error = await self.assertFailure(Deferred.fromCoroutine(pods.sandboxes.stop("1" * 32)), Unavailable)
-        self.assertIn("provider nowhere", str(error))
+        with self.assertRaises(Unavailable) as caught:
+            await pods.sandboxes.stop("1" * 32)
+        self.assertIn("provider nowhere", str(caught.exception))
         self.assertEqual(pods.node.inventory.sandboxes["1" * 32].state, SandboxState.STOPPING)
 
     async def test_records_of_a_release_that_knew_one_provider_have_its_name_from_then_on(self) -> None:
