@@ -24,6 +24,7 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "tests.e2e.test_network_policies": ("real VMs",),
     "tests.e2e.test_qemu_disks": ("real VMs",),
     "tests.e2e.test_qemu_firewalls": ("real VMs",),
+    "tests.e2e.test_qemu_namespaces": ("real VMs",),
     "tests.e2e.test_qemu_provider": ("real VMs",),
     "tests.e2e.test_resize": ("real VMs",),
     "tests.e2e.test_services": ("real VMs",),

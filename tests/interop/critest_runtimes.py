@@ -77,7 +77,7 @@ class Runtime:
         """Answers when every condition of its Status holds.
 
         :raise NotReady: it ended, or does not become ready."""
-        self.root.mkdir(parents=True)
+        self.root.mkdir(parents=True, exist_ok=True)
         command, environment = self.command(registry)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(

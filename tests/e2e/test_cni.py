@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real VMs in the network that Debian's containerd gives pods by the reference plug-ins of CNI."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.trial.unittest import TestCase
+
+from infranetes.delegate.channel import Delegate
+from infranetes.delegate.shadow import ShadowSandboxes
+from infranetes.providers.interface import Attachment, Instance, ProviderContext
+from infranetes_common.concurrency import run_in_thread
+from infranetes_common.wire import cri
+from tests.contract.pod_provider_case import reactor
+from tests.e2e.qemu_case import QemuCase, said
+from tests.interop.critest_images import PAUSE
+from tests.interop.critest_runtimes import Containerd, removed
+from tests.support import oci
+from tests.support.echo import answers
+from tests.support.registry import Registry
+
+SUBNET, ROUTER = "10.228.0.0/24", "10.228.0.1"
+_AGENT = 2475
+_HOST_PORT = 32475
+_MTU = 1430
+
+
+class CniContainerd(Containerd):
+    """containerd whose pods' links are made by `plugin`, with what this adds for them."""
+
+    subnet = SUBNET
+
+    def __init__(self, root: Path, plugin: dict[str, Any]) -> None:
+        super().__init__(root)
+        self._plugin = plugin
+        self._network_name = f"inf{secrets.token_hex(4)}"  # the rules of what a test has left are not its own
+
+    def _network(self) -> dict[str, Any]:
+        addresses = {
+            "type": "host-local",
+            "ranges": [[{"subnet": self.subnet}]],
+            "routes": [{"dst": "0.0.0.0/0"}],
+            "dataDir": str(self.root / "addresses"),
+        }
+        link = {"ipMasq": True, "ipam": addresses, "mtu": _MTU, **self._plugin}
+        ports = {"type": "portmap", "capabilities": {"portMappings": True}}
+        return {"cniVersion": "1.0.0", "name": self._network_name, "plugins": [link, ports]}
+
+    def kill(self) -> None:
+        """Kill the process; another one may be started over the same pods."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+        for made in ("hosts", "net.d"):  # which are written again
+            shutil.rmtree(self.root / made)
+
+
+class CniTests(QemuCase, TestCase):
+    """From the delegate's sandbox to the VM's end."""
+
+    def context(self, cluster: str | None = None, node: str | None = None) -> ProviderContext:
+        return attrs.evolve(super().context(cluster, node), joins_namespaces=True)
+
+    async def run_containerd(self, plugin: dict[str, Any]) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="cni-"))
+        self.addCleanup(removed, self.root)
+        self.addCleanup(self.end_shims)
+        self.registry = Registry()
+        self.addCleanup(self.registry.stop)
+        self.containerd = CniContainerd(self.root / "c", plugin)
+        self.addCleanup(run_in_thread, reactor, self.containerd.end)
+        await run_in_thread(reactor, self.registry.start)
+        pause = await run_in_thread(reactor, oci.busybox, {"Cmd": ["sleep", "2147483647"]})
+        await run_in_thread(reactor, self.registry.push, *PAUSE, pause)
+        await run_in_thread(reactor, self.containerd.start, self.registry)
+        self.delegate = Delegate(reactor, str(self.containerd.socket))
+        self.addCleanup(self.delegate.stop)
+        self.shadows = ShadowSandboxes(self.delegate)
+
+    def end_shims(self) -> None:
+        """End what a containerd that was killed and not started again has left running."""
+        for arguments in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                if str(self.root).encode() in arguments.read_bytes():
+                    os.kill(int(arguments.parent.name), signal.SIGKILL)
+
+    def config(self) -> cri.PodSandboxConfig:
+        uid = secrets.token_hex(8)
+        mapped = cri.PortMapping(protocol=cri.TCP, container_port=_AGENT, host_port=_HOST_PORT)
+        return cri.PodSandboxConfig(
+            metadata=cri.PodSandboxMetadata(name="web", uid=uid, namespace="default"), port_mappings=[mapped]
+        )
+
+    async def while_killed(self, instance: Instance) -> None:
+        """The pod's traffic goes on while there is no containerd."""
+        await run_in_thread(reactor, self.containerd.kill)
+        self.assertEqual((await self.agent_info(instance)).sandbox_id, instance.sandbox_id)
+        await run_in_thread(reactor, self.containerd.start, self.registry)
+
+    async def lives(self) -> None:
+        """A pod's life, with a look at each piece of it."""
+        provider = await self.started()
+        spec = self.spec()
+        shadow = await self.shadows.run(self.config(), spec.sandbox_id)
+        namespace = await self.shadows.namespace(shadow)
+        joining = attrs.evolve(spec, attachment=Attachment(Path(namespace)))
+        instance: Instance = await self.running(provider, joining)
+        status = await self.delegate.call(
+            "/runtime.v1.RuntimeService/PodSandboxStatus",
+            cri.PodSandboxStatusRequest(pod_sandbox_id=shadow).SerializeToString(),
+        )
+        shown = cri.PodSandboxStatusResponse.FromString(status).status
+        self.assertEqual(instance.address, shown.network.ip)
+        self.assertEqual((await self.agent_info(instance)).sandbox_id, spec.sandbox_id)
+        self.assertTrue(await answers(reactor, instance.address, _MTU - 28))
+        # portmap leads the node's port to the pod, which is now the VM.
+        mapped = attrs.evolve(instance, agent_host=ROUTER, agent_port=_HOST_PORT)
+        self.assertEqual((await self.agent_info(mapped)).sandbox_id, spec.sandbox_id)
+
+        await self.while_killed(instance)
+        self.assertEqual((await self.agent_info(instance)).sandbox_id, spec.sandbox_id)
+        self.assertEqual(await self.shadows.run(self.config(), spec.sandbox_id), shadow)
+        self.assertEqual(await self.shadows.namespace(shadow), namespace)
+
+        await self.within(provider.destroy(instance.id))
+        await self.shadows.end(shadow)
+        await self.shadows.end(shadow)
+        self.assertEqual(await self.shadows.list(), [])
+        self.assertFalse(Path(namespace).exists())
+
+    async def test_of_a_bridge_with_ports(self) -> None:
+        bridge = f"cni{secrets.token_hex(4)}"
+        self.addCleanup(subprocess.run, ["ip", "link", "delete", bridge], capture_output=True)
+        await self.run_containerd({"type": "bridge", "bridge": bridge, "isGateway": True})
+        await self.lives()
+
+    async def test_of_ptp(self) -> None:
+        await self.run_containerd({"type": "ptp"})
+        await self.lives()
+        self.assertNotIn("10.228.0.", said("ip", "route"))
