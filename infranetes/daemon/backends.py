@@ -9,7 +9,7 @@ from typing import Any, cast
 import attrs
 
 from infranetes.config import Config
-from infranetes.handler_config import DOCKER, MACHINE, SYSTEMD
+from infranetes.handler_config import CNI, DOCKER, MACHINE, SYSTEMD
 from infranetes.images import ImageStore
 from infranetes.images.catalogue import CatalogueStore
 from infranetes.images.executables import Executables
@@ -74,9 +74,11 @@ def make_backends(reactor: IReactor, config: Config, make_provider: MakeProvider
         config.kubernetes.networks,
         config.kubernetes.network_policies,
     )
+    joining = {config.provider_of(name) for name, its in config.handlers.items() if its.network == CNI}
 
     def make(name: str) -> IPodProvider:
-        return make_provider(reactor, name, config.providers.get(name, {}), context)
+        its_own = attrs.evolve(context, joins_namespaces=name in joining)
+        return make_provider(reactor, name, config.providers.get(name, {}), its_own)
 
     providers = {name: make(name) for name in config.offered_providers}
     images = make_images(reactor, config, providers, source)

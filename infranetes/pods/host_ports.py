@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from infranetes.handler_config import CNI
 from infranetes.hostports.hostports import PodPorts
 from infranetes.hostports.mappings import host_ports_of
 from infranetes.pods.inventory import Sandbox
-from infranetes.pods.shadows import CNI
 from infranetes.pods.states import SandboxState
 
 _IN_FORCE = (SandboxState.READY, SandboxState.LOST)

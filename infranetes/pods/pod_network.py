@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import attrs
 from twisted.logger import Logger
 
+from infranetes.handler_config import CNI
 from infranetes.overlay.overlay import Overlay
 from infranetes.pods.context import NodeContext
 from infranetes.pods.handlers import Handler
@@ -26,8 +27,10 @@ _log = Logger()
 
 
 def network_of(node: NodeContext, handler: Handler, config: cri.PodSandboxConfig) -> str:
-    """Return which network the pod has its address of, as its record has it: one of NETWORKS; "": there is
-    nothing to choose."""
+    """Return which network the pod has its address of, as its record has it: CNI, or one of NETWORKS; "":
+    there is nothing to choose."""
+    if handler.network == CNI:
+        return CNI
     chosen = network(config.annotations) or handler.network
     return chosen or (node.network if handler.side.overlay is not None else "")
 
@@ -39,7 +42,9 @@ def check_network(node: NodeContext, handler: Handler, config: cri.PodSandboxCon
     :raise FailedPrecondition: not on this node, or not yet; says what to do."""
     asked = network(config.annotations)
     side = handler.side
-    if side.overlay is not None:
+    if handler.network == CNI:
+        _check_cni(config, asked)
+    elif side.overlay is not None:
         if network_of(node, handler, config) == "overlay":
             side.overlay.check()
     elif IInVpc.providedBy(side.provider):
@@ -52,6 +57,18 @@ def check_network(node: NodeContext, handler: Handler, config: cri.PodSandboxCon
         raise InvalidArgument(
             f"annotation {PREFIX}network: vpc: provider {side.name} gives pods "
             "addresses of the node's own; leave it out, or have the pod scheduled to other nodes"
+        )
+
+
+def _check_cni(config: cri.PodSandboxConfig, asked: str) -> None:
+    if asked:
+        raise InvalidArgument(
+            f"annotation {PREFIX}network: {asked}: the pods of this RuntimeClass are in the network of the "
+            "node's CNI; leave it out, or choose another one"
+        )
+    if config.linux.security_context.namespace_options.network == cri.NODE:
+        raise InvalidArgument(
+            "hostNetwork: a VM can't have the node's own network; leave out the pod's runtimeClassName"
         )
 
 

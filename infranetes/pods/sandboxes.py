@@ -17,7 +17,7 @@ from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from infranetes.handler_config import MACHINE
+from infranetes.handler_config import CNI, MACHINE
 from infranetes.hostports.mappings import host_ports_of
 from infranetes.ids import new_id
 from infranetes.pods.agent_events import disconnect, vm_ended
@@ -70,7 +70,8 @@ class Sandboxes:
             check_container_provider(config, handler)
             check_user_namespace(self._node, config, handler)
             check_network(self._node, handler, config)
-            self._node.hostports.check(host_ports_of(config), taken_ports(self._node.inventory))
+            if handler.network != CNI:  # whose plug-ins lead them to the pod
+                self._node.hostports.check(host_ports_of(config), taken_ports(self._node.inventory))
             sandbox = self._begin(name, config, blob, runtime_handler)
         else:
             self._check_same(sandbox, blob, runtime_handler)

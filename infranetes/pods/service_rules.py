@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from twisted.logger import Logger
 
+from infranetes.handler_config import CNI
 from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Sandbox
-from infranetes.pods.shadows import CNI
 from infranetes.providers.annotations import wants_service_proxy
 
 WAIT_SECONDS = 10.0  # for the API server's first answer; its own pod may be what is to be started

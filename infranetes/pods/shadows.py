@@ -24,6 +24,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from infranetes.handler_config import CNI
 from infranetes.pods.inventory import Inventory, Sandbox
 from infranetes.pods.records import SandboxRecord
 from infranetes.pods.states import SandboxState
@@ -31,7 +32,6 @@ from infranetes.providers.interface import Attachment
 from infranetes_common.errors import InfranetesError, NotFound, Unavailable
 from infranetes_common.wire import cri
 
-CNI = "cni"  # a record's network
 _NO_DELEGATE = (
     "sandbox {sandbox}: the pod's network is the CNI's of the delegate, which is configured no more; set "
     "delegate.socket again"

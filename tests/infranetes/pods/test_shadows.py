@@ -10,13 +10,14 @@ from typing import Any
 import attrs
 from twisted.internet.defer import Deferred
 
-from infranetes.pods import sandboxes
+from infranetes.handler_config import CNI
+from infranetes.pods.handlers import Handler
 from infranetes.pods.records import SandboxRecord
-from infranetes.pods.shadows import CNI, Shadows
+from infranetes.pods.shadows import Shadows
 from infranetes.pods.states import SandboxState
 from infranetes.providers.interface import Attachment
 from infranetes_common.concurrency import start
-from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from infranetes_common.wire import cri
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fakes import FakeNode, pod
@@ -93,16 +94,13 @@ class ShadowedNode(FakeNode):
         if not hasattr(self, "runtime"):
             self.runtime = FakeRuntime(self.provider.calls)
         self.node.shadows = Shadows(self.node, self.runtime, self.sandboxes.lost)
+        self.node.handlers[""] = Handler("", self.node.side, network=CNI)
 
 
 class ShadowsTestCase(PodsTestCase):
     world: ShadowedNode
 
     def setUp(self) -> None:
-        def record(**fields: Any) -> SandboxRecord:
-            return SandboxRecord(**{**fields, "network": CNI})
-
-        self.patch(sandboxes, "SandboxRecord", record)
         super().setUp()
         self.runtime = self.world.runtime
 
@@ -191,6 +189,15 @@ class LifeTests(ShadowsTestCase):
         config.port_mappings.add(protocol=cri.TCP, container_port=80, host_port=8080)
         id = self.run_pod(config)
         self.assertEqual(self.record(id).state, SandboxState.READY)
+
+    def test_a_pod_that_asks_for_another_network_is_refused_before_anything_is_made(self) -> None:
+        asking = pod(annotations={"infranetes.io/network": "vpc"})
+        self.assertIn("leave it out", str(self.failureResultOf(self.start(asking), InvalidArgument).value))
+        on_node = pod()
+        on_node.linux.security_context.namespace_options.network = cri.NODE
+        failed = self.failureResultOf(self.start(on_node), InvalidArgument)
+        self.assertIn("leave out the pod's runtimeClassName", str(failed.value))
+        self.assertEqual(self.names(), [])
 
     def test_a_delegate_that_is_configured_no_more_is_asked_for(self) -> None:
         id = self.run_pod()
