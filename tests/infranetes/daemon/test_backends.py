@@ -9,15 +9,15 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
-from infranetes.config import Config
-from infranetes.daemon.backends import Images, make_images
-from infranetes.handler_config import HandlerConfig
+from infranetes.config import Config, DelegateConfig
+from infranetes.daemon.backends import Images, make_backends, make_images
+from infranetes.handler_config import CNI, HandlerConfig
 from infranetes.images import ImageStore
 from infranetes.images.catalogue import CatalogueStore
 from infranetes.images.executables import Executables
 from infranetes.images.several import SeveralStores
 from infranetes.machines.pool_config import PoolConfig, PoolSize
-from infranetes.providers.interface import IHasCatalogue
+from infranetes.providers.interface import IHasCatalogue, ProviderContext
 from infranetes_common.errors import ConfigError
 
 
@@ -87,3 +87,20 @@ class ImageStoreTests(SynchronousTestCase):
             make_images(bare, Config(provider="qemu", imgprovider="qemu"), {"qemu": bare})
         for words in ("imgprovider", "qemu", "docker or systemd"):
             self.assertIn(words, str(caught.exception))
+
+
+class ContextTests(SynchronousTestCase):
+    """What each provider is told."""
+
+    def test_those_whose_vms_join_namespaces_are_to_try_that(self) -> None:
+        seen: dict[str, bool] = {}
+
+        def make(reactor: Any, name: str, table: Any, context: ProviderContext) -> Any:
+            seen[name] = context.joins_namespaces
+            return Cloud()
+
+        handlers = {"vm": HandlerConfig(network=CNI), "cloud": HandlerConfig(provider="cloudy")}
+        config = Config(provider="qemu", handlers=handlers, delegate=DelegateConfig("/run/x.sock"))
+        reactor: Any = Clock()
+        make_backends(reactor, config, make, "file")
+        self.assertEqual(seen, {"qemu": True, "cloudy": False})
