@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from infranetes.config import Config
+from infranetes.delegate.node_images import NodeImages
 from infranetes.handler_config import SYSTEMD, HandlerConfig
 from infranetes.images.several import SeveralStores
 from infranetes.machines.pool import Pool
@@ -26,7 +27,7 @@ def make_handlers(node: NodeContext, config: Config, source: str) -> None:
         node.handlers[name] = _make(node, config, name, source)
     node.pool = Pool(node.side, config.pool)
     node.pools = [handler.pool for handler in node.handlers.values() if handler.pool is not None]
-    if isinstance(node.images, SeveralStores):
+    if isinstance(node.images, SeveralStores | NodeImages):
         node.image_source = node.images.source
 
 

@@ -53,6 +53,11 @@ class SeveralStores:
         """That of containers' images; None: there is none."""
         return next((each for each in self._stores.values() if isinstance(each, ImageStore)), None)
 
+    @property
+    def catalogues(self) -> list[CatalogueStore]:
+        """Those of catalogues."""
+        return [each for each in self._stores.values() if isinstance(each, CatalogueStore)]
+
     def of_name(self, name: str) -> Store:
         """The store that images called so are pulled to."""
         return next(

@@ -13,7 +13,9 @@ from zope.interface import implementer
 
 from infranetes.control import render
 from infranetes.control.service import ControlService, size_words
+from infranetes.machines.pool import Pool
 from infranetes.machines.pool_config import PoolConfig, PoolSize
+from infranetes.machines.pooled import Purpose
 from infranetes.providers.interface import Console, IHasConsoles, Instance, InstanceState, Size
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
@@ -134,6 +136,25 @@ class ControlTests(PodsTestCase):
         self.assertEqual((answer.drained, answer.wanted, len(answer.vms)), (True, 0, 0))
         self.assertEqual(self.ask("FillPool").wanted, 2)
         self.assertEqual(len(self.ask("GetPool").vms), 2)
+
+    def test_a_handlers_pool_is_listed_drained_and_filled_by_itself(self) -> None:
+        node = self.world.node
+        config = PoolConfig(sizes=(PoolSize(count=1),))
+        node.pools = [Pool(node.side, config, Purpose("fast"))]
+        node.pools[0].provider_ready()
+        self.assertEqual(sorted(one.handler for one in self.ask("GetPool").vms), ["", "", "fast"])
+        (one,) = self.ask("GetPool", handler="fast").vms
+        self.assertEqual((one.handler, one.vm.provider), ("fast", "fake"))
+        self.assertEqual(len(self.ask("GetPool", handler="").vms), 2)
+        self.assertEqual([each.id for each in self.ask("DrainPool", handler="fast").ended], [one.id])
+        answer = self.ask("GetPool")
+        self.assertEqual((answer.drained, answer.wanted, len(answer.vms)), (False, 2, 2))
+        self.assertEqual(self.ask("FillPool", handler="fast").wanted, 1)
+        self.assertEqual(self.ask("GetPool").wanted, 3)
+        for method in ("GetPool", "DrainPool", "FillPool"):
+            request = getattr(control, f"{method}Request")(handler="none")
+            error = self.failureResultOf(start(getattr(self.service, method)(request, None)), NotFound)
+            self.assertIn("'none' has no pool", str(error.value))
 
     def test_a_drain_tells_what_is_left(self) -> None:
         self.world.provider.destroy_error = Unavailable("not now")

@@ -66,6 +66,7 @@ class ImageStoreTests(SynchronousTestCase):
         assert isinstance(several, SeveralStores)
         self.assertFalse(several.machine_images)
         self.assertIsInstance(several.containers, ImageStore)
+        self.assertEqual([store.machine_images for store in several.catalogues], [False, True])
         self.assertIs(several.of_name("web:1.0"), several.containers)
         self.assertIs(several.of_name("docker.io/library/cloudy.infranetes.io/web"), several.containers)
         tools, machines = (
