@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real VMs get memory and processors while they run, and under KVM give processors back."""
+"""Real VMs get memory and processors while they run, and count in their pods' control groups."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from infranetes.providers.interface import Instance, IResizesVms, Size
-from infranetes_common.errors import InvalidArgument
+from infranetes.providers.qemu.cgroupfs import Hierarchy, hierarchies, memory_directory, relative
+from infranetes_common.errors import InfranetesError, InvalidArgument
 from infranetes_common.wire import vmserver
 from tests.contract.pod_provider_case import reactor
 from tests.e2e.qemu_case import QemuCase
@@ -79,3 +81,46 @@ class ResizeTests(QemuCase, TestCase):
         self.assertIn("max_memory", str(error))
         self.assertEqual(await self.within(provider.resize(instance.id, Size()), wait), Size())
         await self.within(provider.destroy(instance.id))
+
+
+class PodGroupTests(QemuCase, TestCase):
+    """A VM in its pod's control group, which this test makes as kubelet does."""
+
+    def setUp(self) -> Any:
+        made = super().setUp()
+        self.settings |= {"max_memory": "4GiB"}
+        self.parent = f"infranetes-tests-e2e-{os.getpid()}"
+        for hierarchy in self.counting():
+            (hierarchy.mount / self.parent).mkdir()
+            self.addCleanup((hierarchy.mount / self.parent).rmdir)
+        return made
+
+    def counting(self) -> list[Hierarchy]:
+        return [each for each in hierarchies() if each.has("memory")]
+
+    async def test_it_counts_there_from_the_beginning_and_is_ended_by_the_pods_limit(self) -> None:
+        provider = await self.started()
+        ended: list[Instance] = []
+        provider.watch(ended.append)
+        instance = await self.running(provider, self.spec(cgroup_parent=f"/{self.parent}"))
+        [pid] = self.pids(instance)
+        directory = memory_directory(relative(self.parent), f"infranetes-{instance.token}")
+        assert directory is not None
+        self.assertIn(pid, [int(each) for each in (directory / "cgroup.procs").read_text().split()])
+        used = "memory.current" if (directory / "memory.current").exists() else "memory.usage_in_bytes"
+        counted = int((directory.parent / used).read_text())
+        print(f"counted in the pod: {counted / 2**20:.0f} MiB", flush=True)
+        self.assertGreater(counted, 16 << 20, "what the VM has written to is counted there")
+
+        # A guest describes its memory in that very memory.
+        limit = "memory.max" if (directory / "memory.max").exists() else "memory.limit_in_bytes"
+        (directory.parent / limit).write_text(str(counted + (4 << 20)))
+        assert IResizesVms.providedBy(provider)
+        await self.refused(InfranetesError, provider.resize(instance.id, Size(0, 2 * GIB)))
+        until = reactor.seconds() + self.notice_timeout
+        while not ended and reactor.seconds() < until:
+            await deferLater(reactor, 0.05)
+        [told] = ended
+        self.assertIn("want of memory", told.detail)
+        await self.within(provider.destroy(instance.id))
+        self.assertFalse(directory.exists())

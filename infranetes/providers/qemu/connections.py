@@ -95,9 +95,9 @@ class VmConnections:
             hotplugged.fail(Unavailable(f"the guest refuses {device} (status {info.get('status')})"))
 
     def _on_lost(self) -> None:
-        for hotplugged in self._hotplugged.values():
+        for hotplugged in (*self._hotplugged.values(),):
             hotplugged.fail(Unavailable("QEMU ended before the guest had all its memory and processors"))
-        for unplugged in self._unplugged.values():
+        for unplugged in (*self._unplugged.values(),):
             unplugged.fail(Unavailable("QEMU's monitor was lost before a device was unplugged"))
         self._loaded.fail(Unavailable("QEMU ended before it had loaded the template's state"))
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import attrs
 from twisted.internet.protocol import Factory, connectionDone
+from twisted.internet.task import deferLater
 from twisted.protocols.basic import LineOnlyReceiver
 from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
@@ -68,7 +69,7 @@ class Qemu:
         self.connected: list[Monitor] = []
 
     def run(self, command: str, arguments: dict[str, Any]) -> Any:  # Any: JSON
-        self.calls.append(command)
+        self.calls.append(command.replace("-", "_"))
         if self.answers is not None and command.startswith("query"):
             return self.answers(command)
         named = {name.replace("-", "_"): value for name, value in arguments.items()}
@@ -231,7 +232,7 @@ class ResizerTests(TestCase):
         self.assertEqual(await self.resize(2000), Size(3000))
         self.qemu.denies = {"cpu3"}
         await self.refused(Unavailable, 4000)
-        self.assertNotIn("device-del", self.qemu.calls)
+        self.assertNotIn("device_del", self.qemu.calls)
 
     async def test_memory_is_kept_and_that_is_told(self) -> None:
         await self.resize(0, 2 * GIB)
@@ -277,6 +278,16 @@ class ResizerTests(TestCase):
         self.impatient()
         self.assertIn("cpu1", await self.refused(DeadlineExceeded, 2000))
         self.assertEqual(sorted(self.qemu.cpus), [0])
+
+    async def test_when_qemu_ends_meanwhile_it_is_not_done(self) -> None:
+        self.qemu.ignores = {"cpu1"}
+        asked = start(self.refused(Unavailable, 2000))
+        while "device_add" not in self.qemu.calls:
+            await deferLater(reactor, 0.001)
+        for monitor in (*self.qemu.connected,):
+            assert monitor.transport is not None
+            monitor.transport.loseConnection()
+        self.assertIn("ended", await asked)
 
     async def test_an_attempt_that_was_cut_short_is_finished(self) -> None:
         """A daemon was killed between QEMU's memory and the device that has it."""
