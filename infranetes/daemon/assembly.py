@@ -20,13 +20,17 @@ from infranetes.cri.images import ImageService
 from infranetes.cri.instrument import logged
 from infranetes.cri.runtime import RuntimeService
 from infranetes.daemon.backends import MakeProvider, make_backends
+from infranetes.daemon.delegate import delegate_service, make_router
 from infranetes.daemon.handlers import make_handlers
 from infranetes.daemon.pods_service import PodsService
 from infranetes.daemon.provider_start import ProviderStart
 from infranetes.daemon.service_manager import ServiceManager
 from infranetes.daemon.sockets import SocketService
+from infranetes.delegate.node_images import NodeImages
+from infranetes.delegate.shadow import ShadowSandboxes
 from infranetes.hostports.hostports import HostPorts, table_name
 from infranetes.hostports.table import Table
+from infranetes.images.catalogues import CatalogueSet
 from infranetes.images.several import container_images
 from infranetes.kubernetes.api_server import ApiServer
 from infranetes.machines.agent.client import connector
@@ -42,6 +46,7 @@ from infranetes.pods.logs import Logs
 from infranetes.pods.network_policies import PodFirewalls, enforce
 from infranetes.pods.node_names import node_dns
 from infranetes.pods.sandbox_vm import reachable_machines
+from infranetes.pods.shadows import Shadows
 from infranetes.pods.store import Store
 from infranetes.pods.streams import Streams
 from infranetes.policies.cluster import ClusterPolicies
@@ -97,7 +102,10 @@ class Daemon(OrderedServices):
         self._policies = self._make_policies(server)
         self._services = self._make_services(server)
         self._pods = PodsService(self._make_node(), self._backends.make)
-        self._provider_start = ProviderStart(self._pods, self._manager)
+        if (delegate := self._backends.delegate) is not None:
+            node, lost = self._pods.node, self._pods.sandboxes.lost
+            node.shadows = Shadows(node, ShadowSandboxes(delegate), lost)
+        self._provider_start = ProviderStart(self._pods, self._manager, self._backends.delegate is not None)
         self._add_in_order(lock)
 
     def _make_api_server(self) -> ApiServer | None:
@@ -188,6 +196,8 @@ class Daemon(OrderedServices):
         )
         self._add("lock", lock)
         self._add("store", StartStop(on_stop=node.store.close))  # opened with the pods, but needed after them
+        if backends.delegate is not None:
+            self._add("delegate", delegate_service(backends.delegate))
         self._add("image store", StartStop(backends.images.start, backends.images.stop))
         self._add("providers", StartStop(on_stop=self._stop_providers))  # their start is the last
         if self._services is not None:
@@ -228,9 +238,15 @@ class Daemon(OrderedServices):
             config.cgroup_driver,
             streams.url,
         )
-        images = GrpcService(cri.ImageService, ImageService(self._backends.images))
+        delegate, told = self._backends.delegate, self._backends.told
+        images = GrpcService(cri.ImageService, ImageService(told))
         services = [each.intercept(logged(self._reactor)) for each in (runtime.service, images)]
-        server = Server(self._reactor, services, translate_error=errors.to_grpc)
+        unknown = None
+        if delegate is not None and isinstance(told, CatalogueSet):
+            inventory, owns = pods.node.inventory, told.owns
+            router = make_router(self._reactor, config, delegate, inventory, owns, services, runtime.events)
+            services, unknown = router.services(), router.unknown
+        server = Server(self._reactor, services, translate_error=errors.to_grpc, unknown=unknown)
         drain = config.times.shutdown
         return SocketService(
             self._reactor, config.socket_path, SOCKET_MODE, server, drain, runtime.events.stop
@@ -264,14 +280,18 @@ class Daemon(OrderedServices):
 
     def reconfigure(self, config: Config) -> None:
         """Put in force what can change while the daemon runs: images and pool."""
-        if (store := container_images(self._backends.images)) is not None:
+        if isinstance(self._backends.images, NodeImages):
+            self._backends.images.reconfigure(config.images)
+        elif (store := container_images(self._backends.images)) is not None:
             store.reconfigure(config.images)
         self._pods.node.pool.reconfigure(config.pool)
 
     @property
     def serves(self) -> bool:
-        """Whether a provider has started, so that the service manager knows the daemon as ready."""
-        return any(side.ready.happened for side in self._pods.node.sides.values())
+        """Whether the service manager knows the daemon as ready: some pods are served."""
+        return self._backends.delegate is not None or any(
+            side.ready.happened for side in self._pods.node.sides.values()
+        )
 
 
 def times(config: Config) -> Times:

@@ -9,13 +9,17 @@ from typing import Any, cast
 import attrs
 
 from infranetes.config import Config
+from infranetes.daemon.delegate import images_beside, make_delegate
+from infranetes.delegate.channel import Delegate
+from infranetes.delegate.node_images import NodeImages
 from infranetes.handler_config import CNI, DOCKER, MACHINE, SYSTEMD
 from infranetes.images import ImageStore
 from infranetes.images.catalogue import CatalogueStore
+from infranetes.images.catalogues import CatalogueSet
 from infranetes.images.executables import Executables
 from infranetes.images.interface import IImageCatalogue
 from infranetes.images.preload import Preload, gather, gather_disks
-from infranetes.images.several import SeveralStores, Store, container_images
+from infranetes.images.several import SeveralStores, Store, as_one, container_images
 from infranetes.pods.layer_loads import disk_name
 from infranetes.providers.interface import (
     IHasCatalogue,
@@ -31,18 +35,21 @@ from infranetes_common.reactors import IReactor
 MakeProvider = Callable[[IReactor, str, Mapping[str, Any], ProviderContext], IPodProvider]
 """Makes the provider of a name; see `infranetes.providers.registry.create`."""
 
-Images = Store | SeveralStores
+Images = Store | SeveralStores | NodeImages
 
 
 @attrs.frozen
 class Backends:
     """The configured providers, the node's own first, and the image store; not yet started.
 
-    :ivar make: makes a further provider, by its name."""
+    :ivar told: the images of which kubelet is told by us. :ivar make: makes a further provider, by its name.
+    :ivar delegate: the node's own runtime; None: none."""
 
     providers: Sequence[IPodProvider]
     images: Images
+    told: Store | SeveralStores | CatalogueSet
     make: Callable[[str], IPodProvider]
+    delegate: Delegate | None = None
 
 
 def make_backends(reactor: IReactor, config: Config, make_provider: MakeProvider, source: str) -> Backends:
@@ -52,13 +59,13 @@ def make_backends(reactor: IReactor, config: Config, make_provider: MakeProvider
     :raise ConfigError: they can't be made of this configuration."""
 
     async def preload(progress: Progress) -> Preload | None:
-        if (store := container_images(images)) is None:
+        if isinstance(images, NodeImages) or (store := container_images(images)) is None:
             return None
         directory = config.state_dir / "preload"
         return await gather(reactor, store, config.images.preload, directory, progress)
 
     async def preload_disks(progress: Progress) -> Sequence[ReadOnlyDisk]:
-        if (store := container_images(images)) is None:
+        if isinstance(images, NodeImages) or (store := container_images(images)) is None:
             return ()
         disks = await gather_disks(store, config.images.preload, progress)
         return [ReadOnlyDisk(disk_name(disk.diff_id), disk.path) for disk in disks]
@@ -81,17 +88,24 @@ def make_backends(reactor: IReactor, config: Config, make_provider: MakeProvider
         return make_provider(reactor, name, config.providers.get(name, {}), its_own)
 
     providers = {name: make(name) for name in config.offered_providers}
-    images = make_images(reactor, config, providers, source)
-    return Backends(list(providers.values()), images, make)
+    stores = make_stores(reactor, config, providers, source)
+    delegate = make_delegate(reactor, config)
+    images: Images
+    told: Store | SeveralStores | CatalogueSet
+    if delegate is None:
+        images = told = as_one(stores)
+    else:
+        images, told = images_beside(reactor, config, delegate, stores)
+    return Backends(list(providers.values()), images, told, make, delegate)
 
 
-def make_images(
+def make_stores(
     reactor: IReactor,
     config: Config,
     providers: Mapping[str, IPodProvider],
     source: str = "configuration",
-) -> Images:
-    """Make the image stores of all handlers' pods: as one, where they are several.
+) -> Mapping[str, Store]:
+    """Make the image stores of all handlers' pods, by `SeveralStores`' names, the node's own first.
 
     :raise ConfigError: the images are to be a provider's that has none."""
     stores: dict[str, Store] = {}
@@ -101,7 +115,7 @@ def make_images(
         if key not in stores:
             where = f"handlers.{handler}.images" if handler else "imgprovider"
             stores[key] = _make_store(reactor, config, kind, name, providers[name], f"{source}: {where}")
-    return SeveralStores(stores) if len(stores) > 1 else stores[key]
+    return stores
 
 
 def _make_store(

@@ -27,10 +27,13 @@ class ProviderStart(Service):
     A fault that may pass (`Unavailable`) is tried again, any other is final. It concerns that provider's pods
     alone, as long as another provider may start.
 
+    :param delegate: whether other pods are served by a delegate: then the daemon is ready at once, and no
+        provider has to start.
     :ivar started: happens when the first provider has started, or fails with why none ever will.
     """
 
-    def __init__(self, pods: PodsService, manager: ServiceManager) -> None:
+    def __init__(self, pods: PodsService, manager: ServiceManager, delegate: bool = False) -> None:
+        self._delegate = delegate
         self._pods = pods
         self._node = pods.node
         self._manager = manager
@@ -40,6 +43,8 @@ class ProviderStart(Service):
 
     def startService(self) -> None:
         Service.startService(self)
+        if self._delegate:
+            self._manager.ready(self._status())
         for side in list(self._node.sides.values()):
             starting = start(self._start(side))
             starting.addErrback(partial(self._ended, side))
@@ -79,20 +84,21 @@ class ProviderStart(Service):
         """One provider will not start."""
         assert isinstance(failure.value, Exception)
         self._failed.append(side)
-        if len(self._failed) == len(self._node.sides):
+        stopped = failure.check(CancelledError) is not None
+        if len(self._failed) == len(self._node.sides) and (stopped or not self._delegate):
             self.started.fail(failure.value)
-        if failure.check(CancelledError):
+        if stopped:
             return
         side.trouble = f"it can't start: {failure.value}; restart the daemon once that is mended"
-        if len(self._node.sides) > 1:
+        if len(self._node.sides) > 1 or self._delegate:
             _log.error("provider {provider} can't start: {error}", provider=side.name, error=failure.value)
-            if not self._node.trouble:
+            if self._delegate or not self._node.trouble:
                 self._manager.ready(self._status())
 
     def _progress(self, side: ProviderSide, words: str) -> None:
         side.trouble = words
         _log.info("provider {provider}: {words}", provider=side.name, words=words)
-        if self.started.happened:
+        if self.started.happened or self._delegate:
             self._manager.ready(self._status())
         else:
             self._manager.progress(words)
@@ -101,6 +107,6 @@ class ProviderStart(Service):
         """What the daemon does, for people."""
         lacking = [side for side in self._node.sides.values() if side.trouble]
         words = "; ".join(f"provider {side.name}: {side.trouble}" for side in lacking)
-        if len(lacking) == len(self._node.sides):
+        if len(lacking) == len(self._node.sides) and not self._delegate:
             return f"waiting for {words}"
         return f"serving; {words}" if lacking else "serving"

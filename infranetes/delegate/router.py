@@ -106,7 +106,6 @@ class Router:
             Route.PAGES: self._pages,
             Route.STATUS: self._status,
             Route.DELEGATE: self._by_delegate,
-            Route.BOTH: self._both,
             Route.EVENTS: self._all_events,
         }
 
@@ -211,16 +210,6 @@ class Router:
         async def answer(request: bytes, call: Call) -> bytes:
             theirs = await self._theirs(ours.method, request, call)
             return with_additions(theirs, await ours.call(request, call), self._delegate)
-
-        return answer
-
-    def _both(self, ours: Ours) -> Answer:
-        async def answer(request: bytes, call: Call) -> bytes:
-            mine = start(ours.call(request, call))
-            mine.addErrback(
-                lambda failure: _log.failure("{rpc} failed for VMs", failure=failure, rpc=ours.method.name)
-            )
-            return await self._theirs(ours.method, request, call)
 
         return answer
 

@@ -20,7 +20,6 @@ class Route(enum.Enum):
     PAGES = "both: our messages, then the delegate's; without the delegate's there are none"
     STATUS = "the delegate, with what we add"
     DELEGATE = "the delegate alone"
-    BOTH = "the delegate's answer counts, and we do our own part"
     EVENTS = "both, each change as it comes"
 
 
@@ -64,8 +63,8 @@ _RUNTIME = {
         "StreamPodSandboxMetrics",
     ),
     Route.STATUS: ("Status",),
-    Route.DELEGATE: ("Version", "RuntimeConfig"),
-    Route.BOTH: ("UpdateRuntimeConfig",),
+    # The node's pod CIDR is for the CNI to give addresses of, and nobody else may.
+    Route.DELEGATE: ("Version", "RuntimeConfig", "UpdateRuntimeConfig"),
     Route.EVENTS: ("GetContainerEvents",),
 }
 _IMAGES = {

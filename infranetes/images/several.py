@@ -141,6 +141,11 @@ class SeveralStores:
         return next(iter(found.items()))
 
 
+def as_one(stores: Mapping[str, Store]) -> Store | SeveralStores:
+    """Return the stores, by their names and the node's own first, as one."""
+    return SeveralStores(stores) if len(stores) > 1 else next(iter(stores.values()))
+
+
 def container_images(images: Store | SeveralStores) -> ImageStore | None:
     """The store of containers' images among a node's; None: it has none."""
     if isinstance(images, SeveralStores):

@@ -10,12 +10,12 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
 from infranetes.config import Config, DelegateConfig
-from infranetes.daemon.backends import Images, make_backends, make_images
+from infranetes.daemon.backends import Images, make_backends, make_stores
 from infranetes.handler_config import CNI, HandlerConfig
 from infranetes.images import ImageStore
 from infranetes.images.catalogue import CatalogueStore
 from infranetes.images.executables import Executables
-from infranetes.images.several import SeveralStores
+from infranetes.images.several import SeveralStores, as_one
 from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.providers.interface import IHasCatalogue, ProviderContext
 from infranetes_common.errors import ConfigError
@@ -43,7 +43,7 @@ class ImageStoreTests(SynchronousTestCase):
         config = Config(provider="cloudy", imgprovider=imgprovider, pool=pool)
         provider: Any = Cloud()
         reactor: Any = Clock()
-        return make_images(reactor, config, {"cloudy": provider})
+        return as_one(make_stores(reactor, config, {"cloudy": provider}))
 
     def test_those_that_every_node_has(self) -> None:
         self.assertIsInstance(self.store("docker", pool=POOL), ImageStore)
@@ -62,7 +62,7 @@ class ImageStoreTests(SynchronousTestCase):
         }
         provider: Any = Cloud()
         config = Config(provider="qemu", handlers=handlers)
-        several = make_images(provider, config, {"qemu": provider, "cloudy": provider})
+        several = as_one(make_stores(provider, config, {"qemu": provider, "cloudy": provider}))
         assert isinstance(several, SeveralStores)
         self.assertFalse(several.machine_images)
         self.assertIsInstance(several.containers, ImageStore)
@@ -79,13 +79,13 @@ class ImageStoreTests(SynchronousTestCase):
     def test_a_handler_whose_provider_has_no_images_is_told(self) -> None:
         bare: Any = object()
         config = Config(provider="qemu", handlers={"box": HandlerConfig(images="machine")})
-        error = self.assertRaises(ConfigError, make_images, bare, config, {"qemu": bare})
+        error = self.assertRaises(ConfigError, make_stores, bare, config, {"qemu": bare})
         self.assertIn("handlers.box.images: provider 'qemu'", str(error))
 
     def test_a_provider_without_images_is_told(self) -> None:
         with self.assertRaises(ConfigError) as caught:
             bare: Any = object()
-            make_images(bare, Config(provider="qemu", imgprovider="qemu"), {"qemu": bare})
+            make_stores(bare, Config(provider="qemu", imgprovider="qemu"), {"qemu": bare})
         for words in ("imgprovider", "qemu", "docker or systemd"):
             self.assertIn(words, str(caught.exception))
 

@@ -146,12 +146,6 @@ class RouteTests(RouterCase):
         error = await status_of(self.stub.RuntimeConfig(cri.RuntimeConfigRequest(), timeout=60))
         self.assertEqual((error.code, error.message), (Code.UNIMPLEMENTED, "unknown method RuntimeConfig"))
 
-    async def test_the_pod_cidr_is_told_to_both_and_the_delegates_answer_counts(self) -> None:
-        self.ours.answers["UpdateRuntimeConfig"] = GrpcError(Code.UNAVAILABLE, "the provider is not ready")
-        await self.stub.UpdateRuntimeConfig(cri.UpdateRuntimeConfigRequest(), timeout=60)
-        self.assertEqual(len(self.flushLoggedErrors(GrpcError)), 1)
-        self.assertEqual([name for name, _ in self.ours.requests], self.theirs.names())
-
     async def test_nobody_can_hide_a_pod(self) -> None:
         """The label of the runtime's own sandboxes is no one else's."""
         config = cri.PodSandboxConfig(labels={"infranetes.io/shadow-of": OURS})

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon on a node with a runtime of its own: what is put between kubelet and both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.logger import Logger
+
+from infranetes.config import Config
+from infranetes.cri.events import EventCalls
+from infranetes.cri.owners import InventoryOwners
+from infranetes.daemon.delegate_images import make_node_images
+from infranetes.delegate.channel import Delegate
+from infranetes.delegate.events import DelegateEvents
+from infranetes.delegate.node_images import NodeImages
+from infranetes.delegate.router import Router
+from infranetes.images.catalogue import CatalogueStore
+from infranetes.images.catalogues import CatalogueSet
+from infranetes.images.several import SeveralStores, Store, as_one
+from infranetes.pods.inventory import Inventory
+from infranetes_common.concurrency import start
+from infranetes_common.reactors import IReactor
+from infranetes_common.services import StartStop
+from txgrpc import Service
+
+_log = Logger()
+
+
+def make_delegate(reactor: IReactor, config: Config) -> Delegate | None:
+    """Make what calls the delegate; None: there is none."""
+    socket = config.delegate.socket_path
+    return Delegate(reactor, socket) if socket else None
+
+
+def images_beside(
+    reactor: IReactor, config: Config, delegate: Delegate, stores: Mapping[str, Store]
+) -> tuple[NodeImages | Store | SeveralStores, CatalogueSet]:
+    """Return the images of a node with this delegate, and those of them of which kubelet is told by us.
+
+    Containers' images are the delegate's; those of catalogues it does not know.
+
+    :param stores: what the node would have without it."""
+    catalogues = {name: each for name, each in stores.items() if isinstance(each, CatalogueStore)}
+    if len(catalogues) < len(stores):
+        images = make_node_images(reactor, config, delegate, list(catalogues.values()))
+        return images, images.catalogues
+    return as_one(catalogues), CatalogueSet(list(catalogues.values()))
+
+
+def delegate_service(delegate: Delegate) -> StartStop:
+    """Return the service that meets the delegate, for which nothing waits, and leaves it at the end."""
+    meeting: list[Deferred[None]] = []
+
+    def meet() -> None:
+        met = start(delegate.meet())
+        met.addErrback(lambda failure: failure.trap(CancelledError) and None)
+        met.addErrback(lambda failure: _log.failure("what the delegate is is not known", failure=failure))
+        meeting.append(met)
+
+    async def leave() -> None:
+        for met in meeting:
+            met.cancel()
+        await delegate.stop()
+
+    return StartStop(meet, leave)
+
+
+def make_router(
+    reactor: IReactor,
+    config: Config,
+    delegate: Delegate,
+    inventory: Inventory,
+    owns_image: Callable[[str], bool],
+    ours: Sequence[Service],
+    events: EventCalls,
+) -> Router:
+    """Make what answers kubelet in the place of `ours`.
+
+    :param owns_image: whether we tell of the image of this name or id.
+    :param events: who listens to our events."""
+    owners = InventoryOwners(inventory, config.offered_handlers, owns_image)
+    return Router(delegate, owners, ours, DelegateEvents(reactor, delegate, events))
