@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Mapping
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +20,16 @@ import attrs
 from twisted.trial.unittest import TestCase
 
 from infranetes.delegate.channel import Delegate
+from infranetes.delegate.hidden import SHADOW_OF
 from infranetes.delegate.shadow import ShadowSandboxes
 from infranetes.providers.interface import Attachment, Instance, ProviderContext
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.wire import cri
 from tests.contract.pod_provider_case import reactor
 from tests.e2e.qemu_case import QemuCase, said
-from tests.interop.critest_images import PAUSE
-from tests.interop.critest_runtimes import Containerd, removed
+from tests.infranetes.daemon.case import toml
+from tests.interop.critest_images import PAUSE, REGISTRIES
+from tests.interop.critest_runtimes import TWISTD, Containerd, Infranetes, Runtime, removed
 from tests.support import oci
 from tests.support.echo import answers
 from tests.support.registry import Registry
@@ -63,6 +68,29 @@ class CniContainerd(Containerd):
         self._process.wait()
         for made in ("hosts", "net.d"):  # which are written again
             shutil.rmtree(self.root / made)
+
+
+class MixedNode(Infranetes):
+    """The daemon of this tree before a containerd, whose network its pods have."""
+
+    def __init__(self, root: Path, table: Mapping[str, Any], delegate: Path) -> None:
+        super().__init__(root, table)
+        self._delegate = delegate
+
+    def command(self, registry: Registry) -> tuple[list[str], Mapping[str, str]]:
+        config = {
+            "socket": self.endpoint,
+            "state_dir": str(self.root / "state"),
+            "run_dir": str(self.root / "run"),
+            "node": "mixed",
+            "cgroup_driver": "cgroupfs",
+            "delegate": {"socket": str(self._delegate)},
+            "handlers": {"vm": {"network": "cni"}},
+            "providers": {"qemu": dict(self._table)},
+        }
+        path = self.root / "infranetes.toml"
+        path.write_text(toml(config))
+        return [*TWISTD, "--nodaemon", "--pidfile=", "infranetes", "--config", str(path)], {}
 
 
 class CniTests(QemuCase, TestCase):
@@ -143,6 +171,57 @@ class CniTests(QemuCase, TestCase):
         self.addCleanup(subprocess.run, ["ip", "link", "delete", bridge], capture_output=True)
         await self.run_containerd({"type": "bridge", "bridge": bridge, "isGateway": True})
         await self.lives()
+
+    async def crictl(self, runtime: Runtime, *words: str) -> str:
+        """Call a runtime by crictl, which has to succeed."""
+        done = await run_in_thread(reactor, lambda: runtime.crictl(*words))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout.strip()
+
+    async def test_pods_of_both_kinds_are_in_one_network(self) -> None:
+        await self.run_containerd({"type": "ptp"})
+        image = f"{REGISTRIES[0]}/box:1"
+        await run_in_thread(
+            reactor, self.registry.push, "box", "1", await run_in_thread(reactor, oci.busybox)
+        )
+        table = {key: value for key, value in self.settings.items() if key != "pod_cidr"}
+        node = MixedNode(self.root / "d", table, self.containerd.socket)
+        self.addCleanup(run_in_thread, reactor, node.end)
+        await run_in_thread(reactor, node.start, self.registry)
+        metadata = {"name": "web", "uid": "u1", "namespace": "default", "attempt": 0}
+        pod, box = self.root / "pod.json", self.root / "box.json"
+        pod.write_text(json.dumps({"metadata": metadata, "linux": {}, "log_directory": str(self.root)}))
+        command = ["sh", "-c", "sleep 1000"]
+        box.write_text(
+            json.dumps(
+                {"metadata": {"name": "box"}, "image": {"image": image}, "command": command, "linux": {}}
+            )
+        )
+        await self.crictl(node, "pull", image)
+        vm = await self.crictl(node, "runp", "--runtime", "vm", str(pod))
+        address = json.loads(await self.crictl(node, "inspectp", vm))["status"]["network"]["ip"]
+        self.assertIn(ip_address(address), ip_network(SUBNET))
+        self.assertTrue(await answers(reactor, address))
+        # The shadow is the delegate's, and nobody is told of it.
+        self.assertEqual(await self.crictl(node, "pods", "-q"), vm)
+        shadow = await self.crictl(self.containerd, "pods", "-q", "--label", f"{SHADOW_OF}={vm}")
+        self.assertEqual(len(shadow), 64)
+
+        in_vm = await self.crictl(node, "create", vm, str(box), str(pod))
+        await self.crictl(node, "start", in_vm)
+        self.assertIn(
+            "0% packet loss", await self.crictl(node, "exec", "--sync", in_vm, "ping", "-c1", ROUTER)
+        )
+        pod.write_text(json.dumps({"metadata": {**metadata, "name": "runc", "uid": "u2"}, "linux": {}}))
+        ordinary = await self.crictl(node, "runp", str(pod))
+        other = json.loads(await self.crictl(node, "inspectp", ordinary))["status"]["network"]["ip"]
+        self.assertIn(
+            "0% packet loss", await self.crictl(node, "exec", "--sync", in_vm, "ping", "-c1", other)
+        )
+
+        await self.crictl(node, "stopp", vm)
+        await self.crictl(node, "rmp", vm)
+        self.assertEqual(await self.crictl(self.containerd, "pods", "-q"), ordinary)
 
     async def test_of_ptp(self) -> None:
         await self.run_containerd({"type": "ptp"})

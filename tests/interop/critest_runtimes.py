@@ -22,7 +22,7 @@ from tests.support.registry import Registry
 TOOLS = ROOT / "build" / "tools"
 READY_SECONDS = 900.0  # the first start makes QEMU's template
 END_SECONDS = 60.0
-_TWISTD = (sys.executable, "-c", "from twisted.scripts.twistd import run; run()")
+TWISTD = (sys.executable, "-c", "from twisted.scripts.twistd import run; run()")
 
 
 # critest looks whether the node's kernel has AppArmor, and loads profiles into it. Where a pod is a VM it
@@ -155,7 +155,7 @@ class Infranetes(Runtime):
         }
         path = self.root / "infranetes.toml"
         path.write_text(toml(config))
-        command = [*_TWISTD, "--nodaemon", "--pidfile=", "infranetes", "--config", str(path)]
+        command = [*TWISTD, "--nodaemon", "--pidfile=", "infranetes", "--config", str(path)]
         return command, {}
 
     def _registries(self, registry: Registry) -> Path:
