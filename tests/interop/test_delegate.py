@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Debian's containerd behind the daemon: crictl sees pods of both, whichever of the two is killed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from twisted.internet.threads import deferToThread
+
+from infranetes_common.wire import cri
+from tests.interop.critest_images import PAUSE, REGISTRIES
+from tests.interop.critest_runtimes import END_SECONDS, Containerd, removed
+from tests.interop.test_crictl import CrictlCase
+from tests.support.oci import busybox
+from tests.support.registry import Registry
+
+IMAGE = f"{REGISTRIES[0]}/busybox:1"
+VM = "infranetes"  # the runtime handler
+
+
+class Killable(Containerd):
+    """It can be killed, and started again over what it has."""
+
+    def command(self, registry: Registry) -> tuple[list[str], Mapping[str, str]]:
+        found = super().command(registry)
+        path = self.root / "config.toml"
+        without = 'disabled_plugins = ["io.containerd.internal.v1.opt"]'  # writes outside of its root
+        path.write_text(f"{without}\n{path.read_text()}")
+        return found
+
+    def kill(self) -> None:
+        process = self._process
+        assert process is not None
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def again(self) -> None:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                ["containerd", "--config", str(self.root / "config.toml")],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def end(self) -> None:
+        """As ever; a process that was killed is needed once more, to end what its pods are."""
+        if self._process is not None and self._process.poll() is not None:
+            self.again()
+            until = time.monotonic() + END_SECONDS
+            while not self._ready() and time.monotonic() < until:
+                time.sleep(0.2)
+        super().end()
+
+
+class ContainerdTests(CrictlCase):
+    """Pods of containerd have the node's network here, as the CNI would need a bridge of its own."""
+
+    timeout = 300
+    patience = 2.0
+
+    async def begin(self) -> None:
+        """containerd with an image of its sandboxes', and the daemon in front of it."""
+        place = Path(tempfile.mkdtemp(prefix="inf-", dir="/var/tmp"))  # no overlay file system
+        self.addCleanup(deferToThread, removed, place)
+        self.containerd = Killable(place / "c")
+        self.registry = await deferToThread(Registry().start)
+        self.addCleanup(deferToThread, self.registry.stop)
+        await deferToThread(self.registry.push, *PAUSE, busybox({"Cmd": ["sleep", "2147483647"]}))
+        await deferToThread(self.registry.push, "busybox", "1", busybox())
+        self.addCleanup(deferToThread, self.containerd.end)
+        await deferToThread(self.containerd.start, self.registry)
+        self.image = IMAGE
+        self.config["delegate"] = {"socket": str(self.containerd.socket)}
+        self.config["providers"]["simulated"]["images"] = "layers"
+        await self.again()
+
+    async def again(self) -> None:
+        """Start the daemon."""
+        self.process = self.spawn()
+        await self.connect()
+
+    async def pods(self) -> dict[str, str]:
+        """Name and state of each."""
+        listed = await self.json("pods")
+        return {each["metadata"]["name"]: each["state"] for each in listed["items"]}
+
+    async def boxes(self) -> dict[str, str]:
+        """Name and state of each container."""
+        listed = await self.json("ps", "-a")
+        return {each["metadata"]["name"]: each["state"] for each in listed["containers"]}
+
+    def on_the_node(self, name: str) -> str:
+        """A pod with the node's network."""
+        options = {"network": int(cri.NODE)}
+        return self.pod_file(name, linux={"security_context": {"namespace_options": options}})
+
+    async def test_pods_of_both_outlive_both(self) -> None:
+        await self.begin()
+        self.assertRegex(await self.crictl("version"), r"RuntimeName:\s+containerd")
+        await self.crictl("pull", IMAGE)
+        theirs, ours = self.on_the_node("theirs"), self.pod_file("ours")
+        sandbox = await self.crictl("runp", theirs)
+        box = await self.box_in(sandbox, theirs, self.box_file("in-runc", "echo hello; sleep 1000"))
+        vm = await self.crictl("runp", "--runtime", VM, ours)
+        vm_box = await self.box_in(vm, ours, self.box_file("in-a-vm"))
+        self.assertEqual([len(each) for each in (sandbox, box, vm, vm_box)], [64, 64, 32, 32])
+        running = {"in-runc": "CONTAINER_RUNNING", "in-a-vm": "CONTAINER_RUNNING"}
+        ready = {"theirs": "SANDBOX_READY", "ours": "SANDBOX_READY"}
+        self.assertEqual((await self.pods(), await self.boxes()), (ready, running))
+        # By the beginnings of ids, too; and a stream of the delegate's own.
+        self.assertEqual(await self.crictl("exec", "--sync", box[:12], "echo", "hi"), "hi")
+        self.assertEqual(await self.crictl("exec", box, "echo", "streamed"), "streamed")
+        self.assertEqual(await self.crictl("logs", box[:12]), "hello")
+        self.assertEqual((await self.json("inspectp", vm[:6]))["status"]["id"], vm)
+        (image,) = [each for each in (await self.json("images"))["images"] if IMAGE in each["repoTags"]]
+        listed = (await self.json("ps"))["containers"]
+        self.assertEqual({each["imageRef"] for each in listed}, {image["id"]})
+
+        await deferToThread(self.containerd.kill)
+        self.assertIn("does not answer", await self.fails("pods"))
+        # crictl itself asks for the version first, which is the delegate's.
+        request = cri.PodSandboxStatusRequest(pod_sandbox_id=vm)
+        status = (await self.runtime.PodSandboxStatus(request, timeout=30.0)).status
+        self.assertEqual((status.id, status.state), (vm, cri.SANDBOX_READY))
+        await self.kill()
+        await deferToThread(self.containerd.again)
+        await self.again()
+        self.assertEqual((await self.pods(), await self.boxes()), (ready, running))
+        await self.kill()
+        await deferToThread(self.containerd.kill)
+        self.process = self.spawn()  # before containerd
+        await self.until(self.socket.exists, "the daemon serves", 60.0)
+        await deferToThread(self.containerd.again)
+        await self.connect()
+        self.assertEqual((await self.pods(), await self.boxes()), (ready, running))
+        self.assertEqual(await self.crictl("exec", "--sync", box, "echo", "still"), "still")
+
+        for id in (sandbox, vm):
+            await self.crictl("stopp", id)
+            await self.crictl("rmp", id)
+        self.assertEqual((await self.pods(), await self.boxes()), ({}, {}))
+        self.assertEqual(await self.vms(), [])
