@@ -43,6 +43,7 @@ BENCHES = {
     "services": ("bench.services", "the rules of 10,000 Services in a VM, and connections through them"),
     "fleet": ("bench.fleet", "the same rules in 1, 100 and 1,000 VMs of one daemon, and 10 changes a second"),
     "proxies": ("bench.proxies", "the same 10,000 Services in a VM's rules and in kube-proxy's"),
+    "hop": ("bench.hop", "calls for containerd's pods, direct and through the daemon"),
     "rpc": ("bench.rpc", "txgrpc against grpcio"),
 }
 # Variants of a bench, chosen in place of what it does by default.

@@ -23,10 +23,13 @@ Pod: TypeAlias = tuple[cri.PodSandboxConfig, str]
 
 
 class Client:
-    """The CRI's two services at one socket."""
+    """The CRI's two services at one socket.
+
+    :ivar socket: its path."""
 
     def __init__(self, reactor: IReactor, socket: Path) -> None:
         self._reactor = reactor
+        self.socket = socket
         self._channel = Channel(reactor, UNIXClientEndpoint(reactor, str(socket)))
         self.runtime: Any = self._channel.stub(cri.RuntimeService)  # Any: methods made from the descriptor
         self.images: Any = self._channel.stub(cri.ImageService)  # Any: likewise
