@@ -59,7 +59,8 @@ class CniContainerd(Containerd):
         }
         link = {"ipMasq": True, "ipam": addresses, "mtu": _MTU, **self._plugin}
         ports = {"type": "portmap", "capabilities": {"portMappings": True}}
-        return {"cniVersion": "1.0.0", "name": self._network_name, "plugins": [link, ports]}
+        forwarded = {"type": "firewall"}  # also where the machine forwards nothing by itself, as with Docker
+        return {"cniVersion": "1.0.0", "name": self._network_name, "plugins": [link, ports, forwarded]}
 
     def kill(self) -> None:
         """Kill the process; another one may be started over the same pods."""
