@@ -26,7 +26,7 @@ from infranetes.providers.interface import Attachment, Instance, ProviderContext
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.wire import cri
 from tests.contract.pod_provider_case import reactor
-from tests.e2e.qemu_case import QemuCase, said
+from tests.e2e.qemu_case import QemuCase
 from tests.infranetes.daemon.case import toml
 from tests.interop.critest_images import PAUSE, REGISTRIES
 from tests.interop.critest_runtimes import TWISTD, Containerd, Infranetes, Runtime, removed
@@ -223,8 +223,3 @@ class CniTests(QemuCase, TestCase):
         await self.crictl(node, "stopp", vm)
         await self.crictl(node, "rmp", vm)
         self.assertEqual(await self.crictl(self.containerd, "pods", "-q"), ordinary)
-
-    async def test_of_ptp(self) -> None:
-        await self.run_containerd({"type": "ptp"})
-        await self.lives()
-        self.assertNotIn("10.228.0.", said("ip", "route"))
