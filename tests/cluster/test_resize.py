@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pod that kubectl resizes while it runs: its VM grows, and what can't be done is not told as done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from tests.cluster.case import WAIT_SECONDS, ClusterCase, Manifest, container, pod, states, until
+
+
+class ResizeTests(ClusterCase):
+    def resize(self, name: str, **limits: str) -> None:
+        """Have the pod's container have these limits, and the others that it has."""
+        change = {"spec": {"containers": [{"name": "main", "resources": {"limits": limits}}]}}
+        self.here("patch", "pod", name, "--subresource", "resize", "--patch", json.dumps(change))
+
+    def limits(self, name: str) -> Mapping[str, str]:
+        """Those that kubelet says are in force."""
+        found: Mapping[str, str] = states(self.get("pod", name))["main"]["resources"]["limits"]
+        return found
+
+    def guest(self, name: str) -> tuple[int, int]:
+        """Its processors, and MiB of its memory."""
+        script = "grep -c ^processor /proc/cpuinfo; grep MemTotal /proc/meminfo"
+        cpus, memory = self.execute(name, "sh", "-c", script).stdout.decode().splitlines()
+        return int(cpus), int(memory.split()[1]) >> 10
+
+    def refusals(self) -> str:
+        """Why resizes were not done, as the pods' events say it."""
+        return self.here("get", "events", "--field-selector", "reason=ResizeError", "--output", "json")
+
+    def test_a_vm_grows_and_less_memory_is_refused(self) -> None:
+        resources = {
+            "requests": {"cpu": "100m", "memory": "64Mi"},
+            "limits": {"cpu": "500m", "memory": "256Mi"},
+        }
+        main: Manifest = container("main", "sleep 3600", resources=resources)
+        self.apply(pod("web", main))
+        self.wait_until_ready("web")
+        cpus, memory = self.guest("web")
+        self.assertEqual(cpus, 1)
+        self.assertLess(memory, 1100)
+
+        self.resize("web", cpu="1500m")
+        until(lambda: self.limits("web").get("cpu") == "1500m", "two processors", WAIT_SECONDS)
+        self.assertEqual(self.guest("web")[0], 2)
+
+        self.resize("web", memory="1536Mi")
+        until(lambda: self.limits("web").get("memory") == "1536Mi", "1536 MiB", WAIT_SECONDS)
+        self.assertGreater(self.guest("web")[1], 1536)
+
+        self.resize("web", memory="512Mi")
+        until(lambda: "keeps 1536 MiB" in self.refusals(), "the refusal is told", WAIT_SECONDS)
+        self.assertGreater(self.guest("web")[1], 1536)
+        found = self.get("pod", "web")
+        self.assertEqual(found["status"]["resources"]["limits"]["memory"], "1536Mi", "the pod is as large")
+        self.assertEqual(states(found)["main"]["restartCount"], 0)
