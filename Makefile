@@ -105,22 +105,29 @@ e2e-tools: | apt-base ## Build Kubernetes' end-to-end suite into build/tools/kub
 
 .PHONY: test
 test: venv proto apt-test tools image image-docker ## Run every test but the cluster's, the ones with real VMs too; TESTS= picks some, CONTAINERS= the guest image
-	@env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests --without tests.cluster $(TESTS)
+	@env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests --without tests.cluster --without tests.workloads $(TESTS)
 
 .PHONY: test-fast
 test-fast: venv proto apt-test tools ## Run all tests but those with real VMs; some of them: .venv/bin/trial tests.PACKAGE
-	@$(BIN)/python -m tests --without tests.e2e --without tests.cluster $(TESTS)
+	@$(BIN)/python -m tests --without tests.e2e --without tests.cluster --without tests.workloads $(TESTS)
 
 .PHONY: test-debian
 test-debian: proto apt-test tools ## Run the fast tests on Debian's own releases of the libraries
 	$(call need,$(APT_DEBIAN_LIBS))
 	@/usr/bin/python3 setup.py --quiet egg_info # plug-ins are found by what this writes
-	@/usr/bin/python3 -m tests --without tests.e2e --without tests.cluster $(TESTS)
+	@/usr/bin/python3 -m tests --without tests.e2e --without tests.cluster --without tests.workloads $(TESTS)
 
 .PHONY: test-cluster
-test-cluster: venv proto apt-run tools cluster-tools image ## Run the tests in a Kubernetes of one node; TESTS= picks some
+test-cluster: venv proto apt-run tools cluster-tools image ## Run the tests in a Kubernetes of one node, and the workloads of the day; TESTS= picks some
 	$(call need,$(APT_CLUSTER))
-	@$(AS_ROOT) env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests --jobs 1 $(or $(TESTS),tests.cluster)
+	@$(AS_ROOT) env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests --jobs 1 \
+		$(or $(TESTS),tests.cluster $$($(BIN)/python -m tests.workloads))
+
+.PHONY: workloads
+workloads: venv proto apt-run tools cluster-tools image ## Run workloads as people have them in a Kubernetes of one node; TESTS= picks some
+	$(call need,$(APT_CLUSTER))
+	@PYTHON=$(PYTHON) tests/cluster/tools metrics
+	@$(AS_ROOT) env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests --jobs 1 $(or $(TESTS),tests.workloads)
 
 CONFORMANCE ?= --beside containerd
 CONFORMANCE_JSON ?= build/conformance.json

@@ -117,6 +117,20 @@ class Cluster:
         """SIGKILL for that program of the cluster."""
         self.inside("kill", "-KILL", self.paths.pid(program).read_text())
 
+    def restart(self, program: str) -> None:
+        """SIGKILL for one that is started again, and wait until it is."""
+        before = self.paths.pid(program).read_text()
+        self.kill(program)
+        until(lambda: self.paths.pid(program).read_text() not in ("", before), f"{program} is back", 60)
+
+    def reboot(self) -> None:
+        """The first node's machine is switched off and on; see `tests.cluster.reboot`."""
+        self.paths.off.touch()
+        try:
+            self.inside(sys.executable, "-m", "tests.cluster.reboot", self.paths.name)
+        finally:
+            self.paths.off.unlink()
+
     def cri_answers(self) -> bool:
         """Whether the daemon does."""
         with contextlib.suppress(AssertionError):

@@ -65,6 +65,7 @@ def api_server(ca: Authority) -> Program:
     names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", f"kubernetes.default.svc.{DOMAIN}"]
     certificate, key = ca.issue("kube-apiserver", names=[*names, NODE_ADDRESS, "10.96.0.1", "127.0.0.1"])
     to_kubelet, to_kubelet_key = ca.issue("kube-apiserver-kubelet-client", ["system:masters"])
+    aggregator, aggregator_key = ca.issue("front-proxy")
     private, public = ca.signing_key("service-accounts")
     command = _flags(
         "kube-apiserver",
@@ -73,9 +74,14 @@ def api_server(ca: Authority) -> Program:
         service_cluster_ip_range=SERVICES,
         authorization_mode="Node,RBAC",
         client_ca_file=ca.certificate,
-        requestheader_client_ca_file=ca.certificate,  # nobody has this name; who asks for the CA finds one
+        requestheader_client_ca_file=ca.certificate,
         requestheader_allowed_names="front-proxy",
         requestheader_username_headers="X-Remote-User",
+        requestheader_group_headers="X-Remote-Group",
+        requestheader_extra_headers_prefix="X-Remote-Extra-",
+        proxy_client_cert_file=aggregator,
+        proxy_client_key_file=aggregator_key,
+        enable_aggregator_routing="true",  # to endpoints: services' addresses are pods' alone
         tls_cert_file=certificate,
         tls_private_key_file=key,
         kubelet_client_certificate=to_kubelet,
@@ -198,7 +204,7 @@ def kubelet(ca: Authority, node: Node, cgroup: str, socket: str | Path = SOCKET)
     command = _flags(
         "kubelet", config=path, kubeconfig=user, hostname_override=node.name, node_ip=node.address
     )
-    return Program("kubelet", command)
+    return Program("kubelet", command, restarted=True)
 
 
 def dns_service() -> Sequence[Mapping[str, Any]]:

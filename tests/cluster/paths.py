@@ -64,6 +64,11 @@ class Paths:
         return self.place / f"{program}.pid"
 
     @property
+    def off(self) -> Path:
+        """A file; while it is there, no program is started again."""
+        return self.place / "off"
+
+    @property
     def shared(self) -> Path:
         """A directory for hostPath volumes."""
         return self.place / "shared"

@@ -72,6 +72,7 @@ class Supervisor:
         """Start everything, then watch until a signal comes. :raise Ended: a program did."""
         for directory in (self.paths.shared, self.place / "tmp", self.paths.logs):
             directory.mkdir(parents=True, exist_ok=True)
+        self.paths.pid("supervisor").write_text(str(os.getpid()))
         first, *others = self.nodes
         for node in others:  # while this has the machine's mounts
             self._start(neighbour.program(node, self.image_dir))
@@ -208,7 +209,9 @@ Ctrl-C ends the cluster and leaves nothing of it.""")
                 log = self.paths.logs / f"{name}.log"
                 said = log.read_text(errors="replace")[-2000:]
                 raise Ended(f"{name} ended with {code}; its log is {log}:\n{said}")
-            if not running.due:
+            if self.paths.off.exists():
+                running.due = 0.0
+            elif not running.due:
                 running.due = now + RESTART_SECONDS
             elif now > running.due:
                 self._start(running.program)

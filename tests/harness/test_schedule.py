@@ -11,6 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tests.harness import schedule
 from tests.harness.schedule import Schedule, Unit, tests_of, units
+from tests.workloads import slices
 
 TREE = Path(__file__).resolve().parents[2]
 
@@ -76,6 +77,15 @@ class DeclarationTests(SynchronousTestCase):
             if re.search(r"^from tests\.e2e\.(pod|qemu)_case import", path.read_text(), re.MULTILINE):
                 shared = Unit(f"tests.e2e.{path.stem}.Tests", ()).shared
                 self.assertIn("real VMs", shared, path.name)
+
+    def test_each_workload_has_its_day_or_a_reason(self) -> None:
+        found = {
+            test.id().rpartition(".")[0]
+            for test in tests_of(TestLoader().loadByNames([slices.PACKAGE], True))
+        }
+        days = [name for day in range(len(slices.SLICES)) for name in slices.of_day(day)]
+        long = [f"{slices.PACKAGE}.{name}" for name in slices.LONG]
+        self.assertEqual(sorted(days + long), sorted(found))
 
     def test_the_tests_of_the_packages_build_are_there(self) -> None:
         names = re.findall(r"^\t(tests\.[\w.]+)", (TREE / "debian" / "rules").read_text(), flags=re.M)

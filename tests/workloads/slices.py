@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which workloads run beside the cluster's own tests on which day."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+PACKAGE = "tests.workloads"
+#: One for each day, in turn. Each takes up to a hundred seconds on two processors without KVM.
+SLICES: Sequence[Sequence[str]] = (
+    ("test_deployment.RollingUpdateTests",),
+    ("test_sets.StatefulSetTests",),
+    ("test_kubectl.DebugTests", "test_kubectl.AttachTests"),
+    ("test_jobs.CronJobTests",),
+    ("test_node.RebootTests",),
+    ("test_kubectl.CopyTests", "test_kubectl.PortForwardTests"),
+    ("test_node.KubeletTests", "test_sets.DaemonSetTests"),
+    ("test_node.DrainTests",),
+)
+#: Those that no day has, and why.
+LONG = {
+    "test_jobs.JobTests": "takes some minutes",
+    "test_autoscaling.AutoscalingTests": "takes some minutes, and its metrics-server takes longer to build",
+}
+
+
+def of_day(day: int) -> Sequence[str]:
+    """The dotted names of the tests of that day since 1970."""
+    return [f"{PACKAGE}.{name}" for name in SLICES[day % len(SLICES)]]
+
+
+def today() -> Sequence[str]:
+    """Those of today, by UTC."""
+    return of_day(int(time.time() // 86400))
