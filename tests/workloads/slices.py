@@ -9,8 +9,6 @@ from collections.abc import Sequence
 PACKAGE = "tests.workloads"
 #: One for each day, in turn. Each takes up to a hundred seconds on two processors without KVM.
 SLICES: Sequence[Sequence[str]] = (
-    ("test_deployment.RollingUpdateTests",),
-    ("test_sets.StatefulSetTests",),
     ("test_kubectl.DebugTests", "test_kubectl.AttachTests"),
     ("test_jobs.CronJobTests",),
     ("test_node.RebootTests",),
@@ -20,6 +18,8 @@ SLICES: Sequence[Sequence[str]] = (
 )
 #: Those that no day has, and why.
 LONG = {
+    "test_deployment.RollingUpdateTests": "takes some minutes",
+    "test_sets.StatefulSetTests": "takes some minutes",
     "test_jobs.JobTests": "takes some minutes",
     "test_autoscaling.AutoscalingTests": "takes some minutes, and its metrics-server takes longer to build",
 }
