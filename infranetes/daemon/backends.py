@@ -65,7 +65,8 @@ def make_backends(reactor: IReactor, config: Config, make_provider: MakeProvider
         return await gather(reactor, store, config.images.preload, directory, progress)
 
     async def preload_disks(progress: Progress) -> Sequence[ReadOnlyDisk]:
-        if isinstance(images, NodeImages) or (store := container_images(images)) is None:
+        store = images.delegate if isinstance(images, NodeImages) else container_images(images)
+        if store is None:
             return ()
         disks = await gather_disks(store, config.images.preload, progress)
         return [ReadOnlyDisk(disk_name(disk.diff_id), disk.path) for disk in disks]

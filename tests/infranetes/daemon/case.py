@@ -164,13 +164,17 @@ class DaemonCase(TestCase):
         while time.monotonic() < until and self.alive:
             try:
                 status = await self.runtime.Status(cri.StatusRequest(), timeout=5.0)
-                if all(each.status for each in status.status.conditions):
+                if self.is_ready(status.status):
                     return
             except GrpcError:
                 pass
             await self.sleep(0.05)
         if self.alive:
             self.fail(f"the daemon is not ready:\n{self.log}")
+
+    def is_ready(self, status: Any) -> bool:
+        """Whether pods can be run."""
+        return all(each.status for each in status.conditions)
 
     @property
     def alive(self) -> bool:
