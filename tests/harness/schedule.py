@@ -73,7 +73,7 @@ SECONDS: Mapping[str, float] = {
     "tests.e2e.test_qemu_disks": 150,
     "tests.e2e.test_qemu_firewalls": 100,
     "tests.e2e.test_qemu_provider": 300,
-    "tests.e2e.test_resize": 100,
+    "tests.e2e.test_resize": 30,
     "tests.e2e.test_services": 100,
     "tests.e2e.test_units": 60,
     "tests.e2e.test_user_namespaces": 120,
