@@ -83,6 +83,7 @@ SECONDS: Mapping[str, float] = {
     "tests.infranetes.daemon.test_aws": 50,
     "tests.infranetes.daemon.test_crash": 120,
     "tests.infranetes.daemon.test_delegate_images": 30,
+    "tests.infranetes.daemon.test_delegate": 30,
     "tests.infranetes.daemon.test_gcp": 40,
     "tests.infranetes.daemon.test_crash_soak": 100,
     "tests.infranetes.daemon.test_crash_soak.FaultySoakTests": 250,

@@ -19,6 +19,9 @@ from txgrpc import Channel, Code
 class DelegateCase(DaemonCase):
     """The delegate is in the test's own process."""
 
+    timeout = 300
+    patience = 2.0
+
     def setUp(self) -> None:
         super().setUp()
         self.theirs = FakeDelegate(str(self.root / "theirs.sock"))
@@ -66,7 +69,7 @@ class DelegateTests(DelegateCase):
         await self.start()
         events = self.runtime.GetContainerEvents(cri.GetEventsRequest())
         self.addCleanup(events.cancel)
-        await until(lambda: bool(self.theirs.listeners), "the delegate is listened to")
+        await until(lambda: bool(self.theirs.listeners), "the delegate is listened to", 60.0)
         self.theirs.tell(cri.ContainerEventResponse(container_id="f" * 64))
         self.assertEqual((await events.__anext__()).container_id, "f" * 64)
         ours = await self.run_ours()
@@ -88,10 +91,12 @@ class DelegateTests(DelegateCase):
         self.theirs.hang("ExecSync")
         request = cri.ExecSyncRequest(container_id="f" * 64)
         calls = [start(self.given_up(self.runtime.ExecSync(request, timeout=60.0))) for _ in range(100)]
-        await until(lambda: len(self.theirs.hanging["ExecSync"]) == 100, "the delegate has all calls")
+        await until(lambda: len(self.theirs.hanging["ExecSync"]) == 100, "the delegate has all calls", 60.0)
         await self.kill()
         await settled(calls)
-        await until(lambda: len(self.theirs.cancelled) == 100, "the delegate was told that nobody waits")
+        await until(
+            lambda: len(self.theirs.cancelled) == 100, "the delegate was told that nobody waits", 60.0
+        )
         await self.start()
         self.assertEqual(await self.ids(), {theirs, ours, another})
         self.assertEqual(len(await self.vms()), 2)
