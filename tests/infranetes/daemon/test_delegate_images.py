@@ -33,6 +33,8 @@ class DelegateImagesCase(DaemonCase):
     :cvar discards: whether containerd deletes layers that it has unpacked."""
 
     discards = False
+    timeout = 600
+    patience = 4.0  # three daemons and a registry are started one after the other
 
     async def setUp(self) -> None:
         super().setUp()
@@ -54,14 +56,14 @@ class DelegateImagesCase(DaemonCase):
         """The reference of an image, once kubelet's call for it is answered."""
         reference = await deferToThread(self.registry.push, name, "1", built)
         request = cri.PullImageRequest(image=cri.ImageSpec(image=reference))
-        answer = await self.image_service.PullImage(request, timeout=60.0)
+        answer = await self.image_service.PullImage(request, timeout=60.0 * self.patience)
         self.assertEqual(answer.image_ref, built.id)
         return reference
 
     async def run_in_vm(self, name: str = "web") -> str:
         (self.log_directory / name).mkdir(exist_ok=True)
         request = cri.RunPodSandboxRequest(config=self.pod(name), runtime_handler=HANDLER)
-        return str((await self.runtime.RunPodSandbox(request, timeout=60.0)).pod_sandbox_id)
+        return str((await self.runtime.RunPodSandbox(request, timeout=60.0 * self.patience)).pod_sandbox_id)
 
     def of(self, image: str, container: str = "main") -> Any:
         return self.box(container, "sleep 1000", image=cri.ImageSpec(image=image))
@@ -80,7 +82,7 @@ class DelegateImagesCase(DaemonCase):
 
     async def remove_image(self, name: str) -> None:
         request = cri.RemoveImageRequest(image=cri.ImageSpec(image=name))
-        await self.image_service.RemoveImage(request, timeout=60.0)
+        await self.image_service.RemoveImage(request, timeout=60.0 * self.patience)
 
 
 class DelegateImagesTests(DelegateImagesCase):

@@ -62,7 +62,7 @@ class ContentCase(TestCase):
 
     discards = False
 
-    timeout = 120
+    timeout = 400
 
     async def setUp(self) -> None:
         self.registry = await deferToThread(Registry().start)
@@ -93,12 +93,12 @@ class ContentCase(TestCase):
     async def pulled(self, name: str, built: BuiltImage | BuiltIndex, tag: str = "1") -> str:
         """The reference of an image that containerd has pulled."""
         reference = await deferToThread(self.registry.push, name, tag, built)
-        await self.stub.PullImage(cri.PullImageRequest(image=cri.ImageSpec(image=reference)), timeout=60)
+        await self.stub.PullImage(cri.PullImageRequest(image=cri.ImageSpec(image=reference)), timeout=180)
         return reference
 
     def remove(self, name: str) -> Deferred[Any]:
         request = cri.RemoveImageRequest(image=cri.ImageSpec(image=name))
-        removal: Deferred[Any] = self.stub.RemoveImage(request, timeout=60)
+        removal: Deferred[Any] = self.stub.RemoveImage(request, timeout=180)
         return removal
 
     def on_disk(self) -> set[str]:
