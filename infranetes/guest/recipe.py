@@ -292,18 +292,21 @@ DOCKER = Containers(
 
 _AGENT = "etc/infranetes/vmserver.toml"
 
-# conmon and crun, which the agent starts by itself; images come as layers.
-OCI = Containers("oci", ("oci",), (), {_AGENT: (0o644, 'provider = "oci"\n')})
+# conmon and crun, which the agent starts by itself; images come as layers. A handler's pods may have executables
+# that the VM's systemd runs, which takes no more than what is there.
+OCI = Containers(
+    "oci", ("oci", "systemd"), (), {_AGENT: (0o644, 'provider = "oci"\nchoices = ["systemd"]\n')}
+)
 
 # The same, and Docker, which does not run before a pod wants it.
 BOTH = Containers(
     "both",
-    ("oci", "docker"),
+    ("oci", "docker", "systemd"),
     ("docker.io",),
     {
         _AGENT: (
             0o644,
-            'provider = "oci"\nchoices = ["docker"]\n\n[providers.docker]\n'
+            'provider = "oci"\nchoices = ["docker", "systemd"]\n\n[providers.docker]\n'
             'start_command = ["/usr/bin/systemctl", "start", "docker.service"]\n',
         ),
         **_DOCKER_FILES,

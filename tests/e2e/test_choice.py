@@ -89,3 +89,20 @@ class ChoiceTests(PodCase):
         crun = await self.run_pod("crun", annotations=OCI)
         looker = await self.run_container(crun, self.looker())
         self.assertEqual(await self.programs(looker), BY_CRUN)
+
+    async def test_a_handlers_pods_are_executables_of_the_vms_systemd(self) -> None:
+        """Its first container's image is fetched by the VM itself, from where nothing listens."""
+        self.config["handlers"] = {"executables": {"images": "systemd"}}
+        await self.start()
+        plain = await self.run_pod("plain")
+        name = "systemd.infranetes.io/127.0.0.1__1/tools/server@sha256:" + 64 * "0"
+        await self.image_service.PullImage(
+            cri.PullImageRequest(image=cri.ImageSpec(image=name)), timeout=30.0
+        )
+        (self.log_directory / "web").mkdir(exist_ok=True)
+        request = cri.RunPodSandboxRequest(config=self.pod(), runtime_handler="executables")
+        answer = await self.runtime.RunPodSandbox(request, timeout=60.0 * self.patience)
+        box = self.box(image=cri.ImageSpec(image=name))
+        error = await self.refused(Code.UNAVAILABLE, self.create(answer.pod_sandbox_id, box))
+        self.assertIn("127.0.0.1:1", str(error))
+        await self.refused(Code.INVALID_ARGUMENT, self.create(plain, box))

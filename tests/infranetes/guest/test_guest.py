@@ -163,7 +163,7 @@ class BuildTests(SynchronousTestCase):
     def test_what_runs_containers_makes_another_image(self) -> None:
         docker = self.build(containers=recipe.DOCKER)
         oci = self.build(containers=recipe.OCI)
-        self.assertEqual((docker.providers, oci.providers), (("docker",), ("oci",)))
+        self.assertEqual((docker.providers, oci.providers), (("docker",), ("oci", "systemd")))
         self.assertNotEqual(oci.key, docker.key)
         self.assertEqual((image.current(self.images).key, self.has_docker), (oci.key, False))
         self.assertEqual(self.build(containers=recipe.DOCKER).key, docker.key)
