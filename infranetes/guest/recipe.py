@@ -292,8 +292,8 @@ DOCKER = Containers(
 
 _AGENT = "etc/infranetes/vmserver.toml"
 
-# conmon and crun, which the agent starts by itself; images come as layers. A handler's pods may have executables
-# that the VM's systemd runs, which takes no more than what is there.
+# conmon and crun, which the agent starts by itself; images come as layers. A handler's pods may have
+# executables, which the VM's systemd runs.
 OCI = Containers(
     "oci", ("oci", "systemd"), (), {_AGENT: (0o644, 'provider = "oci"\nchoices = ["systemd"]\n')}
 )
