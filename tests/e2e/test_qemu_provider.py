@@ -276,8 +276,8 @@ class QemuTests(QemuCase, TestCase):
 
         for holder, name, error in (
             (launcher._records, "add", ResourceExhausted),
-            (launcher._network.bridge, "allow", ResourceExhausted),
-            (launcher._network.bridge, "join", ResourceExhausted),
+            (provider._pod_network.bridge, "allow", ResourceExhausted),
+            (provider._pod_network.bridge, "join", ResourceExhausted),
         ):
             patch = self.patch(holder, name, refuse)
             await self.refused(error, provider.launch(self.spec()))
@@ -327,7 +327,7 @@ class QemuTests(QemuCase, TestCase):
 
     async def test_what_can_not_be_torn_down_stays_listed(self) -> None:
         provider: Any = await self.started()
-        bridge = provider._launcher._network.bridge
+        bridge = provider._pod_network.bridge
 
         async def refuse(*_: Any) -> None:
             raise InfranetesError("no netlink today")
