@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from infranetes_common.concurrency import replace_file
 from tests.cluster.__main__ import IMAGE_DIR
 from tests.cluster.case import Cluster
 from tests.cluster.components import INFRANETES, NODE_ADDRESS, PROGRAMS, RUNTIMES
@@ -100,7 +101,8 @@ class Judge:
         self.given = given
         self.specs = chosen(given)
         self.expected = expectations(given.proxy, given.runtime)
-        self.done = 0
+        self.outcomes: list[Outcome] = []
+        self.ended = False  # what still runs fails for the cluster's end, when interrupted
         self.begun = time.monotonic()
 
     def run(self) -> int:
@@ -115,10 +117,11 @@ class Judge:
         try:
             cluster.start().wait_until_ready()
             say(f"the cluster is ready after {time.monotonic() - self.begun:.0f} s; {len(self.specs)} specs")
-            outcomes = Runner(self.command(cluster), OUTPUTS, self.tell).all(self.specs, self.given.parallel)
+            Runner(self.command(cluster), OUTPUTS, self.tell).all(self.specs, self.given.parallel)
         finally:
+            self.ended = True
             cluster.stop()
-        return self.told(outcomes)
+        return self.told()
 
     def command(self, cluster: Cluster) -> list[str]:
         """The suite's, where the node is."""
@@ -135,20 +138,28 @@ class Judge:
         ]
 
     def tell(self, outcome: Outcome) -> None:
-        """One line per spec, and why where it has not passed."""
-        self.done += 1
-        at = f"{self.done:3d}/{len(self.specs)}"
+        """One line per spec, and why where it has not passed. The JSON has it at once: a run takes hours."""
+        if self.ended:
+            return
+        self.outcomes.append(outcome)
+        self.keep()
+        at = f"{len(self.outcomes):3d}/{len(self.specs)}"
         say(f"{at} {outcome.state:7s} {outcome.seconds:6.1f} s  {outcome.spec}")
         if outcome.state != PASSED:
             say(f"            {outcome.message[:300]}")
 
-    def told(self, outcomes: Sequence[Outcome]) -> int:
-        """Prints how it went, writes the JSON; the exit code."""
-        seconds = time.monotonic() - self.begun
-        verdict = judge(outcomes, self.expected)
+    def keep(self) -> None:
+        """Write the JSON of what has ended so far."""
         if self.given.json:
-            found = {"runtime": self.given.runtime, **document(verdict, self.expected, seconds)}
-            Path(self.given.json).write_text(json.dumps(found, indent=1))
+            seconds = time.monotonic() - self.begun
+            found = document(judge(self.outcomes, self.expected), self.expected, seconds)
+            text = json.dumps({"runtime": self.given.runtime, **found}, indent=1)
+            replace_file(Path(self.given.json), text, 0o644, durable=False)
+
+    def told(self) -> int:
+        """Prints how it went; the exit code."""
+        seconds = time.monotonic() - self.begun
+        verdict = judge(self.outcomes, self.expected)
         print(*summary(verdict, self.expected), sep="\n")
         print(f"{verdict.line}; {seconds:.0f} s\ne2e: {'good' if verdict.good else 'NOT GOOD'}")
         return 0 if verdict.good else 1

@@ -70,7 +70,7 @@ class Runner:
 
     :param command: the suite's, in the cluster, without what differs from spec to spec.
     :param directory: for the report and the output of each spec.
-    :param tell: given each outcome, in the order in which specs end."""
+    :param tell: given each outcome, in the order in which specs end, one at a time."""
 
     def __init__(self, command: Sequence[str], directory: Path, tell: Callable[[Outcome], None]) -> None:
         self._command = [*command, *_QUIET, "--ginkgo.v", f"--ginkgo.timeout={SPEC_SECONDS}s"]
@@ -103,7 +103,8 @@ class Runner:
             output.flush()
             _run([*self._command, *flags], output.fileno())
         outcome = outcome_of(spec, report, time.monotonic() - begun)
-        self._tell(outcome)
+        with self._lock:
+            self._tell(outcome)
         return outcome
 
 
