@@ -20,7 +20,8 @@ from tests.cluster.components import PROGRAMS
 from tests.interop.critest_specs import FAILED, PASSED, SKIPPED, Outcome, name_of, read
 
 SUITE = PROGRAMS / "e2e.test"
-SPEC_SECONDS = 1200  # the longest wait for ten minutes for one thing
+SPEC_SECONDS = 1200  # most wait for ten minutes for one thing at the longest
+SLOW_SECONDS = 3000  # for one that waits until kubelet's back-off has grown to its limit
 END_SECONDS = 180.0  # for what the suite does when that is over
 LIST_SECONDS = 300.0
 _DESCRIPTION = "Kubernetes e2e suite "
@@ -39,6 +40,11 @@ class Spec:
     def focus(self) -> str:
         """The regular expression, Go's, which only this spec matches."""
         return "^" + _SPECIAL.sub(r"\\\g<0>", _DESCRIPTION + self.name) + "$"
+
+    @property
+    def seconds(self) -> int:
+        """How long it may take."""
+        return SLOW_SECONDS if "[Slow]" in self.name else SPEC_SECONDS
 
 
 def listed(focus: str, skip: str = "") -> list[Spec]:
@@ -73,7 +79,7 @@ class Runner:
     :param tell: given each outcome, in the order in which specs end, one at a time."""
 
     def __init__(self, command: Sequence[str], directory: Path, tell: Callable[[Outcome], None]) -> None:
-        self._command = [*command, *_QUIET, "--ginkgo.v", f"--ginkgo.timeout={SPEC_SECONDS}s"]
+        self._command = [*command, *_QUIET, "--ginkgo.v"]
         self._directory = directory
         self._tell = tell
         self._lock = threading.Lock()
@@ -97,23 +103,24 @@ class Runner:
             directory = self._directory / f"{self._count:03d}"
         directory.mkdir(parents=True)
         report, begun = directory / "report.json", time.monotonic()
-        flags = [f"--ginkgo.focus={spec.focus}", f"--ginkgo.json-report={report}"]
+        flags = [f"--ginkgo.timeout={spec.seconds}s", f"--ginkgo.focus={spec.focus}"]
+        flags += [f"--ginkgo.json-report={report}"]
         with (directory / "output").open("w") as output:
             output.write(f"{spec.name}\n")
             output.flush()
-            _run([*self._command, *flags], output.fileno())
+            _run([*self._command, *flags], output.fileno(), spec.seconds + END_SECONDS)
         outcome = outcome_of(spec, report, time.monotonic() - begun)
         with self._lock:
             self._tell(outcome)
         return outcome
 
 
-def _run(command: Sequence[str], output: int) -> None:
+def _run(command: Sequence[str], output: int, seconds: float) -> None:
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
     ) as process:
         try:
-            process.wait(SPEC_SECONDS + END_SECONDS)
+            process.wait(seconds)
         except subprocess.TimeoutExpired:
             process.kill()  # the report is missing, then
 
