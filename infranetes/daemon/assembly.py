@@ -104,7 +104,7 @@ class Daemon(OrderedServices):
         self._pods = PodsService(self._make_node(), self._backends.make)
         if (delegate := self._backends.delegate) is not None:
             node, lost = self._pods.node, self._pods.sandboxes.lost
-            node.shadows = Shadows(node, ShadowSandboxes(delegate), lost)
+            node.shadows = Shadows(node, ShadowSandboxes(delegate, str(config.state_dir)), lost)
         self._provider_start = ProviderStart(self._pods, self._manager, self._backends.delegate is not None)
         self._add_in_order(lock)
 

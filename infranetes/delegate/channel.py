@@ -20,6 +20,7 @@ from collections.abc import AsyncGenerator
 from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.logger import Logger
 
+from infranetes.delegate.hidden import Hidden
 from infranetes_common.concurrency import sleep
 from infranetes_common.errors import FailedPrecondition, Unavailable
 from infranetes_common.reactors import IReactor
@@ -50,6 +51,7 @@ class Delegate:
     They end as the delegate ends them, and are never made twice.
 
     :param socket: the path of its CRI socket.
+    :ivar hidden: its sandboxes that nobody is shown.
     :ivar kind: its name as `Version` has it, such as containerd or cri-o; empty until it has answered.
     """
 
@@ -57,6 +59,7 @@ class Delegate:
         self.socket = socket
         self._reactor = reactor
         self.state = DelegateState.UNKNOWN
+        self.hidden = Hidden()
         self.kind = ""
         self.version = ""
         self._trouble = "it has not answered yet"

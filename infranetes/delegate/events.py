@@ -14,7 +14,6 @@ from typing import Protocol
 from twisted.internet.defer import CancelledError, Deferred
 
 from infranetes.delegate.channel import Delegate
-from infranetes.delegate.hidden import is_shadow
 from infranetes_common.concurrency import sleep, start
 from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import IReactor
@@ -66,7 +65,7 @@ class DelegateEvents:
             await sleep(self._reactor, 0)  # until who listens first does so
             async with aclosing(self._delegate.stream(EVENTS, b"")) as events:
                 async for event in events:
-                    if not is_shadow(event):
+                    if not self._delegate.hidden.is_shadow(event):
                         self._listeners.tell(event)
             error: Exception = Unavailable("the delegate has ended its events: list again, then listen again")
         except CancelledError:

@@ -19,7 +19,7 @@ from twisted.logger import Logger
 
 from infranetes.delegate.channel import Delegate
 from infranetes.delegate.events import DelegateEvents
-from infranetes.delegate.hidden import refuse_label, without_shadows
+from infranetes.delegate.hidden import UNLABELLED, refuse_label
 from infranetes.delegate.lists import joined, only_new
 from infranetes.delegate.owners import Owned, Owners
 from infranetes.delegate.routes import CRI, ROUTES, Route
@@ -33,6 +33,7 @@ from txgrpc.raw import relayed
 from txgrpc.service import Answer, Method
 
 SANDBOX_STATUS = "/runtime.v1.RuntimeService/PodSandboxStatus"
+LIST_SANDBOXES = "/runtime.v1.RuntimeService/ListPodSandbox"
 CONTAINER_STATUS = "/runtime.v1.RuntimeService/ContainerStatus"
 _log = Logger()
 
@@ -185,7 +186,7 @@ class Router:
                 mine.addErrback(lambda _: None)
                 mine.cancel()
                 raise
-            return join(await mine, without_shadows(ours.method.name, theirs))
+            return join(await mine, await self._without_shadows(ours.method.name, theirs, call))
 
         return answer
 
@@ -200,11 +201,18 @@ class Router:
                     async for page in mine:
                         yield page
                 if first is not None:
-                    yield without_shadows(name, first)
+                    yield await self._without_shadows(name, first, call)
                 async for page in theirs:
-                    yield without_shadows(name, page)
+                    yield await self._without_shadows(name, page, call)
 
         return answer
+
+    async def _without_shadows(self, rpc: str, listed: bytes, call: Call) -> bytes:
+        """Return the delegate's list without what nobody is shown."""
+        hidden = self._delegate.hidden
+        if rpc in UNLABELLED and listed:  # it says nothing of labels, which another list has
+            hidden.without_shadows("ListPodSandbox", await self._delegate.call(LIST_SANDBOXES, b"", call))
+        return hidden.without_shadows(rpc, listed)
 
     def _status(self, ours: Ours) -> Answer:
         async def answer(request: bytes, call: Call) -> bytes:

@@ -3,7 +3,8 @@
 
 Each is a pod sandbox of the delegate with one pause process, made of the pod's own configuration. So the CNI,
 its arguments, host ports, policies and NRI plug-ins see the pod; its namespace is where the VM's tap goes.
-Nothing has to be remembered of them: the label SHADOW_OF says whose each is.
+Nothing has to be remembered of them: the label SHADOW_OF says whose each is, and SHADOW_BY which daemon's, as
+several may have one delegate.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import attrs
 from google.protobuf.message import Message
 
 from infranetes.delegate.channel import Delegate
-from infranetes.delegate.hidden import SHADOW_OF
+from infranetes.delegate.hidden import SHADOW_BY, SHADOW_OF
 from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
 from infranetes_common.wire import cri
 from txgrpc import Code, GrpcError
@@ -34,15 +35,20 @@ class Shadow:
 
     id: str  # the delegate's
     owner: str  # the id of the sandbox of ours
+    ours: bool  # whether it was made by this daemon, or the one before it
     ready: bool
     created_at: int
 
 
 class ShadowSandboxes:
-    """Makes, finds and ends them."""
+    """Makes, finds and ends them.
 
-    def __init__(self, delegate: Delegate) -> None:
+    :param home: the daemon's state directory, by which shadows are told from those of another one.
+    """
+
+    def __init__(self, delegate: Delegate, home: str) -> None:
         self._delegate = delegate
+        self._home = home
 
     async def run(self, config: cri.PodSandboxConfig, owner: str) -> str:
         """Make the shadow of a sandbox of ours, or find the one that was made before. Return its id.
@@ -60,7 +66,7 @@ class ShadowSandboxes:
                 await self.end(shadow.id)
         if found:
             return found
-        request = cri.RunPodSandboxRequest(config=shadow_config(config, owner))
+        request = cri.RunPodSandboxRequest(config=shadow_config(config, owner, self._home))
         try:
             answer = await self._call("RunPodSandbox", request, _RUN_SECONDS)
         except Unavailable:
@@ -69,7 +75,9 @@ class ShadowSandboxes:
                 for shadow in await self.list(owner):
                     await self.end(shadow.id)
             raise
-        return cri.RunPodSandboxResponse.FromString(answer).pod_sandbox_id
+        made = cri.RunPodSandboxResponse.FromString(answer).pod_sandbox_id
+        self._delegate.hidden.note(made)
+        return made
 
     async def namespace(self, id: str) -> str:
         """The path of a shadow's network namespace.
@@ -94,6 +102,7 @@ class ShadowSandboxes:
         """Stop and remove a shadow. Idempotent.
 
         :raise Unavailable: the delegate can't be asked, or it could not; its words are told."""
+        self._delegate.hidden.note(id)  # before it is gone, and nobody can tell what it was
         requests = (
             ("StopPodSandbox", cri.StopPodSandboxRequest(pod_sandbox_id=id)),
             ("RemovePodSandbox", cri.RemovePodSandboxRequest(pod_sandbox_id=id)),
@@ -103,17 +112,22 @@ class ShadowSandboxes:
                 await self._call(rpc, request, _END_SECONDS)
 
     async def list(self, owner: str = "") -> list[Shadow]:
-        """All shadows, or those of one sandbox of ours.
+        """All shadows, also other daemons', or those of one sandbox of ours.
 
         :raise Unavailable: the delegate can't be asked."""
         wanted = cri.PodSandboxFilter(label_selector={SHADOW_OF: owner} if owner else {})
         request = cri.ListPodSandboxRequest(filter=wanted)
         answer = await self._call("ListPodSandbox", request, _ASK_SECONDS)
         return [
-            Shadow(each.id, each.labels[SHADOW_OF], each.state == cri.SANDBOX_READY, each.created_at)
+            self._seen(each)
             for each in cri.ListPodSandboxResponse.FromString(answer).items
             if SHADOW_OF in each.labels and owner in ("", each.labels[SHADOW_OF])
         ]
+
+    def _seen(self, told: cri.PodSandbox) -> Shadow:
+        self._delegate.hidden.note(told.id)
+        ours = told.labels.get(SHADOW_BY) == self._home
+        return Shadow(told.id, told.labels[SHADOW_OF], ours, told.state == cri.SANDBOX_READY, told.created_at)
 
     async def _call(self, rpc: str, request: Message, seconds: float) -> bytes:
         try:
@@ -125,11 +139,12 @@ class ShadowSandboxes:
             raise (NotFound if error.code is Code.NOT_FOUND else Unavailable)(words) from error
 
 
-def shadow_config(config: cri.PodSandboxConfig, owner: str) -> cri.PodSandboxConfig:
-    """The pod's configuration as its shadow has it: with our label, and without what only the VM has."""
+def shadow_config(config: cri.PodSandboxConfig, owner: str, home: str) -> cri.PodSandboxConfig:
+    """The pod's configuration as its shadow has it: with our labels, and without what only the VM has."""
     shadow = cri.PodSandboxConfig()
     shadow.CopyFrom(config)
     shadow.labels[SHADOW_OF] = owner
+    shadow.labels[SHADOW_BY] = home
     seccomp = config.linux.security_context.seccomp
     shadow.linux.ClearField("sysctls")  # the guest's
     shadow.linux.ClearField("security_context")

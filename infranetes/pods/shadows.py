@@ -50,6 +50,10 @@ class ListedShadow(Protocol):
         """The id of the sandbox of ours."""
 
     @property
+    def ours(self) -> bool:
+        """Whether this daemon, or the one before it, has made it."""
+
+    @property
     def ready(self) -> bool: ...
 
 
@@ -137,7 +141,8 @@ class Shadows:
 
     async def sweep(self) -> None:
         """Compare the delegate's shadows with the sandboxes: what does not agree in two successive passes is
-        ended, or LOST. Where the delegate does not answer nothing is concluded.
+        ended, or LOST. Shadows that another daemon made are left. Where the delegate does not answer
+        nothing is concluded.
 
         :raise InfranetesError: it does not answer."""
         shadows = await self._runtime.list()
@@ -162,7 +167,9 @@ class Shadows:
 
     def _is_orphan(self, shadow: ListedShadow) -> bool:
         sandbox = self._node.inventory.sandboxes.get(shadow.owner)
-        if sandbox is None or sandbox.state is SandboxState.STOPPED or sandbox.record.network != CNI:
+        if sandbox is None:
+            return shadow.ours  # another daemon's is its own to end
+        if sandbox.state is SandboxState.STOPPED or sandbox.record.network != CNI:
             return True
         recorded = sandbox.record.shadow_id
         return sandbox.state is SandboxState.READY and recorded not in ("", shadow.id)

@@ -114,7 +114,7 @@ class CniTests(QemuCase, TestCase):
         await run_in_thread(reactor, self.containerd.start, self.registry)
         self.delegate = Delegate(reactor, str(self.containerd.socket))
         self.addCleanup(self.delegate.stop)
-        self.shadows = ShadowSandboxes(self.delegate)
+        self.shadows = ShadowSandboxes(self.delegate, str(self.root))
 
     def end_shims(self) -> None:
         """End what a containerd that was killed and not started again has left running."""

@@ -49,6 +49,7 @@ class FakeDelegate:
     :param old: it has the RPCs of containerd 1.6 only.
     :ivar requests: name and bytes of each request, in order.
     :ivar answers: RPCs with answers of the test's own: functions of the request's bytes to the response's.
+    :ivar pages: RPCs that stream, with the pages of the test's own.
     :ivar errors: RPCs that fail, with what.
     """
 
@@ -58,6 +59,7 @@ class FakeDelegate:
         self.requests: list[tuple[str, bytes]] = []
         self.calls: list[Call] = []
         self.answers: dict[str, Callable[[bytes], bytes]] = {}
+        self.pages: dict[str, list[bytes]] = {}
         self.errors: dict[str, GrpcError] = {}
         self.sandboxes: dict[str, cri.PodSandbox] = {}
         self.containers: dict[str, cri.Container] = {}
@@ -151,7 +153,9 @@ class FakeDelegate:
                     if event is None:
                         return
                     yield event
-            elif method.name == "StreamPodSandboxes":
+            for page in self.pages.get(method.name, ()):
+                yield page
+            if method.name == "StreamPodSandboxes":
                 for each in self.sandboxes.values():
                     yield cri.StreamPodSandboxesResponse(pod_sandboxes=[each]).SerializeToString()
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from infranetes.cri.events import EventCalls
+from infranetes.delegate.shadow import ShadowSandboxes
 from infranetes_common.concurrency import start
 from infranetes_common.wire import cri
 from tests.infranetes.delegate.case import OURS, RouterCase
@@ -86,6 +87,25 @@ class EventTests(RouterCase):
         self.theirs.errors["GetContainerEvents"] = GrpcError(Code.UNIMPLEMENTED, "not here")
         call = self.stub.GetContainerEvents(cri.GetEventsRequest())
         self.assertEqual((await status_of(call.__anext__())).code, Code.UNIMPLEMENTED)
+
+    async def test_the_end_of_a_shadow_is_not_told_although_its_labels_are_gone(self) -> None:
+        """Ids are known from lists, from earlier events and from what was ended, also of another daemon's."""
+        listener = await self.listen()
+        waiting = start(listener.__anext__())
+        listed = self.theirs.add_sandbox("shadow", **{"infranetes.io__shadow_of": OURS})
+        await self.stub.ListPodSandbox(cri.ListPodSandboxRequest())
+        told = event(new_id(), **{"infranetes.io/shadow-of": OURS})
+        ended = new_id()
+        await ShadowSandboxes(self.delegate, "/state").end(ended)
+        after = event(new_id())
+        deleted = [
+            cri.ContainerEventResponse(container_id=id, container_event_type=cri.CONTAINER_DELETED_EVENT)
+            for id in (listed, told.container_id, ended)
+        ]
+        for each in (told, *deleted, after):
+            await until(lambda: bool(self.theirs.listeners), "the delegate is listened to")
+            self.theirs.tell(each)
+        self.assertEqual(await waiting, after.SerializeToString() + UNKNOWN)
 
     async def test_shadow_sandboxes_have_none(self) -> None:
         listener = await self.listen()

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from infranetes.cri.owners import InventoryOwners
-from infranetes.delegate import lists
+from infranetes.delegate import hidden, lists
 from infranetes.delegate.owners import Owned
 from infranetes_common.errors import ResourceExhausted
 from infranetes_common.wire import cri
@@ -97,6 +97,39 @@ class ListTests(RouterCase):
         self.assertEqual([each.attributes.id for each in stats.stats], [theirs, innocent])
         pages = await drain_iterator(self.stub.StreamPodSandboxes(cri.StreamPodSandboxesRequest()))
         self.assertEqual([each.id for page in pages for each in page.pod_sandboxes], [theirs, innocent])
+
+    async def test_shadow_sandboxes_have_no_metrics(self) -> None:
+        """Which have no labels: the sandboxes are asked for, and one that has ended is remembered."""
+        theirs, shadow = self.theirs.add_sandbox(), self.theirs.add_sandbox("shadow", **SHADOW)
+        gone = self.theirs.add_sandbox("gone", **SHADOW)
+        await self.stub.ListPodSandbox(cri.ListPodSandboxRequest())
+        metrics = [cri.PodSandboxMetrics(pod_sandbox_id=id) for id in (shadow, theirs, gone)]
+        answers = cri.ListPodSandboxMetricsResponse(pod_metrics=metrics).SerializeToString() + UNKNOWN
+        self.theirs.answers["ListPodSandboxMetrics"] = lambda _: answers
+        del self.theirs.sandboxes[gone]
+        listed = await self.raw.call(f"{RUNTIME}/ListPodSandboxMetrics", b"")
+        ids = [
+            each.pod_sandbox_id for each in cri.ListPodSandboxMetricsResponse.FromString(listed).pod_metrics
+        ]
+        self.assertEqual((ids, listed.count(UNKNOWN)), ([theirs], 1))
+        self.theirs.pages["StreamPodSandboxMetrics"] = [answers]
+        pages = await drain_iterator(self.stub.StreamPodSandboxMetrics(cri.StreamPodSandboxMetricsRequest()))
+        self.assertEqual(
+            [each.pod_sandbox_id for page in pages for each in page.pod_sandbox_metrics], [theirs]
+        )
+        self.theirs.errors["ListPodSandbox"] = GrpcError(Code.UNAVAILABLE, "not now")
+        error = await status_of(self.stub.ListPodSandboxMetrics(cri.ListPodSandboxMetricsRequest()))
+        self.assertIs(error.code, Code.UNAVAILABLE)
+
+    def test_ids_that_were_seen_long_ago_are_forgotten(self) -> None:
+        known = hidden.Hidden()
+        for number in range(hidden.MAX_IDS):
+            known.note(str(number))
+        known.note("0")
+        known.note("new")
+        for id, expected in (("0", True), ("1", False), ("new", True)):
+            event = cri.ContainerEventResponse(container_id=id).SerializeToString()
+            self.assertEqual(known.is_shadow(event), expected, id)
 
 
 class IdTests(RouterCase):

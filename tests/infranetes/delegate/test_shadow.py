@@ -10,7 +10,7 @@ from typing import Any
 from twisted.trial.unittest import TestCase
 
 from infranetes.delegate.channel import Delegate
-from infranetes.delegate.hidden import SHADOW_OF
+from infranetes.delegate.hidden import SHADOW_BY, SHADOW_OF
 from infranetes.delegate.shadow import ShadowSandboxes, shadow_config
 from infranetes_common.errors import FailedPrecondition, InfranetesError, NotFound, Unavailable
 from infranetes_common.reactors import installed
@@ -21,6 +21,7 @@ from txgrpc import Code, GrpcError
 
 reactor = installed()
 OURS, OTHER = "5" * 32, "6" * 32
+HOME = "/var/lib/infranetes"
 
 
 def config() -> cri.PodSandboxConfig:
@@ -62,8 +63,8 @@ async def failed(work: Awaitable[object]) -> InfranetesError:
 class ConfigTests(TestCase):
     def test_it_is_the_pods_but_for_what_only_the_vm_may_have(self) -> None:
         pod = config()
-        shadow = shadow_config(pod, OURS)
-        self.assertEqual(dict(shadow.labels), {"app": "web", SHADOW_OF: OURS})
+        shadow = shadow_config(pod, OURS, HOME)
+        self.assertEqual(dict(shadow.labels), {"app": "web", SHADOW_OF: OURS, SHADOW_BY: HOME})
         for same in ("metadata", "hostname", "annotations", "log_directory", "port_mappings"):
             self.assertEqual(getattr(shadow, same), getattr(pod, same))
         self.assertEqual(shadow.linux.cgroup_parent, pod.linux.cgroup_parent)
@@ -87,7 +88,7 @@ class ShadowTests(TestCase):
         self.addCleanup(self.theirs.down)
         self.delegate = Delegate(reactor, self.theirs.path)
         self.addCleanup(self.delegate.stop)
-        self.shadows = ShadowSandboxes(self.delegate)
+        self.shadows = ShadowSandboxes(self.delegate, HOME)
         self.theirs.add_sandbox("theirs")
 
     def labelled(self, owner: str = OURS, state: Any = cri.SANDBOX_READY, created_at: int = 0) -> str:
@@ -103,7 +104,7 @@ class ShadowTests(TestCase):
         self.assertEqual(await self.shadows.run(config(), OURS), id)
         self.assertEqual(self.theirs.names().count("RunPodSandbox"), 1)
         [shadow] = await self.shadows.list()
-        self.assertEqual((shadow.id, shadow.owner, shadow.ready), (id, OURS, True))
+        self.assertEqual((shadow.id, shadow.owner, shadow.ours, shadow.ready), (id, OURS, True, True))
         self.assertEqual(await self.shadows.list(OTHER), [])
         request = next(body for name, body in self.theirs.requests if name == "RunPodSandbox")
         self.assertEqual(cri.RunPodSandboxRequest.FromString(request).runtime_handler, "")
@@ -116,6 +117,13 @@ class ShadowTests(TestCase):
         self.assertEqual(await self.shadows.run(config(), OURS), newest)
         self.assertCountEqual([each.id for each in await self.shadows.list()], [newest, other])
         self.assertNotIn("RunPodSandbox", self.theirs.names())
+
+    async def test_another_daemons_are_seen_and_told_apart(self) -> None:
+        await self.shadows.run(config(), OURS)
+        await ShadowSandboxes(self.delegate, "/var/lib/other").run(config(), OTHER)
+        self.labelled("7" * 32)  # of a release that did not say whose it is
+        found = [(each.owner, each.ours) for each in await self.shadows.list()]
+        self.assertCountEqual(found, [(OURS, True), (OTHER, False), ("7" * 32, False)])
 
     async def test_what_a_call_that_failed_has_left_is_ended(self) -> None:
         def run(request: bytes) -> bytes:

@@ -30,6 +30,7 @@ class FakeShadow:
     id: str
     owner: str
     ready: bool = True
+    ours: bool = True
 
 
 class FakeRuntime:
@@ -269,6 +270,13 @@ class SweepTests(ShadowsTestCase):
         self.assertIn("lone", self.runtime.shadows)
         self.sweep()
         self.assertEqual(list(self.runtime.shadows), ["shadow-1"])
+
+    def test_another_daemons_is_left(self) -> None:
+        """It knows its sandbox. A second one of a pod of ours is ended by whose pod it is."""
+        self.runtime.shadows["other"] = FakeShadow("other", "f" * 32, ours=False)
+        self.runtime.shadows["second"] = FakeShadow("second", self.pod, ours=False)
+        self.sweep(3)
+        self.assertEqual(list(self.runtime.shadows), ["shadow-1", "other"])
 
     def test_a_second_shadow_of_one_pod_is_ended(self) -> None:
         self.runtime.shadows["second"] = FakeShadow("second", self.pod)
