@@ -29,6 +29,8 @@ from tests.infranetes.daemon.case import ROOT
 from tests.interop.critest_benchmark import NoFigures, measure
 from tests.interop.critest_images import fetch, images
 from tests.interop.critest_report import (
+    JUDGED,
+    differences,
     document,
     expectations,
     judge,
@@ -37,7 +39,15 @@ from tests.interop.critest_report import (
     strangers,
     summary,
 )
-from tests.interop.critest_runtimes import Containerd, Infranetes, NotReady, Runtime, removed
+from tests.interop.critest_runtimes import (
+    Before,
+    Containerd,
+    Infranetes,
+    NotReady,
+    Runtime,
+    Through,
+    removed,
+)
 from tests.interop.critest_specs import PASSED, Outcome, Runner, listed
 from tests.interop.critest_streams import SECONDS as STREAM_SECONDS
 from tests.interop.critest_streams import Figures
@@ -48,6 +58,8 @@ CACHE = ROOT / "build" / "conformance"
 TEMPLATES = "/var/lib/infranetes/test-templates"
 # Whatever a spec leaves behind (mounts, shared memory, listeners, bridges, processes) ends with these.
 OWN = ("unshare", "--mount", "--ipc", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
+#: What is judged of a node that has a delegate: its own pods, VMs beside it, or both.
+DELEGATED = ("theirs", "ours", "all")
 
 
 def containers_by(image_dir: Path) -> str:
@@ -63,6 +75,12 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.interop.critest", description=__doc__)
     parser.add_argument("--focus", default="", metavar="REGEX", help="only specs whose name matches")
     parser.add_argument("--beside", choices=["containerd"], help="run them against this one too")
+    parser.add_argument(
+        "--delegate",
+        choices=DELEGATED,
+        help="run them against containerd, and that through the daemon (theirs), against the VMs of a daemon "
+        "before a containerd (ours), or against all of these",
+    )
     parser.add_argument("--only", action="store_true", help="run them against that one alone; judge nothing")
     parser.add_argument("--benchmark", type=int, default=0, metavar="N", help="N samples of each benchmark")
     parser.add_argument("--streams", type=int, default=0, metavar="MIB", help="measure streams of that size")
@@ -151,13 +169,19 @@ class Judge:
     def runtimes(self) -> list[Runtime]:
         """Those that are asked for, Infranetes first."""
         found: list[Runtime] = []
-        if not self.given.only:
-            given = self.given
-            table = {
-                "image_dir": given.image_dir,
-                "template_dir": given.template_dir,
-                "accelerator": given.accelerator,
-            }
+        given = self.given
+        table = {
+            "image_dir": given.image_dir,
+            "template_dir": given.template_dir,
+            "accelerator": given.accelerator,
+        }
+        if given.delegate:
+            if given.delegate != "theirs":
+                found.append(Before(self.root / "b", table))
+            if given.delegate != "ours":
+                found += [Containerd(self.root / "c"), Through(self.root / "t")]
+            return found
+        if not given.only:
             found.append(Infranetes(self.root / "i", table))
         if self.given.beside or self.given.only:
             found.append(Containerd(self.root / "c"))
@@ -225,9 +249,9 @@ class Judge:
     def told(self, runs: dict[str, list[Outcome]]) -> int:
         """Prints how it went, writes the JSON; the exit code."""
         seconds = time.monotonic() - self.begun
-        judged = runs.get("infranetes", [])
-        verdict = judge(judged, self.expected)
-        missed = [] if self.given.focus or self.given.only else shortfalls(runs)
+        verdict = judge(runs.get(JUDGED, []), self.expected)
+        missed = [] if self.given.focus or JUDGED not in runs else shortfalls(runs)
+        missed += differences(runs, Containerd.name, Through.name)
         if self.given.json:
             Path(self.given.json).write_text(json.dumps(document(runs, verdict, missed, seconds), indent=1))
         if self.given.only:
@@ -236,7 +260,7 @@ class Judge:
         for name, outcomes in runs.items():
             print(f"{name}: {line(outcomes)}")
         print(*missed, sep="\n", end="\n" if missed else "")
-        good = verdict.good and not missed
+        good = (verdict.good or JUDGED not in runs) and not missed
         print(f"conformance: {'good' if good else 'NOT GOOD'}, {seconds:.0f} s")
         return 0 if good else 1
 

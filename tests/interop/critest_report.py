@@ -13,6 +13,8 @@ import attrs
 from tests.interop.critest_specs import PASSED, Outcome
 
 EXPECTED = Path(__file__).with_name("critest-expected.toml")
+#: The runtime whose outcomes are judged.
+JUDGED = "infranetes"
 #: How many of critest's specs pass at the least, those by WebSocket apart.
 LEAST = 100
 #: What an expected failure may be for.
@@ -93,12 +95,26 @@ def shortfalls(runs: Mapping[str, Sequence[Outcome]]) -> list[str]:
         name: sum(each.state == PASSED for each in outcomes if not by_websocket(each))
         for name, outcomes in runs.items()
     }
-    ours = passed.pop("infranetes", 0)
+    ours = passed.pop(JUDGED, 0)
     said = [f"infranetes passed {ours} specs, and should pass {LEAST} or more"] if ours < LEAST else []
     return said + [
         f"infranetes passed {ours} specs, and should pass more than the {theirs} of {name}"
         for name, theirs in passed.items()
         if ours <= theirs
+    ]
+
+
+def differences(runs: Mapping[str, Sequence[Outcome]], direct: str, through: str) -> list[str]:
+    """What a runtime's specs do not do through another one's socket as they do directly, in words.
+
+    :param direct: the runtime's name; `through`: that of the same behind the other."""
+    theirs = {each.spec: each for each in runs.get(direct, ())}
+    if through in runs and not theirs:
+        return [f"no spec has been run with {direct}"]
+    return [
+        f"{each.spec}: {theirs[each.spec].state} with {direct}, {each.state} with {through}: {each.message}"
+        for each in runs.get(through, ())
+        if each.spec in theirs and each.state != theirs[each.spec].state
     ]
 
 
@@ -154,7 +170,7 @@ def document(
 ) -> dict[str, Any]:
     """All of it for machines. :param runs: by the runtime's name."""
     return {
-        "good": verdict.good and not missed,
+        "good": (verdict.good or JUDGED not in runs) and not missed,
         "missed": list(missed),
         "seconds": round(seconds, 1),
         "unlisted": [each.spec for each in verdict.unlisted],

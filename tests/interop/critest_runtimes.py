@@ -49,9 +49,11 @@ class NotReady(Exception):
 class Runtime:
     """A runtime's process in a directory of its own.
 
-    :param root: for configuration, state and log; a short path, for sockets. :ivar socket: the CRI's."""
+    :param root: for configuration, state and log; a short path, for sockets. :ivar socket: the CRI's.
+    :ivar handler: what pods are asked for with; "": nothing."""
 
     name = ""
+    handler = ""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -140,9 +142,10 @@ class Infranetes(Runtime):
         super().__init__(root)
         self._table = table
 
-    def command(self, registry: Registry) -> tuple[list[str], Mapping[str, str]]:
+    def config(self, registry: Registry) -> dict[str, Any]:
+        """Its configuration."""
         network = {"bridge": "infraconf0", "pod_cidr": "10.84.0.0/24", "mtu": 1400}
-        config = {
+        return {
             "socket": self.endpoint,
             "state_dir": str(self.root / "state"),
             "run_dir": str(self.root / "run"),
@@ -153,8 +156,10 @@ class Infranetes(Runtime):
             "images": {"registries_conf": str(self._registries(registry)), "preload": [BASE]},
             "providers": {"qemu": {**network, **self._table}},
         }
+
+    def command(self, registry: Registry) -> tuple[list[str], Mapping[str, str]]:
         path = self.root / "infranetes.toml"
-        path.write_text(toml(config))
+        path.write_text(toml(self.config(registry)))
         command = [*TWISTD, "--nodaemon", "--pidfile=", "infranetes", "--config", str(path)]
         return command, {}
 
@@ -193,6 +198,10 @@ class Containerd(Runtime):
     name = "containerd"
     subnet = "10.83.0.0/24"
 
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.state = root / "state"
+
     def command(self, registry: Registry) -> tuple[list[str], Mapping[str, str]]:
         hosts = self.root / "hosts"
         for name in REGISTRIES:
@@ -213,7 +222,7 @@ class Containerd(Runtime):
         config = {
             "version": 2,
             "root": str(self.root / "root"),
-            "state": str(self.root / "state"),
+            "state": str(self.state),
             "grpc": {"address": str(self.socket)},
             "plugins": {'"io.containerd.grpc.v1.cri"': plugin},
         }
@@ -237,6 +246,45 @@ class Containerd(Runtime):
         }
         ports = {"type": "portmap", "capabilities": {"portMappings": True}}
         return {"cniVersion": "1.0.0", "name": "conformance", "plugins": [bridge, ports]}
+
+
+class Before(Infranetes):
+    """The daemon before a containerd of its own: pods are VMs that ask for that."""
+
+    handler = "infranetes"
+
+    def __init__(self, root: Path, table: Mapping[str, Any]) -> None:
+        super().__init__(root, table)
+        self.delegate = Containerd(root / "c")
+
+    def config(self, registry: Registry) -> dict[str, Any]:
+        config = super().config(registry)
+        config["images"] = {"preload": config["images"]["preload"]}  # containerd's registries
+        return {**config, "delegate": {"socket": str(self.delegate.socket)}}
+
+    def start(self, registry: Registry) -> None:
+        self.delegate.start(registry)
+        super().start(registry)
+
+    def end(self) -> None:
+        super().end()
+        self.delegate.end()
+
+
+class Through(Before):
+    """A containerd's own pods, by the daemon before it; of its own it would have simulated VMs."""
+
+    name = "containerd through infranetes"
+    handler = ""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, {})
+
+    def config(self, registry: Registry) -> dict[str, Any]:
+        return {**super().config(registry), "provider": "simulated", "providers": {}, "images": {}}
+
+    def around(self, spec: str) -> tuple[Sequence[str], Mapping[str, str]]:
+        return self.delegate.around(spec)
 
 
 def removed(directory: Path) -> None:

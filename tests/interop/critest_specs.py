@@ -150,7 +150,7 @@ class Runner:
         endpoint = self._runtime.endpoint
         around, environment = self._runtime.around(spec.name)
         command = [*around, str(CRITEST), "--runtime-endpoint", endpoint, "--image-endpoint", endpoint]
-        command += ["--ginkgo.focus", spec.focus, *spec.flags]
+        command += ["--runtime-handler", self._runtime.handler, "--ginkgo.focus", spec.focus, *spec.flags]
         said = _run(directory, command, SPEC_SECONDS, environment)
         seconds = time.monotonic() - begun
         (directory / "output").write_text(f"{spec.name}\n{said}")

@@ -17,6 +17,7 @@ from tests.interop.critest_images import File, layer
 from tests.interop.critest_report import (
     BadExpectation,
     Expectation,
+    differences,
     document,
     expectations,
     judge,
@@ -76,6 +77,19 @@ class VerdictTests(SynchronousTestCase):
         both = {"infranetes": [*passed(90), BAD], "containerd": passed(91)}
         self.assertEqual(len(shortfalls(both)), 2)
         self.assertFalse(document(both, judge([GOOD], {}), shortfalls(both), 1.0)["good"])
+
+    def test_through_another_socket_each_spec_ends_as_it_does_directly(self) -> None:
+        direct, through = "containerd", "containerd through infranetes"
+        runs = {direct: [GOOD, BAD, SHY], through: [SHY, BAD, GOOD]}
+        self.assertEqual(differences(runs, direct, through), [])
+        self.assertTrue(document(runs, judge([], {}), [], 1.0)["good"], "of which nothing else is judged")
+        runs[through][1] = Outcome(BAD.spec, PASSED, 1.0)
+        runs[through][2] = Outcome(GOOD.spec, FAILED, 1.0, "no")
+        better, worse = differences(runs, direct, through)
+        self.assertIn("fails: failed with containerd, passed with", better)
+        self.assertIn("works: passed with containerd, failed with containerd through infranetes: no", worse)
+        self.assertEqual(len(differences({direct: [], through: []}, direct, through)), 1)
+        self.assertEqual(differences({"infranetes": [GOOD]}, direct, through), [])
 
     def test_the_counts_tell_websocket_apart(self) -> None:
         self.assertEqual(
