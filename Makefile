@@ -20,7 +20,8 @@ APT_TEST := erofs-utils openssl procps iproute2 conntrack docker-registry busybo
 APT_RUN := skopeo qemu-system-x86 qemu-utils iproute2 nftables util-linux passwd
 APT_DEMO := docker-registry busybox-static
 # What critest's images are made from, and the containerd that the daemon is compared with.
-APT_CONFORMANCE := docker-registry gcc libc6-dev containerd runc containernetworking-plugins iptables
+APT_CONTAINERD := containerd runc containernetworking-plugins iptables
+APT_CONFORMANCE := docker-registry gcc libc6-dev $(APT_CONTAINERD)
 # What kubelet mounts volumes and reads disks with, the cluster's images are made with, and the packets' ways.
 APT_CLUSTER := docker-registry busybox-static mmdebstrap debian-archive-keyring mount util-linux procps nftables \
 	conmon crun \
@@ -119,21 +120,23 @@ test-debian: proto apt-test tools ## Run the fast tests on Debian's own releases
 
 .PHONY: test-cluster
 test-cluster: venv proto apt-run tools cluster-tools image ## Run the tests in a Kubernetes of one node, and the workloads of the day; TESTS= picks some
-	$(call need,$(APT_CLUSTER))
+	$(call need,$(APT_CLUSTER) $(APT_CONTAINERD))
 	@$(AS_ROOT) env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests --jobs 1 \
 		$(or $(TESTS),tests.cluster $$($(BIN)/python -m tests.workloads))
 
 .PHONY: workloads
-workloads: venv proto apt-run tools cluster-tools image ## Run workloads as people have them in a Kubernetes of one node; TESTS= picks some
-	$(call need,$(APT_CLUSTER))
+workloads: venv proto apt-run tools cluster-tools image ## Run workloads as people have them in a Kubernetes of one node; RUNTIME=mixed: beside containerd; TESTS= picks some
+	$(call need,$(APT_CLUSTER) $(APT_CONTAINERD))
 	@PYTHON=$(PYTHON) tests/cluster/tools metrics
-	@$(AS_ROOT) env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests --jobs 1 $(or $(TESTS),tests.workloads)
+	@$(AS_ROOT) env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" INFRANETES_TEST_RUNTIME="$(RUNTIME)" $(BIN)/python -m tests --jobs 1 $(or $(TESTS),tests.workloads)
 
-CONFORMANCE ?= --beside containerd
+# 1: of a daemon before containerd.
+DELEGATE ?= 0
+CONFORMANCE ?= $(if $(filter-out 0,$(DELEGATE)),--delegate all,--beside containerd)
 CONFORMANCE_JSON ?= build/conformance.json
 
 .PHONY: conformance
-conformance: venv proto apt-run tools image ## Judge by Kubernetes' own suite, beside containerd; CONFORMANCE=FLAGS
+conformance: venv proto apt-run tools image ## Judge by Kubernetes' own suite, beside containerd; DELEGATE=1: before containerd, too; CONFORMANCE=FLAGS
 	$(call need,$(APT_CONFORMANCE))
 	@$(AS_ROOT) $(BIN)/python -m tests.interop.critest --json "$(CONFORMANCE_JSON)" \
 		--image-dir "$(IMAGE_DIR)" $(CONFORMANCE)
@@ -153,14 +156,16 @@ e2e: venv proto apt-run tools e2e-tools image ## Judge by Kubernetes' end-to-end
 
 SLICE ?= 1/1
 KUBERNETES_JSON ?= build/kubernetes
+# containerd to compare with, and one of: mixed, infranetes.
+RUNTIMES ?= containerd mixed
 
 .PHONY: kubernetes
 kubernetes: venv proto apt-run tools e2e-tools image ## Judge by what Kubernetes asks of clusters and nodes, beside containerd; hours: SLICE=K/N, SLICE=today/N
 	$(call need,$(APT_CLUSTER) $(APT_CONFORMANCE) zstd)
-	@for runtime in containerd infranetes; do $(AS_ROOT) $(BIN)/python -m tests.conformance --judge --runtime $$runtime \
+	@for runtime in $(RUNTIMES); do $(AS_ROOT) $(BIN)/python -m tests.conformance --judge --runtime $$runtime \
 		--proxy --slice "$(SLICE)" --json "$(KUBERNETES_JSON)-$$runtime.json" --image-dir "$(IMAGE_DIR)" \
 		--parallel "$(PARALLEL)"; done; \
-		$(BIN)/python -m tests.conformance.compare "$(KUBERNETES_JSON)"-*.json
+		$(BIN)/python -m tests.conformance.compare $(RUNTIMES:%="$(KUBERNETES_JSON)"-%.json)
 
 # ---- Run: demo, run, image -----------------------------------------------------------------------
 
@@ -205,11 +210,13 @@ POLICIES ?= 0
 NODES ?= 1
 # cloud: simulated VMs that are like a cloud's.
 PROVIDER ?= qemu
+# Of the cluster's kubelet. mixed: pods of containerd beside VMs. containerd: no VMs at all.
+RUNTIME ?= infranetes
 
 .PHONY: cluster
-cluster: venv proto apt-run tools cluster-tools image ## Keep a Kubernetes of one node up until Ctrl-C; NODES=2: of two; PROVIDER=cloud: without KVM; PROXY=1, POLICIES=1: with kube-proxy, NetworkPolicies
-	$(call need,$(APT_CLUSTER))
-	@exec $(AS_ROOT) $(BIN)/python -m tests.cluster --image-dir "$(IMAGE_DIR)" --nodes "$(NODES)" --provider "$(PROVIDER)" \
+cluster: venv proto apt-run tools cluster-tools image ## Keep a Kubernetes of one node up until Ctrl-C; NODES=2: of two; RUNTIME=mixed: beside containerd; PROVIDER=cloud: without KVM; PROXY=1, POLICIES=1: with kube-proxy, NetworkPolicies
+	$(call need,$(APT_CLUSTER) $(if $(filter infranetes,$(RUNTIME)),,$(APT_CONTAINERD)))
+	@exec $(AS_ROOT) $(BIN)/python -m tests.cluster --image-dir "$(IMAGE_DIR)" --nodes "$(NODES)" --provider "$(PROVIDER)" --runtime "$(RUNTIME)" \
 		$(if $(filter-out 0,$(PROXY)),--proxy) $(if $(filter-out 0,$(POLICIES)),--policies)
 
 # ---- Packages: deb -------------------------------------------------------------------------------

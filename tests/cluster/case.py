@@ -20,9 +20,12 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from tests.cluster import images
+from tests.cluster.components import INFRANETES
 from tests.cluster.paths import ROOT, Paths
 
 IMAGE_DIR = os.environ.get("INFRANETES_TEST_IMAGES", "/var/lib/infranetes/guest")
+#: Of the kubelet of the shared cluster.
+RUNTIME = os.environ.get("INFRANETES_TEST_RUNTIME") or INFRANETES
 READY_SECONDS = 1500.0  # image and template may have to be made first
 END_SECONDS = 60.0
 WAIT_SECONDS = 240.0  # nothing is quick without KVM, on a machine that does other things too
@@ -155,7 +158,7 @@ _shared: list[Cluster] = []
 def shared() -> Cluster:
     """One for all tests of this process that leave it as they found it."""
     if not _shared:
-        cluster = Cluster("test", "--policies")
+        cluster = Cluster("test", "--runtime", RUNTIME, *(("--policies",) if RUNTIME == INFRANETES else ()))
         atexit.register(cluster.stop)
         _shared.append(cluster.start())
     return _shared[0].wait_until_ready()

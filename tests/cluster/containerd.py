@@ -25,6 +25,7 @@ class Node(Containerd):
 
     def __init__(self, place: Path) -> None:
         super().__init__(place / "containerd")
+        self.state = Path("/run/containerd")  # which a node that is switched off forgets
         self._sandboxes = Registry()
 
     def program(self) -> Program:
@@ -34,7 +35,7 @@ class Node(Containerd):
         command, _ = self.command(self._sandboxes)
         self._lead("docker.io", images.DIRECT)
         self._lead(images.KUBERNETES_PREFIX, images.DIRECT, self._sandboxes.host)
-        return Program("containerd", command)
+        return Program("containerd", command, restarted=True)
 
     def _lead(self, registry: str, *hosts: str) -> None:
         """Have pulls from a registry go to these, one after the other, until one has the image."""

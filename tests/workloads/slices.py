@@ -15,6 +15,7 @@ SLICES: Sequence[Sequence[str]] = (
     ("test_kubectl.CopyTests", "test_kubectl.PortForwardTests"),
     ("test_node.KubeletTests", "test_sets.DaemonSetTests"),
     ("test_node.DrainTests",),
+    ("test_mixed.KilledTests",),
 )
 #: Those that no day has, and why.
 LONG = {

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""On a node with both kinds of pods either runtime may be killed, and neither's pods are lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+from tests.cluster.case import container, host_path, states, until
+from tests.workloads.mixed import MixedCase, in_a_vm, on_the_node
+
+#: Each run of a container leaves a file of its own on the node.
+RECORD = "echo > /runs/{}.$(cat /proc/sys/kernel/random/uuid)"
+COUNT = "i=0; while true; do echo $i; i=$((i+1)); sleep 0.2; done"
+KILLED = (("containerd",), ("infranetes",), ("containerd", "infranetes"))
+KINDS = {"vm": in_a_vm, "runc": on_the_node}
+LINES = 10
+
+
+class KilledTests(MixedCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.runs = self.directory()
+
+    def make(self, kind: str, name: str, script: str, **spec: object) -> None:
+        """A pod of that kind whose containers record that they run."""
+        mounts = [{"name": "runs", "mountPath": "/runs"}]
+        box = container("main", f"{RECORD.format(name)}; {script}", volumeMounts=mounts)
+        self.apply(KINDS[kind](name, box, volumes=[host_path("runs", self.runs)], **spec))
+
+    def ran(self) -> Counter[str]:
+        """How often a container of each pod has been started."""
+        return Counter(Path(each).stem for each in self.runs.iterdir())
+
+    def kill(self, *programs: str) -> None:
+        """SIGKILL for all of them at once."""
+        before = {name: self.cluster.paths.pid(name).read_text() for name in programs}
+        self.cluster.inside("kill", "-KILL", *before.values())
+        for name, pid in before.items():
+            until(partial(self.started_after, pid, name), f"{name} is back", 60)
+
+    def started_after(self, pid: str, program: str) -> bool:
+        """Whether that program runs, and is no longer process `pid`."""
+        return self.cluster.paths.pid(program).read_text() not in ("", pid)
+
+    def goes_on(self, name: str) -> None:
+        """Wait for more lines in its log."""
+        seen = len(self.logs(name).split())
+        until(lambda: len(self.logs(name).split()) >= seen + LINES, f"{name} goes on", 60)
+
+    def test_no_pod_is_lost_and_no_container_runs_twice(self) -> None:
+        for kind in KINDS:
+            self.make(kind, f"steady-{kind}", COUNT, restartPolicy="Always")
+        steady = {f"steady-{kind}": self.wait_until_ready(f"steady-{kind}") for kind in KINDS}
+        expected = Counter(steady.keys())
+        for programs in KILLED:
+            made = [f"{'-'.join((*programs, kind))}" for kind in KINDS]
+            for kind, name in zip(KINDS, made, strict=True):
+                self.make(kind, name, "echo once")
+            self.kill(*programs)
+            for name in made:
+                done = self.wait_for_phase(name, "Succeeded")
+                self.assertEqual(states(done)["main"]["restartCount"], 0, name)
+                self.assertEqual(self.logs(name), "once\n")
+            expected.update(made)
+            for name, found in steady.items():
+                self.goes_on(name)
+                self.assertEqual(self.execute(name, "echo", "alive").stdout, b"alive\n")
+                after = self.get("pod", name)
+                self.assertEqual(after["status"]["podIP"], found["status"]["podIP"])
+                status, first = states(after)["main"], states(found)["main"]
+                self.assertEqual(
+                    (status["containerID"], status["restartCount"], status["state"]),
+                    (first["containerID"], 0, first["state"]),
+                )
+        lines = self.logs(
+            "steady-vm"
+        ).split()  # containerd's own may lack what it had read when it was killed
+        self.assertEqual(lines, [str(number) for number in range(len(lines))])
+        until(lambda: self.ran() >= expected, "what VMs have written is on the node", 60)
+        self.assertEqual(self.ran(), expected)
+        self.here("delete", "pods", "--all", timeout=180)
+        until(lambda: not self.sandboxes_of_containerd(), "containerd has nothing of them", 60)
+        self.assertEqual(self.pods_of_the_daemon(), [])
