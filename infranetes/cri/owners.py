@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Mapping, Sequence
 
+from infranetes.delegate.channel import IMAGES, refused_name
 from infranetes.delegate.owners import Owned
 from infranetes.pods.inventory import Inventory
 
@@ -14,14 +15,18 @@ ID_LENGTH = 32  # of our own ids; the delegate's have 64 digits
 class InventoryOwners:
     """`infranetes.delegate.owners.Owners`, from the inventory.
 
-    :param handlers: the runtime handlers that are ours. :param image: whether an image's name is ours.
+    :param handlers: our runtime handlers, and whether their pods are made of containers' images.
+    :param image: whether an image's name is ours.
     """
 
     def __init__(
-        self, inventory: Inventory, handlers: Iterable[str], image: Callable[[str], bool] = lambda name: False
+        self,
+        inventory: Inventory,
+        handlers: Mapping[str, bool],
+        image: Callable[[str], bool] = lambda name: False,
     ) -> None:
         self._inventory = inventory
-        self._handlers = frozenset(handlers)
+        self._handlers = handlers
         self._image = image
 
     def sandbox(self, id: str) -> Owned:
@@ -32,6 +37,9 @@ class InventoryOwners:
 
     def handler(self, name: str) -> bool:
         return name in self._handlers
+
+    def needs(self, handler: str) -> Sequence[str]:
+        return (refused_name(handler), IMAGES) if self._handlers[handler] else (refused_name(handler),)
 
     def image(self, name: str) -> bool:
         return self._image(name)

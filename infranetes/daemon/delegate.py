@@ -16,6 +16,7 @@ from infranetes.delegate.channel import Delegate
 from infranetes.delegate.events import DelegateEvents
 from infranetes.delegate.node_images import NodeImages
 from infranetes.delegate.router import Router
+from infranetes.handler_config import DOCKER
 from infranetes.images.catalogue import CatalogueStore
 from infranetes.images.catalogues import CatalogueSet
 from infranetes.images.several import SeveralStores, Store, as_one
@@ -80,5 +81,6 @@ def make_router(
 
     :param owns_image: whether we tell of the image of this name or id.
     :param events: who listens to our events."""
-    owners = InventoryOwners(inventory, config.offered_handlers, owns_image)
+    handlers = {name: config.kind_of(name) == DOCKER for name in config.offered_handlers}
+    owners = InventoryOwners(inventory, handlers, owns_image)
     return Router(delegate, owners, ours, DelegateEvents(reactor, delegate, events))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from infranetes.config import Config
-from infranetes.delegate.channel import Delegate
+from infranetes.delegate.channel import IMAGES, Delegate
 from infranetes.delegate.containerd_api import ContainerdApi
 from infranetes.delegate.containerd_content import ContainerdContent
 from infranetes.delegate.images import DelegateImages
@@ -17,7 +17,6 @@ from infranetes.images.catalogues import CatalogueSet
 from infranetes_common.reactors import IReactor
 
 DIRECTORY = "delegate-images"  # in the state directory
-ABOUT = "images"  # what the delegate is refused for, if it deletes layers
 
 
 def make_node_images(
@@ -40,6 +39,6 @@ def make_node_images(
         directory / "disks",
         config.images,
         config.times.sweep,
-        refuse=partial(delegate.refuse, ABOUT),
+        refuse=partial(delegate.refuse, IMAGES),
     )
     return NodeImages(CatalogueSet(catalogues), images)

@@ -9,13 +9,14 @@ UP       its last answer is the last that was heard
 DOWN     there is no connection: calls fail at once, and a connection is tried again at each
 =======  =====================================================================================
 
-Apart from that it may be refused: it answers, but pods of ours can't be beside it as it is set up.
+Apart from that it may be refused for something: it answers, but pods of ours that need this of it can't be
+beside it as it is set up.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable, Mapping
 
 from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.logger import Logger
@@ -29,6 +30,7 @@ from txgrpc import Call, Channel, Disconnected, GrpcError
 from txgrpc.channel import Backoff
 from txgrpc.raw import RawStub, metadata_of
 
+IMAGES = "images"  # what it is refused for whose images VMs can't be made of
 VERSION = "/runtime.v1.RuntimeService/Version"
 # A runtime that was restarted is found again at once: it is on the same node.
 _BACKOFF = Backoff(first=0.05, most=0.5)
@@ -77,32 +79,37 @@ class Delegate:
     def shown(self) -> dict[str, str]:
         """Return what is known of it, for people."""
         found = {"socket": self.socket, "state": self.state.value, "kind": self.kind, "version": self.version}
-        return {**found, "trouble": self.trouble, "refusal": self.refusal}
+        return {**found, "trouble": self.trouble, "refusal": "; ".join(self._refusals.values())}
 
     # Refusal
 
     def refuse(self, about: str, why: str) -> None:
-        """Refuse it: no pod of ours is begun beside it. `why` is empty where nothing is wrong (any more)."""
+        """Refuse it for something: no pod of ours that needs this is begun. Without `why` nothing is wrong.
+
+        :param about: IMAGES, or what `refused_name` says of a runtime handler."""
         if self._refusals.get(about, "") == why:
             return
         if why:
-            _log.error("pods of ours are refused beside the delegate: {why}", why=why)
+            _log.error(
+                "beside the delegate pods in VMs are refused for its {about}: {why}", about=about, why=why
+            )
             self._refusals[about] = why
         else:
             _log.info("the delegate is refused no longer for its {about}", about=about)
             del self._refusals[about]
 
     @property
-    def refusal(self) -> str:
-        """Why it is refused, as a sentence; empty if it is not."""
-        return next(iter(self._refusals.values()), "")
+    def refusals(self) -> Mapping[str, str]:
+        """Why it is refused, as sentences, by what it is refused for."""
+        return self._refusals
 
-    def check(self) -> None:
-        """Check that pods of ours can be beside it.
+    def check(self, needs: Iterable[str]) -> None:
+        """Check that it is not refused for what a pod of ours needs.
 
-        :raise FailedPrecondition: why not."""
-        if self._refusals:
-            raise FailedPrecondition(self.refusal)
+        :raise FailedPrecondition: it is; says why."""
+        for about in needs:
+            if about in self._refusals:
+                raise FailedPrecondition(self._refusals[about])
 
     # Calls
 
@@ -176,6 +183,11 @@ class Delegate:
             self.state = DelegateState.DOWN
             _log.warn("{trouble}", trouble=self.trouble)
         return Unavailable(self.trouble)
+
+
+def refused_name(handler: str) -> str:
+    """What it is refused for that has a runtime handler of the same name."""
+    return f"runtime handler {handler}"
 
 
 def _passed(call: Call | None) -> tuple[tuple[str, str | bytes], ...]:

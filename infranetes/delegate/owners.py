@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -27,6 +28,9 @@ class Owners(Protocol):
 
     def handler(self, name: str) -> bool:
         """Return whether the pods of this runtime handler are ours."""
+
+    def needs(self, handler: str) -> Sequence[str]:
+        """Return what pods of this handler of ours need of the delegate: what it may be refused for."""
 
     def image(self, name: str) -> bool:
         """Return whether the image of this name or id is one of a catalogue of ours."""

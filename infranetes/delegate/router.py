@@ -157,8 +157,9 @@ class Router:
 
     def _by_handler(self, ours: Ours) -> Answer:
         async def answer(request: bytes, call: Call) -> bytes:
-            if self._owners.handler(string_field(request, 2)):
-                self._delegate.check()
+            name = string_field(request, 2)
+            if self._owners.handler(name):
+                self._delegate.check(self._owners.needs(name))
                 return await ours.call(request, call)
             refuse_label(request)
             return await self._theirs(ours.method, request, call)
@@ -217,7 +218,7 @@ class Router:
     def _status(self, ours: Ours) -> Answer:
         async def answer(request: bytes, call: Call) -> bytes:
             theirs = await self._theirs(ours.method, request, call)
-            return with_additions(theirs, await ours.call(request, call), self._delegate)
+            return with_additions(theirs, await ours.call(request, call), self._delegate, self._owners)
 
         return answer
 

@@ -55,9 +55,7 @@ class ShadowSandboxes:
 
         One that an earlier call left half made is ended first: its name would be taken.
 
-        :raise FailedPrecondition: pods of ours can't be beside this delegate.
         :raise Unavailable: the delegate can't be asked, or refuses; its words are told."""
-        self._delegate.check()
         found = ""
         for shadow in sorted(await self.list(owner), key=lambda each: each.created_at, reverse=True):
             if shadow.ready and not found:

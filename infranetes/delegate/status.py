@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
-from infranetes.delegate.channel import Delegate
+from infranetes.delegate.channel import Delegate, refused_name
+from infranetes.delegate.owners import Owners
 from infranetes_common.errors import Unavailable
 from infranetes_common.wire import cri
 
@@ -13,12 +15,16 @@ PROVIDER = "InfranetesProvider"
 DELEGATE = "InfranetesDelegate"
 INFO = "infranetes"
 
+_SAME = (
+    "the runtime handler {name!r} is the delegate's, too: give it another name in handlers or "
+    "runtime_handlers, and in its RuntimeClass"
+)
 _READY = "RuntimeReady"
 # kubelet makes the node NotReady by these, which are the delegate's to say.
 _DELEGATES_OWN = frozenset({_READY, "NetworkReady"})
 
 
-def with_additions(theirs: bytes, ours: bytes, delegate: Delegate) -> bytes:
+def with_additions(theirs: bytes, ours: bytes, delegate: Delegate, owners: Owners) -> bytes:
     """Return the delegate's StatusResponse with our conditions, handlers and information.
 
     Joined messages are one message, and the lists in it are joined too: the delegate's bytes come first, as
@@ -32,8 +38,14 @@ def with_additions(theirs: bytes, ours: bytes, delegate: Delegate) -> bytes:
     our_status = cri.StatusResponse.FromString(ours)
     handlers = [each for each in our_status.runtime_handlers if each.name]
     known = [each.name for each in their_status.runtime_handlers]
-    delegate.refuse("runtime handlers", _conflict([each.name for each in handlers], known))
-    added = cri.StatusResponse(status=cri.RuntimeStatus(conditions=_conditions(our_status, delegate)))
+    names = [each.name for each in handlers]
+    for name in names:
+        delegate.refuse(refused_name(name), _SAME.format(name=name) if name in known else "")
+    refused = cri.RuntimeCondition(type=DELEGATE, status=True)
+    if words := _refusal(delegate, owners, names):
+        refused = cri.RuntimeCondition(type=DELEGATE, status=False, reason="DelegateRefused", message=words)
+    conditions = [*_conditions(our_status), refused]
+    added = cri.StatusResponse(status=cri.RuntimeStatus(conditions=conditions))
     if "" not in known:  # else kubelet doesn't know the handler of pods without a RuntimeClass
         added.runtime_handlers.add(name="")
     added.runtime_handlers.extend(each for each in handlers if each.name not in known)
@@ -43,7 +55,7 @@ def with_additions(theirs: bytes, ours: bytes, delegate: Delegate) -> bytes:
     return theirs + added.SerializeToString()
 
 
-def _conditions(ours: cri.StatusResponse, delegate: Delegate) -> list[cri.RuntimeCondition]:
+def _conditions(ours: cri.StatusResponse) -> list[cri.RuntimeCondition]:
     conditions = [each for each in ours.status.conditions if each.type not in _DELEGATES_OWN]
     for each in ours.status.conditions:
         if each.type == _READY:
@@ -52,23 +64,16 @@ def _conditions(ours: cri.StatusResponse, delegate: Delegate) -> list[cri.Runtim
                     type=PROVIDER, status=each.status, reason=each.reason, message=each.message
                 )
             )
-    refusal = delegate.refusal
-    conditions.append(
-        cri.RuntimeCondition(
-            type=DELEGATE, status=not refusal, reason="DelegateRefused" if refusal else "", message=refusal
-        )
-    )
     return conditions
 
 
-def _conflict(ours: list[str], theirs: list[str]) -> str:
-    both = sorted(set(ours) & set(theirs))
-    if not both:
-        return ""
-    return (
-        f"the runtime handler {both[0]!r} is the delegate's, too: give it another name in handlers or "
-        "runtime_handlers, and in its RuntimeClass"
-    )
+def _refusal(delegate: Delegate, owners: Owners, handlers: Sequence[str]) -> str:
+    """Say what the delegate is refused for, and whose pods that concerns."""
+    words = []
+    for about, why in delegate.refusals.items():
+        if names := ", ".join(name for name in handlers if about in owners.needs(name)):
+            words.append(f"{why} (pods of these handlers are refused: {names})")
+    return "; ".join(words)
 
 
 def _value(text: str) -> object:

@@ -9,6 +9,7 @@ from typing import Any
 from twisted.internet.endpoints import UNIXClientEndpoint, UNIXServerEndpoint
 from twisted.trial import unittest
 
+from infranetes.delegate import channel
 from infranetes.delegate.channel import Delegate
 from infranetes.delegate.events import DelegateEvents
 from infranetes.delegate.owners import Owned
@@ -34,7 +35,7 @@ class OurOwn:
 
     def __init__(self) -> None:
         self.ids = {OURS: Owned.OURS}
-        self.handlers = {"infranetes"}
+        self.handlers = {"infranetes": [channel.IMAGES], "machines": []}
         self.images = {"aws.infranetes.io/web"}
 
     def sandbox(self, id: str) -> Owned:
@@ -44,6 +45,9 @@ class OurOwn:
 
     def handler(self, name: str) -> bool:
         return name in self.handlers
+
+    def needs(self, handler: str) -> list[str]:
+        return [channel.refused_name(handler), *self.handlers[handler]]
 
     def image(self, name: str) -> bool:
         return name in self.images

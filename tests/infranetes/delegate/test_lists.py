@@ -169,7 +169,8 @@ class OwnerTests(PodsTestCase):
     def test_ids(self) -> None:
         sandbox = self.run_pod()
         container = self.do(self.world.containers.create(sandbox, box()))
-        owners: Any = InventoryOwners(self.world.node.inventory, ("infranetes",), "image".__eq__)
+        handlers = {"infranetes": True, "machines": False}
+        owners: Any = InventoryOwners(self.world.node.inventory, handlers, "image".__eq__)
         self.assertIs(owners.sandbox(sandbox), Owned.OURS)
         self.assertIs(owners.container(container), Owned.OURS)
         self.assertIs(owners.sandbox(sandbox[:5]), Owned.MAYBE)
@@ -177,6 +178,8 @@ class OwnerTests(PodsTestCase):
         for id in ("", "x", sandbox + "0", sandbox * 2, sandbox[:-1] + "x"):
             self.assertIs(owners.sandbox(id), Owned.THEIRS, id)
         self.assertEqual((owners.handler("infranetes"), owners.handler("")), (True, False))
+        self.assertEqual(owners.needs("infranetes"), ("runtime handler infranetes", "images"))
+        self.assertEqual(owners.needs("machines"), ("runtime handler machines",))
         self.assertEqual((owners.image("image"), owners.image("other")), (True, False))
         self.do(self.world.sandboxes.remove(sandbox))
         self.assertIs(owners.sandbox(sandbox), Owned.THEIRS)

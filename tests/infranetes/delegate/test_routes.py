@@ -8,6 +8,7 @@ from typing import Any
 from twisted.internet.defer import gatherResults
 from twisted.trial.unittest import SynchronousTestCase
 
+from infranetes.delegate.channel import IMAGES as THEIR_IMAGES
 from infranetes.delegate.channel import DelegateState
 from infranetes.delegate.routes import ROUTES, Route
 from infranetes_common.concurrency import start
@@ -194,14 +195,15 @@ class DownTests(RouterCase):
         self.assertEqual({error.code for error in errors}, {Code.UNAVAILABLE})
         self.assertEqual(len(self.theirs.requests), 50)
 
-    async def test_a_refused_one_takes_its_own_calls_and_none_of_our_pods_begin(self) -> None:
-        self.delegate.refuse("layers", "containerd deletes layers")
+    async def test_a_refused_one_takes_its_own_calls_and_no_pod_that_needs_it_begins(self) -> None:
+        self.delegate.refuse(THEIR_IMAGES, "containerd deletes layers")
         run = cri.RunPodSandboxRequest(runtime_handler="infranetes")
         error = await status_of(self.stub.RunPodSandbox(run))
         self.assertEqual((error.code, error.message), (Code.FAILED_PRECONDITION, "containerd deletes layers"))
         await self.stub.RunPodSandbox(cri.RunPodSandboxRequest())
+        await self.stub.RunPodSandbox(cri.RunPodSandboxRequest(runtime_handler="machines"))
         await self.stub.StopPodSandbox(cri.StopPodSandboxRequest(pod_sandbox_id=OURS))
-        self.delegate.refuse("layers", "")
+        self.delegate.refuse(THEIR_IMAGES, "")
         await self.stub.RunPodSandbox(run)
 
     async def test_it_is_met_once_it_answers(self) -> None:

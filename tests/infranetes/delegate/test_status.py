@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 
+from infranetes.delegate.channel import IMAGES
 from infranetes_common.wire import cri
 from tests.infranetes.delegate.case import RUNTIME, RouterCase
 from tests.support.delegate import UNKNOWN
@@ -22,7 +23,7 @@ def ours(ready: bool) -> cri.StatusResponse:
                 for kind in ("RuntimeReady", "NetworkReady", "Other")
             ]
         ),
-        runtime_handlers=[cri.RuntimeHandler(name=name) for name in ("", "infranetes")],
+        runtime_handlers=[cri.RuntimeHandler(name=name) for name in ("", "infranetes", "machines")],
         features=cri.RuntimeFeatures(supplemental_groups_policy=True),
         info={"node": '{"containers": 3}', "text": "no JSON"},
     )
@@ -55,7 +56,9 @@ class StatusTests(RouterCase):
     async def test_handlers_are_both_s_and_features_the_delegates(self) -> None:
         self.ours.answers["Status"] = ours(ready=True)
         status = await self.status()
-        self.assertEqual([each.name for each in status.runtime_handlers], ["", "runc", "infranetes"])
+        self.assertEqual(
+            [each.name for each in status.runtime_handlers], ["", "runc", "infranetes", "machines"]
+        )
         self.assertFalse(status.HasField("features"))
 
     async def test_information_is_under_a_name_of_ours(self) -> None:
@@ -76,9 +79,19 @@ class StatusTests(RouterCase):
         self.assertIn("the runtime handler 'infranetes' is the delegate's, too", condition.message)
         run = cri.RunPodSandboxRequest(runtime_handler="infranetes")
         self.assertEqual((await status_of(self.stub.RunPodSandbox(run))).code, Code.FAILED_PRECONDITION)
+        await self.stub.RunPodSandbox(cri.RunPodSandboxRequest(runtime_handler="machines"))
         self.theirs.handlers.remove("infranetes")
         await self.status()
         await self.stub.RunPodSandbox(run)
+
+    async def test_what_is_refused_is_told_with_the_handlers_that_it_concerns(self) -> None:
+        self.ours.answers["Status"] = ours(ready=True)
+        self.delegate.refuse(IMAGES, "containerd deletes layers")
+        self.delegate.refuse("what nobody needs", "never mind")
+        condition = (await self.status()).status.conditions[-1]
+        self.assertEqual((condition.type, condition.reason), ("InfranetesDelegate", "DelegateRefused"))
+        expected = "containerd deletes layers (pods of these handlers are refused: infranetes)"
+        self.assertEqual(condition.message, expected)
 
     async def test_a_delegate_that_is_no_runtime(self) -> None:
         self.theirs.answers["Status"] = lambda _: b"\xff"
@@ -96,7 +109,7 @@ class OldStatusTests(RouterCase):
     async def test_pods_without_a_RuntimeClass_have_a_handler(self) -> None:
         self.ours.answers["Status"] = ours(ready=True)
         status = await self.stub.Status(cri.StatusRequest())
-        self.assertEqual([each.name for each in status.runtime_handlers], ["", "infranetes"])
+        self.assertEqual([each.name for each in status.runtime_handlers], ["", "infranetes", "machines"])
 
     async def test_what_it_does_not_have_nobody_has(self) -> None:
         for call in (
