@@ -24,6 +24,7 @@ from infranetes.volumes.config import VolumesConfig
 from infranetes_common import config
 from infranetes_common.errors import ConfigError
 
+_OF_CRIO = "crio.sock"
 CONTROL_SOCKET = "control.sock"  # in the run directory
 BASE_IP = "base_ip"  # a flag for the provider's key pod_cidr
 ADDRESSING = ("qemu", "simulated")  # providers with a pod_cidr
@@ -113,7 +114,6 @@ class DelegateConfig:
     """The node's own runtime, whose pods are all that no handler here is named for. Empty: there is none."""
 
     socket: str = ""  # of its CRI: a path, or unix://PATH
-    config: str = ""  # its own configuration file; empty: where it is by default
 
     @property
     def socket_path(self) -> str:
@@ -297,23 +297,23 @@ def _check_cni(found: Config, name: str, origin: str) -> None:
 
 
 def _check_delegate(found: Config, origin: str) -> None:
-    socket, file = found.delegate.socket, found.delegate.config
-    path = found.delegate.socket_path
+    socket, path = found.delegate.socket, found.delegate.socket_path
     if _is_no_path(path) or (socket and not path):
         raise ConfigError(f"{origin}: delegate.socket: {socket!r} is not an absolute path or unix:///PATH")
     if len(os.fsencode(path)) > MAX_SOCKET_PATH:
         raise ConfigError(
             f"{origin}: delegate.socket: {path!r} is over {MAX_SOCKET_PATH} bytes, too long for a socket"
         )
-    if path and os.path.normpath(path) == os.path.normpath(found.socket_path):
+    if path and os.path.realpath(path) == os.path.realpath(found.socket_path):
         raise ConfigError(
             f"{origin}: delegate.socket: {path!r} is this daemon's own (socket): name that of containerd or "
             "CRI-O"
         )
-    if file and not path:
-        raise ConfigError(f"{origin}: delegate.config: without delegate.socket nothing has it; give both")
-    if _is_no_path(file):
-        raise ConfigError(f"{origin}: delegate.config: {file!r} is not an absolute path")
+    if found.socket_path.endswith(_OF_CRIO):
+        raise ConfigError(
+            f"{origin}: socket: {found.socket_path!r} ends in {_OF_CRIO}, by which kubelet knows CRI-O and "
+            "takes no statistics from the runtime; choose another name"
+        )
 
 
 def _check_streaming(found: StreamingConfig, origin: str) -> None:

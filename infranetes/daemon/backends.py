@@ -90,7 +90,7 @@ def make_backends(reactor: IReactor, config: Config, make_provider: MakeProvider
 
     providers = {name: make(name) for name in config.offered_providers}
     stores = make_stores(reactor, config, providers, source)
-    delegate = make_delegate(reactor, config)
+    delegate = make_delegate(reactor, config, source)
     images: Images
     told: Store | SeveralStores | CatalogueSet
     if delegate is None:

@@ -29,10 +29,12 @@ from txgrpc import Service
 _log = Logger()
 
 
-def make_delegate(reactor: IReactor, config: Config) -> Delegate | None:
-    """Make what calls the delegate; None: there is none."""
+def make_delegate(reactor: IReactor, config: Config, source: str) -> Delegate | None:
+    """Make what calls the delegate; None: there is none.
+
+    :param source: the configuration's file, which errors name."""
     socket = config.delegate.socket_path
-    return Delegate(reactor, socket) if socket else None
+    return Delegate(reactor, socket, source) if socket else None
 
 
 def images_beside(

@@ -34,7 +34,7 @@ def make_node_images(
     )
     images = DelegateImages(
         reactor,
-        delegate.stub,
+        delegate,
         content,
         directory / "disks",
         config.images,

@@ -16,6 +16,8 @@ beside it as it is set up.
 from __future__ import annotations
 
 import enum
+import os
+import stat
 from collections.abc import AsyncGenerator, Iterable, Mapping
 
 from twisted.internet.endpoints import UNIXClientEndpoint
@@ -26,7 +28,7 @@ from infranetes_common.concurrency import sleep
 from infranetes_common.errors import FailedPrecondition, Unavailable
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
-from txgrpc import Call, Channel, Disconnected, GrpcError
+from txgrpc import Call, Channel, Code, Disconnected, GrpcError
 from txgrpc.channel import Backoff
 from txgrpc.raw import RawStub, metadata_of
 
@@ -52,29 +54,34 @@ class Delegate:
     Calls are passed on as bytes, with what the caller gave along: its deadline, metadata and cancellation.
     They end as the delegate ends them, and are never made twice.
 
-    :param socket: the path of its CRI socket.
+    :param socket: the path of its CRI socket. :param source: the file that names it, which errors name.
     :ivar hidden: its sandboxes that nobody is shown.
     :ivar kind: its name as `Version` has it, such as containerd or cri-o; empty until it has answered.
     """
 
-    def __init__(self, reactor: IReactor, socket: str) -> None:
+    def __init__(self, reactor: IReactor, socket: str, source: str = "configuration") -> None:
         self.socket = socket
+        self._source = source
         self._reactor = reactor
         self.state = DelegateState.UNKNOWN
         self.hidden = Hidden()
         self.kind = ""
         self.version = ""
         self._trouble = "it has not answered yet"
+        self._stranger = ""  # what to do about a socket of something else, as a sentence
         self._refusals: dict[str, str] = {}
         self._channel = Channel(reactor, UNIXClientEndpoint(reactor, socket), backoff=_BACKOFF)
         self._stub = RawStub(self._channel)
 
     @property
     def trouble(self) -> str:
-        """Why it does not answer, as a sentence; empty while it does."""
+        """Why it does not answer, and what to do, as a sentence; empty while it does."""
         if self.state is DelegateState.UP:
             return ""
-        return f"the delegate at {self.socket} does not answer: {self._trouble}"
+        return self._stranger or (
+            f"the delegate at {self.socket} does not answer: {self._trouble}; start it, or name its socket "
+            f"as delegate.socket in {self._source}"
+        )
 
     def shown(self) -> dict[str, str]:
         """Return what is known of it, for people."""
@@ -148,13 +155,18 @@ class Delegate:
 
     async def meet(self) -> None:
         """Wait until it answers, and learn what it is."""
+        waits = False  # at first not, so that the log says what it waits for
         while True:
             try:
-                answer = await self._stub.call(VERSION, b"", wait_for_ready=True)
+                answer = await self._stub.call(VERSION, b"", wait_for_ready=waits)
                 break
             except GrpcError as error:  # it is about to start, or to end
-                self._trouble = error.message
+                self._failed(error)
+                if error.code is Code.UNIMPLEMENTED:
+                    self._is_strange(error.message)
                 await sleep(self._reactor, _AGAIN)
+            waits = True
+        self._stranger = ""
         version = cri.VersionResponse.FromString(answer)
         self.kind, self.version = version.runtime_name, version.runtime_version
         self._answered()
@@ -177,17 +189,40 @@ class Delegate:
     def _failed(self, error: GrpcError) -> Exception:
         """Return what the caller is told of an error, and note what it says of the delegate."""
         if not isinstance(error, Disconnected):
-            return error
-        self._trouble = error.message
+            strange = self._stranger and error.code is Code.UNIMPLEMENTED
+            return GrpcError(error.code, self._stranger) if strange else error
+        self._trouble = _why(self.socket, error.message)
         if self.state is not DelegateState.DOWN:
             self.state = DelegateState.DOWN
             _log.warn("{trouble}", trouble=self.trouble)
         return Unavailable(self.trouble)
 
+    def _is_strange(self, words: str) -> None:
+        """Note that what answers is no such runtime."""
+        if not self._stranger:
+            self._stranger = (
+                f"what listens at {self.socket} offers no CRI ({words[:200]}): name containerd's or CRI-O's "
+                f"socket as delegate.socket in {self._source}; if it is containerd's, take cri out of "
+                "disabled_plugins in its configuration"
+            )
+            _log.error("{words}", words=self._stranger)
+
 
 def refused_name(handler: str) -> str:
     """What it is refused for that has a runtime handler of the same name."""
     return f"runtime handler {handler}"
+
+
+def _why(socket: str, words: str) -> str:
+    """Say why there is no connection, in fewer words than Twisted where it is simple."""
+    try:
+        if not stat.S_ISSOCK(os.stat(socket).st_mode):
+            return "that is no socket"
+    except FileNotFoundError:
+        return "there is no such socket"
+    except OSError as error:
+        return error.strerror or str(error)
+    return "nobody listens there" if "Connection refused" in words else words
 
 
 def _passed(call: Call | None) -> tuple[tuple[str, str | bytes], ...]:

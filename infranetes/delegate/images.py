@@ -8,7 +8,7 @@ layers, by diff id, as long as it lists an image that has them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -39,7 +39,6 @@ from infranetes_common.errors import (
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
 from txgrpc import GrpcError
-from txgrpc.raw import RawStub
 
 SECONDS = 30.0  # that the runtime may take to tell what it has
 PULL_SECONDS = 1800.0
@@ -54,6 +53,12 @@ _log = Logger()
 
 class LayersMissing(FailedPrecondition):
     """The runtime has an image, and not the layers that it was unpacked from."""
+
+
+class Runtime(Protocol):
+    """Makes calls on the runtime's socket: a `Delegate`, or a `RawStub`."""
+
+    def call(self, path: str, request: bytes, *, timeout: float) -> Awaitable[bytes]: ...
 
 
 class LayerSource(Protocol):
@@ -94,7 +99,7 @@ class LayerSource(Protocol):
 class DelegateImages:
     """Implements `Images` of `infranetes.pods.context`. Call `start` first.
 
-    :param stub: for calls on the runtime's socket. :param directory: used by this object alone.
+    :param runtime: makes calls on the runtime's socket. :param directory: used by this object alone.
     :param sweep: seconds between two looks for disks that no image has any more.
     :param make_disk: makes a layer's disk of its file.
     :param refuse: is told why VMs can't be made of the runtime's images, each time that this was looked at;
@@ -106,7 +111,7 @@ class DelegateImages:
     def __init__(
         self,
         reactor: IReactor,
-        stub: RawStub,
+        runtime: Runtime,
         source: LayerSource,
         directory: Path,
         config: ImagesConfig,
@@ -115,7 +120,7 @@ class DelegateImages:
         refuse: Callable[[str], None] = lambda why: None,
     ) -> None:
         self._reactor = reactor
-        self._stub = stub
+        self._runtime = runtime
         self._source = source
         self._directory = directory.absolute()
         self._sweep_seconds = sweep
@@ -369,7 +374,7 @@ class DelegateImages:
     async def _ask(self, rpc: str, request: Message, response_class: type[M], seconds: float = SECONDS) -> M:
         payload = request.SerializeToString()
         try:
-            answer = await self._stub.call(f"/runtime.v1.ImageService/{rpc}", payload, timeout=seconds)
+            answer = await self._runtime.call(f"/runtime.v1.ImageService/{rpc}", payload, timeout=seconds)
             return response_class.FromString(answer)
         except GrpcError as error:
             raise as_error("the node's runtime", error) from None

@@ -26,7 +26,7 @@ from infranetes.delegate.routes import CRI, ROUTES, Route
 from infranetes.delegate.status import with_additions
 from infranetes.delegate.wire import message_field, string_field
 from infranetes_common.concurrency import start
-from infranetes_common.errors import InvalidArgument, Unimplemented
+from infranetes_common.errors import InvalidArgument, Unavailable, Unimplemented
 from infranetes_common.wire import cri
 from txgrpc import Call, Code, GrpcError, Service
 from txgrpc.raw import relayed
@@ -210,10 +210,14 @@ class Router:
 
     async def _without_shadows(self, rpc: str, listed: bytes, call: Call) -> bytes:
         """Return the delegate's list without what nobody is shown."""
-        hidden = self._delegate.hidden
+        hidden, sandboxes = self._delegate.hidden, b""
         if rpc in UNLABELLED and listed:  # it says nothing of labels, which another list has
-            hidden.without_shadows("ListPodSandbox", await self._delegate.call(LIST_SANDBOXES, b"", call))
-        return hidden.without_shadows(rpc, listed)
+            sandboxes = await self._delegate.call(LIST_SANDBOXES, b"", call)
+        try:
+            hidden.without_shadows("ListPodSandbox", sandboxes)
+            return hidden.without_shadows(rpc, listed)
+        except Exception:  # InvalidArgument or DecodeError; its class differs between implementations
+            raise Unavailable(f"the delegate's answer to {rpc} can't be read") from None
 
     def _status(self, ours: Ours) -> Answer:
         async def answer(request: bytes, call: Call) -> bytes:

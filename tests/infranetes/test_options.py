@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -128,22 +130,25 @@ class OptionsTests(SynchronousTestCase):
 
     def test_the_nodes_own_runtime_is_given_by_its_socket(self) -> None:
         self.assertEqual(self.parsed().delegate.socket_path, "")
-        text = (
-            '[delegate]\nsocket = "unix:///run/containerd/containerd.sock"\nconfig = "/etc/c/config.toml"\n'
-        )
-        found = self.parsed(text=text).delegate
-        self.assertEqual(
-            (found.socket_path, found.config), ("/run/containerd/containerd.sock", "/etc/c/config.toml")
-        )
+        text = '[delegate]\nsocket = "unix:///run/containerd/containerd.sock"\n'
+        self.assertEqual(self.parsed(text=text).delegate.socket_path, "/run/containerd/containerd.sock")
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        link = f"{directory.name}/l"
+        os.symlink("/run/infranetes", link)
         for text, word in (
             ('socket = "containerd.sock"', "delegate.socket"),
             ('socket = "unix://"', "delegate.socket"),
             (f'socket = "/{"x" * 107}"', "107 bytes"),
             ('socket = "/run/infranetes/../infranetes/infranetes.sock"', "this daemon's own"),
-            ('config = "/etc/c/config.toml"', "without delegate.socket"),
-            ('socket = "/run/c.sock"\nconfig = "config.toml"', "delegate.config"),
+            (f'socket = "{link}/infranetes.sock"', "this daemon's own"),
         ):
             self.assertIn(word, self.refused(text=f"[delegate]\n{text}\n"))
+
+    def test_its_own_socket_has_not_the_name_by_which_kubelet_knows_CRI_O(self) -> None:
+        self.assertIn("socket: '/run/x/crio.sock' ends in", self.refused(text='socket = "/run/x/crio.sock"'))
+        beside = '[delegate]\nsocket = "/run/crio/crio.sock"\n'
+        self.assertEqual(self.parsed(text=beside).delegate.socket_path, "/run/crio/crio.sock")
 
     def test_they_win_over_the_file(self) -> None:
         text = """

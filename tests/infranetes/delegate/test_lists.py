@@ -98,6 +98,12 @@ class ListTests(RouterCase):
         pages = await drain_iterator(self.stub.StreamPodSandboxes(cri.StreamPodSandboxesRequest()))
         self.assertEqual([each.id for page in pages for each in page.pod_sandboxes], [theirs, innocent])
 
+    async def test_a_list_that_can_not_be_read_is_the_delegates_fault(self) -> None:
+        self.theirs.answers["ListPodSandbox"] = lambda _: b"\x0a\x40infranetes.io/shadow-of"
+        error = await status_of(self.stub.ListPodSandbox(cri.ListPodSandboxRequest()))
+        words = "the delegate's answer to ListPodSandbox can't be read"
+        self.assertEqual((error.code, error.message), (Code.UNAVAILABLE, words))
+
     async def test_shadow_sandboxes_have_no_metrics(self) -> None:
         """Which have no labels: the sandboxes are asked for, and one that has ended is remembered."""
         theirs, shadow = self.theirs.add_sandbox(), self.theirs.add_sandbox("shadow", **SHADOW)

@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from typing import Any
 
 from twisted.internet.defer import gatherResults
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.delegate.channel import IMAGES as THEIR_IMAGES
-from infranetes.delegate.channel import DelegateState
+from infranetes.delegate.channel import Delegate, DelegateState
 from infranetes.delegate.routes import ROUTES, Route
 from infranetes_common.concurrency import start
+from infranetes_common.errors import Unavailable
 from infranetes_common.wire import cri
-from tests.infranetes.delegate.case import IMAGES, OURS, RUNTIME, RouterCase
+from tests.infranetes.delegate.case import IMAGES, OURS, RUNTIME, RouterCase, reactor
 from tests.support.delegate import UNKNOWN, new_id
 from tests.support.waiting import until
 from tests.txgrpc.support import drain_iterator, status_of
@@ -209,6 +212,43 @@ class DownTests(RouterCase):
     async def test_it_is_met_once_it_answers(self) -> None:
         await self.theirs.down()
         meeting = start(self.delegate.meet())
+        await until(lambda: self.delegate.state is DelegateState.DOWN, "it is told that it is away")
         await self.theirs.start()
         await meeting
         self.assertEqual((self.delegate.kind, self.delegate.version), ("containerd", "2.1.0"))
+
+    async def test_what_to_do_about_a_socket_that_is_none_or_nobodys(self) -> None:
+        await self.theirs.down()
+        stale = socket.socket(socket.AF_UNIX)
+        stale.bind(self.theirs.path)
+        stale.close()
+        for path, why in (
+            (self.theirs.path, "nobody listens there"),
+            (os.path.dirname(self.theirs.path), "that is no socket"),
+            (f"{self.theirs.path}.old", "there is no such socket"),
+        ):
+            delegate = Delegate(reactor, path, "/etc/x.toml")
+            self.addCleanup(delegate.stop)
+            error = await self.assertFailure(start(delegate.call("/runtime.v1.X/Y", b"")), Unavailable)
+            self.assertEqual(
+                str(error),
+                f"the delegate at {path} does not answer: {why}; start it, or name its socket as "
+                "delegate.socket in /etc/x.toml",
+            )
+        os.unlink(self.theirs.path)
+
+    async def test_what_to_do_about_a_server_that_is_no_runtime(self) -> None:
+        """Such as containerd without its CRI. It is met as soon as it has one."""
+        words = "unknown service runtime.v1.RuntimeService"
+        for name in ("Version", "Status"):
+            self.theirs.errors[name] = GrpcError(Code.UNIMPLEMENTED, words)
+        meeting = start(self.delegate.meet())
+        await until(lambda: "offers no CRI" in self.delegate.trouble, "it is told")
+        error = await status_of(self.stub.Status(cri.StatusRequest()))
+        self.assertEqual((error.code, error.message), (Code.UNIMPLEMENTED, self.delegate.trouble))
+        expected = f"what listens at {self.theirs.path} offers no CRI ({words}): name containerd's or CRI-O's"
+        self.assertIn(expected, error.message)
+        self.assertIn("disabled_plugins", error.message)
+        self.theirs.errors.clear()
+        await meeting
+        self.assertEqual(self.delegate.trouble, "")
