@@ -100,13 +100,20 @@ def sandbox_status(sandbox: Sandbox) -> cri.PodSandboxStatus:
         metadata=config.metadata,
         state=sandbox_state(sandbox),
         created_at=sandbox.record.created_at,
-        network=cri.PodSandboxNetworkStatus(ip=sandbox.record.address if ready else ""),
+        network=_network(sandbox) if ready else cri.PodSandboxNetworkStatus(),
         linux=cri.LinuxPodSandboxStatus(
             namespaces=cri.Namespace(options=config.linux.security_context.namespace_options)
         ),
         labels=config.labels,
         annotations=config.annotations,
         runtime_handler=sandbox.record.runtime_handler,
+    )
+
+
+def _network(sandbox: Sandbox) -> cri.PodSandboxNetworkStatus:
+    more = sandbox.record.more_addresses.split()
+    return cri.PodSandboxNetworkStatus(
+        ip=sandbox.record.address, additional_ips=[cri.PodIP(ip=each) for each in more]
     )
 
 

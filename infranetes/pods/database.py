@@ -75,6 +75,10 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE pool ADD COLUMN provider TEXT NOT NULL DEFAULT '';
     ALTER TABLE pool ADD COLUMN handler TEXT NOT NULL DEFAULT '';
     """,
+    # 5: pods with several addresses
+    """
+    ALTER TABLE sandboxes ADD COLUMN more_addresses TEXT NOT NULL DEFAULT '';
+    """,
 )
 """Each one brings the schema from the version of its index to the next. A released one never changes."""
 

@@ -113,7 +113,8 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
     if not sandbox.watch.live:
         raise Unavailable(f"the agent of sandbox {sandbox.id} went away")
     await node.hostports.put(ports_of(sandbox))
-    await node.commit(sandbox, sandbox.record.to(SandboxState.READY))
+    more = " ".join(up.instance.more_addresses)
+    await node.commit(sandbox, sandbox.record.to(SandboxState.READY, more_addresses=more))
     _log.info(
         "sandbox {sandbox} is ready: vm {vm} at {address}, {seconds:.2f} s ({vm_seconds:.2f} s for the VM)",
         sandbox=sandbox.id,

@@ -44,6 +44,7 @@ class SandboxRecord:
     netns: str = ""  # the path of that namespace
     cpu_millis: int = 0  # what the VM was made for or last resized to, as `interface.Size`; 0: not known
     memory_bytes: int = 0
+    more_addresses: str = ""  # the pod's further IPs, with spaces between
 
     def to(self, state: SandboxState, **changes: object) -> SandboxRecord:
         """This record in another state. :raise IllegalTransition: the state can't follow its own."""

@@ -75,6 +75,7 @@ class Instance:
     sandbox_id: str
     state: InstanceState
     address: str = ""  # the pod's IP; "": none yet
+    more_addresses: tuple[str, ...] = ()  # its further ones, of either family
     agent_host: str = ""  # where the node reaches its agent; mostly the same as the address
     agent_port: int = 0
     created_at: float = 0.0  # seconds since 1970 UTC

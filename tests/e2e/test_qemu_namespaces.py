@@ -24,6 +24,7 @@ class NamespaceTrafficTests(NamespaceCase, TestCase):
         [pod] = self.pods
         instance: Instance = await self.running(provider, spec)
         self.assertEqual((instance.address, instance.agent_host), (pod.address, pod.address))
+        self.assertEqual(instance.more_addresses, (pod.address6,))
         self.assertEqual((await self.agent_info(instance)).sandbox_id, spec.sandbox_id)
         # As large as the route takes, and by the other family as large as the link does.
         self.assertTrue(await answers(reactor, pod.address, ROUTE_MTU - 28))
@@ -39,7 +40,8 @@ class NamespaceTrafficTests(NamespaceCase, TestCase):
         said("nft", "delete", "table", "inet", pod.link)
 
         provider = await self.restarted(provider)
-        self.assertEqual([each.address for each in await provider.list()], [pod.address])
+        addresses = [(each.address, each.more_addresses) for each in await provider.list()]
+        self.assertEqual(addresses, [(pod.address, (pod.address6,))])
         self.assertTrue(await answers(reactor, pod.address))
         await self.within(provider.destroy(instance.id))
         self.assertEqual(pod.taps(), [])

@@ -173,7 +173,8 @@ class Launcher:
         vm.handover.addErrback(lambda failure: _log.failure("the handover to a VM failed", failure))
 
     async def _execute(self, vm: Vm, template: Template, steps: StepTimer) -> None:
-        vm.record = attrs.evolve(vm.record, address=await self._uplink.address(vm))
+        address, *more = await self._uplink.addresses(vm)
+        vm.record = attrs.evolve(vm.record, address=address, more_addresses=tuple(more))
         await run_in_thread(self._reactor, self._records.add, vm.record, template.overlay)
         ram = await self._ram.of(template.ram)
         steps.done("files")

@@ -58,6 +58,7 @@ class VmRecord:
     namespace: str = ""  # the path of the network namespace that it has joined; "": it is on the bridge
     interface: str = ""  # the link there whose place it takes
     cgroup_parent: str = ""  # as in InstanceSpec
+    more_addresses: tuple[str, ...] = ()  # as in Instance
 
     @property
     def id(self) -> str:
@@ -122,6 +123,7 @@ class VmRecords:
         try:
             fields = json.loads((path / RECORD).read_bytes())
             IPv4Address(fields["address"])  # known before there is a record
+            fields["more_addresses"] = tuple(fields.get("more_addresses", ()))
             return VmRecord(**{**fields, "phase": Phase(fields["phase"]), "token": path.name})
         except (OSError, ValueError, TypeError, KeyError) as error:
             # It has to stay listed, or nothing would ever end the VM.

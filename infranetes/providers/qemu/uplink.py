@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -22,8 +23,8 @@ class Uplink(Protocol):
     async def prepare(self) -> None:
         """Find out whether VMs can be connected. :raise FailedPrecondition: they can't be."""
 
-    async def address(self, vm: Vm) -> str:
-        """The address that a new VM will have; nothing is made for it.
+    async def addresses(self, vm: Vm) -> Sequence[str]:
+        """The addresses that a new VM will have, first one of IPv4; nothing is made for them.
 
         :raise FailedPrecondition: the VM can't be connected; the message says what has to be changed.
         """
@@ -56,8 +57,8 @@ class BridgeUplink:
     async def prepare(self) -> None:
         pass  # the bridge is set up with the provider
 
-    async def address(self, vm: Vm) -> str:
-        return vm.record.address  # chosen when it was reserved
+    async def addresses(self, vm: Vm) -> Sequence[str]:
+        return [vm.record.address]  # chosen when it was reserved
 
     async def join(self, vm: Vm) -> None:
         await self._network.join(vm.record.bridge_port)
@@ -86,9 +87,9 @@ class NamespaceUplink:
         if self._wanted:
             await self._namespaces.self_test()
 
-    async def address(self, vm: Vm) -> str:
+    async def addresses(self, vm: Vm) -> Sequence[str]:
         network = await self.guest_network(vm)
-        return network.address.partition("/")[0]
+        return [each.partition("/")[0] for each in (network.address, *network.more)]
 
     async def join(self, vm: Vm) -> None:
         network = await self.guest_network(vm)
@@ -121,8 +122,8 @@ class UplinkOfRecord:
         await self._bridge.prepare()
         await self._namespaces.prepare()
 
-    async def address(self, vm: Vm) -> str:
-        return await self._of(vm).address(vm)
+    async def addresses(self, vm: Vm) -> Sequence[str]:
+        return await self._of(vm).addresses(vm)
 
     async def join(self, vm: Vm) -> None:
         await self._of(vm).join(vm)

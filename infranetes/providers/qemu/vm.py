@@ -83,6 +83,7 @@ class Vm:
             sandbox_id=record.sandbox_id,
             state=state,
             address=record.address,
+            more_addresses=record.more_addresses,
             agent_host=record.address,
             agent_port=record.agent_port,
             created_at=record.created_at,

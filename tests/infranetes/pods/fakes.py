@@ -88,6 +88,7 @@ class FakeProvider:
         self.destroy_error: Exception | None = None
         self.launch_error: Exception | None = None
         self.networks: list[str] = []
+        self.more_addresses: tuple[str, ...] = ()
         self.ended: Callable[[Instance], None] = lambda _: None
 
     def launch(self, spec: InstanceSpec) -> Deferred[Instance]:
@@ -109,6 +110,7 @@ class FakeProvider:
             sandbox_id=spec.sandbox_id,
             state=InstanceState.RUNNING,
             address=f"10.0.0.{len(self.instances) + 1}",
+            more_addresses=self.more_addresses,
             agent_port=2475,
         )
         self.instances[made.id] = made

@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 from twisted.internet.defer import Deferred
 
+from infranetes.cri.translate import sandbox_status
 from infranetes.handler_config import CNI
 from infranetes.pods.handlers import Handler
 from infranetes.pods.records import SandboxRecord
@@ -142,6 +143,17 @@ class LifeTests(ShadowsTestCase):
         [spec] = self.world.provider.specs
         self.assertEqual(spec.attachment, Attachment(Path("/run/netns/shadow-1")))
         self.assertEqual(self.runtime.shadows["shadow-1"].owner, id)
+
+    def test_all_its_addresses_are_told_as_long_as_it_has_its_vm(self) -> None:
+        self.world.provider.more_addresses = ("10.0.0.9", "fd00:4::7")
+        id = self.run_pod()
+        self.world.restart()
+        network = sandbox_status(self.world.node.inventory.sandboxes[id]).network
+        self.assertEqual(network.ip, "10.0.0.1")
+        self.assertEqual([each.ip for each in network.additional_ips], ["10.0.0.9", "fd00:4::7"])
+        self.do(self.world.sandboxes.stop(id))
+        network = sandbox_status(self.world.node.inventory.sandboxes[id]).network
+        self.assertEqual(network, cri.PodSandboxNetworkStatus())
 
     def test_it_is_ended_after_the_vm(self) -> None:
         id = self.run_pod()

@@ -54,7 +54,10 @@ class UplinkTests(NamespaceCase):
     def setUp(self) -> None:
         super().setUp()
         self.pod.ip(
-            "address add 10.4.0.7/32 dev eth0", "route add 10.4.0.1 dev eth0", "link set eth0 mtu 1450"
+            "address add 10.4.0.7/32 dev eth0",
+            "address add fd00:4::7/128 dev eth0 nodad noprefixroute",
+            "route add 10.4.0.1 dev eth0",
+            "link set eth0 mtu 1450",
         )
         # Apart from other runs of these tests, whose taps are in the node's own namespace for a moment.
         token = os.urandom(16).hex()
@@ -65,7 +68,7 @@ class UplinkTests(NamespaceCase):
         self.uplink = uplink(True)
 
     async def test_a_vm_takes_over_what_the_link_has_and_gets_its_frames(self) -> None:
-        self.assertEqual(await self.uplink.address(self.vm), "10.4.0.7")
+        self.assertEqual(await self.uplink.addresses(self.vm), ["10.4.0.7", "fd00:4::7"])
         network = await self.uplink.guest_network(self.vm)
         self.assertEqual((network.address, network.gateway, network.mtu), ("10.4.0.7/32", "", 1450))
         self.assertEqual(network.routes, (Route("10.4.0.1/32"),))
@@ -81,7 +84,7 @@ class UplinkTests(NamespaceCase):
         await self.uplink.leave(self.vm)
 
     async def test_its_address_is_asked_once(self) -> None:
-        await self.uplink.address(self.vm)
+        await self.uplink.addresses(self.vm)
         self.pod.ip("address flush dev eth0")
         self.assertEqual((await self.uplink.guest_network(self.vm)).address, "10.4.0.7/32")
 
@@ -96,7 +99,7 @@ class UplinkTests(NamespaceCase):
 
     async def test_a_vm_on_the_bridge_has_what_was_reserved(self) -> None:
         vm = vm_of(VmRecord(TOKEN, "s", "c", "n", "10.88.0.9", 0.0))
-        self.assertEqual(await self.uplink.address(vm), "10.88.0.9")
+        self.assertEqual(await self.uplink.addresses(vm), ["10.88.0.9"])
         self.assertIn(
             "NetworkPolicies are turned off", str(await failed(self.uplink.set_firewall(vm, CLOSED)))
         )
@@ -110,8 +113,9 @@ class RecordTests(SynchronousTestCase):
         records = VmRecords(directory)
         records.open()
         there = VmRecord(
-            TOKEN, "s", "c", "n", "10.4.0.7", 0.0, os.getuid(), namespace="/run/netns/x", interface="eth0"
-        )
+            TOKEN, "s", "c", "n", "10.4.0.7", 0.0, os.getuid(), namespace="/run/netns/x", interface="eth0",
+            more_addresses=("fd00:4::7",),
+        )  # fmt: skip
         records.add(there, overlay)
         here = VmRecord("f" * 32, "s", "c", "n", "10.88.0.9", 0.0, os.getuid())
         records.add(here, overlay)
