@@ -37,7 +37,7 @@ _QUEUED = 1000  # frames that wait for QEMU; the system's default qdisc (fq) may
 _KIND = "veth"
 _RIGHTS = (
     "the daemon may not enter network namespaces: it needs CAP_SYS_ADMIN, which its unit does not give; give "
-    "it by a drop-in (docs/networking.md) and restart it"
+    "it by the drop-in systemd-cni.conf (docs/networking.md) and restart it"
 )
 _IPV6 = Path("/proc/sys/net/ipv6")  # not there: the kernel was started without IPv6
 

@@ -4,14 +4,45 @@
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 from pathlib import Path
 
+from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import TestCase
+
 from infranetes.volumes.mounts import Source
 from infranetes_common.wire import cri
-from tests.infranetes.daemon.unit import UnitCase
+from tests.infranetes.daemon.case import ROOT
+from tests.infranetes.daemon.unit import UnitCase, UnitProgram
 
 GROUP = 2000
+
+# Tries what the start of the provider tries, then reads a namespace that is made meanwhile.
+_JOINS = """
+import sys, time
+from pathlib import Path
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from infranetes.providers.interface import Attachment
+from infranetes.providers.qemu.namespaces import Namespaces
+from infranetes_common.errors import InfranetesError
+
+async def main(path, spaces):
+    try:
+        await spaces.self_test()
+        print("ready", flush=True)
+        while not path.with_suffix(".made").exists():
+            time.sleep(0.05)
+        print((await spaces.read(Attachment(path))).address)
+    except InfranetesError as error:
+        print(error)
+    reactor.stop()
+
+work = main(Path(sys.argv[1]), Namespaces(reactor))
+reactor.callWhenRunning(lambda: Deferred.fromCoroutine(work))
+reactor.run()
+"""
 
 
 class WriteBackTests(UnitCase):
@@ -37,3 +68,41 @@ class WriteBackTests(UnitCase):
             self.assertEqual((stat.S_IMODE(found.st_mode), found.st_gid), (0o2775, GROUP), path)
         program = (shared / "program").stat()
         self.assertEqual(stat.S_IMODE(program.st_mode), 0o755)  # no set-id bit of a file leaves a machine
+
+
+class NamespaceTests(TestCase):
+    """Network namespaces that others make while the unit runs, such as a CNI."""
+
+    timeout = 300
+
+    async def test_the_unit_joins_them_with_its_drop_in_alone(self) -> None:
+        program = UnitProgram(_JOINS)
+        self.addCleanup(program.remove)
+        name = f"unit-{secrets.token_hex(4)}"
+        path = f"/run/netns/{name}"
+
+        def without() -> str:
+            program.start(path)
+            return program.finished()
+
+        self.assertIn("it needs CAP_SYS_ADMIN", await deferToThread(without))
+
+        def with_it() -> str:
+            program.add(ROOT / "docs" / "systemd-cni.conf")
+            program.start(path)
+            program.says("ready")
+            for words in (
+                f"ip netns add {name}",
+                f"ip -n {name} link add eth0 type veth peer name other",
+                f"ip -n {name} address add 10.4.0.7/24 dev eth0",
+                f"ip -n {name} link set other up",
+                f"ip -n {name} link set eth0 up",
+                f"touch /run/netns/{name}.made",
+            ):
+                program.run(*words.split())
+            try:
+                return program.finished()
+            finally:
+                program.run("ip", "netns", "delete", name)
+
+        self.assertIn("10.4.0.7/24", await deferToThread(with_it))

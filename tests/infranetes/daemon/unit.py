@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from infranetes_simulation.provider.farm_client import FarmClient
@@ -32,6 +35,22 @@ StateDirectory=
 Restart=no
 """
 _SCRIPT = "from twisted.scripts.twistd import run\nrun()\n"
+
+# Likewise, where it runs a program of a test's own.
+_PROGRAM = """
+[Service]
+Type=oneshot
+ExecStart=
+ExecStart={python} {script} {argument}
+ExecReload=
+Environment=PYTHONPATH={root} PYTHONUNBUFFERED=1
+WorkingDirectory={root}
+StandardOutput=append:{log}
+StandardError=append:{log}
+StateDirectory=
+Restart=no
+"""
+_SECONDS = 120.0
 
 # Lives as long as the unit, and stops it when it is asked to end itself.
 _KEEPER = """
@@ -83,6 +102,73 @@ class UnitCase(DaemonCase):
         )
         environment = {**os.environ, "MANAGER": str(self.manager.pid)}
         return subprocess.Popen(["sh", "-c", _KEEPER], stdin=subprocess.DEVNULL, env=environment)
+
+
+class UnitProgram:
+    """A program in the unit's own sandbox, in the daemon's place. Blocks.
+
+    On the manager's machine mounts are told to the units that run, as systemd has it where it is no test.
+
+    :param source: what Python executes.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._manager = _manager()
+        self._directory = Path(tempfile.mkdtemp(prefix="unit-", dir=self._manager.root))
+        self._directory.chmod(0o755)
+        (self._directory / "program.py").write_text(source)
+        units = self._manager.run / "systemd" / "units-of-the-test"
+        shutil.copy(UNIT, units)
+        self._drop_ins = units / "infranetes.service.d"
+        shutil.rmtree(self._drop_ins, ignore_errors=True)
+        self._drop_ins.mkdir()
+        self.run("mount", "--make-rshared", "/")
+
+    @property
+    def _log(self) -> Path:
+        return self._directory / "log"
+
+    def run(self, *command: str) -> str:
+        """Run a command beside the manager, which has to succeed. Return what it writes."""
+        enter = ["nsenter", f"--target={self._manager.pid}", "--mount", "--pid", "--uts", "--ipc", "--cgroup"]
+        return subprocess.run([*enter, *command], check=True, capture_output=True, text=True).stdout
+
+    def add(self, drop_in: Path) -> None:
+        """Add a drop-in to the unit, as an administrator would."""
+        shutil.copy(drop_in, self._drop_ins)
+
+    def start(self, argument: str) -> None:
+        """Begin to execute it."""
+        self._log.write_text("")
+        script = self._directory / "program.py"
+        (self._drop_ins / "test.conf").write_text(
+            _PROGRAM.format(python=sys.executable, script=script, argument=argument, root=ROOT, log=self._log)
+        )
+        self.run("systemctl", "daemon-reload")
+        self.run("systemctl", "start", "--no-block", "infranetes")
+
+    def says(self, words: str) -> None:
+        """Wait until it has written this."""
+        self._until(lambda: words in self._log.read_text())
+
+    def finished(self) -> str:
+        """Wait for its end. Return what it wrote."""
+        state = ("systemctl", "show", "--property=ActiveState,Job", "infranetes")
+        self._until(lambda: re.search("Job=[1-9]|=(de)?activating", self.run(*state)) is None)
+        return self._log.read_text()
+
+    def remove(self) -> None:
+        """End it, and leave the manager as it was."""
+        self.run("systemctl", "stop", "infranetes")
+        shutil.rmtree(self._drop_ins)
+        shutil.rmtree(self._directory)
+
+    def _until(self, true: Callable[[], bool]) -> None:
+        until = time.monotonic() + _SECONDS
+        while not true():
+            if time.monotonic() > until:
+                raise AssertionError(f"the unit does not get on: {self._log.read_text()}")
+            time.sleep(0.1)
 
 
 _managers: list[Systemd] = []
