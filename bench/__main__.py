@@ -50,7 +50,7 @@ BENCHES = {
 CHOICES = {
     "waits": ("pool",),
     "memory": ("docker",),
-    "lives": ("aws", "gcp", "vsphere", "clouds", "troubles"),
+    "lives": ("aws", "gcp", "vsphere", "clouds", "troubles", "mixed"),
 }
 DEFAULT_JSON = Path("build/bench.json")
 

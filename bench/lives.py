@@ -3,13 +3,19 @@
 
 `lives` runs on simulated VMs; `lives:aws`, `lives:gcp` and `lives:vsphere` on a simulated cloud over HTTP,
 whose VMs have real agents; `lives:clouds` on all three; and `lives:troubles` on all three with faults
-(`tests.support.fault_rotation`). Those on clouds take up to half an hour and run only when named.
+(`tests.support.fault_rotation`). Those on clouds take up to half an hour and run only when named. So does
+`lives:mixed`: pods of containerd's and VMs side by side, of which both daemons are killed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from bench.figures import Report, say
+from infranetes_common.concurrency import run_in_thread
 from infranetes_common.reactors import IReactor
+from tests.support import mixed_soak
 from tests.support.clouds.vcsim import PROGRAM
 from tests.support.crash_soak import LASTING, CrashSoak, Outcome
 from tests.support.fault_rotation import ALL
@@ -24,6 +30,9 @@ POOL = 5
 async def run(reactor: IReactor, report: Report, choice: str = "simulated") -> None:
     if choice == "troubles":
         await _faulty(reactor, report)
+        return
+    if choice == "mixed":
+        _tell_mixed(report, await run_in_thread(reactor, mixed_soak.run, PODS, WIDTH, 1e9))
         return
     for provider in CLOUDS if choice == "clouds" else (choice,):
         if _missing(report, provider):
@@ -51,6 +60,23 @@ async def _faulty(reactor: IReactor, report: Report) -> None:
         _tell(report, f", {provider} with troubles", outcome)
         for fault in ALL:
             report.add("lives", f"{provider}: {fault}", outcome.faults[fault], "times")
+
+
+def _tell_mixed(report: Report, found: Mapping[str, Any]) -> None:
+    where = "on a mixed node"
+    report.add("lives", f"lifecycles {where}", found["pods"], "pods")
+    report.add("lives", f"daemons killed meanwhile {where}", found["kills"], "kills")
+    report.add("lives", f"containerds killed meanwhile {where}", found["containerd_kills"], "kills")
+    report.add("lives", f"pods half made, and begun again {where}", found["again"], "times")
+    leaked, lost, own = found["leaked"], found["lost"], found["of_containerd_itself"]
+    report.add("lives", f"VMs, sandboxes, shadows and records leaked {where}", len(leaked), "", target=0)
+    report.add("lives", f"pods lost {where}", len(lost), "", target=0)
+    gone = found["lasting"] - found["lasted"]
+    report.add("lives", f"pods that ran all the time, not found again {where}", gone, "", target=0)
+    for what, left in own.items():
+        report.add("lives", f"{what} that containerd itself has forgotten {where}", len(left), "")
+    for problem in (*leaked, *lost):
+        say(f"  {problem}")
 
 
 def _missing(report: Report, provider: str) -> bool:

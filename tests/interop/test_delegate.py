@@ -3,59 +3,21 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
 import tempfile
-import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from twisted.internet.threads import deferToThread
 
 from infranetes_common.wire import cri
 from tests.interop.critest_images import PAUSE, REGISTRIES
-from tests.interop.critest_runtimes import END_SECONDS, Containerd, removed
+from tests.interop.critest_runtimes import removed
+from tests.interop.killable import Killable
 from tests.interop.test_crictl import CrictlCase
 from tests.support.oci import busybox
 from tests.support.registry import Registry
 
 IMAGE = f"{REGISTRIES[0]}/busybox:1"
 VM = "infranetes"  # the runtime handler
-
-
-class Killable(Containerd):
-    """It can be killed, and started again over what it has."""
-
-    def command(self, registry: Registry) -> tuple[list[str], Mapping[str, str]]:
-        found = super().command(registry)
-        path = self.root / "config.toml"
-        without = 'disabled_plugins = ["io.containerd.internal.v1.opt"]'  # writes outside of its root
-        path.write_text(f"{without}\n{path.read_text()}")
-        return found
-
-    def kill(self) -> None:
-        process = self._process
-        assert process is not None
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-
-    def again(self) -> None:
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                ["containerd", "--config", str(self.root / "config.toml")],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-
-    def end(self) -> None:
-        """As ever; a process that was killed is needed once more, to end what its pods are."""
-        if self._process is not None and self._process.poll() is not None:
-            self.again()
-            until = time.monotonic() + END_SECONDS
-            while not self._ready() and time.monotonic() < until:
-                time.sleep(0.2)
-        super().end()
 
 
 class ContainerdTests(CrictlCase):

@@ -80,7 +80,12 @@ class CrashSoak:
     :param seconds: after that no pod is begun and no daemon is killed...
     :param patience: ...except that for so many more seconds it goes on while a label is `missed`.
     :param infrastructure: makes what the VMs run on.
+    :cvar launcher: the module that is run as the daemon, with `crashing`'s arguments.
+    :cvar lasting: how many pods run from the first daemon to the last.
     """
+
+    launcher = "tests.infranetes.daemon.crashing"
+    lasting = LASTING
 
     def __init__(
         self,
@@ -154,20 +159,21 @@ class CrashSoak:
         """Remove the files."""
         shutil.rmtree(self.root, ignore_errors=True)
 
+    def _table(self) -> dict[str, object]:
+        return {
+            "socket": str(self._socket),
+            "state_dir": str(self.root / "state"),
+            "run_dir": str(self.root / "run"),
+            "cluster": f"soak-{secrets.token_hex(4)}",
+            "node": "soak",
+            "provider": self._infrastructure.provider,
+            "times": {"sweep": 86400.0, **self._infrastructure.times},
+            "providers": {self._infrastructure.provider: self._infrastructure.table()},
+            "pool": {"per_minute": 10_000, "parallel": 4},
+        }
+
     def _configuration(self) -> str:
-        text = toml(
-            {
-                "socket": str(self._socket),
-                "state_dir": str(self.root / "state"),
-                "run_dir": str(self.root / "run"),
-                "cluster": f"soak-{secrets.token_hex(4)}",
-                "node": "soak",
-                "provider": self._infrastructure.provider,
-                "times": {"sweep": 86400.0, **self._infrastructure.times},
-                "providers": {self._infrastructure.provider: self._infrastructure.table()},
-                "pool": {"per_minute": 10_000, "parallel": 4},
-            }
-        )
+        text = toml(self._table())
         return text + (f"\n[[pool.sizes]]\ncount = {self._pool}\n" if self._pool else "")
 
     @property
@@ -209,8 +215,7 @@ class CrashSoak:
         self.outcome.missed = [label for label in self._labels if label not in hit]
 
     def _spawn(self, when: str, number: str) -> None:
-        module = "tests.infranetes.daemon.crashing"
-        command = [sys.executable, "-m", module, when, number, str(self.root / "journal")]
+        command = [sys.executable, "-m", self.launcher, when, number, str(self.root / "journal")]
         command += ["--nodaemon", "--pidfile=", "infranetes", "--config", str(self.root / "infranetes.toml")]
         with open(self.root / "daemon.log", "ab") as log:
             self._process = subprocess.Popen(
@@ -269,9 +274,13 @@ class CrashSoak:
             except Exception as error:
                 self.outcome.lost.append(f"pod-{number}: {type(error).__name__}: {error}")
 
+    def _handler(self, number: int) -> str:
+        """The runtime handler of that pod."""
+        return ""
+
     async def _run_pod(self, number: int, annotations: Mapping[str, str]) -> None:
         name = f"pod-{number}"
-        sandbox, container = await self._kubelet.run(name, annotations)
+        sandbox, container = await self._kubelet.run(name, annotations, self._handler(number))
         if await self._infrastructure.end_vm(sandbox, number):
             await self._until_lost(name, sandbox, container)
         await self._end(name, sandbox, container)
@@ -281,10 +290,10 @@ class CrashSoak:
 
     async def _begin_lasting(self) -> None:
         """Run the lasting pods."""
-        for number in range(LASTING):
-            name = f"lasting-{number}"
+        for number in range(self.lasting):
+            name, annotations = f"lasting-{number}", self._infrastructure.annotations[0]
             try:
-                self._lasting[name] = await self._kubelet.run(name, self._infrastructure.annotations[0])
+                self._lasting[name] = await self._kubelet.run(name, annotations, self._handler(number))
             except Exception as error:
                 self.outcome.lost.append(f"{name}: {type(error).__name__}: {error}")
 
@@ -363,6 +372,10 @@ class CrashSoak:
         held = await self._infrastructure.resources()
         return [f"{name} has no record" for name, token in held.items() if token not in recorded]
 
+    async def _held(self) -> list[str]:
+        """Everything that no pod needs any more."""
+        return list(await self._infrastructure.resources())
+
     async def _check_nothing_left(self) -> None:
         await deferToThread(self._spawn, "after", "0")
         await self._ready()
@@ -373,10 +386,10 @@ class CrashSoak:
             await channel.stub(control.Control).DrainPool(control.DrainPoolRequest(), timeout=STEP_SECONDS)
             await channel.close()
         until = time.monotonic() + END_SECONDS
-        while await self._infrastructure.resources() and time.monotonic() < until:
+        while await self._held() and time.monotonic() < until:
             await self._sleep(0.2)
         await deferToThread(self._end_process)
-        self.outcome.leaked += [f"{name} is left" for name in await self._infrastructure.resources()]
+        self.outcome.leaked += [f"{name} is left" for name in await self._held()]
         for table in ("sandboxes", "containers", "logs", "pool"):
             self.outcome.leaked += [f"{table}: {row[:4]} is left" for row in self._rows(table)]
         self._count_kills()

@@ -38,28 +38,36 @@ class KubeletCalls:
     image: str
     logs: Path
 
-    async def run(self, name: str, annotations: Mapping[str, str]) -> tuple[str, str]:
+    async def run(self, name: str, annotations: Mapping[str, str], handler: str = "") -> tuple[str, str]:
         """Run a pod and its container. Returns their ids."""
-        config = cri.PodSandboxConfig(
+        config = self.config(name, annotations)
+        sandbox = await self._ask(lambda runtime: run_sandbox(runtime, name, config, handler))
+        create = self.creation(name, sandbox, config)
+        container = await self._ask(lambda runtime: _create_container(runtime, create))
+        await self._ask(lambda runtime: _start_container(runtime, container))
+        found = await self._ask(lambda runtime: state(runtime, container))
+        if found != cri.CONTAINER_RUNNING:
+            raise AssertionError(f"its container is {cri.ContainerState.Name(found)} and should run")
+        return sandbox, container
+
+    def config(self, name: str, annotations: Mapping[str, str]) -> cri.PodSandboxConfig:
+        """A pod's."""
+        return cri.PodSandboxConfig(
             metadata=cri.PodSandboxMetadata(name=name, uid=name, namespace="soak"),
             hostname=name,
             labels={"name": name},
             annotations=annotations,
             log_directory=str(self.logs),
         )
-        sandbox = await self._ask(lambda runtime: _run_sandbox(runtime, name, config))
+
+    def creation(self, name: str, sandbox: str, config: cri.PodSandboxConfig) -> cri.CreateContainerRequest:
+        """What asks for its container."""
         box = cri.ContainerConfig(
             metadata=cri.ContainerMetadata(name="main"),
             image=cri.ImageSpec(image=self.image),
             log_path=f"{name}.log",
         )
-        create = cri.CreateContainerRequest(pod_sandbox_id=sandbox, config=box, sandbox_config=config)
-        container = await self._ask(lambda runtime: _create_container(runtime, create))
-        await self._ask(lambda runtime: _start_container(runtime, container))
-        state = await self._ask(lambda runtime: _state(runtime, container))
-        if state != cri.CONTAINER_RUNNING:
-            raise AssertionError(f"its container is {cri.ContainerState.Name(state)} and should run")
-        return sandbox, container
+        return cri.CreateContainerRequest(pod_sandbox_id=sandbox, config=box, sandbox_config=config)
 
     async def remove(self, name: str, sandbox: str, container: str) -> None:
         """Stop and remove a pod and its container.
@@ -100,11 +108,12 @@ class KubeletCalls:
         await self._ask(step)
 
 
-async def _run_sandbox(runtime: Runtime, name: str, config: cri.PodSandboxConfig) -> str:
+async def run_sandbox(runtime: Runtime, name: str, config: cri.PodSandboxConfig, handler: str) -> str:
+    """Run the pod's sandbox, or find the one that there is. Returns its id."""
     found = await pods(runtime, name)
     if found:
         return next(iter(found))
-    request = cri.RunPodSandboxRequest(config=config)
+    request = cri.RunPodSandboxRequest(config=config, runtime_handler=handler)
     return str((await runtime.RunPodSandbox(request, timeout=STEP_SECONDS)).pod_sandbox_id)
 
 
@@ -116,17 +125,18 @@ async def _create_container(runtime: Runtime, request: cri.CreateContainerReques
 
 
 async def _start_container(runtime: Runtime, container: str) -> None:
-    if await _state(runtime, container) == cri.CONTAINER_RUNNING:
+    if await state(runtime, container) == cri.CONTAINER_RUNNING:
         return
     try:
         await runtime.StartContainer(cri.StartContainerRequest(container_id=container), timeout=STEP_SECONDS)
     except GrpcError as error:  # the start by an earlier daemon may become known only now
         started = error.code is Code.FAILED_PRECONDITION
-        if not started or await _state(runtime, container) != cri.CONTAINER_RUNNING:
+        if not started or await state(runtime, container) != cri.CONTAINER_RUNNING:
             raise
 
 
-async def _state(runtime: Runtime, container: str) -> cri.ContainerState:
+async def state(runtime: Runtime, container: str) -> cri.ContainerState:
+    """What the container is in."""
     request = cri.ContainerStatusRequest(container_id=container)
     status: cri.ContainerStatusResponse = await runtime.ContainerStatus(request, timeout=STEP_SECONDS)
     return status.status.state

@@ -72,8 +72,13 @@ def label_writes() -> None:
     labelled("claim", lambda record: "pool claimed")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The whole program."""
     number, _, wanted = sys.argv[2].partition(",")
     install(sys.argv[1], int(number), sys.argv[3], wanted)
     sys.argv = ["twistd", *sys.argv[4:]]
     run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A soak test of a node with both kinds of pods: the daemon and its containerd are killed at any moment."""
+
+from __future__ import annotations
+
+from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import TestCase
+
+from tests.support import mixed_soak
+
+SECONDS = 5.0  # plus what is under way then; `python -m bench lives:mixed` runs 200 pods
+WIDTH = 3
+LIMIT = 500.0  # seconds, on a machine with much else to do
+
+
+class MixedSoakTests(TestCase):
+    timeout = 600
+
+    async def test_no_pod_of_either_is_lost_and_nothing_leaks(self) -> None:
+        found = await deferToThread(mixed_soak.run, 1000, WIDTH, SECONDS, LIMIT)
+        self.assertEqual(found["lost"], [], found["log"])
+        self.assertEqual(found["leaked"], [], found["log"])
+        self.assertEqual(found["lasted"], len(mixed_soak.HANDLERS), "pods that ran all the time")
+        self.assertGreaterEqual(found["pods"], WIDTH)
+        self.assertGreater(found["kills"] + found["containerd_kills"], 0)

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A soak test of a node with both kinds of pods: the daemon and its containerd are killed again and again.
+
+Pods of containerd's, simulated VMs, and simulated VMs whose networks are shadow sandboxes of containerd's
+take turns. The daemon kills itself around its writes, as in `crash_soak`; containerd is killed at any moment.
+A call is asked again, as kubelet does, whatever it failed with. `run` does it in namespaces of its own, which
+end with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet import task
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import UNIXClientEndpoint
+from twisted.internet.threads import deferToThread
+
+from infranetes_common.concurrency import replace_file, start
+from infranetes_common.reactors import IReactor, installed
+from infranetes_common.wire import cri
+from tests.infranetes.daemon.case import ROOT
+from tests.interop.critest import reap
+from tests.interop.critest_images import PAUSE, REGISTRIES
+from tests.interop.killable import Killable
+from tests.support import oci
+from tests.support.crash_soak import READY_SECONDS, CrashSoak
+from tests.support.infrastructure import SimulatedFarm
+from tests.support.mixed_calls import MixedCalls
+from tests.support.registry import Registry
+from txgrpc import Channel, Code, GrpcError
+
+#: Whatever a run has (mounts, links, shims, listeners) ends with these.
+NAMESPACES = (
+    *("setpriv", "--pdeathsig", "KILL", "--", "unshare", "--mount", "--ipc", "--net", "--pid"),
+    *("--fork", "--kill-child", "--mount-proc"),
+)
+IMAGE = f"{REGISTRIES[0]}/busybox:1"
+VM, JOINED = "infranetes", "joined"
+#: The runtime handlers of pods, in turn.
+HANDLERS = ("", VM, JOINED)
+REST = (0.0, 4.0)  # seconds for which containerd serves, at least and at most
+NETNS = Path("/run/netns")
+
+
+class Node(Killable):
+    """containerd with the reference plug-ins; every address that it gives is a file."""
+
+    def _network(self) -> dict[str, Any]:
+        network = super()._network()
+        (bridge, _) = network["plugins"]
+        return {**network, "plugins": [{**bridge, "ipMasq": False}]}
+
+    def addresses(self) -> list[str]:
+        """Those that are given."""
+        return [path.name for path in self.root.glob("addresses/*/*") if path.name[0].isdigit()]
+
+    def namespaces(self) -> list[str]:
+        """The network namespaces of sandboxes."""
+        return sorted(path.name for path in NETNS.glob("*")) if NETNS.exists() else []
+
+    def shims(self) -> list[str]:
+        """The processes that hold sandboxes."""
+        found = subprocess.run(["pgrep", "-f", "containerd-shim"], capture_output=True, text=True)
+        return found.stdout.split()
+
+
+class MixedFarm(SimulatedFarm):
+    """Kubelet asks again after any error."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.transient = tuple(Code)
+
+    def table(self) -> dict[str, object]:
+        return {**super().table(), "images": "layers"}
+
+
+class MixedSoak(CrashSoak):
+    """One soak test. See `CrashSoak`.
+
+    :param cgroup: the parent of containerd's pods' control groups."""
+
+    launcher = "tests.support.mixed_daemon"
+    lasting = len(HANDLERS)
+
+    def __init__(self, reactor: IReactor, pods: int, width: int, seconds: float, cgroup: str) -> None:
+        super().__init__(
+            reactor, pods, width, seconds=seconds, infrastructure=lambda _, root: MixedFarm(root)
+        )
+        self.containerd = Node(self.root / "c")
+        self.containerd_kills = 0
+        self._registry = Registry()
+        self._moments = random.Random(1)  # noqa: S311
+        self._calls = MixedCalls(self._ask, IMAGE, self.root / "logs", cgroup)
+
+    @property
+    def again(self) -> int:
+        """How often a pod that was half made was made anew."""
+        return len(self._calls.again)
+
+    async def _prepare(self) -> None:
+        self._kubelet = self._calls
+        await deferToThread(self._thd_prepare)
+        self._begun = time.monotonic()
+        self._killer = start(self._kill_containerd())
+
+    def _thd_prepare(self) -> None:
+        (self.root / "logs").mkdir()
+        (self.root / "infranetes.toml").write_text(self._configuration())
+        self._registry.start()
+        idle = oci.busybox({"Cmd": ["sleep", "2147483647"]})
+        self._registry.push(*PAUSE, idle)
+        self._registry.push("busybox", "1", idle)
+        self.containerd.start(self._registry)
+        pulled = self.containerd.crictl("pull", IMAGE)
+        if pulled.returncode:
+            raise RuntimeError(f"crictl pull: {pulled.stderr}")
+
+    def _table(self) -> dict[str, object]:
+        joined = {"handlers": {JOINED: {"network": "cni"}}, "cgroup_driver": "cgroupfs"}
+        return {**super()._table(), "delegate": {"socket": str(self.containerd.socket)}, **joined}
+
+    async def _kill_containerd(self) -> None:
+        """Kill it again and again, at any moment after it has begun to serve, while there are pods to run."""
+        while not self._done and not self._late():
+            await self._sleep(self._moments.uniform(*REST))
+            await deferToThread(self.containerd.kill)
+            self.containerd_kills += 1
+            await self._sleep(self._moments.choice((0.0, 0.5)))
+            await deferToThread(self.containerd.again)
+            await self._serves()
+
+    async def _serves(self) -> None:
+        endpoint = UNIXClientEndpoint(self._reactor, str(self.containerd.socket), timeout=5)
+        channel = Channel(self._reactor, endpoint)
+        try:
+            until = time.monotonic() + READY_SECONDS
+            while time.monotonic() < until:
+                with contextlib.suppress(GrpcError):
+                    await channel.stub(cri.RuntimeService).Version(cri.VersionRequest(), timeout=5.0)
+                    return
+                await self._sleep(0.1)
+        finally:
+            await channel.close()
+
+    def _handler(self, number: int) -> str:
+        return HANDLERS[number % len(HANDLERS)]
+
+    async def _held(self) -> list[str]:
+        return [*await super()._held(), *await deferToThread(self._thd_listed)]
+
+    def _thd_listed(self) -> list[str]:
+        """Sandboxes and containers of containerd's, by its own socket."""
+        left = []
+        for command, key in (("pods", "items"), ("ps", "containers")):
+            words = (command, "-o", "json") if command == "pods" else (command, "-a", "-o", "json")
+            shown = self.containerd.crictl(*words)
+            if shown.returncode:
+                return [f"containerd, which does not answer: {shown.stderr}"]
+            for each in json.loads(shown.stdout)[key]:
+                left.append(f"containerd's {each['metadata']['name']}, {each['labels']}, {each['state']},")
+        return left
+
+    def end(self) -> None:
+        """End containerd and the registry; the pods' processes end with the namespaces."""
+        self.containerd.end()
+        self._registry.stop()
+
+
+async def soak(reactor: IReactor, pods: int, width: int, seconds: float, cgroup: str) -> Mapping[str, object]:
+    """The outcome of one, with what containerd itself has lost track of."""
+    test = MixedSoak(reactor, pods, width, seconds, cgroup)
+    try:
+        outcome = await test.run()
+        await test._killer
+    finally:
+        await deferToThread(test.end)
+    told = {key: value for key, value in attrs.asdict(outcome).items() if key != "faults"}
+    own = {
+        "namespaces": test.containerd.namespaces(),
+        "addresses": test.containerd.addresses(),
+        "shims": test.containerd.shims(),
+    }
+    counts = {"lasting": test.lasting, "containerd_kills": test.containerd_kills, "again": test.again}
+    return {**told, **counts, "of_containerd_itself": own, "log": test.log[-3000:]}
+
+
+def run(pods: int, width: int, seconds: float, limit: float | None = None) -> dict[str, Any]:
+    """The outcome of one, in namespaces of its own.
+
+    :param limit: seconds after which it is broken off.
+    :raise subprocess.TimeoutExpired: it was."""
+    with tempfile.TemporaryDirectory(prefix="mixed-", dir="/var/tmp") as root:  # no overlay file system
+        words = [sys.executable, "-m", "tests.support.mixed_soak", root, *map(str, (pods, width, seconds))]
+        try:
+            done = subprocess.run(
+                [*NAMESPACES, *words], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit
+            )
+        finally:
+            _remove_cgroups(Path(root).name)
+        result = Path(root, "outcome.json")
+        if not result.exists():
+            raise RuntimeError(f"{done.returncode}: {done.stderr.decode(errors='replace')[-3000:]}")
+        found: dict[str, Any] = json.loads(result.read_text())
+        return found
+
+
+def _remove_cgroups(name: str) -> None:
+    for top in (Path("/sys/fs/cgroup"), *Path("/sys/fs/cgroup").iterdir()):
+        for directory, _, _ in os.walk(top / name, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(directory)
+
+
+def main(root: Path, pods: int, width: int, seconds: float) -> None:
+    """The whole program, inside."""
+    reap()
+    tempfile.tempdir = str(root)
+    subprocess.run(["mount", "-t", "tmpfs", "run", "/run"], check=True)
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+
+    async def whole() -> None:
+        found = await soak(installed(), pods, width, seconds, f"/{root.name}")
+        replace_file(root / "outcome.json", json.dumps(found), 0o600, durable=False)
+
+    task.react(lambda _: Deferred.fromCoroutine(whole()))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
