@@ -64,15 +64,15 @@ class RunnerTests(SynchronousTestCase):
         self.runner = Runner([sys.executable, "-c", SCRIPT], self.directory, self.told.append)
 
     def test_each_spec_has_an_outcome_and_its_output(self) -> None:
-        outcomes = self.runner.all([Spec("alone", alone=True), Spec("good"), Spec("shy")], 2)
+        outcomes = self.runner.all([Spec("alone [Serial]"), Spec("good"), Spec("shy")], 2)
         self.assertEqual(
             [(each.spec, each.state, each.message) for each in outcomes],
-            [("good", PASSED, ""), ("shy", SKIPPED, "not here"), ("alone", PASSED, "")],
+            [("good", PASSED, ""), ("shy", SKIPPED, "not here"), ("alone [Serial]", PASSED, "")],
         )
         self.assertEqual(set(self.told), set(outcomes))
-        self.assertEqual(self.told[-1].spec, "alone")
+        self.assertEqual(self.told[-1].spec, "alone [Serial]")
         outputs = sorted(path.read_text() for path in self.directory.glob("*/output"))
-        self.assertEqual(outputs, ["alone\nit ran\n", "good\nit ran\n", "shy\nit ran\n"])
+        self.assertEqual(outputs, ["alone [Serial]\nit ran\n", "good\nit ran\n", "shy\nit ran\n"])
 
     def test_one_that_gave_no_report_has_failed(self) -> None:
         outcome = self.runner.one(Spec("dies"))
