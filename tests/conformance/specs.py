@@ -37,7 +37,7 @@ class Spec:
 
     @property
     def alone(self) -> bool:
-        """Whether nothing else may run beside it. Kubernetes says so by a label, not by Ginkgo's decorator."""
+        """Whether nothing else may run beside it. Kubernetes has a label for that, not Ginkgo's decorator."""
         return "[Serial]" in self.name
 
     @property
