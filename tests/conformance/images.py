@@ -23,9 +23,13 @@ PACKAGES = (
     *("bash", "bind9-dnsutils", "curl", "iperf", "iproute2", "iputils-ping"),
     *("netcat-openbsd", "nginx-light", "perl-base", "procps", "util-linux", "wget"),
 )
-RECIPE = "3"  # another one, and they are made again
+RECIPE = "4"  # another one, and they are made again
 _ENVIRONMENT = {"Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]}
 _USER = "user-defined-in-image"
+# With -p a shell keeps the user that it is by its mode.
+_SETUID_CONFIG: Mapping[str, object] = {
+    "Entrypoint": ["/usr/local/bin/nnp", "-p", "-c", 'echo "Effective uid: $EUID"']
+}
 _SERVER = """\
 server {
     listen 80 default_server;
@@ -72,6 +76,7 @@ def _images(programs: Path) -> Iterator[tuple[str, str, oci.BuiltImage]]:
     for name in ("kitten", "nautilus"):
         data = {"data.json": File(f'{{"image": "{name}.jpg"}}'.encode()), f"{name}.jpg": File(name.encode())}
         yield f"{E2E}/{name}", "1.8", image({**entry, "Cmd": ["test-webserver"]}, agnhost, data)
+    yield f"{E2E}/nonewprivs", "1.4", image(_SETUID_CONFIG, _setuid(base))
     yield f"{E2E}/glibc-dns-testing", "2.0.0", image({"Cmd": ["bash"]})
     yield f"{E2E}/perl", "5.26", image({"Cmd": ["perl"]})
     # The default site of Debian's listens on IPv6 too, which a VM need not have.
@@ -79,6 +84,14 @@ def _images(programs: Path) -> Iterator[tuple[str, str, oci.BuiltImage]]:
     for tag in ("1.15-4", "1.27-0"):
         about = {f"usr/share/nginx/html/{tag}": File()}
         yield f"{E2E}/nginx", tag, image({"Cmd": ["nginx", "-g", "daemon off;"]}, site, about)
+
+
+def _setuid(base: bytes) -> Mapping[str, File]:
+    """A shell that is root's whoever runs it, unless the kernel is told to grant no more privileges."""
+    with tarfile.open(fileobj=io.BytesIO(base)) as debians:
+        shell = debians.extractfile("./bin/bash")
+        assert shell is not None
+        return {"usr/local/bin/nnp": File(shell.read(), 0o4755)}
 
 
 def _agnhost(base: bytes) -> Mapping[str, File]:
