@@ -89,7 +89,7 @@ def _images(programs: Path) -> Iterator[tuple[str, str, oci.BuiltImage]]:
 def _setuid(base: bytes) -> Mapping[str, File]:
     """A shell that is root's whoever runs it, unless the kernel is told to grant no more privileges."""
     with tarfile.open(fileobj=io.BytesIO(base)) as debians:
-        shell = debians.extractfile("./bin/bash")
+        shell = debians.extractfile("./usr/bin/bash")
         assert shell is not None
         return {"usr/local/bin/nnp": File(shell.read(), 0o4755)}
 
