@@ -35,11 +35,14 @@ _PROPAGATION = {cri.PROPAGATION_HOST_TO_CONTAINER: "HOST_TO_CONTAINER",
 
 @attrs.frozen
 class Source:
-    """A file or directory of the node that is mounted. Its path has no links."""
+    """A file or directory of the node that is mounted. Its path has no links.
+
+    :ivar size_limit: bytes that can be written to it, of an emptyDir in memory; 0: there is no such limit."""
 
     path: str
     file: bool
     in_memory: bool
+    size_limit: int = attrs.field(default=0, eq=False)
 
     @property
     def id(self) -> str:
@@ -122,8 +125,21 @@ def find_source(mount: cri.Mount, table: MountTable, confined: Collection[str] =
         raise FailedPrecondition(f"{path} became a link while it was looked at")
     if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
         raise InvalidArgument(f"{path} is a socket, device or pipe, which can't be carried into a VM")
-    in_memory = table.fs_type(found.st_dev) in _IN_MEMORY or _is_configuration(path, table)
-    return Source(path, stat.S_ISREG(found.st_mode), in_memory)
+    fs_type = table.fs_type(found.st_dev)
+    in_memory = fs_type in _IN_MEMORY or _is_configuration(path, table)
+    limit = _size_limit(path, table) if fs_type == "tmpfs" else 0
+    return Source(path, stat.S_ISREG(found.st_mode), in_memory, limit)
+
+
+def _size_limit(path: str, table: MountTable) -> int:
+    """The size of the tmpfs that kubelet has mounted for an emptyDir: its sizeLimit, or the pod's memory."""
+    if not _EMPTY_DIR.search(path) or table.layout(path)[b""].path != b"/":
+        return 0
+    try:
+        found = os.statvfs(path)
+    except OSError as error:
+        raise FailedPrecondition(f"{path} can't be looked at: {error.strerror}") from None
+    return found.f_blocks * found.f_frsize
 
 
 def _is_configuration(path: str, table: MountTable) -> bool:

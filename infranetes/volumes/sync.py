@@ -91,6 +91,7 @@ class VolumeSync:
                 volume.source.id,
                 file=volume.source.file,
                 in_memory=volume.source.in_memory,
+                size_limit=volume.source.size_limit,
                 bounds=self.bounds,
                 changes=self._read(volume, todo.push, todo.push_removed),
             )

@@ -55,7 +55,13 @@ class VolumeCalls:
     async def _put(
         self, header: messages.VolumeHeader, requests: AsyncIterator[messages.PutVolumeRequest]
     ) -> None:
-        make = partial(self._store.make, header.id, file=header.file, in_memory=header.in_memory)
+        make = partial(
+            self._store.make,
+            header.id,
+            file=header.file,
+            in_memory=header.in_memory,
+            size_limit=header.size_limit,
+        )
         tree = await run_in_thread(self._reactor, make)
         applier = Applier(tree, _bounds(header.bounds))
         pending: list[Change] = []

@@ -43,11 +43,16 @@ class VolumeStore:
         """Return a volume's files. :raise NotFound: there is no such volume."""
         return _tree(self.path(id))
 
-    def make(self, id: str, *, file: bool, in_memory: bool) -> Tree:
+    def make(self, id: str, *, file: bool, in_memory: bool, size_limit: int = 0) -> Tree:
         """Make a volume, empty unless it is there already.
 
+        :param size_limit: bytes that a directory in memory takes, as one that has a tmpfs of its own; 0: as the
+            memory of all volumes does.
+        :raise InvalidArgument: only a directory in memory has a size limit.
         :raise FailedPrecondition: it is there as the other kind, or can't be made.
         """
+        if size_limit and (file or not in_memory):
+            raise InvalidArgument(f"volume {id}: only a directory in memory has a size limit")
         try:
             path = self.path(id)
         except NotFound:
@@ -64,6 +69,9 @@ class VolumeStore:
                 raise FailedPrecondition(f"volume {id} can't be made in the VM: {error}") from None
         if (path.name == _FILE) is not file:
             raise FailedPrecondition(f"volume {id} is a {path.name} already")
+        if size_limit and self._mount and not os.path.ismount(path):
+            options = f"mode=0700,size={size_limit}"
+            mount("tmpfs", str(path), "tmpfs", Flag.NO_SETID | Flag.NO_DEVICES, options)
         return _tree(path)
 
     def remove(self, id: str) -> None:

@@ -19,12 +19,23 @@ class VolumeClient(AgentCalls):
     """A part of AgentClient. What comes from the agent is checked before it is handed on."""
 
     async def put_volume(
-        self, id: str, *, file: bool, in_memory: bool, bounds: Bounds, changes: AsyncIterator[Change]
+        self,
+        id: str,
+        *,
+        file: bool,
+        in_memory: bool,
+        bounds: Bounds,
+        changes: AsyncIterator[Change],
+        size_limit: int = 0,
     ) -> None:
-        """Make the volume if there is none, and apply `changes` in their order."""
+        """Make the volume if there is none, and apply `changes` in their order.
+
+        :param size_limit: of a directory in memory, bytes; 0: none."""
 
         async def requests() -> AsyncIterator[vmserver.PutVolumeRequest]:
-            header = vmserver.VolumeHeader(id=id, file=file, in_memory=in_memory, bounds=_bounds(bounds))
+            header = vmserver.VolumeHeader(
+                id=id, file=file, in_memory=in_memory, bounds=_bounds(bounds), size_limit=size_limit
+            )
             yield vmserver.PutVolumeRequest(header=header)
             async for change in changes:
                 yield vmserver.PutVolumeRequest(change=change_to_wire(change))

@@ -60,6 +60,20 @@ class FindTests(MountCase):
         self.addCleanup(subprocess.run, ["umount", "-l", str(secret)])
         self.assertTrue(find_source(cri.Mount(host_path=str(secret)), self.table).in_memory)
 
+    def test_an_empty_dir_in_memory_is_as_large_as_kubelet_made_it(self) -> None:
+        kept = self.top / "pods" / "uid" / "volumes" / "kubernetes.io~empty-dir" / "cache"
+        other = self.top / "cache"
+        for directory in (kept, other):
+            directory.mkdir(parents=True)
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=10m", "tmpfs", str(directory)], check=True)
+            self.addCleanup(subprocess.run, ["umount", "-l", str(directory)])
+        (kept / "inner").mkdir()
+        sizes = [
+            find_source(cri.Mount(host_path=str(path)), self.table).size_limit
+            for path in (kept, kept / "inner", other)
+        ]
+        self.assertEqual(sizes, [10 << 20, 0, 0])
+
     def test_kubelets_configuration_stays_in_memory_wherever_the_node_has_it(self) -> None:
         volumes = self.top / "pods" / "uid" / "volumes"
         for kind in ("configmap", "secret", "projected", "downward-api"):

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes_common.errors import FailedPrecondition
+from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.filesync.manifest import DIRECTORY, FILE, SYMLINK, Bounds, Change, Entry, Removed
 from infranetes_common.filesync.scan import scan
 from infranetes_common.filesync.wire import PREFIX, change_to_wire
@@ -18,6 +19,7 @@ from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from tests.vmserver.rpc.test_agent import ID, AgentCase
 from txgrpc import Code
+from vmserver.mounts import mounts_below
 from vmserver.volumes import store
 from vmserver.volumes.store import VolumeStore
 
@@ -138,6 +140,51 @@ class MemoryTests(SynchronousTestCase):
         kind = subprocess.run(["stat", "-f", "-c", "%T", memory / "v1" / "file"], capture_output=True)
         self.assertEqual(kind.stdout, b"tmpfs\n")
         self.assertEqual(memory.stat().st_mode & 0o777, 0o700)
+
+    def test_a_directory_with_a_size_limit_is_a_file_system_of_that_size_until_it_is_removed(self) -> None:
+        top = Path(self.mktemp()).absolute()
+        top.mkdir()
+        memory = top / "memory"
+        self.addCleanup(subprocess.run, ["umount", "-l", str(memory)])
+        made = VolumeStore(top / "disk", memory, mount=True)
+        for _ in range(2):
+            made.make("v1", file=False, in_memory=True, size_limit=10 << 20)
+            at = made.path("v1")
+            found = os.statvfs(at)
+            self.assertEqual(found.f_blocks * found.f_frsize, 10 << 20)
+            (at / "kept").touch()
+        self.assertEqual(sorted(scan(made.tree("v1"), Bounds(10, 1000))), [b"", b"kept"])
+        mounted = [each.point for each in mounts_below(memory)]
+        self.assertEqual(mounted, [str(at)])
+        for _ in range(2):
+            made.remove("v1")
+            self.assertEqual(mounts_below(memory), [])
+        self.assertFalse(at.exists())
+
+    def test_a_file_system_that_could_not_be_mounted_is_the_next_time(self) -> None:
+        top = Path(self.mktemp()).absolute()
+        top.mkdir()
+        memory = top / "memory"
+        self.addCleanup(subprocess.run, ["umount", "-l", str(memory)])
+        made = VolumeStore(top / "disk", memory, mount=True)
+        make = partial(made.make, "v1", file=False, in_memory=True, size_limit=1 << 20)
+
+        def refused(source: str, at: str, *arguments: object) -> None:
+            raise FailedPrecondition(f"no memory for {at}")
+
+        make()
+        made.remove("v1")  # so that only the volume's own is refused
+        patched = self.patch(store, "mount", refused)
+        self.assertRaises(FailedPrecondition, make)
+        patched.restore()
+        make()
+        self.assertTrue(os.path.ismount(made.path("v1")))
+
+    def test_nothing_else_has_a_size_limit(self) -> None:
+        made = VolumeStore(Path("/nowhere"), Path("/nowhere"), mount=True)
+        for file, in_memory in ((True, True), (False, False)):
+            wrong = partial(made.make, "v1", file=file, in_memory=in_memory, size_limit=1)
+            self.assertRaises(InvalidArgument, wrong)
 
     def test_without_a_tmpfs_there_is_no_secret(self) -> None:
         top = Path(self.mktemp()).absolute()
