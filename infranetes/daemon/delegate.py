@@ -5,9 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from twisted.internet.defer import CancelledError, Deferred
-from twisted.logger import Logger
-
 from infranetes.config import Config
 from infranetes.cri.events import EventCalls
 from infranetes.cri.owners import InventoryOwners
@@ -21,12 +18,9 @@ from infranetes.images.catalogue import CatalogueStore
 from infranetes.images.catalogues import CatalogueSet
 from infranetes.images.several import SeveralStores, Store, as_one
 from infranetes.pods.inventory import Inventory
-from infranetes_common.concurrency import start
 from infranetes_common.reactors import IReactor
 from infranetes_common.services import StartStop
 from txgrpc import Service
-
-_log = Logger()
 
 
 def make_delegate(reactor: IReactor, config: Config, source: str) -> Delegate | None:
@@ -54,20 +48,7 @@ def images_beside(
 
 def delegate_service(delegate: Delegate) -> StartStop:
     """Return the service that meets the delegate, for which nothing waits, and leaves it at the end."""
-    meeting: list[Deferred[None]] = []
-
-    def meet() -> None:
-        met = start(delegate.meet())
-        met.addErrback(lambda failure: failure.trap(CancelledError) and None)
-        met.addErrback(lambda failure: _log.failure("what the delegate is is not known", failure=failure))
-        meeting.append(met)
-
-    async def leave() -> None:
-        for met in meeting:
-            met.cancel()
-        await delegate.stop()
-
-    return StartStop(meet, leave)
+    return StartStop(delegate.start, delegate.stop)
 
 
 def make_router(

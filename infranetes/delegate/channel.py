@@ -20,11 +20,12 @@ import os
 import stat
 from collections.abc import AsyncGenerator, Iterable, Mapping
 
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.logger import Logger
 
 from infranetes.delegate.hidden import Hidden
-from infranetes_common.concurrency import sleep
+from infranetes_common.concurrency import sleep, start
 from infranetes_common.errors import FailedPrecondition, Unavailable
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
@@ -70,6 +71,8 @@ class Delegate:
         self._trouble = "it has not answered yet"
         self._stranger = ""  # what to do about a socket of something else, as a sentence
         self._refusals: dict[str, str] = {}
+        self._meeting: Deferred[None] | None = None
+        self._stopped = False
         self._channel = Channel(reactor, UNIXClientEndpoint(reactor, socket), backoff=_BACKOFF)
         self._stub = RawStub(self._channel)
 
@@ -153,6 +156,15 @@ class Delegate:
         """For calls of which nothing but the path is known."""
         return self._stub
 
+    def start(self) -> None:
+        """Begin to wait until it answers, to learn what it is; likewise each time that it comes back."""
+        if self._meeting is None or self._meeting.called:
+            self._meeting = start(self.meet())
+            self._meeting.addErrback(lambda failure: failure.trap(CancelledError) and None)
+            self._meeting.addErrback(
+                lambda failure: _log.failure("what the delegate is is not known", failure=failure)
+            )
+
     async def meet(self) -> None:
         """Wait until it answers, and learn what it is."""
         waits = False  # at first not, so that the log says what it waits for
@@ -161,6 +173,8 @@ class Delegate:
                 answer = await self._stub.call(VERSION, b"", wait_for_ready=waits)
                 break
             except GrpcError as error:  # it is about to start, or to end
+                if self._stopped:
+                    return
                 self._failed(error)
                 if error.code is Code.UNIMPLEMENTED:
                     self._is_strange(error.message)
@@ -169,7 +183,7 @@ class Delegate:
         self._stranger = ""
         version = cri.VersionResponse.FromString(answer)
         self.kind, self.version = version.runtime_name, version.runtime_version
-        self._answered()
+        self.state = DelegateState.UP
         _log.info(
             "the delegate at {socket} is {kind} {version}",
             socket=self.socket,
@@ -179,19 +193,32 @@ class Delegate:
 
     async def stop(self) -> None:
         """Close the connection; calls that run fail."""
+        self._stopped = True
+        if self._meeting is not None:
+            self._meeting.cancel()
         await self._channel.close()
 
     def _answered(self) -> None:
         if self.state is DelegateState.DOWN:
             _log.info("the delegate at {socket} answers again", socket=self.socket)
+            self._is_back()
         self.state = DelegateState.UP
+
+    def _is_back(self) -> None:
+        """Learn what it is now: it may have been upgraded, or configured anew."""
+        if not self._stopped:
+            self.start()
 
     def _failed(self, error: GrpcError) -> Exception:
         """Return what the caller is told of an error, and note what it says of the delegate."""
         if not isinstance(error, Disconnected):
-            strange = self._stranger and error.code is Code.UNIMPLEMENTED
-            return GrpcError(error.code, self._stranger) if strange else error
-        self._trouble = _why(self.socket, error.message)
+            if error.code is not Code.UNIMPLEMENTED:
+                return error
+            if self.state is DelegateState.DOWN:
+                self.state = DelegateState.UNKNOWN
+                self._is_back()
+            return GrpcError(error.code, self._stranger) if self._stranger else error
+        self._trouble, self._stranger = _why(self.socket, error.message), ""
         if self.state is not DelegateState.DOWN:
             self.state = DelegateState.DOWN
             _log.warn("{trouble}", trouble=self.trouble)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from typing import Any
@@ -252,3 +253,26 @@ class DownTests(RouterCase):
         self.theirs.errors.clear()
         await meeting
         self.assertEqual(self.delegate.trouble, "")
+
+    async def test_one_that_comes_back_is_met_again(self) -> None:
+        """It may be of another release, or no runtime any more."""
+        self.delegate.start()
+        await until(lambda: self.delegate.version == "2.1.0", "it is met")
+        newer = cri.VersionResponse(runtime_name="containerd", runtime_version="2.2.0").SerializeToString()
+        self.theirs.answers["Version"] = lambda _: newer
+        await self.restarted()
+        await until(lambda: self.delegate.version == "2.2.0", "it is met again")
+        for name in ("Version", "Status"):
+            self.theirs.errors[name] = GrpcError(Code.UNIMPLEMENTED, "unknown service")
+        await self.restarted()
+        await until(lambda: "offers no CRI" in self.delegate.trouble, "it is met as no runtime")
+
+    async def restarted(self) -> None:
+        """Have it restarted, and the daemon find that out by kubelet's calls."""
+        await self.theirs.down()
+        await status_of(self.stub.Status(cri.StatusRequest()))
+        self.assertIs(self.delegate.state, DelegateState.DOWN)
+        await self.theirs.start()
+        while self.delegate.state is DelegateState.DOWN:
+            with contextlib.suppress(GrpcError):
+                await self.stub.Status(cri.StatusRequest())
