@@ -46,8 +46,8 @@ class VolumeStore:
     def make(self, id: str, *, file: bool, in_memory: bool, size_limit: int = 0) -> Tree:
         """Make a volume, empty unless it is there already.
 
-        :param size_limit: bytes that a directory in memory takes, as one that has a tmpfs of its own; 0: as the
-            memory of all volumes does.
+        :param size_limit: bytes that a directory in memory takes, on a tmpfs of its own; 0: as many
+            as the memory of all volumes does.
         :raise InvalidArgument: only a directory in memory has a size limit.
         :raise FailedPrecondition: it is there as the other kind, or can't be made.
         """
