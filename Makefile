@@ -62,7 +62,7 @@ apt-base:
 	$(call need,$(APT_BASE))
 
 apt-test: apt-base
-	$(call need,$(APT_TEST) $(APT_RUN) $(APT_IMAGE) $(APT_DEB))
+	$(call need,$(APT_TEST) $(APT_CONTAINERD) $(APT_RUN) $(APT_IMAGE) $(APT_DEB))
 
 .PHONY: venv
 venv: $(VENV_DONE) ## Make .venv with Infranetes and the tools of its tests

@@ -88,6 +88,7 @@ SECONDS: Mapping[str, float] = {
     "tests.infranetes.daemon.test_crash_soak": 100,
     "tests.infranetes.daemon.test_crash_soak.FaultySoakTests": 250,
     "tests.infranetes.daemon.test_layers": 80,
+    "tests.infranetes.daemon.test_mixed_soak": 30,
     "tests.infranetes.daemon.test_namespaces": 30,
     "tests.infranetes.daemon.test_user_namespaces": 40,
     "tests.infranetes.daemon.test_vsphere": 40,
