@@ -9,9 +9,6 @@ whose VMs have real agents; `lives:clouds` on all three; and `lives:troubles` on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from bench.figures import Report, say
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.reactors import IReactor
@@ -62,7 +59,7 @@ async def _faulty(reactor: IReactor, report: Report) -> None:
             report.add("lives", f"{provider}: {fault}", outcome.faults[fault], "times")
 
 
-def _tell_mixed(report: Report, found: Mapping[str, Any]) -> None:
+def _tell_mixed(report: Report, found: mixed_soak.Found) -> None:
     where = "on a mixed node"
     report.add("lives", f"lifecycles {where}", found["pods"], "pods")
     report.add("lives", f"daemons killed meanwhile {where}", found["kills"], "kills")
@@ -73,7 +70,11 @@ def _tell_mixed(report: Report, found: Mapping[str, Any]) -> None:
     report.add("lives", f"pods lost {where}", len(lost), "", target=0)
     gone = found["lasting"] - found["lasted"]
     report.add("lives", f"pods that ran all the time, not found again {where}", gone, "", target=0)
-    for what, left in own.items():
+    for what, left in (
+        ("namespaces", own["namespaces"]),
+        ("addresses", own["addresses"]),
+        ("shims", own["shims"]),
+    ):
         report.add("lives", f"{what} that containerd itself has forgotten {where}", len(left), "")
     for problem in (*leaked, *lost):
         say(f"  {problem}")

@@ -205,7 +205,7 @@ class Delegate:
         self.state = DelegateState.UP
 
     def _is_back(self) -> None:
-        """Learn what it is now: it may have been upgraded, or configured anew."""
+        """Ask it for its name and release again: it may have been upgraded while it was away."""
         if not self._stopped:
             self.start()
 

@@ -14,6 +14,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,15 +117,19 @@ class Cluster:
             raise AssertionError(f"{' '.join(words)}: {done.stderr}{done.stdout}")
         return done.stdout
 
-    def kill(self, program: str) -> None:
-        """SIGKILL for that program of the cluster."""
-        self.inside("kill", "-KILL", self.paths.pid(program).read_text())
+    def kill(self, *programs: str) -> None:
+        """SIGKILL for these programs of the cluster, at once."""
+        self.inside("kill", "-KILL", *(self.paths.pid(each).read_text() for each in programs))
 
-    def restart(self, program: str) -> None:
-        """SIGKILL for one that is started again, and wait until it is."""
-        before = self.paths.pid(program).read_text()
-        self.kill(program)
-        until(lambda: self.paths.pid(program).read_text() not in ("", before), f"{program} is back", 60)
+    def restart(self, *programs: str) -> None:
+        """SIGKILL for those that are started again, and wait until they are."""
+        before = {each: self.paths.pid(each).read_text() for each in programs}
+        self.kill(*programs)
+        for program, pid in before.items():
+            until(partial(self._has_another, program, pid), f"{program} is back", 60)
+
+    def _has_another(self, program: str, pid: str) -> bool:
+        return self.paths.pid(program).read_text() not in ("", pid)
 
     def reboot(self) -> None:
         """The first node's machine is switched off and on; see `tests.cluster.reboot`."""
@@ -247,6 +252,16 @@ class ClusterCase(SynchronousTestCase):
         self.wait(f"pod/{name}", "condition=Ready", seconds)
         found: Manifest = self.get("pod", name)
         return found
+
+    def assert_same_run(self, before: Manifest) -> None:
+        """Assert that the pod has the same address, and that its container `main` has run all the time."""
+        after = self.get("pod", before["metadata"]["name"])
+        self.assertEqual(after["status"]["podIP"], before["status"]["podIP"])
+        status, first = states(after)["main"], states(before)["main"]
+        self.assertEqual(
+            (status["containerID"], status["restartCount"], status["state"]),
+            (first["containerID"], 0, first["state"]),
+        )
 
     def logs(self, name: str, *words: str) -> str:
         return self.here("logs", name, *words)

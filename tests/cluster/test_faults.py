@@ -38,14 +38,8 @@ class FaultTests(ClusterCase):
             self.killed_daemon()
             self.more_lines("steady", 15)
         self.assertEqual(self.execute("other", "echo", "alive").stdout, b"alive\n")
-        for name, found in before.items():
-            after = self.get("pod", name)
-            self.assertEqual(after["status"]["podIP"], found["status"]["podIP"])
-            status, first = states(after)["main"], states(found)["main"]
-            self.assertEqual(
-                (status["containerID"], status["restartCount"], status["state"]),
-                (first["containerID"], 0, first["state"]),
-            )
+        for found in before.values():
+            self.assert_same_run(found)
         lines = self.logs("steady").split()
         self.assertEqual(lines, [str(number) for number in range(len(lines))])
 

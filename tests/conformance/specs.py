@@ -37,7 +37,7 @@ class Spec:
 
     @property
     def alone(self) -> bool:
-        """Whether nothing else may run beside it. Kubernetes has a label for that, not Ginkgo's decorator."""
+        """Whether it has to run alone. Kubernetes labels such specs [Serial] in their names."""
         return "[Serial]" in self.name
 
     @property

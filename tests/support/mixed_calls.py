@@ -25,7 +25,7 @@ ATTEMPTS = 20
 
 @attrs.frozen
 class MixedCalls(KubeletCalls):
-    """Pods whose sandbox is not ready, or whose container does not run once it was started, are begun again.
+    """The calls of a kubelet, which makes a pod anew if its sandbox or its container has ended too early.
 
     :ivar cgroup: the parent of pods' control groups.
     :ivar again: the names of pods that were, once each time.

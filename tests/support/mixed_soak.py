@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import attrs
 from twisted.internet import task
@@ -54,6 +54,34 @@ REST = (0.0, 4.0)  # seconds for which containerd serves, at least and at most
 NETNS = Path("/run/netns")
 
 
+class Left(TypedDict):
+    """What containerd still has when all pods are gone, though it lists nothing."""
+
+    namespaces: list[str]
+    addresses: list[str]
+    shims: list[str]
+
+
+class Found(TypedDict):
+    """The outcome of a soak test, as JSON: `crash_soak.Outcome` without its faults, and what is of this one.
+
+    `lasting`: pods that were to run all the time. `again`: how often a half-made pod was made anew."""
+
+    pods: int
+    kills: int
+    killed_at: dict[str, int]
+    missed: list[str]
+    lasted: int
+    leaked: list[str]
+    lost: list[str]
+    seconds: float
+    lasting: int
+    containerd_kills: int
+    again: int
+    of_containerd_itself: Left
+    log: str
+
+
 class Node(Killable):
     """containerd with the reference plug-ins; every address that it gives is a file."""
 
@@ -71,7 +99,7 @@ class Node(Killable):
         return sorted(path.name for path in NETNS.glob("*")) if NETNS.exists() else []
 
     def shims(self) -> list[str]:
-        """The processes that hold sandboxes."""
+        """The process ids of containerd's shims, one for each sandbox."""
         found = subprocess.run(["pgrep", "-f", "containerd-shim"], capture_output=True, text=True)
         return found.stdout.split()
 
@@ -197,7 +225,7 @@ async def soak(reactor: IReactor, pods: int, width: int, seconds: float, cgroup:
     return {**told, **counts, "of_containerd_itself": own, "log": test.log[-3000:]}
 
 
-def run(pods: int, width: int, seconds: float, limit: float | None = None) -> dict[str, Any]:
+def run(pods: int, width: int, seconds: float, limit: float | None = None) -> Found:
     """The outcome of one, in namespaces of its own.
 
     :param limit: seconds after which it is broken off.
@@ -213,7 +241,7 @@ def run(pods: int, width: int, seconds: float, limit: float | None = None) -> di
         result = Path(root, "outcome.json")
         if not result.exists():
             raise RuntimeError(f"{done.returncode}: {done.stderr.decode(errors='replace')[-3000:]}")
-        found: dict[str, Any] = json.loads(result.read_text())
+        found: Found = json.loads(result.read_text())
         return found
 
 

@@ -39,7 +39,7 @@ class MixedCase(WorkloadCase):
         return _own[0].wait_until_ready()
 
     def of_containerd(self, *words: str) -> Any:
-        """What containerd's own socket answers to crictl."""
+        """Return the JSON that crictl prints when it asks containerd directly, not the daemon."""
         socket = self.cluster.paths.place / "containerd" / "cri.sock"
         asked = ("crictl", "--runtime-endpoint", f"unix://{socket}", *words, "--output", "json")
         return json.loads(self.cluster.inside(*asked))

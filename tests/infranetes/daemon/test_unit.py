@@ -20,12 +20,13 @@ GROUP = 2000
 
 # Tries what the start of the provider tries, then reads a namespace that is made meanwhile.
 _JOINS = """
-import sys, time
+import sys
 from pathlib import Path
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from infranetes.providers.interface import Attachment
 from infranetes.providers.qemu.namespaces import Namespaces
+from infranetes_common.concurrency import sleep
 from infranetes_common.errors import InfranetesError
 
 async def main(path, spaces):
@@ -33,7 +34,7 @@ async def main(path, spaces):
         await spaces.self_test()
         print("ready", flush=True)
         while not path.with_suffix(".made").exists():
-            time.sleep(0.05)
+            await sleep(reactor, 0.05)
         print((await spaces.read(Attachment(path))).address)
     except InfranetesError as error:
         print(error)

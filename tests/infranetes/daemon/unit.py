@@ -22,17 +22,19 @@ from tests.support.systemd import Systemd
 
 UNIT = ROOT / "debian" / "infranetes.service"
 
-# What a test changes of the unit: which daemon it runs and where that writes. The sandbox stays the unit's.
-_DROP_IN = """
-[Service]
-ExecStart=
-ExecStart={python} {script} --nodaemon --pidfile= infranetes --config {config}
+# What a test changes of the unit: what it runs and where that writes. The sandbox stays the unit's.
+_COMMON = """
 Environment=PYTHONPATH={root} PYTHONUNBUFFERED=1
 WorkingDirectory={root}
 StandardOutput=append:{log}
 StandardError=append:{log}
 StateDirectory=
 Restart=no
+"""
+_DROP_IN = """
+[Service]
+ExecStart=
+ExecStart={python} {script} --nodaemon --pidfile= infranetes --config {config}
 """
 _SCRIPT = "from twisted.scripts.twistd import run\nrun()\n"
 
@@ -43,12 +45,6 @@ Type=oneshot
 ExecStart=
 ExecStart={python} {script} {argument}
 ExecReload=
-Environment=PYTHONPATH={root} PYTHONUNBUFFERED=1
-WorkingDirectory={root}
-StandardOutput=append:{log}
-StandardError=append:{log}
-StateDirectory=
-Restart=no
 """
 _SECONDS = 120.0
 
@@ -96,7 +92,7 @@ class UnitCase(DaemonCase):
         drop_in = units / "infranetes.service.d" / "test.conf"
         drop_in.parent.mkdir(exist_ok=True)
         drop_in.write_text(
-            _DROP_IN.format(
+            (_DROP_IN + _COMMON).format(
                 python=sys.executable, script=script, config=shlex.quote(str(config)), root=ROOT, log=log
             )
         )
@@ -134,7 +130,7 @@ class UnitProgram:
         return subprocess.run([*enter, *command], check=True, capture_output=True, text=True).stdout
 
     def add(self, drop_in: Path) -> None:
-        """Add a drop-in to the unit, as an administrator would."""
+        """Copy a drop-in to where systemd looks for those of the unit."""
         shutil.copy(drop_in, self._drop_ins)
 
     def start(self, argument: str) -> None:
@@ -142,7 +138,9 @@ class UnitProgram:
         self._log.write_text("")
         script = self._directory / "program.py"
         (self._drop_ins / "test.conf").write_text(
-            _PROGRAM.format(python=sys.executable, script=script, argument=argument, root=ROOT, log=self._log)
+            (_PROGRAM + _COMMON).format(
+                python=sys.executable, script=script, argument=argument, root=ROOT, log=self._log
+            )
         )
         self.run("systemctl", "daemon-reload")
         self.run("systemctl", "start", "--no-block", "infranetes")

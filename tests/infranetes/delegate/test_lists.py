@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from infranetes.cri.owners import InventoryOwners
 from infranetes.delegate import hidden, lists
-from infranetes.delegate.owners import Owned
+from infranetes.delegate.owners import Owned, Owners
 from infranetes_common.errors import ResourceExhausted
 from infranetes_common.wire import cri
 from tests.infranetes.delegate.case import OURS, RUNTIME, RouterCase
@@ -176,7 +174,7 @@ class OwnerTests(PodsTestCase):
         sandbox = self.run_pod()
         container = self.do(self.world.containers.create(sandbox, box()))
         handlers = {"infranetes": True, "machines": False}
-        owners: Any = InventoryOwners(self.world.node.inventory, handlers, "image".__eq__)
+        owners: Owners = InventoryOwners(self.world.node.inventory, handlers, "image".__eq__)
         self.assertIs(owners.sandbox(sandbox), Owned.OURS)
         self.assertIs(owners.container(container), Owned.OURS)
         self.assertIs(owners.sandbox(sandbox[:5]), Owned.MAYBE)

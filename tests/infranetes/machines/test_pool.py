@@ -20,7 +20,8 @@ from infranetes_common.config import Bytes
 from infranetes_common.errors import ResourceExhausted, Unavailable, Unimplemented
 from infranetes_common.wire import cri
 from tests.infranetes.pods.case import PodsTestCase
-from tests.infranetes.pods.fakes import FakeAgent, FakeNode, pod
+from tests.infranetes.pods.fake_agent import FakeAgent
+from tests.infranetes.pods.fakes import FakeNode, pod
 
 GIB = 1 << 30
 

@@ -17,7 +17,8 @@ from infranetes.providers.interface import IShowsDisks, ReadOnlyDisk, ShownDisk
 from infranetes_common.concurrency import deferred
 from infranetes_common.errors import DataLoss, FailedPrecondition, NotFound, Unavailable
 from infranetes_common.wire import vmserver
-from tests.infranetes.pods.fakes import FakeAgent, FakeImages, FakeNode, FakeProvider
+from tests.infranetes.pods.fake_agent import FakeAgent
+from tests.infranetes.pods.fakes import FakeImages, FakeNode, FakeProvider
 
 LAYER_BYTES = 1000
 DIGEST = "sha256:" + "d" * 64  # of all of the layers' disks

@@ -20,12 +20,11 @@ from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, Unavailable
 from infranetes_common.wire import cri, vmserver
 from tests.infranetes.cri.support import NO_CALL
+from tests.infranetes.pods.fake_agent import FakeAgent, FakeStream
 from tests.infranetes.pods.fakes import (
     IMAGE,
-    FakeAgent,
     FakeLogs,
     FakeNode,
-    FakeStream,
     InlineStore,
     box,
     pod,

@@ -21,7 +21,8 @@ from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable
 from infranetes_common.wire import cri
 from tests.infranetes.pods.case import PodsTestCase
-from tests.infranetes.pods.fakes import FakeAgent, FakeImages, FakeNode, FakeProvider, box, image, pod
+from tests.infranetes.pods.fake_agent import FakeAgent
+from tests.infranetes.pods.fakes import FakeImages, FakeNode, FakeProvider, box, image, pod
 
 MACHINE_IMAGE = "sha256:" + "2" * 64
 SUBNET = {"infranetes.io/subnet": "tenants"}

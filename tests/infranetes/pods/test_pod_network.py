@@ -21,7 +21,8 @@ from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavai
 from infranetes_common.nftables_watch import Mend, TablesWatch
 from infranetes_common.pod_firewall import CLOSED, OPEN, PodFirewall
 from tests.infranetes.pods.case import PodsTestCase
-from tests.infranetes.pods.fakes import FakeAgent, FakeNode, pod
+from tests.infranetes.pods.fake_agent import FakeAgent
+from tests.infranetes.pods.fakes import FakeNode, pod
 
 NETWORK = "infranetes.io/network"
 FIRST, SECOND = "10.244.3.2", "10.244.3.3"

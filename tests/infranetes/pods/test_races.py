@@ -19,7 +19,8 @@ from infranetes.machines.pool_record import PoolState
 from infranetes.pods.states import SandboxState
 from infranetes_common.concurrency import start
 from infranetes_common.errors import InfranetesError
-from tests.infranetes.pods.fakes import FakeAgent, FakeNode, FakeProvider, InlineStore, pod
+from tests.infranetes.pods.fake_agent import FakeAgent
+from tests.infranetes.pods.fakes import FakeNode, FakeProvider, InlineStore, pod
 
 MOST_STEPS = 400
 PROVIDER = ("launch", "wait_running", "get", "list", "destroy")

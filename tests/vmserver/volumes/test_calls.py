@@ -141,12 +141,17 @@ class MemoryTests(SynchronousTestCase):
         self.assertEqual(kind.stdout, b"tmpfs\n")
         self.assertEqual(memory.stat().st_mode & 0o777, 0o700)
 
-    def test_a_directory_with_a_size_limit_is_a_file_system_of_that_size_until_it_is_removed(self) -> None:
+    def mounting(self) -> tuple[VolumeStore, Path]:
+        """A store that mounts what it needs, and where its memory is."""
         top = Path(self.mktemp()).absolute()
         top.mkdir()
         memory = top / "memory"
         self.addCleanup(subprocess.run, ["umount", "-l", str(memory)])
         made = VolumeStore(top / "disk", memory, mount=True)
+        return made, memory
+
+    def test_a_directory_with_a_size_limit_is_a_file_system_of_that_size_until_it_is_removed(self) -> None:
+        made, memory = self.mounting()
         for _ in range(2):
             made.make("v1", file=False, in_memory=True, size_limit=10 << 20)
             at = made.path("v1")
@@ -162,11 +167,7 @@ class MemoryTests(SynchronousTestCase):
         self.assertFalse(at.exists())
 
     def test_a_file_system_that_could_not_be_mounted_is_the_next_time(self) -> None:
-        top = Path(self.mktemp()).absolute()
-        top.mkdir()
-        memory = top / "memory"
-        self.addCleanup(subprocess.run, ["umount", "-l", str(memory)])
-        made = VolumeStore(top / "disk", memory, mount=True)
+        made, _ = self.mounting()
         make = partial(made.make, "v1", file=False, in_memory=True, size_limit=1 << 20)
 
         def refused(source: str, at: str, *arguments: object) -> None:

@@ -21,7 +21,7 @@ from infranetes.machines.agent.container_watch import (
 )
 from infranetes.machines.agent.limits import CHANGES, CHANGES_PER_SECOND, CONTAINERS
 from infranetes_common.wire import cri, vmserver
-from tests.infranetes.pods.fakes import FakeAgent
+from tests.infranetes.pods.fake_agent import FakeAgent
 from txgrpc import Code, GrpcError
 
 

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A VM's agent, faked in memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
+from infranetes_common.pod_firewall import PodFirewall
+from infranetes_common.wire import cri, vmserver
+from txgrpc import Code, GrpcError
+
+
+class FakeStream:
+    """A Watch stream that the test feeds."""
+
+    def __init__(self) -> None:
+        self._events: list[Any] = []
+        self._waiting: Deferred[Any] | None = None
+        self.ended = False
+
+    def feed(self, event: Any) -> None:
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            waiting.callback(event)
+        else:
+            self._events.append(event)
+
+    def break_(self, error: Exception) -> None:
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            waiting.errback(error)
+        else:
+            self._events.append(error)
+
+    def cancel(self) -> None:
+        if not self.ended:
+            self.ended = True
+            self.break_(GrpcError(Code.CANCELLED, "cancelled here"))
+
+    def __aiter__(self) -> FakeStream:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._events:
+            event = self._events.pop(0)
+        else:
+            self._waiting = Deferred()
+            event = await self._waiting
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+
+class FakeAgent:
+    """One VM's agent and the containers in it; stands in for AgentClient.
+
+    :ivar away: it can't be reached. :ivar silent: streams open and say nothing.
+    :ivar holding: a Deferred that each create and load waits for first.
+    :ivar old: of a release in which what runs containers can't be chosen: Docker does.
+    """
+
+    def __init__(self, sandbox_id: str) -> None:
+        self.sandbox_id = sandbox_id
+        self.containers: dict[str, Any] = {}
+        self.loaded: set[str] = set()
+        self.loads: list[tuple[str, Any]] = []
+        self.calls: list[tuple[str, str]] = []
+        self.streams: list[FakeStream] = []
+        self.configured: list[Any] = []
+        self.node_dns: list[Any] = []
+        self.chosen: list[str] = []
+        self.configure_error: Exception | None = None
+        self.old = False
+        self.certificates: list[str] = []
+        self.warmed_up = 0
+        self.firewalls: list[PodFirewall] = []
+        self.tunnel_port = 0
+        self.away = False
+        self.silent = False
+        self.holding: Deferred[None] | None = None
+        self.create_error: Exception | None = None
+        self.exec_error: Exception | None = None
+
+    def _reach(self) -> None:
+        if self.away:
+            raise Unavailable(f"the agent of sandbox {self.sandbox_id} can't be reached")
+
+    async def info(self, within: float = 30.0) -> Any:
+        self._reach()
+        return vmserver.InfoResponse(sandbox_id=self.sandbox_id, container_provider="docker")
+
+    async def new_key(self, within: float = 30.0) -> bytes:
+        self._reach()
+        return self.sandbox_id.encode()
+
+    async def rekey(self, certificate: str, within: float = 30.0) -> None:
+        self._reach()
+        self.certificates.append(certificate)
+
+    async def configure(self, config: Any, node_dns: Any, contprovider: str = "") -> str:
+        self._reach()
+        self.configured.append(config)
+        self.node_dns.append(node_dns)
+        self.chosen.append(contprovider)
+        if self.configure_error is not None:
+            raise self.configure_error
+        return "" if self.old else contprovider or "oci"
+
+    async def warm_up(self) -> None:
+        self._reach()
+        self.warmed_up += 1
+
+    async def set_firewall(self, firewall: PodFirewall, tunnel_port: int = 0) -> None:
+        self._reach()
+        self.firewalls.append(firewall)
+        self.tunnel_port = tunnel_port
+
+    def watch(self) -> FakeStream:
+        stream = FakeStream()
+        if self.away:
+            stream.break_(GrpcError(Code.UNAVAILABLE, "refused"))
+            return stream
+        self.streams.append(stream)
+        if not self.silent:
+            for state in self.containers.values():
+                stream.feed(vmserver.WatchEvent(container=state))
+            stream.feed(vmserver.WatchEvent(synced=vmserver.Synced()))
+        return stream
+
+    def go_away(self) -> None:
+        """The connection is lost and can't be had again."""
+        self.away = True
+        streams, self.streams = self.streams, []
+        for stream in streams:
+            stream.break_(GrpcError(Code.UNAVAILABLE, "connection lost"))
+
+    def become(self, id: str, state: int, **fields: Any) -> Any:
+        """A container changes by itself."""
+        known = self.containers.setdefault(id, vmserver.ContainerState(id=id, created_at=5))
+        known.state = state
+        for name, value in fields.items():
+            setattr(known, name, value)
+        copy = vmserver.ContainerState()
+        copy.CopyFrom(known)
+        for stream in self.streams:
+            stream.feed(vmserver.WatchEvent(container=copy))
+        return copy
+
+    async def images(self) -> set[str]:
+        self._reach()
+        return set(self.loaded)
+
+    async def missing_layers(self, diff_ids: Any) -> int:
+        return 1
+
+    async def load_image(self, image_id: str, archive: AsyncIterator[bytes]) -> None:
+        if self.holding is not None:
+            await self.holding
+        self._reach()
+        data = b"".join([part async for part in archive])
+        self.loads.append((image_id, data))
+        self.loaded.add(image_id)
+
+    async def fetch_image(self, image_id: str, url: str) -> None:
+        self._reach()
+        self.loads.append((image_id, url))
+        self.loaded.add(image_id)
+
+    async def create(self, id: str, image_id: str, config: Any, sandbox: Any) -> Any:
+        self.calls.append(("create", id))
+        self._reach()
+        if self.create_error is not None:
+            raise self.create_error
+        if image_id not in self.loaded:
+            raise FailedPrecondition(f"image {image_id} is not loaded")
+        return self.become(id, cri.CONTAINER_CREATED)
+
+    async def start(self, id: str) -> Any:
+        self._reach()
+        return self.become(id, cri.CONTAINER_RUNNING, started_at=6)
+
+    async def stop(self, id: str, grace_seconds: int, within: float = 30.0) -> Any:
+        self.calls.append((f"stop {grace_seconds}", id))
+        self._reach()
+        if id not in self.containers:
+            raise NotFound(f"no container {id}")
+        return self.become(id, cri.CONTAINER_EXITED, finished_at=7, exit_code=143, reason="Error")
+
+    async def remove(self, id: str, within: float = 30.0) -> None:
+        self.calls.append(("remove", id))
+        self._reach()
+        if self.containers.pop(id, None) is not None:
+            for stream in self.streams:
+                stream.feed(vmserver.WatchEvent(removed=id))
+
+    async def update(self, id: str, resources: Any) -> Any:
+        self._reach()
+        self.containers[id].resources.CopyFrom(resources)
+        return self.become(id, self.containers[id].state)
+
+    async def exec_sync(self, id: str, command: Any, seconds: int, limit: float, max_output: int) -> Any:
+        self._reach()
+        self.calls.append((f"exec {' '.join(command)} {seconds} {limit:.0f}", id))
+        if self.exec_error is not None:
+            raise self.exec_error
+        return vmserver.ExecSyncResponse(stdout=b"out", stderr=b"err", exit_code=3)
+
+    async def close(self) -> None:
+        streams, self.streams = self.streams, []
+        for stream in streams:
+            stream.break_(GrpcError(Code.UNAVAILABLE, "closed here"))
