@@ -20,7 +20,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tests.cluster import images
+from tests.cluster import images, logind
 from tests.cluster.components import INFRANETES
 from tests.cluster.paths import ROOT, Paths
 
@@ -138,6 +138,15 @@ class Cluster:
             self.inside(sys.executable, "-m", "tests.cluster.reboot", self.paths.name)
         finally:
             self.paths.off.unlink()
+
+    def prepare_for_shutdown(self, off: bool) -> None:
+        """Say that the first node's machine is about to be switched off, or isn't any more."""
+        number = logind.OFF if off else logind.STAY
+        self.inside("kill", f"-{number.value}", self.paths.pid("logind").read_text())
+
+    def inhibitors(self) -> list[str]:
+        """Who keeps it from being switched off."""
+        return self.paths.inhibitors.read_text().splitlines()
 
     def cri_answers(self) -> bool:
         """Whether the daemon does."""

@@ -18,7 +18,7 @@ import attrs
 
 from tests.cluster import images
 from tests.cluster.nodes import Node, address_of
-from tests.cluster.paths import ROOT
+from tests.cluster.paths import ROOT, Paths
 from tests.cluster.pki import Authority
 from tests.infranetes.daemon.case import toml
 
@@ -160,6 +160,11 @@ def dns(place: Path, kubeconfig: Path) -> Program:
     return Program("coredns", [str(PROGRAMS / "coredns"), "-conf", str(path)])
 
 
+def logind(paths: Paths) -> Program:
+    """What tells the first node's kubelet that its machine is about to be switched off."""
+    return Program("logind", [sys.executable, "-m", "tests.cluster.logind", paths.name])
+
+
 def kubelet(ca: Authority, node: Node, cgroup: str, socket: str | Path = SOCKET) -> Program:
     """`cgroup`: in which pods get theirs; empty: they get none. `socket`: the runtime's."""
     certificate, key = ca.issue(f"kubelet-server-{node.name}", names=[node.name, node.address])
@@ -188,6 +193,9 @@ def kubelet(ca: Authority, node: Node, cgroup: str, socket: str | Path = SOCKET)
         "containerLogMaxSize": str(LOG_BYTES),
         "containerLogMonitorInterval": "3s",
         "syncFrequency": "10s",
+        # Of the whole, what critical pods have, which are ended after the others.
+        "shutdownGracePeriod": "160s",
+        "shutdownGracePeriodCriticalPods": "60s",
         # A full disk of the machine is not what is looked at here.
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
@@ -204,6 +212,8 @@ def kubelet(ca: Authority, node: Node, cgroup: str, socket: str | Path = SOCKET)
     command = _flags(
         "kubelet", config=path, kubeconfig=user, hostname_override=node.name, node_ip=node.address
     )
+    if node.first:
+        command = ["env", f"DBUS_SYSTEM_BUS_ADDRESS=unix:path={node.cluster.system_bus}", *command]
     return Program("kubelet", command, restarted=True)
 
 

@@ -69,6 +69,16 @@ class Paths:
         return self.place / "off"
 
     @property
+    def system_bus(self) -> Path:
+        """The socket of the first machine's D-Bus."""
+        return self.place / "system_bus"
+
+    @property
+    def inhibitors(self) -> Path:
+        """A file with a line for each who keeps the first machine from being switched off."""
+        return self.place / "inhibitors"
+
+    @property
     def shared(self) -> Path:
         """A directory for hostPath volumes."""
         return self.place / "shared"

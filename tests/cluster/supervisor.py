@@ -114,6 +114,8 @@ class Supervisor:
         self._start(components.controller_manager(ca))
         self._start(components.scheduler(ca))
         self._start(components.dns(self.place, admin))
+        self._start(components.logind(self.paths))
+        self._until(self.paths.inhibitors.exists, "the machine can be switched off")
         self._start_nodes(ca)
         if self.with_policies and self.with_vms:
             self._until(self._policies_known, "NetworkPolicies are known")

@@ -19,10 +19,11 @@ SLICES: Sequence[Sequence[str]] = (
 )
 #: Those that no day has, and why.
 LONG = {
+    "test_node.ShutdownTests": "takes some minutes",
     "test_deployment.RollingUpdateTests": "takes some minutes",
     "test_sets.StatefulSetTests": "takes some minutes",
     "test_jobs.JobTests": "takes some minutes",
-    "test_autoscaling.AutoscalingTests": "takes some minutes, and its metrics-server takes longer to build",
+    "test_autoscaling.AutoscalingTests": "takes some minutes, and its metrics-server as long to build",
 }
 
 

@@ -7,13 +7,21 @@ import json
 import re
 import time
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from tests.cluster.case import Manifest, container, host_path, pod, states, until
-from tests.workloads.case import IDLE, WorkloadCase, controlled, server
+from tests.workloads.case import IDLE, WorkloadCase, controlled, moment, server
 
 DRAIN_SECONDS = 240
 # Says goodbye on the node when it is asked to end.
 POLITE = "trap 'sleep 1; echo bye > /said/$(hostname); exit 0' TERM; while true; do sleep 0.2; done"
+ENDED = 143  # by SIGTERM, as shells have it. A pod whose containers end with 0 has Succeeded
+# Says at its end that it has been asked for.
+LAST_WORDS = (
+    f"trap 'sleep {{seconds}}; echo bye; echo last words > /dev/termination-log; exit {ENDED}' TERM;"
+    " echo ready; while true; do sleep 0.2; done"
+)
 
 
 def running(found: Manifest) -> Mapping[str, tuple[object, ...]]:
@@ -70,17 +78,80 @@ class KubeletTests(WorkloadCase):
         self.assertEqual(lines, [str(number) for number in range(len(lines))])
 
 
-class RebootTests(WorkloadCase):
+class NodeCase(WorkloadCase):
+    """A test of what is on the node besides what Kubernetes says."""
+
     def ours(self) -> list[Manifest]:
         """What the daemon has of this test's pods."""
         listed = json.loads(self.cluster.inside("infranetes-ctl", "pods", "--json"))["pods"]
         return [each for each in listed if each["namespace"] == self.namespace]
+
+    def vms(self) -> set[str]:
+        """Those of this test's pods."""
+        return {each["vm"]["id"] for each in self.ours() if each["vm"]}
 
     def machines(self) -> set[str]:
         """Those that run on the node, of whatever pod."""
         names = self.cluster.inside("sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'")
         return {f"qemu-{each}" for each in re.findall(r"^guest=infranetes-(\w+)", names, re.M)}
 
+
+class ShutdownTests(NodeCase):
+    """kubelet ends the node's pods when its machine is about to be switched off."""
+
+    def polite(self, name: str, seconds: int, said: Path, **spec: Any) -> Manifest:
+        """A pod that takes its time to end, and tells of it."""
+        before_end = {"preStop": {"exec": {"command": ["sh", "-c", f"echo > /said/{name}"]}}}
+        main = container(
+            "main", LAST_WORDS.format(seconds=seconds), lifecycle=before_end,
+            volumeMounts=[{"name": "said", "mountPath": "/said"}],
+        )  # fmt: skip
+        return pod(name, main, volumes=[host_path("said", said)], terminationGracePeriodSeconds=50, **spec)
+
+    def test_pods_end_gracefully_before_the_machine_does(self) -> None:
+        said = self.directory()
+        self.apply(
+            controlled("Deployment", "web", container("main", IDLE)),
+            self.polite("ordinary", 5, said),
+            self.polite("critical", 1, said, priorityClassName="system-node-critical"),
+        )
+        self.rolled_out("deployment/web")
+        self.wait_until_ready("ordinary")
+        self.wait_until_ready("critical")
+        (web,) = self.names("web")
+        until(self.cluster.inhibitors, "kubelet keeps the machine from being switched off", 30)
+        old = self.vms()
+        self.addCleanup(self.wait, "node/node", "condition=Ready")
+        self.addCleanup(self.cluster.prepare_for_shutdown, False)
+        begun = time.monotonic()
+        self.cluster.prepare_for_shutdown(True)
+        until(lambda: not self.cluster.inhibitors(), "the machine may be switched off", 200)
+        print(f"[could be switched off after {time.monotonic() - begun:.0f} s]", end=" ")
+        until(lambda: not self.vms() & old and not self.machines() & old, "no VM is left", 30)
+        first, last = (self.ended(name) for name in ("ordinary", "critical"))
+        self.assertLess(moment(first["finishedAt"]), moment(last["finishedAt"]))
+        until(lambda: len(list(said.iterdir())) == 2, "each pod's preStop has run", 30)
+        self.cluster.prepare_for_shutdown(False)
+        until(self.cluster.inhibitors, "kubelet keeps the machine from being switched off again", 30)
+        self.wait("node/node", "condition=Ready")
+        self.rolled_out("deployment/web")
+        going_on = [each for each in self.pods("web") if each["status"]["phase"] == "Running"]
+        self.assertEqual([each["metadata"]["name"] == web for each in going_on], [False])
+
+    def ended(self, name: str) -> Manifest:
+        """How the container of that pod has, once it is said that it did: in time, and telling of it."""
+        found = self.wait_for_phase(name, "Failed", 60)
+        self.assertEqual(found["status"]["reason"], "Terminated")
+        self.assertIn("node shutdown", found["status"]["message"])
+        targets = [each for each in found["status"]["conditions"] if each["type"] == "DisruptionTarget"]
+        self.assertEqual([each["reason"] for each in targets], ["TerminationByKubelet"])
+        terminated: Manifest = states(found)["main"]["state"]["terminated"]
+        self.assertEqual((terminated["exitCode"], terminated["message"]), (ENDED, "last words\n"))
+        self.assertEqual(self.logs(name), "ready\nbye\n")
+        return terminated
+
+
+class RebootTests(NodeCase):
     def test_pods_come_back_after_a_reboot_and_the_old_ones_are_gone(self) -> None:
         runs = self.directory()
         mounts = [{"name": "runs", "mountPath": "/runs"}]
@@ -101,7 +172,7 @@ class RebootTests(WorkloadCase):
             return len([path for path in runs.iterdir() if not path.name.startswith("once")])
 
         until(lambda: starts() == 2, "each pod has said that it runs", 60)
-        old = {each["vm"]["id"] for each in self.ours() if each["vm"]}
+        old = self.vms()
         self.cluster.reboot()
         begun = time.monotonic()
         for name in pods:  # the same pods, with one more start each
@@ -118,5 +189,5 @@ class RebootTests(WorkloadCase):
 
     def only_new(self, old: set[str], count: int) -> bool:
         """Whether the VMs are those of the pods that run, and none of before."""
-        now = {each["vm"]["id"] for each in self.ours() if each["vm"]}
+        now = self.vms()
         return len(now) == count and not now & old and self.machines() == now
