@@ -16,6 +16,7 @@ SLICES: Sequence[Sequence[str]] = (
     ("test_node.KubeletTests", "test_sets.DaemonSetTests"),
     ("test_node.DrainTests",),
     ("test_mixed.KilledTests",),
+    ("test_node.ShutdownTests",),
 )
 #: Those that no day has, and why.
 LONG = {
