@@ -16,8 +16,9 @@ from ipaddress import ip_address
 from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
-from infranetes_common.commands import check, run
+from infranetes_common.commands import run
 from infranetes_common.errors import InfranetesError, Unavailable
+from infranetes_common.nftables import Scripts
 from infranetes_common.nftables_watch import TablesWatch, open_socket
 from infranetes_common.pod_firewall import OPEN, PodFirewall
 from infranetes_common.pod_firewall_rules import FAMILIES, Way, chains, listed
@@ -55,6 +56,7 @@ class Firewall:
     ) -> None:
         self._reactor = reactor
         self._inside = ["ip", "netns", "exec", namespace] if namespace else []
+        self._scripts = Scripts(reactor, namespace)
         self._lock = DeferredLock()
         self._script = ""  # what is in force; none: nothing that this process has put there
         self._listing = b""
@@ -96,7 +98,7 @@ class Firewall:
 
     async def _apply(self, script: str) -> None:
         with self.watch.ours():
-            await check(self._reactor, [*self._inside, "nft", "-f", "-"], SECONDS, script.encode())
+            await self._scripts.run(script)
         self._script = script
         self._listing = await self._listed()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel's tables, through the programs `nft` and `conntrack`."""
+"""The kernel's tables, through nftables' library and the programs `nft` and `conntrack`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from twisted.logger import Logger
 from infranetes_common.commands import check, run
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import InfranetesError, Unavailable
+from infranetes_common.nftables import Scripts
 from infranetes_common.nftables_watch import Mend, TablesWatch, open_socket
 from infranetes_common.reactors import IReactor
 from vmserver.proxy import listing, script
 from vmserver.proxy.rules import Key, Target
 
-SECONDS = 60.0  # for one transaction of some hundred elements in an emulated VM, and for a listing of all
+SECONDS = 60.0  # for a listing of all in an emulated VM
 MAX_LISTING = 64 << 20  # bytes; 10,000 rules with 5 endpoints each are listed in 5 MB
 GIVEN_UP = 3  # times that a table can't be listed until it is made anew
 MAX_FLOWS = 16 << 20
@@ -44,6 +45,7 @@ class Kernel:
         self._opener = opener
         self._reactor = reactor
         self._inside = ["ip", "netns", "exec", namespace] if namespace else []
+        self._scripts = Scripts(reactor, namespace)
         self._unread = 0  # listings of tables that are there, which failed one after the other
 
     def watch(self, mend: Mend) -> TablesWatch:
@@ -53,7 +55,7 @@ class Kernel:
 
     async def change(self, text: str) -> None:
         """Run a script, which is one transaction. :raise InfranetesError: why nft refuses it."""
-        await check(self._reactor, [*self._inside, "nft", "-f", "-"], SECONDS, text.encode())
+        await self._scripts.run(text)
 
     async def read(self, version: int) -> listing.Listing | None:
         """Return what is in a family's table. None: there is none, or none that can be read.

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scripts of nftables, run by its library where there is one.
+
+A program that is started for each change takes the longest where processors are slow: in a VM without KVM the
+library takes a thirtieth of its time. The program has what is large, since it gives its memory back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from twisted.internet.defer import DeferredLock
+from twisted.logger import Logger
+
+from infranetes_common.commands import check
+from infranetes_common.concurrency import run_in_thread
+from infranetes_common.errors import InfranetesError
+from infranetes_common.reactors import IReactor
+
+LIBRARY = "libnftables.so.1"
+LARGE = 16 << 10  # characters of a script
+SECONDS = 60.0  # for a transaction of some hundred elements in an emulated VM
+
+_NETFILTER = 12  # NETLINK_NETFILTER
+_CLONE_NEWNET = 0x40000000
+_one_at_a_time = threading.Lock()  # the library is not said to be safe otherwise
+_log = Logger()
+
+T = TypeVar("T")
+
+
+class Library:
+    """libnftables, in the network namespace of the thread that makes this. :raise OSError: there is none."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(LIBRARY)
+        # Without such a socket the library would end the process.
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETFILTER).close()
+        self._library.nft_ctx_new.restype = ctypes.c_void_p
+        self._context = ctypes.c_void_p(self._library.nft_ctx_new(0))
+        if not self._context:
+            raise OSError("libnftables does not begin")
+        self._library.nft_ctx_buffer_output(self._context)
+        self._library.nft_ctx_buffer_error(self._context)
+        for name in ("output", "error"):
+            getattr(self._library, f"nft_ctx_get_{name}_buffer").restype = ctypes.c_char_p
+
+    def close(self) -> None:
+        """Let go of the namespace, which would live on. Nothing is run afterwards."""
+        self._library.nft_ctx_free(self._context)
+
+    def thd_run(self, script: str) -> None:
+        """Run a script, which is one transaction. Blocks. :raise InfranetesError: why that fails."""
+        with _one_at_a_time:
+            failed = self._library.nft_run_cmd_from_buffer(self._context, script.encode())
+            self._library.nft_ctx_get_output_buffer(self._context)  # which empties it
+            why: bytes = self._library.nft_ctx_get_error_buffer(self._context)
+        if failed:
+            raise InfranetesError(f"nftables refuses: {why.decode(errors='replace').strip()[:1000]}")
+
+
+class Scripts:
+    """Runs scripts in a network namespace.
+
+    :param namespace: its name; none: the process's own.
+    """
+
+    def __init__(self, reactor: IReactor, namespace: str = "") -> None:
+        self._reactor = reactor
+        self._namespace = namespace
+        self._lock = DeferredLock()
+        self._library: Library | None = None
+        self._missing = False
+
+    async def run(self, script: str) -> None:
+        """Run a script, which is one transaction. :raise InfranetesError: why that fails."""
+        async with self._lock:
+            if len(script) < LARGE and not self._missing:
+                try:
+                    await run_in_thread(self._reactor, self._thd_run, script)
+                    return
+                except OSError as error:
+                    self._missing = True
+                    _log.info(
+                        "nftables is changed by a program, which is slow: its library can't be used: {error}",
+                        error=error,
+                    )
+            inside = ["ip", "netns", "exec", self._namespace] if self._namespace else []
+            await check(self._reactor, [*inside, "nft", "-f", "-"], SECONDS, script.encode())
+
+    def _thd_run(self, script: str) -> None:
+        """Run a script by the library. :raise OSError: there is none."""
+        if self._namespace:  # which others may want to end
+            library = _in_namespace(self._namespace, Library)
+        else:
+            library = self._library = self._library or Library()
+        try:
+            library.thd_run(script)
+        finally:
+            if library is not self._library:
+                library.close()
+
+
+def _in_namespace(name: str, work: Callable[[], T]) -> T:
+    """Return what `work` does in a thread of its own, which joins the namespace. :raise OSError: it can't."""
+    found: list[T] = []
+    errors: list[OSError] = []
+
+    def join() -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        try:
+            with open(f"/run/netns/{name}") as file:
+                if libc.setns(file.fileno(), _CLONE_NEWNET):
+                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            found.append(work())
+        except OSError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=join)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return found[0]
