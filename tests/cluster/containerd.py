@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Debian's containerd, as the runtime of the cluster's kubelet or of the pods that are no VMs.
 
-Images have the names that the daemon knows them by, and the registry's own, `images.DIRECT`.
+Images have the names that the daemon knows them by, and the registry's own, `images.DIRECT`. A second
+registry, `PRIVATE`, speaks TLS and wants to know who asks.
 """
 
 from __future__ import annotations
@@ -15,9 +16,19 @@ from tests.interop.critest_runtimes import Containerd
 from tests.support import oci
 from tests.support.registry import Registry
 
+#: The account of the private registry.
+USER, PASSWORD = "somebody", "his password"
+PRIVATE_PORT = 5001
+PRIVATE = f"127.0.0.1:{PRIVATE_PORT}"
+
+
+def private_registry(place: Path) -> Path:
+    """Where the private registry of the cluster whose files are there has its content."""
+    return place / "private" / "data"
+
 
 class Node(Containerd):
-    """containerd, and a registry for the image that its sandboxes have.
+    """containerd, a registry for the image that its sandboxes have, and the private one.
 
     :ivar socket: the CRI's."""
 
@@ -27,14 +38,22 @@ class Node(Containerd):
         super().__init__(place / "containerd")
         self.state = Path("/run/containerd")  # which a node that is switched off forgets
         self._sandboxes = Registry()
+        root = private_registry(place).parent
+        self._private = Registry(user=USER, password=PASSWORD, tls=True, root=root, port=PRIVATE_PORT)
 
     def program(self) -> Program:
-        """Starts the registry. What runs containerd."""
+        """Starts the registries. What runs containerd."""
         self.root.mkdir(parents=True)
+        (self._private.root / "data").mkdir(parents=True)
+        self._private.start()
         self._sandboxes.start().push(*PAUSE, oci.busybox({"Cmd": ["sleep", "2147483647"]}))
         command, _ = self.command(self._sandboxes)
         self._lead("docker.io", images.DIRECT)
         self._lead(images.KUBERNETES_PREFIX, images.DIRECT, self._sandboxes.host)
+        trusted = self.root / "hosts" / PRIVATE
+        trusted.mkdir()
+        table = f'[host."https://{PRIVATE}"]\nca = "{self._private.ca_file}"'
+        (trusted / "hosts.toml").write_text(table)
         return Program("containerd", command, restarted=True)
 
     def _lead(self, registry: str, *hosts: str) -> None:
@@ -45,5 +64,6 @@ class Node(Containerd):
         (directory / "hosts.toml").write_text("\n".join(tables))
 
     def end(self) -> None:
-        """End the registry; containerd is ended by whoever runs it."""
+        """End the registries; containerd is ended by whoever runs it."""
         self._sandboxes.stop()
+        self._private.stop()

@@ -17,6 +17,7 @@ SLICES: Sequence[Sequence[str]] = (
     ("test_node.DrainTests",),
     ("test_mixed.KilledTests",),
     ("test_node.ShutdownTests",),
+    ("test_mixed_images.PolicyTests",),
 )
 #: Those that no day has, and why.
 LONG = {

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Both kinds of pods have one store of images: whatever is said of their pulls holds for both."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.case import states, until
+from tests.cluster.containerd import PASSWORD, PRIVATE, USER, private_registry
+from tests.support import oci
+from tests.support.oci import BuiltImage
+from tests.support.registry import Registry
+from tests.workloads.mixed import MixedCase, in_a_vm, on_the_node
+
+KINDS = {"vm": in_a_vm, "runc": on_the_node}
+SECRET = "of-the-registry"
+
+
+def image(content: str) -> BuiltImage:
+    """One with a layer of its own, of which the containers print the content."""
+    own = oci.layer({"content": content.encode()})
+    return oci.image([oci.busybox_layer(), own], {"Cmd": ["cat", "/content"]})
+
+
+class ImagesCase(MixedCase):
+    def setUp(self) -> None:
+        super().setUp()
+        account = (f"--docker-username={USER}", f"--docker-password={PASSWORD}")
+        self.here("create", "secret", "docker-registry", SECRET, f"--docker-server={PRIVATE}", *account)
+        root = Path(tempfile.mkdtemp(prefix="registry-"))
+        # The cluster's, which can't be reached from here, has the same content.
+        (root / "data").symlink_to(private_registry(self.cluster.paths.place))
+        self.registry = Registry(root=root).start()
+        self.addCleanup(self.end_registry)
+
+    def end_registry(self) -> None:
+        self.registry.stop_process()
+        for path in self.registry.root.iterdir():
+            path.unlink()
+        self.registry.root.rmdir()
+
+    def reference(self, name: str) -> str:
+        """As pods name that image of this test's."""
+        return f"{PRIVATE}/{self.namespace}/{name}:1"
+
+    def content(self, word: str) -> str:
+        """A line of this test's alone."""
+        return f"{word} of {self.namespace}\n"
+
+    def push(self, name: str, content: str) -> BuiltImage:
+        """Have that name lead to such an image."""
+        made = image(self.content(content))
+        self.registry.push(f"{self.namespace}/{name}", "1", made)
+        return made
+
+    def make(self, kind: str, name: str, policy: str, image: str = "", **fields: Any) -> str:
+        """Make a pod whose image is the kind's, or that; its name.
+
+        :param fields: of its container. `secret`: whether it has the registry's."""
+        secrets = {"imagePullSecrets": [{"name": SECRET}]} if fields.pop("secret", True) else {}
+        box = {"name": "main", "image": self.reference(image or kind), "imagePullPolicy": policy, **fields}
+        self.apply(KINDS[kind](f"{name}-{kind}", box, **secrets))
+        return f"{name}-{kind}"
+
+    def waits_because(self, name: str) -> tuple[str, str]:
+        """Why a pod's container is not started: kubelet's word and its message."""
+        state = states(self.get("pod", name)).get("main", {}).get("state", {})
+        waiting = state.get("waiting", {})
+        return waiting.get("reason", ""), waiting.get("message", "")
+
+
+class PolicyTests(ImagesCase):
+    def said(self, name: str) -> str:
+        """What a pod that has ended well has written."""
+        self.wait_for_phase(name, "Succeeded")
+        return self.logs(name)
+
+    def refused(self, name: str, *reasons: str) -> str:
+        """The message with which a pod waits for one of these reasons."""
+        until(lambda: self.waits_because(name)[0] in reasons, f"{name} waits for {reasons}", 240)
+        return self.waits_because(name)[1]
+
+    def test_policies_and_credentials_hold_for_both_kinds(self) -> None:
+        for kind in KINDS:
+            self.push(kind, "first")
+        absent = [self.make(kind, "absent", "Never") for kind in KINDS]
+        denied = [self.make(kind, "denied", "IfNotPresent", secret=False) for kind in KINDS]
+        for name in absent:
+            self.refused(name, "ErrImageNeverPull")
+        for name in denied:
+            self.refused(name, "ErrImagePull", "ImagePullBackOff")
+            self.assertIn("401", self.events_of(name))
+        self.here("delete", "pods", "--all", timeout=120)
+
+        for name in [self.make(kind, "first", "IfNotPresent") for kind in KINDS]:
+            self.assertEqual(self.said(name), self.content("first"))
+        for kind in KINDS:
+            self.push(kind, "second")
+        kept = [
+            self.make(kind, policy.lower(), policy) for kind in KINDS for policy in ("IfNotPresent", "Never")
+        ]
+        for name in kept:
+            self.assertEqual(self.said(name), self.content("first"), name)
+        for name in [self.make(kind, "always", "Always") for kind in KINDS]:
+            self.assertEqual(self.said(name), self.content("second"), name)
+        for name in [self.make(kind, "then", "IfNotPresent") for kind in KINDS]:
+            self.assertEqual(self.said(name), self.content("second"), name)
+
+    def events_of(self, name: str) -> str:
+        """What is told of a pod."""
+        words = ("--field-selector", f"involvedObject.name={name}", "--output=jsonpath={.items[*].message}")
+        return self.here("get", "events", *words)
