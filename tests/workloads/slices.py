@@ -25,6 +25,7 @@ LONG = {
     "test_deployment.RollingUpdateTests": "takes some minutes",
     "test_sets.StatefulSetTests": "takes some minutes",
     "test_jobs.JobTests": "takes some minutes",
+    "test_mixed_images.CollectionTests": "waits for kubelet, which collects images each five minutes",
     "test_autoscaling.AutoscalingTests": "takes some minutes, and its metrics-server as long to build",
 }
 

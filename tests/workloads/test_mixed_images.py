@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from tests.workloads.mixed import MixedCase, in_a_vm, on_the_node
 
 KINDS = {"vm": in_a_vm, "runc": on_the_node}
 SECRET = "of-the-registry"
+ASLEEP = ["sleep", "3600"]
+COLLECTED_SECONDS = 480  # kubelet looks each five minutes
 
 
 def image(content: str) -> BuiltImage:
@@ -112,3 +116,52 @@ class PolicyTests(ImagesCase):
         """What is told of a pod."""
         words = ("--field-selector", f"involvedObject.name={name}", "--output=jsonpath={.items[*].message}")
         return self.here("get", "events", *words)
+
+
+class CollectionTests(ImagesCase):
+    """kubelet removes images that no container has, when the disk is as full as it says."""
+
+    def configure(self, **changes: object) -> Mapping[str, object]:
+        """Change kubelet's configuration and start it again; what there was before."""
+        path = self.cluster.paths.place / "kubelet.json"
+        found: dict[str, object] = json.loads(path.read_text())
+        path.write_text(json.dumps({**found, **changes}))
+        self.cluster.restart("kubelet")
+        return {key: found[key] for key in changes if key in found}
+
+    def images(self) -> set[str]:
+        """The tags of all images."""
+        listed = json.loads(self.cluster.inside("crictl", "images", "--output", "json"))["images"]
+        return {tag for each in listed for tag in each["repoTags"]}
+
+    def disks(self, image: BuiltImage) -> bool:
+        """Whether there is a disk of the image's own layer."""
+        name = image.diff_ids[-1].removeprefix("sha256:")
+        cached = self.cluster.paths.place / "var-lib/infranetes/delegate-images/disks"
+        return any(cached.rglob(f"{name}*"))
+
+    def test_images_of_vms_stay_and_unused_ones_go_with_their_disks(self) -> None:
+        used, unused = self.push("used", "used"), self.push("unused", "unused")
+        self.wait_until_ready(self.make("vm", "used", "IfNotPresent", "used", command=ASLEEP))
+        self.wait_until_ready(self.make("runc", "used", "IfNotPresent", "used", command=ASLEEP))
+        self.here("delete", "pod", "used-runc", timeout=120)
+        name = self.make("vm", "unused", "IfNotPresent", "unused")
+        self.wait_for_phase(name, "Succeeded")
+        self.here("delete", "pod", name, timeout=120)
+        self.assertTrue(self.disks(used) and self.disks(unused))
+        self.assertLessEqual({self.reference("used"), self.reference("unused")}, self.images())
+
+        before = self.configure(
+            imageGCHighThresholdPercent=2, imageGCLowThresholdPercent=1, imageMinimumGCAge="1s"
+        )
+        self.addCleanup(self.configure, **{"imageMinimumGCAge": "2m", **before})
+        gone = self.reference("unused")
+        until(lambda: gone not in self.images(), "the unused image is removed", COLLECTED_SECONDS)
+        until(lambda: not self.disks(unused), "its disk is removed", 180)
+        self.assertIn(self.reference("used"), self.images())
+        self.assertTrue(self.disks(used))
+        self.assertEqual(self.execute("used-vm", "cat", "/content").stdout, self.content("used").encode())
+        self.wait_until_ready(self.make("vm", "again", "Never", "used", command=ASLEEP))
+        name = self.make("vm", "pulled", "IfNotPresent", "unused")
+        self.wait_for_phase(name, "Succeeded")
+        self.assertEqual(self.logs(name), self.content("unused"))
