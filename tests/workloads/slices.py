@@ -16,7 +16,6 @@ SLICES: Sequence[Sequence[str]] = (
     ("test_node.KubeletTests", "test_sets.DaemonSetTests"),
     ("test_node.DrainTests",),
     ("test_mixed.KilledTests",),
-    ("test_node.ShutdownTests",),
     ("test_mixed_images.PolicyTests",),
 )
 #: Those that no day has, and why.
