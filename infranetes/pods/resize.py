@@ -2,21 +2,27 @@
 """Changes the size of pods' VMs while they run.
 
 kubelet asks before it lets containers have more, and after it has let them have less. What it is told is
-done has to be in force: the VM's own agent is asked how large it is.
+done has to be in force: the VM's own agent is asked how large it is, and takes memory out of use before the
+provider does. A pod that gets less memory is recorded as smaller before its VM is: whenever the daemon ends,
+kubelet asks the next one again, which goes on from what the VM has.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 from twisted.logger import Logger
+from zope.interface import implementer
 
+from infranetes.machines.agent.client import AgentClient
 from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Sandbox
 from infranetes.pods.launch import size_of, size_with
 from infranetes.pods.states import SandboxState
-from infranetes.providers.interface import IResizesVms, Size
-from infranetes_common.concurrency import KeyedLock, backoff, sleep
-from infranetes_common.errors import FailedPrecondition, Unavailable
+from infranetes.providers.interface import IGuestMemory, IResizesVms, MemoryRange, Size
+from infranetes_common.concurrency import KeyedLock, backoff, shielded, sleep
+from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable, Unimplemented
 from infranetes_common.wire import cri
 
 SETTLE_SECONDS = 30.0  # until a guest uses what its hypervisor has given it
@@ -53,16 +59,11 @@ class Resizer:
             )
             provider = self._node.side_of(sandbox.record).provider
             if IResizesVms.providedBy(provider):
-                has = await provider.resize(sandbox.record.instance_id, wanted)
-                _check_provided(sandbox, before, wanted, has)
-                await self._check_in_force(sandbox, before, wanted)
+                await self._resize(provider, sandbox, before, wanted)
             else:
                 await self._check_room(sandbox, before, wanted, provider.name)
             _check_ready(sandbox)
-            resized = attrs.evolve(
-                sandbox.record, cpu_millis=wanted.cpu_millis, memory_bytes=wanted.memory_bytes
-            )
-            await self._node.save(sandbox, resized)
+            await self._record(sandbox, wanted)
         if wanted != before:
             _log.info(
                 "sandbox {sandbox} is resized to {cpu} mCPU and {memory} MiB",
@@ -71,6 +72,34 @@ class Resizer:
                 cpu=wanted.cpu_millis,
                 memory=wanted.memory_bytes // _MIB,
             )
+
+    async def _resize(self, provider: IResizesVms, sandbox: Sandbox, before: Size, wanted: Size) -> None:
+        shrinks = wanted.memory_bytes < before.memory_bytes
+        if shrinks:
+            await self._record(sandbox, attrs.evolve(before, memory_bytes=wanted.memory_bytes))
+        try:
+            has = await self._provided(provider, sandbox, before, wanted)
+            _check_provided(sandbox, before, wanted, has)
+            await self._check_in_force(sandbox, before, wanted)
+        except Exception:
+            if shrinks and sandbox.state is SandboxState.READY:
+                await shielded(self._record(sandbox, before))
+            raise
+
+    async def _provided(self, provider: IResizesVms, sandbox: Sandbox, before: Size, wanted: Size) -> Size:
+        try:
+            return await provider.resize(sandbox.record.instance_id, wanted, _GuestMemory(sandbox))
+        except InfranetesError as error:
+            if wanted.memory_bytes >= before.memory_bytes:
+                raise
+            kept, less = before.memory_bytes // _MIB, wanted.memory_bytes // _MIB
+            raise type(error)(
+                f"sandbox {sandbox.id}: its VM keeps {kept} MiB for the pod, not {less}: {error}"
+            ) from None
+
+    async def _record(self, sandbox: Sandbox, size: Size) -> None:
+        resized = attrs.evolve(sandbox.record, cpu_millis=size.cpu_millis, memory_bytes=size.memory_bytes)
+        await self._node.save(sandbox, resized)
 
     async def _check_in_force(self, sandbox: Sandbox, before: Size, wanted: Size) -> None:
         """Wait until the guest uses what it was given. :raise Unavailable: it does not."""
@@ -103,9 +132,7 @@ class Resizer:
         more_memory = wanted.memory_bytes > before.memory_bytes
         if not (more_cpu or more_memory):
             return ""
-        if sandbox.client is None:
-            raise Unavailable(f"the agent of sandbox {sandbox.id} is no longer connected")
-        info = await sandbox.client.info()
+        info = await _agent(sandbox).info()
         cpus = -(-wanted.cpu_millis // 1000)
         if more_cpu and info.cpus < cpus:
             return f"has {info.cpus} processors of {cpus}"
@@ -113,6 +140,31 @@ class Resizer:
         if more_memory and info.memory_bytes < wanted.memory_bytes // 16 * 15:
             return f"has {info.memory_bytes // _MIB} MiB of {wanted.memory_bytes // _MIB}"
         return ""
+
+
+@implementer(IGuestMemory)
+class _GuestMemory:
+    """A sandbox's guest, by its agent."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+
+    async def release(self, ranges: Sequence[MemoryRange], seconds: float) -> None:
+        try:
+            await _agent(self._sandbox).release_memory(ranges, seconds)
+        except Unimplemented:
+            raise FailedPrecondition(
+                "its agent is of an earlier release, which gives back no memory; make the pod anew"
+            ) from None
+
+    async def restore(self, ranges: Sequence[MemoryRange]) -> None:
+        await _agent(self._sandbox).restore_memory(ranges)
+
+
+def _agent(sandbox: Sandbox) -> AgentClient:
+    if sandbox.client is None:
+        raise Unavailable(f"the agent of sandbox {sandbox.id} is no longer connected")
+    return sandbox.client
 
 
 def _check_ready(sandbox: Sandbox) -> None:

@@ -142,6 +142,28 @@ class IJoinsNamespaces(Interface):
     and sends that link's frames. The namespace has to be there for as long as the VM."""
 
 
+@attrs.frozen
+class MemoryRange:
+    """A part of a VM's memory, by the address that its guest has it at, in bytes."""
+
+    address: int
+    size: int
+
+
+class IGuestMemory(Interface):
+    """What a provider asks of a VM's guest before it takes memory out."""
+
+    def release(ranges: Sequence[MemoryRange], seconds: float) -> Awaitable[None]:
+        """Have the guest take memory out of use, all or none. What is there `seconds` later it uses again.
+
+        :raise FailedPrecondition: what runs needs it, or the guest can't.
+        :raise InfranetesError: it is not known to be out of use, and is in use again later.
+        """
+
+    def restore(ranges: Sequence[MemoryRange]) -> Awaitable[None]:
+        """Have the guest use memory again that is still there. Idempotent. Fails with InfranetesError."""
+
+
 class IResizesVms(Interface):
     """Also provided by an IPodProvider that can change the size of VMs while they run.
 
@@ -149,7 +171,7 @@ class IResizesVms(Interface):
     - The size that a VM has is the hypervisor's knowledge alone, so a restarted daemon finds it. It ends
       with the VM."""
 
-    def resize(instance_id: str, size: Size) -> Deferred[Size]:
+    def resize(instance_id: str, size: Size, guest: IGuestMemory | None = None) -> Deferred[Size]:
         """Make a VM what one that is made anew for `size` is, as far as it can be while it runs. Idempotent.
 
         Fires with the size that the VM has then: what `size` says, but where it has more or less than one
@@ -157,9 +179,10 @@ class IResizesVms(Interface):
         as far as it gives back what it was given.
 
         :param size: a part of 0 is left as it is.
+        :param guest: is asked before memory is taken out; without it none is.
         :raise NotFound: there is no such VM.
         :raise InvalidArgument: more than a VM can have.
-        :raise FailedPrecondition: its hypervisor or its guest refuses.
+        :raise FailedPrecondition: its hypervisor or its guest refuses; the VM is as large as before.
         :raise Unavailable: the VM does not run, or its hypervisor does not answer.
         :raise DeadlineExceeded: its guest does not take in time what it is given.
         """

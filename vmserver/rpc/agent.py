@@ -8,6 +8,7 @@ from vmserver.config import LimitsConfig
 from vmserver.firewall.firewall import Firewall
 from vmserver.identity.current import CurrentIdentity
 from vmserver.identity.metadata import MetadataGate
+from vmserver.memory import MachineMemory
 from vmserver.pod_settings import PodSettings
 from vmserver.pod_tunnel import PodTunnel
 from vmserver.provider_choice import ProviderChoice
@@ -19,6 +20,7 @@ from vmserver.rpc.firewall import FirewallCalls
 from vmserver.rpc.images import ImageCalls
 from vmserver.rpc.layers import LayerCalls
 from vmserver.rpc.machine import MachineCalls
+from vmserver.rpc.memory import MemoryCalls
 from vmserver.rpc.pod_network import PodNetworkCalls
 from vmserver.rpc.services import ServiceCalls
 from vmserver.rpc.sessions import SessionCalls
@@ -61,6 +63,8 @@ class AgentService:
         self.pod_network = PodNetworkCalls(PodTunnel(reactor) if own_machine else None)
         firewall = Firewall(reactor)
         self.firewall = FirewallCalls(firewall if own_machine else None)
+        self._memory = MachineMemory(reactor) if own_machine else None
+        self.memory = MemoryCalls(self._memory)
         self._upkeep = Upkeep(reactor, kernel, proxy, firewall) if own_machine else None
         self.implementations: tuple[object, ...] = (
             self.machine,
@@ -74,6 +78,7 @@ class AgentService:
             self.services,
             self.pod_network,
             self.firewall,
+            self.memory,
         )
         identity.on_taken = self._begin
 
@@ -92,6 +97,8 @@ class AgentService:
         """Do nothing by itself any more. Idempotent."""
         if self._upkeep is not None:
             self._upkeep.end()
+        if self._memory is not None:
+            self._memory.stop()
 
     def limit(self, limits: LimitsConfig) -> None:
         """Set other bounds for new calls; those under way go on."""

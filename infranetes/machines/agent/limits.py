@@ -20,6 +20,8 @@ MESSAGE_BYTES: Mapping[str, int] = {
     "NewKey": 64 * KIB,
     "Rekey": 4 * KIB,
     "WarmUp": 4 * KIB,
+    "ReleaseMemory": 4 * KIB,
+    "RestoreMemory": 4 * KIB,
     "Watch": 256 * KIB,
     "CreateContainer": 256 * KIB,
     "StartContainer": 256 * KIB,

@@ -69,6 +69,8 @@ class AgentStub(Protocol):
     Info: Unary[messages.InfoRequest, messages.InfoResponse]
     ConfigureSandbox: Unary[messages.ConfigureSandboxRequest, messages.ConfigureSandboxResponse]
     WarmUp: Unary[messages.WarmUpRequest, messages.WarmUpResponse]
+    ReleaseMemory: Unary[messages.ReleaseMemoryRequest, messages.ReleaseMemoryResponse]
+    RestoreMemory: Unary[messages.RestoreMemoryRequest, messages.RestoreMemoryResponse]
     NewKey: Unary[messages.NewKeyRequest, messages.NewKeyResponse]
     Rekey: Unary[messages.RekeyRequest, messages.RekeyResponse]
     Watch: Download[messages.WatchRequest, messages.WatchEvent]

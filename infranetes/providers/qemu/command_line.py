@@ -73,6 +73,9 @@ class CommandLine:
             "panic=-1",  # a VM whose kernel panics ends at once
             "apparmor=1 security=apparmor",
             "memhp_default_state=online memory_hotplug.memmap_on_memory=1",
+            # What is plugged in can be given back where the kernel keeps nothing of its own there. That is so
+            # for four times what it has from the start, beyond which its own would have too little room.
+            "memory_hotplug.online_policy=auto-movable memory_hotplug.auto_movable_ratio=400",
             "nowatchdog",  # a clone wakes up with a clock that has jumped
             "random.trust_cpu=on",
             # A page of 2 MiB is written to as a whole: 512 pages of the node that no clone shares any more.

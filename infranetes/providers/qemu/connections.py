@@ -10,12 +10,13 @@ from infranetes.providers.qemu.command_line import LINK, CommandLine, Fd
 from infranetes.providers.qemu.identity_port import IdentityPort
 from infranetes.providers.qemu.qmp import QmpConnection, QmpEvent
 from infranetes.providers.qemu.settings import MIB
-from infranetes.providers.qemu.sizes import Hotplug
+from infranetes.providers.qemu.sizes import Hotplug, memory_names
 from infranetes.providers.qemu.sockets import connect, connect_monitor
 from infranetes_common.concurrency import Event, within
 from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import IReactor
 
+_KEPT_EVENTS = ("DEVICE_UNPLUG_GUEST_ERROR", "MEM_UNPLUG_ERROR")
 _INSERTION_EVENTS = (0, 1, 0x200)  # bus check, device check, insertion processing
 
 
@@ -76,6 +77,10 @@ class VmConnections:
             unplugged = self._unplugged.get(str(event.data.get("device")))
             if unplugged is not None:
                 unplugged.succeed(None)
+        elif event.name in _KEPT_EVENTS:
+            unplugged = self._unplugged.get(str(event.data.get("device")))
+            if unplugged is not None:
+                unplugged.fail(Unavailable(f"the guest does not give back {event.data.get('device')}"))
         elif event.name == "MIGRATION":
             status = event.data.get("status")
             if status == "completed":
@@ -121,10 +126,11 @@ class VmConnections:
         :raise InfranetesError: QEMU or the guest refuses, or the guest takes longer than `seconds`.
         """
         devices = [command_line.cpu_device(number) for number in range(1, more.cpus + 1)]
-        if more.memory_mib:
-            size = more.memory_mib * MIB
-            await self.qmp.execute("object-add", qom_type="memory-backend-ram", id="more", size=size)
-            devices.append({"driver": "pc-dimm", "id": "dimm0", "memdev": "more"})
+        for number, mib in enumerate(more.pieces):
+            name, memory = memory_names(number)
+            size = mib * MIB
+            await self.qmp.execute("object-add", qom_type="memory-backend-ram", id=memory, size=size)
+            devices.append({"driver": "pc-dimm", "id": name, "memdev": memory})
         for device in devices:
             self._hotplugged[str(device["id"])] = Event()
             await self.qmp.execute("device_add", **device)

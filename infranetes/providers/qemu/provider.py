@@ -22,6 +22,7 @@ from infranetes.guest import image as images
 from infranetes.providers.interface import (
     Console,
     IFirewallsPods,
+    IGuestMemory,
     IHasConsoles,
     IHasGuestImage,
     IJoinsNamespaces,
@@ -230,11 +231,11 @@ class QemuProvider:
     # ---- IResizesVms, IPlacesVms
 
     @deferred
-    async def resize(self, instance_id: str, size: Size) -> Size:
+    async def resize(self, instance_id: str, size: Size, guest: IGuestMemory | None = None) -> Size:
         self._started()
         assert self._command_line is not None
         vm = self._find(instance_id)
-        return await self._to_the_end(self._resizer.resize(vm, size, self._command_line))
+        return await self._to_the_end(self._resizer.resize(vm, size, self._command_line, guest))
 
     @deferred
     async def place(self, instance_id: str, cgroup_parent: str, size: Size) -> None:

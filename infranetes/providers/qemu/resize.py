@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory and processors plugged into VMs that run, and processors taken out of them.
+"""Memory and processors plugged into VMs that run, and taken out of them.
 
-What a VM has is asked of its QEMU each time. Memory is never taken out: what the guest's kernel has put
-there stays, and a piece is given back whole or not at all. Nor are processors of an emulated VM: QEMU ends
+What a VM has is asked of its QEMU each time. Processors of an emulated VM are never taken out: QEMU ends
 (7.2, `tcg_register_thread`) when it has made more of them in its life than a VM can have at a time.
 """
 
@@ -14,9 +13,10 @@ from collections.abc import Mapping, Sequence
 import attrs
 from twisted.logger import Logger
 
-from infranetes.providers.interface import Size
+from infranetes.providers.interface import IGuestMemory, Size
 from infranetes.providers.qemu.command_line import CommandLine
 from infranetes.providers.qemu.connections import VmConnections
+from infranetes.providers.qemu.memory import Piece, PluggedMemory, read_piece
 from infranetes.providers.qemu.qmp import QmpError
 from infranetes.providers.qemu.settings import MIB, QemuSettings
 from infranetes.providers.qemu.sizes import Hotplug, hotplug_for, memory_for_pod
@@ -58,13 +58,13 @@ class _Hardware:
 
     cpus: Sequence[_Cpu]  # by core
     base_mib: int
-    pieces: Mapping[str, int]  # of plugged memory, MiB by device
+    pieces: Sequence[Piece]  # of plugged memory
     emulated: bool
 
     @property
     def more(self) -> Hotplug:
         """What it has beyond the template."""
-        return Hotplug(sum(cpu.there for cpu in self.cpus) - 1, sum(self.pieces.values()))
+        return Hotplug(sum(cpu.there for cpu in self.cpus) - 1, sum(piece.mib for piece in self.pieces))
 
 
 class Resizer:
@@ -73,9 +73,12 @@ class Resizer:
     def __init__(self, reactor: IReactor, settings: QemuSettings) -> None:
         self._reactor = reactor
         self._settings = settings
+        self._memory = PluggedMemory(settings.resize_timeout)
         self._vms_in_work: KeyedLock[str] = KeyedLock()
 
-    async def resize(self, vm: Vm, size: Size, template: CommandLine) -> Size:
+    async def resize(
+        self, vm: Vm, size: Size, template: CommandLine, guest: IGuestMemory | None = None
+    ) -> Size:
         """See `IResizesVms`. :param template: of VMs that are made now."""
         async with self._vms_in_work.held(vm.record.token):
             vm.check_running("resized")
@@ -85,7 +88,8 @@ class Resizer:
             wanted = hotplug_for(own, size, self._settings)
             plugged = await self._add_cpus(vm, monitor, hardware, wanted.cpus if size.cpu_millis else 0)
             try:
-                await self._add_memory(monitor, hardware, wanted.memory_mib)
+                if size.memory_bytes:
+                    await self._memory.change(monitor, hardware.pieces, wanted.memory_mib, guest)
             except BaseException:
                 await shielded(self._take(vm, monitor, hardware, plugged))
                 raise
@@ -116,25 +120,6 @@ class Resizer:
             await shielded(self._take(vm, monitor, hardware, added))
             raise
         return added
-
-    async def _add_memory(self, monitor: VmConnections, hardware: _Hardware, wanted: int) -> None:
-        """Plug in one piece of what is missing."""
-        missing = wanted - hardware.more.memory_mib
-        if missing <= 0:
-            return
-        number = 0
-        while f"dimm{number}" in hardware.pieces:
-            number += 1
-        memory = f"more{number}" if number else "more"
-        await _forget_memory(monitor, memory)  # of an attempt that was cut short
-        size = missing * MIB
-        try:
-            await monitor.qmp.execute("object-add", qom_type="memory-backend-ram", id=memory, size=size)
-            device = {"driver": "pc-dimm", "id": f"dimm{number}", "memdev": memory}
-            await monitor.plug(device, self._settings.resize_timeout)
-        except QmpError as error:
-            await _forget_memory(monitor, memory)
-            raise _refused(error) from None
 
     async def _take(self, vm: Vm, monitor: VmConnections, hardware: _Hardware, cpus: Sequence[str]) -> None:
         """Take out processors, until the guest keeps one."""
@@ -170,14 +155,6 @@ def _refused(error: QmpError) -> FailedPrecondition:
     return FailedPrecondition(f"the VM can't be made larger: {error}")
 
 
-async def _forget_memory(monitor: VmConnections, memory: str) -> None:
-    """Remove memory that no device has."""
-    try:
-        await monitor.qmp.execute("object-del", id=memory)
-    except QmpError:
-        return  # there is none
-
-
 async def _read(monitor: VmConnections, vm: Vm) -> _Hardware:
     """:raise Unavailable: QEMU does not say what the VM has."""
     qmp = monitor.qmp
@@ -193,7 +170,7 @@ async def _read(monitor: VmConnections, vm: Vm) -> _Hardware:
             )
             for place in places
         ]
-        pieces = {str(each["data"]["id"]): int(each["data"]["size"]) // MIB for each in devices}
+        pieces = [read_piece(each["data"]) for each in devices]
         emulated = not (await qmp.execute("query-kvm"))["enabled"]
         return _Hardware(sorted(cpus, key=_core_of), int(memory["base-memory"]) // MIB, pieces, emulated)
     except (InfranetesError, LookupError, TypeError, ValueError, AttributeError) as error:

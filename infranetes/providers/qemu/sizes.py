@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 
 from infranetes.providers.annotations import PREFIX
@@ -11,6 +13,13 @@ from infranetes.providers.qemu.command_line import CommandLine
 from infranetes.providers.qemu.settings import BLOCK_MIB, MIB, QemuSettings, round_up_to_block
 from infranetes_common.errors import InvalidArgument
 
+MEMORY = "more"  # how the names of QEMU's objects begin that are such memory
+
+
+def memory_names(number: int) -> tuple[str, str]:
+    """What a piece of memory is called: the device, and the object that is its memory."""
+    return f"dimm{number}", f"{MEMORY}{number}" if number else MEMORY
+
 
 @attrs.frozen
 class Hotplug:
@@ -18,6 +27,14 @@ class Hotplug:
 
     cpus: int  # beside the one that is there from the start
     memory_mib: int
+
+    @property
+    def pieces(self) -> Sequence[int]:
+        """How the memory is divided, in MiB, smallest first: a running VM can give back a quarter of it."""
+        blocks = self.memory_mib // BLOCK_MIB
+        half = -(-blocks // 2)
+        quarter = -(-(blocks - half) // 2)
+        return sorted(each * BLOCK_MIB for each in (half, quarter, blocks - half - quarter) if each)
 
     def __str__(self) -> str:
         return f"{self.memory_mib} MiB and {self.cpus} processors more"

@@ -79,6 +79,8 @@ class FakeAgent:
         self.warmed_up = 0
         self.firewalls: list[PodFirewall] = []
         self.tunnel_port = 0
+        self.released: list[Any] = []
+        self.release_error: Exception | None = None
         self.away = False
         self.silent = False
         self.holding: Deferred[None] | None = None
@@ -113,6 +115,12 @@ class FakeAgent:
     async def warm_up(self) -> None:
         self._reach()
         self.warmed_up += 1
+
+    async def release_memory(self, ranges: Any, seconds: float) -> None:
+        self._reach()
+        if self.release_error is not None:
+            raise self.release_error
+        self.released.append(ranges)
 
     async def set_firewall(self, firewall: PodFirewall, tunnel_port: int = 0) -> None:
         self._reach()

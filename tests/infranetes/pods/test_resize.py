@@ -11,7 +11,7 @@ from zope.interface import alsoProvides
 
 from infranetes.cri.sandboxes import SandboxCalls
 from infranetes.pods.resize import SETTLE_SECONDS
-from infranetes.providers.interface import IResizesVms, Size
+from infranetes.providers.interface import IGuestMemory, IResizesVms, MemoryRange, Size
 from infranetes_common.concurrency import deferred, start
 from infranetes_common.errors import (
     DeadlineExceeded,
@@ -19,6 +19,7 @@ from infranetes_common.errors import (
     InvalidArgument,
     NotFound,
     Unavailable,
+    Unimplemented,
 )
 from infranetes_common.wire import cri, vmserver
 from tests.infranetes.pods.case import PodsTestCase
@@ -26,6 +27,7 @@ from tests.infranetes.pods.fakes import pod
 from txgrpc import Call
 
 GIB = 1 << 30
+RANGES = (MemoryRange(4 * GIB, GIB),)
 
 
 def resources(cpu_millis: int = 0, memory: int = 0, shares: int = 2) -> cri.LinuxContainerResources:
@@ -93,11 +95,15 @@ class ResizeTests(ResizeCase):
         self.follows = True  # the guest uses what it is given
         self.trouble: Exception | None = None
         self.waiting: Deferred[None] | None = None
+        self.meanwhile: list[tuple[int, int]] = []  # what was recorded while the provider was asked
 
     @deferred
-    async def resize(self, instance_id: str, size: Size) -> Size:
+    async def resize(self, instance_id: str, size: Size, guest: IGuestMemory) -> Size:
         self.assertEqual(instance_id, self.record(self.sandbox).instance_id)
         self.asked.append(size)
+        self.meanwhile.append(self.recorded())
+        if size.memory_bytes < self.has.memory_bytes:
+            await guest.release(RANGES, 60.0)
         if self.waiting is not None:
             await self.waiting
         if self.trouble is not None:
@@ -124,12 +130,55 @@ class ResizeTests(ResizeCase):
         self.done(resources(shares=4096))
         self.assertEqual(self.asked[-1], Size(4000, 2 * GIB, GIB // 4))
 
-    def test_the_next_daemon_knows_how_large_it_is(self) -> None:
-        self.done(resources(2000, 4 * GIB))
+    def restart(self) -> None:
         self.world.restart()
         self.calls = SandboxCalls(self.world.node, self.world.sandboxes, ())
+
+    def test_the_next_daemon_knows_how_large_it_is(self) -> None:
+        self.done(resources(2000, 4 * GIB))
+        self.restart()
         self.keeps_memory = True
         self.assertIn("keeps 4096 MiB", self.refused(FailedPrecondition, resources(2000, 2 * GIB)))
+
+    def test_a_guest_is_asked_before_its_memory_is_taken(self) -> None:
+        self.done(resources(1000, 4 * GIB))
+        self.assertEqual(self.agent.released, [])
+        self.done(resources(1000, 2 * GIB))
+        self.assertEqual(self.agent.released, [RANGES])
+
+    def test_what_the_guest_does_not_give_back_the_pod_keeps(self) -> None:
+        self.done(resources(1000, 4 * GIB))
+        for error, kind, words in (
+            (FailedPrecondition("what runs leaves 80 MiB"), FailedPrecondition, "leaves 80 MiB"),
+            (DeadlineExceeded("not in 60 s"), DeadlineExceeded, "not in 60 s"),
+            (Unimplemented("ReleaseMemory"), FailedPrecondition, "of an earlier release"),
+        ):
+            self.agent.release_error = error
+            told = self.refused(kind, resources(1000, 2 * GIB))
+            self.assertIn("keeps 4096 MiB for the pod, not 2048", told)
+            self.assertIn(words, told)
+            self.assertEqual(self.recorded(), (1000, 4 * GIB))
+        self.agent.release_error = None
+        self.done(resources(1000, 2 * GIB))
+
+    def test_a_pod_is_recorded_as_smaller_before_its_vm_is(self) -> None:
+        self.done(resources(1000, 4 * GIB))
+        self.done(resources(1000, 2 * GIB))
+        self.done(resources(1000, 3 * GIB))
+        self.assertEqual([memory for _, memory in self.meanwhile], [0, 2 * GIB, 2 * GIB])
+
+    def test_when_the_daemon_is_killed_meanwhile_the_next_one_goes_on(self) -> None:
+        for memory in (2 * GIB, 4 * GIB):  # tried again, or taken back
+            self.done(resources(1000, 4 * GIB))
+            self.waiting = Deferred()
+            asked = self.ask(resources(1000, 2 * GIB))
+            asked.addErrback(lambda failure: None)
+            self.waiting = None
+            self.restart()
+            self.assertEqual(self.recorded(), (1000, 2 * GIB))
+            self.has = Size(1000, 2 * GIB)  # as far as it had come
+            self.done(resources(1000, memory))
+            self.assertEqual((self.recorded(), self.has.memory_bytes), ((1000, memory), memory))
 
     def test_memory_that_the_guest_keeps_is_not_told_as_given_back(self) -> None:
         self.keeps_memory = True

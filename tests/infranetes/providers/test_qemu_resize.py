@@ -3,206 +3,22 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import attrs
-from twisted.internet.protocol import Factory, connectionDone
 from twisted.internet.task import deferLater
-from twisted.protocols.basic import LineOnlyReceiver
-from twisted.python.failure import Failure
-from twisted.trial.unittest import TestCase
 
 from infranetes.providers.interface import Size
-from infranetes.providers.qemu.command_line import CommandLine
-from infranetes.providers.qemu.paths import VmPaths
-from infranetes.providers.qemu.privileges import QemuUser
-from infranetes.providers.qemu.process import WatchedProcess
-from infranetes.providers.qemu.record import Phase, VmRecord
-from infranetes.providers.qemu.resize import Resizer
-from infranetes.providers.qemu.settings import MIB, QemuSettings
-from infranetes.providers.qemu.sockets import QMP
-from infranetes.providers.qemu.vm import Vm
+from infranetes.providers.qemu.record import Phase
+from infranetes.providers.qemu.settings import MIB
 from infranetes_common.concurrency import start
-from infranetes_common.errors import (
-    DeadlineExceeded,
-    FailedPrecondition,
-    InfranetesError,
-    InvalidArgument,
-    Unavailable,
-)
-from infranetes_common.reactors import installed
-
-reactor = installed()
-GIB = 1 << 30
-TEMPLATE = CommandLine("/usr/bin/qemu-system-x86_64", "QEMU 7.2", "tcg", 2048, 8192, 4)
-# Long enough for a busy machine; those that wait for a guest in vain have a shorter one.
-SETTINGS = QemuSettings(resize_timeout=60.0)
+from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, Unavailable
+from tests.infranetes.providers.qemu_resize_case import GIB, ResizeCase, reactor
 
 
-class Qemu:
-    """A QEMU of 1 GiB and one processor of four.
-
-    :ivar refuses: devices that QEMU refuses. :ivar denies: that the guest does. :ivar ignores: of which
-        it says nothing. :ivar keeps: that it does not give back.
-    """
-
-    def __init__(self) -> None:
-        self.cpus: dict[int, str] = {0: "/machine/unattached/device[0]"}
-        self.objects: dict[str, int] = {}
-        self.pieces: dict[str, int] = {}
-        self.refuses: set[str] = set()
-        self.denies: set[str] = set()
-        self.ignores: set[str] = set()
-        self.keeps: set[str] = set()
-        self.kvm = True
-        self.slow = False  # the guest takes its time
-        self.calls: list[str] = []
-        self.named: list[str] = []
-        self.answers: Callable[[str], Any] | None = None  # Any: JSON
-        self.connected: list[Monitor] = []
-
-    def run(self, command: str, arguments: dict[str, Any]) -> Any:  # Any: JSON
-        self.calls.append(command.replace("-", "_"))
-        if self.answers is not None and command.startswith("query"):
-            return self.answers(command)
-        named = {name.replace("-", "_"): value for name, value in arguments.items()}
-        return getattr(self, command.replace("-", "_"))(**named)
-
-    def qmp_capabilities(self) -> Any:
-        return {}
-
-    def query_hotpluggable_cpus(self) -> Any:
-        places = []
-        for core in reversed(range(4)):
-            place: dict[str, Any] = {
-                "type": "max-x86_64-cpu",
-                "vcpus-count": 1,
-                "props": {"socket-id": 0, "core-id": core, "thread-id": 0},
-            }
-            places.append(place | ({"qom-path": self.cpus[core]} if core in self.cpus else {}))
-        return places
-
-    def query_memory_size_summary(self) -> Any:
-        return {"base-memory": GIB, "plugged-memory": sum(self.pieces.values())}
-
-    def query_memory_devices(self) -> Any:
-        return [{"type": "dimm", "data": {"id": id, "size": size}} for id, size in self.pieces.items()]
-
-    def query_kvm(self) -> Any:
-        return {"enabled": self.kvm, "present": True}
-
-    def object_add(self, qom_type: str, id: str, size: int) -> Any:
-        if id in self.objects:
-            raise ValueError(f"attempt to add duplicate property '{id}'")
-        self.objects[id] = size
-        return {}
-
-    def object_del(self, id: str) -> Any:
-        if id not in self.objects or any(id == f"more{piece[4:]}" for piece in self.pieces):
-            raise ValueError(f"object '{id}' not found, or in use")
-        del self.objects[id]
-        return {}
-
-    def device_add(self, driver: str, id: str, memdev: str = "", **place: int) -> Any:
-        name = id.partition("-")[0]
-        if name in self.refuses:
-            raise ValueError(f"no room for {id}")
-        if memdev:
-            self.pieces[id] = self.objects[memdev]
-        else:
-            assert driver == "max-x86_64-cpu"
-            self.cpus[place["core_id"]] = f"/machine/peripheral/{id}"
-            self.named.append(id)
-        if name not in self.ignores:
-            status = 1 if name in self.denies else 0
-            self.tell("ACPI_DEVICE_OST", info={"device": id, "source": 1, "status": status})
-        return {}
-
-    def device_del(self, id: str) -> Any:
-        [core] = [core for core, path in self.cpus.items() if path == f"/machine/peripheral/{id}"] or [-1]
-        if core < 0:
-            raise ValueError(f"device '{id}' not found")
-        if f"cpu{core}" not in self.keeps:
-            reactor.callLater(0.01, self.cpus.pop, core) if self.slow else self.cpus.pop(core)
-        return {}
-
-    def tell(self, event: str, **data: object) -> None:
-        for monitor in self.connected:
-            reactor.callLater(0, monitor.say, {"event": event, "data": data, "timestamp": {}})
-
-
-class Monitor(LineOnlyReceiver):
-    """One connection to it."""
-
-    delimiter = b"\n"
-
-    def __init__(self, qemu: Qemu) -> None:
-        self.qemu = qemu
-
-    def connectionMade(self) -> None:
-        self.qemu.connected.append(self)
-        self.say({"QMP": {"version": {}, "capabilities": []}})
-
-    def connectionLost(self, reason: Failure = connectionDone) -> None:
-        self.qemu.connected.remove(self)
-
-    def say(self, message: object) -> None:
-        if self.connected:
-            self.sendLine(json.dumps(message).encode() + b"\r")
-
-    def lineReceived(self, line: bytes) -> None:
-        asked = json.loads(line)
-        try:
-            answer = {"return": self.qemu.run(asked["execute"], asked.get("arguments", {}))}
-        except ValueError as error:
-            answer = {"error": {"class": "GenericError", "desc": str(error)}}
-        self.say(answer | {"id": asked["id"]})
-
-
-class ResizerTests(TestCase):
+class ResizerTests(ResizeCase):
     """One VM."""
-
-    async def setUp(self) -> None:
-        self.qemu = Qemu()
-        self.resizer = Resizer(reactor, SETTINGS)
-        directory = Path(tempfile.mkdtemp(prefix="infranetes-"))
-        self.addCleanup(shutil.rmtree, directory)
-        factory = cast(Any, Factory.forProtocol(lambda: Monitor(self.qemu)))  # Any: its protocols have none
-        port = reactor.listenUNIX(str(directory / QMP), factory)
-        self.addCleanup(port.stopListening)
-        record = VmRecord("0" * 32, "sandbox", "cluster", "node", "10.0.0.2", 1.0, phase=Phase.READY)
-        self.paths = VmPaths(directory / "none", directory, QemuUser(0, 0))
-        self.vm = self.found(record)
-
-    def found(self, record: VmRecord) -> Vm:
-        vm = Vm(record, self.paths)
-        process = subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL)
-        self.addCleanup(process.wait)
-        self.addCleanup(process.kill)
-        vm.process = WatchedProcess(reactor, process.pid, vm.changes.notify)
-        self.addCleanup(vm.detach)
-        return vm
-
-    async def resize(self, cpu_millis: int = 0, memory: int = 0, overhead: int = 0) -> Size:
-        return await self.resizer.resize(self.vm, Size(cpu_millis, memory, overhead), TEMPLATE)
-
-    async def refused(self, kind: type[InfranetesError], cpu_millis: int = 0, memory: int = 0) -> str:
-        try:
-            await self.resize(cpu_millis, memory)
-        except kind as error:
-            return str(error)
-        raise AssertionError(f"no {kind.__name__}")
-
-    def impatient(self) -> None:
-        """The guest is not waited for."""
-        self.resizer = Resizer(reactor, attrs.evolve(SETTINGS, resize_timeout=0.1))
 
     async def test_a_vm_has_what_one_made_anew_would_have(self) -> None:
         """The size of its own template counts, not that of those made now."""
@@ -234,7 +50,7 @@ class ResizerTests(TestCase):
         await self.refused(Unavailable, 4000)
         self.assertNotIn("device_del", self.qemu.calls)
 
-    async def test_memory_is_kept_and_that_is_told(self) -> None:
+    async def test_without_a_guest_to_ask_memory_is_kept_and_that_is_told(self) -> None:
         await self.resize(0, 2 * GIB)
         self.assertEqual(await self.resize(0, GIB), Size(0, 2 * GIB))
         self.assertEqual(await self.resize(0, 2 * GIB), Size(0, 2 * GIB))

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine's memory that can be taken out: out of use before the hypervisor removes it, or into use again.
+
+The kernel takes a block out of use by moving what is in it elsewhere. It tries that until it succeeds or the
+process that asked for it gets a signal, so a process of its own asks, which can be killed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+from twisted.internet.defer import DeferredLock
+from twisted.internet.interfaces import IDelayedCall
+from twisted.logger import Logger
+
+from infranetes_common.commands import run
+from infranetes_common.concurrency import shielded, start
+from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
+from infranetes_common.reactors import IReactor
+
+BLOCKS = Path("/sys/devices/system/memory")
+MEMINFO = Path("/proc/meminfo")
+MOST_BLOCKS = 1024  # of one call: 128 GiB in blocks of 128 MiB
+RESERVE = 64 << 20  # bytes that stay available to what runs
+RESTORE_SECONDS = 60.0
+OFFLINE, ONLINE = "offline", "online"
+_SCRIPT = 'state=$1; shift; for block; do echo "$state" >"$block/state" || exit 1; done'
+SET_STATE = ("/bin/sh", "-c", _SCRIPT, "sh")
+_AVAILABLE = re.compile(r"^MemAvailable: +(\d+) kB$", re.MULTILINE)
+_MIB = 1 << 20
+_log = Logger()
+
+
+@attrs.frozen
+class Range:
+    """A part of the memory, by its physical address, in bytes."""
+
+    address: int
+    size: int
+
+
+class MachineMemory:
+    """Calls are served one after the other.
+
+    :param blocks: the kernel's directory of blocks. :param meminfo: what it says of the memory.
+    :param set_state: a command that sets the state of blocks, given the state and their directories.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactor,
+        blocks: Path = BLOCKS,
+        meminfo: Path = MEMINFO,
+        set_state: Sequence[str] = SET_STATE,
+    ) -> None:
+        self._reactor = reactor
+        self._blocks = blocks
+        self._meminfo = meminfo
+        self._set_state = set_state
+        self._lock = DeferredLock()
+        self._released: set[Path] = set()
+        self._return: IDelayedCall | None = None
+
+    async def release(self, ranges: Sequence[Range], seconds: float) -> None:
+        """Take memory out of use, all or none. What is there `seconds` later is in use again. Idempotent.
+
+        :raise InvalidArgument: that is no memory which can be taken out.
+        :raise FailedPrecondition: what runs needs it, or the kernel can't move what is in it.
+        :raise DeadlineExceeded: that takes longer than `seconds`.
+        """
+        async with self._lock:
+            blocks = self._found(ranges)
+            self._forget_return()
+            self._released |= {*blocks}
+            try:
+                await self._release(blocks, seconds)
+            except Exception:
+                await shielded(self._restore(blocks))
+                raise
+            finally:
+                self._return = self._reactor.callLater(seconds, self._take_back)
+
+    async def restore(self, ranges: Sequence[Range]) -> None:
+        """Have memory in use again. What was removed meanwhile is no error. Idempotent.
+
+        :raise InvalidArgument: as for `release`. :raise InfranetesError: the kernel refuses.
+        """
+        async with self._lock:
+            await self._restore(self._found(ranges, missing=True))
+
+    def stop(self) -> None:
+        """Bring nothing back by itself any more. Idempotent."""
+        self._forget_return()
+
+    def _forget_return(self) -> None:
+        waiting, self._return = self._return, None
+        if waiting is not None and waiting.active():
+            waiting.cancel()
+
+    def _take_back(self) -> None:
+        """Have in use again what the hypervisor has not removed: who asked for it may be gone."""
+        self._return = None
+        start(self._restore_all()).addErrback(
+            lambda failure: _log.failure("memory that nobody has removed stays out of use", failure)
+        )
+
+    async def _restore_all(self) -> None:
+        async with self._lock:
+            if self._return is None:  # nobody has asked for more meanwhile
+                await self._restore([*self._released])
+
+    async def _release(self, blocks: Sequence[Path], seconds: float) -> None:
+        used = [block for block in blocks if _state(block) != OFFLINE]
+        size, available = len(used) * self._block_bytes(), self._available()
+        if used and available < size + RESERVE:
+            raise FailedPrecondition(
+                f"what runs leaves {available // _MIB} MiB; {size // _MIB} MiB can be taken out of use where "
+                f"{RESERVE // _MIB} MiB more are left"
+            )
+        await self._set(used, OFFLINE, seconds)
+
+    async def _restore(self, blocks: Sequence[Path]) -> None:
+        await self._set([block for block in blocks if _state(block) == OFFLINE], ONLINE, RESTORE_SECONDS)
+        self._released -= {*blocks}
+
+    async def _set(self, blocks: Sequence[Path], state: str, seconds: float) -> None:
+        if not blocks:
+            return
+        command = [*self._set_state, state, *map(str, blocks)]
+        output = await run(self._reactor, command, seconds)
+        wrong = [block.name for block in blocks if _state(block) not in (state, "")]
+        if wrong:
+            raise FailedPrecondition(
+                f"the kernel does not set {', '.join(wrong[:4])} {state}, such as for what it can't move: "
+                f"{output.message()[:200]}"
+            )
+
+    def _found(self, ranges: Sequence[Range], missing: bool = False) -> Sequence[Path]:
+        """The blocks of these ranges. :param missing: leave out what is not there."""
+        unit = self._block_bytes()
+        numbers: list[int] = []
+        for each in ranges:
+            first, count = each.address // unit, each.size // unit
+            if each.address % unit or each.size % unit or not 0 < count <= MOST_BLOCKS - len(numbers):
+                raise InvalidArgument(
+                    f"{each.size} bytes of memory at {each.address:#x} are no blocks of {unit}, or too many"
+                )
+            numbers += range(first, first + count)
+        found = [self._blocks / f"memory{number}" for number in sorted({*numbers})]
+        there = [block for block in found if block.is_dir()]
+        if len(there) < len(found) and not missing:
+            where = ", ".join(f"{each.address:#x}" for each in ranges[:4])
+            raise InvalidArgument(f"the machine does not have all of the memory at {where}")
+        return there
+
+    def _block_bytes(self) -> int:
+        try:
+            return int((self._blocks / "block_size_bytes").read_text(), 16)
+        except (OSError, ValueError) as error:
+            raise FailedPrecondition(f"the kernel of this machine gives back no memory: {error}") from None
+
+    def _available(self) -> int:
+        found = _AVAILABLE.search(self._meminfo.read_text())
+        if found is None:
+            raise InfranetesError(f"{self._meminfo} does not say how much memory is available")
+        return int(found[1]) << 10
+
+
+def _state(block: Path) -> str:
+    """online, offline, or going-offline; "": it is gone."""
+    try:
+        return (block / "state").read_text().strip()
+    except OSError:
+        return ""
