@@ -64,6 +64,12 @@ class MachineMemory:
         self._released: set[Path] = set()
         self._return: IDelayedCall | None = None
 
+    def begin(self) -> None:
+        """Have in use again what an agent before this one has left out of use."""
+        self._released |= {block for block in self._blocks.glob("memory[0-9]*") if _state(block) == OFFLINE}
+        if self._released:
+            self._take_back()
+
     async def release(self, ranges: Sequence[Range], seconds: float) -> None:
         """Take memory out of use, all or none. What is there `seconds` later is in use again. Idempotent.
 

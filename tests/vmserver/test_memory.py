@@ -138,6 +138,12 @@ class MemoryTests(TestCase):
         self.clock.advance(LONG - 1)
         self.assertEqual(self.states(), ["offline", "offline", "online", "online"])
 
+    async def test_the_next_agent_has_in_use_what_one_left_out_of_use(self) -> None:
+        await self.release(2, LONG)
+        self.memory.stop()
+        self.made().begin()
+        await until(lambda: self.states() == ["online"] * 4, "in use again")
+
     async def test_what_was_removed_needs_no_restoring(self) -> None:
         shutil.rmtree(self.block(35).parent)
         await self.memory.restore(self.blocks(34, 2))

@@ -87,6 +87,8 @@ class AgentService:
         self.stats.begin_stats()
         if self._upkeep is not None:
             self._upkeep.begin()
+        if self._memory is not None:
+            self._memory.begin()
 
     async def prepare(self) -> None:
         """Do once in a template what every clone would have to."""
