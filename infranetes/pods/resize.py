@@ -20,7 +20,7 @@ from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Sandbox
 from infranetes.pods.launch import size_of, size_with
 from infranetes.pods.states import SandboxState
-from infranetes.providers.interface import IGuestMemory, IResizesVms, MemoryRange, Size
+from infranetes.providers.interface import IGuest, IResizesVms, MemoryRange, Size
 from infranetes_common.concurrency import KeyedLock, backoff, shielded, sleep
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable, Unimplemented
 from infranetes_common.wire import cri
@@ -88,7 +88,7 @@ class Resizer:
 
     async def _provided(self, provider: IResizesVms, sandbox: Sandbox, before: Size, wanted: Size) -> Size:
         try:
-            return await provider.resize(sandbox.record.instance_id, wanted, _GuestMemory(sandbox))
+            return await provider.resize(sandbox.record.instance_id, wanted, _Guest(sandbox))
         except InfranetesError as error:
             if wanted.memory_bytes >= before.memory_bytes:
                 raise
@@ -142,8 +142,8 @@ class Resizer:
         return ""
 
 
-@implementer(IGuestMemory)
-class _GuestMemory:
+@implementer(IGuest)
+class _Guest:
     """A sandbox's guest, by its agent."""
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -159,6 +159,9 @@ class _GuestMemory:
 
     async def restore(self, ranges: Sequence[MemoryRange]) -> None:
         await _agent(self._sandbox).restore_memory(ranges)
+
+    async def use_processors(self, count: int) -> None:
+        await _agent(self._sandbox).use_processors(count)
 
 
 def _agent(sandbox: Sandbox) -> AgentClient:

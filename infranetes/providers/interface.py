@@ -150,8 +150,8 @@ class MemoryRange:
     size: int
 
 
-class IGuestMemory(Interface):
-    """What a provider asks of a VM's guest before it takes memory out."""
+class IGuest(Interface):
+    """What a provider asks of a VM's guest when the VM becomes smaller, or larger again."""
 
     def release(ranges: Sequence[MemoryRange], seconds: float) -> Awaitable[None]:
         """Have the guest take memory out of use, all or none. What is there `seconds` later it uses again.
@@ -163,6 +163,12 @@ class IGuestMemory(Interface):
     def restore(ranges: Sequence[MemoryRange]) -> Awaitable[None]:
         """Have the guest use memory again that is still there. Idempotent. Fails with InfranetesError."""
 
+    def use_processors(count: int) -> Awaitable[None]:
+        """Have the guest use so many processors, and let others rest. Idempotent.
+
+        :raise InfranetesError: it is not known to.
+        """
+
 
 class IResizesVms(Interface):
     """Also provided by an IPodProvider that can change the size of VMs while they run.
@@ -171,7 +177,7 @@ class IResizesVms(Interface):
     - The size that a VM has is the hypervisor's knowledge alone, so a restarted daemon finds it. It ends
       with the VM."""
 
-    def resize(instance_id: str, size: Size, guest: IGuestMemory | None = None) -> Deferred[Size]:
+    def resize(instance_id: str, size: Size, guest: IGuest | None = None) -> Deferred[Size]:
         """Make a VM what one that is made anew for `size` is, as far as it can be while it runs. Idempotent.
 
         Fires with the size that the VM has then: what `size` says, but where it has more or less than one
@@ -179,7 +185,8 @@ class IResizesVms(Interface):
         as far as it gives back what it was given.
 
         :param size: a part of 0 is left as it is.
-        :param guest: is asked before memory is taken out; without it none is.
+        :param guest: is asked before memory is taken out; without it none is. Processors that can't be taken
+            out it lets rest.
         :raise NotFound: there is no such VM.
         :raise InvalidArgument: more than a VM can have.
         :raise FailedPrecondition: its hypervisor or its guest refuses; the VM is as large as before.

@@ -11,6 +11,7 @@ from vmserver.identity.metadata import MetadataGate
 from vmserver.memory import MachineMemory
 from vmserver.pod_settings import PodSettings
 from vmserver.pod_tunnel import PodTunnel
+from vmserver.processors import MachineProcessors
 from vmserver.provider_choice import ProviderChoice
 from vmserver.proxy.kernel import Kernel
 from vmserver.proxy.proxy import ServiceProxy
@@ -22,6 +23,7 @@ from vmserver.rpc.layers import LayerCalls
 from vmserver.rpc.machine import MachineCalls
 from vmserver.rpc.memory import MemoryCalls
 from vmserver.rpc.pod_network import PodNetworkCalls
+from vmserver.rpc.processors import ProcessorCalls
 from vmserver.rpc.services import ServiceCalls
 from vmserver.rpc.sessions import SessionCalls
 from vmserver.rpc.watch import WatchCalls
@@ -65,6 +67,7 @@ class AgentService:
         self.firewall = FirewallCalls(firewall if own_machine else None)
         self._memory = MachineMemory(reactor) if own_machine else None
         self.memory = MemoryCalls(self._memory)
+        self.processors = ProcessorCalls(MachineProcessors(reactor) if own_machine else None)
         self._upkeep = Upkeep(reactor, kernel, proxy, firewall) if own_machine else None
         self.implementations: tuple[object, ...] = (
             self.machine,
@@ -79,6 +82,7 @@ class AgentService:
             self.pod_network,
             self.firewall,
             self.memory,
+            self.processors,
         )
         identity.on_taken = self._begin
 

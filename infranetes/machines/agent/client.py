@@ -14,9 +14,9 @@ from infranetes.machines.agent import checks, limits
 from infranetes.machines.agent.calls import CHUNK_BYTES, closing
 from infranetes.machines.agent.firewall import FirewallClient
 from infranetes.machines.agent.layers import LayerClient
-from infranetes.machines.agent.memory import MemoryClient
 from infranetes.machines.agent.screen import AgentScreen
 from infranetes.machines.agent.services import ServiceClient
+from infranetes.machines.agent.size import SizeClient
 from infranetes.machines.agent.stub import PortForwardCall, SessionCall
 from infranetes.machines.agent.volumes import VolumeClient
 from infranetes_common.errors import InvalidArgument
@@ -49,7 +49,7 @@ def _ahead(call: _Streams) -> _Streams:
     return call
 
 
-class AgentClient(VolumeClient, LayerClient, ServiceClient, FirewallClient, MemoryClient):
+class AgentClient(VolumeClient, LayerClient, ServiceClient, FirewallClient, SizeClient):
     """The client of one sandbox's agent. Connects when it is first used, and again after a loss.
 
     Methods fail with the errors of `infranetes_common.errors`: `Unavailable` if the agent can't be reached

@@ -71,6 +71,7 @@ class AgentStub(Protocol):
     WarmUp: Unary[messages.WarmUpRequest, messages.WarmUpResponse]
     ReleaseMemory: Unary[messages.ReleaseMemoryRequest, messages.ReleaseMemoryResponse]
     RestoreMemory: Unary[messages.RestoreMemoryRequest, messages.RestoreMemoryResponse]
+    UseProcessors: Unary[messages.UseProcessorsRequest, messages.UseProcessorsResponse]
     NewKey: Unary[messages.NewKeyRequest, messages.NewKeyResponse]
     Rekey: Unary[messages.RekeyRequest, messages.RekeyResponse]
     Watch: Download[messages.WatchRequest, messages.WatchEvent]

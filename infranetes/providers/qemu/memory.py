@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 from twisted.logger import Logger
 
-from infranetes.providers.interface import IGuestMemory, MemoryRange
+from infranetes.providers.interface import IGuest, MemoryRange
 from infranetes.providers.qemu.connections import VmConnections
 from infranetes.providers.qemu.qmp import QmpError
 from infranetes.providers.qemu.settings import MIB
@@ -78,7 +78,7 @@ class PluggedMemory:
         self._seconds = seconds
 
     async def change(
-        self, monitor: VmConnections, pieces: Sequence[Piece], wanted: int, guest: IGuestMemory | None
+        self, monitor: VmConnections, pieces: Sequence[Piece], wanted: int, guest: IGuest | None
     ) -> None:
         """Have a VM have `wanted` MiB in pieces; at least, if there is no guest to ask.
 
@@ -105,7 +105,7 @@ class PluggedMemory:
             raise FailedPrecondition(f"the VM can't be made larger: {error}") from None
 
     async def _take(
-        self, monitor: VmConnections, pieces: Sequence[Piece], surplus: int, guest: IGuestMemory
+        self, monitor: VmConnections, pieces: Sequence[Piece], surplus: int, guest: IGuest
     ) -> None:
         chosen, instead = choose(pieces, surplus)
         await guest.release([piece.range for piece in chosen], self._seconds)
@@ -131,7 +131,7 @@ class PluggedMemory:
         chosen: Sequence[Piece],
         gone: Sequence[Piece],
         left: Sequence[Piece],
-        guest: IGuestMemory,
+        guest: IGuest,
     ) -> None:
         still_there = [piece for piece in chosen if piece not in gone]
         try:

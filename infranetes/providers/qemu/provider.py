@@ -22,7 +22,7 @@ from infranetes.guest import image as images
 from infranetes.providers.interface import (
     Console,
     IFirewallsPods,
-    IGuestMemory,
+    IGuest,
     IHasConsoles,
     IHasGuestImage,
     IJoinsNamespaces,
@@ -231,7 +231,7 @@ class QemuProvider:
     # ---- IResizesVms, IPlacesVms
 
     @deferred
-    async def resize(self, instance_id: str, size: Size, guest: IGuestMemory | None = None) -> Size:
+    async def resize(self, instance_id: str, size: Size, guest: IGuest | None = None) -> Size:
         self._started()
         assert self._command_line is not None
         vm = self._find(instance_id)

@@ -2,7 +2,8 @@
 """Memory and processors plugged into VMs that run, and taken out of them.
 
 What a VM has is asked of its QEMU each time. Processors of an emulated VM are never taken out: QEMU ends
-(7.2, `tcg_register_thread`) when it has made more of them in its life than a VM can have at a time.
+(7.2, `tcg_register_thread`) when it has made more of them in its life than a VM can have at a time. The guest
+lets them rest.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 from twisted.logger import Logger
 
-from infranetes.providers.interface import IGuestMemory, Size
+from infranetes.providers.interface import IGuest, Size
 from infranetes.providers.qemu.command_line import CommandLine
 from infranetes.providers.qemu.connections import VmConnections
 from infranetes.providers.qemu.memory import Piece, PluggedMemory, read_piece
@@ -76,9 +77,7 @@ class Resizer:
         self._memory = PluggedMemory(settings.resize_timeout)
         self._vms_in_work: KeyedLock[str] = KeyedLock()
 
-    async def resize(
-        self, vm: Vm, size: Size, template: CommandLine, guest: IGuestMemory | None = None
-    ) -> Size:
+    async def resize(self, vm: Vm, size: Size, template: CommandLine, guest: IGuest | None = None) -> Size:
         """See `IResizesVms`. :param template: of VMs that are made now."""
         async with self._vms_in_work.held(vm.record.token):
             vm.check_running("resized")
@@ -97,6 +96,8 @@ class Resizer:
                 surplus = [cpu for cpu in hardware.cpus if cpu.there and cpu.core > wanted.cpus]
                 await self._take(vm, monitor, hardware, [cpu.device for cpu in reversed(surplus)])
             has = (await _read(monitor, vm)).more
+            if guest is not None and size.cpu_millis and hardware.emulated:
+                has = await _let_rest(vm, guest, has, wanted)
         if has.cpus > wanted.cpus and vm.record.cgroup_parent:
             has = attrs.evolve(has, cpus=wanted.cpus)  # the pod's control group has the limit
         return _told(size, own, wanted, has, self._settings)
@@ -139,6 +140,18 @@ class Resizer:
         pauses = backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while any(cpu.device == device for cpu in (await _read(monitor, vm)).cpus):
             await sleep(self._reactor, next(pauses))
+
+
+async def _let_rest(vm: Vm, guest: IGuest, has: Hotplug, wanted: Hotplug) -> Hotplug:
+    """Have the guest use the processors of its pod alone. Return what it uses."""
+    if not has.cpus:
+        return has
+    try:
+        await guest.use_processors(wanted.cpus + 1)
+    except InfranetesError as error:
+        _log.warn("VM {vm} uses the processors that it has: {error}", vm=vm.record.id, error=str(error))
+        return has
+    return attrs.evolve(has, cpus=min(has.cpus, wanted.cpus))
 
 
 def _told(size: Size, own: CommandLine, wanted: Hotplug, has: Hotplug, settings: QemuSettings) -> Size:

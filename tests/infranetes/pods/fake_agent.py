@@ -81,6 +81,7 @@ class FakeAgent:
         self.tunnel_port = 0
         self.released: list[Any] = []
         self.release_error: Exception | None = None
+        self.processors: list[int] = []
         self.away = False
         self.silent = False
         self.holding: Deferred[None] | None = None
@@ -121,6 +122,10 @@ class FakeAgent:
         if self.release_error is not None:
             raise self.release_error
         self.released.append(ranges)
+
+    async def use_processors(self, count: int) -> None:
+        self._reach()
+        self.processors.append(count)
 
     async def set_firewall(self, firewall: PodFirewall, tunnel_port: int = 0) -> None:
         self._reach()

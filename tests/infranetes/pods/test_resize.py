@@ -11,7 +11,7 @@ from zope.interface import alsoProvides
 
 from infranetes.cri.sandboxes import SandboxCalls
 from infranetes.pods.resize import SETTLE_SECONDS
-from infranetes.providers.interface import IGuestMemory, IResizesVms, MemoryRange, Size
+from infranetes.providers.interface import IGuest, IResizesVms, MemoryRange, Size
 from infranetes_common.concurrency import deferred, start
 from infranetes_common.errors import (
     DeadlineExceeded,
@@ -98,12 +98,13 @@ class ResizeTests(ResizeCase):
         self.meanwhile: list[tuple[int, int]] = []  # what was recorded while the provider was asked
 
     @deferred
-    async def resize(self, instance_id: str, size: Size, guest: IGuestMemory) -> Size:
+    async def resize(self, instance_id: str, size: Size, guest: IGuest) -> Size:
         self.assertEqual(instance_id, self.record(self.sandbox).instance_id)
         self.asked.append(size)
         self.meanwhile.append(self.recorded())
         if size.memory_bytes < self.has.memory_bytes:
             await guest.release(RANGES, 60.0)
+        await guest.use_processors(-(-size.cpu_millis // 1000))
         if self.waiting is not None:
             await self.waiting
         if self.trouble is not None:
@@ -145,6 +146,7 @@ class ResizeTests(ResizeCase):
         self.assertEqual(self.agent.released, [])
         self.done(resources(1000, 2 * GIB))
         self.assertEqual(self.agent.released, [RANGES])
+        self.assertEqual(self.agent.processors, [1, 1])
 
     def test_what_the_guest_does_not_give_back_the_pod_keeps(self) -> None:
         self.done(resources(1000, 4 * GIB))

@@ -17,7 +17,7 @@ from twisted.protocols.basic import LineOnlyReceiver
 from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
-from infranetes.providers.interface import IGuestMemory, Size
+from infranetes.providers.interface import IGuest, Size
 from infranetes.providers.qemu.command_line import CommandLine
 from infranetes.providers.qemu.paths import VmPaths
 from infranetes.providers.qemu.privileges import QemuUser
@@ -203,7 +203,7 @@ class ResizeCase(TestCase):
     async def setUp(self) -> None:
         self.qemu = Qemu()
         self.resizer = Resizer(reactor, SETTINGS)
-        self.guest: IGuestMemory | None = None
+        self.guest: IGuest | None = None
         directory = Path(tempfile.mkdtemp(prefix="infranetes-"))
         self.addCleanup(shutil.rmtree, directory)
         factory = cast(Any, Factory.forProtocol(lambda: Monitor(self.qemu)))  # Any: its protocols have none

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that a VM gives back while it runs, in whole pieces, once its guest has it out of use."""
+"""What a VM gives back while it runs: memory in whole pieces, once its guest has it out of use; processors."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
-from infranetes.providers.interface import IGuestMemory, MemoryRange, Size
+from infranetes.providers.interface import IGuest, MemoryRange, Size
 from infranetes.providers.qemu.memory import Piece, choose
 from infranetes.providers.qemu.settings import MIB
 from infranetes.providers.qemu.sizes import Hotplug
 from infranetes_common.concurrency import start
-from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, Unavailable
+from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, Unavailable, Unimplemented
 from tests.infranetes.providers.qemu_resize_case import GIB, Qemu, ResizeCase, reactor
 
 
-@implementer(IGuestMemory)
+@implementer(IGuest)
 class Guest:
     """Takes what it is told out of use. :ivar refuses: it does not."""
 
@@ -27,6 +27,7 @@ class Guest:
         self.qemu = qemu
         self.refuses: Exception | None = None
         self.waiting: Deferred[None] | None = None
+        self.processors: list[int] = []  # that it was to use
 
     async def release(self, ranges: Sequence[MemoryRange], seconds: float) -> None:
         if self.waiting is not None:
@@ -34,6 +35,11 @@ class Guest:
         if self.refuses is not None:
             raise self.refuses
         self.qemu.unused |= {each.address for each in ranges}
+
+    async def use_processors(self, count: int) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        self.processors.append(count)
 
     async def restore(self, ranges: Sequence[MemoryRange]) -> None:
         self.qemu.unused -= {each.address for each in ranges}
@@ -138,6 +144,35 @@ class GiveBackTests(ResizeCase):
         waiting.callback(None)
         self.assertEqual(await smaller, Size(1000, GIB))
         self.assertEqual(await larger, Size(1000, 3 * GIB))
+
+
+class RestTests(ResizeCase):
+    """An emulated VM, whose processors can't be taken out."""
+
+    async def setUp(self) -> None:
+        await super().setUp()
+        self.guest = self.its = Guest(self.qemu)
+        self.qemu.kvm = False
+
+    async def test_its_guest_lets_processors_rest_and_uses_them_again(self) -> None:
+        self.assertEqual(await self.resize(1000), Size(1000))
+        self.assertEqual(self.its.processors, [], "it has one")
+        for cpu_millis in (3000, 1500, 1000, 4000):
+            self.assertEqual(await self.resize(cpu_millis), Size(cpu_millis))
+        self.assertEqual(self.its.processors, [3, 2, 1, 4])
+        self.assertEqual(sorted(self.qemu.cpus), [0, 1, 2, 3])
+        self.assertNotIn("device_del", self.qemu.calls)
+
+    async def test_where_it_does_not_that_is_told(self) -> None:
+        await self.resize(3000)
+        self.its.refuses = Unimplemented("UseProcessors")
+        self.assertEqual(await self.resize(1000), Size(3000))
+
+    async def test_of_one_that_can_be_taken_out_the_guest_is_not_asked(self) -> None:
+        self.qemu.kvm = True
+        await self.resize(3000)
+        self.assertEqual(await self.resize(1000), Size(1000))
+        self.assertEqual(self.its.processors, [])
 
 
 class ChoiceTests(SynchronousTestCase):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ReleaseMemory and RestoreMemory: what the node may say."""
+"""ReleaseMemory, RestoreMemory and UseProcessors: what the node may say."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from infranetes_common.errors import InvalidArgument, Unimplemented
 from infranetes_common.wire import vmserver as messages
 from txgrpc import Call
 from vmserver.memory import MachineMemory, Range
+from vmserver.processors import MachineProcessors
 from vmserver.rpc.memory import MAX_RANGES, MAX_SECONDS, MemoryCalls
+from vmserver.rpc.processors import ProcessorCalls
 
 CALL = cast(Call, None)
 GIB = 1 << 30
@@ -73,3 +75,25 @@ class MemoryCallTests(SynchronousTestCase):
         self.failureResultOf(start(calls.ReleaseMemory(release, CALL)), Unimplemented)
         restore = messages.RestoreMemoryRequest(ranges=self.ranges(1))
         self.failureResultOf(start(calls.RestoreMemory(restore, CALL)), Unimplemented)
+
+
+class ProcessorCallTests(SynchronousTestCase):
+    """Likewise."""
+
+    def test_the_number_is_handed_on(self) -> None:
+        told: list[int] = []
+
+        class Processors:
+            async def use(self, count: int, seconds: float) -> None:
+                told.append(count)
+
+        calls = ProcessorCalls(cast(MachineProcessors, Processors()))
+        self.successResultOf(start(calls.UseProcessors(messages.UseProcessorsRequest(count=3), CALL)))
+        self.failureResultOf(
+            start(calls.UseProcessors(messages.UseProcessorsRequest(), CALL)), InvalidArgument
+        )
+        self.assertEqual(told, [3])
+
+    def test_a_machine_of_several_pods_uses_all(self) -> None:
+        request = messages.UseProcessorsRequest(count=1)
+        self.failureResultOf(start(ProcessorCalls(None).UseProcessors(request, CALL)), Unimplemented)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls before and after memory is taken out of a VM."""
+"""The calls before and after memory or processors are taken from a VM."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MARGIN_SECONDS = 10.0  # beyond the time that the guest has
 _RESTORE_SECONDS = 90.0
 
 
-class MemoryClient(AgentCalls):
+class SizeClient(AgentCalls):
     """A part of AgentClient."""
 
     async def release_memory(self, ranges: Sequence[MemoryRange], seconds: float) -> None:
@@ -30,6 +30,15 @@ class MemoryClient(AgentCalls):
         """Have the guest use memory again. Idempotent. Fails as `release_memory`."""
         request = vmserver.RestoreMemoryRequest(ranges=_said(ranges))
         await self._call(self._stub.RestoreMemory(request, timeout=_RESTORE_SECONDS))
+
+    async def use_processors(self, count: int) -> None:
+        """Have the guest use so many processors, or as many as it has. Idempotent.
+
+        :raise FailedPrecondition: it can't.
+        :raise Unimplemented: as `release_memory`.
+        """
+        request = vmserver.UseProcessorsRequest(count=count)
+        await self._call(self._stub.UseProcessors(request, timeout=_RESTORE_SECONDS))
 
 
 def _said(ranges: Sequence[MemoryRange]) -> list[vmserver.MemoryRange]:

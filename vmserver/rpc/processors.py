@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""UseProcessors: how many of the machine's processors its pod has."""
+
+from __future__ import annotations
+
+from infranetes_common.errors import InvalidArgument, Unimplemented
+from infranetes_common.wire import vmserver as messages
+from txgrpc import Call
+from vmserver.processors import MachineProcessors
+
+SECONDS = 60.0
+
+
+class ProcessorCalls:
+    """Hands the number on. :param processors: None: this machine's are not its pod's alone."""
+
+    def __init__(self, processors: MachineProcessors | None) -> None:
+        self._processors = processors
+
+    async def UseProcessors(
+        self, request: messages.UseProcessorsRequest, call: Call
+    ) -> messages.UseProcessorsResponse:
+        if self._processors is None:
+            raise Unimplemented("this machine is not one pod's alone, and uses all of its processors")
+        if request.count < 1:
+            raise InvalidArgument("count: a machine uses one processor at least")
+        await self._processors.use(request.count, SECONDS)
+        return messages.UseProcessorsResponse()
