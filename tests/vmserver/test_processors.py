@@ -6,7 +6,9 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
+from twisted.internet.defer import Deferred
 from twisted.trial.unittest import TestCase
 
 from infranetes_common.concurrency import start
@@ -56,5 +58,6 @@ class ProcessorTests(TestCase):
     async def test_what_the_kernel_refuses_is_told(self) -> None:
         refusing = (*SET_STATE[:2], "echo 'cpu busy' >&2; exit 1", "sh")
         processors = MachineProcessors(reactor, self.directory, refusing)
-        error = await self.assertFailure(start(processors.use(4, SECONDS)), FailedPrecondition)
+        refused: Deferred[Any] = start(processors.use(4, SECONDS))  # Any: the error
+        error = await self.assertFailure(refused, FailedPrecondition)
         self.assertIn("cpu4: cpu busy", str(error))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a VM gives back while it runs: memory in whole pieces, once its guest has it out of use; processors."""
+"""What a VM gives back while it runs: memory in whole pieces, which its guest has out of use; processors."""
 
 from __future__ import annotations
 
