@@ -214,7 +214,7 @@ class QemuTests(QemuCase, TestCase):
         await self.agent_info(instances[1])
         # As after the reload of a firewall, which takes all tables away.
         said("nft", "delete", "table", "bridge", table)
-        await provider._maintain()
+        await provider._maintenance.round()
         await self.agent_info(instances[0])
         self.assertIn(port.element, said("nft", "list", "table", "bridge", table))
 

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred, DeferredLock
-from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from zope.interface import implementer
 
@@ -45,6 +44,7 @@ from infranetes.providers.qemu.command_line import CommandLine
 from infranetes.providers.qemu.disks import Disks
 from infranetes.providers.qemu.find import find_vms
 from infranetes.providers.qemu.launcher import Launcher
+from infranetes.providers.qemu.maintenance import Maintenance
 from infranetes.providers.qemu.os_errors import as_infranetes_error
 from infranetes.providers.qemu.parts import make_parts
 from infranetes.providers.qemu.paths import ProviderPaths
@@ -57,14 +57,13 @@ from infranetes.providers.qemu.status import describe
 from infranetes.providers.qemu.subnet import subnet
 from infranetes.providers.qemu.template import Template
 from infranetes.providers.qemu.template_maker import TemplateMaker
-from infranetes.providers.qemu.vm import Vm
+from infranetes.providers.qemu.vm import Vm, on_bridge
 from infranetes_common.concurrency import Flight, KeyedLock, deferred, run_in_thread, settled, within
-from infranetes_common.errors import InfranetesError, NotFound, Unavailable
+from infranetes_common.errors import NotFound, Unavailable
 from infranetes_common.pod_firewall import PodFirewall
 from infranetes_common.reactors import IReactor
 
 _T = TypeVar("_T")
-_MAINTENANCE_SECONDS = 30.0  # between two checks of the consoles' sizes and the bridge's tables
 _log = Logger()
 
 
@@ -91,8 +90,7 @@ class QemuProvider:
         self._preloaded = PreloadedImages(context, self._disks.show_first)
         self._under_way: list[Flight[Any]] = []  # Any: launches and destructions have different results
         self._watchers: list[Callable[[Instance], None]] = []
-        self._maintenance = LoopingCall(self._maintain)
-        self._maintenance.clock = reactor
+        self._maintenance = Maintenance(reactor, self._pod_network, self._vms, settings.console_size)
         self._directory_lock = -1
         self._launcher: Launcher | None = None
         self._template: Template | None = None
@@ -133,13 +131,12 @@ class QemuProvider:
         except BaseException:
             await self.stop()
             raise
-        self._maintenance.start(_MAINTENANCE_SECONDS, now=False)
+        self._maintenance.begin()
         self._pod_network.watch_firewalls()
 
     @deferred
     async def stop(self) -> None:
-        if self._maintenance.running:
-            self._maintenance.stop()
+        self._maintenance.end()
         self._pod_network.stop()
         launcher, self._launcher = self._launcher, None
         await settled([flight.join() for flight in self._under_way])
@@ -274,17 +271,14 @@ class QemuProvider:
     async def _records_in_use(self) -> Sequence[VmRecord]:
         """The records of VMs on the bridge that run or are being made, also before `start`."""
         if self._directory_lock >= 0:
-            return [vm.record for vm in self._vms_on_bridge()]
+            return [vm.record for vm in on_bridge(self._vms.values())]
         saved = [each for each in await run_in_thread(self._reactor, self._records.read) if each.on_bridge]
         names = [each.process_name for each in saved]
         processes = await run_in_thread(self._reactor, process.pids_by_argument, names)
         return [each for each in saved if each.process_name in processes]
 
     def _ports_in_use(self) -> Sequence[BridgePort]:
-        return [vm.record.bridge_port for vm in self._vms_on_bridge()]
-
-    def _vms_on_bridge(self) -> Sequence[Vm]:
-        return [vm for vm in self._vms.values() if vm.record.on_bridge and (vm.alive or vm.launching)]
+        return [vm.record.bridge_port for vm in on_bridge(self._vms.values())]
 
     # ---- Launching, waiting, destroying
 
@@ -384,17 +378,3 @@ class QemuProvider:
         """Whether it is this node's, or has a record that can't be read."""
         owner = (vm.record.cluster, vm.record.node)
         return owner in ((self._context.cluster, self._context.node), ("", ""))
-
-    # ---- Maintenance
-
-    async def _maintain(self) -> None:
-        try:
-            alive = [vm.paths for vm in self._vms.values() if vm.alive]
-            paths = [path for each in alive for path in (each.console, each.output)]
-            await run_in_thread(self._reactor, consoles.trim_all, paths, self._settings.console_size)
-            async with self._pod_network.lock:
-                await self._pod_network.restore_tables(self._ports_in_use())
-        except InfranetesError as error:
-            _log.error("the pods' network could not be checked: {error}", error=error)
-        except Exception:  # the next round comes all the same
-            _log.failure("the check of consoles and network failed")

@@ -11,6 +11,8 @@ FAILED      gone           ENDED
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import attrs
 from twisted.internet.defer import Deferred, DeferredLock
 
@@ -140,3 +142,8 @@ class Vm:
             self.connections = None
         if self.process is not None:
             self.process.unwatch()
+
+
+def on_bridge(vms: Iterable[Vm]) -> Sequence[Vm]:
+    """Those that run, or are being made, and have an address on the bridge."""
+    return [vm for vm in vms if vm.record.on_bridge and (vm.alive or vm.launching)]

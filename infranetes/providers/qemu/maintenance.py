@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is looked after while VMs run: the sizes of their consoles, and the tables of the bridge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+
+from infranetes.providers.qemu import consoles
+from infranetes.providers.qemu.pod_network import PodNetwork
+from infranetes.providers.qemu.vm import Vm, on_bridge
+from infranetes_common.concurrency import run_in_thread
+from infranetes_common.errors import InfranetesError
+from infranetes_common.reactors import IReactor
+
+_SECONDS = 30.0  # between two rounds
+_log = Logger()
+
+
+class Maintenance:
+    """Makes a round from time to time. :param vms: the provider's, by token, as they are at each round."""
+
+    def __init__(
+        self, reactor: IReactor, pod_network: PodNetwork, vms: Mapping[str, Vm], console_size: int
+    ) -> None:
+        self._reactor = reactor
+        self._pod_network = pod_network
+        self._vms = vms
+        self._console_size = console_size
+        self._rounds = LoopingCall(self.round)
+        self._rounds.clock = reactor
+
+    def begin(self) -> None:
+        """Make rounds from now on."""
+        self._rounds.start(_SECONDS, now=False)
+
+    def end(self) -> None:
+        """Make no more rounds. Idempotent."""
+        if self._rounds.running:
+            self._rounds.stop()
+
+    async def round(self) -> None:
+        """Trim the consoles, and repair the tables."""
+        try:
+            alive = [vm.paths for vm in self._vms.values() if vm.alive]
+            paths = [path for each in alive for path in (each.console, each.output)]
+            await run_in_thread(self._reactor, consoles.trim_all, paths, self._console_size)
+            async with self._pod_network.lock:
+                ports = [vm.record.bridge_port for vm in on_bridge(self._vms.values())]
+                await self._pod_network.restore_tables(ports)
+        except InfranetesError as error:
+            _log.error("the pods' network could not be checked: {error}", error=error)
+        except Exception:  # the next round comes all the same
+            _log.failure("the check of consoles and network failed")
