@@ -83,8 +83,20 @@ class Resizer:
             await self._check_in_force(sandbox, before, wanted)
         except Exception:
             if shrinks and sandbox.state is SandboxState.READY:
-                await shielded(self._record(sandbox, before))
+                await shielded(self._take_back(provider, sandbox, before))
             raise
+
+    async def _take_back(self, provider: IResizesVms, sandbox: Sandbox, before: Size) -> None:
+        """After a failure: whatever the VM has given back by then, it has again."""
+        await self._record(sandbox, before)
+        try:
+            await provider.resize(sandbox.record.instance_id, before, _Guest(sandbox))
+        except InfranetesError as error:
+            _log.error(
+                "the VM of sandbox {sandbox} may be smaller than before it was to shrink: {error}",
+                sandbox=sandbox.id,
+                error=str(error),
+            )
 
     async def _provided(self, provider: IResizesVms, sandbox: Sandbox, before: Size, wanted: Size) -> Size:
         try:

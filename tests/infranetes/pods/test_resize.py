@@ -190,6 +190,19 @@ class ResizeTests(ResizeCase):
         self.assertEqual(self.recorded(), (1000, 4 * GIB))
         self.done(resources(1000, 4 * GIB))
 
+    def test_a_vm_that_shrank_before_another_part_was_refused_is_as_large_as_before(self) -> None:
+        self.done(resources(1000, 4 * GIB))
+        self.assertIn("4000 mCPU", self.refused(FailedPrecondition, resources(9000, 2 * GIB)))
+        self.assertEqual(self.has, Size(1000, 4 * GIB, GIB // 4))
+        self.assertEqual(self.recorded(), (1000, 4 * GIB))
+
+    def test_where_a_vm_does_not_become_as_large_again_the_first_refusal_is_told(self) -> None:
+        self.done(resources(1000, 4 * GIB))
+        self.trouble = FailedPrecondition("the guest refuses dimm1")
+        self.assertIn("keeps 4096 MiB", self.refused(FailedPrecondition, resources(1000, 2 * GIB)))
+        self.assertEqual([size.memory_bytes for size in self.asked[-2:]], [2 * GIB, 4 * GIB])
+        self.assertEqual(self.recorded(), (1000, 4 * GIB))
+
     def test_more_processors_than_there_can_be_are_refused(self) -> None:
         self.assertIn("4000 mCPU", self.refused(FailedPrecondition, resources(9000, GIB)))
         self.assertEqual(self.recorded(), (0, 0))
