@@ -48,11 +48,11 @@ class Guest:
 class ResizeTests(QemuCase, TestCase):
     """One VM, that is made of the template's size. As all others use it, no settings are this test's own."""
 
-    async def guest(self, instance: Instance, cpus: int, memory: int) -> vmserver.InfoResponse:
-        """What the guest has, once that is so much; memory at least."""
+    async def guest(self, stub: Any, cpus: int, memory: int) -> vmserver.InfoResponse:
+        """What the guest has, once that is so much; memory at least. :param stub: of its agent's service."""
         until = reactor.seconds() + SETTLE_SECONDS
         while True:
-            info = await self.agent_info(instance)
+            info: vmserver.InfoResponse = await stub.Info(vmserver.InfoRequest(), timeout=SETTLE_SECONDS)
             if (info.cpus == cpus and info.memory_bytes > memory) or reactor.seconds() > until:
                 self.assertEqual(info.cpus, cpus)
                 self.assertGreater(info.memory_bytes, memory)
@@ -65,7 +65,9 @@ class ResizeTests(QemuCase, TestCase):
         launched = await self.within(provider.launch(self.spec()))
         wait = self.boot_timeout
         instance = await self.within(provider.wait_running(launched.id, wait), wait + 5)
-        first = await self.guest(instance, 1, GIB // 2)
+        await self.agent_info(instance)
+        stub = self.agent(instance)
+        first = await self.guest(stub, 1, GIB // 2)
 
         most = min(os.cpu_count() or 1, 3)
         for _ in range(2):
@@ -73,13 +75,13 @@ class ResizeTests(QemuCase, TestCase):
             began = reactor.seconds()
             self.assertEqual(await self.within(provider.resize(instance.id, wanted), wait), wanted)
             print(f"1.5 GiB: {reactor.seconds() - began:.2f} s", flush=True)
-        await self.guest(instance, 1, wanted.memory_bytes)
+        await self.guest(stub, 1, wanted.memory_bytes)
 
         began = reactor.seconds()
         wanted = Size(most * 1000, 2 * GIB)
         self.assertEqual(await self.within(provider.resize(instance.id, wanted), wait), wanted)
         print(f"{most} processors, 2 GiB: {reactor.seconds() - began:.2f} s", flush=True)
-        grown = await self.guest(instance, most, wanted.memory_bytes)
+        grown = await self.guest(stub, most, wanted.memory_bytes)
 
         # The next daemon goes on from what the VM has. Without a guest to ask, no memory is taken.
         await self.within(provider.stop())
@@ -89,26 +91,26 @@ class ResizeTests(QemuCase, TestCase):
         left = most if "tcg" in provider.status()["accelerator"] else 1
         self.assertEqual(has.cpu_millis, left * 1000)
         self.assertGreaterEqual(has.memory_bytes, 2 * GIB)
-        kept = await self.guest(instance, left, 2 * GIB)
+        kept = await self.guest(stub, left, 2 * GIB)
         self.assertEqual(kept.memory_bytes, grown.memory_bytes)
 
-        guest = Guest(self.agent(instance))
+        guest = Guest(stub)
         for _ in range(2):
             began = reactor.seconds()
             has = await self.within(provider.resize(instance.id, less, guest), 4 * wait)
             print(f"1 GiB: {reactor.seconds() - began:.2f} s {has}", flush=True)
             self.assertEqual(has, less)
-        info = await self.guest(instance, 1, GIB)
+        info = await self.guest(stub, 1, GIB)
         self.assertLess(info.memory_bytes, GIB + GIB // 4, "the guest has given it back")
         self.assertEqual(info.boot_id, first.boot_id)
 
         again = Size(most * 1000, 2 * GIB)
         has = await self.within(provider.resize(instance.id, again, guest), 4 * wait)
         self.assertEqual(has, again)
-        await self.guest(instance, most, 2 * GIB)
+        await self.guest(stub, most, 2 * GIB)
         [last] = guest.released[-1:]
         await guest.release([last], 2.0)
-        await self.guest(instance, most, 2 * GIB)  # nobody takes it out, so it is in use again
+        await self.guest(stub, most, 2 * GIB)  # nobody takes it out, so it is in use again
         error = await self.refused(InvalidArgument, provider.resize(instance.id, Size(0, 1 << 50)))
         self.assertIn("max_memory", str(error))
         self.assertEqual(await self.within(provider.resize(instance.id, Size()), wait), Size())
