@@ -21,12 +21,14 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from tests.cluster import images, logind
-from tests.cluster.components import INFRANETES
+from tests.cluster.components import CONTAINERD, INFRANETES, MIXED
 from tests.cluster.paths import ROOT, Paths
 
 IMAGE_DIR = os.environ.get("INFRANETES_TEST_IMAGES", "/var/lib/infranetes/guest")
 #: Of the kubelet of the shared cluster.
 RUNTIME = os.environ.get("INFRANETES_TEST_RUNTIME") or INFRANETES
+#: What a cluster has then; containerd's pods reach Services by kube-proxy alone.
+FLAGS = {INFRANETES: ("--policies",), MIXED: (), CONTAINERD: ("--proxy",)}
 READY_SECONDS = 1500.0  # image and template may have to be made first
 END_SECONDS = 60.0
 WAIT_SECONDS = 240.0  # nothing is quick without KVM, on a machine that does other things too
@@ -172,7 +174,7 @@ _shared: list[Cluster] = []
 def shared() -> Cluster:
     """One for all tests of this process that leave it as they found it."""
     if not _shared:
-        cluster = Cluster("test", "--runtime", RUNTIME, *(("--policies",) if RUNTIME == INFRANETES else ()))
+        cluster = Cluster("test", "--runtime", RUNTIME, *FLAGS[RUNTIME])
         atexit.register(cluster.stop)
         _shared.append(cluster.start())
     return _shared[0].wait_until_ready()
@@ -209,7 +211,7 @@ class ClusterCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.cluster = self.running()
         self.namespace = f"test-{uuid.uuid4().hex[:8]}"
-        self._log_start = len(self.cluster.log("infranetes"))
+        self._log_start = 0 if RUNTIME == CONTAINERD else len(self.cluster.log("infranetes"))
         self.kubectl("create", "namespace", self.namespace)
         self.addCleanup(self.kubectl, "delete", "namespace", self.namespace, "--timeout=120s", timeout=150)
         account = ("get", "serviceaccount", "default", "--namespace", self.namespace)

@@ -32,6 +32,10 @@ class RollingUpdateTests(WorkloadCase):
         """How often the client had each of them."""
         return Counter(self.run_in("client", "cat /tmp/answers").splitlines())
 
+    def left(self) -> set[str]:
+        """The server's pods, with those that are about to end."""
+        return set(self.here("get", "pods", "--selector", "app=web", "--output", "name").split())
+
     def test_no_request_fails_under_a_rolling_update(self) -> None:
         self.apply(self.deployment("first"), service("web"))
         self.rolled_out("deployment/web")
@@ -40,12 +44,12 @@ class RollingUpdateTests(WorkloadCase):
         until(lambda: self.answers()["first"] > MORE, "the first version answers", 60)
         # The client begins before its VM knows of the Service's endpoints.
         self.run_in("client", ": > /tmp/answers")
-        old = set(self.names("web"))
+        old = self.left()
         for page in ("second", "third"):
             self.apply(self.deployment(page))
             self.rolled_out("deployment/web")
-            self.assertFalse(old & set(self.names("web")))
-            old = set(self.names("web"))
+            until(lambda: not old & self.left(), "the old pods are gone", 120)  # noqa: B023
+            old = self.left()
             before = self.answers()[page]
             until(lambda: self.answers()[page] > before + MORE, f"the {page} version answers", 60)  # noqa: B023
         counted = self.answers()
