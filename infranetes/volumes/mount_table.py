@@ -13,7 +13,7 @@ import os
 import re
 import select
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 
@@ -45,7 +45,9 @@ Layout = Mapping[bytes, Location]
 
 @attrs.frozen
 class Mount:
-    """A line of the mount table. `root` is the part of the file system that is mounted."""
+    """A line of the mount table. `root` is the part of the file system that is mounted, `source` what the
+    file system is on: a device, a server's export, or any word. A `slave` gets the mounts that are made in
+    another namespace, and what is mounted below it does not appear there."""
 
     id: int
     parent: int
@@ -54,6 +56,8 @@ class Mount:
     root: bytes
     fs_type: str
     writable: bool = True
+    source: bytes = b""
+    slave: bool = False
 
     def location(self, path: bytes) -> Location:
         """The location of `path`, which is the mount point or below."""
@@ -71,6 +75,8 @@ def parse(table: bytes) -> list[Mount]:
     found = []
     for line in table.splitlines():
         fields = line.split(b" ")
+        end = fields.index(b"-")
+        fs_type, source = fields[end + 1 : end + 3]
         number, parent, device, root, mount_point, options = fields[:6]
         found.append(
             Mount(
@@ -79,8 +85,10 @@ def parse(table: bytes) -> list[Mount]:
                 _unescape(mount_point),
                 device.decode(),
                 _unescape(root),
-                fields[fields.index(b"-") + 1].decode(errors="replace"),
+                fs_type.decode(errors="replace"),
                 writable=b"ro" not in options.split(b","),
+                source=_unescape(source),
+                slave=any(one.startswith(b"master:") for one in fields[6:end]),
             )
         )
     return found
@@ -99,18 +107,13 @@ def layout(mounts: Iterable[Mount], top: bytes) -> Layout:
     every mount point below at which another one begins.
 
     A mount hides an earlier one with the same parent whose mount point is below its own."""
-    by_id = {one.id: one for one in mounts}  # each once, so that parents form no circle
-    children: dict[int, list[Mount]] = defaultdict(list)
-    for one in by_id.values():
-        children[one.parent if one.parent in by_id and one.parent != one.id else _BOTTOM.id].append(one)
-    current = _BOTTOM
-    while steps := [one for one in children[current.id] if _inside(top, one.mount_point)]:
-        current = min(steps, key=lambda one: len(one.mount_point))
+    children = _children(mounts)
+    current = _topmost(children, top)
     found = {b"": current.location(top)}
     todo = [(current, top)]
     while todo:
         mount, point = todo.pop()
-        here = [one for one in children[mount.id] if _inside(one.mount_point, point)]
+        here = [one for one in children.get(mount.id, ()) if _inside(one.mount_point, point)]
         for one in here:
             if any(other is not one and _inside(one.mount_point, other.mount_point) for other in here):
                 continue
@@ -119,6 +122,26 @@ def layout(mounts: Iterable[Mount], top: bytes) -> Layout:
             if location != mount.location(one.mount_point):  # not a directory mounted onto itself
                 found[one.mount_point[len(top) :].strip(b"/")] = location
     return found
+
+
+def mount_of(mounts: Iterable[Mount], path: bytes) -> Mount:
+    """The mount that a file is on, by its absolute path without links."""
+    return _topmost(_children(mounts), path)
+
+
+def _children(mounts: Iterable[Mount]) -> Mapping[int, Sequence[Mount]]:
+    by_id = {one.id: one for one in mounts}  # each once, so that parents form no circle
+    children: dict[int, list[Mount]] = defaultdict(list)
+    for one in by_id.values():
+        children[one.parent if one.parent in by_id and one.parent != one.id else _BOTTOM.id].append(one)
+    return children
+
+
+def _topmost(children: Mapping[int, Sequence[Mount]], top: bytes) -> Mount:
+    current = _BOTTOM
+    while steps := [one for one in children.get(current.id, ()) if _inside(top, one.mount_point)]:
+        current = min(steps, key=lambda one: len(one.mount_point))
+    return current
 
 
 class MountTable:
@@ -136,6 +159,12 @@ class MountTable:
         with self._lock:
             self._read()
             return next((one.fs_type for one in self._mounts if one.device == number), "")
+
+    def mounts(self) -> Sequence[Mount]:
+        """What is mounted. Raises as `layout` does."""
+        with self._lock:
+            self._read()
+            return self._mounts
 
     def layout(self, path: str) -> Layout:
         """The present layout of a directory. :raise OSError: the table can't be read."""

@@ -39,8 +39,8 @@ class TableTests(SynchronousTestCase):
         self.assertEqual(
             parse(table),
             [
-                Mount(36, 35, b"/mnt2", "98:0", b"/mnt1", "ext3"),
-                Mount(37, 36, b"/with space\\", "0:5", b"/", "tmpfs", writable=False),
+                Mount(36, 35, b"/mnt2", "98:0", b"/mnt1", "ext3", source=b"/dev/root", slave=True),
+                Mount(37, 36, b"/with space\\", "0:5", b"/", "tmpfs", writable=False, source=b"none"),
             ],
         )
 

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volumes that kubelet has had published: what stands for them among the node's mounts.
+
+A volume is a disk of the pod's VM, and there is no VM yet when kubelet asks for its volumes. So what is
+mounted at the path that kubelet names is a tiny tmpfs with a file that says which volume belongs there and
+how; its source in the mount table is `infranetes:VOLUME`. The node's mount table is the only record of it: it
+survives the daemon, ends with the node's boot as every mount does, and a subPath, which kubelet binds, still
+shows the same file system with the path in it.
+
+Everything here blocks: call it in a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import stat
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from infranetes.providers.volumes import is_volume_id
+from infranetes.volumes.mount_table import Mount, MountTable, mount_of
+from infranetes.volumes.tmpfs import Tmpfs, unmount
+from infranetes_common.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    InfranetesError,
+    InvalidArgument,
+    Unavailable,
+)
+from infranetes_common.paths import make_directories, open_path, resolve
+
+FILESYSTEMS = ("ext4", "xfs")
+MAX_GROUP = 2**32 - 2  # the largest gid
+MAX_FLAGS = 32
+MAX_FLAG = 256  # bytes of a mount flag
+FILE = "volume.json"
+PREFIX = b"infranetes:"
+_TYPE = "tmpfs"
+_SIZE = 64 * 1024
+_MAX_FILE = 16 * 1024
+_DIRECTORY_MODE = 0o750
+
+
+@attrs.frozen
+class PublishedVolume:
+    """A volume as a pod is to have it.
+
+    :ivar volume: its id. :ivar mount_flags: options of the mount in the VM, as the cluster's users gave them.
+    :ivar read_only: whether the pod may not write to it.
+    :ivar group: the id of the group that is to own its files (fsGroup); None: they stay as they are.
+    :ivar below: the path in the volume that is meant (subPath); "": all of it. It has no `..`."""
+
+    volume: str
+    filesystem: str = "ext4"
+    mount_flags: tuple[str, ...] = ()
+    read_only: bool = False
+    group: int | None = None
+    below: str = ""
+
+
+def read(host_path: str, table: MountTable) -> PublishedVolume | None:
+    """What is published at a path of the node, or of what a path there is a part; None: no volume.
+
+    :raise FailedPrecondition: a volume is, but what says how can't be read."""
+    try:
+        path = resolve(host_path)
+        mounts = table.mounts()
+        found = mount_of(mounts, os.fsencode(path))
+        if not _is_ours(found):
+            return None
+        inside = found.location(os.fsencode(path)).path
+        return attrs.evolve(_read(mounts, found), below=os.fsdecode(inside).strip("/"))
+    except OSError as error:
+        raise FailedPrecondition(f"{host_path} can't be looked at: {error.strerror}") from None
+
+
+def published(table: MountTable) -> Mapping[str, PublishedVolume]:
+    """Every published volume by the path that it was published at.
+
+    :raise FailedPrecondition: as `read`. :raise OSError: the mount table can't be read."""
+    mounts = table.mounts()
+    whole = [one for one in mounts if _is_ours(one) and one.root == b"/"]
+    return {os.fsdecode(one.mount_point): _read(mounts, one) for one in whole}
+
+
+def publish(target: str, volume: PublishedVolume, table: MountTable) -> None:
+    """Publish a volume at a path, which is made. Idempotent. It appears at one instant, whole.
+
+    :raise InvalidArgument: the path or the volume can't be.
+    :raise AlreadyExists: the same volume is published there in another way.
+    :raise FailedPrecondition: another volume is, or the daemon may not mount, or kubelet would not see it."""
+    check(volume)
+    _check_target(target)
+    try:
+        path = os.fsencode(resolve(target))
+        on = mount_of(table.mounts(), path)
+        if on.mount_point == path and _is_ours(on):
+            _check_same(target, read(target, table), volume)
+            return
+        if on.slave:
+            raise FailedPrecondition(
+                f"{target}: kubelet does not see what the daemon mounts, which has mounts of its own; "
+                "give it the node's by the drop-in systemd-csi.conf (docs/volumes.md) and restart it"
+            )
+        make_directories(path, _DIRECTORY_MODE)
+        with Tmpfs(PREFIX + volume.volume.encode(), _SIZE) as made:
+            made.write(FILE, json.dumps(_document(volume)).encode())
+            directory = open_path(path, os.O_PATH | os.O_DIRECTORY)
+            try:
+                made.mount(directory)
+            finally:
+                os.close(directory)
+    except OSError as error:
+        if error.errno == errno.EPERM:
+            raise FailedPrecondition(
+                f"{target}: the daemon may not mount: it needs CAP_SYS_ADMIN, which its unit does not give; "
+                "give it by the drop-in systemd-csi.conf (docs/volumes.md) and restart it"
+            ) from None
+        raise Unavailable(f"{target} can't be mounted: {error.strerror}") from None
+
+
+def unpublish(target: str, table: MountTable) -> None:
+    """Take away what is published at a path, and the path. Idempotent.
+
+    :raise InvalidArgument: the path can't be.
+    :raise FailedPrecondition: something else is there. :raise Unavailable: it can't be unmounted."""
+    _check_target(target)
+    try:
+        path = os.fsencode(resolve(target))
+        while (on := mount_of(table.mounts(), path)).mount_point == path:
+            if not _is_ours(on):
+                raise FailedPrecondition(
+                    f"{target}: a {on.fs_type} is mounted there that is no volume of ours"
+                )
+            unmount(path)
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(path)
+    except NotADirectoryError:
+        raise FailedPrecondition(f"{target} is no directory: nothing of ours is published there") from None
+    except OSError as error:
+        raise Unavailable(f"{target} can't be unpublished: {error.strerror}") from None
+
+
+def check(volume: PublishedVolume) -> None:
+    """:raise InvalidArgument: no volume can be so."""
+    if not is_volume_id(volume.volume):
+        raise InvalidArgument(f"{volume.volume[:80]!r} can't be a volume's id")
+    if volume.filesystem not in FILESYSTEMS:
+        raise InvalidArgument(
+            f"volume {volume.volume}: the file system {volume.filesystem[:80]!r} is not offered; known are "
+            f"{' and '.join(FILESYSTEMS)}"
+        )
+    if len(volume.mount_flags) > MAX_FLAGS:
+        raise InvalidArgument(f"volume {volume.volume}: over {MAX_FLAGS} mount options")
+    for flag in volume.mount_flags:
+        if not 0 < len(flag.encode()) <= MAX_FLAG or not flag.isprintable() or "," in flag:
+            raise InvalidArgument(f"volume {volume.volume}: {flag[:80]!r} is no mount option")
+    if volume.group is not None and not 0 <= volume.group <= MAX_GROUP:
+        raise InvalidArgument(f"volume {volume.volume}: {volume.group} is no group's id")
+
+
+def _check_target(target: str) -> None:
+    if not target.startswith("/") or "\0" in target or len(os.fsencode(target)) >= 4096:
+        raise InvalidArgument(f"target_path: {target[:256]!r} is no absolute path")
+    if not os.path.normpath(target).strip("/"):
+        raise InvalidArgument("target_path: nothing is published at the root directory")
+
+
+def _check_same(target: str, there: PublishedVolume | None, volume: PublishedVolume) -> None:
+    if there == attrs.evolve(volume, below=""):
+        return
+    if there is not None and there.volume == volume.volume:
+        raise AlreadyExists(f"{target}: volume {volume.volume} is published there in another way already")
+    other = there.volume if there is not None else "?"
+    raise FailedPrecondition(f"{target}: volume {other} is published there, not {volume.volume}")
+
+
+def _is_ours(mount: Mount) -> bool:
+    """An NFS server may have any name, so the type counts too."""
+    return mount.fs_type == _TYPE and mount.source.startswith(PREFIX)
+
+
+def _read(mounts: Sequence[Mount], mount: Mount) -> PublishedVolume:
+    """What the file in a file system of ours says. Whoever has bound a part of it sees no such file, so it is
+    read where the whole is mounted."""
+    name = mount.source.removeprefix(PREFIX).decode(errors="replace")
+    trouble = "it is mounted nowhere as a whole"
+    for one in mounts:
+        if one.device != mount.device or one.root != b"/":
+            continue
+        try:
+            content = _content(one)
+            if content is None:
+                continue  # hidden by another mount
+            volume = _volume(json.loads(content))
+            check(volume)
+            if volume.volume == name:
+                return volume
+            trouble = f"its file names volume {volume.volume}"
+        except OSError as error:
+            trouble = str(error.strerror)
+        except (ValueError, KeyError, TypeError, InfranetesError) as error:
+            trouble = str(error)
+    raise FailedPrecondition(f"volume {name} is published, but {FILE} can't be read: {trouble}"[:500])
+
+
+def _content(mount: Mount) -> bytes | None:
+    path = mount.mount_point.rstrip(b"/") + b"/" + FILE.encode()
+    descriptor = open_path(path, os.O_RDONLY | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if f"{os.major(found.st_dev)}:{os.minor(found.st_dev)}" != mount.device:
+            return None
+        if not stat.S_ISREG(found.st_mode):
+            raise FailedPrecondition("it is no file")
+        return file.read(_MAX_FILE)
+
+
+def _document(volume: PublishedVolume) -> Mapping[str, object]:
+    return {
+        "volume": volume.volume,
+        "filesystem": volume.filesystem,
+        "mount_flags": list(volume.mount_flags),
+        "read_only": volume.read_only,
+        "group": volume.group,
+    }
+
+
+def _volume(document: Mapping[str, object]) -> PublishedVolume:
+    """:raise ValueError: :raise KeyError: :raise TypeError: it is no such document."""
+    volume, filesystem, flags = document["volume"], document["filesystem"], document["mount_flags"]
+    read_only, group = document["read_only"], document["group"]
+    if not isinstance(volume, str) or not isinstance(filesystem, str) or not isinstance(read_only, bool):
+        raise ValueError("a value has another type")
+    if not isinstance(flags, list) or not all(isinstance(flag, str) for flag in flags):
+        raise ValueError("mount_flags is no list of texts")
+    if group is not None and (not isinstance(group, int) or isinstance(group, bool)):
+        raise ValueError("group is no number")
+    return PublishedVolume(volume, filesystem, tuple(flags), read_only, group)

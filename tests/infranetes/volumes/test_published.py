@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stands among the node's mounts for a volume that kubelet has had published."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+import attrs
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes.volumes.mount_table import MountTable
+from infranetes.volumes.published import FILE, PublishedVolume, publish, published, read, unpublish
+from infranetes.volumes.tmpfs import Tmpfs
+from infranetes_common.errors import AlreadyExists, FailedPrecondition, InvalidArgument
+
+VOLUME = PublishedVolume("data-1", "xfs", ("noatime", "discard"), read_only=True, group=2000)
+
+
+class PublishedCase(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.top = Path(os.path.realpath(self.mktemp()))
+        self.top.mkdir(parents=True)
+        self.target = str(self.top / "pods" / "mount")
+        self.table = MountTable()
+        self.addCleanup(self.table.close)
+        self.addCleanup(self.unmount_all)
+
+    def unmount_all(self) -> None:
+        points = [os.fsdecode(one.mount_point) for one in self.table.mounts()]
+        for point in reversed([one for one in points if one.startswith(f"{self.top}/")]):
+            subprocess.run(["umount", "-l", point], check=True)
+
+    def read(self, path: str | Path) -> PublishedVolume | None:
+        return read(str(path), self.table)
+
+    def publish(self, volume: PublishedVolume = VOLUME) -> None:
+        publish(self.target, volume, self.table)
+
+    def unpublish(self) -> None:
+        unpublish(self.target, self.table)
+
+    def bind(self, source: str | Path, target: Path) -> None:
+        target.mkdir()
+        subprocess.run(["mount", "--bind", source, target], check=True)
+
+    def mounts_at(self, path: str) -> int:
+        return sum(one.mount_point == os.fsencode(path) for one in self.table.mounts())
+
+
+class PublishTests(PublishedCase):
+    def test_what_was_published_is_read_again_also_by_another_daemon(self) -> None:
+        self.publish()
+        self.assertEqual(self.read(self.target), VOLUME)
+        other = MountTable()
+        self.addCleanup(other.close)
+        self.assertEqual(read(self.target, other), VOLUME)
+        self.assertEqual(published(other)[self.target], VOLUME)
+
+    def test_a_volume_of_which_nothing_special_was_asked(self) -> None:
+        plain = PublishedVolume("vol/zone-a/0f3")
+        self.publish(plain)
+        self.assertEqual(self.read(self.target), plain)
+
+    def test_publishing_twice_is_publishing_once(self) -> None:
+        self.publish()
+        self.publish()
+        self.assertEqual(self.mounts_at(self.target), 1)
+
+    def test_nobody_but_root_sees_it_and_nothing_runs_from_it(self) -> None:
+        self.publish()
+        directory, file = os.stat(self.target), os.stat(f"{self.target}/{FILE}")
+        self.assertEqual([stat.S_IMODE(one.st_mode) for one in (directory, file)], [0o700, 0o600])
+        flags = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC
+        found = os.statvfs(self.target)
+        self.assertEqual(found.f_flag & flags, flags)
+        self.assertEqual(found.f_blocks * found.f_frsize, 64 * 1024)
+
+    def test_the_same_volume_in_another_way_is_refused_and_so_is_another_volume(self) -> None:
+        self.publish()
+        with self.assertRaises(AlreadyExists):
+            self.publish(attrs.evolve(VOLUME, read_only=False))
+        with self.assertRaisesRegex(FailedPrecondition, "data-1 is published there, not other"):
+            self.publish(PublishedVolume("other"))
+        self.assertEqual(self.read(self.target), VOLUME)
+
+    def test_what_it_cannot_be_is_refused_and_leaves_nothing(self) -> None:
+        wrong = [PublishedVolume(id) for id in ("", "../x", "a/../b", "a//b", "a b", "é", "x" * 129, "a\n")]
+        wrong += [PublishedVolume("a", filesystem="vfat"), PublishedVolume("a", group=2**32 - 1)]
+        wrong += [
+            PublishedVolume("a", mount_flags=flags) for flags in (("",), ("a,b",), ("a\n",), ("x",) * 33)
+        ]
+        for volume in wrong:
+            with self.assertRaises(InvalidArgument):
+                self.publish(volume)
+        for target in ("", "relative", "/", "//", "/..", "/a\0b", "/" + "x" * 5000):
+            with self.assertRaises(InvalidArgument):
+                publish(target, VOLUME, self.table)
+            with self.assertRaises(InvalidArgument):
+                unpublish(target, self.table)
+        self.assertEqual(os.listdir(self.top), [])
+
+
+class UnpublishTests(PublishedCase):
+    def test_it_takes_the_mount_and_the_directory_away_as_often_as_asked(self) -> None:
+        self.publish()
+        self.unpublish()
+        self.assertFalse(os.path.exists(self.target))
+        self.assertEqual(self.mounts_at(self.target), 0)
+        self.unpublish()
+        self.publish()
+        self.assertEqual(self.read(self.target), VOLUME)
+
+    def test_while_somebody_is_in_it(self) -> None:
+        self.publish()
+        inside = os.open(self.target, os.O_RDONLY)
+        try:
+            self.unpublish()
+        finally:
+            os.close(inside)
+        self.assertFalse(os.path.exists(self.target))
+
+    def test_what_others_have_put_there_stays(self) -> None:
+        os.makedirs(self.target)
+        (Path(self.target) / "file").touch()
+        with self.assertRaisesRegex(Exception, "not empty"):
+            self.unpublish()
+        self.assertEqual(os.listdir(self.target), ["file"])
+        other = self.top / "other"
+        self.bind(self.top, other)
+        with self.assertRaisesRegex(FailedPrecondition, "no volume of ours"):
+            unpublish(str(other), self.table)
+        self.assertEqual(self.mounts_at(str(other)), 1)
+
+
+class ReadTests(PublishedCase):
+    def test_a_part_that_is_bound_is_known_with_its_path(self) -> None:
+        self.publish()
+        inner = Path(self.target) / "sub" / "with space"
+        inner.mkdir(parents=True)
+        self.bind(inner, self.top / "bound")
+        self.assertEqual(self.read(self.top / "bound"), attrs.evolve(VOLUME, below="sub/with space"))
+        (inner / "more").mkdir()
+        self.assertEqual(self.read(self.top / "bound" / "more").below, "sub/with space/more")  # type: ignore[union-attr]
+        self.assertEqual(self.read(inner).below, "sub/with space")  # type: ignore[union-attr]
+        self.assertNotIn(str(self.top / "bound"), published(self.table))
+
+    def test_a_link_to_it_is_followed(self) -> None:
+        self.publish()
+        (self.top / "link").symlink_to(self.target)
+        self.assertEqual(self.read(self.top / "link"), VOLUME)
+
+    def test_what_is_no_volume_is_none(self) -> None:
+        self.assertIsNone(self.read(self.top))
+        self.assertIsNone(self.read(self.top / "missing"))
+        plain = self.top / "plain"
+        plain.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "elsewhere:infranetes", plain], check=True)
+        self.assertIsNone(self.read(plain))
+
+    def test_one_whose_whole_is_hidden_or_damaged_is_an_error_and_not_a_directory_of_the_node(self) -> None:
+        self.publish()
+        (Path(self.target) / "sub").mkdir()
+        self.bind(Path(self.target) / "sub", self.top / "bound")
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", self.target], check=True)
+        with self.assertRaisesRegex(FailedPrecondition, "volume data-1 is published, but"):
+            self.read(self.top / "bound")
+        subprocess.run(["umount", self.target], check=True)
+        file = Path(self.target) / FILE
+        whole = file.read_text()
+        wrong: list[str] = ["", "[]", "{}", whole[:-1], whole.replace("data-1", "data-2")]
+        wrong += [json.dumps({**json.loads(whole), key: 1.5}) for key in json.loads(whole)]
+        for content in wrong:
+            file.write_text(content)
+            with self.assertRaisesRegex(FailedPrecondition, "data-1"):
+                self.read(self.target)
+        file.unlink()
+        with self.assertRaisesRegex(FailedPrecondition, "data-1"):
+            self.read(self.target)
+        file.write_text(whole)
+        self.assertEqual(self.read(self.target), VOLUME)
+
+
+class TmpfsTests(PublishedCase):
+    def test_one_that_was_not_mounted_leaves_nothing(self) -> None:
+        before = len(self.table.mounts())
+        with Tmpfs(b"infranetes:x", 65536) as made:
+            made.write("file", b"content")
+        self.assertEqual(len(self.table.mounts()), before)
+        with self.assertRaises(OSError):
+            Tmpfs(b"a\0b", 65536)
