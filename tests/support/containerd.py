@@ -34,6 +34,10 @@ stream_server_address = "127.0.0.1"
 [plugins."io.containerd.grpc.v1.cri".containerd]
 snapshotter = "native"
 discard_unpacked_layers = {discards}
+# As containerd 2 has it, whose migration of such a file leaves these out.
+[plugins."io.containerd.cri.v1.images"]
+snapshotter = "native"
+discard_unpacked_layers = {discards}
 """
 
 
