@@ -55,7 +55,7 @@ def container_item(container: Container) -> cri.Container:
         created_at=record.created_at,
         labels=config.labels,
         annotations=config.annotations,
-        image_id=record.image_id,
+        image_id=record.image_ref,  # what kubelet's collection of unused images compares
     )
 
 
@@ -137,7 +137,7 @@ def container_status(container: Container) -> cri.ContainerStatus:
         labels=config.labels,
         annotations=config.annotations,
         log_path=log_path(container),
-        image_id=record.image_id,
+        image_id=record.image_ref,  # what kubelet's collection of unused images compares
         stop_signal=config.stop_signal,
         mounts=config.mounts,
     )

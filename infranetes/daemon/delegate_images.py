@@ -10,7 +10,9 @@ from infranetes.config import Config
 from infranetes.delegate.channel import IMAGES, Delegate
 from infranetes.delegate.containerd_api import ContainerdApi
 from infranetes.delegate.containerd_content import ContainerdContent
+from infranetes.delegate.crio_content import CrioContent
 from infranetes.delegate.images import DelegateImages
+from infranetes.delegate.layer_source import SourceByKind
 from infranetes.delegate.node_images import NodeImages
 from infranetes.images.catalogue import CatalogueStore
 from infranetes.images.catalogues import CatalogueSet
@@ -26,16 +28,17 @@ def make_node_images(
 
     :param catalogues: of the handlers whose pods are not made of containers' images."""
     directory = config.state_dir / DIRECTORY
-    content = ContainerdContent(
-        reactor,
-        ContainerdApi(reactor, delegate.stub),
-        directory / "copies",
-        config.images.effective_platform,
-    )
+    platform = config.images.effective_platform
+    sources = {
+        "containerd": ContainerdContent(
+            reactor, ContainerdApi(reactor, delegate.stub), directory / "copies", platform
+        ),
+        "cri-o": CrioContent(reactor, delegate, directory / "tars", platform),
+    }
     images = DelegateImages(
         reactor,
         delegate,
-        content,
+        SourceByKind(delegate, sources),
         directory / "disks",
         config.images,
         config.times.sweep,

@@ -10,8 +10,10 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
+from zope.interface import implementer
+
 from infranetes.delegate.containerd_api import AGAIN, ContainerdApi
-from infranetes.delegate.images import LayersMissing
+from infranetes.delegate.layer_source import OTHER, ILayerSource, LayersMissing
 from infranetes.images import manifest
 from infranetes.images.index import Record
 from infranetes.images.manifest import MAX_CONFIG_BYTES, MAX_MANIFEST_BYTES, Layer, Manifest
@@ -26,12 +28,8 @@ DISCARDED = (
     "configuration, restart it, and pull the images again"
 )
 
-OTHER = (
-    "VMs are made of the images of containerd, and the node's runtime is another one: leave delegate.socket "
-    "out, or give that of containerd"
-)
 
-
+@implementer(ILayerSource)
 class ContainerdContent:
     """Reads images out of containerd's content store. Call `start` first.
 

@@ -8,10 +8,10 @@ layers, by diff id, as long as it lists an image that has them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import attrs
 from google.protobuf.message import DecodeError, Message
@@ -19,6 +19,7 @@ from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.logger import Logger
 
 from infranetes.delegate.errors import as_error
+from infranetes.delegate.layer_source import ILayerSource, LayersMissing, Runtime
 from infranetes.images.config import ImagesConfig
 from infranetes.images.disks import Built, LayerDisks, Make, Source, stacked, until_landed
 from infranetes.images.erofs.build import Builder
@@ -51,51 +52,6 @@ _BLOBS = Path("/")  # stands for where blobs are, which is asked when one is nee
 _log = Logger()
 
 
-class LayersMissing(FailedPrecondition):
-    """The runtime has an image, and not the layers that it was unpacked from."""
-
-
-class Runtime(Protocol):
-    """Makes calls on the runtime's socket: a `Delegate`, or a `RawStub`."""
-
-    def call(self, path: str, request: bytes, *, timeout: float) -> Awaitable[bytes]: ...
-
-
-class LayerSource(Protocol):
-    """Where the runtime keeps images' content. Fails with `Unavailable` while it can't be asked."""
-
-    @property
-    def discards(self) -> str:
-        """What to do where the runtime deletes layers as soon as they are unpacked."""
-
-    async def start(self) -> None:
-        """Make ready for use. :raise OSError: a directory can't be used."""
-
-    async def unusable(self) -> str:
-        """Why VMs can't be made of this runtime's images, whichever these are; "": they can."""
-
-    async def image(self, image_id: str) -> Record:
-        """What the image is made of, without any name.
-
-        :raise NotFound: it is not there. :raise FailedPrecondition: it can't be run in a VM."""
-
-    async def config(self, image_id: str) -> bytes:
-        """The image's configuration, whose digest is its id. :raise NotFound: it is not there."""
-
-    def kept(self, digests: Collection[str]) -> AbstractAsyncContextManager[None]:
-        """Keep blobs from being removed until the end of the block, if they are there in its beginning."""
-
-    async def check(self, record: Record, digests: Collection[str]) -> None:
-        """Check that these layers of the image are there.
-
-        :raise NotFound: the image is not there any more. :raise LayersMissing: only they are not."""
-
-    def file(self, layer: Layer) -> AbstractAsyncContextManager[Path]:
-        """Have a layer as a file until the end of the block.
-
-        :raise NotFound: it is not there. :raise DataLoss: it is not what it was."""
-
-
 class DelegateImages:
     """Implements `Images` of `infranetes.pods.context`. Call `start` first.
 
@@ -112,7 +68,7 @@ class DelegateImages:
         self,
         reactor: IReactor,
         runtime: Runtime,
-        source: LayerSource,
+        source: ILayerSource,
         directory: Path,
         config: ImagesConfig,
         sweep: float = 60.0,
@@ -179,18 +135,21 @@ class DelegateImages:
         return await self._image(told)
 
     async def _image(self, told: cri.Image) -> Image:
-        if not is_digest(told.id):
+        id = digest_in(told.id)
+        if not id:
             raise FailedPrecondition(
                 f"the node's runtime calls an image {told.id[:100]!r}, which is no digest"
             )
         try:
-            record = await self._record(told.id)
+            record = await self._record(id)
         except NotFound as error:
             raise FailedPrecondition(str(error)) from None
         named = attrs.evolve(
             record, tags=frozenset(told.repo_tags), digests=frozenset(told.repo_digests)
         ).image(self._pinned)
-        found = attrs.evolve(named, size=told.size or named.size, pinned=named.pinned or told.pinned)
+        found = attrs.evolve(
+            named, size=told.size or named.size, pinned=named.pinned or told.pinned, told_id=told.id
+        )
         self._images[found.id] = found
         return found
 
@@ -262,16 +221,16 @@ class DelegateImages:
         if unusable := await self._source.unusable():
             return unusable
         missing = False
-        for told in (await self._list())[:SAMPLE]:
+        for id in (await self._list())[:SAMPLE]:
             try:
-                record = await self._source.image(told.id)
+                record = await self._source.image(id)
                 await self._source.check(record, [layer.digest for layer in record.manifest.layers])
                 return ""
             except LayersMissing as error:
                 _log.debug("{error}", error=error)
                 missing = True
             except (NotFound, FailedPrecondition) as error:  # removed meanwhile, or not for VMs
-                _log.debug("image {image}: {error}", image=told.id, error=error)
+                _log.debug("image {image}: {error}", image=id, error=error)
         return self._source.discards if missing else ""
 
     # ---- Disks
@@ -283,7 +242,7 @@ class DelegateImages:
         """
         self._used.clear()
         needed: set[str] = set()
-        listed = {told.id for told in await self._list()}
+        listed = set(await self._list())
         for image_id in listed:
             try:
                 needed.update((await self._record(image_id)).diff_ids)
@@ -367,9 +326,9 @@ class DelegateImages:
 
     # ---- The runtime's answers
 
-    async def _list(self) -> Sequence[cri.Image]:
+    async def _list(self) -> Sequence[str]:
         answer = await self._ask("ListImages", cri.ListImagesRequest(), cri.ListImagesResponse)
-        return [told for told in answer.images if is_digest(told.id)]
+        return [id for told in answer.images if (id := digest_in(told.id))]
 
     async def _ask(self, rpc: str, request: Message, response_class: type[M], seconds: float = SECONDS) -> M:
         payload = request.SerializeToString()
@@ -380,6 +339,12 @@ class DelegateImages:
             raise as_error("the node's runtime", error) from None
         except DecodeError:
             raise Unavailable(f"the answer of the node's runtime to {rpc} can't be read") from None
+
+
+def digest_in(told_id: str) -> str:
+    """Return the digest that a runtime's id of an image is: CRI-O leaves `sha256:` out. "": it is none."""
+    digest = told_id if ":" in told_id else f"sha256:{told_id}"
+    return digest if is_digest(digest) else ""
 
 
 def _digest(wanted: Source) -> str:

@@ -41,6 +41,7 @@ class Image:
     pinned: bool
     url: str = ""  # where each VM fetches it
     machine: str = ""  # of a machine image: the IaaS's own name of it
+    told_id: str = ""  # the id as the node's runtime spells it, by which kubelet compares it; empty: `id`
 
     @property
     def uid(self) -> int | None:

@@ -74,7 +74,7 @@ class ContainerCreation:
                 sandbox_id=sandbox.id,
                 state=ContainerState.CREATING,
                 config=config.SerializeToString(deterministic=True),
-                image_ref=image.id,
+                image_ref=image.told_id or image.id,
                 image_id=image.id,
                 created_at=self._node.now(),
             ),

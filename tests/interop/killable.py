@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debian's containerd, for tests that kill it."""
+"""containerd, for tests that kill it."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from tests.interop.critest_runtimes import END_SECONDS, Containerd
 from tests.support.registry import Registry
@@ -15,7 +17,16 @@ from tests.support.registry import Registry
 class Killable(Containerd):
     """It can be killed, and started again over what it has."""
 
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._ran: tuple[list[str], Mapping[str, str]] = ([], {})
+
     def command(self, registry: Registry) -> tuple[list[str], Mapping[str, str]]:
+        self._ran = self.configured(registry)
+        return self._ran
+
+    def configured(self, registry: Registry) -> tuple[list[str], Mapping[str, str]]:
+        """As `command`."""
         found = super().command(registry)
         path = self.root / "config.toml"
         without = 'disabled_plugins = ["io.containerd.internal.v1.opt"]'  # writes outside of its root
@@ -29,9 +40,11 @@ class Killable(Containerd):
         process.wait()
 
     def again(self) -> None:
+        command, environment = self._ran
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                ["containerd", "--config", str(self.root / "config.toml")],
+                command,
+                env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

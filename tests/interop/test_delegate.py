@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debian's containerd behind the daemon: crictl sees pods of both, whichever of the two is killed."""
+"""A real runtime behind the daemon: crictl sees pods of both, whichever of the two is killed."""
 
 from __future__ import annotations
 
@@ -20,25 +20,32 @@ IMAGE = f"{REGISTRIES[0]}/busybox:1"
 VM = "infranetes"  # the runtime handler
 
 
-class ContainerdTests(CrictlCase):
-    """Pods of containerd have the node's network here, as the CNI would need a bridge of its own."""
+class DelegateCase(CrictlCase):
+    """Pods of the delegate have the node's network here, as the CNI would need a bridge of its own.
+
+    :cvar name: the delegate's, as it says itself."""
 
     timeout = 300
     patience = 2.0
+    name = ""
+
+    def runtime_in(self, root: Path) -> Killable:
+        """The delegate, not started."""
+        raise NotImplementedError
 
     async def begin(self) -> None:
-        """containerd with an image of its sandboxes', and the daemon in front of it."""
+        """The delegate with an image of its sandboxes', and the daemon in front of it."""
         place = Path(tempfile.mkdtemp(prefix="inf-", dir="/var/tmp"))  # no overlay file system
         self.addCleanup(deferToThread, removed, place)
-        self.containerd = Killable(place / "c")
+        self.delegate = self.runtime_in(place / "c")
         self.registry = await deferToThread(Registry().start)
         self.addCleanup(deferToThread, self.registry.stop)
         await deferToThread(self.registry.push, *PAUSE, busybox({"Cmd": ["sleep", "2147483647"]}))
         await deferToThread(self.registry.push, "busybox", "1", busybox())
-        self.addCleanup(deferToThread, self.containerd.end)
-        await deferToThread(self.containerd.start, self.registry)
+        self.addCleanup(deferToThread, self.delegate.end)
+        await deferToThread(self.delegate.start, self.registry)
         self.image = IMAGE
-        self.config["delegate"] = {"socket": str(self.containerd.socket)}
+        self.config["delegate"] = {"socket": str(self.delegate.socket)}
         self.config["providers"]["simulated"]["images"] = "layers"
         await self.again()
 
@@ -59,12 +66,13 @@ class ContainerdTests(CrictlCase):
 
     def on_the_node(self, name: str) -> str:
         """A pod with the node's network."""
-        options = {"network": int(cri.NODE)}
+        options = {"network": int(cri.NODE), "pid": int(cri.CONTAINER)}  # as kubelet asks for
         return self.pod_file(name, linux={"security_context": {"namespace_options": options}})
 
-    async def test_pods_of_both_outlive_both(self) -> None:
+    async def pods_of_both_outlive_both(self) -> None:
+        """The test, of which the delegate is whichever."""
         await self.begin()
-        self.assertRegex(await self.crictl("version"), r"RuntimeName:\s+containerd")
+        self.assertRegex(await self.crictl("version"), rf"RuntimeName:\s+{self.name}")
         await self.crictl("pull", IMAGE)
         theirs, ours = self.on_the_node("theirs"), self.pod_file("ours")
         sandbox = await self.crictl("runp", theirs)
@@ -82,23 +90,25 @@ class ContainerdTests(CrictlCase):
         self.assertEqual((await self.json("inspectp", vm[:6]))["status"]["id"], vm)
         (image,) = [each for each in (await self.json("images"))["images"] if IMAGE in each["repoTags"]]
         listed = (await self.json("ps"))["containers"]
-        self.assertEqual({each["imageRef"] for each in listed}, {image["id"]})
+        # What kubelet compares, so that it does not remove what is in use.
+        used = {each["imageId"] or each["imageRef"] for each in listed}
+        self.assertEqual(used, {image["id"]})
 
-        await deferToThread(self.containerd.kill)
+        await deferToThread(self.delegate.kill)
         self.assertIn("does not answer", await self.fails("pods"))
         # crictl itself asks for the version first, which is the delegate's.
         request = cri.PodSandboxStatusRequest(pod_sandbox_id=vm)
         status = (await self.runtime.PodSandboxStatus(request, timeout=30.0)).status
         self.assertEqual((status.id, status.state), (vm, cri.SANDBOX_READY))
         await self.kill()
-        await deferToThread(self.containerd.again)
+        await deferToThread(self.delegate.again)
         await self.again()
         self.assertEqual((await self.pods(), await self.boxes()), (ready, running))
         await self.kill()
-        await deferToThread(self.containerd.kill)
+        await deferToThread(self.delegate.kill)
         self.process = self.spawn()  # before containerd
         await self.until(self.socket.exists, "the daemon serves", 60.0)
-        await deferToThread(self.containerd.again)
+        await deferToThread(self.delegate.again)
         await self.connect()
         self.assertEqual((await self.pods(), await self.boxes()), (ready, running))
         self.assertEqual(await self.crictl("exec", "--sync", box, "echo", "still"), "still")
@@ -108,3 +118,15 @@ class ContainerdTests(CrictlCase):
             await self.crictl("rmp", id)
         self.assertEqual((await self.pods(), await self.boxes()), ({}, {}))
         self.assertEqual(await self.vms(), [])
+
+
+class ContainerdTests(DelegateCase):
+    """containerd: Debian's, or another one that is first in PATH."""
+
+    name = "containerd"
+
+    def runtime_in(self, root: Path) -> Killable:
+        return Killable(root)
+
+    async def test_pods_of_both_outlive_both(self) -> None:
+        await self.pods_of_both_outlive_both()

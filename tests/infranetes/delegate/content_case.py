@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node's containerd, and the images of it that VMs would be shown."""
+"""A node's runtime, and the images of it that VMs would be shown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from twisted.trial.unittest import TestCase
 
 from infranetes.delegate.containerd_api import ContainerdApi
 from infranetes.delegate.containerd_content import ContainerdContent
-from infranetes.delegate.images import DelegateImages, LayerSource
+from infranetes.delegate.images import DelegateImages
+from infranetes.delegate.layer_source import ILayerSource, Runtime
 from infranetes.images import ImagesConfig, LayerDisk
 from infranetes.images.disks import Built, Source
 from infranetes.images.manifest import host_platform
@@ -36,10 +37,10 @@ reactor = installed()
 class Images(DelegateImages):
     """Watched. :ivar made: diff ids. :ivar gate: what the making of each waits for. :ivar told: refusals."""
 
-    def __init__(self, stub: RawStub, source: LayerSource, directory: Path) -> None:
+    def __init__(self, runtime: Runtime, source: ILayerSource, directory: Path) -> None:
         self.told: list[str] = []
         super().__init__(
-            reactor, stub, source, directory, ImagesConfig(), 3600.0, self._watched, self.told.append
+            reactor, runtime, source, directory, ImagesConfig(), 3600.0, self._watched, self.told.append
         )
         self.made: list[str] = []
         self.gate: Deferred[None] = succeed(None)
@@ -55,51 +56,43 @@ class Images(DelegateImages):
         return await self._build_disk(layer, target)
 
 
-class ContentCase(TestCase):
-    """A containerd, a registry, and the images as a daemon has them that was just started.
-
-    :cvar discards: whether containerd deletes layers that it has unpacked."""
-
-    discards = False
+class ImagesCase(TestCase):
+    """A runtime, and the images as a daemon has them that was just started."""
 
     timeout = 400
 
     async def setUp(self) -> None:
-        self.registry = await deferToThread(Registry().start)
-        self.addCleanup(self.registry.stop)
-        self.containerd = containerd.Containerd(self.discards)
-        self.addCleanup(deferToThread, self.containerd.stop)
-        await deferToThread(self.containerd.start)
-        endpoint = UNIXClientEndpoint(reactor, str(self.containerd.socket))
-        self.channel = Channel(reactor, endpoint, backoff=Backoff(first=0.01, most=0.05))
-        self.addCleanup(self.channel.close)
-        self.stub = self.channel.stub(cri.ImageService)
         self.directory = Path(tempfile.mkdtemp(prefix="delegate-images-"))
         self.addCleanup(shutil.rmtree, self.directory)
-        self.api = self.make_api()
+        self.runtime = await self.begin()
         self.images = await self.started()
 
-    def make_api(self) -> ContainerdApi:
-        return ContainerdApi(reactor, RawStub(self.channel))
+    async def begin(self) -> Runtime:
+        """Start the runtime, and all that it needs."""
+        raise NotImplementedError
+
+    def source(self) -> ILayerSource:
+        """Where the runtime keeps what images are made of."""
+        raise NotImplementedError
 
     async def started(self) -> Images:
         """The images as a daemon has them that was just started."""
-        content = ContainerdContent(reactor, self.api, self.directory / "copies", host_platform())
-        images = Images(RawStub(self.channel), content, self.directory / "disks")
+        images = Images(self.runtime, self.source(), self.directory / "disks")
         await images.start()
         self.addCleanup(lambda: Deferred.fromCoroutine(images.stop()))
         return images
 
     async def pulled(self, name: str, built: BuiltImage | BuiltIndex, tag: str = "1") -> str:
-        """The reference of an image that containerd has pulled."""
-        reference = await deferToThread(self.registry.push, name, tag, built)
-        await self.stub.PullImage(cri.PullImageRequest(image=cri.ImageSpec(image=reference)), timeout=180)
-        return reference
+        """The reference of an image that the runtime has pulled."""
+        raise NotImplementedError
 
     def remove(self, name: str) -> Deferred[Any]:
-        request = cri.RemoveImageRequest(image=cri.ImageSpec(image=name))
-        removal: Deferred[Any] = self.stub.RemoveImage(request, timeout=180)
-        return removal
+        """Have the runtime remove an image."""
+        raise NotImplementedError
+
+    def spelled(self, image_id: str) -> str:
+        """An image's id as the runtime spells it."""
+        return image_id
 
     def on_disk(self) -> set[str]:
         """The diff ids of layers that have a disk."""
@@ -113,3 +106,58 @@ class ContentCase(TestCase):
             content = disk.path.read_bytes()
             self.assertEqual(len(content), disk.size)
             self.assertEqual(f"sha256:{hashlib.sha256(content).hexdigest()}", disk.digest)
+
+
+class SocketCase(ImagesCase):
+    """A runtime that is a process, with a registry.
+
+    :ivar stub: for calls of its images."""
+
+    async def begin(self) -> Runtime:
+        self.registry = await deferToThread(Registry().start)
+        self.addCleanup(self.registry.stop)
+        endpoint = UNIXClientEndpoint(reactor, str(await self.begin_process()))
+        self.channel = Channel(reactor, endpoint, backoff=Backoff(first=0.01, most=0.05))
+        self.addCleanup(self.channel.close)
+        self.stub = self.channel.stub(cri.ImageService)
+        return RawStub(self.channel)
+
+    async def begin_process(self) -> Path:
+        """Start it; its socket."""
+        raise NotImplementedError
+
+    async def pulled(self, name: str, built: BuiltImage | BuiltIndex, tag: str = "1") -> str:
+        """The reference of an image that the runtime has pulled."""
+        reference = await deferToThread(self.registry.push, name, tag, built)
+        await self.stub.PullImage(cri.PullImageRequest(image=cri.ImageSpec(image=reference)), timeout=180)
+        return reference
+
+    def remove(self, name: str) -> Deferred[Any]:
+        request = cri.RemoveImageRequest(image=cri.ImageSpec(image=name))
+        removal: Deferred[Any] = self.stub.RemoveImage(request, timeout=180)
+        return removal
+
+
+class ContentCase(SocketCase):
+    """containerd.
+
+    :cvar discards: whether it deletes layers that it has unpacked."""
+
+    discards = False
+
+    async def begin_process(self) -> Path:
+        self.containerd = containerd.Containerd(self.discards)
+        self.addCleanup(deferToThread, self.containerd.stop)
+        await deferToThread(self.containerd.start)
+        return self.containerd.socket
+
+    async def begin(self) -> Runtime:
+        runtime = await super().begin()
+        self.api = self.make_api()
+        return runtime
+
+    def make_api(self) -> ContainerdApi:
+        return ContainerdApi(reactor, RawStub(self.channel))
+
+    def source(self) -> ILayerSource:
+        return ContainerdContent(reactor, self.api, self.directory / "copies", host_platform())

@@ -15,18 +15,23 @@ from twisted.trial.unittest import TestCase
 
 from infranetes.delegate import containerd_api
 from infranetes.delegate.containerd_api import ContainerdApi
-from infranetes.delegate.containerd_content import DISCARDED, OTHER, ContainerdContent
-from infranetes.delegate.images import LayersMissing
+from infranetes.delegate.containerd_content import DISCARDED, ContainerdContent
+from infranetes.delegate.layer_source import OTHER, LayersMissing
 from infranetes.images import Image, ImagesConfig
 from infranetes.images.preload import gather_disks
 from infranetes_common.concurrency import start
 from infranetes_common.errors import DataLoss, FailedPrecondition, NotFound, Unavailable
+from tests.contract import layer_source
 from tests.infranetes.delegate.content_case import ContentCase, Images, reactor
 from tests.infranetes.images.support import small
 from tests.support import oci
 from tests.support.waiting import until
 from txgrpc import Channel, Server
 from txgrpc.raw import RawStub
+
+
+class ContractTests(layer_source.LayerSourceContract, ContentCase):
+    """As for every runtime."""
 
 
 class FindTests(ContentCase):

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images of a containers/storage that skopeo has written, of which CRI-O would tell."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import Message
+from twisted.internet.defer import Deferred
+from twisted.internet.threads import deferToThread
+
+from infranetes.delegate.crio_content import PARTIAL, CrioContent
+from infranetes.delegate.layer_source import ILayerSource, LayersMissing, Runtime
+from infranetes.images.manifest import host_platform
+from infranetes_common.concurrency import start
+from infranetes_common.errors import DataLoss, FailedPrecondition
+from infranetes_common.wire import cri
+from tests.contract import layer_source
+from tests.harness.tools import need
+from tests.infranetes.delegate.content_case import ImagesCase, reactor
+from tests.infranetes.images.support import small
+from tests.support.oci import BuiltImage, BuiltIndex
+
+
+class Storage:
+    """A containers/storage, and of CRI-O what tells of its images: a `Runtime`.
+
+    The driver is vfs: that of no mounts."""
+
+    def __init__(self) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="storage-"))
+        self.place = f"{self.root}/s/vfs-images"
+        Path(self.place).mkdir(parents=True)
+        self._names: dict[str, str] = {}  # ids by name
+
+    @property
+    def layers(self) -> Path:
+        """The file that lists layers."""
+        return self.root / "s" / "vfs-layers" / "layers.json"
+
+    def pull(self, name: str, built: BuiltImage | BuiltIndex) -> str:
+        """Have an image, by a name; the whole of that."""
+        source, reference = self.root / "image", f"localhost/{name}:1"
+        self._write(source, built)
+        self._skopeo("copy", "--quiet", "--multi-arch=system", f"oci:{source}", self._inside(reference))
+        listed = json.loads((self.root / "s" / "vfs-images" / "images.json").read_bytes())
+        [self._names[reference]] = [each["id"] for each in listed if reference in each.get("names", ())]
+        return reference
+
+    def remove(self, id: str) -> None:
+        self._names = {name: each for name, each in self._names.items() if each != id}
+        self._skopeo("delete", self._inside(f"@{id}"))
+
+    def files(self, diff_id: str) -> Path:
+        """Where a layer is unpacked."""
+        [id] = [each["id"] for each in json.loads(self.layers.read_bytes()) if each["diff-digest"] == diff_id]
+        return self.root / "s" / "vfs" / "dir" / str(id)
+
+    async def call(self, path: str, request: bytes, *, timeout: float) -> bytes:
+        """Answer as CRI-O does."""
+        answer: Message
+        if path.endswith("/ImageFsInfo"):
+            place = cri.FilesystemIdentifier(mountpoint=self.place)
+            answer = cri.ImageFsInfoResponse(image_filesystems=[cri.FilesystemUsage(fs_id=place)])
+        elif path.endswith("/ListImages"):
+            answer = cri.ListImagesResponse(images=[self._told(id) for id in sorted({*self._names.values()})])
+        else:
+            wanted = cri.ImageStatusRequest.FromString(request).image.image
+            id = self._names.get(wanted, wanted)
+            answer = cri.ImageStatusResponse(image=self._told(id) if id in self._names.values() else None)
+        return answer.SerializeToString()
+
+    def _told(self, id: str) -> cri.Image:
+        return cri.Image(id=id, repo_tags=[name for name, each in self._names.items() if each == id], size=1)
+
+    def _inside(self, name: str) -> str:
+        return f"containers-storage:[vfs@{self.root}/s+{self.root}/run]{name}"
+
+    def _skopeo(self, *words: str) -> None:
+        policy = self.root / "policy.json"
+        policy.write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
+        command = [need("skopeo"), "--policy", str(policy), *words]
+        done = subprocess.run(command, capture_output=True, text=True, env={"TMPDIR": str(self.root)})
+        assert done.returncode == 0, done.stderr
+
+    def _write(self, directory: Path, built: BuiltImage | BuiltIndex) -> None:
+        shutil.rmtree(directory, ignore_errors=True)
+        blobs = directory / "blobs" / "sha256"
+        blobs.mkdir(parents=True)
+        for blob in (*built.blobs, *built.manifests):
+            (blobs / blob.digest.removeprefix("sha256:")).write_bytes(blob.data)
+        (directory / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+        index = {"schemaVersion": 2, "manifests": [built.top.descriptor]}
+        (directory / "index.json").write_text(json.dumps(index))
+
+
+class StorageCase(ImagesCase):
+    """An empty storage."""
+
+    async def begin(self) -> Runtime:
+        self.storage = Storage()
+        self.addCleanup(shutil.rmtree, self.storage.root)
+        return self.storage
+
+    def source(self) -> ILayerSource:
+        return CrioContent(reactor, self.runtime, self.directory / "tars", host_platform())
+
+    async def pulled(self, name: str, built: BuiltImage | BuiltIndex, tag: str = "1") -> str:
+        return str(await deferToThread(self.storage.pull, name, built))
+
+    def remove(self, name: str) -> Deferred[Any]:
+        return deferToThread(self.storage.remove, name)
+
+    def spelled(self, image_id: str) -> str:
+        return image_id.removeprefix("sha256:")
+
+
+class ContractTests(layer_source.LayerSourceContract, StorageCase):
+    """As for every runtime."""
+
+
+class DamageTests(StorageCase):
+    """What a storage may have that VMs can't be made of."""
+
+    async def test_what_is_not_as_it_was_unpacked_is_not_used(self) -> None:
+        built = small("damaged")
+        image = await self.images.find(await self.pulled("damaged", built))
+        top = self.storage.files(built.diff_ids[1]) / "top"
+        content = top.read_bytes()
+        top.write_bytes(content.upper())
+        await self.assertFailure(start(self.images.disks(image.id)), FailedPrecondition)
+        top.write_bytes(content + b"!")
+        await self.assertFailure(start(self.images.disks(image.id)), DataLoss)
+        top.unlink()
+        top.symlink_to("/etc/hostname")
+        await self.assertFailure(start(self.images.disks(image.id)), DataLoss)
+        top.unlink()
+        top.write_bytes(content)
+        self.assert_right(await self.images.disks(image.id), built.diff_ids)
+        self.assertEqual([*(self.directory / "tars").iterdir()], [])
+
+    async def test_a_layer_that_is_not_all_there_is_refused_with_what_to_do(self) -> None:
+        built = small("partial")
+        image = await self.images.find(await self.pulled("partial", built))
+        listed = json.loads(self.storage.layers.read_bytes())
+        listed[0]["flags"] = {"incomplete": True}
+        self.storage.layers.write_text(json.dumps(listed))
+        error = await self.assertFailure(start(self.images.disks(image.id)), LayersMissing)
+        for words in (image.id, "crictl rmi", "enable_partial_images"):
+            self.assertIn(words, str(error))
+        self.assertEqual(await self.images.refusal(), PARTIAL)
+
+    async def test_storage_of_another_driver_is_refused_in_one_sentence(self) -> None:
+        self.storage.place = "/var/lib/containers/storage/zfs-images"
+        self.assertIn("storage_driver", await self.images.refusal())
+        self.storage.place = "/nowhere/overlay-images"
+        self.assertIn("does not see", await self.images.refusal())
