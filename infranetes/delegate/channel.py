@@ -181,8 +181,7 @@ class Delegate:
                 await sleep(self._reactor, _AGAIN)
             waits = True
         self._stranger = ""
-        version = cri.VersionResponse.FromString(answer)
-        self.kind, self.version = version.runtime_name, version.runtime_version
+        self._met(answer)
         self.state = DelegateState.UP
         _log.info(
             "the delegate at {socket} is {kind} {version}",
@@ -191,12 +190,22 @@ class Delegate:
             version=self.version,
         )
 
+    async def asked_kind(self) -> str:
+        """Return `kind`, and ask for it if it is not known yet. Raises as `call` does."""
+        if not self.kind:
+            self._met(await self.call(VERSION, b""))
+        return self.kind
+
     async def stop(self) -> None:
         """Close the connection; calls that run fail."""
         self._stopped = True
         if self._meeting is not None:
             self._meeting.cancel()
         await self._channel.close()
+
+    def _met(self, answer: bytes) -> None:
+        version = cri.VersionResponse.FromString(answer)
+        self.kind, self.version = version.runtime_name, version.runtime_version
 
     def _answered(self) -> None:
         if self.state is DelegateState.DOWN:

@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Collection, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Collection, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
+from google.protobuf.message import DecodeError
 from zope.interface import Attribute, Interface, implementer
 
 from infranetes.delegate.channel import Delegate
+from infranetes.delegate.errors import as_error
 from infranetes.images.index import Record
 from infranetes.images.manifest import Layer
 from infranetes_common.errors import FailedPrecondition, Unavailable
+from txgrpc import GrpcError
 
 OTHER = (
     "VMs are made of the images of containerd or CRI-O, and the node's runtime is another one: leave "
@@ -72,7 +75,7 @@ class ILayerSource(Interface):
 
 @implementer(ILayerSource)
 class SourceByKind:
-    """That of the runtime which the delegate is, once it has said so.
+    """That of the runtime which the delegate is, as it says itself.
 
     :param sources: by the runtime's name, as its Version has it.
     """
@@ -83,8 +86,9 @@ class SourceByKind:
 
     @property
     def discards(self) -> str:
-        """See `ILayerSource`."""
-        return self._source().discards
+        """See `ILayerSource`; that the runtime is not known here, if so."""
+        found = self._sources.get(self._delegate.kind)
+        return OTHER if found is None else found.discards
 
     async def start(self) -> None:
         """See `ILayerSource`."""
@@ -93,34 +97,44 @@ class SourceByKind:
 
     async def unusable(self) -> str:
         """Return why VMs can't be made of this runtime's images, such as that it is not known here."""
-        if self._delegate.kind and self._delegate.kind not in self._sources:
-            return OTHER
-        return await self._source().unusable()
+        try:
+            source = await self._source()
+        except FailedPrecondition as error:
+            return str(error)
+        return await source.unusable()
 
     async def image(self, image_id: str) -> Record:
         """See `ILayerSource`."""
-        return await self._source().image(image_id)
+        return await (await self._source()).image(image_id)
 
     async def config(self, image_id: str) -> bytes:
         """See `ILayerSource`."""
-        return await self._source().config(image_id)
+        return await (await self._source()).config(image_id)
 
-    def kept(self, digests: Collection[str]) -> AbstractAsyncContextManager[None]:
+    @asynccontextmanager
+    async def kept(self, digests: Collection[str]) -> AsyncIterator[None]:
         """See `ILayerSource`."""
-        return self._source().kept(digests)
+        async with (await self._source()).kept(digests):
+            yield
 
     async def check(self, record: Record, digests: Collection[str]) -> None:
         """See `ILayerSource`."""
-        await self._source().check(record, digests)
+        await (await self._source()).check(record, digests)
 
-    def file(self, layer: Layer) -> AbstractAsyncContextManager[Path]:
+    @asynccontextmanager
+    async def file(self, layer: Layer) -> AsyncIterator[Path]:
         """See `ILayerSource`."""
-        return self._source().file(layer)
+        async with (await self._source()).file(layer) as path:
+            yield path
 
-    def _source(self) -> ILayerSource:
-        if not self._delegate.kind:
-            raise Unavailable(f"the delegate at {self._delegate.socket} has not said yet which runtime it is")
-        found = self._sources.get(self._delegate.kind)
+    async def _source(self) -> ILayerSource:
+        try:
+            kind = await self._delegate.asked_kind()
+        except GrpcError as error:
+            raise as_error("the node's runtime", error) from None
+        except DecodeError:
+            raise Unavailable("the answer of the node's runtime to Version can't be read") from None
+        found = self._sources.get(kind)
         if found is None:
             raise FailedPrecondition(OTHER)
         return found

@@ -18,6 +18,10 @@ from tests.support.registry import Registry
 
 IMAGE = f"{REGISTRIES[0]}/busybox:1"
 VM = "infranetes"  # the runtime handler
+# Namespaces as kubelet asks for them, of the pod and of each container.
+ON_THE_NODE = {
+    "security_context": {"namespace_options": {"network": int(cri.NODE), "pid": int(cri.CONTAINER)}}
+}
 
 
 class DelegateCase(CrictlCase):
@@ -64,19 +68,15 @@ class DelegateCase(CrictlCase):
         listed = await self.json("ps", "-a")
         return {each["metadata"]["name"]: each["state"] for each in listed["containers"]}
 
-    def on_the_node(self, name: str) -> str:
-        """A pod with the node's network."""
-        options = {"network": int(cri.NODE), "pid": int(cri.CONTAINER)}  # as kubelet asks for
-        return self.pod_file(name, linux={"security_context": {"namespace_options": options}})
-
     async def pods_of_both_outlive_both(self) -> None:
         """The test, of which the delegate is whichever."""
         await self.begin()
         self.assertRegex(await self.crictl("version"), rf"RuntimeName:\s+{self.name}")
         await self.crictl("pull", IMAGE)
-        theirs, ours = self.on_the_node("theirs"), self.pod_file("ours")
+        theirs, ours = self.pod_file("theirs", linux=ON_THE_NODE), self.pod_file("ours")
         sandbox = await self.crictl("runp", theirs)
-        box = await self.box_in(sandbox, theirs, self.box_file("in-runc", "echo hello; sleep 1000"))
+        in_runc = self.box_file("in-runc", "echo hello; sleep 1000", linux=ON_THE_NODE)
+        box = await self.box_in(sandbox, theirs, in_runc)
         vm = await self.crictl("runp", "--runtime", VM, ours)
         vm_box = await self.box_in(vm, ours, self.box_file("in-a-vm"))
         self.assertEqual([len(each) for each in (sandbox, box, vm, vm_box)], [64, 64, 32, 32])
