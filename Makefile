@@ -26,6 +26,8 @@ APT_CONFORMANCE := docker-registry gcc libc6-dev $(APT_CONTAINERD)
 APT_CLUSTER := docker-registry busybox-static mmdebstrap debian-archive-keyring mount util-linux procps nftables \
 	conmon crun \
 	iproute2 conntrack
+# What CRI-O is built with, and runs containers by.
+APT_DELEGATES := gcc libc6-dev conmon $(APT_CONTAINERD)
 APT_IMAGE := mmdebstrap e2fsprogs debian-archive-keyring
 # What the packages need to be built is in debian/control; debian/make-deb asks for it.
 APT_DEB := dpkg-dev fakeroot lintian
@@ -104,25 +106,34 @@ cluster-tools: | apt-base ## Build Kubernetes, etcd and CoreDNS into build/tools
 e2e-tools: | apt-base ## Build Kubernetes' end-to-end suite into build/tools/kubernetes too
 	@PYTHON=$(PYTHON) tests/cluster/tools e2e
 
+.PHONY: delegate-tools
+delegate-tools: | apt-base ## Build containerd 2 and CRI-O into build/tools (once, some minutes)
+	$(call need,$(APT_DELEGATES))
+	@PYTHON=$(PYTHON) tests/delegates/tools
+
 .PHONY: test
-test: venv proto apt-test tools image image-docker ## Run every test but the cluster's, the ones with real VMs too; TESTS= picks some, CONTAINERS= the guest image
-	@env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests --without tests.cluster --without tests.workloads $(TESTS)
+test: venv proto apt-test tools image image-docker ## Run every test but those of clusters and other delegates, the ones with real VMs too; TESTS= picks some, CONTAINERS= the guest image
+	@env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests --without tests.cluster --without tests.workloads --without tests.delegates $(TESTS)
 
 .PHONY: test-fast
 test-fast: venv proto apt-test tools ## Run all tests but those with real VMs; some of them: .venv/bin/trial tests.PACKAGE
-	@$(BIN)/python -m tests --without tests.e2e --without tests.cluster --without tests.workloads $(TESTS)
+	@$(BIN)/python -m tests --without tests.e2e --without tests.cluster --without tests.workloads --without tests.delegates $(TESTS)
 
 .PHONY: test-debian
 test-debian: proto apt-test tools ## Run the fast tests on Debian's own releases of the libraries
 	$(call need,$(APT_DEBIAN_LIBS))
 	@/usr/bin/python3 setup.py --quiet egg_info # plug-ins are found by what this writes
-	@/usr/bin/python3 -m tests --without tests.e2e --without tests.cluster --without tests.workloads $(TESTS)
+	@/usr/bin/python3 -m tests --without tests.e2e --without tests.cluster --without tests.workloads --without tests.delegates $(TESTS)
 
 .PHONY: test-cluster
 test-cluster: venv proto apt-run tools cluster-tools image ## Run the tests in a Kubernetes of one node, and the workloads of the day; TESTS= picks some
 	$(call need,$(APT_CLUSTER) $(APT_CONTAINERD))
 	@$(AS_ROOT) env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests --jobs 1 \
 		$(or $(TESTS),tests.cluster $$($(BIN)/python -m tests.workloads))
+
+.PHONY: test-delegates
+test-delegates: venv proto apt-test tools delegate-tools image ## Run the tests with containerd 2 and CRI-O as the delegate; TESTS= picks some
+	@$(AS_ROOT) env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests --jobs 1 $(or $(TESTS),tests.delegates)
 
 .PHONY: workloads
 workloads: venv proto apt-run tools cluster-tools image ## Run workloads as people have them in a Kubernetes of one node; RUNTIME=mixed: beside containerd; TESTS= picks some

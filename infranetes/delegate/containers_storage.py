@@ -30,7 +30,7 @@ from infranetes.images.manifest import MAX_CONFIG_BYTES, MAX_MANIFEST_BYTES, dig
 from infranetes.images.reference import is_digest
 from infranetes_common.errors import DataLoss, FailedPrecondition, NotFound, Unavailable
 
-MAX_LAYERS_BYTES = 256 << 20  # of the file that lists them, with 1 KB for each
+MAX_LAYERS_BYTES = 32 << 20  # of the file that lists them, with 1 KB for each
 AGAIN = "remove the image with crictl rmi, and pull it again"
 _IMAGES = "-images"
 _ID = re.compile(r"[0-9a-f]{64}")

@@ -307,7 +307,13 @@ class DelegateImages:
         return await self._disks.lacking(stacked(record, _BLOBS))
 
     async def _make_disk(self, wanted: Source, target: Path) -> Built:
-        async with self._source.file(self._layers[_digest(wanted)]) as path:
+        layer = self._layers[_digest(wanted)]
+        if not layer.compression and layer.size > self._max_layer_bytes:  # before it is written to a file
+            raise FailedPrecondition(
+                f"layer {layer.digest} has {layer.size} bytes; up to {self._max_layer_bytes} may be "
+                "(images.max_layer_bytes)"
+            )
+        async with self._source.file(layer) as path:
             return await self._build(attrs.evolve(wanted, blob=path), target)
 
     async def _build_disk(self, layer: Source, target: Path) -> Built:

@@ -2,8 +2,8 @@
 """Putting a layer's tar together again, of its files and of what tar-split wrote down of all else in it.
 
 Podman, CRI-O and Docker unpack layers, and keep beside the files what is needed to have the same bytes again:
-JSON objects, one a line, for runs of bytes (headers, padding) and for files, in their order. Names come from
-images: none leads out of the directory of the files.
+JSON objects, one a line, for runs of bytes (headers, padding) and for files, in their order. Names and files
+come from images: no name leads out of the directory of the files, and nothing but a regular file is opened.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from infranetes_common import paths
 from infranetes_common.errors import DataLoss, NotFound
 
 MAX_LINE = 16 << 20  # bytes; a header, a long name and what pads a file are far smaller
+MAX_NAME = 4096  # bytes; no longer one could have been unpacked
 _FILE, _SEGMENT = 1, 2
-_OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
+_HEADER = 512  # bytes in a tar, of which three entries may come: the header, the file, what pads it
 _CHUNK = 8 << 20
 
 
@@ -40,6 +41,7 @@ class Assembly:
         self._size = size
         self._stop = stop
         self._written = 0
+        self._entries = 16 + 4 * (size // _HEADER)  # that may still come
 
     def thd_write(self, target: int) -> None:
         """Write it to a file.
@@ -68,6 +70,9 @@ class Assembly:
         return line
 
     def _thd_entry(self, line: bytes, target: int) -> None:
+        self._entries -= 1
+        if self._entries < 0:
+            raise DataLoss(f"{self._described} has more entries than a layer of {self._size} bytes")
         try:
             entry = json.loads(line)
             kind = entry["type"]
@@ -79,6 +84,8 @@ class Assembly:
                 size = entry.get("size", 0)
                 if not isinstance(size, int):
                     raise ValueError("a size is no number")
+                if len(name) > MAX_NAME or b"\0" in name:
+                    raise ValueError("a name is none of a file")
             else:
                 raise ValueError("an entry is of an unknown type")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -101,8 +108,7 @@ class Assembly:
         except OSError as error:
             raise DataLoss(f"{os.fsdecode(name)!r} in {os.fsdecode(self._files)}: {error.strerror}") from None
         try:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+            if os.fstat(descriptor).st_size != size:
                 raise DataLoss(
                     f"{os.fsdecode(name)!r} in {os.fsdecode(self._files)} is not the layer's any more"
                 )
@@ -117,10 +123,10 @@ class Assembly:
 
 
 def open_inside(root: bytes, name: bytes) -> int:
-    """Open a file below a directory for reading, as a process would that has it as its root.
+    """Open a regular file below a directory for reading, as a process would that has it as its root.
 
     :param root: absolute, without links.
-    :raise OSError: it is not there, or can't be opened."""
+    :raise OSError: it is not there, is something else, or can't be opened."""
     todo = [part for part in reversed(name.split(b"/")) if part not in (b"", b".")]
     done: list[bytes] = []
     links = 0
@@ -142,7 +148,13 @@ def open_inside(root: bytes, name: bytes) -> int:
         if target.startswith(b"/"):
             done = []
         todo += [each for each in reversed(target.split(b"/")) if each not in (b"", b".")]
-    return paths.open_path(b"/".join((root, *done)), _OPEN)
+    found = paths.open_path(b"/".join((root, *done)), os.O_PATH)
+    try:
+        if not stat.S_ISREG(os.fstat(found).st_mode):  # to open a device can do something
+            raise OSError(errno.EINVAL, "not a regular file")
+        return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(found)
 
 
 def _thd_write(descriptor: int, data: bytes) -> None:

@@ -6,14 +6,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from tests.delegates.programs import built
 from tests.harness.tools import need
 from tests.infranetes.daemon.case import toml
 from tests.interop.critest_images import PAUSE, REGISTRIES
-from tests.interop.critest_runtimes import TOOLS
 from tests.interop.killable import Killable
 from tests.support.registry import Registry
-
-PROGRAMS = TOOLS / "crio"
 
 
 class Crio(Killable):
@@ -37,7 +35,7 @@ class Crio(Killable):
         path = self.root / "crio.conf"
         path.write_text(toml({"crio": self._tables()}))
         (self.root / "storage.conf").write_text('[storage]\ndriver = "overlay"\n')
-        command = [str(PROGRAMS / "crio"), "--config", str(path), "--config-dir", ""]
+        command = [str(built("crio/crio")), "--config", str(path), "--config-dir", ""]
         command += ["--registries-conf", str(registries), "--registries-conf-dir", str(self.root / "hooks")]
         environment = {"CONTAINERS_STORAGE_CONF": str(self.root / "storage.conf")}
         return command, environment
@@ -74,7 +72,7 @@ class Crio(Killable):
                 "irqbalance_config_file": f"{at}/irqbalance",
                 "irqbalance_config_restore_file": "disable",
                 "namespaces_dir": f"{at}/namespaces",
-                "pinns_path": str(PROGRAMS / "pinns"),
+                "pinns_path": str(built("crio/pinns")),
                 "runtimes": {"runc": runc},
             },
             "image": {

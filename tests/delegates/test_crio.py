@@ -43,6 +43,7 @@ class CrioTests(test_delegate.DelegateCase):
     """CRI-O."""
 
     name = "cri-o"
+    version = r"1\."
 
     def runtime_in(self, root: Path) -> Crio:
         return Crio(root)

@@ -27,11 +27,12 @@ ON_THE_NODE = {
 class DelegateCase(CrictlCase):
     """Pods of the delegate have the node's network here, as the CNI would need a bridge of its own.
 
-    :cvar name: the delegate's, as it says itself."""
+    :cvar name: the delegate's, as it says itself. :cvar version: how that begins, as an expression."""
 
     timeout = 300
     patience = 2.0
     name = ""
+    version = ""
 
     def runtime_in(self, root: Path) -> Killable:
         """The delegate, not started."""
@@ -71,7 +72,9 @@ class DelegateCase(CrictlCase):
     async def pods_of_both_outlive_both(self) -> None:
         """The test, of which the delegate is whichever."""
         await self.begin()
-        self.assertRegex(await self.crictl("version"), rf"RuntimeName:\s+{self.name}")
+        self.assertRegex(
+            await self.crictl("version"), rf"RuntimeName:\s+{self.name}\s+RuntimeVersion:\s+{self.version}"
+        )
         await self.crictl("pull", IMAGE)
         theirs, ours = self.pod_file("theirs", linux=ON_THE_NODE), self.pod_file("ours")
         sandbox = await self.crictl("runp", theirs)

@@ -10,6 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from infranetes.images.manifest import host_platform
 from tests.harness.tools import need
 
 _START_SECONDS = 60.0
@@ -38,6 +39,9 @@ discard_unpacked_layers = {discards}
 [plugins."io.containerd.cri.v1.images"]
 snapshotter = "native"
 discard_unpacked_layers = {discards}
+[[plugins."io.containerd.transfer.v1.local".unpack_config]]
+platform = "{platform}"
+snapshotter = "native"
 """
 
 
@@ -51,7 +55,9 @@ class Containerd:
         self.root = Path(tempfile.mkdtemp(prefix="containerd-"))  # short: it has sockets in it
         self.socket = self.root / "containerd.sock"
         without = ", ".join(f'"{name}"' for name in _WITHOUT)
-        text = _CONFIG.format(root=self.root, without=without, discards=str(discards).lower())
+        text = _CONFIG.format(
+            root=self.root, without=without, discards=str(discards).lower(), platform=host_platform()
+        )
         (self.root / "config.toml").write_text(text)
         self._process: subprocess.Popen[bytes] | None = None
 

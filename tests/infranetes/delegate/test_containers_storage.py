@@ -7,24 +7,31 @@ import json
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import Message
 from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import SynchronousTestCase
 
+from infranetes.delegate import containers_storage
+from infranetes.delegate.containers_storage import ContainersStorage, StoredLayer
 from infranetes.delegate.crio_content import PARTIAL, CrioContent
 from infranetes.delegate.layer_source import ILayerSource, LayersMissing, Runtime
+from infranetes.images import ImagesConfig, manifest
 from infranetes.images.manifest import host_platform
 from infranetes_common.concurrency import start
-from infranetes_common.errors import DataLoss, FailedPrecondition
+from infranetes_common.errors import DataLoss, FailedPrecondition, NotFound, Unavailable
 from infranetes_common.wire import cri
 from tests.contract import layer_source
 from tests.harness.tools import need
 from tests.infranetes.delegate.content_case import ImagesCase, reactor
 from tests.infranetes.images.support import small
 from tests.support.oci import BuiltImage, BuiltIndex
+
+DIFF_ID = "sha256:" + "a" * 64
 
 
 class Storage:
@@ -124,6 +131,59 @@ class ContractTests(layer_source.LayerSourceContract, StorageCase):
     """As for every runtime."""
 
 
+class BoundsTests(SynchronousTestCase):
+    """What is read is bounded, and validated before it is used."""
+
+    def setUp(self) -> None:
+        self.storage = ContainersStorage(Path(self.mktemp()).absolute(), "overlay")
+        self.layers = self.storage.root / "overlay-layers"
+        self.image = self.storage.root / "overlay-images" / ("0" * 64)
+        for directory in (self.layers, self.image):
+            directory.mkdir(parents=True)
+        (self.layers / f"{'1' * 64}.tar-split.gz").touch()
+        (self.storage.root / "x.tar-split.gz").touch()
+
+    def listed(self, listed: object) -> Mapping[str, StoredLayer]:
+        """What is there of the layer DIFF_ID."""
+        (self.layers / "layers.json").write_text(json.dumps(listed))
+        return self.storage.thd_layers([DIFF_ID])
+
+    def test_a_layer_counts_only_as_it_should_be(self) -> None:
+        whole = {"id": "1" * 64, "diff-digest": DIFF_ID, "diff-size": 1024}
+        self.assertEqual(self.listed([{"id": "2"}, whole]), {DIFF_ID: StoredLayer("1" * 64, 1024)})
+        for wrong in (
+            {"id": "2" * 64},  # of which nothing is described
+            {"id": "../x"},
+            {"id": None},
+            {"diff-size": 0},
+            {"diff-size": -1},
+            {"diff-size": "1024"},
+            {"diff-digest": "sha256:" + "0" * 64},
+            {"flags": {"incomplete": True}},
+        ):
+            self.assertEqual(self.listed([{**whole, **wrong}]), {}, wrong)
+        for damaged in ({"a": 1}, 7, ["x"], [{**whole, "diff-digest": []}], [{**whole, "flags": 7}]):
+            with self.assertRaises(Unavailable, msg=repr(damaged)):
+                self.listed(damaged)
+        self.patch(containers_storage, "MAX_LAYERS_BYTES", 100)
+        with self.assertRaises(DataLoss):
+            self.listed([whole])
+
+    def test_no_image_is_outside_of_the_directory_of_images(self) -> None:
+        for id in ("", "..", "sha256:..", "sha256:" + "0" * 63 + "/", "../" * 21 + "0"):
+            with self.assertRaises(NotFound):
+                self.storage.thd_manifest(id)
+
+    def test_what_an_image_consists_of_is_bounded(self) -> None:
+        id = f"sha256:{self.image.name}"
+        with (self.image / "manifest").open("wb") as out:
+            out.truncate(manifest.MAX_MANIFEST_BYTES)
+            self.assertEqual(len(self.storage.thd_manifest(id)), manifest.MAX_MANIFEST_BYTES)
+            out.truncate(manifest.MAX_MANIFEST_BYTES + 1)
+            with self.assertRaises(DataLoss):
+                self.storage.thd_manifest(id)
+
+
 class DamageTests(StorageCase):
     """What a storage may have that VMs can't be made of."""
 
@@ -143,6 +203,13 @@ class DamageTests(StorageCase):
         top.write_bytes(content)
         self.assert_right(await self.images.disks(image.id), built.diff_ids)
         self.assertEqual([*(self.directory / "tars").iterdir()], [])
+
+    async def test_a_layer_that_is_too_large_is_not_even_written(self) -> None:
+        image = await self.images.find(await self.pulled("large", small("large")))
+        self.images.reconfigure(ImagesConfig(max_layer_bytes=1024))
+        self.patch(ContainersStorage, "thd_write", None)
+        error = await self.assertFailure(start(self.images.disks(image.id)), FailedPrecondition)
+        self.assertIn("images.max_layer_bytes", str(error))
 
     async def test_a_layer_that_is_not_all_there_is_refused_with_what_to_do(self) -> None:
         built = small("partial")
