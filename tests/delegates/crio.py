@@ -22,7 +22,7 @@ class Crio(Killable):
     def configured(self, registry: Registry) -> tuple[list[str], Mapping[str, str]]:
         """Write the configuration; what to run, and what is added to its environment."""
         for name in ("net.d", "hooks", "exits", "attach"):
-            (self.root / name).mkdir(parents=True)
+            (self.root / name).mkdir(parents=True, exist_ok=True)
         (self.root / "net.d" / "10-conformance.conflist").write_text(json.dumps(self._network()))
         registries = self.root / "registries.conf"
         registries.write_text(
