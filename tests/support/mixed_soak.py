@@ -3,23 +3,25 @@
 
 Pods of containerd's, simulated VMs, and simulated VMs whose networks are shadow sandboxes of containerd's
 take turns. The daemon kills itself around its writes, as in `crash_soak`; containerd is killed at any moment.
-A call is asked again, as kubelet does, whatever it failed with. `run` does it in namespaces of its own, which
-end with it.
+A call is asked again, as kubelet does, whatever it failed with; where containerd has been killed in the midst
+of it a few times, the next kill waits for it, or nothing would ever be done on a slow machine. `run` does it
+in namespaces of its own, which end with it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import attrs
 from twisted.internet import task
@@ -36,11 +38,13 @@ from tests.interop.critest_images import PAUSE, REGISTRIES
 from tests.interop.killable import Killable
 from tests.support import oci
 from tests.support.crash_soak import READY_SECONDS, CrashSoak
-from tests.support.infrastructure import SimulatedFarm
+from tests.support.infrastructure import Factory, SimulatedFarm
+from tests.support.kubelet_calls import Runtime
 from tests.support.mixed_calls import MixedCalls
 from tests.support.registry import Registry
 from txgrpc import Channel, Code, GrpcError
 
+T = TypeVar("T")
 #: Whatever a run has (mounts, links, shims, listeners) ends with these.
 NAMESPACES = (
     *("setpriv", "--pdeathsig", "KILL", "--", "unshare", "--mount", "--ipc", "--net", "--pid"),
@@ -51,7 +55,10 @@ VM, JOINED = "infranetes", "joined"
 #: The runtime handlers of pods, in turn.
 HANDLERS = ("", VM, JOINED)
 REST = (0.0, 4.0)  # seconds for which containerd serves, at least and at most
+BROKEN_OFF = 4  # how often a call sees containerd killed, at most
 NETNS = Path("/run/netns")
+TOLD_SECONDS = 10.0  # between two words of how far it is
+PROGRESS = "progress"
 
 
 class Left(TypedDict):
@@ -118,19 +125,23 @@ class MixedFarm(SimulatedFarm):
 class MixedSoak(CrashSoak):
     """One soak test. See `CrashSoak`.
 
-    :param cgroup: the parent of containerd's pods' control groups."""
+    :param cgroup: the parent of containerd's pods' control groups.
+    :param told: a file for how far it is."""
 
     launcher = "tests.support.mixed_daemon"
     lasting = len(HANDLERS)
 
-    def __init__(self, reactor: IReactor, pods: int, width: int, seconds: float, cgroup: str) -> None:
-        super().__init__(
-            reactor, pods, width, seconds=seconds, infrastructure=lambda _, root: MixedFarm(root)
-        )
+    def __init__(
+        self, reactor: IReactor, pods: int, width: int, seconds: float, seed: int, cgroup: str, told: Path
+    ) -> None:
+        farm: Factory = lambda _, root: MixedFarm(root)  # noqa: E731
+        super().__init__(reactor, pods, width, seconds=seconds, seed=seed, infrastructure=farm)
         self.containerd = Node(self.root / "c")
         self.containerd_kills = 0
         self._registry = Registry()
-        self._moments = random.Random(1)  # noqa: S311
+        self._moments = random.Random(seed)  # noqa: S311
+        self._told = told
+        self._asked: dict[object, int] = {}  # calls under way: the kills of containerd before them
         self._calls = MixedCalls(self._ask, IMAGE, self.root / "logs", cgroup)
 
     @property
@@ -143,6 +154,7 @@ class MixedSoak(CrashSoak):
         await deferToThread(self._thd_prepare)
         self._begun = time.monotonic()
         self._killer = start(self._kill_containerd())
+        self._teller = start(self._tell())
 
     def _thd_prepare(self) -> None:
         (self.root / "logs").mkdir()
@@ -160,10 +172,36 @@ class MixedSoak(CrashSoak):
         joined = {"handlers": {JOINED: {"network": "cni"}}, "cgroup_driver": "cgroupfs"}
         return {**super()._table(), "delegate": {"socket": str(self.containerd.socket)}, **joined}
 
+    async def _tell(self) -> None:
+        """Write how far it is, again and again."""
+        begun = time.monotonic()
+        while not self._done:
+            found = self.outcome
+            words = (
+                f"{time.monotonic() - begun:.0f} s: {found.pods} pods, {found.kills} kills of the daemon, "
+                f"{self.containerd_kills} of containerd"
+            )
+            replace_file(self._told, "\n".join([words, *found.leaked, *found.lost]), durable=False)
+            await self._sleep(TOLD_SECONDS)
+
+    async def _ask(self, step: Callable[[Runtime], Awaitable[T]]) -> T:
+        call = object()
+        self._asked[call] = self.containerd_kills
+        try:
+            return await super()._ask(step)
+        finally:
+            del self._asked[call]
+
+    def _has_waited(self) -> bool:
+        """Whether a call has been broken off as often as it may be."""
+        return any(self.containerd_kills - before >= BROKEN_OFF for before in self._asked.values())
+
     async def _kill_containerd(self) -> None:
         """Kill it again and again, at any moment after it has begun to serve, while there are pods to run."""
         while not self._done and not self._late():
             await self._sleep(self._moments.uniform(*REST))
+            while self._has_waited() and not self._done:
+                await self._sleep(0.05)
             await deferToThread(self.containerd.kill)
             self.containerd_kills += 1
             await self._sleep(self._moments.choice((0.0, 0.5)))
@@ -207,12 +245,12 @@ class MixedSoak(CrashSoak):
         self._registry.stop()
 
 
-async def soak(reactor: IReactor, pods: int, width: int, seconds: float, cgroup: str) -> Mapping[str, object]:
+async def soak(test: MixedSoak) -> Mapping[str, object]:
     """The outcome of one, with what containerd itself has lost track of."""
-    test = MixedSoak(reactor, pods, width, seconds, cgroup)
     try:
         outcome = await test.run()
         await test._killer
+        await test._teller
     finally:
         await deferToThread(test.end)
     told = {key: value for key, value in attrs.asdict(outcome).items() if key != "faults"}
@@ -225,24 +263,58 @@ async def soak(reactor: IReactor, pods: int, width: int, seconds: float, cgroup:
     return {**told, **counts, "of_containerd_itself": own, "log": test.log[-3000:]}
 
 
-def run(pods: int, width: int, seconds: float, limit: float | None = None) -> Found:
+def run(
+    pods: int,
+    width: int,
+    seconds: float,
+    limit: float = math.inf,
+    seed: int = 1,
+    say: Callable[[str], None] = lambda _: None,
+) -> Found:
     """The outcome of one, in namespaces of its own.
 
     :param limit: seconds after which it is broken off.
-    :raise subprocess.TimeoutExpired: it was."""
-    with tempfile.TemporaryDirectory(prefix="mixed-", dir="/var/tmp") as root:  # no overlay file system
-        words = [sys.executable, "-m", "tests.support.mixed_soak", root, *map(str, (pods, width, seconds))]
+    :param seed: of the moments of kills. :param say: is told how far it is.
+    :raise TimeoutError: it was broken off; the message says how far it was."""
+    with tempfile.TemporaryDirectory(prefix="mixed-", dir="/var/tmp") as place:  # no overlay file system
+        root = Path(place)
+        numbers = (str(each) for each in (pods, width, seconds, seed))
+        words = [*NAMESPACES, sys.executable, "-m", "tests.support.mixed_soak", place, *numbers]
         try:
-            done = subprocess.run(
-                [*NAMESPACES, *words], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit
-            )
+            with open(root / "errors", "wb") as errors:
+                process = subprocess.Popen(
+                    words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors
+                )
+            _follow(process, root / PROGRESS, limit, say)
         finally:
-            _remove_cgroups(Path(root).name)
-        result = Path(root, "outcome.json")
+            _remove_cgroups(root.name)
+        result = root / "outcome.json"
         if not result.exists():
-            raise RuntimeError(f"{done.returncode}: {done.stderr.decode(errors='replace')[-3000:]}")
+            said = (root / "errors").read_text(errors="replace")
+            raise RuntimeError(f"{process.returncode}: {said[-3000:]}")
         found: Found = json.loads(result.read_text())
         return found
+
+
+def _follow(
+    process: subprocess.Popen[bytes], progress: Path, limit: float, say: Callable[[str], None]
+) -> None:
+    """Wait for its end, and say what it says of how far it is. :raise TimeoutError: the limit is over."""
+    begun, said = time.monotonic(), ""
+    try:
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1.0)
+                return
+            now = progress.read_text() if progress.exists() else ""
+            if now != said:
+                said = now
+                say(said)
+            if time.monotonic() - begun > limit:
+                raise TimeoutError(f"not done in {limit:.0f} s: {said}")
+    finally:
+        process.kill()  # and with it all in its namespaces
+        process.wait()
 
 
 def _remove_cgroups(name: str) -> None:
@@ -252,7 +324,7 @@ def _remove_cgroups(name: str) -> None:
                 os.rmdir(directory)
 
 
-def main(root: Path, pods: int, width: int, seconds: float) -> None:
+def main(root: Path, pods: int, width: int, seconds: float, seed: int) -> None:
     """The whole program, inside."""
     reap()
     tempfile.tempdir = str(root)
@@ -260,11 +332,12 @@ def main(root: Path, pods: int, width: int, seconds: float) -> None:
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 
     async def whole() -> None:
-        found = await soak(installed(), pods, width, seconds, f"/{root.name}")
+        test = MixedSoak(installed(), pods, width, seconds, seed, f"/{root.name}", root / PROGRESS)
+        found = await soak(test)
         replace_file(root / "outcome.json", json.dumps(found), 0o600, durable=False)
 
     task.react(lambda _: Deferred.fromCoroutine(whole()))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5]))
