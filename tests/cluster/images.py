@@ -21,7 +21,7 @@ PREFIX = "docker.io/library"
 KUBERNETES_PREFIX = REGISTRIES[0]
 BUSYBOX = "busybox:1"
 DEBIAN = "debian:12"
-PORT = 5000
+PORT = 5001  # Kubernetes' suite has a registry of its own at 5000
 #: The registry's own name, as the node has it.
 DIRECT = f"127.0.0.1:{PORT}"
 PACKAGES = ("ca-certificates", "curl", "openssl", "perl", "python3", "sqlite3")

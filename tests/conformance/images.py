@@ -23,13 +23,9 @@ PACKAGES = (
     *("bash", "bind9-dnsutils", "curl", "iperf", "iproute2", "iputils-ping"),
     *("netcat-openbsd", "nginx-light", "perl-base", "procps", "util-linux", "wget"),
 )
-RECIPE = "4"  # another one, and they are made again
+RECIPE = "5"  # another one, and they are made again
 _ENVIRONMENT = {"Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]}
 _USER = "user-defined-in-image"
-# With -p a shell keeps the user that it is by its mode.
-_SETUID_CONFIG: Mapping[str, object] = {
-    "Entrypoint": ["/usr/local/bin/nnp", "-p", "-c", 'echo "Effective uid: $EUID"']
-}
 _SERVER = """\
 server {
     listen 80 default_server;
@@ -67,7 +63,11 @@ def _images(programs: Path) -> Iterator[tuple[str, str, oci.BuiltImage]]:
         layers = [base, *(layer(files) for files in more)]
         return oci.image(layers, {**_ENVIRONMENT, **config}, compression="zstd")
 
-    agnhost = _agnhost(base)
+    def program(name: str, path: str) -> Mapping[str, File]:
+        return {path: File((PROGRAMS / name).read_bytes(), 0o755)}
+
+    pause = critest_images.busybox(programs, "sleep", "2147483647")
+    agnhost = {**_agnhost(base), **_served("pause", "testing", pause)}
     entry: dict[str, object] = {"Entrypoint": ["/agnhost"]}
     for tag in ("2.55", "2.63.0"):
         yield f"{E2E}/agnhost", tag, image({**entry, "Cmd": ["pause"]}, agnhost)
@@ -76,7 +76,11 @@ def _images(programs: Path) -> Iterator[tuple[str, str, oci.BuiltImage]]:
     for name in ("kitten", "nautilus"):
         data = {"data.json": File(f'{{"image": "{name}.jpg"}}'.encode()), f"{name}.jpg": File(name.encode())}
         yield f"{E2E}/{name}", "1.8", image({**entry, "Cmd": ["test-webserver"]}, agnhost, data)
-    yield f"{E2E}/nonewprivs", "1.4", image(_SETUID_CONFIG, _setuid(base))
+    setuid = File(critest_images.compiled("nonewprivs.c", programs), 0o4755)
+    yield f"{E2E}/nonewprivs", "1.4", image({"Entrypoint": ["/nnp"]}, {"nnp": setuid})
+    api_server = program("sample-apiserver", "sample-apiserver")
+    yield f"{E2E}/sample-apiserver", "1.29.2", image({"Entrypoint": ["/sample-apiserver"]}, api_server)
+    yield "etcd", "3.6.8-0", image({"Cmd": ["etcd"]}, program("etcd", "usr/local/bin/etcd"))
     yield f"{E2E}/glibc-dns-testing", "2.0.0", image({"Cmd": ["bash"]})
     yield f"{E2E}/perl", "5.26", image({"Cmd": ["perl"]})
     # The default site of Debian's listens on IPv6 too, which a VM need not have.
@@ -86,12 +90,19 @@ def _images(programs: Path) -> Iterator[tuple[str, str, oci.BuiltImage]]:
         yield f"{E2E}/nginx", tag, image({"Cmd": ["nginx", "-g", "daemon off;"]}, site, about)
 
 
-def _setuid(base: bytes) -> Mapping[str, File]:
-    """A shell that is root's whoever runs it, unless the kernel is told to grant no more privileges."""
-    with tarfile.open(fileobj=io.BytesIO(base)) as debians:
-        shell = debians.extractfile("./usr/bin/bash")
-        assert shell is not None
-        return {"usr/local/bin/nnp": File(shell.read(), 0o4755)}
+def _served(name: str, tag: str, image: oci.BuiltImage) -> Mapping[str, File]:
+    """An image where `agnhost fake-registry-server` has those that it serves."""
+    top = f"var/registry/{name}"
+
+    def at(kind: str, blob: oci.Blob) -> str:
+        algorithm, _, digest = blob.digest.partition(":")
+        return f"{top}/{kind}/{algorithm}/{digest[:2]}/{digest}/data"
+
+    return {
+        f"{top}/manifests/{tag}": File(image.top.digest.encode()),
+        at("manifests", image.top): File(image.top.data),
+        **{at("blobs", blob): File(blob.data) for blob in image.blobs},
+    }
 
 
 def _agnhost(base: bytes) -> Mapping[str, File]:

@@ -132,13 +132,15 @@ def _base(cache: Path) -> dict[str, File]:
     return files
 
 
-def busybox(cache: Path) -> oci.BuiltImage:
-    """The first of `images`, by itself: unlike the static one it finds hosts by their names."""
+def busybox(cache: Path, *command: str) -> oci.BuiltImage:
+    """The first of `images`, by itself: unlike the static one it finds hosts by their names.
+
+    :param command: what it runs; none: a shell."""
     cache.mkdir(parents=True, exist_ok=True)
-    return oci.image([layer(_base(cache))], {"Cmd": ["sh"], **_ENVIRONMENT})
+    return oci.image([layer(_base(cache))], {"Cmd": [*(command or ["sh"])], **_ENVIRONMENT})
 
 
-def _compiled(source: str, cache: Path) -> bytes:
+def compiled(source: str, cache: Path) -> bytes:
     """A static program from the C beside this."""
     program = cache / source.removesuffix(".c")
     text = HERE / source
@@ -161,11 +163,11 @@ def images(cache: Path) -> Iterator[tuple[str, str, oci.BuiltImage]]:
     def marked(mark: str) -> oci.BuiltImage:
         return image(None, layer({"mark": File(mark.encode())}))
 
-    server = File(_compiled("server.c", cache), 0o755)
+    server = File(compiled("server.c", cache), 0o755)
     parents = {name: _directory() for name in ("usr", "usr/sbin", "usr/local", "usr/local/bin")}
     nginx = layer({**parents, "usr/sbin/nginx": server})
     httpd = layer({**parents, "usr/local/bin/httpd": server})
-    setuid = File(_compiled("nonewprivs.c", cache), 0o4755)
+    setuid = File(compiled("nonewprivs.c", cache), 0o4755)
     yield f"{E2E}/busybox", "1.29-2", image()
     yield f"{E2E}/nginx", "1.14-2", image({"Cmd": ["/usr/sbin/nginx"]}, nginx)
     yield f"{E2E}/httpd", "2.4.39-4", image({"Cmd": ["/usr/local/bin/httpd"]}, httpd)
