@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time pods of a cluster, one after the other, from their creation until the API server says "Ready".
+"""Time pods of a cluster from their creation until the API server says "Ready".
 
-    python -m bench.kubelet_pods PLACE IMAGE COUNT
+    python -m bench.kubelet_pods PLACE
 
-Runs where the cluster's node is. Writes the seconds of each pod as JSON.
+Runs where the cluster's node is. Each line of its input is a JSON object: `image`, `vm` and `count` make so
+many pods at once, and the answer is a line with the seconds of each; an empty object removes them, and the
+answer is the seconds of each until it was gone.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import ssl
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from tests.cluster.components import NODE_ADDRESS
 
 _PODS = "/api/v1/namespaces/default/pods"
 SECONDS = 300.0  # without an event
+MOST = 100  # pods at once
 
 
 class Api:
@@ -39,29 +43,34 @@ class Api:
             raise RuntimeError(f"{method} {path}: {response.status} {response.read()!r}")
         return response
 
-    def time(self, name: str, image: str) -> float:
-        """Run a pod and remove it. Returns the seconds until it was ready."""
-        events = _events(self._ask("GET", f"{_PODS}?watch=1&fieldSelector=metadata.name={name}"))
+    def _events(self, name: str) -> Iterator[tuple[str, dict[str, Any]]]:  # Any: JSON
+        for line in self._ask("GET", f"{_PODS}?watch=1&fieldSelector=metadata.name={name}"):
+            event = json.loads(line)
+            yield event["type"], event["object"]
+
+    def run(self, name: str, image: str, vm: bool) -> float:
+        """Run a pod. Returns the seconds until it was ready."""
         began = time.monotonic()
-        self._ask("POST", _PODS, manifest(name, image)).read()
-        next(pod for kind, pod in events if is_ready(pod))
-        took = time.monotonic() - began
+        self._ask("POST", _PODS, manifest(name, image, vm)).read()
+        next(pod for kind, pod in self._events(name) if is_ready(pod))
+        return time.monotonic() - began
+
+    def remove(self, name: str) -> float:
+        """Remove it. Returns the seconds until it was gone."""
+        began = time.monotonic()
+        events = self._events(name)
+        next(events)  # it is there: what follows is its end
         self._ask("DELETE", f"{_PODS}/{name}").read()
         next(kind for kind, _ in events if kind == "DELETED")
-        return took
+        return time.monotonic() - began
 
 
-def _events(response: http.client.HTTPResponse) -> Iterator[tuple[str, dict[str, Any]]]:  # Any: JSON
-    for line in response:
-        event = json.loads(line)
-        yield event["type"], event["object"]
-
-
-def manifest(name: str, image: str) -> dict[str, object]:
-    """A pod of one container that has nothing to do."""
+def manifest(name: str, image: str, vm: bool) -> dict[str, object]:
+    """A pod of one container that has nothing to do. On a mixed node a label keeps it from being a VM."""
     container = {"name": "main", "image": image, "command": [*COMMAND]}
+    labels = {} if vm else {"infranetes.io/runtime": "node"}
     return {
-        "metadata": {"name": name},
+        "metadata": {"name": name, "labels": labels},
         "spec": {"containers": [container], "terminationGracePeriodSeconds": 1},
     }
 
@@ -72,9 +81,17 @@ def is_ready(pod: dict[str, Any]) -> bool:  # Any: JSON
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
-def main(place: str, image: str, count: str) -> None:
-    api = Api(Path(place))
-    json.dump([api.time(f"bench-{number}", image) for number in range(int(count))], sys.stdout)
+def main(place: str) -> None:
+    api, made, names = Api(Path(place)), 0, list[str]()
+    with ThreadPoolExecutor(MOST) as threads:
+        for line in sys.stdin:
+            if asked := json.loads(line):
+                names = [f"bench-{made + number}" for number in range(asked["count"])]
+                made += len(names)
+                answer = threads.map(lambda name, of=asked: api.run(name, of["image"], of["vm"]), names)
+            else:
+                answer = threads.map(api.remove, names)
+            print(json.dumps(list(answer)), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod from its creation until kubelet says that it is Ready: with Infranetes on QEMU, then with containerd.
+"""A pod from its creation until kubelet says that it is Ready: VMs of QEMU beside containerd's pods.
 
-Two clusters, one after the other, differ in kubelet's runtime alone; see docs/cluster.md. The image is the
-Debian of 80 MiB. The first pod pulls it and is measured by itself.
+The cluster's node has both; see docs/mixed-node.md. They take turns, so that all have the same load. Then
+many at once, and what each of those VMs has of the node's memory.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import shutil
 import statistics
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 from twisted.internet.threads import deferToThread
 
@@ -21,13 +23,16 @@ from bench.figures import Missing, Report, say
 from infranetes_common.reactors import IReactor
 from tests.cluster import images
 from tests.cluster.case import Cluster
-from tests.cluster.components import PROGRAMS
+from tests.cluster.components import MIXED, PROGRAMS
 from tests.cluster.paths import REGISTRY, ROOT
+from tests.support import process_memory
 
-#: By the name of kubelet's runtime: where it has the images from.
-RUNTIMES = {"infranetes": images.PREFIX, "containerd": images.DIRECT}
+#: By what the table calls them: whether a pod is a VM.
+KINDS = {"a VM": True, "containerd's": False}
+IMAGES = {"1 MiB": f"{images.PREFIX}/{images.BUSYBOX}", "80 MiB": f"{images.PREFIX}/{images.DEBIAN}"}
 PODS = 5
-SECONDS = 900.0
+AT_ONCE = 30
+IDLE_SECONDS = 20.0
 TARGET = 1.5
 _NEEDS = {
     **NEEDS,
@@ -43,40 +48,125 @@ def prepare() -> None:
     images.make(REGISTRY, say)
 
 
-async def run(reactor: IReactor, report: Report, pods: int = PODS) -> None:
+async def run(reactor: IReactor, report: Report) -> None:
     for program, how in _NEEDS.items():
         if shutil.which(program) is None:
             raise Missing(f"{program} is missing: {how}")
+    await deferToThread(_thd_run, report)
+
+
+def _thd_run(report: Report) -> None:
     flags = ("--image-dir", str(report.setup.guest()), "--accelerator", report.setup.accelerator)
-    medians = {}
-    for runtime in RUNTIMES:
-        say(f"  a cluster with {runtime}")
-        first, *others = await deferToThread(_thd_times, runtime, flags, pods + 1)
-        medians[runtime] = statistics.median(others)
-        report.add("ready", f"pod Ready by kubelet, pulling 80 MiB, {runtime}", first, "s", note="once")
-        note = f"{pods} pods, one after the other; an image of 80 MiB"
-        label = f"pod Ready by kubelet, {runtime}"
-        report.latencies("ready", label, others, (50, 100), None, "s", note)
-    ours, theirs = (medians[runtime] for runtime in RUNTIMES)
-    report.add("ready", "pod Ready by kubelet, beside containerd", ours / theirs, "x", TARGET)
-
-
-def _thd_times(runtime: str, flags: tuple[str, ...], count: int) -> list[float]:
-    cluster = Cluster("bench", "--runtime", runtime, *flags)
+    cluster = Cluster("bench", "--runtime", MIXED, "--proxy", *flags)
     try:
+        say("  starting the cluster; the first time it makes the template")
         cluster.start().wait_until_ready()
-        image = f"{RUNTIMES[runtime]}/{images.DEBIAN}"
-        command = [str(cluster.paths.inside), sys.executable, "-m", "bench.kubelet_pods"]
-        done = subprocess.run(
-            [*command, str(cluster.paths.place), image, str(count)],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            timeout=SECONDS,
-        )
-        if done.returncode:
-            raise RuntimeError(f"pods with {runtime}: {done.stderr[-1500:]}")
-        return [float(seconds) for seconds in json.loads(done.stdout)]
+        _take_no_processors(cluster)
+        with Pods(cluster) as pods:
+            for size, image in IMAGES.items():
+                _in_turn(pods, size, image, report)
+            for kind, vm in KINDS.items():
+                _at_once(pods, kind, vm, report)
     finally:
         cluster.stop()
+
+
+def _take_no_processors(cluster: Cluster) -> None:
+    """Have the scheduler let as many VMs onto the node as its memory allows, however few its processors."""
+    overhead = json.dumps({"overhead": {"podFixed": {"cpu": "0"}}})
+    done = cluster.kubectl("patch", "runtimeclass", "infranetes", "--type=merge", f"--patch={overhead}")
+    if done.returncode:
+        raise RuntimeError(f"the RuntimeClass can't be changed: {done.stderr.decode()}")
+
+
+class Pods:
+    """The pods of bench.kubelet_pods, which runs where the node is."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._program = subprocess.Popen(
+            [cluster.paths.inside, sys.executable, "-m", "bench.kubelet_pods", cluster.paths.place],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+
+    def __enter__(self) -> Pods:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._program.kill()
+        self._program.communicate()
+
+    def _ask(self, **wanted: object) -> list[float]:
+        assert self._program.stdin is not None and self._program.stdout is not None
+        print(json.dumps(wanted), file=self._program.stdin, flush=True)
+        if not (answer := self._program.stdout.readline()):
+            raise RuntimeError("pods of the cluster can't be run; see the end of what is printed above")
+        return [float(seconds) for seconds in json.loads(answer)]
+
+    def run(self, image: str, vm: bool, count: int = 1) -> list[float]:
+        """Run so many at once; the seconds of each until it was ready."""
+        return self._ask(image=image, vm=vm, count=count)
+
+    def remove(self) -> list[float]:
+        """Remove what was run last; the seconds of each until it was gone."""
+        return self._ask()
+
+
+def _in_turn(pods: Pods, size: str, image: str, report: Report) -> None:
+    """One pod of each kind after the other. The first of each pulls the image, and is measured by itself."""
+    taken: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for _ in range(1 + PODS):
+        for kind, vm in KINDS.items():
+            taken[kind] += pods.run(image, vm)
+            pods.remove()
+    medians = []
+    for kind, (first, *others) in taken.items():
+        report.add("ready", f"pod Ready by kubelet, {size}, {kind}, the first", first, "s", note="once")
+        note = f"{PODS} pods of each kind, in turn"
+        report.latencies("ready", f"pod Ready by kubelet, {size}, {kind}", others, (50, 100), None, "s", note)
+        medians.append(statistics.median(others))
+    ours, theirs = medians
+    report.add("ready", f"pod Ready by kubelet, {size}, beside containerd", ours / theirs, "x", TARGET)
+
+
+def _at_once(pods: Pods, kind: str, vm: bool, report: Report) -> None:
+    before = _available()
+    taken = pods.run(IMAGES["80 MiB"], vm, AT_ONCE)
+    label = f"{AT_ONCE} pods at once, 80 MiB, {kind}:"
+    report.latencies("ready", f"{label} Ready by kubelet", taken, (50, 100), None, "s", "once")
+    if vm:
+        _tell_idle(pods, before, report)
+    gone = pods.remove()
+    report.latencies("ready", f"{label} gone", gone, (50, 100), None, "s", "once")
+
+
+def _tell_idle(pods: Pods, before: float, report: Report) -> None:
+    """What the VMs take of the node with nothing to do, and how many of them it would carry."""
+    state = pods.cluster.paths.place / "var-lib" / "infranetes"
+    vms = process_memory.pids_of_vms(state)
+    idle = f"{len(vms)} idle VM pods:"
+    time.sleep(IDLE_SECONDS)  # after their start
+    begin = sum(map(_processor_seconds, vms))
+    time.sleep(IDLE_SECONDS)
+    busy = (sum(map(_processor_seconds, vms)) - begin) / IDLE_SECONDS / len(vms)
+    report.add("ready", f"{idle} a processor of each", busy * 1000, "m")
+    found = process_memory.of_vms(state)
+    each = sum(process_memory.total(memory).proportional for memory in found) / len(found)
+    report.add("ready", f"{idle} PSS of each", each, "MiB")
+    taken = (before - _available()) / len(found)
+    report.add("ready", f"{idle} what the node has less for each", taken, "MiB")
+    report.add("ready", "as many fit into the node's memory", before / taken, "", note="reckoned")
+
+
+def _processor_seconds(pid: int) -> float:
+    """What the process has had so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # see proc(5): utime and stime
+
+
+def _available() -> float:
+    """The node's memory that processes may have, in MiB."""
+    with open("/proc/meminfo") as lines:
+        (kib,) = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+    return int(kib) / 1024

@@ -18,7 +18,7 @@ from tests.support.registry import Registry
 
 #: The account of the private registry.
 USER, PASSWORD = "somebody", "his password"
-PRIVATE_PORT = 5001
+PRIVATE_PORT = 5002
 PRIVATE = f"127.0.0.1:{PRIVATE_PORT}"
 
 
@@ -37,13 +37,14 @@ class Node(Containerd):
     def __init__(self, place: Path) -> None:
         super().__init__(place / "containerd")
         self.state = Path("/run/containerd")  # which a node that is switched off forgets
-        self._sandboxes = Registry()
+        self._sandboxes = Registry(root=place / "sandbox-registry")
         root = private_registry(place).parent
         self._private = Registry(user=USER, password=PASSWORD, tls=True, root=root, port=PRIVATE_PORT)
 
     def program(self) -> Program:
         """Starts the registries. What runs containerd."""
         self.root.mkdir(parents=True)
+        self._sandboxes.root.mkdir()
         (self._private.root / "data").mkdir(parents=True)
         self._private.start()
         self._sandboxes.start().push(*PAUSE, oci.busybox({"Cmd": ["sleep", "2147483647"]}))

@@ -53,15 +53,20 @@ def mount(place: Path, image_dir: Path) -> None:
     ):
         target.mkdir(parents=True)
         _run("mount", "--bind", source, target)
-    for needed in (ROOT, Path(sys.prefix)):  # the checkout may be below /var/lib
-        if needed.is_relative_to("/var/lib"):
-            target = library / needed.relative_to("/var/lib")
-            target.mkdir(parents=True, exist_ok=True)
-            _run("mount", "--rbind", needed, target)
+    temporary = place / "node-tmp"  # small: pods mount it
+    temporary.mkdir()
+    temporary.chmod(0o1777)
+    for top, own in (("/var/lib", library), ("/tmp", temporary)):
+        for needed in (ROOT, Path(sys.prefix)):
+            if needed.is_relative_to(top):  # the checkout may be there
+                target = own / needed.relative_to(top)
+                target.mkdir(parents=True, exist_ok=True)
+                _run("mount", "--rbind", needed, target)
     (library / "infranetes").chmod(0o711)  # QEMU runs as a user of its own
     log = place / "var-log"
     log.mkdir()
     _run("mount", "--rbind", library, "/var/lib")
+    _run("mount", "--rbind", temporary, "/tmp")
     _run("mount", "--bind", log, "/var/log")
     _run("mount", "-t", "tmpfs", "-o", "mode=755", "run", "/run")
     kernel = place / "kernel"

@@ -70,9 +70,14 @@ def of_process(pid: int) -> dict[Kind, Memory]:
 
 def of_vms(state_dir: Path) -> list[dict[Kind, Memory]]:
     """What each VM of the daemon with this `state_dir` has now. :raise OSError: one has just gone."""
+    return [of_process(pid) for pid in pids_of_vms(state_dir)]
+
+
+def pids_of_vms(state_dir: Path) -> list[int]:
+    """The QEMU processes of the daemon with this `state_dir`."""
     tokens = [each.name for each in (state_dir / "qemu" / "vms").iterdir()]
     found = pids_by_argument([f"guest=infranetes-{token}" for token in tokens])
-    return [of_process(pid) for pids in found.values() for pid in pids]
+    return [pid for pids in found.values() for pid in pids]
 
 
 def total(memory: dict[Kind, Memory]) -> Memory:
