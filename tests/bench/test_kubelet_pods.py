@@ -24,5 +24,9 @@ class ReadyTests(SynchronousTestCase):
         self.assertFalse(is_ready({"status": {"phase": "Pending"}}))
 
     def test_it_has_the_image_that_is_measured(self) -> None:
-        spec: Any = manifest("one", "registry/debian:12")["spec"]  # Any: JSON
+        spec: Any = manifest("one", "registry/debian:12", vm=True)["spec"]  # Any: JSON
         self.assertEqual([each["image"] for each in spec["containers"]], ["registry/debian:12"])
+
+    def test_the_label_that_keeps_it_from_being_a_vm_is_on_the_others_alone(self) -> None:
+        metadata: list[Any] = [manifest("one", "busybox", vm)["metadata"] for vm in (True, False)]  # Any: JSON
+        self.assertEqual([each["labels"] for each in metadata], [{}, {"infranetes.io/runtime": "node"}])
