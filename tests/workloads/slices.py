@@ -23,6 +23,7 @@ LONG = {
     "test_node.ShutdownTests": "takes some minutes",
     "test_deployment.RollingUpdateTests": "takes some minutes",
     "test_sets.StatefulSetTests": "takes some minutes",
+    "test_kubectl.LargeTests": "takes some minutes",
     "test_jobs.JobTests": "takes some minutes",
     "test_mixed_images.CollectionTests": "waits for kubelet, which collects images each five minutes",
     "test_autoscaling.AutoscalingTests": "takes some minutes, and its metrics-server as long to build",

@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tests.workloads.case import IDLE, PORT, SERVE, WorkloadCase
 MEGABYTE = 1 << 20
 REQUESTS = 200
 AT_ONCE = 8
+LARGE_SECONDS = 900
 
 
 @contextlib.contextmanager
@@ -32,6 +34,26 @@ def going_on(cluster: Cluster, *words: str) -> Iterator[subprocess.Popen[bytes]]
             yield process
         finally:
             process.kill()
+
+
+@contextlib.contextmanager
+def timed(what: str) -> Iterator[None]:
+    """Print how long the block takes."""
+    begun = time.monotonic()
+    yield
+    print(f"[{what} {time.monotonic() - begun:.0f} s]", end=" ")
+
+
+@contextlib.contextmanager
+def forwarded(cluster: Cluster, namespace: str, name: str) -> Iterator[str]:
+    """The URL at which a pod's PORT is reached where the node is, in whose network kubectl is."""
+    words = ("--namespace", namespace, "port-forward", f"pod/{name}", f":{PORT}")
+    with going_on(cluster, *words) as forward:
+        assert forward.stdout
+        line = forward.stdout.readline().decode()
+        matched = re.match(r"Forwarding from 127\.0\.0\.1:(\d+)", line)
+        assert matched, line
+        yield f"http://127.0.0.1:{matched[1]}"
 
 
 class DebugTests(WorkloadCase):
@@ -97,14 +119,7 @@ class PortForwardTests(WorkloadCase):
         self.wait_until_ready("web")
         self.until_said("web", f"wget -q -O - http://127.0.0.1:{PORT}/", "hello")
         wanted = self.run_in("web", "sha256sum /www/blob").split()[0]
-        words = ("--namespace", self.namespace, "port-forward", "pod/web", f":{PORT}")
-        # From where the node is: kubectl is in its network.
-        with going_on(self.cluster, *words) as forward:
-            assert forward.stdout
-            line = forward.stdout.readline().decode()
-            matched = re.match(r"Forwarding from 127\.0\.0\.1:(\d+)", line)
-            assert matched, line
-            url = f"http://127.0.0.1:{matched[1]}"
+        with forwarded(self.cluster, self.namespace, "web") as url:
             script = (
                 f"for i in $(seq {REQUESTS // AT_ONCE}); do"
                 f" busybox wget -q -O - {url}/ || echo failed; done;"
@@ -116,3 +131,28 @@ class PortForwardTests(WorkloadCase):
         for each in answers:
             self.assertEqual(each.split("\n")[:-2], ["hello"] * (REQUESTS // AT_ONCE))
             self.assertIn(wanted, each)
+
+
+class LargeTests(WorkloadCase):
+    """Much, by one connection. How long that takes is printed."""
+
+    def test_80_mib_are_copied_both_ways_and_forwarded(self) -> None:
+        self.apply(pod("box", container("main", SERVE.format(page="hello"))))
+        self.wait_until_ready("box")
+        self.until_said("box", f"wget -q -O - http://127.0.0.1:{PORT}/", "hello")
+        here, back = Path(self.mktemp()).absolute(), Path(self.mktemp()).absolute()
+        data = os.urandom(80 * MEGABYTE)
+        here.write_bytes(data)
+        wanted = hashlib.sha256(data).hexdigest()
+        there = f"{self.namespace}/box:/www/large"
+        with timed("there"):
+            self.kubectl("cp", str(here), there, timeout=LARGE_SECONDS)
+        self.assertEqual(self.run_in("box", "sha256sum /www/large").split()[0], wanted)
+        with timed("back"):
+            self.kubectl("cp", there, str(back), timeout=LARGE_SECONDS)
+        self.assertEqual(hashlib.sha256(back.read_bytes()).hexdigest(), wanted)
+        with forwarded(self.cluster, self.namespace, "box") as url, timed("forwarded"):
+            script = f"busybox wget -q -O - {url}/large | sha256sum"
+            command = [str(self.cluster.paths.inside), "sh", "-c", script]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=LARGE_SECONDS)
+        self.assertEqual(done.stdout.split()[:1], [wanted], done.stderr)
