@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shadow sandboxes at the delegate: what gives a pod of ours the network of the node's CNI.
 
-Each is a pod sandbox of the delegate with one pause process, made of the pod's own configuration. So the CNI,
+Each is a pod sandbox of the delegate without containers, made of the pod's own configuration. So the CNI,
 its arguments, host ports, policies and NRI plug-ins see the pod; its namespace is where the VM's tap goes.
 Nothing has to be remembered of them: the label SHADOW_OF says whose each is, and SHADOW_BY which daemon's, as
 several may have one delegate.
@@ -146,7 +146,9 @@ def shadow_config(config: cri.PodSandboxConfig, owner: str, home: str) -> cri.Po
     seccomp = config.linux.security_context.seccomp
     shadow.linux.ClearField("sysctls")  # the guest's
     shadow.linux.ClearField("security_context")
-    shadow.linux.security_context.namespace_options.network = cri.POD
+    namespaces = shadow.linux.security_context.namespace_options
+    namespaces.network = cri.POD
+    namespaces.pid = cri.CONTAINER  # with POD, CRI-O would keep a pause process for it
     if config.linux.security_context.HasField("seccomp"):
         shadow.linux.security_context.seccomp.CopyFrom(seccomp)
     return shadow

@@ -13,11 +13,13 @@ from infranetes.delegate.layer_source import ILayerSource
 from infranetes.images.manifest import host_platform
 from tests.contract import layer_source
 from tests.delegates.crio import Crio
+from tests.infranetes.daemon import test_delegate_images
 from tests.infranetes.delegate.content_case import SocketCase, reactor
 from tests.interop import test_delegate
 from tests.interop.critest_images import PAUSE
 from tests.interop.critest_runtimes import removed
 from tests.support.oci import busybox
+from tests.support.registry import Registry
 
 
 class LayerSourceTests(layer_source.LayerSourceContract, SocketCase):
@@ -34,6 +36,36 @@ class LayerSourceTests(layer_source.LayerSourceContract, SocketCase):
 
     def source(self) -> ILayerSource:
         return CrioContent(reactor, self.runtime, self.directory / "tars", host_platform())
+
+    def spelled(self, image_id: str) -> str:
+        return image_id.removeprefix("sha256:")
+
+
+class StoppableCrio:
+    """It, as tests of images have it."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._place = Path(tempfile.mkdtemp(prefix="inf-", dir="/var/tmp"))  # no overlay file system
+        self._crio = Crio(self._place / "c")
+        self.socket = self._crio.socket
+
+    def start(self) -> None:
+        self._crio.start(self._registry)
+
+    def stop_process(self) -> None:
+        self._crio.end()
+
+    def stop(self) -> None:
+        self._crio.end()
+        removed(self._place)
+
+
+class ImagesTests(test_delegate_images.DelegateImagesTests):
+    """Its images below the daemon."""
+
+    def make_delegate(self) -> StoppableCrio:
+        return StoppableCrio(self.registry)
 
     def spelled(self, image_id: str) -> str:
         return image_id.removeprefix("sha256:")

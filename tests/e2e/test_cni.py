@@ -68,7 +68,7 @@ class CniContainerd(Containerd):
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
         for made in ("hosts", "net.d"):  # which are written again
-            shutil.rmtree(self.root / made)
+            shutil.rmtree(self.root / made, ignore_errors=True)
 
 
 class MixedNode(Infranetes):
@@ -100,13 +100,17 @@ class CniTests(QemuCase, TestCase):
     def context(self, cluster: str | None = None, node: str | None = None) -> ProviderContext:
         return attrs.evolve(super().context(cluster, node), joins_namespaces=True)
 
+    def runtime_in(self, root: Path, plugin: dict[str, Any]) -> CniContainerd:
+        """The delegate, not started."""
+        return CniContainerd(root, plugin)
+
     async def run_containerd(self, plugin: dict[str, Any]) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="cni-"))
         self.addCleanup(removed, self.root)
         self.addCleanup(self.end_shims)
         self.registry = Registry()
         self.addCleanup(self.registry.stop)
-        self.containerd = CniContainerd(self.root / "c", plugin)
+        self.containerd = self.runtime_in(self.root / "c", plugin)
         self.addCleanup(run_in_thread, reactor, self.containerd.end)
         await run_in_thread(reactor, self.registry.start)
         pause = await run_in_thread(reactor, oci.busybox, {"Cmd": ["sleep", "2147483647"]})

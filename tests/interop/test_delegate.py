@@ -76,12 +76,15 @@ class DelegateCase(CrictlCase):
             await self.crictl("version"), rf"RuntimeName:\s+{self.name}\s+RuntimeVersion:\s+{self.version}"
         )
         await self.crictl("pull", IMAGE)
+        # As kubelet does: it asks for the name, pulls only what is not there, and gives the id on.
+        id = (await self.json("inspecti", IMAGE))["status"]["id"]
+        image = {"image": id, "user_specified_image": IMAGE}
         theirs, ours = self.pod_file("theirs", linux=ON_THE_NODE), self.pod_file("ours")
         sandbox = await self.crictl("runp", theirs)
-        in_runc = self.box_file("in-runc", "echo hello; sleep 1000", linux=ON_THE_NODE)
+        in_runc = self.box_file("in-runc", "echo hello; sleep 1000", linux=ON_THE_NODE, image=image)
         box = await self.box_in(sandbox, theirs, in_runc)
         vm = await self.crictl("runp", "--runtime", VM, ours)
-        vm_box = await self.box_in(vm, ours, self.box_file("in-a-vm"))
+        vm_box = await self.box_in(vm, ours, self.box_file("in-a-vm", image=image))
         self.assertEqual([len(each) for each in (sandbox, box, vm, vm_box)], [64, 64, 32, 32])
         running = {"in-runc": "CONTAINER_RUNNING", "in-a-vm": "CONTAINER_RUNNING"}
         ready = {"theirs": "SANDBOX_READY", "ours": "SANDBOX_READY"}
@@ -91,11 +94,11 @@ class DelegateCase(CrictlCase):
         self.assertEqual(await self.crictl("exec", box, "echo", "streamed"), "streamed")
         self.assertEqual(await self.crictl("logs", box[:12]), "hello")
         self.assertEqual((await self.json("inspectp", vm[:6]))["status"]["id"], vm)
-        (image,) = [each for each in (await self.json("images"))["images"] if IMAGE in each["repoTags"]]
+        (shown,) = [each for each in (await self.json("images"))["images"] if IMAGE in each["repoTags"]]
         listed = (await self.json("ps"))["containers"]
         # What kubelet compares, so that it does not remove what is in use.
         used = {each["imageId"] or each["imageRef"] for each in listed}
-        self.assertEqual(used, {image["id"]})
+        self.assertEqual((used, shown["id"]), ({id}, id))
 
         await deferToThread(self.delegate.kill)
         self.assertIn("does not answer", await self.fails("pods"))
@@ -109,7 +112,7 @@ class DelegateCase(CrictlCase):
         self.assertEqual((await self.pods(), await self.boxes()), (ready, running))
         await self.kill()
         await deferToThread(self.delegate.kill)
-        self.process = self.spawn()  # before containerd
+        self.process = self.spawn()  # before the delegate
         await self.until(self.socket.exists, "the daemon serves", 60.0)
         await deferToThread(self.delegate.again)
         await self.connect()

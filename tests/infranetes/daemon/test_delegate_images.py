@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from twisted.internet.threads import deferToThread
 
@@ -27,6 +27,16 @@ from txgrpc import Code
 HANDLER = "infranetes"
 
 
+class Stoppable(Protocol):
+    """A runtime, of which `Containerd` says what these do."""
+
+    @property
+    def socket(self) -> Path: ...
+    def start(self) -> object: ...
+    def stop_process(self) -> None: ...
+    def stop(self) -> None: ...
+
+
 class DelegateImagesCase(DaemonCase):
     """A daemon whose delegate is containerd, and a registry.
 
@@ -39,22 +49,30 @@ class DelegateImagesCase(DaemonCase):
 
     async def setUp(self) -> None:
         super().setUp()
-        self.containerd = Containerd(self.discards)
-        self.addCleanup(deferToThread, self.containerd.stop)
-        await deferToThread(self.containerd.start)
         self.registry = await deferToThread(Registry().start)
         self.addCleanup(deferToThread, self.registry.stop)
-        self.config["delegate"] = {"socket": str(self.containerd.socket)}
+        self.delegate = self.make_delegate()
+        self.addCleanup(deferToThread, self.delegate.stop)
+        await deferToThread(self.delegate.start)
+        self.config["delegate"] = {"socket": str(self.delegate.socket)}
         self.config["times"] = {"sweep": 0.2}
         self.config["providers"]["simulated"]["images"] = "layers"
         await self.start()
+
+    def make_delegate(self) -> Stoppable:
+        """The delegate, not started."""
+        return Containerd(self.discards)
+
+    def spelled(self, image_id: str) -> str:
+        """An image's id as the delegate spells it."""
+        return image_id
 
     async def pulled(self, name: str, built: oci.BuiltImage) -> str:
         """The reference of an image, once kubelet's call for it is answered."""
         reference = await deferToThread(self.registry.push, name, "1", built)
         request = cri.PullImageRequest(image=cri.ImageSpec(image=reference))
         answer = await self.image_service.PullImage(request, timeout=60.0 * self.patience)
-        self.assertEqual(answer.image_ref, built.id)
+        self.assertEqual(answer.image_ref, self.spelled(built.id))
         return reference
 
     async def run_in_vm(self, name: str = "web") -> str:
@@ -83,17 +101,18 @@ class DelegateImagesCase(DaemonCase):
 
 
 class DelegateImagesTests(DelegateImagesCase):
-    """containerd keeps layers."""
+    """It keeps layers."""
 
-    async def test_a_container_in_a_vm_is_of_an_image_that_containerd_pulled(self) -> None:
+    async def test_a_container_in_a_vm_is_of_an_image_that_the_delegate_pulled(self) -> None:
         built = oci.busybox()
+        id = self.spelled(built.id)
         reference = await self.pulled("box", built)
         listed = (await self.image_service.ListImages(cri.ListImagesRequest(), timeout=10.0)).images
-        self.assertEqual([image.id for image in listed], [built.id])
+        self.assertEqual([image.id for image in listed], [id])
         sandbox = await self.run_in_vm()
-        container = await self.run_container(sandbox, self.of(built.id))
+        container = await self.run_container(sandbox, self.of(id))
         status = await self.container_status(container)
-        self.assertEqual((status.image_id, status.image.image), (built.id, built.id))
+        self.assertEqual((status.image_id, status.image_ref, status.image.image), (id, id, id))
         [shown] = await self.containers()
         self.assertEqual(shown.image_id, listed[0].id)
         await self.run_container(sandbox, self.of(reference, "second"))
@@ -103,14 +122,16 @@ class DelegateImagesTests(DelegateImagesCase):
         built = oci.busybox()
         await self.pulled("box", built)
         sandbox = await self.run_in_vm()
-        container = await self.run_container(sandbox, self.of(built.id))
-        await self.remove_image(built.id)
+        container = await self.run_container(sandbox, self.of(self.spelled(built.id)))
+        await self.remove_image(self.spelled(built.id))
         await self.until(lambda: not self.disks(), "its disks are removed")
-        message = await self.refused(Code.NOT_FOUND, self.create(sandbox, self.of(built.id, "second")))
+        message = await self.refused(
+            Code.NOT_FOUND, self.create(sandbox, self.of(self.spelled(built.id), "second"))
+        )
         self.assertIn("is not on this node", message)
         self.assertEqual((await self.container_status(container)).state, cri.CONTAINER_RUNNING)
         await self.pulled("box", built)
-        await self.run_container(sandbox, self.of(built.id, "second"))
+        await self.run_container(sandbox, self.of(self.spelled(built.id), "second"))
 
     async def test_disks_outlive_the_daemon_and_a_tag_that_moves_means_another_image(self) -> None:
         before, after = oci.busybox(), oci.busybox(extra={"etc/after": b"x"})
@@ -121,24 +142,26 @@ class DelegateImagesTests(DelegateImagesCase):
         self.assertEqual(await self.pulled("moves", after), reference)
         sandbox = await self.run_in_vm("other")
         container = await self.run_container(sandbox, self.of(reference))
-        self.assertEqual((await self.container_status(container)).image_id, after.id)
+        self.assertEqual((await self.container_status(container)).image_id, self.spelled(after.id))
         self.assertEqual(self.disks(), {*before.diff_ids, *after.diff_ids})
         self.assertIn(inode, self.inodes())
 
-    async def test_while_containerd_is_away_containers_run_and_none_is_made_of_its_images(self) -> None:
+    async def test_while_the_delegate_is_away_containers_run_and_none_is_made_of_its_images(self) -> None:
         built = oci.busybox()
         await self.pulled("box", built)
         sandbox = await self.run_in_vm()
-        container = await self.run_container(sandbox, self.of(built.id))
-        await deferToThread(self.containerd.stop_process)
-        message = await self.refused(Code.UNAVAILABLE, self.create(sandbox, self.of(built.id, "second")))
+        container = await self.run_container(sandbox, self.of(self.spelled(built.id)))
+        await deferToThread(self.delegate.stop_process)
+        message = await self.refused(
+            Code.UNAVAILABLE, self.create(sandbox, self.of(self.spelled(built.id), "second"))
+        )
         self.assertIn("does not answer", message)
         self.assertIn("delegate.socket in ", message)
         self.assertEqual((await self.container_status(container)).state, cri.CONTAINER_RUNNING)
         self.assertEqual(self.disks(), set(built.diff_ids))
-        await deferToThread(self.containerd.start)
+        await deferToThread(self.delegate.start)
         await self.connect()
-        await self.run_container(sandbox, self.of(built.id, "second"))
+        await self.run_container(sandbox, self.of(self.spelled(built.id), "second"))
 
 
 class DiscardingTests(DelegateImagesCase):

@@ -73,7 +73,7 @@ class ConfigTests(TestCase):
         context = shadow.linux.security_context
         self.assertFalse(context.privileged or context.HasField("run_as_user"))
         options = context.namespace_options
-        self.assertEqual((options.network, options.pid, options.ipc), (cri.POD, cri.POD, cri.POD))
+        self.assertEqual((options.network, options.pid, options.ipc), (cri.POD, cri.CONTAINER, cri.POD))
         self.assertFalse(options.HasField("userns_options"))
         self.assertTrue(context.HasField("seccomp"))
         self.assertEqual(pod, config())
