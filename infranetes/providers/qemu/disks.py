@@ -140,7 +140,7 @@ class Disks:
         failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
         if failures:
             await self._undo(vm, added)
-            raise _told(vm, "can't be shown its disks", failures[0])
+            raise told(vm, "can't be shown its disks", failures[0])
         return {disk.name: disk for disk in added}
 
     async def _undo(self, vm: Vm, added: Sequence[ShownDisk]) -> None:
@@ -165,7 +165,7 @@ class Disks:
         left = (await self._tidied(vm)).leftovers()
         for outcome in outcomes:
             if isinstance(outcome, Failure):
-                raise _told(vm, "does not give up its disks", outcome)
+                raise told(vm, "does not give up its disks", outcome)
         beginnings = {name[:_BEGINNING] for name in names}
         if held := [node for node in left if node.rpartition("-")[2] in beginnings]:
             raise Unavailable(f"VM {vm.record.id}: QEMU still uses the files of {', '.join(held)}; try later")
@@ -217,11 +217,11 @@ async def _plug(monitor: VmConnections, disk: ShownDisk, file: int) -> None:
 async def _read(monitor: VmConnections, vm: Vm) -> _State:
     """What QEMU says. :raise Unavailable: it does not answer."""
     try:
-        devices = _entries(await monitor.qmp.execute("qom-list", path="/machine/peripheral"))
-        nodes = _entries(await monitor.qmp.execute("query-named-block-nodes", flat=True))
-        file_sets = _entries(await monitor.qmp.execute("query-fdsets"))
+        devices = entries(await monitor.qmp.execute("qom-list", path="/machine/peripheral"))
+        nodes = entries(await monitor.qmp.execute("query-named-block-nodes", flat=True))
+        file_sets = entries(await monitor.qmp.execute("query-fdsets"))
     except InfranetesError as error:
-        raise _told(vm, "does not say which disks it has", error) from error
+        raise told(vm, "does not say which disks it has", error) from error
     found = [match for entry in devices if (match := _DEVICE.fullmatch(str(entry.get("name"))))]
     shown = (ShownDisk(match[3], *_place(match)) for match in found)
     return _State(
@@ -231,13 +231,13 @@ async def _read(monitor: VmConnections, vm: Vm) -> _State:
     )
 
 
-def _entries(answer: object) -> list[Mapping[str, object]]:
+def entries(answer: object) -> list[Mapping[str, object]]:
     """The objects of a list that QEMU answered with. Who has taken over a QEMU may answer with anything."""
     return [entry for entry in answer if isinstance(entry, dict)] if isinstance(answer, list) else []
 
 
 def _is_ours(file_set: Mapping[str, object]) -> bool:
-    return any(str(file.get("opaque")).startswith(_FILE) for file in _entries(file_set.get("fds")))
+    return any(str(file.get("opaque")).startswith(_FILE) for file in entries(file_set.get("fds")))
 
 
 def _place(match: re.Match[str]) -> tuple[int, int]:
@@ -284,7 +284,7 @@ def _open(path: Path) -> int:
         raise FailedPrecondition(f"{path} can't be shown as a disk: {error.strerror}") from None
 
 
-def _told(vm: Vm, what: str, error: InfranetesError | Failure) -> Unavailable:
+def told(vm: Vm, what: str, error: InfranetesError | Failure) -> Unavailable:
     """The error for a caller: what QEMU refuses or leaves unanswered may succeed later."""
     words = error.getErrorMessage() if isinstance(error, Failure) else str(error)
     return Unavailable(f"VM {vm.record.id} {what}: {words}")

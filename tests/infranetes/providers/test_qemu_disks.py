@@ -3,12 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import shutil
-import socket
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,23 +13,16 @@ from zope.interface import implementer
 
 from infranetes.providers.interface import IShowsDisks, ReadOnlyDisk, ShownDisk
 from infranetes.providers.qemu import connections, disks
-from infranetes.providers.qemu.command_line import SANDBOX, SCSI
+from infranetes.providers.qemu.command_line import SCSI
 from infranetes.providers.qemu.connections import VmConnections
 from infranetes.providers.qemu.disks import Disks
-from infranetes.providers.qemu.paths import VmPaths
-from infranetes.providers.qemu.privileges import QemuUser
-from infranetes.providers.qemu.process import WatchedProcess
 from infranetes.providers.qemu.qmp import QmpConnection, QmpError
-from infranetes.providers.qemu.record import Phase, VmRecord, instance_id
-from infranetes.providers.qemu.sockets import QMP
+from infranetes.providers.qemu.record import VmRecord
 from infranetes.providers.qemu.vm import Vm
 from infranetes_common.concurrency import Flight, deferred
 from infranetes_common.errors import NotFound, Unavailable
-from infranetes_common.reactors import installed
 from tests.contract.shown_disks import ShownDisksContract
-
-reactor = installed()
-QEMU = "/usr/bin/qemu-system-x86_64"
+from tests.infranetes.providers.bare_qemu import BareQemuCase, reactor
 
 
 @implementer(IShowsDisks)
@@ -64,75 +51,33 @@ class BareQemus:
         await Flight(self.disks.hide(self.find(instance_id), names)).join()
 
 
-class QemuDisksTests(ShownDisksContract, TestCase):
+class QemuDisksTests(BareQemuCase, ShownDisksContract, TestCase):
     """The contract, over a QEMU that has no guest; and its faults."""
 
     most = disks.MOST
-
-    def setUp(self) -> None:
-        self.sockets = Path(tempfile.mkdtemp(prefix="infranetes-"))
-        self.addCleanup(shutil.rmtree, self.sockets)
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     async def shower(self) -> BareQemus:
         return BareQemus({})
 
     async def machine(self, shower: IShowsDisks) -> str:
         assert isinstance(shower, BareQemus)
-        token = secrets.token_hex(16)
-        directory = self.sockets / token
-        directory.mkdir()
-        listener = socket.socket(socket.AF_UNIX)
-        with listener:
-            listener.bind(str(directory / QMP))
-            listener.listen()
-            process = subprocess.Popen(
-                [
-                    *(QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-m", "32"),
-                    *("-machine", "q35,accel=tcg", "-sandbox", SANDBOX),
-                    *("-device", f"virtio-scsi-pci,id={SCSI},num_queues=2,hotplug=off"),
-                    *("-chardev", f"socket,id=qmp,fd={listener.fileno()},server=on,wait=off"),
-                    *("-mon", "chardev=qmp,mode=control"),
-                ],
-                pass_fds=[listener.fileno()],
-            )
-        self.processes[instance_id(token)] = process
-        self.addCleanup(process.wait)
-        self.addCleanup(process.kill)
-        record = VmRecord(token, "sandbox", "cluster", "node", "10.0.0.2", 1.0, phase=Phase.READY)
-        vm = Vm(record, VmPaths(self.sockets / "none", directory, QemuUser(0, 0)))
-        self.watch(shower, vm)
-        return record.id
-
-    def watch(self, shower: BareQemus, vm: Vm) -> None:
-        pid = self.processes[vm.record.id].pid
-        vm.process = WatchedProcess(reactor, pid, vm.changes.notify)
-        self.addCleanup(vm.detach)
+        vm = self.bare_vm()
         shower.vms[vm.record.id] = vm
+        return vm.record.id
 
     async def next_daemon(self, shower: IShowsDisks) -> BareQemus:
         assert isinstance(shower, BareQemus)
         found = BareQemus({})
         for vm in shower.vms.values():
-            vm.detach()
-            self.watch(found, Vm(vm.record, vm.paths))
+            found.vms[vm.record.id] = self.found_again(vm)
         return found
 
     async def end(self, shower: IShowsDisks, machine: str) -> None:
         assert isinstance(shower, BareQemus)
-        vm = shower.vms[machine]
-        changed = vm.changes.wait()
-        self.processes[machine].kill()
-        await changed
+        await self.killed(shower.vms[machine])
 
     def is_open(self, path: Path) -> bool:
         return any(self.open_files(machine).count(str(path)) for machine in self.processes)
-
-    def open_files(self, machine: str) -> list[str]:
-        process = self.processes[machine]
-        if process.poll() is not None:
-            return []
-        return [os.readlink(each) for each in Path(f"/proc/{process.pid}/fd").iterdir()]
 
     # ---- What can go wrong
 

@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The volumes that a running VM has as disks, at a target of its SCSI controller that is theirs alone.
+
+QEMU alone keeps which volumes a VM has, as with the disks of `disks`:
+
+thing       named              made by
+descriptor  volume-SERIAL      add-fd        goes once the node has a descriptor of its own
+node        volume-SERIAL      blockdev-add
+device      volume-LUN-SERIAL  device_add
+
+A volume's file is locked (flock) by the open file that QEMU was given, and by nothing else: the lock is there
+for exactly as long as a QEMU can write to it, whoever is killed, and no second VM gets it meanwhile. What an
+interrupted call has left of a disk holds it too, until the next call for that VM removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+import attrs
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from infranetes.providers.interface import InstanceState
+from infranetes.providers.qemu.command_line import SCSI
+from infranetes.providers.qemu.connections import VmConnections
+from infranetes.providers.qemu.disks import entries, told
+from infranetes.providers.qemu.vm import Vm
+from infranetes_common.concurrency import KeyedLock, run_in_thread, settled
+from infranetes_common.errors import (
+    FailedPrecondition,
+    InfranetesError,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
+from infranetes_common.reactors import IReactor
+from infranetes_common.volume_disks import TARGET, serial_of
+
+MOST = 64  # volumes of a VM
+_SECTOR = 512
+_UNPLUG_SECONDS = 10.0
+_DEVICE = re.compile(r"volume-([0-9]{1,3})-([0-9a-f]{20})")
+_NODE = re.compile(r"volume-([0-9a-f]{20})")
+_log = Logger()
+
+
+@attrs.frozen
+class _State:
+    """What QEMU says of a VM's volumes. LUNs and nodes by serial."""
+
+    luns: Mapping[str, int]
+    nodes: frozenset[str]
+    files: Mapping[int, str]  # that no node has opened yet: the serial, by the number of the file set
+
+    def rests(self) -> list[str]:
+        """The serials of nodes without a device."""
+        return sorted(self.nodes - set(self.luns))
+
+
+@attrs.frozen
+class _File:
+    """A volume's file, opened and locked. :ivar direct: whether it can be used without the page cache."""
+
+    descriptor: int
+    direct: bool
+
+
+class AttachedVolumes:
+    """Attaches volumes to VMs. Calls for one VM are served one after the other."""
+
+    def __init__(self, reactor: IReactor) -> None:
+        self._reactor = reactor
+        self._vms_in_work: KeyedLock[str] = KeyedLock()
+
+    async def attach(self, vm: Vm, volume: str, path: Path, read_only: bool) -> str:
+        """See `IVolumes`. :param path: the volume's file, or block device."""
+        serial = serial_of(volume)
+        async with self._vms_in_work.held(vm.record.token):
+            vm.check_running("given volumes")
+            state = await self._tidied(vm)
+            if serial in state.luns:
+                await self._check_mode(vm, volume, read_only)
+                return serial
+            lun = _free_lun(vm, state)
+            file = await run_in_thread(self._reactor, _thd_open, volume, path, read_only)
+            monitor = await self._monitor_or_close(vm, file)
+            try:
+                await _plug(monitor, serial, lun, file, read_only)
+            except InfranetesError as error:
+                await self._undo(vm, serial)
+                raise told(vm, f"can't be given volume {volume}", error) from error
+            finally:
+                os.close(file.descriptor)
+        return serial
+
+    async def attached(self, vm: Vm) -> frozenset[str]:
+        """The serials of the volumes that a VM has; one that does not run has none."""
+        async with self._vms_in_work.held(vm.record.token):
+            if vm.state is not InstanceState.RUNNING:
+                return frozenset()
+            return frozenset((await self._read(vm)).luns)
+
+    async def detach(self, vm: Vm, volume: str) -> None:
+        """See `IVolumes`."""
+        async with self._vms_in_work.held(vm.record.token):
+            if vm.state is InstanceState.RUNNING:
+                await self._remove(vm, serial_of(volume), volume)
+
+    async def resize(self, vm: Vm, volume: str, size: int) -> bool:
+        """Have a VM see that a volume's file has become larger. Return whether it has the volume."""
+        serial = serial_of(volume)
+        async with self._vms_in_work.held(vm.record.token):
+            if vm.state is not InstanceState.RUNNING or serial not in (await self._read(vm)).luns:
+                return False
+            monitor = await vm.monitor(self._reactor)
+            try:
+                await monitor.qmp.execute("block_resize", node_name=_node_id(serial), size=size)
+            except InfranetesError as error:
+                raise told(vm, f"does not see the new size of volume {volume}", error) from error
+        return True
+
+    async def _monitor_or_close(self, vm: Vm, file: _File) -> VmConnections:
+        try:
+            return await vm.monitor(self._reactor)
+        except BaseException:
+            os.close(file.descriptor)
+            raise
+
+    async def _check_mode(self, vm: Vm, volume: str, read_only: bool) -> None:
+        """:raise FailedPrecondition: the volume is attached in the other mode."""
+        monitor = await vm.monitor(self._reactor)
+        try:
+            nodes = entries(await monitor.qmp.execute("query-named-block-nodes", flat=True))
+        except InfranetesError as error:
+            raise told(vm, "does not say which volumes it has", error) from error
+        name = _node_id(serial_of(volume))
+        if any(node.get("node-name") == name and node.get("ro") is not read_only for node in nodes):
+            mode = "for writing" if read_only else "read-only"
+            raise FailedPrecondition(
+                f"volume {volume} is attached to VM {vm.record.id} {mode}: detach it first to change that"
+            )
+
+    async def _undo(self, vm: Vm, serial: str) -> None:
+        try:
+            await self._remove(vm, serial, serial)
+        except InfranetesError as error:
+            _log.warn(
+                "VM {vm}: of a volume that can't be attached something stays for now: {error}",
+                vm=vm.record.id,
+                error=error,
+            )
+
+    async def _remove(self, vm: Vm, serial: str, volume: str) -> None:
+        monitor = await vm.monitor(self._reactor)
+        state = await self._read(vm)
+        failure: InfranetesError | None = None
+        if serial in state.luns:
+            try:
+                await monitor.unplug(_device_id(state.luns[serial], serial), _UNPLUG_SECONDS)
+            except InfranetesError as error:
+                failure = error
+        left = await self._tidied(vm)
+        if serial not in left.luns and serial not in left.nodes and serial not in left.files.values():
+            return
+        why = f": {failure}" if failure is not None else ""
+        raise Unavailable(
+            f"VM {vm.record.id} does not give up volume {volume}{why}. It stays attached, and no other VM "
+            "gets it. Try again; ending the VM frees it in any case"
+        )
+
+    async def _tidied(self, vm: Vm) -> _State:
+        """The state, once the rests of interrupted calls are removed, as far as QEMU does not use them."""
+        monitor = await vm.monitor(self._reactor)
+        state = await self._read(vm)
+        if not state.files and not state.rests():
+            return state
+        rests = [monitor.qmp.execute("remove-fd", fdset_id=number) for number in state.files]
+        rests += [monitor.qmp.execute("blockdev-del", node_name=_node_id(one)) for one in state.rests()]
+        for outcome in await settled(rests):
+            if isinstance(outcome, Failure):
+                _log.warn(
+                    "VM {vm}: the rest of a volume stays for now: {error}",
+                    vm=vm.record.id,
+                    error=outcome.getErrorMessage(),
+                )
+        return await self._read(vm)
+
+    async def _read(self, vm: Vm) -> _State:
+        """What QEMU says. :raise Unavailable: it does not answer."""
+        monitor = await vm.monitor(self._reactor)
+        try:
+            devices = entries(await monitor.qmp.execute("qom-list", path="/machine/peripheral"))
+            nodes = entries(await monitor.qmp.execute("query-named-block-nodes", flat=True))
+            file_sets = entries(await monitor.qmp.execute("query-fdsets"))
+        except InfranetesError as error:
+            raise told(vm, "does not say which volumes it has", error) from error
+        found = [match for entry in devices if (match := _DEVICE.fullmatch(str(entry.get("name"))))]
+        named = [match for entry in nodes if (match := _NODE.fullmatch(str(entry.get("node-name"))))]
+        return _State(
+            {match[2]: int(match[1]) for match in found},
+            frozenset(match[1] for match in named),
+            dict(file for entry in file_sets for file in _unopened(entry)),
+        )
+
+
+def _free_lun(vm: Vm, state: _State) -> int:
+    taken = set(state.luns.values())
+    for lun in range(MOST):
+        if lun not in taken:
+            return lun
+    raise ResourceExhausted(f"VM {vm.record.id} has {MOST} volumes: QEMU's provider attaches no more to a VM")
+
+
+def _unopened(file_set: Mapping[str, object]) -> list[tuple[int, str]]:
+    number = file_set.get("fdset-id")
+    found = [_NODE.fullmatch(str(file.get("opaque"))) for file in entries(file_set.get("fds"))]
+    return [(number, match[1]) for match in found if match and isinstance(number, int)]
+
+
+async def _plug(monitor: VmConnections, serial: str, lun: int, file: _File, read_only: bool) -> None:
+    qmp, node = monitor.qmp, _node_id(serial)
+    number = await qmp.add_file(node, file.descriptor)
+    await qmp.execute(
+        "blockdev-add",
+        driver="file" if stat.S_ISREG(os.fstat(file.descriptor).st_mode) else "host_device",
+        node_name=node,
+        filename=f"/dev/fdset/{number}",
+        read_only=read_only,
+        auto_read_only=False,
+        locking="off",  # of QEMU's own; see above
+        discard="unmap",
+        cache={"direct": file.direct, "no-flush": False},  # what the guest flushes is on the disk
+    )
+    await qmp.execute("remove-fd", fdset_id=number)  # the node has its own
+    await qmp.execute(
+        "device_add",
+        driver="scsi-hd",
+        id=_device_id(lun, serial),
+        bus=f"{SCSI}.0",
+        scsi_id=TARGET,
+        lun=lun,
+        drive=node,
+        serial=serial,
+        # By default QEMU halts a VM whose disk is full on the node: then nothing in the pod would answer.
+        werror="report",
+        rerror="report",
+    )
+
+
+def _device_id(lun: int, serial: str) -> str:
+    return f"volume-{lun}-{serial}"
+
+
+def _node_id(serial: str) -> str:
+    return f"volume-{serial}"
+
+
+def _thd_open(volume: str, path: Path, read_only: bool) -> _File:
+    """Open a volume's file and lock it. Blocks. :raise InfranetesError: it can't be had; nothing is open."""
+    flags = (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+    with contextlib.ExitStack() as opened:
+        try:
+            descriptor = os.open(path, flags)
+            opened.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise _refusal(volume, path, error) from None
+        about = os.fstat(descriptor)
+        regular = stat.S_ISREG(about.st_mode) and about.st_size and about.st_size % _SECTOR == 0
+        if not regular and not stat.S_ISBLK(about.st_mode):
+            raise FailedPrecondition(
+                f"{path} can't be volume {volume}: it has to be a block device, or a file of whole sectors "
+                f"of {_SECTOR} bytes, and is of {about.st_size} bytes with mode "
+                f"{stat.filemode(about.st_mode)}"
+            )
+        opened.pop_all()
+    return _File(descriptor, _takes_direct(descriptor))
+
+
+def _takes_direct(descriptor: int) -> bool:
+    """Whether the file system can do without the page cache: some, such as an older tmpfs, can't."""
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
+    except OSError:
+        return False
+    return True
+
+
+def _refusal(volume: str, path: Path, error: OSError) -> InfranetesError:
+    if error.errno in (errno.EWOULDBLOCK, errno.EACCES) and error.filename is None:
+        return FailedPrecondition(
+            f"volume {volume} is attached to another VM, or is being changed: a volume is one pod's at a "
+            "time. Wait until that pod is gone"
+        )
+    if error.errno == errno.ENOENT:
+        return NotFound(f"there is no volume {volume}: {path} is not on this node")
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return ResourceExhausted(f"{path} can't be opened: {error.strerror}; raise LimitNOFILE")
+    return FailedPrecondition(f"{path} can't be attached as volume {volume}: {error.strerror}")

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What everything does that attaches volumes to VMs: one suite, each call also made twice.
+
+An implementation's own test module has, for instance::
+
+    class AttachedVolumesTests(AttachedVolumesContract, TestCase):
+        async def attacher(self): ...
+        async def machine(self, attacher): ...
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import TestCase
+
+from infranetes_common.concurrency import settled
+from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
+from infranetes_common.volume_disks import serial_of
+
+if TYPE_CHECKING:
+    _Base = TestCase
+else:
+    _Base = object
+
+
+class Attacher(Protocol):
+    """The part of `IVolumes` that is about VMs."""
+
+    def attach(self, instance_id: str, volume: str, read_only: bool) -> Deferred[str]: ...
+
+    def detach(self, instance_id: str, volume: str) -> Deferred[None]: ...
+
+
+class AttachedVolumesContract(_Base):
+    """The promises of `IVolumes.attach` and `IVolumes.detach`."""
+
+    # Hooks.
+
+    async def attacher(self) -> Attacher:
+        """What is tested, which knows no VM yet."""
+        raise NotImplementedError
+
+    async def machine(self, attacher: Attacher) -> str:
+        """Make a VM that runs; return its id."""
+        raise NotImplementedError
+
+    async def next_daemon(self, attacher: Attacher) -> Attacher:
+        """Have the daemon go and the next one come, which finds the VMs."""
+        raise NotImplementedError
+
+    async def end(self, attacher: Attacher, machine: str) -> None:
+        """Have a VM end by itself, and wait until that is noticed."""
+        raise NotImplementedError
+
+    async def volume(self, attacher: Attacher, name: str) -> str:
+        """Make a volume; return its id."""
+        raise NotImplementedError
+
+    def has(self, machine: str, volume: str) -> bool:
+        """Whether the hypervisor can read the volume for this VM."""
+        raise NotImplementedError
+
+    # Helpers.
+
+    async def fails(
+        self, error: type[Exception], waiting: Deferred[Any]
+    ) -> str:  # Any: a result that does not come
+        raised = await self.assertFailure(waiting, error)
+        self.assertGreater(len(str(raised)), 10, f"{error.__name__} says too little: {raised}")
+        return str(raised)
+
+    # The promises.
+
+    async def test_machines_and_volumes_that_nobody_has_are_unknown(self) -> None:
+        attacher = await self.attacher()
+        machine, volume = await self.machine(attacher), await self.volume(attacher, "one")
+        for _ in range(2):
+            for unknown in ("qemu-" + "0" * 32, "", "../../etc", "ü" * 300):
+                await self.fails(NotFound, attacher.attach(unknown, volume, False))
+            await self.fails(NotFound, attacher.attach(machine, volume + "0", False))
+            await attacher.detach(machine, volume + "0")
+
+    async def test_the_life_of_an_attachment(self) -> None:
+        """Attached once however often it is asked for, found by the next daemon, and detached again."""
+        attacher = await self.attacher()
+        machine = await self.machine(attacher)
+        one, other = [await self.volume(attacher, name) for name in ("one", "other")]
+        for _ in range(2):
+            self.assertEqual(await attacher.attach(machine, one, False), serial_of(one))
+            self.assertEqual(await attacher.attach(machine, other, True), serial_of(other))
+        attacher = await self.next_daemon(attacher)
+        self.assertEqual(await attacher.attach(machine, one, False), serial_of(one))
+        self.assertTrue(self.has(machine, one) and self.has(machine, other))
+        for _ in range(2):
+            await attacher.detach(machine, one)
+            self.assertFalse(self.has(machine, one))
+            self.assertTrue(self.has(machine, other))
+        await attacher.attach(machine, one, False)
+        self.assertTrue(self.has(machine, one))
+        for volume in (one, other):
+            await attacher.detach(machine, volume)
+
+    async def test_one_that_is_attached_is_refused_to_every_other_machine(self) -> None:
+        attacher = await self.attacher()
+        first, second = await self.machine(attacher), await self.machine(attacher)
+        volume = await self.volume(attacher, "one")
+        await attacher.attach(first, volume, False)
+        attacher = await self.next_daemon(attacher)
+        for read_only in (False, True):
+            words = await self.fails(FailedPrecondition, attacher.attach(second, volume, read_only))
+            self.assertIn("one pod's at a time", words)
+        await attacher.detach(second, volume)
+        self.assertTrue(self.has(first, volume))
+        self.assertFalse(self.has(second, volume))
+        await attacher.detach(first, volume)
+        await attacher.attach(second, volume, False)
+        self.assertTrue(self.has(second, volume))
+
+    async def test_of_two_machines_that_ask_at_once_one_gets_it(self) -> None:
+        attacher = await self.attacher()
+        machines = [await self.machine(attacher) for _ in range(2)]
+        volume = await self.volume(attacher, "one")
+        answers = await settled([attacher.attach(machine, volume, False) for machine in machines])
+        self.assertEqual(answers.count(serial_of(volume)), 1, answers)
+        self.assertEqual([self.has(machine, volume) for machine in machines].count(True), 1)
+
+    async def test_it_is_free_once_its_machine_has_ended(self) -> None:
+        attacher = await self.attacher()
+        first, second = await self.machine(attacher), await self.machine(attacher)
+        volume = await self.volume(attacher, "one")
+        await attacher.attach(first, volume, False)
+        await self.end(attacher, first)
+        for _ in range(2):
+            await self.fails(Unavailable, attacher.attach(first, volume, False))
+            await attacher.detach(first, volume)
+        await attacher.attach(second, volume, False)
+        self.assertTrue(self.has(second, volume))
+
+    async def test_the_mode_does_not_change_while_it_is_attached(self) -> None:
+        attacher = await self.attacher()
+        machine, volume = await self.machine(attacher), await self.volume(attacher, "one")
+        await attacher.attach(machine, volume, True)
+        for _ in range(2):
+            await self.fails(FailedPrecondition, attacher.attach(machine, volume, False))
+        await attacher.detach(machine, volume)
+        await attacher.attach(machine, volume, False)
+
+    async def test_who_stops_waiting_leaves_nothing_half_done(self) -> None:
+        attacher = await self.attacher()
+        machine, volume = await self.machine(attacher), await self.volume(attacher, "one")
+        waiting = attacher.attach(machine, volume, False)
+        waiting.addErrback(lambda failure: None)
+        waiting.cancel()
+        await attacher.attach(machine, volume, False)
+        leaving = attacher.detach(machine, volume)
+        leaving.addErrback(lambda failure: None)
+        leaving.cancel()
+        await attacher.detach(machine, volume)
+        self.assertFalse(self.has(machine, volume))

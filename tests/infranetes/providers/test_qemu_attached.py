@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volumes that a QEMU gives its VM: a real QEMU, without a guest, and what can go wrong with one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from twisted.trial.unittest import TestCase
+
+from infranetes.providers.qemu import attached
+from infranetes.providers.qemu.attached import AttachedVolumes
+from infranetes.providers.qemu.connections import VmConnections
+from infranetes.providers.qemu.qmp import QmpConnection
+from infranetes.providers.qemu.vm import Vm
+from infranetes_common.concurrency import Flight, deferred
+from infranetes_common.errors import FailedPrecondition, NotFound, ResourceExhausted, Unavailable
+from infranetes_common.volume_disks import TARGET, serial_of
+from tests.contract.attached_volumes import AttachedVolumesContract, Attacher
+from tests.infranetes.providers.bare_qemu import BareQemuCase, reactor
+
+_SIZE = 1 << 20
+
+
+class BareQemus:
+    """Attaches volumes to the VMs that it is given, as the provider does."""
+
+    def __init__(self, directory: Path, vms: dict[str, Vm]) -> None:
+        self.directory = directory
+        self.vms = vms
+        self.volumes = AttachedVolumes(reactor)
+
+    def find(self, instance_id: str) -> Vm:
+        if instance_id not in self.vms:
+            raise NotFound(f"there is no VM {instance_id}")
+        return self.vms[instance_id]
+
+    @deferred
+    async def attach(self, instance_id: str, volume: str, read_only: bool) -> str:
+        vm = self.find(instance_id)
+        return await Flight(self.volumes.attach(vm, volume, self.directory / volume, read_only)).join()
+
+    @deferred
+    async def detach(self, instance_id: str, volume: str) -> None:
+        await Flight(self.volumes.detach(self.find(instance_id), volume)).join()
+
+
+class QemuAttachedTests(BareQemuCase, AttachedVolumesContract, TestCase):
+    """The contract, over a QEMU that has no guest; and its faults."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.directory = Path(self.mktemp()).absolute()
+        self.directory.mkdir(parents=True)
+
+    async def attacher(self) -> BareQemus:
+        return BareQemus(self.directory, {})
+
+    async def machine(self, attacher: Attacher) -> str:
+        assert isinstance(attacher, BareQemus)
+        vm = self.bare_vm()
+        attacher.vms[vm.record.id] = vm
+        return vm.record.id
+
+    async def next_daemon(self, attacher: Attacher) -> BareQemus:
+        assert isinstance(attacher, BareQemus)
+        return BareQemus(self.directory, {id: self.found_again(vm) for id, vm in attacher.vms.items()})
+
+    async def end(self, attacher: Attacher, machine: str) -> None:
+        assert isinstance(attacher, BareQemus)
+        await self.killed(attacher.vms[machine])
+
+    async def volume(self, attacher: Attacher, name: str) -> str:
+        with (self.directory / name).open("xb") as file:
+            file.truncate(_SIZE)
+        return name
+
+    def has(self, machine: str, volume: str) -> bool:
+        return str(self.directory / volume) in self.open_files(machine)
+
+    # ---- How it is attached, and what can go wrong
+
+    async def one(self) -> tuple[BareQemus, str, str]:
+        """What attaches, a machine and a volume."""
+        attacher = await self.attacher()
+        return attacher, await self.machine(attacher), await self.volume(attacher, "one")
+
+    async def monitor(self, attacher: BareQemus, machine: str) -> QmpConnection:
+        """The connection that the daemon uses, which has answered before."""
+        await attacher.volumes.attached(attacher.vms[machine])
+        connected = attacher.vms[machine].connections
+        assert connected is not None
+        return connected.qmp
+
+    async def assert_nothing_is_left(self, attacher: BareQemus, machine: str) -> None:
+        await attacher.detach(machine, "one")
+        qmp = await self.monitor(attacher, machine)
+        self.assertEqual(await qmp.execute("query-named-block-nodes"), [])
+        self.assertEqual(await qmp.execute("query-fdsets"), [])
+
+    async def test_what_the_guest_flushes_is_flushed(self) -> None:
+        attacher, machine, volume = await self.one()
+        serial = await attacher.attach(machine, volume, False)
+        qmp = await self.monitor(attacher, machine)
+        [node] = await qmp.execute("query-named-block-nodes", flat=True)
+        self.assertEqual(node["node-name"], f"volume-{serial}")
+        self.assertIs(node["cache"]["no-flush"], False)
+        self.assertIs(node["ro"], False)
+        device = f"/machine/peripheral/volume-0-{serial}"
+        for name, value in (("serial", serial), ("scsi-id", TARGET), ("lun", 0), ("werror", "report")):
+            self.assertEqual(await qmp.execute("qom-get", path=device, property=name), value)
+
+    async def test_a_read_only_one_can_not_be_written_to(self) -> None:
+        attacher, machine, volume = await self.one()
+        await attacher.attach(machine, volume, True)
+        qmp = await self.monitor(attacher, machine)
+        [node] = await qmp.execute("query-named-block-nodes", flat=True)
+        self.assertIs(node["ro"], True)
+        self.assertEqual(await attacher.volumes.attached(attacher.vms[machine]), {serial_of(volume)})
+
+    async def test_one_that_has_grown_is_seen_so(self) -> None:
+        attacher, machine, volume = await self.one()
+        vm = attacher.vms[machine]
+        self.assertFalse(await attacher.volumes.resize(vm, volume, 2 * _SIZE))
+        await attacher.attach(machine, volume, False)
+        os.truncate(self.directory / volume, 2 * _SIZE)
+        for _ in range(2):
+            self.assertTrue(await attacher.volumes.resize(vm, volume, 2 * _SIZE))
+        qmp = await self.monitor(attacher, machine)
+        [node] = await qmp.execute("query-named-block-nodes", flat=True)
+        self.assertEqual(node["image"]["virtual-size"], 2 * _SIZE)
+
+    async def test_what_is_no_disk_is_refused(self) -> None:
+        attacher, machine, _ = await self.one()
+        (self.directory / "empty").touch()
+        (self.directory / "odd").write_bytes(b"x" * 1000)
+        (self.directory / "directory").mkdir()
+        (self.directory / "link").symlink_to(self.directory / "one")
+        for bad in ("empty", "odd", "directory", "link"):
+            for _ in range(2):
+                words = await self.fails(FailedPrecondition, attacher.attach(machine, bad, True))
+                self.assertIn(str(self.directory / bad), words)
+        await self.assert_nothing_is_left(attacher, machine)
+
+    async def test_as_many_as_there_are_places_and_no_more(self) -> None:
+        self.patch(attached, "MOST", 2)
+        attacher, machine, volume = await self.one()
+        for name in ("two", "three"):
+            await self.volume(attacher, name)
+        await attacher.attach(machine, volume, False)
+        await attacher.attach(machine, "two", False)
+        words = await self.fails(ResourceExhausted, attacher.attach(machine, "three", False))
+        self.assertIn("2 volumes", words)
+        await attacher.detach(machine, volume)
+        await attacher.attach(machine, "three", False)
+
+    async def test_when_the_monitor_is_lost_anywhere_the_next_call_makes_it_whole(self) -> None:
+        """After each command of the way, whichever it is: and nobody else gets the volume meanwhile."""
+        for lost_at in range(1, 8):  # three questions, and four commands
+            attacher, machine = await self.attacher(), ""
+            machine = await self.machine(attacher)
+            volume = await self.volume(attacher, f"lost at {lost_at}")
+            qmp = await self.monitor(attacher, machine)
+            count = 0
+
+            def lossy(
+                name: str,
+                *seconds: float,
+                qmp: Any = qmp,
+                at: int = lost_at,
+                do: Any = qmp.execute,
+                **rest: Any,
+            ) -> Any:  # Any: as `execute`
+                nonlocal count
+                count += 1
+                answer = do(name, *seconds, **rest)
+                if count == at:
+                    qmp.close()
+                return answer
+
+            self.patch(qmp, "execute", lossy)
+            await self.fails(Unavailable, attacher.attach(machine, volume, False))
+            await attacher.attach(machine, volume, False)
+            other = await self.machine(attacher)
+            await self.fails(FailedPrecondition, attacher.attach(other, volume, False))
+            await attacher.detach(machine, volume)
+            await attacher.attach(other, volume, False)
+            for each in (machine, other):
+                self.processes[each].kill()
+
+    async def test_halves_that_a_killed_daemon_left_hold_it_until_they_are_removed(self) -> None:
+        attacher, machine, volume = await self.one()
+        other = await self.machine(attacher)
+        qmp = await self.monitor(attacher, machine)
+        file = attached._thd_open(volume, self.directory / volume, False)
+        node = f"volume-{serial_of(volume)}"
+        number = await qmp.add_file(node, file.descriptor)
+        os.close(file.descriptor)
+        filename = f"/dev/fdset/{number}"
+        await qmp.execute("blockdev-add", driver="file", node_name=node, filename=filename, locking="off")
+        attacher = await self.next_daemon(attacher)
+        await self.fails(FailedPrecondition, attacher.attach(other, volume, False))
+        await attacher.detach(machine, volume)
+        await attacher.attach(other, volume, False)
+        await self.assert_nothing_is_left(attacher, machine)
+
+    async def test_a_detach_that_hangs_is_told_in_time_and_the_volume_stays_attached(self) -> None:
+        attacher, machine, volume = await self.one()
+        other = await self.machine(attacher)
+        await attacher.attach(machine, volume, False)
+        qmp = await self.monitor(attacher, machine)
+        node = f"volume-{serial_of(volume)}"
+        await qmp.execute("blockdev-add", driver="raw", node_name="holder", file=node, read_only=True)
+        for _ in range(2):
+            words = await self.fails(Unavailable, attacher.detach(machine, volume))
+            self.assertIn("does not give up volume one", words)
+            await self.fails(FailedPrecondition, attacher.attach(other, volume, False))
+        await qmp.execute("blockdev-del", node_name="holder")
+        await self.assert_nothing_is_left(attacher, machine)
+        await attacher.attach(other, volume, False)
+
+    async def test_a_device_whose_end_is_never_told_is_waited_for_in_bounds(self) -> None:
+        attacher, machine, volume = await self.one()
+        await attacher.attach(machine, volume, False)
+        self.patch(attached, "_UNPLUG_SECONDS", 0.2)
+        self.patch(VmConnections, "_on_event", lambda connection, event: None)
+        attacher = await self.next_daemon(attacher)
+        await attacher.detach(machine, volume)  # it is gone, as QEMU says when it is asked
+        await self.assert_nothing_is_left(attacher, machine)
