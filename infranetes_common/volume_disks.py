@@ -5,9 +5,41 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable, Mapping
+
+from infranetes_common.errors import InvalidArgument
 
 TARGET = 2  # of the virtio-scsi host, where volumes are: layers of images are below
 SERIAL = re.compile(r"[0-9a-f]{20}")  # as many characters as every kind of disk can have
+FILESYSTEMS = ("ext4", "xfs")
+# Mount options, with their flags for mount(2); 0: one of the file system's own. Source: linux/mount.h.
+OPTIONS: Mapping[str, int] = {
+    "ro": 1,
+    "nosuid": 2,
+    "nodev": 4,
+    "noexec": 8,
+    "sync": 16,
+    "dirsync": 128,
+    "noatime": 1024,
+    "nodiratime": 2048,
+    "relatime": 1 << 21,
+    "lazytime": 1 << 25,
+    "discard": 0,
+}
+# What says nothing: the defaults of a mount.
+_DEFAULTS = frozenset({"defaults", "rw", "suid", "dev", "exec", "async", "atime", "nodiscard"})
+
+
+def checked_options(options: Iterable[str]) -> list[str]:
+    """The options, each once, without those that say nothing. :raise InvalidArgument: one is not allowed."""
+    found = []
+    for option in options:
+        if option not in OPTIONS and option not in _DEFAULTS:
+            allowed = ", ".join(sorted({*OPTIONS, *_DEFAULTS}))
+            raise InvalidArgument(f"mount option {option[:80]!r} is not one of {allowed}")
+        if option in OPTIONS and option not in found:
+            found.append(option)
+    return found
 
 
 def serial_of(volume: str) -> str:

@@ -57,6 +57,7 @@ DRAIN_SECONDS = 2.0
 MAX_FRAME = 192 * 1024  # bytes: a message of a stream is one
 CONNECTION_WINDOW = 4 * 1024 * 1024  # bytes from the node in one round trip: a layer may be GBs
 MEMORY_VOLUMES = "volumes"  # in run_dir: a tmpfs for secrets
+DISKS = "disks"  # beside the volumes: where disks of the pod are mounted
 
 _log = Logger()
 
@@ -98,11 +99,17 @@ class Vmserver(Service):
         self._identity = CurrentIdentity(
             reactor, config.run_dir, applier if own_machine else None, gate, self._listener
         )
+        volumes = VolumeStore(
+            config.volumes_dir,
+            config.run_dir / MEMORY_VOLUMES,
+            config.volumes_dir.with_name(DISKS),
+            mount=own_machine,
+        )
         self._agent = AgentService(
             reactor,
             self._choice,
             PodSettings(applier, config.etc_dir, check_only=not own_machine),
-            VolumeStore(config.volumes_dir, config.run_dir / MEMORY_VOLUMES, mount=own_machine),
+            volumes,
             self._identity,
             gate,
             limits=config.limits,

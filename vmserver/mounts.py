@@ -37,6 +37,7 @@ _libc.mount.argtypes = (
     ctypes.c_char_p,
 )
 _libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
+_libc.syncfs.argtypes = (ctypes.c_int,)
 _libc.unshare.argtypes = (ctypes.c_int,)
 
 
@@ -96,6 +97,36 @@ def unmount(at: str | Path) -> None:
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOENT):
             raise Unavailable(f"{at} can't be unmounted: {error.strerror}") from None
+
+
+def sync(at: str | Path) -> None:
+    """Write all that is pending in the file system of a directory.
+
+    :raise Unavailable: it can't be written."""
+    descriptor = os.open(at, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if _libc.syncfs(descriptor) < 0:
+            words = os.strerror(ctypes.get_errno())
+            raise Unavailable(f"what was written to {at} can't be brought to the disk: {words}")
+    finally:
+        os.close(descriptor)
+
+
+def unmount_unused(at: str | Path) -> bool:
+    """Unmount what is mounted at a path; return whether it could be, or is used.
+
+    Does nothing if nothing is mounted there.
+
+    :raise Unavailable: it can't be unmounted for another reason.
+    """
+    try:
+        _unmount(str(at), _UMOUNT_NOFOLLOW)
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            return False
+        if error.errno not in (errno.EINVAL, errno.ENOENT):
+            raise Unavailable(f"{at} can't be unmounted: {error.strerror}") from None
+    return True
 
 
 def mounts(table: Path = Path("/proc/self/mountinfo")) -> list[Mount]:

@@ -23,6 +23,7 @@ PACKAGES = (
     "conmon",
     "conntrack",  # flows of UDP to endpoints that are gone
     "crun",
+    "e2fsprogs",  # file systems of volumes
     "iproute2",
     "iptables",
     "kmod",
@@ -30,6 +31,7 @@ PACKAGES = (
     "nftables",
     "systemd-sysv",
     "udev",
+    "xfsprogs",
 )
 
 # Files of packages that are not unpacked.

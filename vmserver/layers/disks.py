@@ -54,6 +54,42 @@ class ScsiDisks:
                 return None
         return self._device(disk)
 
+    def with_serial(self, target: int, serial: str) -> str | None:
+        """Return the path of the disk with this serial number at a target; None: it is not there yet.
+
+        Disks of that target which are not mounted are forgotten if it is not found otherwise: the hypervisor
+        may have put it in the place of one that it has taken away."""
+        host = self.host()
+        if host is None:
+            return None
+        for known in self._at(host, target):
+            if _serial(known) == serial:
+                return self._device(known)
+        for look in range(2):
+            if look:
+                for known in self._at(host, target):
+                    if not self._mounted(known):
+                        _write(known / "delete", "1")
+            _write(self._sys / f"class/scsi_host/host{host}/scan", f"0 {target} -")
+            for known in self._at(host, target):
+                if _serial(known) == serial:
+                    return self._device(known)
+        return None
+
+    def forget_unmounted(self, target: int, serial: str) -> None:
+        """Have the kernel forget the disk with this serial number, unless it is mounted."""
+        host = self.host()
+        for known in self._at(host, target) if host is not None else ():
+            if _serial(known) == serial and not self._mounted(known):
+                _write(known / "delete", "1")
+
+    def _at(self, host: int, target: int) -> list[Path]:
+        return sorted((self._sys / "bus/scsi/devices").glob(f"{host}:0:{target}:*"))
+
+    def look_at_size(self, number: int) -> None:
+        """Have the kernel ask for the size of a disk, by `st_rdev`, which may have grown."""
+        _write(self._block(number) / "device/rescan", "1")
+
     def _device(self, disk: Path) -> str | None:
         """Return the path of a SCSI disk's block device; None: it has none yet."""
         with contextlib.suppress(OSError):

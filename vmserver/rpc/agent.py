@@ -8,6 +8,7 @@ from vmserver.config import LimitsConfig
 from vmserver.firewall.firewall import Firewall
 from vmserver.identity.current import CurrentIdentity
 from vmserver.identity.metadata import MetadataGate
+from vmserver.layers.disks import ScsiDisks
 from vmserver.memory import MachineMemory
 from vmserver.pod_settings import PodSettings
 from vmserver.pod_tunnel import PodTunnel
@@ -17,6 +18,7 @@ from vmserver.proxy.kernel import Kernel
 from vmserver.proxy.proxy import ServiceProxy
 from vmserver.proxy.upkeep import Upkeep
 from vmserver.rpc.containers import ContainerCalls
+from vmserver.rpc.disks import DiskCalls
 from vmserver.rpc.firewall import FirewallCalls
 from vmserver.rpc.images import ImageCalls
 from vmserver.rpc.layers import LayerCalls
@@ -29,6 +31,7 @@ from vmserver.rpc.sessions import SessionCalls
 from vmserver.rpc.watch import WatchCalls
 from vmserver.stats.calls import StatsCalls
 from vmserver.volumes.calls import VolumeCalls
+from vmserver.volumes.disks import PodDisks
 from vmserver.volumes.store import VolumeStore
 
 
@@ -58,6 +61,8 @@ class AgentService:
         self.images = ImageCalls(choice)
         self.layers = LayerCalls(choice)
         self.volumes = VolumeCalls(reactor, volumes)
+        own_disks = own_machine and volumes.attached is not None
+        self.disks = DiskCalls(PodDisks(reactor, volumes.attached, ScsiDisks()) if own_disks else None)
         self.stats = StatsCalls(reactor, choice, own=own_machine)
         kernel = Kernel(reactor)
         proxy = ServiceProxy(kernel)
@@ -77,6 +82,7 @@ class AgentService:
             self.images,
             self.layers,
             self.volumes,
+            self.disks,
             self.stats,
             self.services,
             self.pod_network,

@@ -23,10 +23,12 @@ class VolumeStore:
     :param disk: the base of volumes that may be on a disk.
     :param memory: the base of those that may not, such as secrets; a tmpfs is mounted there unless `mount`
         is false.
+    :param attached: the base of those that are disks of their own, which are found here and no more.
     """
 
-    def __init__(self, disk: Path, memory: Path, *, mount: bool) -> None:
+    def __init__(self, disk: Path, memory: Path, attached: Path | None = None, *, mount: bool) -> None:
         self._disk = disk
+        self.attached = attached
         self._memory = memory
         self._mount = mount
 
@@ -37,6 +39,9 @@ class VolumeStore:
                 path = base / _checked(id) / name
                 if path.exists():
                     return path
+        path = (self.attached or self._disk) / id / _DIRECTORY
+        if os.path.ismount(path):
+            return path
         raise NotFound(f"volume {id} is not in this VM")
 
     def tree(self, id: str) -> Tree:

@@ -12,6 +12,7 @@ from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
 from infranetes.authority import Authority
 from infranetes.machines.agent import checks, limits
 from infranetes.machines.agent.calls import CHUNK_BYTES, closing
+from infranetes.machines.agent.disks import DiskClient
 from infranetes.machines.agent.firewall import FirewallClient
 from infranetes.machines.agent.layers import LayerClient
 from infranetes.machines.agent.screen import AgentScreen
@@ -49,7 +50,7 @@ def _ahead(call: _Streams) -> _Streams:
     return call
 
 
-class AgentClient(VolumeClient, LayerClient, ServiceClient, FirewallClient, SizeClient):
+class AgentClient(VolumeClient, DiskClient, LayerClient, ServiceClient, FirewallClient, SizeClient):
     """The client of one sandbox's agent. Connects when it is first used, and again after a loss.
 
     Methods fail with the errors of `infranetes_common.errors`: `Unavailable` if the agent can't be reached

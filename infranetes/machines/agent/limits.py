@@ -55,6 +55,9 @@ MESSAGE_BYTES: Mapping[str, int] = {
     "ReadVolume": 256 * KIB + 16 * KIB,
     "WatchVolumes": 4 * KIB,
     "RemoveVolume": 4 * KIB,
+    "MountDisk": 4 * KIB,
+    "UnmountDisk": 4 * KIB,
+    "DiskUsage": 4 * KIB,
 }
 
 #: Of one VM's connection. Only answers of ExecSync may be larger than a MiB; one at a time is let in.

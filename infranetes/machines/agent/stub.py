@@ -105,3 +105,6 @@ class AgentStub(Protocol):
     ReadVolume: Download[messages.ReadVolumeRequest, messages.VolumeChange]
     WatchVolumes: Download[messages.WatchVolumesRequest, messages.WatchVolumesResponse]
     RemoveVolume: Unary[messages.RemoveVolumeRequest, messages.RemoveVolumeResponse]
+    MountDisk: Unary[messages.MountDiskRequest, messages.MountDiskResponse]
+    UnmountDisk: Unary[messages.UnmountDiskRequest, messages.UnmountDiskResponse]
+    DiskUsage: Unary[messages.DiskUsageRequest, messages.DiskUsageResponse]

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's calls about disks that belong to the pod."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from infranetes.machines.agent.calls import AgentCalls
+from infranetes.machines.agent.checks import clamped
+from infranetes_common.wire import vmserver
+
+MOUNT_SECONDS = 600.0  # a file system is made or grown, or millions of files are given to a group
+UNMOUNT_SECONDS = 60.0  # what is pending is written
+USAGE_SECONDS = 20.0
+
+
+class DiskClient(AgentCalls):
+    """A part of AgentClient."""
+
+    async def mount_disk(
+        self,
+        serial: str,
+        filesystem: str,
+        options: Iterable[str] = (),
+        *,
+        read_only: bool = False,
+        group: int | None = None,
+    ) -> None:
+        """Mount a disk; a file system is made on it if it is blank. Idempotent.
+
+        :param group: whose its files are to be; None: they stay as they are.
+        :raise FailedPrecondition: it holds something else.
+        :raise Unimplemented: the VM is not a pod's alone, or its agent is of an earlier release."""
+        request = vmserver.MountDiskRequest(
+            serial=serial, filesystem=filesystem, options=options, read_only=read_only, group=group
+        )
+        await self._call(self._stub.MountDisk(request, timeout=MOUNT_SECONDS))
+
+    async def unmount_disk(self, serial: str, within: float = UNMOUNT_SECONDS) -> None:
+        """Unmount a disk, with all that was written to it. Idempotent.
+
+        :raise FailedPrecondition: something uses it; what was written is on the disk."""
+        await self._call(self._stub.UnmountDisk(vmserver.UnmountDiskRequest(serial=serial), timeout=within))
+
+    async def disk_usage(self, serial: str, *, grow: bool = False) -> vmserver.DiskUsageResponse:
+        """Measure a disk. :param grow: have its file system fill it first. :raise NotFound: not mounted."""
+        seconds = MOUNT_SECONDS if grow else USAGE_SECONDS
+        request = vmserver.DiskUsageRequest(serial=serial, grow=grow)
+        return clamped(await self._call(self._stub.DiskUsage(request, timeout=seconds)))

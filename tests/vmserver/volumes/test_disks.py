@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disks of the pod: file systems on loop devices, with the kernel's mounts and the real programs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any, cast
+from unittest import SkipTest
+
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import TestCase
+
+from infranetes_common.concurrency import start
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from infranetes_common.reactors import installed
+from infranetes_common.volume_disks import checked_options, serial_of
+from vmserver.layers.disks import ScsiDisks
+from vmserver.mounts import Flag, mount, mounts_below, unmount
+from vmserver.volumes import disks as disks_module
+from vmserver.volumes.disks import DiskMount, PodDisks
+from vmserver.volumes.store import VolumeStore
+
+reactor = installed()
+SERIAL = serial_of("pvc-1")
+_SIZE = 24 << 20
+_SYS_RESOURCE = 24  # linux/capability.h
+
+
+def may_resize() -> bool:
+    """Whether this process may grow a file system."""
+    line = next(one for one in Path("/proc/self/status").read_text().splitlines() if "CapEff" in one)
+    return bool(int(line.split()[1], 16) >> _SYS_RESOURCE & 1)
+
+
+class Loops:
+    """Loop devices as disks with serial numbers; stands in for ScsiDisks."""
+
+    def __init__(self) -> None:
+        self.devices: dict[str, str] = {}
+        self.forgotten: list[str] = []
+
+    def with_serial(self, target: int, serial: str) -> str | None:
+        return self.devices.get(serial)
+
+    def forget(self, number: int) -> None:
+        self.forgotten += [name for name, path in self.devices.items() if os.stat(path).st_rdev == number]
+
+    def forget_unmounted(self, target: int, serial: str) -> None:
+        self.forgotten.append(serial)
+
+    def look_at_size(self, number: int) -> None:
+        for path in self.devices.values():
+            subprocess.run(["losetup", "--set-capacity", path], check=True)
+
+
+class PodDiskTests(TestCase):
+    def setUp(self) -> None:
+        self.top = Path(tempfile.mkdtemp(prefix="infranetes-"))
+        self.addCleanup(shutil.rmtree, self.top)
+        self.addCleanup(self.unmount_all)
+        self.file = self.top / "disk"
+        with self.file.open("wb") as file:
+            file.truncate(_SIZE)
+        self.loops = Loops()
+        self.attach()
+        self.disks = PodDisks(reactor, self.top / "disks", cast(ScsiDisks, self.loops))
+        self.point = self.top / "disks" / SERIAL / "directory"
+
+    def unmount_all(self) -> None:
+        for one in reversed(mounts_below(self.top)):
+            unmount(one.point)
+
+    def attach(self) -> None:
+        command = ["losetup", "--find", "--show", str(self.file)]
+        device = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        self.loops.devices[SERIAL] = device
+        self.addCleanup(subprocess.run, ["losetup", "--detach", device], check=True)
+
+    async def mounted(self, **fields: Any) -> Path:
+        await self.disks.mount(DiskMount(**{"serial": SERIAL, "filesystem": "ext4", "options": [], **fields}))
+        return self.point
+
+    async def refused(self, **fields: Any) -> str:
+        error = await self.assertFailure(start(self.mounted(**fields)), FailedPrecondition)
+        self.assertFalse(os.path.ismount(self.point))
+        return str(error)
+
+    async def test_a_blank_disk_is_formatted_once_and_keeps_what_is_written(self) -> None:
+        for text in ("first", "second"):
+            point = await self.mounted(options=checked_options(["noatime", "noexec", "defaults"]))
+            (point / text).write_text(text)
+            self.assertEqual(str(point), str(VolumeStore(self.top, self.top, self.top / "disks", mount=False)
+                                             .path(SERIAL)))  # fmt: skip
+            [found] = mounts_below(self.top)
+            self.assertTrue({"noatime", "noexec", "nodev", "rw"} <= found.options, found.options)
+            for _ in range(2):
+                await self.disks.unmount(SERIAL)
+                self.assertEqual(mounts_below(self.top), [])
+            self.assertEqual(self.loops.forgotten, [SERIAL, SERIAL])
+            self.loops.forgotten.clear()
+        self.assertEqual((await self.mounted() / "first").read_text(), "first")
+
+    async def test_what_holds_anything_is_never_formatted(self) -> None:
+        contents = {
+            "swap": (4086, b"SWAPSPACE2"),
+            "a partition table": (510, b"\x55\xaa"),
+            "something at its beginning": (100_000, b"x"),
+            "something at its end": (_SIZE - 1, b"x"),
+        }
+        for what, (offset, data) in contents.items():
+            with self.file.open("r+b") as file:
+                file.seek(offset)
+                file.write(data)
+            before = self.file.read_bytes()
+            for _ in range(2):
+                self.assertIn("not formatted", await self.refused(), what)
+            self.assertEqual(self.file.read_bytes(), before)
+            with self.file.open("r+b") as file:
+                file.seek(offset)
+                file.write(bytes(len(data)))
+
+    async def test_another_file_system_is_not_replaced(self) -> None:
+        await self.mounted()
+        await self.disks.unmount(SERIAL)
+        self.assertIn("ext4", await self.refused(filesystem="xfs"))
+
+    async def test_a_damaged_file_system_is_told_and_left_alone(self) -> None:
+        await self.mounted()
+        await self.disks.unmount(SERIAL)
+        with self.file.open("r+b") as file:
+            file.seek(1024 + 0x60)  # features that no kernel knows
+            file.write(b"\xff" * 4)
+        before = self.file.read_bytes()
+        await self.refused()
+        self.assertEqual(self.file.read_bytes(), before)
+
+    async def test_a_read_only_disk_is_neither_formatted_nor_written_to(self) -> None:
+        self.assertIn("empty", await self.refused(read_only=True))
+        (await self.mounted() / "file").write_text("here")
+        await self.disks.unmount(SERIAL)
+        point = await self.mounted(read_only=True, group=4711)
+        self.assertEqual((point / "file").read_text(), "here")
+        self.assertRaises(OSError, (point / "more").write_text, "no")
+        self.assertNotEqual(point.stat().st_gid, 4711)
+
+    async def test_a_file_system_grows_with_its_disk(self) -> None:
+        if not may_resize():
+            raise SkipTest("growing ext4 needs CAP_SYS_RESOURCE, which this machine's root has not")
+        await self.mounted()
+        before = (await self.disks.usage(SERIAL, grow=True)).space
+        os.truncate(self.file, 3 * _SIZE)
+        for _ in range(2):
+            found = await self.disks.usage(SERIAL, grow=True)
+            self.assertEqual(found.disk, 3 * _SIZE)
+            self.assertGreater(found.space.total, 2 * before.total)
+        await self.disks.unmount(SERIAL)
+        os.truncate(self.file, 4 * _SIZE)
+        await self.mounted()
+        self.assertGreater((await self.disks.usage(SERIAL, grow=False)).space.total, 3 * before.total)
+
+    async def test_what_is_written_counts(self) -> None:
+        point = await self.mounted()
+        before = (await self.disks.usage(SERIAL, grow=False)).space
+        (point / "large").write_bytes(bytes(4 << 20))
+        after = (await self.disks.usage(SERIAL, grow=False)).space
+        self.assertGreaterEqual(after.used - before.used, 4 << 20)
+        self.assertEqual(before.free_inodes - after.free_inodes, 1)
+        self.assertLessEqual(after.used + after.available, after.total)
+        await self.disks.unmount(SERIAL)
+        await self.assertFailure(start(self.disks.usage(SERIAL, grow=False)), NotFound)
+
+    async def test_its_files_are_given_to_the_group_once(self) -> None:
+        point = await self.mounted()
+        (point / "data").mkdir(mode=0o700)
+        (point / "data" / "file").write_text("x")
+        (point / "data" / "file").chmod(0o600)
+        (point / "link").symlink_to("/etc/shadow")
+        shadow = os.stat("/etc/shadow")
+        await self.mounted(group=4711)
+        for path, mode in ((point, 0o2770), (point / "data", 0o2770), (point / "data" / "file", 0o660)):
+            found = path.stat()
+            self.assertEqual((found.st_gid, found.st_mode & mode), (4711, mode), path)
+        self.assertEqual((point / "link").lstat().st_gid, 4711)
+        self.assertEqual(os.stat("/etc/shadow"), shadow)
+        os.chown(point / "data" / "file", -1, 7)
+        await self.mounted(group=4711)
+        self.assertEqual((point / "data" / "file").stat().st_gid, 7, "the top is the group's already")
+
+    async def test_a_disk_that_is_used_stays_with_what_was_written(self) -> None:
+        point = await self.mounted()
+        (point / "sub").mkdir()
+        part = self.top / "part"
+        part.mkdir()
+        mount(str(point / "sub"), str(part), "", Flag.BIND)
+        used = (part / "file").open("w")
+        with used:
+            error = await self.assertFailure(start(self.disks.unmount(SERIAL)), FailedPrecondition)
+            self.assertIn("still used", str(error))
+            self.assertEqual(self.loops.forgotten, [])
+        await self.disks.unmount(SERIAL)
+        self.assertEqual(mounts_below(self.top), [])
+
+    async def test_a_disk_that_comes_late_is_waited_for_and_one_that_does_not_is_told(self) -> None:
+        device = self.loops.devices.pop(SERIAL)
+        mounting = start(self.mounted())
+        await deferLater(reactor, 0, lambda: None)
+        self.loops.devices[SERIAL] = device
+        await mounting
+        self.patch(disks_module, "APPEAR_SECONDS", 0.0)
+        error = await self.assertFailure(start(self.mounted(serial="0" * 20)), Unavailable)
+        self.assertIn("0" * 20, str(error))
+
+    def test_options_that_could_do_harm_are_refused(self) -> None:
+        for option in (
+            "dax",
+            "errors=continue",
+            "nobarrier",
+            "journal_path=/x",
+            "",
+            "x,y",
+            "bind",
+            "remount",
+        ):
+            self.assertRaises(InvalidArgument, checked_options, [option])
+        self.assertEqual(checked_options(["rw", "ro", "ro", "discard"]), ["ro", "discard"])

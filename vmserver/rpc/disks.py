@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls about disks that belong to the pod."""
+
+from __future__ import annotations
+
+from infranetes_common.errors import InvalidArgument, Unimplemented
+from infranetes_common.volume_disks import FILESYSTEMS, SERIAL, checked_options
+from infranetes_common.wire import vmserver as messages
+from txgrpc import Call
+from vmserver.volumes.disks import DiskMount, PodDisks
+
+
+class DiskCalls:
+    """Checks requests. :param disks: None: the machine is not the pod's alone."""
+
+    def __init__(self, disks: PodDisks | None) -> None:
+        self._disks = disks
+
+    async def MountDisk(self, request: messages.MountDiskRequest, call: Call) -> messages.MountDiskResponse:
+        if request.filesystem not in FILESYSTEMS:
+            raise InvalidArgument(
+                f"filesystem {request.filesystem[:80]!r}: expected {' or '.join(FILESYSTEMS)}"
+            )
+        wanted = DiskMount(
+            _serial(request.serial),
+            request.filesystem,
+            checked_options(request.options),
+            request.read_only or "ro" in request.options,
+            request.group if request.HasField("group") else None,
+        )
+        await self._own().mount(wanted)
+        return messages.MountDiskResponse()
+
+    async def UnmountDisk(
+        self, request: messages.UnmountDiskRequest, call: Call
+    ) -> messages.UnmountDiskResponse:
+        await self._own().unmount(_serial(request.serial))
+        return messages.UnmountDiskResponse()
+
+    async def DiskUsage(self, request: messages.DiskUsageRequest, call: Call) -> messages.DiskUsageResponse:
+        found = await self._own().usage(_serial(request.serial), grow=request.grow)
+        return messages.DiskUsageResponse(
+            total_bytes=found.space.total,
+            available_bytes=found.space.available,
+            used_bytes=found.space.used,
+            inodes=found.space.inodes,
+            free_inodes=found.space.free_inodes,
+            disk_bytes=found.disk,
+        )
+
+    def _own(self) -> PodDisks:
+        if self._disks is None:
+            raise Unimplemented("this machine is not the pod's alone, and has no disks of its own")
+        return self._disks
+
+
+def _serial(value: str) -> str:
+    if not SERIAL.fullmatch(value):
+        raise InvalidArgument(f"serial {value[:80]!r}: expected 20 hex digits")
+    return value

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file systems of disks: what a disk holds, how one is made on it, grown, and given to a group.
+
+Every function that begins with `_thd_` or says so blocks.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from collections.abc import Iterator
+
+import attrs
+
+from infranetes_common.commands import run
+from infranetes_common.errors import (
+    DataLoss,
+    FailedPrecondition,
+    InfranetesError,
+    ResourceExhausted,
+    Unavailable,
+)
+from infranetes_common.reactors import IReactor
+
+MAKE_SECONDS = 300.0
+GROW_SECONDS = 300.0
+_ENDS = 4 << 20  # bytes at the beginning and at the end of a disk, in which every file system has something
+_CHUNK = 1 << 20
+_NOTHING_FOUND = 2  # blkid's exit code
+_SLACK = 1 << 20  # of a disk, which a file system may leave unused
+
+_MAKE = {
+    # No blocks are kept for root, of which a volume has no need. Tables and journal are written when they are
+    # needed: an empty volume takes no room. Nothing is discarded, for it is all zeros.
+    "ext4": ("mkfs.ext4", "-q", "-F", "-m", "0",
+             "-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard"),
+    "xfs": ("mkfs.xfs", "-q", "-K"),
+}  # fmt: skip
+_DATA = {"ext4": "errors=remount-ro", "xfs": ""}
+
+
+@attrs.frozen
+class Space:
+    """What is left in a file system. Bytes, and inodes; `available`: for users other than root."""
+
+    total: int
+    available: int
+    used: int
+    inodes: int
+    free_inodes: int
+
+
+def options_of(filesystem: str, options: list[str]) -> str:
+    """The options that the file system itself is mounted with."""
+    return ",".join(filter(None, [_DATA[filesystem], *(one for one in options if one == "discard")]))
+
+
+def size_of(device: str) -> int:
+    """The size of a disk in bytes. Blocks. :raise Unavailable: it can't be read."""
+    try:
+        descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.lseek(descriptor, 0, os.SEEK_END)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise Unavailable(f"{device} can't be read: {error.strerror}") from None
+
+
+def is_blank(device: str) -> bool:
+    """Whether a disk's beginning and end are all zeros. Blocks. :raise DataLoss: it can't be read."""
+    try:
+        descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = os.lseek(descriptor, 0, os.SEEK_END)
+            return size > 0 and not any(any(piece) for piece in _pieces(descriptor, size))
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise DataLoss(f"{device} can't be read: {error.strerror}") from None
+
+
+def _pieces(descriptor: int, size: int) -> Iterator[bytes]:
+    for begin in (0, max(0, size - _ENDS)):
+        for offset in range(begin, min(size, begin + _ENDS), _CHUNK):
+            yield os.pread(descriptor, _CHUNK, offset)
+
+
+async def found_on(reactor: IReactor, device: str) -> str:
+    """What a disk holds, as blkid calls it; "": nothing that it knows.
+
+    :raise FailedPrecondition: it holds signatures of several things."""
+    command = ["blkid", "-p", "-o", "value", "-s", "TYPE", "-s", "PTTYPE", device]
+    output = await run(reactor, command, 30.0)
+    if output.code == _NOTHING_FOUND:
+        return ""
+    if output.code != 0:
+        raise FailedPrecondition(
+            f"{device} holds what can't be told apart (blkid: {output.code}, {output.message()[:200]}): wipe "
+            "it if nothing of it is needed"
+        )
+    return " ".join(output.stdout.decode(errors="replace").split())
+
+
+async def make(reactor: IReactor, device: str, filesystem: str) -> None:
+    """Make a file system on a disk. :raise InfranetesError: it can't be made."""
+    output = await run(reactor, [*_MAKE[filesystem], device], MAKE_SECONDS)
+    if output.code != 0:
+        raise InfranetesError(f"{filesystem} can't be made on {device}: {output.message()[:400]}")
+
+
+async def grow(reactor: IReactor, device: str, filesystem: str, point: str) -> None:
+    """Make a mounted file system as large as its disk. :raise ResourceExhausted: it can't be."""
+    command = ["resize2fs", device] if filesystem == "ext4" else ["xfs_growfs", "-d", point]
+    output = await run(reactor, command, GROW_SECONDS)
+    if output.code != 0:
+        raise ResourceExhausted(f"the file system of {device} can't be grown: {output.message()[:400]}")
+
+
+def is_smaller(device: str, filesystem: str) -> bool:
+    """Whether a file system has room to grow on its disk. Blocks. :raise DataLoss: it can't be read."""
+    try:
+        descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = os.lseek(descriptor, 0, os.SEEK_END)
+            return _extent(filesystem, os.pread(descriptor, 4096, 0)) + _SLACK <= size
+        finally:
+            os.close(descriptor)
+    except (OSError, struct.error) as error:
+        raise DataLoss(f"{device} can't be read: {error}") from None
+
+
+def _extent(filesystem: str, head: bytes) -> int:
+    """The size that a file system was made for, by its superblock."""
+    if filesystem == "xfs":
+        block, blocks = struct.unpack_from(">4xIQ", head)
+        return int(block) * int(blocks)
+    low, exponent = struct.unpack_from("<I16xI", head, 1024 + 4)
+    (high,) = struct.unpack_from("<I", head, 1024 + 0x150)
+    return (int(high) << 32 | int(low)) * (1024 << int(exponent))
+
+
+def space(point: str) -> Space:
+    """What is left in a mounted file system. Blocks. :raise Unavailable: it does not tell."""
+    try:
+        found = os.statvfs(point)
+    except OSError as error:
+        raise Unavailable(f"{point} can't be measured: {error.strerror}") from None
+    unit = found.f_frsize
+    return Space(
+        total=found.f_blocks * unit,
+        available=found.f_bavail * unit,
+        used=(found.f_blocks - found.f_bfree) * unit,
+        inodes=found.f_files,
+        free_inodes=found.f_ffree,
+    )
+
+
+def give_to_group(top: str, group: int) -> None:
+    """Have a group read and write all files, as kubelet does for an fsGroup: unless the top is the group's
+    already, which is given last. Blocks. :raise FailedPrecondition: it can't be changed."""
+    try:
+        found = os.stat(top)
+        if found.st_gid == group and found.st_mode & 0o2070 == 0o2070:
+            return
+        for _, _, files, directory in os.fwalk(top, topdown=False, follow_symlinks=False):
+            for name in files:
+                about = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                os.chown(name, -1, group, dir_fd=directory, follow_symlinks=False)
+                if stat.S_ISREG(about.st_mode):
+                    os.chmod(name, stat.S_IMODE(about.st_mode) | 0o660, dir_fd=directory)
+            os.fchown(directory, -1, group)
+            os.fchmod(directory, stat.S_IMODE(os.fstat(directory).st_mode) | 0o2770)
+    except OSError as error:
+        raise FailedPrecondition(f"{top} can't be given to group {group}: {error}") from None
