@@ -45,6 +45,7 @@ from infranetes.pods.lifelog import log_container_events
 from infranetes.pods.logs import Logs
 from infranetes.pods.network_policies import PodFirewalls, enforce
 from infranetes.pods.node_names import node_dns
+from infranetes.pods.pod_volumes import PodVolumes
 from infranetes.pods.sandbox_vm import reachable_machines
 from infranetes.pods.shadows import Shadows
 from infranetes.pods.store import Store
@@ -54,6 +55,7 @@ from infranetes.providers import registry
 from infranetes.providers.interface import IInVpc
 from infranetes.services.cluster import ClusterServices
 from infranetes.streaming.server import StreamingServer
+from infranetes.volumes.published_mounts import PublishedMounts
 from infranetes.volumes.volumes import Volumes
 from infranetes_common import errors
 from infranetes_common.concurrency import deferred, run_in_thread, settled
@@ -146,6 +148,7 @@ class Daemon(OrderedServices):
 
     def _make_node(self) -> NodeContext:
         reactor, config = self._reactor, self._config
+        self._published = PublishedMounts(reactor)
         own, *others = self._backends.providers
         authority = Authority(config.state_dir, path=config.ca)
         store = Store(reactor, config.state_dir)
@@ -179,6 +182,7 @@ class Daemon(OrderedServices):
                 side.overlay = node.overlay
             elif side.name in ADDRESSING:  # the subnet is of one of them
                 side.gets_subnet, addressed = not addressed, True
+        node.pod_volumes = PodVolumes(node, self._published.find)
         make_handlers(node, config, self._source)
         node.renewal = Renewal(node.side, partial(reachable_machines, node))
         log_container_events(node)
@@ -196,6 +200,7 @@ class Daemon(OrderedServices):
         )
         self._add("lock", lock)
         self._add("store", StartStop(on_stop=node.store.close))  # opened with the pods, but needed after them
+        self._add("published volumes", StartStop(on_stop=self._published.close))
         if backends.delegate is not None:
             self._add("delegate", delegate_service(backends.delegate))
         self._add("image store", StartStop(backends.images.start, backends.images.stop))

@@ -60,6 +60,8 @@ class PodsService(Service):
         await node.volumes.load()
         self._find_sides(contents)
         contents = await self._completed(contents)
+        if node.pod_volumes is not None:
+            node.pod_volumes.load(contents.attachments)
         for pool, records in pools_with(node, contents.pool):
             pool.load(records, contents.settings)
         await self.reconciler.load(contents, lambda: sleep(node.clock, 0))

@@ -96,7 +96,10 @@ class ContainerCreation:
             for needed in {one.id: one for one in (image, *mounted.values())}.values():
                 await load_image(self._node, sandbox, needed)
             sandbox.agent()
-            config = await self._node.volumes.prepare(container, node_files.with_image_ids(config, mounted))
+            config = node_files.with_image_ids(config, mounted)
+            if self._node.pod_volumes is not None:
+                config = await self._node.pod_volumes.prepare(container, config)
+            config = await self._node.volumes.prepare(container, config)
             agent = sandbox.agent()
             asked.append(agent)
             report = await agent.create(container.id, image.id, config, sandbox.config)

@@ -37,6 +37,7 @@ from infranetes_common.wire import cri
 if TYPE_CHECKING:
     from infranetes.machines.pool import Pool
     from infranetes.machines.renewal import Renewal
+    from infranetes.pods.pod_volumes import PodVolumes
     from infranetes.pods.shadows import Shadows
     from infranetes.volumes.volumes import Volumes
 
@@ -122,6 +123,7 @@ class NodeContext:
     :ivar firewalls: keeps the pods' NetworkPolicies in force; None: they don't hold.
     :ivar overlay: gives the pods of those sides that have it addresses of the pods' network.
     :ivar shadows: have the node's CNI give pods its network, where there is a delegate.
+    :ivar pod_volumes: attaches the volumes that kubelet has published; None: there are none.
     :ivar network: of pods that say nothing of it, where there is an overlay: one of annotations' NETWORKS.
     :ivar dns: gives the node's own DNS, for pods that name none.
     """
@@ -165,6 +167,7 @@ class NodeContext:
         self.firewalls: PodFirewalls | None = None
         self.overlay: Overlay | None = None
         self.shadows: Shadows | None = None
+        self.pod_volumes: PodVolumes | None = None
         self.network = "vpc"
         self.dns: Callable[[], Awaitable[cri.DNSConfig]] = _no_dns
         self.times = times

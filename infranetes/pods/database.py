@@ -21,7 +21,7 @@ from typing import TypeVar
 import attrs
 
 from infranetes.machines.pool_record import PoolRecord, PoolState
-from infranetes.pods.records import ContainerRecord, Contents, LogPosition, SandboxRecord
+from infranetes.pods.records import AttachmentRecord, ContainerRecord, Contents, LogPosition, SandboxRecord
 from infranetes.pods.states import ContainerState, SandboxState
 from infranetes_common.errors import ConfigError, FailedPrecondition, ResourceExhausted, Unavailable
 
@@ -79,6 +79,13 @@ MIGRATIONS: tuple[str, ...] = (
     """
     ALTER TABLE sandboxes ADD COLUMN more_addresses TEXT NOT NULL DEFAULT '';
     """,
+    # 6: volumes that are attached to VMs
+    """
+    CREATE TABLE attachments (
+        id TEXT PRIMARY KEY, provider TEXT NOT NULL, sandbox_id TEXT NOT NULL, instance_id TEXT NOT NULL,
+        attached_at INTEGER NOT NULL, serial TEXT NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    """,
 )
 """Each one brings the schema from the version of its index to the next. A released one never changes."""
 
@@ -94,6 +101,7 @@ _Record = TypeVar("_Record", SandboxRecord, ContainerRecord, PoolRecord)
 _SANDBOX_COLUMNS = tuple(field.name for field in attrs.fields(SandboxRecord))
 _CONTAINER_COLUMNS = tuple(field.name for field in attrs.fields(ContainerRecord))
 _POOL_COLUMNS = tuple(field.name for field in attrs.fields(PoolRecord))
+_ATTACHMENT_COLUMNS = tuple(field.name for field in attrs.fields(AttachmentRecord))
 _COLUMNS: dict[type, tuple[str, ...]] = {
     SandboxRecord: _SANDBOX_COLUMNS,
     ContainerRecord: _CONTAINER_COLUMNS,
@@ -198,6 +206,7 @@ def load(connection: sqlite3.Connection) -> Contents:
         f"SELECT {', '.join(_CONTAINER_COLUMNS)} FROM containers"  # noqa: S608
     )
     pool = connection.execute(f"SELECT {', '.join(_POOL_COLUMNS)} FROM pool")  # noqa: S608
+    attachments = connection.execute(f"SELECT {', '.join(_ATTACHMENT_COLUMNS)} FROM attachments")  # noqa: S608
     logs = connection.execute("SELECT container_id, cursor, inode, size, done FROM logs")
     return Contents(
         sandboxes=tuple(_record(SandboxRecord, SandboxState, _SANDBOX_COLUMNS, row) for row in sandboxes),
@@ -207,6 +216,7 @@ def load(connection: sqlite3.Connection) -> Contents:
         pool=tuple(_record(PoolRecord, PoolState, _POOL_COLUMNS, row) for row in pool),
         logs={row[0]: LogPosition(row[1], row[2], row[3], bool(row[4])) for row in logs},
         settings=dict(connection.execute("SELECT name, value FROM settings").fetchall()),
+        attachments=tuple(AttachmentRecord(*row) for row in attachments),
     )
 
 
@@ -281,6 +291,14 @@ def put_log(container_id: str, position: LogPosition) -> Write:
         "cursor = excluded.cursor, inode = excluded.inode, size = excluded.size, done = excluded.done",
         row,
     )
+
+
+def put_attachment(record: AttachmentRecord) -> Write:
+    """A write that inserts the record, or replaces the one of the same volume."""
+    names = ", ".join(_ATTACHMENT_COLUMNS)
+    places = ", ".join("?" * len(_ATTACHMENT_COLUMNS))
+    sql = f"INSERT OR REPLACE INTO attachments ({names}) VALUES ({places})"  # noqa: S608 - names are ours
+    return _execute(sql, attrs.astuple(record))
 
 
 def put_setting(name: str, value: str) -> Write:

@@ -151,6 +151,8 @@ class Reconciler:
                     self._sandboxes.ended(side, instance)
         for pool in self._node.pools_of(side):
             await pool.check(by_token)
+        if self._node.pod_volumes is not None:
+            await self._node.pod_volumes.sweep(side)
 
     async def orphans(self) -> tuple[list[Orphan], list[str]]:
         """List the VMs that are tagged as this node's and that no record knows, and why providers can't tell.

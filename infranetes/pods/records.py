@@ -85,6 +85,19 @@ class LogPosition:
 
 
 @attrs.frozen
+class AttachmentRecord:
+    """A volume that a sandbox's VM has, or may have: written before the provider is asked to attach it, and
+    deleted once it is certain that it is detached. It outlives the sandbox's own record."""
+
+    id: str  # the volume's, as its provider calls it
+    provider: str
+    sandbox_id: str
+    instance_id: str
+    attached_at: int
+    serial: str = ""  # the disk's serial number in the VM; "": not attached yet
+
+
+@attrs.frozen
 class Contents:
     """Everything in the store."""
 
@@ -93,3 +106,4 @@ class Contents:
     pool: tuple[PoolRecord, ...] = ()
     logs: dict[str, LogPosition] = attrs.field(factory=dict)  # by container id
     settings: dict[str, str] = attrs.field(factory=dict)
+    attachments: tuple[AttachmentRecord, ...] = ()

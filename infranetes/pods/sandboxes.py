@@ -316,8 +316,13 @@ class Sandboxes:
                 sandbox, sandbox.record.to(SandboxState.STOPPING, stopped_at=self._node.now())
             )
         await end_containers(self._node, sandbox)
+        volumes = self._node.pod_volumes
+        if volumes is not None:
+            await volumes.release(sandbox)
         vm_ended(self._node, sandbox, sandbox.record.message or "the sandbox was stopped")
         await sandbox.machine.tear_down()
+        if volumes is not None:
+            await volumes.ended(sandbox)
         await end_shadow(self._node.shadows, sandbox)
         await self._node.commit(sandbox, sandbox.record.to(SandboxState.STOPPED))
         _log.info(

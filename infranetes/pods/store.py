@@ -17,7 +17,7 @@ from twisted.python.failure import Failure
 
 from infranetes.machines.pool_record import PoolRecord
 from infranetes.pods import database
-from infranetes.pods.records import ContainerRecord, Contents, LogPosition, SandboxRecord
+from infranetes.pods.records import AttachmentRecord, ContainerRecord, Contents, LogPosition, SandboxRecord
 from infranetes_common.concurrency import Event
 from infranetes_common.errors import Unavailable
 
@@ -91,6 +91,14 @@ class Store:
     def put_log(self, container_id: str, position: LogPosition) -> Deferred[None]:
         """Save the log's position, if its container has a record."""
         return self._write(database.put_log(container_id, position))
+
+    def put_attachment(self, record: AttachmentRecord) -> Deferred[None]:
+        """Save the record, in place of the volume's former one."""
+        return self._write(database.put_attachment(record))
+
+    def delete_attachment(self, volume: str) -> Deferred[None]:
+        """Delete a volume's record. Idempotent."""
+        return self._write(database.delete("attachments", volume))
 
     def put_setting(self, name: str, value: str) -> Deferred[None]:
         """Save a setting, in place of any with its name."""

@@ -30,6 +30,7 @@ from infranetes.volumes.watch import VolumeWatch
 from infranetes.volumes.writeback import WriteBack, catch_up
 from infranetes_common.concurrency import Flight, Lanes, run_in_thread, sleep, start
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
+from infranetes_common.filesync.wire import PREFIX
 from infranetes_common.reactors import IReactor
 from infranetes_common.user_namespaces import mapped_ids
 from infranetes_common.wire import cri
@@ -105,7 +106,8 @@ class Volumes:
     async def prepare(self, container: Container, config: cri.ContainerConfig) -> cri.ContainerConfig:
         """Bring the content of the container's mounts to the VM; return `config` with mounts that name it.
 
-        Mounts of images are left as they are. `release` undoes this, also when it has failed.
+        Mounts of images, and of what the VM has already, are left as they are. `release` undoes this, also
+        when it has failed.
 
         :raise InfranetesError: a mount can't be had; names it."""
         wanted = list(config.mounts)
@@ -113,8 +115,8 @@ class Volumes:
         sources: dict[int, Source] = {}
         own = mounts.writable_paths(wanted)
         for index, mount in enumerate(wanted):  # which grows by the submounts that are found
-            if mount.HasField("image"):
-                continue
+            if mount.HasField("image") or mount.host_path.startswith(PREFIX):
+                continue  # the VM has it
             try:
                 source = sources[index] = await self._find(mount, own)
                 layout = await self._prepare_one(container, source, mount)

@@ -81,6 +81,7 @@ class AttachedVolumesContract(_Base):
                 await self.fails(NotFound, attacher.attach(unknown, volume, False))
             await self.fails(NotFound, attacher.attach(machine, volume + "0", False))
             await attacher.detach(machine, volume + "0")
+            await attacher.detach("qemu-" + "0" * 32, volume)
 
     async def test_the_life_of_an_attachment(self) -> None:
         """Attached once however often it is asked for, found by the next daemon, and detached again."""

@@ -21,10 +21,12 @@ import fcntl
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
+from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -33,7 +35,7 @@ from infranetes.providers.qemu.command_line import SCSI
 from infranetes.providers.qemu.connections import VmConnections
 from infranetes.providers.qemu.disks import entries, told
 from infranetes.providers.qemu.vm import Vm
-from infranetes_common.concurrency import KeyedLock, run_in_thread, settled
+from infranetes_common.concurrency import KeyedLock, deferred, run_in_thread, settled
 from infranetes_common.errors import (
     FailedPrecondition,
     InfranetesError,
@@ -211,6 +213,49 @@ class AttachedVolumes:
         )
 
 
+class VolumeAttacher:
+    """The volumes of all VMs, as `IVolumes` speaks of them; whose files are where is up to the caller.
+
+    :param find: the VM with an instance's id. :param vms: all of them. :param to_the_end: lets work go on
+        when its caller is cancelled.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactor,
+        find: Callable[[str], Vm],
+        vms: Callable[[], Sequence[Vm]],
+        to_the_end: Callable[[Coroutine[Any, Any, Any]], Deferred[Any]],  # Any: whatever the work results in
+    ) -> None:
+        self._volumes = AttachedVolumes(reactor)
+        self._find = find
+        self._vms = vms
+        self._to_the_end = to_the_end
+
+    @deferred
+    async def attach(self, instance_id: str, volume: str, path: Path, read_only: bool) -> str:
+        """See `IVolumes.attach`. :param path: the volume's file, or block device."""
+        attaching = self._volumes.attach(self._find(instance_id), volume, path, read_only)
+        serial: str = await self._to_the_end(attaching)
+        return serial
+
+    @deferred
+    async def detach(self, instance_id: str, volume: str) -> None:
+        """See `IVolumes.detach`."""
+        try:
+            vm = self._find(instance_id)
+        except NotFound:
+            return
+        await self._to_the_end(self._volumes.detach(vm, volume))
+
+    @deferred
+    async def grown(self, volume: str, size: int) -> None:
+        """Have the VM that has a volume, if there is one, see the new size of its file."""
+        for vm in self._vms():
+            if await self._to_the_end(self._volumes.resize(vm, volume, size)):
+                return
+
+
 def _free_lun(vm: Vm, state: _State) -> int:
     taken = set(state.luns.values())
     for lun in range(MOST):
@@ -265,7 +310,7 @@ def _node_id(serial: str) -> str:
 
 def _thd_open(volume: str, path: Path, read_only: bool) -> _File:
     """Open a volume's file and lock it. Blocks. :raise InfranetesError: it can't be had; nothing is open."""
-    flags = (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+    flags = (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC | os.O_NONBLOCK
     with contextlib.ExitStack() as opened:
         try:
             descriptor = os.open(path, flags)

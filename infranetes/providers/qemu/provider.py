@@ -39,6 +39,7 @@ from infranetes.providers.interface import (
     Size,
 )
 from infranetes.providers.qemu import consoles, host_checks, process, record
+from infranetes.providers.qemu.attached import VolumeAttacher
 from infranetes.providers.qemu.bridge import BridgePort
 from infranetes.providers.qemu.command_line import CommandLine
 from infranetes.providers.qemu.disks import Disks
@@ -70,7 +71,10 @@ _log = Logger()
 @implementer(IPodProvider, IFirewallsPods, IHasConsoles, IHasGuestImage)
 @implementer(IJoinsNamespaces, IPlacesVms, IResizesVms, IShowsDisks)
 class QemuProvider:
-    """See `IPodProvider`."""
+    """See `IPodProvider`.
+
+    :ivar attacher: gives VMs the volumes that they are to have.
+    """
 
     name = "qemu"
 
@@ -86,6 +90,7 @@ class QemuProvider:
         self._vms: dict[str, Vm] = {}
         self._tokens_in_work: KeyedLock[str] = KeyedLock()
         self._disks = Disks(reactor)
+        self.attacher = VolumeAttacher(reactor, self._find, self._own_vms, self._to_the_end)
         self._resizer = Resizer(reactor, settings)
         self._preloaded = PreloadedImages(context, self._disks.show_first)
         self._under_way: list[Flight[Any]] = []  # Any: launches and destructions have different results

@@ -87,6 +87,9 @@ class FakeAgent:
         self.holding: Deferred[None] | None = None
         self.create_error: Exception | None = None
         self.exec_error: Exception | None = None
+        self.disks: set[str] = set()
+        self.mount_error: Exception | None = None
+        self.unmount_error: Exception | None = None
 
     def _reach(self) -> None:
         if self.away:
@@ -221,6 +224,28 @@ class FakeAgent:
         if self.exec_error is not None:
             raise self.exec_error
         return vmserver.ExecSyncResponse(stdout=b"out", stderr=b"err", exit_code=3)
+
+    async def mount_disk(
+        self, serial: str, filesystem: str, options: Any, *, read_only: bool, group: int | None
+    ) -> None:
+        self.calls.append((f"mount {filesystem} {','.join(options)} {read_only} {group}", serial))
+        self._reach()
+        if self.mount_error is not None:
+            raise self.mount_error
+        self.disks.add(serial)
+
+    async def unmount_disk(self, serial: str, within: float) -> None:
+        self.calls.append(("unmount", serial))
+        self._reach()
+        if self.unmount_error is not None:
+            raise self.unmount_error
+        self.disks.discard(serial)
+
+    async def disk_usage(self, serial: str, *, grow: bool = False) -> Any:
+        self._reach()
+        if serial not in self.disks:
+            raise NotFound(f"disk {serial} is not mounted")
+        return vmserver.DiskUsageResponse(total_bytes=1000 + grow, used_bytes=10)
 
     async def close(self) -> None:
         streams, self.streams = self.streams, []

@@ -16,7 +16,7 @@ from twisted.trial import unittest
 
 from infranetes.machines.pool_record import PoolRecord, PoolState
 from infranetes.pods import database
-from infranetes.pods.records import ContainerRecord, Contents, LogPosition, SandboxRecord
+from infranetes.pods.records import AttachmentRecord, ContainerRecord, Contents, LogPosition, SandboxRecord
 from infranetes.pods.states import ContainerState, SandboxState
 from infranetes.pods.store import FILE, Store
 from infranetes_common.errors import ConfigError, FailedPrecondition, ResourceExhausted, Unavailable
@@ -306,6 +306,22 @@ class StoreTests(unittest.TestCase):
         await self.store.claim(claimed)
         contents = await self.reopened()
         self.assertEqual(({*contents.sandboxes}, contents.pool), ({changed, claimed}, ()))
+
+    async def test_a_file_of_the_fifth_schema_has_room_for_volumes_and_keeps_them(self) -> None:
+        self.patch(database, "MIGRATIONS", database.MIGRATIONS[:5])
+        database.open_database(self.directory / FILE).close()
+        self.patch(database, "MIGRATIONS", _MIGRATIONS)
+        self.assertEqual((await self.reopened()).attachments, ())
+        record = AttachmentRecord("pvc-1", "qemu", "a", "qemu-1", 5)
+        attached = attrs.evolve(record, serial="0" * 20)
+        for each in (record, attached):
+            await self.store.put_attachment(each)
+            self.assertEqual((await self.reopened()).attachments, (each,))
+        await self.store.delete_sandbox("a")
+        self.assertEqual((await self.reopened()).attachments, (attached,), "it outlives its sandbox")
+        for _ in range(2):
+            await self.store.delete_attachment("pvc-1")
+        self.assertEqual((await self.reopened()).attachments, ())
 
     async def test_a_killed_writer_leaves_whole_records(self) -> None:
         """Writes that were answered survive SIGKILL; others are there as a whole or not at all."""

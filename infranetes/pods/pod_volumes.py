@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The volumes of pods: disks that are attached to a sandbox's VM, mounted there, and detached before it ends.
+
+Which volumes a pod has is known from what kubelet has had published among the node's mounts; which are
+attached, from the store. docs/volumes.md has the table that this follows:
+
+record   at the provider        in the VM         next
+none     free                                     a container that mounts it: record, attach, mount
+there    attached, or on the    mounted, or not   a container: attach and mount again, both idempotent
+         way there or back                        the sandbox is stopped: unmount, detach, no record
+there    its VM is gone                           detach, which then has nothing to do; no record
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+import attrs
+from twisted.logger import Logger
+
+from infranetes.pods.context import NodeContext
+from infranetes.pods.inventory import Container, Sandbox
+from infranetes.pods.records import AttachmentRecord
+from infranetes.pods.sides import ProviderSide
+from infranetes.pods.states import SandboxState
+from infranetes.providers.volumes import IHasVolumes, IVolumes
+from infranetes.volumes import mounts
+from infranetes.volumes.published import PublishedVolume
+from infranetes_common.concurrency import KeyedLock, within
+from infranetes_common.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InfranetesError,
+    NotFound,
+    Unavailable,
+    Unimplemented,
+)
+from infranetes_common.filesync.wire import PREFIX
+from infranetes_common.volume_disks import checked_options
+from infranetes_common.wire import cri, vmserver
+
+DETACH_SECONDS = 30.0
+UNMOUNT_SECONDS = 30.0  # for what is pending to be written, while the pod is stopped
+_GONE = (SandboxState.LOST, SandboxState.STOPPED, SandboxState.VACANT)
+
+Find = Callable[[Sequence[str]], Awaitable[Sequence[PublishedVolume | None]]]
+"""Look up which volumes are published at paths of the node; None: none."""
+
+_log = Logger()
+
+
+class PodVolumes:
+    """Attaches, mounts and detaches. What is done about one volume is done in order."""
+
+    def __init__(self, node: NodeContext, find: Find) -> None:
+        self._node = node
+        self._find = find
+        self._records: dict[str, AttachmentRecord] = {}  # by volume
+        self._in_work: KeyedLock[str] = KeyedLock()
+
+    def load(self, records: Iterable[AttachmentRecord]) -> None:
+        """Take up what an earlier daemon recorded."""
+        self._records.update({record.id: record for record in records})
+
+    # ---- over a container's life
+
+    async def prepare(self, container: Container, config: cri.ContainerConfig) -> cri.ContainerConfig:
+        """Have the VM mount the container's volumes; return `config` with mounts that name them.
+
+        :raise InfranetesError: a volume can't be had; names the mount."""
+        paths = [mount.host_path for mount in config.mounts]
+        if not any(paths):
+            return config
+        found = await self._find(paths)
+        if not any(found):
+            return config
+        changed = cri.ContainerConfig()
+        changed.CopyFrom(config)
+        for index, (mount, volume) in enumerate(zip(changed.mounts, found, strict=True)):
+            if volume is None:
+                continue
+            try:
+                _check_mount(mount)
+                serial = await self._have(container.sandbox, volume)
+            except InfranetesError as error:
+                raise type(error)(f"{mounts.describe(index, mount)}: {error}") from None
+            mount.host_path = PREFIX + serial + (f"/{volume.below}" if volume.below else "")
+            mount.readonly = mount.readonly or volume.read_only
+        return changed
+
+    async def _have(self, sandbox: Sandbox, wanted: PublishedVolume) -> str:
+        """Have the sandbox's VM mount a volume; return its disk's serial number there."""
+        options = checked_options(wanted.mount_flags)
+        volumes = self._volumes_of(self._node.side_of(sandbox.record))
+        async with self._in_work.held(wanted.volume):
+            record = await self._recorded(sandbox, wanted)
+            agent = sandbox.agent()
+            try:
+                serial = await volumes.attach(record.instance_id, record.id, wanted.read_only)
+            except (Unavailable, DeadlineExceeded):
+                raise
+            except InfranetesError:  # it is certain that it is not attached
+                if not record.serial:
+                    await self._forget(record)
+                raise
+            if record.serial != serial:
+                await self._put(attrs.evolve(record, serial=serial))
+            try:
+                await agent.mount_disk(
+                    serial, wanted.filesystem, options, read_only=wanted.read_only, group=wanted.group
+                )
+            except Unimplemented:
+                raise FailedPrecondition(
+                    "this pod's VM can't mount volumes: its guest image is of an earlier release, or its "
+                    "agent shares a machine. Build the guest image anew, and have the pod made anew"
+                ) from None
+        return serial
+
+    async def _recorded(self, sandbox: Sandbox, wanted: PublishedVolume) -> AttachmentRecord:
+        """The record that the volume is the sandbox's.
+
+        :raise FailedPrecondition: another pod has it."""
+        record = self._records.get(wanted.volume)
+        if record is not None and self._is_of(record, sandbox):
+            return record
+        if record is not None:
+            await self._end_if_free(record)
+        record = AttachmentRecord(
+            id=wanted.volume,
+            provider=self._node.side_of(sandbox.record).name,
+            sandbox_id=sandbox.id,
+            instance_id=sandbox.record.instance_id,
+            attached_at=self._node.now(),
+        )
+        await self._put(record)
+        return record
+
+    # ---- over a sandbox's life
+
+    async def release(self, sandbox: Sandbox) -> None:
+        """Unmount and detach the volumes of a sandbox that is being stopped.
+
+        What fails is left to `ended`."""
+        for record in self._of(sandbox):
+            async with self._in_work.held(record.id):
+                await self._unmount(sandbox, record)
+                await self._end(record)
+
+    async def ended(self, sandbox: Sandbox) -> None:
+        """Free the volumes of a sandbox whose VM is no more."""
+        for record in self._of(sandbox):
+            async with self._in_work.held(record.id):
+                await self._end(record)
+
+    async def sweep(self, side: ProviderSide) -> None:
+        """Free the volumes of a provider's VMs that are no more."""
+        for record in [one for one in self._records.values() if one.provider == side.name]:
+            if self._is_over(record):
+                async with self._in_work.held(record.id):
+                    if self._is_over(record):
+                        await self._end(record)
+
+    # ---- questions about a volume that is in use
+
+    async def usage(self, volume: str, *, grow: bool = False) -> vmserver.DiskUsageResponse | None:
+        """Measure a volume where it is mounted; None: it is in no VM.
+
+        :param grow: have its file system fill it first.
+        :raise InfranetesError: its VM does not tell."""
+        record = self._records.get(volume)
+        sandbox = self._node.inventory.sandboxes.get(record.sandbox_id) if record is not None else None
+        if record is None or sandbox is None or not record.serial or sandbox.client is None:
+            return None
+        try:
+            return await sandbox.client.disk_usage(record.serial, grow=grow)
+        except NotFound:
+            return None
+
+    def user_of(self, volume: str) -> str:
+        """The pod whose VM has a volume, for people; "": none."""
+        record = self._records.get(volume)
+        if record is None:
+            return ""
+        sandbox = self._node.inventory.sandboxes.get(record.sandbox_id)
+        return _named(sandbox) if sandbox is not None else f"sandbox {record.sandbox_id}"
+
+    # ---- records
+
+    def _of(self, sandbox: Sandbox) -> list[AttachmentRecord]:
+        return [record for record in self._records.values() if record.sandbox_id == sandbox.id]
+
+    def _is_of(self, record: AttachmentRecord, sandbox: Sandbox) -> bool:
+        return (record.sandbox_id, record.instance_id) == (sandbox.id, sandbox.record.instance_id)
+
+    def _is_over(self, record: AttachmentRecord) -> bool:
+        """Whether the VM that the volume was recorded for is certainly no sandbox's any more."""
+        sandbox = self._node.inventory.sandboxes.get(record.sandbox_id)
+        return (
+            self._records.get(record.id) is record
+            and (sandbox is None or sandbox.state in _GONE or not self._is_of(record, sandbox))
+        )  # fmt: skip
+
+    async def _end_if_free(self, record: AttachmentRecord) -> None:
+        """Free a volume whose VM is no more. :raise FailedPrecondition: there still is one."""
+        if not self._is_over(record):
+            raise FailedPrecondition(
+                f"volume {record.id} is attached to the VM of {self.user_of(record.id)}: a volume is one "
+                "pod's at a time. It is free once that pod is stopped"
+            )
+        await self._detach(record)
+
+    async def _end(self, record: AttachmentRecord) -> None:
+        try:
+            await self._detach(record)
+        except InfranetesError as error:
+            _log.warn(
+                "volume {volume} of sandbox {sandbox} is not detached yet: {error}",
+                volume=record.id,
+                sandbox=record.sandbox_id,
+                error=error,
+            )
+
+    async def _detach(self, record: AttachmentRecord) -> None:
+        """Have the provider detach a volume, and forget it. :raise InfranetesError: it is still attached."""
+        side = self._node.sides.get(record.provider)
+        if side is None:
+            raise FailedPrecondition(
+                f"volume {record.id} was attached by provider {record.provider}, which is not configured "
+                "any more: configure it again"
+            )
+        side.check_ready()
+        detaching = self._volumes_of(side).detach(record.instance_id, record.id)
+        await within(self._node.clock, DETACH_SECONDS, detaching, f"detaching volume {record.id}")
+        await self._forget(record)
+
+    async def _unmount(self, sandbox: Sandbox, record: AttachmentRecord) -> None:
+        """Have the VM write what is pending, as far as its agent answers."""
+        if not record.serial or sandbox.client is None or sandbox.watch is None or not sandbox.watch.live:
+            return
+        try:
+            await sandbox.client.unmount_disk(record.serial, within=UNMOUNT_SECONDS)
+        except InfranetesError as error:
+            _log.warn(
+                "volume {volume} is not unmounted in the VM of sandbox {sandbox}, which ends: {error}",
+                volume=record.id,
+                sandbox=sandbox.id,
+                error=error,
+            )
+
+    async def _put(self, record: AttachmentRecord) -> None:
+        await self._node.store.put_attachment(record)
+        self._records[record.id] = record
+
+    async def _forget(self, record: AttachmentRecord) -> None:
+        await self._node.store.delete_attachment(record.id)
+        self._records.pop(record.id, None)
+
+    def _volumes_of(self, side: ProviderSide) -> IVolumes:
+        if not IHasVolumes.providedBy(side.provider):
+            raise FailedPrecondition(f"provider {side.name}, which has this pod's VM, attaches no volumes")
+        return side.provider.volumes
+
+
+def _check_mount(mount: cri.Mount) -> None:
+    if mount.uidMappings or mount.gidMappings:
+        raise FailedPrecondition("a volume can't be mounted with mapped ids yet: leave out hostUsers: false")
+
+
+def _named(sandbox: Sandbox) -> str:
+    metadata = sandbox.config.metadata
+    return f"pod {metadata.namespace}/{metadata.name} (sandbox {sandbox.id})"

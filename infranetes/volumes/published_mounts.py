@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which volumes are published at paths that containers mount, looked up where nothing can hang."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from twisted.python.failure import Failure
+
+from infranetes.volumes import published
+from infranetes.volumes.mount_table import MountTable
+from infranetes.volumes.published import PublishedVolume
+from infranetes_common.concurrency import Lanes, run_in_thread, settled
+from infranetes_common.errors import InfranetesError
+from infranetes_common.reactors import IReactor
+
+FIND_SECONDS = 10.0  # that finding out what is at a path may take
+THREADS = 4
+
+
+class PublishedMounts:
+    """Looks at the node's mounts.
+
+    A path in a directory that does not answer delays only its own container."""
+
+    def __init__(self, reactor: IReactor) -> None:
+        self._reactor = reactor
+        self._table = MountTable()
+        self._lanes = Lanes(reactor, "published volumes", THREADS)
+
+    async def find(self, paths: Sequence[str]) -> list[PublishedVolume | None]:
+        """What is published at each of these paths; None: no volume, or there is no path.
+
+        :raise InfranetesError: what is published can't be told."""
+        if not await run_in_thread(self._reactor, self._thd_any):
+            return [None] * len(paths)
+        looks = [
+            self._lanes.run(path, FIND_SECONDS, published.read, path, self._table) for path in paths if path
+        ]
+        found = iter(await settled(looks))
+        results: list[PublishedVolume | None] = []
+        for path in paths:
+            outcome = next(found) if path else None
+            if isinstance(outcome, Failure):
+                if outcome.check(InfranetesError) is None:
+                    outcome.raiseException()
+                raise outcome.value
+            results.append(outcome)
+        return results
+
+    def _thd_any(self) -> bool:
+        return any(one.source.startswith(published.PREFIX) for one in self._table.mounts())
+
+    def close(self) -> None:
+        """Look at nothing any more. Idempotent."""
+        self._lanes.close()
+        self._table.close()
