@@ -45,7 +45,6 @@ from infranetes.pods.lifelog import log_container_events
 from infranetes.pods.logs import Logs
 from infranetes.pods.network_policies import PodFirewalls, enforce
 from infranetes.pods.node_names import node_dns
-from infranetes.pods.pod_volumes import PodVolumes
 from infranetes.pods.sandbox_vm import reachable_machines
 from infranetes.pods.shadows import Shadows
 from infranetes.pods.store import Store
@@ -55,6 +54,7 @@ from infranetes.providers import registry
 from infranetes.providers.interface import IInVpc
 from infranetes.services.cluster import ClusterServices
 from infranetes.streaming.server import StreamingServer
+from infranetes.volumes.pod_volumes import PodVolumes
 from infranetes.volumes.published_mounts import PublishedMounts
 from infranetes.volumes.volumes import Volumes
 from infranetes_common import errors

@@ -37,8 +37,8 @@ from infranetes_common.wire import cri
 if TYPE_CHECKING:
     from infranetes.machines.pool import Pool
     from infranetes.machines.renewal import Renewal
-    from infranetes.pods.pod_volumes import PodVolumes
     from infranetes.pods.shadows import Shadows
+    from infranetes.volumes.pod_volumes import PodVolumes
     from infranetes.volumes.volumes import Volumes
 
 DAY = 86400.0

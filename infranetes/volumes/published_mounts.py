@@ -11,7 +11,6 @@ from infranetes.volumes import published
 from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.published import PublishedVolume
 from infranetes_common.concurrency import Lanes, run_in_thread, settled
-from infranetes_common.errors import InfranetesError
 from infranetes_common.reactors import IReactor
 
 FIND_SECONDS = 10.0  # that finding out what is at a path may take
@@ -34,19 +33,15 @@ class PublishedMounts:
         :raise InfranetesError: what is published can't be told."""
         if not await run_in_thread(self._reactor, self._thd_any):
             return [None] * len(paths)
-        looks = [
-            self._lanes.run(path, FIND_SECONDS, published.read, path, self._table) for path in paths if path
-        ]
-        found = iter(await settled(looks))
-        results: list[PublishedVolume | None] = []
-        for path in paths:
-            outcome = next(found) if path else None
+        looks = {path: self._look(path) for path in paths if path}
+        found = dict(zip(looks, await settled(looks.values()), strict=True))
+        for outcome in found.values():
             if isinstance(outcome, Failure):
-                if outcome.check(InfranetesError) is None:
-                    outcome.raiseException()
-                raise outcome.value
-            results.append(outcome)
-        return results
+                outcome.raiseException()
+        return [_volume(found.get(path)) for path in paths]
+
+    async def _look(self, path: str) -> PublishedVolume | None:
+        return await self._lanes.run(path, FIND_SECONDS, published.read, path, self._table)
 
     def _thd_any(self) -> bool:
         return any(one.source.startswith(published.PREFIX) for one in self._table.mounts())
@@ -55,3 +50,7 @@ class PublishedMounts:
         """Look at nothing any more. Idempotent."""
         self._lanes.close()
         self._table.close()
+
+
+def _volume(outcome: PublishedVolume | Failure | None) -> PublishedVolume | None:
+    return outcome if isinstance(outcome, PublishedVolume) else None

@@ -61,8 +61,8 @@ class AgentService:
         self.images = ImageCalls(choice)
         self.layers = LayerCalls(choice)
         self.volumes = VolumeCalls(reactor, volumes)
-        own_disks = own_machine and volumes.attached is not None
-        self.disks = DiskCalls(PodDisks(reactor, volumes.attached, ScsiDisks()) if own_disks else None)
+        points = volumes.attached if own_machine else None
+        self.disks = DiskCalls(PodDisks(reactor, points, ScsiDisks()) if points is not None else None)
         self.stats = StatsCalls(reactor, choice, own=own_machine)
         kernel = Kernel(reactor)
         proxy = ServiceProxy(kernel)

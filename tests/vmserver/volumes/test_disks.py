@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, cast
 from unittest import SkipTest
@@ -85,9 +86,13 @@ class PodDiskTests(TestCase):
         return self.point
 
     async def refused(self, **fields: Any) -> str:
-        error = await self.assertFailure(start(self.mounted(**fields)), FailedPrecondition)
+        words = await self.fails(FailedPrecondition, self.mounted(**fields))
         self.assertFalse(os.path.ismount(self.point))
-        return str(error)
+        return words
+
+    async def fails(self, kind: type[Exception], work: Coroutine[Any, Any, Any]) -> str:  # Any: no result
+        raised = await self.assertFailure(start(work), kind)
+        return str(raised)
 
     async def test_a_blank_disk_is_formatted_once_and_keeps_what_is_written(self) -> None:
         for text in ("first", "second"):
@@ -171,7 +176,7 @@ class PodDiskTests(TestCase):
         self.assertEqual(before.free_inodes - after.free_inodes, 1)
         self.assertLessEqual(after.used + after.available, after.total)
         await self.disks.unmount(SERIAL)
-        await self.assertFailure(start(self.disks.usage(SERIAL, grow=False)), NotFound)
+        await self.fails(NotFound, self.disks.usage(SERIAL, grow=False))
 
     async def test_its_files_are_given_to_the_group_once(self) -> None:
         point = await self.mounted()
@@ -198,8 +203,7 @@ class PodDiskTests(TestCase):
         mount(str(point / "sub"), str(part), "", Flag.BIND)
         used = (part / "file").open("w")
         with used:
-            error = await self.assertFailure(start(self.disks.unmount(SERIAL)), FailedPrecondition)
-            self.assertIn("still used", str(error))
+            self.assertIn("still used", await self.fails(FailedPrecondition, self.disks.unmount(SERIAL)))
             self.assertEqual(self.loops.forgotten, [])
         await self.disks.unmount(SERIAL)
         self.assertEqual(mounts_below(self.top), [])
@@ -211,8 +215,7 @@ class PodDiskTests(TestCase):
         self.loops.devices[SERIAL] = device
         await mounting
         self.patch(disks_module, "APPEAR_SECONDS", 0.0)
-        error = await self.assertFailure(start(self.mounted(serial="0" * 20)), Unavailable)
-        self.assertIn("0" * 20, str(error))
+        self.assertIn("0" * 20, await self.fails(Unavailable, self.mounted(serial="0" * 20)))
 
     def test_options_that_could_do_harm_are_refused(self) -> None:
         for option in (

@@ -9,8 +9,8 @@ from typing import Any
 from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
 
-from infranetes.pods.pod_volumes import PodVolumes
 from infranetes.providers.volumes import IHasVolumes
+from infranetes.volumes.pod_volumes import PodVolumes
 from infranetes.volumes.published import PublishedVolume
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable, Unimplemented
@@ -287,11 +287,12 @@ class PodVolumesTests(PodsTestCase):
         mapped = mounting(DATA)
         for mappings in (mapped.mounts[0].uidMappings, mapped.mounts[0].gidMappings):
             mappings.add(container_id=0, host_id=65536, length=65536)
-        userns = pod("mapped", uid="u3")
+        userns = pod("mapped", uid="u3", annotations={"infranetes.io/containers": "oci"})
         options = userns.linux.security_context.namespace_options.userns_options
         options.mode = cri.POD
         for mappings in (options.uids, options.gids):
             mappings.add(container_id=0, host_id=65536, length=65536)
+        mapped.linux.security_context.namespace_options.userns_options.CopyFrom(options)
         self.assertIn("mapped", self.refused(FailedPrecondition, mapped, self.run_pod(userns)))
         self.assertEqual((self.kept(), self.volumes.calls), ([], []))
 

@@ -258,7 +258,8 @@ class PodVolumes:
     def _volumes_of(self, side: ProviderSide) -> IVolumes:
         if not IHasVolumes.providedBy(side.provider):
             raise FailedPrecondition(f"provider {side.name}, which has this pod's VM, attaches no volumes")
-        return side.provider.volumes
+        volumes: IVolumes = side.provider.volumes  # type: ignore[attr-defined]
+        return volumes
 
 
 def _check_mount(mount: cri.Mount) -> None:
