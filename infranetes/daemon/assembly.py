@@ -105,8 +105,9 @@ class Daemon(OrderedServices):
         self._services = self._make_services(server)
         self._pods = PodsService(self._make_node(), self._backends.make)
         if (delegate := self._backends.delegate) is not None:
-            node, lost = self._pods.node, self._pods.sandboxes.lost
-            node.shadows = Shadows(node, ShadowSandboxes(delegate, str(config.state_dir)), lost)
+            node, sandboxes = self._pods.node, self._pods.sandboxes
+            shadows = ShadowSandboxes(delegate, str(config.state_dir))
+            node.shadows = Shadows(node, shadows, sandboxes.lost, sandboxes.end_abandoned)
         self._provider_start = ProviderStart(self._pods, self._manager, self._backends.delegate is not None)
         self._add_in_order(lock)
 

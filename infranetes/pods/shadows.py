@@ -29,6 +29,7 @@ from infranetes.pods.inventory import Inventory, Sandbox
 from infranetes.pods.records import SandboxRecord
 from infranetes.pods.states import SandboxState
 from infranetes.providers.interface import Attachment
+from infranetes_common.concurrency import Flight
 from infranetes_common.errors import InfranetesError, NotFound, Unavailable
 from infranetes_common.wire import cri
 
@@ -100,14 +101,20 @@ class Shadows:
     """The shadows of this node's sandboxes. See the table above.
 
     :param lost: called with a READY sandbox that has lost its network, and why.
+    :param end_abandoned: ends what is left of a launch that failed: its VM, then its shadow.
     """
 
     def __init__(
-        self, node: ShadowsNode, runtime: ShadowRuntime, lost: Callable[[Sandbox, str], None]
+        self,
+        node: ShadowsNode,
+        runtime: ShadowRuntime,
+        lost: Callable[[Sandbox, str], None],
+        end_abandoned: Callable[[Sandbox], Flight[None]],
     ) -> None:
         self._node = node
         self._runtime = runtime
         self._lost = lost
+        self._end_abandoned = end_abandoned
         self._orphans: set[str] = set()  # shadows that no sandbox knew in the last pass
         self._missing: set[str] = set()  # sandboxes whose shadow was not there in the last pass
 
@@ -123,10 +130,20 @@ class Shadows:
                 await self._runtime.end(shadow)
                 shadow = ""
         if not shadow:
+            await self._end_earlier(sandbox.record)
             shadow = await self._runtime.run(sandbox.config, sandbox.id)
             path = await self._runtime.namespace(shadow)
         await self._node.save(sandbox, attrs.evolve(sandbox.record, shadow_id=shadow, netns=path))
         return Attachment(Path(path))
+
+    async def _end_earlier(self, record: SandboxRecord) -> None:
+        """End what failed launches of the same pod have left, whose shadow would have the name.
+
+        :raise InfranetesError: that is not possible now."""
+        for each in list(self._node.inventory):
+            left = each.state is SandboxState.ABANDONED and each.record.network == CNI
+            if left and each.record.name == record.name:
+                await self._end_abandoned(each).join()
 
     async def end(self, sandbox: Sandbox) -> None:
         """End the shadow of a sandbox whose VM is destroyed, recorded or not. Idempotent.

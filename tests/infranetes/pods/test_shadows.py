@@ -32,6 +32,7 @@ class FakeShadow:
     owner: str
     ready: bool = True
     ours: bool = True
+    name: str = ""  # that no other may have
 
 
 class FakeRuntime:
@@ -57,8 +58,11 @@ class FakeRuntime:
         for each in self.shadows.values():
             if each.owner == owner and each.ready:
                 return each.id
+        taken = {each.name for each in self.shadows.values()}
+        if config.metadata.name in taken:
+            raise Unavailable("failed to reserve sandbox name")
         self._made += 1
-        shadow = FakeShadow(f"shadow-{self._made}", owner)
+        shadow = FakeShadow(f"shadow-{self._made}", owner, name=config.metadata.name)
         self.shadows[shadow.id] = shadow
         self.calls.append(("run", owner))
         if self.holding is not None:
@@ -95,7 +99,8 @@ class ShadowedNode(FakeNode):
     def made(self) -> None:
         if not hasattr(self, "runtime"):
             self.runtime = FakeRuntime(self.provider.calls)
-        self.node.shadows = Shadows(self.node, self.runtime, self.sandboxes.lost)
+        sandboxes = self.sandboxes
+        self.node.shadows = Shadows(self.node, self.runtime, sandboxes.lost, sandboxes.end_abandoned)
         self.node.handlers[""] = Handler("", self.node.side, network=CNI)
 
 
@@ -182,6 +187,27 @@ class LifeTests(ShadowsTestCase):
         failed = self.failureResultOf(self.start(), FailedPrecondition)
         self.assertIn("kind netkit", str(failed.value))
         self.assertNothingLeft()
+
+    def test_what_a_failed_launch_has_left_is_ended_before_the_pods_next_one(self) -> None:
+        """Its name would be taken until the next pass."""
+        self.world.provider.launch_error = Unavailable("no room")
+        self.runtime.end_error = Unavailable("cni plugin not initialized")
+        self.failureResultOf(self.start(), Unavailable)
+        self.world.provider.launch_error = None
+        failed = self.failureResultOf(self.start(), Unavailable)
+        self.assertIn("cni plugin not initialized", str(failed.value))
+        self.runtime.end_error = None
+        id = self.run_pod()
+        self.assertEqual(list(self.runtime.shadows), [self.record(id).shadow_id])
+        self.assertEqual([each.id for each in self.world.node.inventory], [id])
+
+    def test_a_failed_launch_of_another_pod_is_left_to_the_passes(self) -> None:
+        self.world.provider.launch_error = Unavailable("no room")
+        self.runtime.end_error = Unavailable("cni plugin not initialized")
+        self.failureResultOf(self.start(pod(name="other")), Unavailable)
+        self.world.provider.launch_error = None
+        id = self.run_pod()
+        self.assertEqual(self.record(id).state, SandboxState.READY)
 
     def test_a_delegate_that_refuses_fails_the_pod_with_its_words(self) -> None:
         self.runtime.run_error = Unavailable("failed to setup network for sandbox")
