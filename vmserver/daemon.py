@@ -51,6 +51,7 @@ from vmserver.pod_settings import PodSettings
 from vmserver.prewarm import prewarm
 from vmserver.provider_choice import ProviderChoice
 from vmserver.rpc.agent import AgentService
+from vmserver.volumes.parts import VolumeParts
 from vmserver.volumes.store import VolumeStore
 
 DRAIN_SECONDS = 2.0
@@ -58,6 +59,7 @@ MAX_FRAME = 192 * 1024  # bytes: a message of a stream is one
 CONNECTION_WINDOW = 4 * 1024 * 1024  # bytes from the node in one round trip: a layer may be GBs
 MEMORY_VOLUMES = "volumes"  # in run_dir: a tmpfs for secrets
 DISKS = "disks"  # beside the volumes: where disks of the pod are mounted
+VOLUME_PARTS = "volume-parts"  # in run_dir: what containers mount of a volume
 
 _log = Logger()
 
@@ -110,6 +112,7 @@ class Vmserver(Service):
             self._choice,
             PodSettings(applier, config.etc_dir, check_only=not own_machine),
             volumes,
+            VolumeParts(volumes, config.run_dir / VOLUME_PARTS, mount=own_machine),
             self._identity,
             gate,
             limits=config.limits,

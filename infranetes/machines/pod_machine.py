@@ -84,6 +84,7 @@ class PodMachine:
         self._owner = owner
         self._launch: Flight[Instance] | None = None  # the provider's, in this process
         self._takes_layers: bool | None = None  # as its agent said; None: it was not asked by this process
+        self._keeps_volumes: bool | None = None  # as above
 
     @property
     def id(self) -> str:
@@ -178,6 +179,14 @@ class PodMachine:
         if self._takes_layers is None:
             self._takes_layers = (await self.connect().info()).takes_layers
         return self._takes_layers
+
+    async def keeps_volumes(self) -> bool:
+        """Whether volumes can be the VM's own. The agent is asked once.
+
+        :raise InfranetesError: it can't be asked."""
+        if self._keeps_volumes is None:
+            self._keeps_volumes = (await self.connect().info()).keeps_volumes
+        return self._keeps_volumes
 
     async def configure(
         self, config: cri.PodSandboxConfig, node_dns: cri.DNSConfig, contprovider: str
@@ -325,7 +334,7 @@ class PodMachine:
                 f"the machine at {self.facts.agent_host} is not sandbox {self.id}: its agent answers for "
                 f"{info.sandbox_id[:64] or 'none'}"
             )
-        self._takes_layers = info.takes_layers
+        self._takes_layers, self._keeps_volumes = info.takes_layers, info.keeps_volumes
 
     # ---- the end
 

@@ -17,6 +17,7 @@ class VolumesConfig:
     max_bytes: Bytes = attrs.field(default=Bytes(256 * 1024 * 1024), validator=ge(Bytes(1)))
     max_entries: int = attrs.field(default=16384, validator=ge(1))
     interval: float = attrs.field(default=1.0, validator=gt(0))  # seconds between two looks
+    show_space: bool = True  # have files on the node by which kubelet knows what emptyDirs in VMs take
 
     @property
     def bounds(self) -> Bounds:

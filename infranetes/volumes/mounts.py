@@ -8,7 +8,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import attrs
 
@@ -177,15 +177,17 @@ def writable_submounts(mount: cri.Mount, source: Source, layout: Layout) -> list
     return found
 
 
-def for_agent(config: cri.ContainerConfig, sources: dict[int, Source]) -> cri.ContainerConfig:
+def for_agent(config: cri.ContainerConfig, names: Mapping[int, str]) -> cri.ContainerConfig:
     """`config` as the agent gets it: with mounts that name volumes, except for those of images.
 
-    A volume is a single tree, so a read-only mount of it is recursive. SELinux labels are up to the VM."""
+    A volume is a single tree, so a read-only mount of it is recursive. SELinux labels are up to the VM.
+
+    :param names: of the mounts' volumes, or of what is in them, by the mounts' indexes."""
     sent = cri.ContainerConfig()
     sent.CopyFrom(config)
     for index, mount in enumerate(sent.mounts):
-        if index in sources:
-            mount.host_path = PREFIX + sources[index].id
+        if index in names:
+            mount.host_path = PREFIX + names[index]
             mount.ClearField("uidMappings")  # its files come with the ids that they have for the pod
             mount.ClearField("gidMappings")
         mount.recursive_read_only = False

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the next daemon has to know of volumes: `SANDBOX/VOLUME.json` below one directory. It all blocks."""
+"""What the next daemon has to know of volumes, below one directory: `SANDBOX/VOLUME.json` of those that are
+carried, `SANDBOX/VOLUME.own` of the VM's own. It all blocks."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, TypeVar
 
 import attrs
 from twisted.logger import Logger
@@ -19,6 +20,7 @@ from infranetes_common.concurrency import replace_file
 from infranetes_common.filesync.manifest import Entry, Manifest
 from infranetes_common.user_namespaces import IdRange, UserNamespace
 
+R = TypeVar("R")
 _log = Logger()
 
 
@@ -38,8 +40,19 @@ class VolumeRecord:
     users: UserNamespace | None = None
 
 
+@attrs.frozen
+class OwnRecord:
+    """One volume that is the VM's own, and is in it.
+
+    :ivar vm: which VM. :ivar users: as above."""
+
+    source: Source
+    vm: str
+    users: UserNamespace | None = None
+
+
 class _Document(TypedDict):
-    """The file."""
+    """The file of a volume that is carried."""
 
     path: str
     file: bool
@@ -51,6 +64,15 @@ class _Document(TypedDict):
     users: NotRequired[list[tuple[int, int]]]  # first id and number of the users, and of the groups
 
 
+class _OwnDocument(TypedDict):
+    """The file of a volume that is the VM's own."""
+
+    path: str
+    in_memory: bool
+    vm: str
+    users: NotRequired[list[tuple[int, int]]]
+
+
 class VolumeRecords:
     """:param directory: made when first needed."""
 
@@ -58,21 +80,42 @@ class VolumeRecords:
         self._directory = directory
 
     def load(self) -> dict[str, list[VolumeRecord]]:
-        """All records, by sandbox. One that can't be read is logged and left out."""
-        found: dict[str, list[VolumeRecord]] = {}
-        for path in sorted(self._directory.glob("*/*.json")):
+        """Records of volumes that are carried, by sandbox. One that can't be read is logged and left out."""
+        return self._load("json", _record, "is carried no more")
+
+    def load_own(self) -> dict[str, list[OwnRecord]]:
+        """Records of VMs' own volumes, as `load`."""
+        return self._load("own", _own_record, "is empty for the sandbox's next container")
+
+    def _load(self, kind: str, parse: Callable[[Any], R], lost: str) -> dict[str, list[R]]:
+        # Any: what json.loads returns
+        found: dict[str, list[R]] = {}
+        for path in sorted(self._directory.glob(f"*/*.{kind}")):
             try:
-                found.setdefault(path.parent.name, []).append(_record(json.loads(path.read_bytes())))
+                found.setdefault(path.parent.name, []).append(parse(json.loads(path.read_bytes())))
             except (OSError, ValueError, KeyError, TypeError) as error:
-                _log.error("{path} is unreadable; its volume is carried no more: {error}",
-                           path=str(path), error=error)  # fmt: skip
+                _log.error("{path} is unreadable; its volume {lost}: {error}",
+                           path=str(path), lost=lost, error=error)  # fmt: skip
         return found
 
     def save(self, sandbox_id: str, record: VolumeRecord) -> None:
         """Write the record in place of any of the same volume."""
+        self._write(sandbox_id, f"{record.source.id}.json", _document(record))
+
+    def save_own(self, sandbox_id: str, record: OwnRecord) -> None:
+        """Write the record in place of any of the same volume."""
+        source = record.source
+        document: _OwnDocument = {
+            "path": source.path, "in_memory": source.in_memory, "vm": record.vm
+        }  # fmt: skip
+        if record.users is not None:
+            document["users"] = _ranges(record.users)
+        self._write(sandbox_id, f"{source.id}.own", document)
+
+    def _write(self, sandbox_id: str, name: str, document: _Document | _OwnDocument) -> None:
         directory = self._directory / sandbox_id
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        replace_file(directory / f"{record.source.id}.json", json.dumps(_document(record)))
+        replace_file(directory / name, json.dumps(document))
 
     def delete(self, sandbox_id: str, volume_id: str) -> None:
         """Delete the record of one volume. Idempotent."""
@@ -113,8 +156,23 @@ def _document(record: VolumeRecord) -> _Document:
         ],
     }  # fmt: skip
     if record.users is not None:
-        document["users"] = [(ids.first, ids.length) for ids in (record.users.uids, record.users.gids)]
+        document["users"] = _ranges(record.users)
     return document
+
+
+def _ranges(users: UserNamespace) -> list[tuple[int, int]]:
+    return [(ids.first, ids.length) for ids in (users.uids, users.gids)]
+
+
+def _users(document: _Document | _OwnDocument) -> UserNamespace | None:
+    if "users" not in document:
+        return None
+    return UserNamespace(*(IdRange(first, length) for first, length in document["users"]))
+
+
+def _own_record(document: _OwnDocument) -> OwnRecord:
+    source = Source(str(document["path"]), False, bool(document["in_memory"]))
+    return OwnRecord(source, str(document["vm"]), _users(document))
 
 
 def _record(document: _Document) -> VolumeRecord:
@@ -131,8 +189,5 @@ def _record(document: _Document) -> VolumeRecord:
             for path, device, inner in document["places"]
         }
     source = Source(str(document["path"]), bool(document["file"]), bool(document["in_memory"]))
-    users: UserNamespace | None = None
-    if "users" in document:
-        users = UserNamespace(*(IdRange(first, length) for first, length in document["users"]))
     containers = tuple(document["containers"])
-    return VolumeRecord(source, bool(document["writable"]), containers, layout, base, users)
+    return VolumeRecord(source, bool(document["writable"]), containers, layout, base, _users(document))

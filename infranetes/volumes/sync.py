@@ -20,7 +20,7 @@ from infranetes.volumes.volume import Volume
 from infranetes_common.concurrency import Lanes, run_in_thread
 from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
 from infranetes_common.filesync.apply import Applier
-from infranetes_common.filesync.manifest import Bounds, Change, Entry, Manifest, Removed
+from infranetes_common.filesync.manifest import Bounds, Change, Entry, Manifest, Removed, ordered
 from infranetes_common.filesync.plan import agreed, keys, plan, put_off
 from infranetes_common.filesync.scan import read
 from infranetes_common.filesync.wire import BATCH_BYTES, batch
@@ -53,6 +53,14 @@ class VolumeSync:
         :param first: a container is about to be created with it: make the volume in the VM."""
         async with volume.lock:
             await self._sync(sandbox, volume, first)
+
+    async def bring(self, sandbox: Sandbox, volume: Volume) -> None:
+        """Make a volume in the VM, with what the node has of it now. Nothing is compared."""
+        agent = sandbox.client
+        if agent is None:
+            raise Unavailable(f"sandbox {sandbox.id} has no agent")
+        node, _ = await self.at_source(volume.source, volume.scan, self.bounds)
+        await self._put(agent, volume, ordered(node.values()), [])
 
     async def try_sync(self, sandbox: Sandbox, volume: Volume) -> None:
         """As `sync`, but failures are logged; the volume is compared again in time."""
@@ -87,14 +95,7 @@ class VolumeSync:
         if todo.pulls:
             await self._pull(agent, volume, applier, todo.pull, todo.pull_removed)
         if todo.pushes or (first and not vm):
-            await agent.put_volume(
-                volume.source.id,
-                file=volume.source.file,
-                in_memory=volume.source.in_memory,
-                size_limit=volume.source.size_limit,
-                bounds=self.bounds,
-                changes=self._read(volume, todo.push, todo.push_removed),
-            )
+            await self._put(agent, volume, todo.push, todo.push_removed)
         base = volume.base
         volume.put_off = frozenset(left)
         volume.base = {**agreed(node, todo, base, applier.failed), **left}
@@ -121,6 +122,18 @@ class VolumeSync:
         if volume.users is None:
             return found
         return await run_in_thread(self._reactor, inside, found, volume.users)
+
+    async def _put(
+        self, agent: AgentClient, volume: Volume, entries: list[Entry], removed: list[bytes]
+    ) -> None:
+        await agent.put_volume(
+            volume.source.id,
+            file=volume.source.file,
+            in_memory=volume.source.in_memory,
+            size_limit=volume.source.size_limit,
+            bounds=self.bounds,
+            changes=self._read(volume, entries, removed),
+        )
 
     async def _read(
         self, volume: Volume, entries: list[Entry], removed: list[bytes]

@@ -8,6 +8,8 @@ A volume's life, which its record follows:
     carried   both sides are compared again whenever   the first comparison is done
               one of them has changed
     gone      no record, nothing in the VM             no container mounts it any more, or there is no VM
+
+That of a volume which is the VM's own is in `own`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from infranetes.volumes import mounts
 from infranetes.volumes.config import VolumesConfig
 from infranetes.volumes.mount_table import Layout, MountTable
 from infranetes.volumes.mounts import Source
+from infranetes.volumes.own import OwnVolumes
 from infranetes.volumes.records import VolumeRecords
+from infranetes.volumes.space import ShownSpace
 from infranetes.volumes.sync import VolumeSync
 from infranetes.volumes.volume import Volume
 from infranetes.volumes.watch import VolumeWatch
@@ -57,6 +61,8 @@ class Volumes:
         self._sync = VolumeSync(reactor, self._lanes, self._records, config.bounds)
         self._watch = VolumeWatch(reactor, self._sync, self._volumes, config.interval)
         self._write_back = WriteBack(reactor, self._sync.sync)
+        self._space = ShownSpace(reactor, self._lanes, on=config.show_space)
+        self._own = OwnVolumes(reactor, self._records, self._mounts, self._sync, self._volumes, self._space)
         self._flushes: dict[str, Flight[str]] = {}  # by container
 
     # ---- over the daemon's life
@@ -70,11 +76,13 @@ class Volumes:
                 volume.writable, volume.layout, volume.base = record.writable, record.layout, record.base
                 volume.containers, volume.users = set(record.containers), record.users
                 self._volumes.setdefault(sandbox_id, {})[record.source.id] = volume
+        await self._own.load()
 
     async def resume(self, inventory: Inventory) -> None:
         """Forget what belongs to no sandbox or container of the inventory, and watch the rest."""
         for sandbox_id in set(self._volumes) - set(inventory.sandboxes):
             del self._volumes[sandbox_id]
+        self._own.resume(inventory)
         await run_in_thread(self._reactor, self._records.keep_only, list(inventory.sandboxes))
         for sandbox in inventory:
             for volume in list(self._volumes.get(sandbox.id, {}).values()):
@@ -87,13 +95,15 @@ class Volumes:
     async def stop(self) -> None:
         """Copy no more between mounts and VMs. The next daemon goes on with it."""
         self._watch.stop()
+        self._space.stop()
         self._lanes.close()
         self._mounts.close()
 
     def forget(self, sandbox: Sandbox) -> None:
         """Forget the volumes of a sandbox whose VM is gone."""
         self._watch.forget(sandbox.id)
-        if self._volumes.pop(sandbox.id, None) is not None:
+        own = self._own.forget(sandbox)
+        if self._volumes.pop(sandbox.id, None) is not None or own:
             forgotten = start(run_in_thread(self._reactor, self._records.forget, sandbox.id))
             forgotten.addErrback(
                 lambda failure: _log.failure(
@@ -112,13 +122,17 @@ class Volumes:
         :raise InfranetesError: a mount can't be had; names it."""
         wanted = list(config.mounts)
         taken = {mount.container_path for mount in wanted}
-        sources: dict[int, Source] = {}
+        names: dict[int, str] = {}
         own = mounts.writable_paths(wanted)
         for index, mount in enumerate(wanted):  # which grows by the submounts that are found
             if mount.HasField("image") or mount.host_path.startswith(PREFIX):
                 continue  # the VM has it
             try:
-                source = sources[index] = await self._find(mount, own)
+                source = await self._find(mount, own)
+                names[index] = await self._own.prepare(container.sandbox, source, mount)
+                if names[index]:
+                    continue
+                names[index] = source.id
                 layout = await self._prepare_one(container, source, mount)
             except InfranetesError as error:
                 raise type(error)(f"{mounts.describe(index, mount)}: {error}") from None
@@ -128,7 +142,7 @@ class Volumes:
         whole = cri.ContainerConfig()
         whole.CopyFrom(config)
         whole.mounts.extend(wanted[len(config.mounts) :])
-        return mounts.for_agent(whole, sources)
+        return mounts.for_agent(whole, names)
 
     def _find(self, mount: cri.Mount, own: set[str]) -> Deferred[Source]:
         confined = own | self._writable_paths()

@@ -32,6 +32,7 @@ from vmserver.rpc.watch import WatchCalls
 from vmserver.stats.calls import StatsCalls
 from vmserver.volumes.calls import VolumeCalls
 from vmserver.volumes.disks import PodDisks
+from vmserver.volumes.parts import VolumeParts
 from vmserver.volumes.store import VolumeStore
 
 
@@ -48,6 +49,7 @@ class AgentService:
         choice: ProviderChoice,
         settings: PodSettings,
         volumes: VolumeStore,
+        parts: VolumeParts,
         identity: CurrentIdentity,
         gate: MetadataGate,
         *,
@@ -56,7 +58,7 @@ class AgentService:
     ) -> None:
         self.machine = MachineCalls(reactor, choice, settings, identity, gate)
         self.watch = WatchCalls(choice)
-        self.containers = ContainerCalls(reactor, choice, volumes, execs=limits.execs)
+        self.containers = ContainerCalls(reactor, choice, parts, execs=limits.execs)
         self.sessions = SessionCalls(reactor, choice, sessions=limits.sessions, forwards=limits.forwards)
         self.images = ImageCalls(choice)
         self.layers = LayerCalls(choice)
@@ -107,6 +109,7 @@ class AgentService:
 
     def stop(self) -> None:
         """Do nothing by itself any more. Idempotent."""
+        self.volumes.stop()
         if self._upkeep is not None:
             self._upkeep.end()
         if self._memory is not None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
 
-from infranetes_common.errors import InvalidArgument
+from infranetes_common.concurrency import run_in_thread, shielded
+from infranetes_common.errors import InfranetesError, InvalidArgument
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from txgrpc import Call
 from vmserver import validate
@@ -15,23 +18,25 @@ from vmserver.provider_choice import ProviderChoice
 from vmserver.rpc import bounds
 from vmserver.rpc.batches import batches
 from vmserver.rpc.quota import Quota
-from vmserver.volumes.store import VolumeStore, mounted
+from vmserver.volumes.parts import VolumeParts
 
+MACHINE = "machine"  # the provider of a container that is the VM: its mounts are made again after a reboot
 MAX_OUTPUT_BYTES = 16 * 1024 * 1024
+
+_log = Logger()
 
 
 class ContainerCalls:
     """Checks requests, hands them to the provider, and bounds what it answers.
 
+    :param parts: where the mounts of volumes are.
     :ivar execs: bounds the commands of ExecSync.
     """
 
-    def __init__(
-        self, reactor: IReactorTime, choice: ProviderChoice, volumes: VolumeStore, *, execs: int
-    ) -> None:
+    def __init__(self, reactor: IReactor, choice: ProviderChoice, parts: VolumeParts, *, execs: int) -> None:
         self._reactor = reactor
         self._choice = choice
-        self._volumes = volumes
+        self._parts = parts
         self.execs = Quota(execs, "commands are being executed")
 
     async def CreateContainer(
@@ -43,15 +48,26 @@ class ContainerCalls:
         for env in config.envs:
             if not env.key or "=" in env.key or "\0" in env.key or b"\0" in env.value:
                 raise InvalidArgument(f"config.envs: {env.key[:80]!r} is no name of a variable, or has a NUL")
-        for mount in config.mounts:
-            mount.host_path = mounted(self._volumes, mount.host_path)
-        state = await self._choice.provider.create(
-            validate.container_id(request.id),
-            validate.image_id(request.image_id),
-            config,
-            request.sandbox_config,
-        )
+        id, image_id = validate.container_id(request.id), validate.image_id(request.image_id)
+        try:
+            await run_in_thread(self._reactor, self._place, id, config)
+            state = await self._choice.provider.create(id, image_id, config, request.sandbox_config)
+        except BaseException:
+            await shielded(self._release(id))
+            raise
         return messages.CreateContainerResponse(state=bounds.state(state))
+
+    def _place(self, id: str, config: cri.ContainerConfig) -> None:
+        bind = self._choice.provider.name != MACHINE
+        for index, mount in enumerate(config.mounts):
+            mount.host_path = self._parts.place(id, index, mount.host_path, bind=bind)
+
+    async def _release(self, id: str) -> None:
+        try:
+            await run_in_thread(self._reactor, self._parts.release, id)
+        except (InfranetesError, OSError) as error:
+            _log.warn("what container {container} had mounted stays bound: {error}",
+                      container=id, error=error)  # fmt: skip
 
     async def StartContainer(
         self, request: messages.StartContainerRequest, call: Call
@@ -69,7 +85,9 @@ class ContainerCalls:
     async def RemoveContainer(
         self, request: messages.RemoveContainerRequest, call: Call
     ) -> messages.RemoveContainerResponse:
-        await self._choice.provider.remove(validate.container_id(request.id))
+        id = validate.container_id(request.id)
+        await self._choice.provider.remove(id)
+        await self._release(id)
         return messages.RemoveContainerResponse()
 
     async def UpdateContainer(

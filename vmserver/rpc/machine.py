@@ -51,6 +51,7 @@ class MachineCalls:
             cpus=os.cpu_count() or 1,
             now_nanos=time.time_ns(),
             takes_layers=ITakesLayers.providedBy(self._choice.provider),
+            keeps_volumes=True,
         )
 
     async def NewKey(self, request: messages.NewKeyRequest, call: Call) -> messages.NewKeyResponse:

@@ -102,13 +102,19 @@ def _thd_count(top: str, stop: threading.Event) -> tuple[int, int]:
     """Count the bytes on the disk and the inodes below `top`, up to the bounds above."""
     size = inodes = 0
     linked: set[tuple[int, int]] = set()
+    device: int | None = None  # what is mounted below is not the layer's
     began = worked = time.monotonic()
     depth = top.count("/") + MAX_DEPTH
     for root, directories, files, descriptor in _tree(top):
+        device = os.fstat(descriptor).st_dev if device is None else device
+        elsewhere: set[str] = set()
         for name in (*directories, *files):
             try:
                 found = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
             except OSError:
+                continue
+            if found.st_dev != device:
+                elsewhere.add(name)
                 continue
             if found.st_nlink > 1 and name in files:
                 if (found.st_dev, found.st_ino) in linked:
@@ -120,6 +126,7 @@ def _thd_count(top: str, stop: threading.Event) -> tuple[int, int]:
                 if stop.wait(3 * (now - worked)) or inodes > MAX_ENTRIES or now - began > MAX_SECONDS:
                     return size, inodes
                 worked = time.monotonic()
+        directories[:] = [each for each in directories if each not in elsewhere]
         if root.count("/") >= depth:
             directories.clear()
     return size, inodes

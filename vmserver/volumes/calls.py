@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls about volumes: write, list, read, watch and remove them."""
+"""The calls about volumes: write, list, read, watch, remove and measure them."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from functools import partial
 
 from infranetes_common.concurrency import KeyedLock, run_in_thread, sleep
-from infranetes_common.errors import InfranetesError, InvalidArgument
+from infranetes_common.errors import InfranetesError, InvalidArgument, NotFound
 from infranetes_common.filesync.apply import Applier
 from infranetes_common.filesync.manifest import Bounds, Change, Manifest
 from infranetes_common.filesync.scan import CHUNK_BYTES, read, scan, stable_scan
@@ -24,6 +25,7 @@ from infranetes_common.filesync.wire import (
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver as messages
 from txgrpc import Call
+from vmserver.stats.written import WrittenLayers
 from vmserver.volumes.store import VolumeStore
 
 WATCH_SECONDS = 0.5  # between two scans of the volumes that are watched
@@ -40,6 +42,7 @@ class VolumeCalls:
         self._reactor = reactor
         self._store = store
         self._locks: KeyedLock[str] = KeyedLock()
+        self._measured = WrittenLayers(reactor)
         self._listed: dict[str, Manifest] = {}  # what ListVolume answered last, unless written to since
 
     async def PutVolume(
@@ -135,6 +138,28 @@ class VolumeCalls:
             self._listed.pop(request.id, None)
             await run_in_thread(self._reactor, self._store.remove, request.id)
         return messages.RemoveVolumeResponse()
+
+    async def MeasureVolumes(
+        self, request: messages.MeasureVolumesRequest, call: Call
+    ) -> messages.MeasureVolumesResponse:
+        if len(request.ids) > MAX_WATCHED:
+            raise InvalidArgument(f"ids: more than {MAX_WATCHED} volumes")
+        paths = await run_in_thread(self._reactor, self._directories, list(request.ids))
+        found = await self._measured.of(paths)
+        return messages.MeasureVolumesResponse(
+            volumes=[messages.VolumeUsage(id=id, written=written) for id, written in found.items()]
+        )
+
+    def _directories(self, ids: list[str]) -> dict[str, str]:
+        found = {}
+        for id in ids:
+            with contextlib.suppress(NotFound):
+                found[id] = str(self._store.path(id))
+        return found
+
+    def stop(self) -> None:
+        """Measure nothing any more. Idempotent."""
+        self._measured.stop()
 
 
 def _bounds(sent: messages.VolumeBounds) -> Bounds:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from infranetes_common.filesync.tree import Tree
-from infranetes_common.filesync.wire import PREFIX
 from vmserver.mounts import Flag, mount, mounts_below, unmount
 from vmserver.validate import CONTAINER_ID
 
@@ -104,19 +103,6 @@ class VolumeStore:
 def _tree(path: Path) -> Tree:
     """The volume's own files, without file systems mounted in it: those may be far too large to send."""
     return Tree(path, file=path.name == _FILE, setid=True, crossing=False)
-
-
-def mounted(store: VolumeStore, host_path: str) -> str:
-    """Return the path in this VM of a mount's `host_path`, which may name a volume.
-
-    :raise InvalidArgument: there is no such volume.
-    """
-    if not host_path.startswith(PREFIX):
-        return host_path
-    try:
-        return str(store.path(host_path.removeprefix(PREFIX)))
-    except NotFound as error:
-        raise InvalidArgument(f"config.mounts: {error}; the node brings it first") from None
 
 
 def _checked(id: str) -> str:

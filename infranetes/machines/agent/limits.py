@@ -58,6 +58,7 @@ MESSAGE_BYTES: Mapping[str, int] = {
     "MountDisk": 4 * KIB,
     "UnmountDisk": 4 * KIB,
     "DiskUsage": 4 * KIB,
+    "MeasureVolumes": 128 * KIB,
 }
 
 #: Of one VM's connection. Only answers of ExecSync may be larger than a MiB; one at a time is let in.
@@ -80,6 +81,7 @@ COUNTS: Mapping[str, int] = {
     "infranetes.vmserver.v1.ListImagesResponse.image_ids": 4096,
     "infranetes.vmserver.v1.ListLayersResponse.layers": 512,
     "infranetes.vmserver.v1.ListVolumeResponse.entries": 1024,
+    "infranetes.vmserver.v1.MeasureVolumesResponse.volumes": 1024,
     "infranetes.vmserver.v1.ServiceVerdict.endpoints": 1024,
     "runtime.v1.LinuxContainerUser.supplemental_groups": 256,
     "runtime.v1.LinuxContainerResources.hugepage_limits": 16,

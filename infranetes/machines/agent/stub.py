@@ -108,3 +108,4 @@ class AgentStub(Protocol):
     MountDisk: Unary[messages.MountDiskRequest, messages.MountDiskResponse]
     UnmountDisk: Unary[messages.UnmountDiskRequest, messages.UnmountDiskResponse]
     DiskUsage: Unary[messages.DiskUsageRequest, messages.DiskUsageResponse]
+    MeasureVolumes: Unary[messages.MeasureVolumesRequest, messages.MeasureVolumesResponse]

@@ -7,12 +7,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 
 from infranetes.machines.agent import limits
 from infranetes.machines.agent.calls import AgentCalls
+from infranetes.machines.agent.checks import clamped
 from infranetes_common.errors import InvalidArgument, ResourceExhausted
 from infranetes_common.filesync.manifest import Bounds, Change, Entry, Manifest, Unread
 from infranetes_common.filesync.wire import change_from_wire, change_to_wire, from_wire, pages, to_wire
 from infranetes_common.wire import vmserver
 
 VOLUME_SECONDS = 120.0
+MEASURE_SECONDS = 20.0
 
 
 class VolumeClient(AgentCalls):
@@ -101,6 +103,13 @@ class VolumeClient(AgentCalls):
     async def remove_volume(self, id: str) -> None:
         """Remove a volume. Unknown: nothing to do."""
         await self._call(self._stub.RemoveVolume(vmserver.RemoveVolumeRequest(id=id), timeout=30.0))
+
+    async def measure_volumes(self, ids: Sequence[str]) -> dict[str, int]:
+        """Ask how many bytes volumes take on the VM's disk. Those that it does not know yet are left out."""
+        request = vmserver.MeasureVolumesRequest(ids=ids)
+        answer = await self._call(self._stub.MeasureVolumes(request, timeout=MEASURE_SECONDS))
+        wanted = set(ids)
+        return {one.id: one.written.bytes for one in clamped(answer).volumes if one.id in wanted}
 
 
 def _bounds(bounds: Bounds) -> vmserver.VolumeBounds:

@@ -133,7 +133,7 @@ class FindTests(MountCase):
         mount = cri.Mount(container_path="/x", host_path="/srv/link", **options)
         image = cri.Mount(container_path="/image", image=cri.ImageSpec(image="x"), **ids)
         config = cri.ContainerConfig(mounts=[image, mount])
-        kept, sent = for_agent(config, {1: source}).mounts
+        kept, sent = for_agent(config, {1: source.id}).mounts
         self.assertEqual(kept, image)
         self.assertEqual(sent.host_path, f"infranetes-volume:{source.id}")
         self.assertEqual((sent.readonly, sent.recursive_read_only), (True, False))
