@@ -145,7 +145,7 @@ class OwnVolumes:
 
 
 async def _vm(sandbox: Sandbox, source: Source) -> str:
-    """What has a volume once it is brought: the VM, by its provider's id, or in memory the present boot of it."""
+    """What has a volume once it is brought: the VM, by its provider's id, or in memory its present boot."""
     instance = sandbox.record.instance_id
     return f"{instance} {(await sandbox.agent().info()).boot_id}" if source.in_memory else instance
 

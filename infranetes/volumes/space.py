@@ -3,9 +3,9 @@
 
 kubelet adds up the blocks of what it finds in the node's directory: for its stats, and to evict pods whose
 emptyDirs exceed their sizeLimit, or that exceed their limit of ephemeral storage. It asks nobody for another
-figure, and tells nobody the limit. So there is a file with as many blocks in the directory. Nothing is written
-to it, but its blocks are taken: the node's disk is as full as if the pod ran on the node. It gives way before
-the disk is so full that kubelet would evict others.
+figure, and tells nobody the limit. So there is a file with as many blocks in the directory. Nothing is
+written to it, but its blocks are taken: the node's disk is as full as if the pod ran on the node. It gives
+way before the disk is so full that kubelet would evict others.
 """
 
 from __future__ import annotations

@@ -91,6 +91,30 @@ class VolumeCallTests(AgentCase):
         self.assertEqual(memory.stat().st_mode & 0o777, 0o700)
         self.assertFalse(self.path.exists())
 
+    async def test_what_a_volume_takes_is_told_of_those_that_are_there(self) -> None:
+        await self.put(Entry(b"f", FILE, 0o640, 1, 2, 3, 77), b"abc")
+        (self.path / "large").write_bytes(bytes(1 << 20))
+        request = messages.MeasureVolumesRequest(ids=["v1", "v2"])
+        (found,) = (await self.stub.MeasureVolumes(request, timeout=10.0)).volumes
+        self.assertEqual((found.id, found.written.inodes), ("v1", 2))
+        self.assertGreaterEqual(found.written.bytes, 1 << 20)
+        self.assertTrue((await self.stub.Info(messages.InfoRequest(), timeout=5.0)).keeps_volumes)
+
+    async def test_a_container_may_mount_a_part_which_is_made(self) -> None:
+        await self.put(Entry(b"", DIRECTORY, 0o2777, 0, 7))
+        mounts = [cri.Mount(container_path="/m", host_path=f"{PREFIX}v1/a/b")]
+        config = cri.ContainerConfig(command=["true"], mounts=mounts)
+        await self.load()
+        request = messages.CreateContainerRequest(id=ID, image_id=self.image.id, config=config)
+        await self.stub.CreateContainer(request, timeout=10.0)
+        found = (self.path / "a" / "b").stat()
+        self.assertEqual((found.st_mode & 0o7777, found.st_gid), (0o2777, 7))
+        (self.path / "out").symlink_to("/etc")
+        config.mounts[0].host_path = f"{PREFIX}v1/out/new"
+        request = messages.CreateContainerRequest(id=ID[::-1], image_id=self.image.id, config=config)
+        message = await self.refused(Code.INVALID_ARGUMENT, self.stub.CreateContainer(request, timeout=10.0))
+        self.assertIn("subPath 'out/new' of volume v1 leads out of it by a link", message)
+
     async def test_a_watcher_is_told_of_what_is_written_in_the_vm(self) -> None:
         await self.put()
         request = messages.WatchVolumesRequest(ids=["v1"], bounds=BOUNDS)
