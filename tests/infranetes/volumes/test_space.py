@@ -5,12 +5,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.task import Clock
+from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.volumes import space
-from infranetes.volumes.space import NAME, STEP, thd_show
+from infranetes.volumes.mounts import Source
+from infranetes.volumes.space import INTERVAL, NAME, STEP, ShownSpace, thd_show
+from infranetes_common.errors import Unavailable
 
 MIB = 1 << 20
 
@@ -78,3 +83,92 @@ class SpaceTests(SynchronousTestCase):
         os.link(other, self.file)
         self.assertRaises(OSError, self.show, 8 * MIB)
         self.assertEqual(other.read_text(), "text")
+
+
+class Agent:
+    """A VM's agent that tells sizes, or does not answer."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[str, int] = {}
+        self.asked: list[list[str]] = []
+
+    async def measure_volumes(self, ids: list[str]) -> dict[str, int]:
+        self.asked.append(ids)
+        if not self.sizes:
+            raise Unavailable("the agent is away")
+        return self.sizes
+
+
+class Sandbox:
+    """A sandbox whose VM is there."""
+
+    class watch:
+        live = True
+
+    id = "s1"
+
+    def __init__(self) -> None:
+        self.client: Agent | None = Agent()
+
+
+class AtOnce:
+    """Does the work of lanes in the test's own thread."""
+
+    def run(self, lane: str, seconds: float, work: Any, *args: Any) -> Deferred[Any]:
+        return maybeDeferred(work, *args)
+
+    def later(self, lane: str, work: Any) -> None:
+        work()
+
+
+class LoopTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        top = Path(os.path.realpath(self.mktemp()))
+        self.source = Source(str(top / "cache"), False, False)
+        self.file = top / "cache" / os.fsdecode(NAME)
+        self.file.parent.mkdir(parents=True)
+        self.patch(space.os, "fstatvfs", lambda _: Disk(1000, 900))
+        self.clock, self.sandbox = Clock(), Sandbox()
+        assert self.sandbox.client is not None
+        self.agent = self.sandbox.client
+
+    def begin(self, *, on: bool = True) -> ShownSpace:
+        made = ShownSpace(cast(Any, self.clock), cast(Any, AtOnce()), on=on)
+        self.addCleanup(made.stop)
+        for _ in range(2):
+            made.show(cast(Any, self.sandbox), lambda: {"v": self.source})
+        return made
+
+    def size(self) -> int:
+        self.clock.advance(INTERVAL)
+        return self.file.stat().st_blocks * 512 if self.file.exists() else 0
+
+    def test_it_follows_the_vm_until_that_is_gone(self) -> None:
+        shown = self.begin()
+        self.assertEqual(self.size(), 0)  # the agent does not answer
+        self.agent.sizes = {"v": 8 * MIB}
+        self.assertAlmostEqual(self.size(), 8 * MIB, delta=STEP / 2)
+        self.agent.sizes = {"v": 2 * MIB}
+        self.assertAlmostEqual(self.size(), 2 * MIB, delta=STEP / 2)
+        self.assertEqual(self.agent.asked, [["v"]] * 3)
+        self.sandbox.client = None
+        self.size()
+        self.assertEqual(len(self.agent.asked), 3)
+        shown.forget("s1")
+        shown.clear([self.source])
+        self.assertFalse(self.file.exists())
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_nothing_is_asked_where_it_is_switched_off(self) -> None:
+        self.agent.sizes = {"v": 8 * MIB}
+        self.begin(on=False)
+        self.assertEqual((self.size(), self.agent.asked), (0, []))
+
+    def test_a_directory_that_takes_no_such_file_is_logged_once(self) -> None:
+        self.agent.sizes = {"v": 8 * MIB}
+        self.file.symlink_to("elsewhere")
+        self.begin()
+        with capturedLogs() as logged:
+            for _ in range(3):
+                self.clock.advance(INTERVAL)
+        self.assertEqual(len([one for one in logged if one.get("trouble")]), 1)
