@@ -17,6 +17,7 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     # Each emulated VM keeps a processor busy, and all share one template and one guest image.
     "tests.e2e.test_pod": ("real VMs", "host ports"),
     "tests.e2e.test_pod_docker": ("real VMs", "host ports"),
+    "tests.e2e.test_empty_dirs": ("real VMs",),
     "tests.e2e.test_full_disk": ("real VMs",),
     "tests.e2e.test_memory": ("real VMs",),
     "tests.e2e.test_oci": ("real VMs",),
@@ -65,6 +66,7 @@ SECONDS: Mapping[str, float] = {
     "tests.e2e.test_package": 120,
     "tests.e2e.test_pod": 300,
     "tests.e2e.test_pod_docker": 250,
+    "tests.e2e.test_empty_dirs": 30,
     "tests.e2e.test_full_disk": 70,
     "tests.e2e.test_memory": 100,
     "tests.e2e.test_oci": 200,

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from infranetes_common.wire import cri
-from tests.infranetes.daemon.case import DaemonCase
+from tests.support.empty_dirs import EmptyDirCase
 
 CGROUP = f"infranetes-tests-daemon-{os.getpid()}"
 
 
-class NamespaceTests(DaemonCase):
+class NamespaceTests(EmptyDirCase):
     """A daemon whose VMs are like a cloud's."""
 
     timeout = 300
@@ -57,6 +57,12 @@ class NamespaceTests(DaemonCase):
         said = await self.said("cat /etc/resolv.conf; echo the end", dns_config=dns)
         self.assertEqual(said, ["nameserver 10.96.0.10", "search default.svc.cluster.local", "the end"])
         self.assertEqual(Path("/etc/resolv.conf").read_bytes(), before)
+
+    async def test_all_mounts_of_an_empty_dir_are_of_one_directory_of_the_vm(self) -> None:
+        self.config["volumes"] = {"max_bytes": 1024}  # which holds for what is carried
+        await self.start()
+        await self.check_one_directory(2)
+        self.assertEqual(os.listdir(self.cache / "a"), [])
 
     async def missing(self, *names: str) -> list[str]:
         """Return how many layers were missing in the VMs of these pods, one after the other."""

@@ -5,42 +5,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
-from typing import Any
 
 from infranetes.volumes.mounts import Source
 from infranetes_common.wire import cri
-from tests.infranetes.daemon.case import DaemonCase
-
-UID = "0d9c"
+from tests.support.empty_dirs import EmptyDirCase
 
 
-class OwnVolumeTests(DaemonCase):
+class OwnVolumeTests(EmptyDirCase):
     def setUp(self) -> None:
         super().setUp()
         self.config["volumes"] = {"max_bytes": 1024}  # which holds for what is carried
-        self.kubelet = Path(os.path.realpath(self.root)) / "kubelet" / "pods" / UID
-        self.cache = self.kubelet / "volumes" / "kubernetes.io~empty-dir" / "cache"
-        self.cache.mkdir(parents=True)
-        self.cache.chmod(0o2777)
-
-    async def run_own_pod(self) -> str:
-        config = self.pod()
-        config.metadata.uid = UID
-        return await self.run_pod(config=config)
-
-    def mount(self, path: Path | None = None, **fields: Any) -> Any:
-        return cri.Mount(container_path="/cache", host_path=str(path or self.cache), **fields)
-
-    def sub_path(self, below: str, index: int = 0) -> Path:
-        """As kubelet makes it."""
-        (self.cache / below).mkdir(parents=True, exist_ok=True)
-        at = self.kubelet / "volume-subpaths" / "cache" / "main" / str(index)
-        at.mkdir(parents=True)
-        subprocess.run(["mount", "--bind", self.cache / below, at], check=True)
-        self.addCleanup(subprocess.run, ["umount", "-l", at], check=True)
-        return at
 
     def in_vm(self) -> Path:
         (found,) = self.root.rglob(f"{Source(str(self.cache), False, False).id}/directory")
