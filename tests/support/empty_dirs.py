@@ -40,7 +40,7 @@ class EmptyDirCase(DaemonCase):
         at = self.kubelet / "volume-subpaths" / "cache" / "main" / str(index)
         at.mkdir(parents=True)
         subprocess.run(["mount", "--bind", self.cache / below, at], check=True)
-        self.addCleanup(subprocess.run, ["umount", "-l", at], check=True)
+        self.addCleanup(subprocess.check_call, ["umount", "-l", str(at)])
         return at
 
     async def ran(self, container: str, script: str) -> str:

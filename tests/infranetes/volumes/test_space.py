@@ -12,7 +12,6 @@ from twisted.internet.task import Clock
 from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.volumes import space
 from infranetes.volumes.mounts import Source
 from infranetes.volumes.space import INTERVAL, NAME, STEP, ShownSpace, thd_show
 from infranetes_common.errors import Unavailable
@@ -36,7 +35,7 @@ class SpaceTests(SynchronousTestCase):
         self.disk(Disk(1000, 900))
 
     def disk(self, disk: Disk) -> None:
-        self.patch(space.os, "fstatvfs", lambda _: disk)
+        self.patch(os, "fstatvfs", lambda _: disk)
 
     def show(self, size: int) -> str:
         return thd_show(str(self.top), size)
@@ -127,7 +126,7 @@ class LoopTests(SynchronousTestCase):
         self.source = Source(str(top / "cache"), False, False)
         self.file = top / "cache" / os.fsdecode(NAME)
         self.file.parent.mkdir(parents=True)
-        self.patch(space.os, "fstatvfs", lambda _: Disk(1000, 900))
+        self.patch(os, "fstatvfs", lambda _: Disk(1000, 900))
         self.clock, self.sandbox = Clock(), Sandbox()
         assert self.sandbox.client is not None
         self.agent = self.sandbox.client
