@@ -15,6 +15,7 @@ import attrs
 from attrs import Attribute
 from attrs.validators import ge, gt, in_, instance_of
 
+from infranetes.csi.config import CsiConfig
 from infranetes.handler_config import CNI, DOCKER, MACHINE, SYSTEMD, HandlerConfig, check_handlers
 from infranetes.images.config import ImagesConfig
 from infranetes.machines.pool_config import PoolConfig
@@ -159,6 +160,7 @@ class Config:
     pool: PoolConfig = attrs.field(factory=PoolConfig)
     streaming: StreamingConfig = StreamingConfig()
     delegate: DelegateConfig = DelegateConfig()
+    csi: CsiConfig = attrs.field(factory=CsiConfig)
 
     @property
     def offered_handlers(self) -> tuple[str, ...]:

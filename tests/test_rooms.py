@@ -22,6 +22,7 @@ NEVER = {
     "vmserver": ("infranetes", "infranetes_simulation"),
     "infranetes.providers": ("infranetes.cri", "infranetes.pods", "infranetes.machines"),
     "infranetes.machines": ("infranetes.cri", "infranetes.pods"),
+    "infranetes.csi": ("infranetes.cri", "infranetes.pods", "infranetes.machines", "infranetes.daemon"),
     "infranetes.overlay": ("infranetes.cri", "infranetes.pods", "infranetes.machines"),
     "infranetes.delegate": (*ABOVE_KUBERNETES, "infranetes.daemon", "infranetes.control"),
     "infranetes.pods": ("infranetes.cri", "infranetes.daemon", "infranetes.control"),

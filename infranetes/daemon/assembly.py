@@ -20,6 +20,7 @@ from infranetes.cri.images import ImageService
 from infranetes.cri.instrument import logged
 from infranetes.cri.runtime import RuntimeService
 from infranetes.daemon.backends import MakeProvider, make_backends
+from infranetes.daemon.csi import CsiService, MountedVolumes, volumes_of
 from infranetes.daemon.delegate import delegate_service, make_router
 from infranetes.daemon.handlers import make_handlers
 from infranetes.daemon.pods_service import PodsService
@@ -214,6 +215,8 @@ class Daemon(OrderedServices):
         self._add("streaming server", StartStop(streams.start, streams.stop))
         self._add("control socket", self._control_socket())
         self._add("CRI socket", self._cri_socket(streams))
+        if self._config.csi.kubelet_dir:
+            self._add("volume driver", self._volume_driver())
         self._add("start of the provider", self._provider_start)
 
     @deferred
@@ -257,6 +260,13 @@ class Daemon(OrderedServices):
         return SocketService(
             self._reactor, config.socket_path, SOCKET_MODE, server, drain, runtime.events.stop
         )
+
+    def _volume_driver(self) -> CsiService:
+        config, reactor = self._config, self._reactor
+        volumes, drain = volumes_of(self._backends.providers, self._source), config.times.shutdown
+        pods = self._pods.node.pod_volumes
+        mounted = MountedVolumes(pods) if pods is not None else None
+        return CsiService(reactor, config.csi, config.node, volumes, lambda: self.serves, drain, mounted)
 
     @deferred
     async def provider_started(self) -> str:

@@ -24,11 +24,9 @@ def is_volume_id(text: str) -> bool:
 class VolumeDisk:
     """A volume as the IaaS knows it.
 
-    :ivar id: chosen by the provider; see `is_volume_id`. :ivar name: as `create` was told.
-    :ivar size: in bytes."""
+    :ivar id: chosen by the provider; see `is_volume_id`. :ivar size: in bytes."""
 
     id: str
-    name: str
     size: int
 
 
@@ -54,19 +52,21 @@ class IVolumes(Interface):
         "to. Empty: to those of all nodes."
     )
 
+    unit: int = Attribute("Volumes' sizes are multiples of so many bytes.")
+
     def create(name: str, size: int) -> Deferred[VolumeDisk]:
         """Make a volume. Idempotent by name: if there is one, it is returned as it is, whatever its size.
 
-        :param name: 1 to MAX_NAME bytes of printable text, chosen by whoever calls; never a path.
-        :param size: bytes; what the volume has is this or a little more.
+        :param name: 1 to MAX_NAME bytes of text, chosen by whoever calls; never a path.
+        :param size: bytes, a multiple of `unit`.
         :raise ResourceExhausted: there is no room, or a quota is used up.
-        :raise InvalidArgument: a name or a size that can't be.
+        :raise OutOfRange: no volume can be so large.
         """
 
     def delete(volume_id: str) -> Deferred[None]:
         """Destroy a volume and what it holds. It is no error if there is none, or none can have this id.
 
-        :raise FailedPrecondition: it is attached to a VM; the message says to which, if that is known.
+        :raise FailedPrecondition: it is attached to a VM, or a person has to destroy it.
         """
 
     def expand(volume_id: str, size: int) -> Deferred[VolumeDisk]:
@@ -81,7 +81,7 @@ class IVolumes(Interface):
         """Look up a volume. :raise NotFound: there is none."""
 
     def list() -> Deferred[list[VolumeDisk]]:
-        """List the volumes that `create` has made, in the order of their ids."""
+        """List all volumes, in the order of their ids."""
 
     def free() -> Deferred[int]:
         """Return how many bytes the largest volume could have that can be made now.

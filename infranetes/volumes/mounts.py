@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import attrs
 
+from infranetes.volumes import published
 from infranetes.volumes.mount_table import Layout, MountTable, outermost_writable
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.filesync.wire import PREFIX
@@ -109,10 +110,14 @@ def find_source(mount: cri.Mount, table: MountTable, confined: Collection[str] =
 
     :param confined: directories that containers may write to: a link in one must not lead out of it.
     :raise InvalidArgument: a socket, device or pipe, or such a link.
-    :raise FailedPrecondition: it can't be looked at."""
+    :raise FailedPrecondition: it can't be looked at, or it only stands for a volume that is a disk."""
     path = mount.host_path
     try:
         path = resolve(path, confined)
+        if (volume := published.read(path, table)) is not None:
+            raise FailedPrecondition(
+                f"{path} stands for volume {volume.volume}, a disk, which can't be attached to this pod's VM"
+            )
         raw = os.fsencode(path)
         try:
             found = _status(raw)

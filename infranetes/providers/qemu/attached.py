@@ -319,6 +319,8 @@ def _thd_open(volume: str, path: Path, read_only: bool) -> _File:
         except OSError as error:
             raise _refusal(volume, path, error) from None
         about = os.fstat(descriptor)
+        if not about.st_nlink:  # it was deleted before it was locked
+            raise NotFound(f"there is no volume {volume}: {path} is not on this node any more")
         regular = stat.S_ISREG(about.st_mode) and about.st_size and about.st_size % _SECTOR == 0
         if not regular and not stat.S_ISBLK(about.st_mode):
             raise FailedPrecondition(

@@ -59,6 +59,8 @@ from infranetes.providers.qemu.subnet import subnet
 from infranetes.providers.qemu.template import Template
 from infranetes.providers.qemu.template_maker import TemplateMaker
 from infranetes.providers.qemu.vm import Vm, on_bridge
+from infranetes.providers.qemu.volumes import QemuVolumes
+from infranetes.providers.volumes import IHasVolumes
 from infranetes_common.concurrency import Flight, KeyedLock, deferred, run_in_thread, settled, within
 from infranetes_common.errors import NotFound, Unavailable
 from infranetes_common.pod_firewall import PodFirewall
@@ -68,13 +70,10 @@ _T = TypeVar("_T")
 _log = Logger()
 
 
-@implementer(IPodProvider, IFirewallsPods, IHasConsoles, IHasGuestImage)
+@implementer(IPodProvider, IFirewallsPods, IHasConsoles, IHasGuestImage, IHasVolumes)
 @implementer(IJoinsNamespaces, IPlacesVms, IResizesVms, IShowsDisks)
 class QemuProvider:
-    """See `IPodProvider`.
-
-    :ivar attacher: gives VMs the volumes that they are to have.
-    """
+    """See `IPodProvider`."""
 
     name = "qemu"
 
@@ -90,7 +89,9 @@ class QemuProvider:
         self._vms: dict[str, Vm] = {}
         self._tokens_in_work: KeyedLock[str] = KeyedLock()
         self._disks = Disks(reactor)
-        self.attacher = VolumeAttacher(reactor, self._find, self._own_vms, self._to_the_end)
+        attacher = VolumeAttacher(reactor, self._find, self._own_vms, self._to_the_end)
+        directory = settings.volumes_dir or context.state_dir / self.name / "volumes"
+        self.volumes = QemuVolumes(reactor, directory, context.node, attacher)
         self._resizer = Resizer(reactor, settings)
         self._preloaded = PreloadedImages(context, self._disks.show_first)
         self._under_way: list[Flight[Any]] = []  # Any: launches and destructions have different results

@@ -77,6 +77,8 @@ class QemuSettings:
     """Where guest images are, which `infranetes-guest build` makes."""
     template_dir: Path | None = None
     """Where templates are kept; by default in the daemon's state directory."""
+    volumes_dir: Path | None = None
+    """Where volumes are kept, which outlive their pods; by default in the daemon's state directory."""
 
     qemu: str = "qemu-system-x86_64"
     qemu_img: str = "qemu-img"

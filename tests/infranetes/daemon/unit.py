@@ -105,14 +105,14 @@ class UnitProgram:
 
     On the manager's machine mounts are told to the units that run, as systemd has it where it is no test.
 
-    :param source: what Python executes.
+    :param source: what Python executes. :ivar directory: its own, writable inside.
     """
 
     def __init__(self, source: str) -> None:
         self._manager = _manager()
-        self._directory = Path(tempfile.mkdtemp(prefix="unit-", dir=self._manager.root))
-        self._directory.chmod(0o755)
-        (self._directory / "program.py").write_text(source)
+        self.directory = Path(tempfile.mkdtemp(prefix="unit-", dir=self._manager.root))
+        self.directory.chmod(0o755)
+        (self.directory / "program.py").write_text(source)
         units = self._manager.run / "systemd" / "units-of-the-test"
         shutil.copy(UNIT, units)
         self._drop_ins = units / "infranetes.service.d"
@@ -122,7 +122,7 @@ class UnitProgram:
 
     @property
     def _log(self) -> Path:
-        return self._directory / "log"
+        return self.directory / "log"
 
     def run(self, *command: str) -> str:
         """Run a command beside the manager, which has to succeed. Return what it writes."""
@@ -136,7 +136,7 @@ class UnitProgram:
     def start(self, argument: str) -> None:
         """Begin to execute it."""
         self._log.write_text("")
-        script = self._directory / "program.py"
+        script = self.directory / "program.py"
         (self._drop_ins / "test.conf").write_text(
             (_PROGRAM + _COMMON).format(
                 python=sys.executable, script=script, argument=argument, root=ROOT, log=self._log
@@ -159,7 +159,7 @@ class UnitProgram:
         """End it, and leave the manager as it was."""
         self.run("systemctl", "stop", "infranetes")
         shutil.rmtree(self._drop_ins)
-        shutil.rmtree(self._directory)
+        shutil.rmtree(self.directory)
 
     def _until(self, true: Callable[[], bool]) -> None:
         until = time.monotonic() + _SECONDS

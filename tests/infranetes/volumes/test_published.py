@@ -13,9 +13,11 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.volumes.mount_table import MountTable
+from infranetes.volumes.mounts import find_source
 from infranetes.volumes.published import FILE, PublishedVolume, publish, published, read, unpublish
 from infranetes.volumes.tmpfs import Tmpfs
 from infranetes_common.errors import AlreadyExists, FailedPrecondition, InvalidArgument
+from infranetes_common.wire import cri
 
 VOLUME = PublishedVolume("data-1", "xfs", ("noatime", "discard"), read_only=True, group=2000)
 
@@ -182,6 +184,15 @@ class ReadTests(PublishedCase):
             self.read(self.target)
         file.write_text(whole)
         self.assertEqual(self.read(self.target), VOLUME)
+
+
+class MountTests(PublishedCase):
+    def test_what_only_stands_for_a_volume_is_not_carried_into_a_vm(self) -> None:
+        self.publish()
+        (Path(self.target) / "sub").mkdir()
+        for path in (self.target, f"{self.target}/sub"):
+            with self.assertRaisesRegex(FailedPrecondition, "volume data-1"):
+                find_source(cri.Mount(host_path=path, container_path="/data"), self.table)
 
 
 class TmpfsTests(PublishedCase):

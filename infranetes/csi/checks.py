@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is asked of volumes: checked, and words of CSI translated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+import attrs
+
+from infranetes.volumes.published import FILESYSTEMS, MAX_GROUP
+from infranetes_common.errors import InvalidArgument
+from infranetes_common.wire import csi
+from txgrpc import Code, GrpcError
+
+MAX_ID = 128  # bytes, as CSI has it
+MAX_PATH = 4096
+_READ_ONLY = csi.VolumeCapability.AccessMode.SINGLE_NODE_READER_ONLY
+_MODES = (
+    csi.VolumeCapability.AccessMode.SINGLE_NODE_WRITER,
+    csi.VolumeCapability.AccessMode.SINGLE_NODE_SINGLE_WRITER,
+    csi.VolumeCapability.AccessMode.SINGLE_NODE_MULTI_WRITER,
+    _READ_ONLY,
+)
+
+
+class IsOfVolume(Protocol):
+    """A request about one volume."""
+
+    @property
+    def volume_id(self) -> str: ...
+
+
+@attrs.frozen
+class Wanted:
+    """How a pod is to have a volume."""
+
+    filesystem: str
+    mount_flags: tuple[str, ...]
+    read_only: bool
+    group: int | None
+
+
+def volume_id(request: IsOfVolume) -> str:
+    """The id in a request. :raise InvalidArgument: there is none, or it can't be one."""
+    return text("volume_id", request.volume_id, MAX_ID)
+
+
+def text(name: str, value: str, most: int) -> str:
+    """A field that has to be given. :raise InvalidArgument: it is empty or too long, or no text."""
+    if not value:
+        raise InvalidArgument(f"{name} is missing")
+    if len(value.encode()) > most:
+        raise InvalidArgument(f"{name} has over {most} bytes: {value[:80]!r}...")
+    if not value.isprintable():
+        raise InvalidArgument(f"{name} has characters that can't be shown: {value[:80]!r}")
+    return value
+
+
+def capability(found: csi.VolumeCapability) -> Wanted:
+    """What a capability says. :raise InvalidArgument: that can't be had; says what can."""
+    mode = found.access_mode.mode
+    if mode not in _MODES:
+        names = csi.VolumeCapability.AccessMode.Mode
+        shown = names.Name(mode) if mode in names.values() else str(mode)
+        raise InvalidArgument(
+            f"access_mode {shown}: a volume is a disk of one pod's VM at a time; ask for ReadWriteOncePod or "
+            "ReadWriteOnce"
+        )
+    if found.WhichOneof("access_type") != "mount":
+        raise InvalidArgument("access_type: volumes are file systems (volumeMode: Filesystem)")
+    mount = found.mount
+    if mount.fs_type and mount.fs_type not in FILESYSTEMS:
+        raise InvalidArgument(
+            f"fs_type: {mount.fs_type[:80]!r} is not offered; known are {' and '.join(FILESYSTEMS)}"
+        )
+    filesystem = mount.fs_type or FILESYSTEMS[0]
+    return Wanted(filesystem, tuple(mount.mount_flags), mode == _READ_ONLY, _group(mount.volume_mount_group))
+
+
+def capabilities(found: Iterable[csi.VolumeCapability]) -> None:
+    """:raise InvalidArgument: there is none, or one that can't be had."""
+    several = list(found)
+    if not several:
+        raise InvalidArgument("volume_capabilities are missing")
+    for each in several:
+        capability(each)
+
+
+def parameters(found: Mapping[str, str]) -> None:
+    """Check what a StorageClass says; the sidecars' own words are no concern of ours.
+
+    :raise InvalidArgument: a parameter that does nothing."""
+    for name in sorted(found):
+        if not name.startswith("csi.storage.k8s.io/"):
+            raise InvalidArgument(f"parameters: {name[:80]!r} is unknown; leave it out of the StorageClass")
+
+
+def size(found: csi.CapacityRange, default: int, unit: int) -> int:
+    """The size of a volume that is to be made or enlarged, in whole units.
+
+    :raise InvalidArgument: the range can't be. :raise GrpcError: OUT_OF_RANGE: no whole units are in it."""
+    least, most = found.required_bytes, found.limit_bytes
+    if least < 0 or most < 0 or (most and most < least):
+        raise InvalidArgument(f"capacity_range: {least} to {most} bytes is no range")
+    if not least and most:
+        default = min(default, most // unit * unit)
+    chosen = -(-(least or default) // unit) * unit
+    if not chosen or (most and chosen > most):
+        raise GrpcError(
+            Code.OUT_OF_RANGE, f"capacity_range: volumes have multiples of {unit} bytes; {most} is too little"
+        )
+    return chosen
+
+
+def in_range(found: csi.CapacityRange, has: int) -> bool:
+    """Whether a volume that there is has what is asked for."""
+    return found.required_bytes <= has and (not found.limit_bytes or has <= found.limit_bytes)
+
+
+def _group(value: str) -> int | None:
+    if not value:
+        return None
+    if not value.isascii() or not value.isdigit() or len(value) > 10 or int(value) > MAX_GROUP:
+        raise InvalidArgument(f"volume_mount_group: {value[:80]!r} is no group's id")
+    return int(value)
+
+
+class InFlight:
+    """What is being worked on: CSI has a second call for the same volume refused, not queued."""
+
+    def __init__(self) -> None:
+        self._keys: set[str] = set()
+
+    @contextmanager
+    def only(self, key: str) -> Iterator[None]:
+        """Be the only one for a key. :raise GrpcError: ABORTED: somebody else is."""
+        if key in self._keys:
+            raise GrpcError(
+                Code.ABORTED, f"another call for volume {key[:80]!r} is under way; try again later"
+            )
+        self._keys.add(key)
+        try:
+            yield
+        finally:
+            self._keys.discard(key)

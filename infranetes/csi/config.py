@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`[csi]` of the node's configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+
+NAME = "infranetes.io"  # the driver's
+_MAX_PATH = 60  # bytes: what is left of sun_path of unix(7) by the sockets' own names
+
+
+def _is_directory(_: object, field: attrs.Attribute[str], value: str) -> None:
+    if value and not Path(value).is_absolute():
+        raise ValueError(f"{field.name}: {value!r} is not an absolute path")
+    if len(value.encode()) > _MAX_PATH:
+        raise ValueError(f"{field.name}: {value!r} is over {_MAX_PATH} bytes, too long for sockets in it")
+
+
+@attrs.frozen
+class CsiConfig:
+    """Whether the node's pods can have volumes of their VMs' own."""
+
+    # kubelet's directory, such as /var/lib/kubelet, in which its drivers' sockets are. Empty: no driver.
+    kubelet_dir: str = attrs.field(default="", validator=_is_directory)
+
+    @property
+    def socket(self) -> str:
+        """The path of the driver's socket."""
+        return str(Path(self.kubelet_dir) / "plugins" / NAME / "csi.sock")
+
+    @property
+    def registration_socket(self) -> str:
+        """The path of the socket by which kubelet finds the driver."""
+        return str(Path(self.kubelet_dir) / "plugins_registry" / f"{NAME}-reg.sock")

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CSI's Controller service: volumes are made and destroyed."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from infranetes.csi import checks
+from infranetes.csi.checks import InFlight
+from infranetes.providers.volumes import IVolumes, VolumeDisk, is_volume_id
+from infranetes_common.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unimplemented,
+)
+from infranetes_common.wire import csi
+from txgrpc import Call, Code, GrpcError
+
+DEFAULT_SIZE = 1 << 30  # of a volume of which no size is asked
+_RPC = csi.ControllerServiceCapability.RPC
+_OFFERED = (
+    _RPC.CREATE_DELETE_VOLUME,
+    _RPC.LIST_VOLUMES,
+    _RPC.GET_CAPACITY,
+    _RPC.EXPAND_VOLUME,
+    _RPC.GET_VOLUME,
+    _RPC.SINGLE_NODE_MULTI_WRITER,
+)
+_AFTER = "after:"  # and an id
+
+
+class Controller:
+    """One method per RPC.
+
+    :param volumes: the provider's. :param in_flight: shared with the Node service.
+    :param grows: whether file systems are made larger with their volumes."""
+
+    def __init__(self, volumes: IVolumes, in_flight: InFlight, grows: bool) -> None:
+        self._volumes = volumes
+        self._in_flight = in_flight
+        self._grows = grows
+
+    async def ControllerGetCapabilities(
+        self, request: csi.ControllerGetCapabilitiesRequest, call: Call
+    ) -> csi.ControllerGetCapabilitiesResponse:
+        found = [
+            csi.ControllerServiceCapability(rpc=_RPC(type=each))
+            for each in _OFFERED
+            if self._grows or each != _RPC.EXPAND_VOLUME
+        ]
+        return csi.ControllerGetCapabilitiesResponse(capabilities=found)
+
+    async def CreateVolume(self, request: csi.CreateVolumeRequest, call: Call) -> csi.CreateVolumeResponse:
+        name = checks.text("name", request.name, checks.MAX_ID)
+        checks.capabilities(request.volume_capabilities)
+        checks.parameters(request.parameters)
+        if request.mutable_parameters:
+            raise InvalidArgument("mutable_parameters: volumes have none")
+        if request.HasField("volume_content_source"):
+            raise InvalidArgument("volume_content_source: this provider makes no copies of volumes")
+        self._check_place(request.accessibility_requirements)
+        wanted = checks.size(request.capacity_range, DEFAULT_SIZE, self._volumes.unit)
+        with self._in_flight.only(name):
+            disk = await self._volumes.create(name, wanted)
+        if not checks.in_range(request.capacity_range, disk.size):
+            raise AlreadyExists(f"volume {disk.id} is there already, and has {disk.size} bytes")
+        return csi.CreateVolumeResponse(volume=self._shown(disk))
+
+    async def DeleteVolume(self, request: csi.DeleteVolumeRequest, call: Call) -> csi.DeleteVolumeResponse:
+        volume_id = checks.volume_id(request)
+        if is_volume_id(volume_id):
+            with self._in_flight.only(volume_id):
+                await self._volumes.delete(volume_id)
+        return csi.DeleteVolumeResponse()
+
+    async def ControllerExpandVolume(
+        self, request: csi.ControllerExpandVolumeRequest, call: Call
+    ) -> csi.ControllerExpandVolumeResponse:
+        volume_id = checks.volume_id(request)
+        if not self._grows:
+            raise Unimplemented("this node does not make file systems larger")
+        if not request.HasField("capacity_range"):
+            raise InvalidArgument("capacity_range is missing")
+        if request.HasField("volume_capability"):
+            checks.capability(request.volume_capability)
+        wanted = checks.size(request.capacity_range, self._volumes.unit, self._volumes.unit)
+        with self._in_flight.only(volume_id):
+            disk = await self._volumes.expand(self._known(volume_id), wanted)
+        if not checks.in_range(request.capacity_range, disk.size):
+            raise GrpcError(
+                Code.OUT_OF_RANGE, f"volume {volume_id} has {disk.size} bytes, and none is made smaller"
+            )
+        return csi.ControllerExpandVolumeResponse(capacity_bytes=disk.size, node_expansion_required=True)
+
+    async def ValidateVolumeCapabilities(
+        self, request: csi.ValidateVolumeCapabilitiesRequest, call: Call
+    ) -> csi.ValidateVolumeCapabilitiesResponse:
+        volume_id = checks.volume_id(request)
+        if not request.volume_capabilities:
+            raise InvalidArgument("volume_capabilities are missing")
+        await self._volumes.get(self._known(volume_id))
+        response = csi.ValidateVolumeCapabilitiesResponse()
+        try:
+            checks.capabilities(request.volume_capabilities)
+            checks.parameters(request.parameters)
+        except InvalidArgument as error:
+            response.message = str(error)
+            return response
+        response.confirmed.volume_capabilities.extend(request.volume_capabilities)
+        for key, value in request.volume_context.items():
+            response.confirmed.volume_context[key] = value
+        for key, value in request.parameters.items():
+            response.confirmed.parameters[key] = value
+        return response
+
+    async def ListVolumes(self, request: csi.ListVolumesRequest, call: Call) -> csi.ListVolumesResponse:
+        most, token = request.max_entries, request.starting_token
+        if most < 0:
+            raise InvalidArgument(f"max_entries: {most} is less than 0")
+        if token and not (token.startswith(_AFTER) and is_volume_id(token.removeprefix(_AFTER))):
+            raise GrpcError(Code.ABORTED, "starting_token: none of ours; list from the beginning")
+        disks = await self._volumes.list()
+        if token:
+            disks = disks[bisect_right([each.id for each in disks], token.removeprefix(_AFTER)) :]
+        page = disks[:most] if most else disks
+        return csi.ListVolumesResponse(
+            entries=[csi.ListVolumesResponse.Entry(volume=self._shown(each)) for each in page],
+            next_token=f"{_AFTER}{page[-1].id}" if len(page) < len(disks) else "",
+        )
+
+    async def ControllerGetVolume(
+        self, request: csi.ControllerGetVolumeRequest, call: Call
+    ) -> csi.ControllerGetVolumeResponse:
+        disk = await self._volumes.get(self._known(checks.volume_id(request)))
+        status = csi.ControllerGetVolumeResponse.VolumeStatus()
+        return csi.ControllerGetVolumeResponse(volume=self._shown(disk), status=status)
+
+    async def GetCapacity(self, request: csi.GetCapacityRequest, call: Call) -> csi.GetCapacityResponse:
+        checks.parameters(request.parameters)
+        if request.volume_capabilities:
+            try:
+                checks.capabilities(request.volume_capabilities)
+            except InvalidArgument:
+                return csi.GetCapacityResponse()  # there is no room for what can't be
+        segments = request.accessible_topology.segments
+        if segments and dict(segments) != dict(self._volumes.topology):
+            return csi.GetCapacityResponse()
+        free = await self._volumes.free()
+        return csi.GetCapacityResponse(
+            available_capacity=free,
+            maximum_volume_size=csi.Int64Value(value=free),
+            minimum_volume_size=csi.Int64Value(value=self._volumes.unit),
+        )
+
+    def _known(self, volume_id: str) -> str:
+        if not is_volume_id(volume_id):
+            raise NotFound(f"there is no volume {volume_id[:80]!r}: none can have this id")
+        return volume_id
+
+    def _check_place(self, wanted: csi.TopologyRequirement) -> None:
+        own = dict(self._volumes.topology)
+        if own and wanted.requisite and not any(dict(each.segments) == own for each in wanted.requisite):
+            where = ", ".join(f"{key}={value}" for key, value in own.items())
+            raise ResourceExhausted(f"accessibility_requirements: volumes are made here with {where} alone")
+
+    def _shown(self, disk: VolumeDisk) -> csi.Volume:
+        volume = csi.Volume(volume_id=disk.id, capacity_bytes=disk.size)
+        if self._volumes.topology:
+            volume.accessible_topology.add(segments=self._volumes.topology)
+        return volume

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the driver asks of the pods: about volumes that are mounted in their VMs."""
+
+from __future__ import annotations
+
+import attrs
+from twisted.internet.defer import Deferred
+from zope.interface import Interface
+
+
+@attrs.frozen
+class VolumeUse:
+    """How full a volume's file system is. Bytes, and inodes; 0 inodes in all: it has no such limit."""
+
+    total: int
+    used: int
+    available: int
+    inodes: int = 0
+    inodes_used: int = 0
+    inodes_free: int = 0
+
+
+class IPodVolumes(Interface):
+    """The volumes of this node's pods."""
+
+    def usage(volume_id: str) -> Deferred[VolumeUse]:
+        """Measure a volume in the VM that has it.
+
+        :raise Unavailable: no VM has it mounted now, or the VM does not answer."""
+
+    def grow(volume_id: str) -> Deferred[None]:
+        """Have a volume's file system fill its disk, if it is mounted in a VM; otherwise it will when it is.
+
+        :raise Unavailable: the VM does not answer."""

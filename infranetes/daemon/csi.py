@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver of volumes: its sockets, which are in kubelet's directory."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from twisted.application.service import Service
+from zope.interface import implementer
+
+from infranetes.claims import clear_socket
+from infranetes.cri.instrument import logged
+from infranetes.csi.checks import InFlight
+from infranetes.csi.config import CsiConfig
+from infranetes.csi.controller import Controller
+from infranetes.csi.identity import Identity
+from infranetes.csi.interface import IPodVolumes, VolumeUse
+from infranetes.csi.node import Node
+from infranetes.csi.registration import Registration
+from infranetes.daemon.sockets import SocketService
+from infranetes.providers.interface import IPodProvider
+from infranetes.providers.volumes import IHasVolumes, IVolumes
+from infranetes.volumes.mount_table import MountTable
+from infranetes_common import errors
+from infranetes_common.concurrency import deferred
+from infranetes_common.errors import ConfigError, Unavailable
+from infranetes_common.reactors import IReactor
+from infranetes_common.services import OrderedServices, StartStop
+from infranetes_common.wire import csi, pluginregistration, vmserver
+from txgrpc import Server
+from txgrpc import Service as GrpcService
+
+MODE = 0o600
+
+
+def volumes_of(providers: Sequence[IPodProvider], source: str) -> IVolumes:
+    """The volumes of the first of the providers that has some.
+
+    :raise ConfigError: none has."""
+    for each in providers:
+        if IHasVolumes.providedBy(each):
+            found: IVolumes = each.volumes
+            return found
+    names = " and ".join(each.name for each in providers)
+    raise ConfigError(f"{source}: csi.kubelet_dir: provider {names} has no volumes; leave it out")
+
+
+class MeasuresVolumes(Protocol):
+    """What of `infranetes.volumes.pod_volumes.PodVolumes` the driver needs."""
+
+    def usage(self, volume: str, *, grow: bool = False) -> Awaitable[vmserver.DiskUsageResponse | None]: ...
+
+
+@implementer(IPodVolumes)
+class MountedVolumes:
+    """See `IPodVolumes`. :param pods: knows which VM has a volume."""
+
+    def __init__(self, pods: MeasuresVolumes) -> None:
+        self._pods = pods
+
+    @deferred
+    async def usage(self, volume_id: str) -> VolumeUse:
+        found = await self._pods.usage(volume_id)
+        if found is None:
+            raise Unavailable(f"volume {volume_id} is mounted in no VM now: how full it is, is not known")
+        inodes, free = found.inodes, found.free_inodes
+        return VolumeUse(
+            found.total_bytes, found.used_bytes, found.available_bytes, inodes, inodes - free, free
+        )
+
+    @deferred
+    async def grow(self, volume_id: str) -> None:
+        await self._pods.usage(volume_id, grow=True)
+
+
+class CsiService(OrderedServices):
+    """Serves the driver, and then has kubelet find it.
+
+    :param node: the node's name. :param ready: whether the provider has started.
+    :raise InfranetesError: a socket can't be made."""
+
+    def __init__(
+        self,
+        reactor: IReactor,
+        config: CsiConfig,
+        node: str,
+        volumes: IVolumes,
+        ready: Callable[[], bool],
+        drain_seconds: float,
+        pods: IPodVolumes | None = None,
+    ) -> None:
+        super().__init__()
+        table = MountTable()
+        in_flight = InFlight()
+        driver = [
+            GrpcService(csi.Identity, Identity(ready, bool(volumes.topology))),
+            GrpcService(csi.Controller, Controller(volumes, in_flight, pods is not None)),
+            GrpcService(csi.Node, Node(reactor, node, volumes, table, in_flight, pods)),
+        ]
+        registration = [GrpcService(pluginregistration.Registration, Registration(config.socket))]
+        self._add(StartStop(on_stop=table.close))
+        for path, services in ((config.socket, driver), (config.registration_socket, registration)):
+            clear_socket(path)
+            calls = [each.intercept(logged(reactor)) for each in services]
+            server = Server(reactor, calls, translate_error=errors.to_grpc)
+            self._add(SocketService(reactor, path, MODE, server, drain_seconds))
+
+    def _add(self, service: Service) -> None:
+        service.setServiceParent(self)

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver on its sockets, with volumes that are files, in a directory like kubelet's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+from twisted.internet import reactor as the_reactor
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.endpoints import UNIXClientEndpoint
+from twisted.trial.unittest import TestCase
+from zope.interface import implementer
+
+from infranetes.csi.config import CsiConfig
+from infranetes.csi.interface import IPodVolumes, VolumeUse
+from infranetes.daemon.csi import CsiService
+from infranetes.providers.qemu.attached import VolumeAttacher
+from infranetes.providers.qemu.vm import Vm
+from infranetes.providers.qemu.volumes import QemuVolumes
+from infranetes.volumes.mount_table import MountTable
+from infranetes_common.concurrency import start
+from infranetes_common.errors import InfranetesError, NotFound
+from infranetes_common.wire import csi, pluginregistration
+from txgrpc import Channel, Code, GrpcError
+
+reactor: Any = the_reactor  # Any: of the tests, not ours
+
+NODE = "node-1"
+MIB = 1 << 20
+
+
+@implementer(IPodVolumes)
+class Pods:
+    """Pods whose VMs have all volumes.
+
+    :ivar error: with what every call fails. :ivar grown: the volumes whose file systems were made larger."""
+
+    def __init__(self) -> None:
+        self.error: InfranetesError | None = None
+        self.grown: list[str] = []
+        self.use = VolumeUse(1000, 300, 700, 50, 20, 30)
+
+    def usage(self, volume_id: str) -> Deferred[VolumeUse]:
+        return succeed(self.use) if self.error is None else fail(self.error)
+
+    def grow(self, volume_id: str) -> Deferred[None]:
+        if self.error is not None:
+            return fail(self.error)
+        self.grown.append(volume_id)
+        return succeed(None)
+
+
+def without_vms() -> VolumeAttacher:
+    """What attaches volumes where there is no VM."""
+
+    def find(instance_id: str) -> Vm:
+        raise NotFound(f"there is no VM {instance_id}")
+
+    return VolumeAttacher(reactor, find, lambda: (), start)
+
+
+class CsiCase(TestCase):
+    """A driver that runs, and stubs of its services."""
+
+    timeout = 60
+    pods: Pods | None = None
+
+    async def setUp(self) -> None:
+        self.root = Path(os.path.realpath(tempfile.mkdtemp(prefix="csi-")))  # a socket's path has to be short
+        self.addCleanup(shutil.rmtree, self.root, True)
+        self.addCleanup(self.unmount_all)
+        self.config = CsiConfig(str(self.root))
+        self.volumes = QemuVolumes(reactor, self.root / "volumes", NODE, without_vms())
+        self.ready = True
+        await self.start()
+        self.addCleanup(lambda: self.service.stopService())
+        self.channel = Channel(reactor, UNIXClientEndpoint(reactor, self.config.socket))
+        self.addCleanup(self.channel.close)
+        self.identity, self.controller, self.node = (
+            self.channel.stub(each) for each in (csi.Identity, csi.Controller, csi.Node)
+        )
+        registering = Channel(reactor, UNIXClientEndpoint(reactor, self.config.registration_socket))
+        self.addCleanup(registering.close)
+        self.registration = registering.stub(pluginregistration.Registration)
+
+    async def start(self) -> None:
+        """Start a driver, which knows nothing of an earlier one."""
+        self.service = CsiService(
+            reactor, self.config, NODE, self.volumes, lambda: self.ready, 5.0, self.pods
+        )
+        await self.service.startService()
+
+    def unmount_all(self) -> None:
+        table = MountTable()
+        for one in reversed(list(table.mounts())):
+            if one.mount_point.startswith(os.fsencode(f"{self.root}/")):
+                subprocess.run(["umount", "-l", os.fsdecode(one.mount_point)], check=True)
+        table.close()
+
+    def target(self, pod: str = "pod-1") -> str:
+        return str(self.root / "pods" / pod / "volumes" / "kubernetes.io~csi" / "data" / "mount")
+
+    async def create(self, name: str = "data", **more: Any) -> csi.Volume:  # Any: fields of the request
+        request = csi.CreateVolumeRequest(name=name, volume_capabilities=[capability()], **more)
+        response: csi.CreateVolumeResponse = await self.controller.CreateVolume(request, timeout=30)
+        return response.volume
+
+    async def publish(self, volume_id: str, target: str = "", **more: Any) -> None:  # Any: as above
+        request = csi.NodePublishVolumeRequest(
+            volume_id=volume_id,
+            target_path=target or self.target(),
+            **{"volume_capability": capability(), **more},
+        )
+        await self.node.NodePublishVolume(request, timeout=30)
+
+    async def unpublish(self, volume_id: str, target: str = "") -> None:
+        request = csi.NodeUnpublishVolumeRequest(volume_id=volume_id, target_path=target or self.target())
+        await self.node.NodeUnpublishVolume(request, timeout=30)
+
+    async def refused(self, code: Code, call: Awaitable[object], words: str = "") -> None:
+        """Check that a call fails so."""
+        try:
+            await call
+        except GrpcError as error:
+            self.assertEqual((error.code, words in error.message), (code, True), error.message)
+        else:
+            self.fail("it was not refused")
+
+
+def capability(
+    mode: int = csi.VolumeCapability.AccessMode.SINGLE_NODE_WRITER, **mount: Any
+) -> csi.VolumeCapability:  # Any: fields of MountVolume
+    return csi.VolumeCapability(
+        access_mode=csi.VolumeCapability.AccessMode(mode=mode),  # type: ignore[arg-type]
+        mount=csi.VolumeCapability.MountVolume(**mount),
+    )

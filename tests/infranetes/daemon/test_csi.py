@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The volume driver of a daemon that runs, and what the unit's sandbox leaves of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from twisted.internet.endpoints import UNIXClientEndpoint
+from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import TestCase
+
+from infranetes_common.wire import csi, pluginregistration
+from tests.infranetes.daemon.case import ROOT, DaemonCase, reactor
+from tests.infranetes.daemon.unit import UnitProgram
+from txgrpc import Channel
+
+# Publishes a volume at a path.
+_PUBLISHES = """
+import sys
+from infranetes.volumes.mount_table import MountTable
+from infranetes.volumes.published import PublishedVolume, publish
+from infranetes_common.errors import InfranetesError
+
+try:
+    publish(sys.argv[1], PublishedVolume("data"), MountTable())
+    print("published")
+except InfranetesError as error:
+    print(error)
+"""
+
+
+class DriverTests(DaemonCase):
+    """With QEMU, whose volumes are there before anything can boot."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.config["provider"] = "qemu"
+        self.config["providers"] = {"qemu": {"image_dir": str(self.root / "guest"), "user": "nobody"}}
+        self.config["csi"] = {"kubelet_dir": str(self.root / "kubelet")}
+
+    async def test_kubelet_finds_it_by_its_registration_and_a_volume_is_made(self) -> None:
+        self.process = self.spawn()
+        registration = self.root / "kubelet" / "plugins_registry" / "infranetes.io-reg.sock"
+        await self.until(registration.exists, "the driver can be registered", 60.0)
+        registering = Channel(reactor, UNIXClientEndpoint(reactor, str(registration)))
+        self.addCleanup(registering.close)
+        stub = registering.stub(pluginregistration.Registration)
+        endpoint = (await stub.GetInfo(pluginregistration.InfoRequest(), timeout=30)).endpoint
+        self.channel = Channel(reactor, UNIXClientEndpoint(reactor, endpoint))
+        ready = (await self.channel.stub(csi.Identity).Probe(csi.ProbeRequest(), timeout=30)).ready
+        self.assertFalse(ready.value)  # no VM can have it
+        capability = csi.VolumeCapability(mount=csi.VolumeCapability.MountVolume())
+        capability.access_mode.mode = csi.VolumeCapability.AccessMode.SINGLE_NODE_WRITER
+        request = csi.CreateVolumeRequest(name="data", volume_capabilities=[capability])
+        request.capacity_range.required_bytes = 1 << 20
+        made = await self.channel.stub(csi.Controller).CreateVolume(request, timeout=30)
+        self.assertEqual(made.volume.volume_id, "data")
+        self.assertEqual(os.listdir(self.root / "state" / "qemu" / "volumes"), ["data.raw"])
+
+    async def test_a_provider_without_volumes_is_named(self) -> None:
+        self.config["provider"] = "simulated"
+        self.config["providers"] = {}
+        self.process = self.spawn()
+        self.assertNotEqual(await self.ended(60.0), 0)
+        self.assertIn("csi.kubelet_dir: provider simulated has no volumes", self.log)
+
+
+class UnitTests(TestCase):
+    timeout = 300
+
+    async def test_the_unit_publishes_volumes_for_others_to_see_with_its_drop_in_alone(self) -> None:
+        program = UnitProgram(_PUBLISHES)
+        self.addCleanup(program.remove)
+        target = str(program.directory / "target")
+
+        def published() -> bool:
+            return "infranetes:data" in program.run("cat", "/proc/self/mountinfo")
+
+        def without() -> str:
+            program.start(target)
+            return program.finished()
+
+        self.assertIn("systemd-csi.conf", await deferToThread(without))
+        self.assertFalse(await deferToThread(published))
+
+        def with_it() -> str:
+            program.add(ROOT / "docs" / "systemd-csi.conf")
+            return without()
+
+        self.assertEqual(await deferToThread(with_it), "published\n")
+        self.assertTrue(await deferToThread(published))
+        await deferToThread(program.run, "umount", target)
+        self.assertEqual(Path(target).stat().st_mode & 0o777, 0o750)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volumes of VMs of this node, as files."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+from zope.interface.verify import verifyClass
+
+from infranetes.providers.qemu.volumes import QemuVolumes, VolumeFiles, id_of, label
+from infranetes.providers.volumes import IVolumes, is_volume_id
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange
+
+MIB = 1 << 20
+
+
+class FileTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.directory = Path(os.path.realpath(self.mktemp())) / "volumes"
+        self.files = VolumeFiles(self.directory)
+
+    def test_a_new_volume_is_all_zeros_and_takes_no_room(self) -> None:
+        disk = self.files.create("data", 3 * MIB)
+        self.assertEqual((disk.id, disk.size), ("data", 3 * MIB))
+        file = self.directory / "data.raw"
+        self.assertEqual(file.stat().st_blocks, 0)
+        self.assertEqual(file.read_bytes(), bytes(3 * MIB))
+        self.assertEqual(self.directory.stat().st_mode & 0o777, 0o700)
+
+    def test_what_a_killed_daemon_has_left_is_no_volume_and_is_made_again(self) -> None:
+        self.directory.mkdir(parents=True)
+        (self.directory / "data.raw.new").write_bytes(b"rest")
+        self.assertEqual(self.files.all(), [])
+        self.assertEqual(self.files.create("data", MIB).size, MIB)
+        self.assertEqual(os.listdir(self.directory), ["data.raw"])
+        self.assertEqual((self.directory / "data.raw").read_bytes(), bytes(MIB))
+
+    def test_one_that_is_attached_is_not_deleted(self) -> None:
+        self.files.create("data", MIB)
+        with open(self.directory / "data.raw", "rb") as attached:
+            fcntl.flock(attached, fcntl.LOCK_EX)
+            with self.assertRaisesRegex(FailedPrecondition, "attached"):
+                self.files.delete("data")
+            self.assertEqual(self.files.get("data").size, MIB)
+        self.files.delete("data")
+        with self.assertRaises(NotFound):
+            self.files.get("data")
+
+    def test_what_a_person_has_put_there_is_used_and_a_link_is_not_destroyed(self) -> None:
+        self.directory.mkdir(parents=True)
+        (self.directory / "mine.raw").write_bytes(bytes(MIB + 512))
+        (self.directory.parent / "elsewhere").write_bytes(bytes(MIB))
+        (self.directory / "device.raw").symlink_to(self.directory.parent / "elsewhere")
+        (self.directory / "directory.raw").mkdir()
+        (self.directory / "notes.txt").touch()
+        (self.directory / "Strange Name.raw").touch()
+        os.mkfifo(self.directory / "pipe.raw")
+        found = [(each.id, each.size) for each in self.files.all()]
+        self.assertEqual(found, [("device", MIB), ("mine", MIB + 512)])
+        with self.assertRaisesRegex(FailedPrecondition, "remove the link"):
+            self.files.delete("device")
+        with self.assertRaises(FailedPrecondition):
+            self.files.expand("device", 2 * MIB)
+        with self.assertRaises(FailedPrecondition):
+            self.files.delete("directory")
+        with self.assertRaises(FailedPrecondition):
+            self.files.delete("pipe")
+        self.assertEqual(self.files.expand("mine", 2 * MIB).size, 2 * MIB)
+
+    def test_what_is_promised_is_not_promised_again(self) -> None:
+        free = self.files.free()
+        self.files.create("data", free // 2 // MIB * MIB)
+        self.assertLess(self.files.free(), free * 3 // 4)
+
+    def test_sizes_and_names_that_cannot_be(self) -> None:
+        for size in (0, -MIB, MIB + 1, 1 << 60):
+            with self.assertRaises(OutOfRange):
+                self.files.create("data", size)
+        for name in ("", "x" * 129):
+            with self.assertRaises(InvalidArgument):
+                self.files.create(name, MIB)
+        for volume_id in ("", "..", "../x", "a/b", "A", "x" * 64, "a."):
+            with self.assertRaises(NotFound):
+                self.files.path(volume_id)
+
+    def test_a_directory_that_cannot_be_is_named(self) -> None:
+        self.directory.parent.mkdir(parents=True, exist_ok=True)
+        self.directory.write_text("a file")
+        for call in (self.files.free, lambda: self.files.create("data", MIB)):
+            with self.assertRaisesRegex(Exception, str(self.directory)):
+                call()
+
+
+class NameTests(SynchronousTestCase):
+    def test_ids_are_names_where_these_can_be_files(self) -> None:
+        self.assertEqual(id_of("pvc-0f3a"), "pvc-0f3a")
+        strange = ["../a", "A", "a ", "x" * 64, "-a", ".a", "name-1", id_of("A")]
+        ids = [id_of(each) for each in strange]
+        self.assertEqual(len(set(ids)), len(strange))
+        for each in ids:
+            self.assertRegex(each, "^name-[0-9a-f]{40}$")
+            self.assertTrue(is_volume_id(each))
+
+    def test_a_label_is_the_nodes_name_where_that_can_be_one(self) -> None:
+        self.assertEqual(label("node-1.example"), "node-1.example")
+        self.assertRegex(label("a node"), "^node-[0-9a-f]{40}$")
+
+    def test_it_offers_all_that_volumes_are(self) -> None:
+        verifyClass(IVolumes, QemuVolumes)

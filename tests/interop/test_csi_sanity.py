@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kubernetes' own suite for volume drivers, csi-sanity, calls ours."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.utils import getProcessOutputAndValue
+
+from infranetes.csi.config import CsiConfig
+from tests.infranetes.csi.case import MIB, CsiCase, Pods, reactor
+
+CSI_SANITY = Path(__file__).resolve().parents[2] / "build" / "tools" / "csi-sanity"
+
+# Specs that are skipped, by a part of their names, and why. One that is skipped for no reason fails the test.
+SKIPPED = {
+    "ControllerPublishVolume": "attachRequired: false: a disk is attached to the pod's VM, not to the node",
+    "ControllerUnpublishVolume": "as above",
+    "volume lifecycle should": "as above: it is of these two calls",
+    "NodeStageVolume": "the node itself never mounts a volume",
+    "NodeUnstageVolume": "as above",
+    "Snapshot": "QEMU's volumes are files without snapshots",
+    "volume from an existing source": "as above: no copies",
+    "volume source": "as above",
+    "GroupController": "as above",
+    "ModifyVolume": "volumes have no parameters",
+    "volume attribute class": "as above",
+    "ListVolumes pagination": "disabled in the suite itself",
+    "Health": "CSI 1.13 has these calls for monitors, which Kubernetes 1.36 does not make",
+}
+
+
+class SanityTests(CsiCase):
+    timeout = 300
+
+    def setUp(self) -> object:  # type: ignore[override]
+        self.pods = Pods()
+        return super().setUp()
+
+    async def run_suite(self) -> list[dict[str, Any]]:  # Any: JSON
+        report = self.root / "report.json"
+        arguments = [
+            f"--csi.endpoint={CsiConfig(str(self.root)).socket}",
+            f"--csi.mountdir={self.root / 'mount'}",
+            f"--csi.stagingdir={self.root / 'staging'}",
+            f"--csi.testvolumesize={4 * MIB}",
+            f"--csi.testvolumeexpandsize={8 * MIB}",
+            f"--ginkgo.json-report={report}",
+            "--ginkgo.no-color",
+        ]
+        out, errors, code = await getProcessOutputAndValue(
+            str(CSI_SANITY), arguments, env=dict(os.environ), reactor=reactor
+        )
+        self.assertEqual(code, 0, (out + errors).decode(errors="replace")[-20_000:])
+        found: list[dict[str, Any]] = json.loads(report.read_text())[0]["SpecReports"]
+        return found
+
+    async def test_all_that_is_offered_is_as_it_has_to_be(self) -> None:
+        specs = [each for each in await self.run_suite() if each["LeafNodeType"] == "It"]
+        names: dict[str, list[str]] = {}
+        for each in specs:
+            words = [*(each["ContainerHierarchyTexts"] or ()), each["LeafNodeText"]]
+            names.setdefault(each["State"], []).append(" ".join(words))
+        self.assertEqual(names.keys() - {"passed", "skipped", "pending"}, set())
+        left = [*names.get("skipped", ()), *names.get("pending", ())]
+        unexplained = [name for name in left if not any(part in name for part in SKIPPED)]
+        self.assertEqual(unexplained, [])
+        unused = [part for part in SKIPPED if not any(part in name for name in left)]
+        self.assertEqual(unused, [])
+        self.assertGreaterEqual(len(names["passed"]), 40)
+        self.assertEqual(os.listdir(self.root / "volumes"), [])
