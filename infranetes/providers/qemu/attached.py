@@ -218,6 +218,7 @@ class VolumeAttacher:
 
     :param find: the VM with an instance's id. :param vms: all of them. :param to_the_end: lets work go on
         when its caller is cancelled.
+    :ivar volumes: those of one VM.
     """
 
     def __init__(
@@ -227,7 +228,7 @@ class VolumeAttacher:
         vms: Callable[[], Sequence[Vm]],
         to_the_end: Callable[[Coroutine[Any, Any, Any]], Deferred[Any]],  # Any: whatever the work results in
     ) -> None:
-        self._volumes = AttachedVolumes(reactor)
+        self.volumes = AttachedVolumes(reactor)
         self._find = find
         self._vms = vms
         self._to_the_end = to_the_end
@@ -235,7 +236,7 @@ class VolumeAttacher:
     @deferred
     async def attach(self, instance_id: str, volume: str, path: Path, read_only: bool) -> str:
         """See `IVolumes.attach`. :param path: the volume's file, or block device."""
-        attaching = self._volumes.attach(self._find(instance_id), volume, path, read_only)
+        attaching = self.volumes.attach(self._find(instance_id), volume, path, read_only)
         serial: str = await self._to_the_end(attaching)
         return serial
 
@@ -246,13 +247,13 @@ class VolumeAttacher:
             vm = self._find(instance_id)
         except NotFound:
             return
-        await self._to_the_end(self._volumes.detach(vm, volume))
+        await self._to_the_end(self.volumes.detach(vm, volume))
 
     @deferred
     async def grown(self, volume: str, size: int) -> None:
         """Have the VM that has a volume, if there is one, see the new size of its file."""
         for vm in self._vms():
-            if await self._to_the_end(self._volumes.resize(vm, volume, size)):
+            if await self._to_the_end(self.volumes.resize(vm, volume, size)):
                 return
 
 

@@ -15,7 +15,8 @@ from infranetes.providers.qemu.attached import VolumeAttacher
 from infranetes.providers.qemu.connections import VmConnections
 from infranetes.providers.qemu.qmp import QmpConnection
 from infranetes.providers.qemu.vm import Vm
-from infranetes_common.concurrency import Flight
+from infranetes.providers.qemu.volumes import QemuVolumes
+from infranetes_common.concurrency import Flight, start
 from infranetes_common.errors import FailedPrecondition, NotFound, ResourceExhausted, Unavailable
 from infranetes_common.volume_disks import TARGET, serial_of
 from tests.contract.attached_volumes import AttachedVolumesContract, Attacher
@@ -33,7 +34,7 @@ class BareQemus:
         self.attacher = VolumeAttacher(
             reactor, self.find, lambda: list(vms.values()), lambda work: Flight(work).join()
         )
-        self.volumes = self.attacher._volumes
+        self.files = QemuVolumes(reactor, directory, "node", self.attacher)
 
     def find(self, instance_id: str) -> Vm:
         if instance_id not in self.vms:
@@ -41,10 +42,13 @@ class BareQemus:
         return self.vms[instance_id]
 
     def attach(self, instance_id: str, volume: str, read_only: bool) -> Deferred[str]:
-        return self.attacher.attach(instance_id, volume, self.directory / volume, read_only)
+        return self.files.attach(instance_id, volume, read_only)
 
     def detach(self, instance_id: str, volume: str) -> Deferred[None]:
-        return self.attacher.detach(instance_id, volume)
+        return self.files.detach(instance_id, volume)
+
+    def attached(self, machine: str) -> Deferred[frozenset[str]]:
+        return start(self.attacher.volumes.attached(self.vms[machine]))
 
 
 class QemuAttachedTests(BareQemuCase, AttachedVolumesContract, TestCase):
@@ -53,7 +57,7 @@ class QemuAttachedTests(BareQemuCase, AttachedVolumesContract, TestCase):
     def setUp(self) -> None:
         super().setUp()
         self.directory = Path(self.mktemp()).absolute()
-        self.directory.mkdir(parents=True)
+        self.directory.mkdir(mode=0o700, parents=True)
 
     async def attacher(self) -> BareQemus:
         return BareQemus(self.directory, {})
@@ -73,12 +77,14 @@ class QemuAttachedTests(BareQemuCase, AttachedVolumesContract, TestCase):
         await self.killed(attacher.vms[machine])
 
     async def volume(self, attacher: Attacher, name: str) -> str:
-        with (self.directory / name).open("xb") as file:
-            file.truncate(_SIZE)
-        return name
+        assert isinstance(attacher, BareQemus)
+        return (await attacher.files.create(name, _SIZE)).id
 
     def has(self, machine: str, volume: str) -> bool:
-        return str(self.directory / volume) in self.open_files(machine)
+        return str(self.file(volume)) in self.open_files(machine)
+
+    def file(self, volume: str) -> Path:
+        return self.directory / f"{volume}.raw"
 
     # ---- How it is attached, and what can go wrong
 
@@ -89,7 +95,7 @@ class QemuAttachedTests(BareQemuCase, AttachedVolumesContract, TestCase):
 
     async def monitor(self, attacher: BareQemus, machine: str) -> QmpConnection:
         """The connection that the daemon uses, which has answered before."""
-        await attacher.volumes.attached(attacher.vms[machine])
+        await attacher.attached(machine)
         connected = attacher.vms[machine].connections
         assert connected is not None
         return connected.qmp
@@ -118,35 +124,34 @@ class QemuAttachedTests(BareQemuCase, AttachedVolumesContract, TestCase):
         qmp = await self.monitor(attacher, machine)
         [node] = await qmp.execute("query-named-block-nodes", flat=True)
         self.assertIs(node["ro"], True)
-        self.assertEqual(await attacher.volumes.attached(attacher.vms[machine]), {serial_of(volume)})
+        self.assertEqual(await attacher.attached(machine), {serial_of(volume)})
 
     async def test_one_that_has_grown_is_seen_so(self) -> None:
         attacher, machine, volume = await self.one()
-        await attacher.attacher.grown(volume, 2 * _SIZE)  # nobody has it yet
+        await attacher.files.expand(volume, 2 * _SIZE)
         await attacher.attach(machine, volume, False)
-        os.truncate(self.directory / volume, 2 * _SIZE)
         for _ in range(2):
-            await attacher.attacher.grown(volume, 2 * _SIZE)
+            await attacher.files.expand(volume, 3 * _SIZE)
         qmp = await self.monitor(attacher, machine)
         [node] = await qmp.execute("query-named-block-nodes", flat=True)
-        self.assertEqual(node["image"]["virtual-size"], 2 * _SIZE)
+        self.assertEqual(node["image"]["virtual-size"], 3 * _SIZE)
 
     async def test_what_is_no_disk_is_refused(self) -> None:
         attacher, machine, _ = await self.one()
-        (self.directory / "empty").touch()
-        (self.directory / "odd").write_bytes(b"x" * 1000)
-        (self.directory / "directory").mkdir()
+        self.file("empty").touch()
+        self.file("odd").write_bytes(b"x" * 1000)
+        self.file("directory").mkdir()
         for bad in ("empty", "odd", "directory"):
             for _ in range(2):
                 words = await self.fails(FailedPrecondition, attacher.attach(machine, bad, True))
-                self.assertIn(str(self.directory / bad), words)
+                self.assertIn(str(self.file(bad)), words)
         await self.assert_nothing_is_left(attacher, machine)
 
     async def test_as_many_as_there_are_places_and_no_more(self) -> None:
         self.patch(attached, "MOST", 2)
         attacher, machine, volume = await self.one()
         for name in ("two", "three"):
-            await self.volume(attacher, name)
+            self.assertEqual(await self.volume(attacher, name), name)
         await attacher.attach(machine, volume, False)
         await attacher.attach(machine, "two", False)
         words = await self.fails(ResourceExhausted, attacher.attach(machine, "three", False))
@@ -192,7 +197,7 @@ class QemuAttachedTests(BareQemuCase, AttachedVolumesContract, TestCase):
         attacher, machine, volume = await self.one()
         other = await self.machine(attacher)
         qmp = await self.monitor(attacher, machine)
-        file = attached._thd_open(volume, self.directory / volume, False)
+        file = attached._thd_open(volume, self.file(volume), False)
         node = f"volume-{serial_of(volume)}"
         number = await qmp.add_file(node, file.descriptor)
         os.close(file.descriptor)
@@ -227,3 +232,12 @@ class QemuAttachedTests(BareQemuCase, AttachedVolumesContract, TestCase):
         attacher = await self.next_daemon(attacher)
         await attacher.detach(machine, volume)  # it is gone, as QEMU says when it is asked
         await self.assert_nothing_is_left(attacher, machine)
+
+    async def test_one_that_is_attached_is_not_deleted_until_it_is_detached(self) -> None:
+        attacher, machine, volume = await self.one()
+        await attacher.attach(machine, volume, False)
+        for _ in range(2):
+            await self.fails(FailedPrecondition, attacher.files.delete(volume))
+        await attacher.detach(machine, volume)
+        await attacher.files.delete(volume)
+        await self.fails(NotFound, attacher.attach(machine, volume, False))
