@@ -13,7 +13,7 @@ from pathlib import Path
 import attrs
 from twisted.internet.defer import DeferredLock
 
-from infranetes_common.concurrency import run_in_thread, sleep
+from infranetes_common.concurrency import run_in_thread, shielded, sleep
 from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
 from infranetes_common.reactors import IReactor
 from infranetes_common.volume_disks import OPTIONS, TARGET
@@ -60,7 +60,12 @@ class PodDisks:
     async def mount(self, wanted: DiskMount) -> None:
         """Mount a disk, with a file system made on it if it is blank. Idempotent.
 
+        It goes on when this is cancelled: half a file system could be neither mounted nor made again.
+
         :raise Unavailable: it does not appear. :raise FailedPrecondition: it holds something else."""
+        await shielded(self._mount(wanted))
+
+    async def _mount(self, wanted: DiskMount) -> None:
         async with self._lock:
             point = self._point(wanted.serial)
             device = await self._appeared(wanted.serial)
@@ -77,6 +82,9 @@ class PodDisks:
         """Write what is pending, unmount a disk, and have the kernel forget it. Idempotent.
 
         :raise FailedPrecondition: something uses it; what was pending is written."""
+        await shielded(self._unmount(serial))
+
+    async def _unmount(self, serial: str) -> None:
         async with self._lock:
             await run_in_thread(self._reactor, self._thd_unmount, serial)
 

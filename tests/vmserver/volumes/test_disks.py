@@ -109,6 +109,15 @@ class PodDiskTests(TestCase):
             self.loops.forgotten.clear()
         self.assertEqual((await self.mounted() / "first").read_text(), "first")
 
+    async def test_who_stops_waiting_leaves_no_half_made_file_system(self) -> None:
+        mounting = start(self.mounted())
+        mounting.addErrback(lambda failure: None)
+        await deferLater(reactor, 0.05, lambda: None)  # its programs have begun, or not
+        mounting.cancel()
+        await self.disks.unmount(SERIAL)
+        self.assertEqual(mounts_below(self.top), [])
+        (await self.mounted() / "file").write_text("whole")
+
     async def test_what_holds_anything_is_never_formatted(self) -> None:
         contents = {
             "swap": (4086, b"SWAPSPACE2"),
