@@ -155,7 +155,8 @@ class Judge:
                 attrs.evolve(each, alone=each.alone or each.name.startswith("Image Manager "))
                 for each in self.specs
             ]
-        self.expected = expectations(containers="" if given.only else containers_by(Path(given.image_dir)))
+        containers = "" if given.only else containers_by(Path(given.image_dir))
+        self.expected = expectations(containers=containers, delegate=bool(given.delegate))
 
     def run(self) -> int:
         """The exit code."""

@@ -22,6 +22,7 @@ KINDS = {
     "vm": "can't mean anything where a pod is a virtual machine",
     "offline": "asks a registry of Kubernetes' own",
     "missing": "what it would take",
+    "delegate": "is answered by the delegate for the whole node; of a daemon before one alone",
 }
 
 
@@ -43,10 +44,13 @@ class Expectation:
     containers: str = ""
 
 
-def expectations(path: Path = EXPECTED, containers: str = "") -> dict[str, Expectation]:
+def expectations(
+    path: Path = EXPECTED, containers: str = "", delegate: bool = True
+) -> dict[str, Expectation]:
     """By spec.
 
     :param containers: what runs the containers, as docker or oci; "": leave none of them out.
+    :param delegate: whether there is one.
     :raise BadExpectation: an entry is incomplete, or there twice."""
     found: dict[str, Expectation] = {}
     for entry in tomllib.loads(path.read_text()).get("expected", []):
@@ -60,7 +64,9 @@ def expectations(path: Path = EXPECTED, containers: str = "") -> dict[str, Expec
             raise BadExpectation(f"{path.name}: {spec!r} is there twice")
         found[spec] = Expectation(spec, kind, reason, str(entry.get("containers", "")))
     return {
-        spec: each for spec, each in found.items() if not containers or each.containers in ("", containers)
+        spec: each
+        for spec, each in found.items()
+        if (not containers or each.containers in ("", containers)) and (delegate or each.kind != "delegate")
     }
 
 

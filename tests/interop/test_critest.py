@@ -128,6 +128,12 @@ class ExpectationTests(SynchronousTestCase):
         for containers, specs in (("docker", {"a", "b"}), ("oci", {"a"}), ("", {"a", "b"})):
             self.assertEqual(set(expectations(path, containers)), specs)
 
+    def test_what_a_delegate_answers_is_expected_where_there_is_one(self) -> None:
+        path = Path(self.mktemp())
+        path.write_text('[[expected]]\nspec = "a"\nkind = "delegate"\nreason = "it says so"\n')
+        self.assertEqual(set(expectations(path, "oci")), {"a"})
+        self.assertEqual(set(expectations(path, "oci", delegate=False)), set())
+
     def test_those_of_the_project_are_of_specs_that_there_are(self) -> None:
         if not CRITEST.exists():
             self.fail(f"{CRITEST} is missing: make tools")
