@@ -15,14 +15,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.infranetes.daemon.case import ROOT, toml
+from tests.infranetes.daemon.case import ROOT, DaemonCase, toml
 from tests.interop.critest_images import BASE, PAUSE, REGISTRIES
 from tests.support.registry import Registry
 
 TOOLS = ROOT / "build" / "tools"
 READY_SECONDS = 900.0  # the first start makes QEMU's template
 END_SECONDS = 60.0
-CONDITIONS = {"RuntimeReady", "NetworkReady"}  # that kubelet waits for; runtimes have others
 TWISTD = (sys.executable, "-c", "from twisted.scripts.twistd import run; run()")
 
 
@@ -77,7 +76,7 @@ class Runtime:
         raise NotImplementedError
 
     def start(self, registry: Registry) -> None:
-        """Answers when kubelet would take it for ready.
+        """Answers when pods can be run, in VMs too.
 
         :raise NotReady: it ended, or does not become ready."""
         self.root.mkdir(parents=True, exist_ok=True)
@@ -107,7 +106,8 @@ class Runtime:
         if done.returncode:
             return False
         conditions = json.loads(done.stdout)["status"]["conditions"]
-        return {each["type"] for each in conditions if each["status"]} >= CONDITIONS
+        needed = [each for each in conditions if each["type"] not in DaemonCase.unneeded]
+        return bool(needed) and all(each["status"] for each in needed)
 
     def crictl_command(self, *words: str) -> list[str]:
         endpoints = ("--runtime-endpoint", self.endpoint, "--image-endpoint", self.endpoint)
