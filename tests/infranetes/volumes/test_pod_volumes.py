@@ -356,7 +356,8 @@ class KilledAnywhereTests(PodVolumesCase):
                 await step(*asked, **more)
             await Deferred()
 
-        return self.patch(holder, name, lambda *asked, **more: start(hanging(*asked, **more)))
+        hung: MonkeyPatcher = self.patch(holder, name, lambda *asked, **more: start(hanging(*asked, **more)))
+        return hung
 
     def steps(self, *names: str) -> Iterator[tuple[object, str, bool]]:
         holders = {
