@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When an emptyDir is brought into a VM, and when it is carried as other files are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import attrs
+from twisted.internet import reactor as the_reactor
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import TestCase
+
+from infranetes.volumes import own
+from infranetes.volumes.empty_dirs import EmptyDir
+from infranetes.volumes.mount_table import MountTable
+from infranetes.volumes.mounts import Source
+from infranetes.volumes.own import OwnVolumes
+from infranetes.volumes.records import VolumeRecords
+from infranetes.volumes.volume import Volume
+from infranetes_common.errors import FailedPrecondition, Unavailable
+from infranetes_common.wire import cri, vmserver
+from tests.support.user_namespaces import ids
+
+reactor: Any = the_reactor
+UID = "5f0c"
+
+
+@attrs.define
+class Machine:
+    """A VM whose agent keeps volumes, or is of an earlier release."""
+
+    keeps: bool = True
+    boot_id: str = "first"
+
+    async def keeps_volumes(self) -> bool:
+        return self.keeps
+
+    async def info(self) -> vmserver.InfoResponse:
+        return vmserver.InfoResponse(boot_id=self.boot_id)
+
+
+@attrs.define
+class Record:
+    instance_id: str = "vm-1"
+
+
+class Sandbox:
+    """A sandbox that is ready."""
+
+    id = "s1"
+
+    def __init__(self) -> None:
+        self.machine, self.record = Machine(), Record()
+        self.config = cri.PodSandboxConfig(metadata=cri.PodSandboxMetadata(uid=UID))
+
+    def agent(self) -> Machine:
+        return self.machine
+
+
+class Sync:
+    """Brings volumes, unless the agent is away."""
+
+    def __init__(self) -> None:
+        self.brought: list[str] = []
+        self.away = False
+
+    async def at_source(self, source: Source, work: Any, *args: Any) -> Any:
+        return work(*args)
+
+    async def bring(self, sandbox: Sandbox, volume: Volume) -> None:
+        if self.away:
+            raise Unavailable("the agent is away")
+        self.brought.append(volume.source.path)
+
+
+class Space:
+    """Notes whose space is shown, and whose no longer is."""
+
+    def __init__(self) -> None:
+        self.shown: Any = dict
+        self.cleared: list[str] = []
+
+    def show(self, sandbox: Sandbox, wanted: Any) -> None:
+        self.shown = wanted
+
+    def forget(self, sandbox_id: str) -> None:
+        self.shown = dict
+
+    def clear(self, sources: Any) -> None:
+        self.cleared += [one.path for one in sources]
+
+
+class OwnVolumeTests(TestCase):
+    def setUp(self) -> None:
+        top = Path(os.path.realpath(self.mktemp()))
+        self.records = VolumeRecords(top / "records")
+        self.path = top / "pods" / UID / "volumes" / "kubernetes.io~empty-dir" / "cache"
+        self.path.mkdir(parents=True)
+        self.source = Source(str(self.path), False, False)
+        self.sandbox, self.sync, self.space = Sandbox(), Sync(), Space()
+        self.table = MountTable()
+        self.addCleanup(self.table.close)
+        self.carried: dict[str, dict[str, Volume]] = {}
+        self.volumes = self.made()
+
+    def made(self) -> OwnVolumes:
+        """As a daemon makes it."""
+        return OwnVolumes(
+            reactor,
+            self.records,
+            self.table,
+            cast(Any, self.sync),
+            self.carried,
+            cast(Any, self.space),
+        )
+
+    async def prepare(self, source: Source | None = None, **fields: Any) -> str:
+        mount = cri.Mount(host_path=str(self.path), **fields)
+        return await self.volumes.prepare(cast(Any, self.sandbox), source or self.source, mount)
+
+    async def test_it_is_brought_once_to_each_vm(self) -> None:
+        for _ in range(2):
+            self.assertEqual(await self.prepare(), self.source.id)
+        self.assertEqual(self.sync.brought, [str(self.path)])
+        self.sandbox.record.instance_id = "vm-2"
+        await self.prepare()
+        self.volumes = self.made()
+        await self.volumes.load()
+        await self.prepare()
+        self.assertEqual(len(self.sync.brought), 2)
+
+    async def test_what_could_not_be_brought_is_the_next_time(self) -> None:
+        self.sync.away = True
+        await self.assertFailure(self.prepared(), Unavailable)
+        self.assertEqual((self.space.shown(), self.records.load_own()), ({}, {}))
+        self.sync.away = False
+        await self.prepare()
+        self.assertEqual(len(self.sync.brought), 1)
+
+    def prepared(self, **fields: Any) -> Any:
+        return Deferred.fromCoroutine(self.prepare(**fields))
+
+    async def test_with_an_agent_of_an_earlier_release_it_is_carried(self) -> None:
+        self.sandbox.machine.keeps = False
+        self.assertEqual((await self.prepare(), self.sync.brought), ("", []))
+
+    async def test_what_a_container_has_carried_goes_on_so(self) -> None:
+        for path in (self.path, self.path.parents[2] / "volume-subpaths" / "cache" / "main" / "0"):
+            other = Source(str(path), False, False)
+            self.carried["s1"] = {other.id: Volume(other, self.table)}
+            self.assertEqual((await self.prepare(), self.sync.brought), ("", []), path)
+        del self.carried["s1"]
+        self.assertEqual(await self.prepare(), self.source.id)
+
+    async def test_nothing_else_is_brought(self) -> None:
+        self.sandbox.config.metadata.uid = "another"
+        self.assertEqual((await self.prepare(), self.sync.brought), ("", []))
+
+    async def test_all_mounts_have_the_same_ids(self) -> None:
+        await self.prepare(uidMappings=ids(), gidMappings=ids())
+        await self.prepare(uidMappings=ids(), gidMappings=ids())
+        error = await self.assertFailure(self.prepared(), FailedPrecondition)
+        self.assertIn("with other ids already", str(error))
+
+    async def test_its_space_is_shown_until_the_vm_is_gone(self) -> None:
+        await self.prepare()
+        self.assertEqual(self.space.shown(), {self.source.id: self.source})
+        self.assertTrue(self.volumes.forget(cast(Any, self.sandbox)))
+        self.assertEqual((self.space.shown(), self.space.cleared), ({}, [str(self.path)]))
+        self.assertFalse(self.volumes.forget(cast(Any, self.sandbox)))
+
+    async def test_in_memory_it_is_brought_to_each_boot_and_is_not_shown(self) -> None:
+        source = attrs.evolve(self.source, in_memory=True)
+        self.patch_find(source)
+        for boot in ("first", "first", "second"):
+            self.sandbox.machine.boot_id = boot
+            await self.prepare(source)
+        self.assertEqual(len(self.sync.brought), 2)
+        self.assertEqual(self.space.shown(), {})
+
+    def patch_find(self, source: Source) -> None:
+        """Have the emptyDir be on a tmpfs, without mounting one."""
+        self.patch(own, "find_empty_dir", lambda *_: EmptyDir(source, ""))
