@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import attrs
-from attrs.validators import ge, gt
+from attrs.validators import and_, ge, gt, lt
 
 from infranetes_common.config import Bytes
 from infranetes_common.filesync.manifest import Bounds
@@ -18,6 +18,8 @@ class VolumesConfig:
     max_entries: int = attrs.field(default=16384, validator=ge(1))
     interval: float = attrs.field(default=1.0, validator=gt(0))  # seconds between two looks
     show_space: bool = True  # have files on the node by which kubelet knows what emptyDirs in VMs take
+    # Share of the node's file system that these leave free, so that kubelet evicts nobody for them.
+    keep_free: float = attrs.field(default=0.2, validator=and_(ge(0.0), lt(1.0)))
 
     @property
     def bounds(self) -> Bounds:

@@ -32,7 +32,6 @@ from infranetes_common.reactors import IReactor
 
 INTERVAL = 10.0  # seconds between two looks; kubelet looks every minute
 STEP = 1024 * 1024  # bytes: what is less is not shown
-FREE = 0.2  # of the node's file system; kubelet evicts below 0.15
 NAME = TEMPORARY + b"in-vm"  # which is never carried
 SECONDS = 20.0  # that changing the file may take
 
@@ -49,12 +48,14 @@ class ShownSpace:
     """Keeps the files of sandboxes' volumes as large as what they take in their VMs.
 
     :param lanes: threads for work in directories of the node. :param on: false: there are no such files.
+    :param free: the share of the node's file system that has to stay free.
     """
 
-    def __init__(self, reactor: IReactor, lanes: Lanes, *, on: bool) -> None:
+    def __init__(self, reactor: IReactor, lanes: Lanes, *, on: bool, free: float) -> None:
         self._reactor = reactor
         self._lanes = lanes
         self._on = on
+        self._free = free
         self._loops: dict[str, Deferred[None]] = {}  # by sandbox
         self._troubles: dict[str, str] = {}  # by path
 
@@ -99,7 +100,7 @@ class ShownSpace:
 
     async def _show_one(self, path: str, size: int) -> None:
         try:
-            trouble = await self._lanes.run(path, SECONDS, thd_show, path, size)
+            trouble = await self._lanes.run(path, SECONDS, thd_show, path, size, self._free)
         except (InfranetesError, OSError) as error:
             trouble = str(error)
         if trouble and trouble != self._troubles.get(path):
@@ -108,7 +109,7 @@ class ShownSpace:
         self._troubles[path] = trouble
 
 
-def thd_show(path: str, size: int) -> str:
+def thd_show(path: str, size: int, free: float) -> str:
     """Have a file of that many bytes in a directory, which may be gone. Return why it is smaller, or "".
 
     :raise OSError: there can be none."""
@@ -117,12 +118,12 @@ def thd_show(path: str, size: int) -> str:
     except FileNotFoundError:
         return ""
     try:
-        return _show(directory, size)
+        return _show(directory, size, free)
     finally:
         os.close(directory)
 
 
-def _show(directory: int, size: int) -> str:
+def _show(directory: int, size: int, free: float) -> str:
     if size < STEP:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(NAME, dir_fd=directory)
@@ -137,11 +138,11 @@ def _show(directory: int, size: int) -> str:
             raise OSError(errno.EEXIST, f"{os.fsdecode(NAME)} there is somebody else's")
         shown = found.st_blocks * 512
         disk = os.fstatvfs(file)
-        room = int((disk.f_bavail - FREE * disk.f_blocks) * disk.f_frsize)
+        room = int((disk.f_bavail - free * disk.f_blocks) * disk.f_frsize)
         fits = min(size, max(shown + room, 0))
         if abs(fits - shown) >= STEP:
             _resize(file, shown, fits)
-        return "" if fits == size else f"the node's disk has to keep {FREE:.0%} free"
+        return "" if fits == size else f"the node's disk has to keep {free:.0%} free (volumes.keep_free)"
     finally:
         os.close(file)
 
@@ -156,7 +157,7 @@ def _resize(file: int, shown: int, size: int) -> None:
 
 def _thd_clear(path: str) -> None:
     with contextlib.suppress(OSError):  # kubelet has removed it
-        thd_show(path, 0)
+        thd_show(path, 0, 0.0)
 
 
 def _log_unless_cancelled(failure: Failure) -> None:

@@ -61,7 +61,7 @@ class Volumes:
         self._sync = VolumeSync(reactor, self._lanes, self._records, config.bounds)
         self._watch = VolumeWatch(reactor, self._sync, self._volumes, config.interval)
         self._write_back = WriteBack(reactor, self._sync.sync)
-        self._space = ShownSpace(reactor, self._lanes, on=config.show_space)
+        self._space = ShownSpace(reactor, self._lanes, on=config.show_space, free=config.keep_free)
         self._own = OwnVolumes(reactor, self._records, self._mounts, self._sync, self._volumes, self._space)
         self._flushes: dict[str, Flight[str]] = {}  # by container
 

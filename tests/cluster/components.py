@@ -252,6 +252,7 @@ def daemon(ca: Authority, node: Node, kubernetes: Mapping[str, Any], changes: Ma
         "kubernetes": {"kubeconfig": str(user), **kubernetes},
         "log": {"level": "debug"},
         "images": {"registries_conf": str(registries), "preload": [f"{images.PREFIX}/{images.BUSYBOX}"]},
+        "volumes": {"keep_free": 0.02},  # kubelet's limits are below that
         **changes,
     }
     path = node.place / "infranetes.toml"

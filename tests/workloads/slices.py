@@ -26,6 +26,7 @@ LONG = {
     "test_kubectl.LargeTests": "takes some minutes",
     "test_jobs.JobTests": "takes some minutes",
     "test_mixed_images.CollectionTests": "waits for kubelet, which collects images each five minutes",
+    "test_volumes.EmptyDirTests": "takes some minutes, until kubelet has added up what volumes take",
     "test_autoscaling.AutoscalingTests": "takes some minutes, and its metrics-server as long to build",
 }
 
