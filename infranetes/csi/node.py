@@ -15,16 +15,14 @@ from infranetes.providers.volumes import IVolumes, is_volume_id
 from infranetes.volumes import published
 from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.published import PublishedVolume
-from infranetes_common.concurrency import run_in_thread, shielded
+from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import (
     FailedPrecondition,
     InfranetesError,
     InvalidArgument,
     NotFound,
-    Unavailable,
     Unimplemented,
 )
-from infranetes_common.paths import resolve
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import csi
 from txgrpc import Call
@@ -84,7 +82,7 @@ class Node:
         published.check(volume)
         with self._in_flight.only(volume_id):
             await self._volumes.get(volume_id)
-            await shielded(run_in_thread(self._reactor, self._thd_publish, target, volume))
+            await run_in_thread(self._reactor, self._thd_publish, target, volume)
         return csi.NodePublishVolumeResponse()
 
     async def NodeUnpublishVolume(
@@ -93,7 +91,7 @@ class Node:
         volume_id = checks.volume_id(request)
         target = checks.text("target_path", request.target_path, checks.MAX_PATH)
         with self._in_flight.only(volume_id):
-            await shielded(run_in_thread(self._reactor, self._thd_unpublish, target, volume_id))
+            await run_in_thread(self._reactor, self._thd_unpublish, target, volume_id)
         return csi.NodeUnpublishVolumeResponse()
 
     async def NodeGetVolumeStats(
@@ -139,15 +137,13 @@ class Node:
     # ---- In threads
 
     def _thd_publish(self, target: str, volume: PublishedVolume) -> None:
-        try:
-            for other, there in published.published(self._table).items():
-                if there.volume == volume.volume and other != resolve(target):
-                    raise FailedPrecondition(
-                        f"volume {volume.volume} is published at {other} already, and a volume is one pod's "
-                        "at a time: it can be published here once that pod is gone"
-                    )
-        except OSError as error:
-            raise Unavailable(f"the node's mounts can't be read: {error.strerror}") from None
+        here = os.path.realpath(target)
+        others = [each for each in published.targets(volume.volume, self._table) if each != here]
+        if others:
+            raise FailedPrecondition(
+                f"volume {volume.volume} is published at {others[0]} already, and a volume is one pod's at a "
+                "time: it can be published here once that pod is gone"
+            )
         published.publish(target, volume, self._table)
 
     def _thd_unpublish(self, target: str, volume_id: str) -> None:

@@ -78,13 +78,17 @@ def read(host_path: str, table: MountTable) -> PublishedVolume | None:
         raise FailedPrecondition(f"{host_path} can't be looked at: {error.strerror}") from None
 
 
-def published(table: MountTable) -> Mapping[str, PublishedVolume]:
-    """Every published volume by the path that it was published at.
+def targets(volume_id: str, table: MountTable) -> list[str]:
+    """The paths at which a volume is published.
 
-    :raise FailedPrecondition: as `read`. :raise OSError: the mount table can't be read."""
-    mounts = table.mounts()
-    whole = [one for one in mounts if _is_ours(one) and one.root == b"/"]
-    return {os.fsdecode(one.mount_point): _read(mounts, one) for one in whole}
+    :raise Unavailable: the node's mounts can't be read."""
+    try:
+        mounts = table.mounts()
+    except OSError as error:
+        raise Unavailable(f"the node's mounts can't be read: {error.strerror}") from None
+    source = PREFIX + volume_id.encode()
+    found = [one for one in mounts if _is_ours(one) and one.root == b"/" and one.source == source]
+    return [os.fsdecode(one.mount_point) for one in found]
 
 
 def publish(target: str, volume: PublishedVolume, table: MountTable) -> None:
