@@ -9,8 +9,9 @@ from typing import Protocol
 
 import attrs
 
-from infranetes.volumes.published import FILESYSTEMS, MAX_GROUP
+from infranetes.volumes.published import MAX_GROUP
 from infranetes_common.errors import InvalidArgument
+from infranetes_common.volume_disks import FILESYSTEMS, checked_options
 from infranetes_common.wire import csi
 from txgrpc import Code, GrpcError
 
@@ -76,7 +77,8 @@ def capability(found: csi.VolumeCapability) -> Wanted:
             f"fs_type: {mount.fs_type[:80]!r} is not offered; known are {' and '.join(FILESYSTEMS)}"
         )
     filesystem = mount.fs_type or FILESYSTEMS[0]
-    return Wanted(filesystem, tuple(mount.mount_flags), mode == _READ_ONLY, _group(mount.volume_mount_group))
+    options = tuple(checked_options(mount.mount_flags))
+    return Wanted(filesystem, options, mode == _READ_ONLY, _group(mount.volume_mount_group))
 
 
 def capabilities(found: Iterable[csi.VolumeCapability]) -> None:

@@ -32,8 +32,8 @@ from infranetes_common.errors import (
     Unavailable,
 )
 from infranetes_common.paths import make_directories, open_path, resolve
+from infranetes_common.volume_disks import FILESYSTEMS
 
-FILESYSTEMS = ("ext4", "xfs")
 MAX_GROUP = 2**32 - 2  # the largest gid
 MAX_FLAGS = 32
 MAX_FLAG = 256  # bytes of a mount flag

@@ -34,7 +34,7 @@ SKIPPED = {
 
 
 class SanityTests(CsiCase):
-    timeout = 300
+    timeout = 600
 
     def setUp(self) -> object:  # type: ignore[override]
         self.pods = Pods()

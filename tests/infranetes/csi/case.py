@@ -68,7 +68,7 @@ def without_vms() -> VolumeAttacher:
 class CsiCase(TestCase):
     """A driver that runs, and stubs of its services."""
 
-    timeout = 60
+    timeout = 240
     pods: Pods | None = None
 
     async def setUp(self) -> None:
@@ -108,7 +108,7 @@ class CsiCase(TestCase):
 
     async def create(self, name: str = "data", **more: Any) -> csi.Volume:  # Any: fields of the request
         request = csi.CreateVolumeRequest(name=name, volume_capabilities=[capability()], **more)
-        response: csi.CreateVolumeResponse = await self.controller.CreateVolume(request, timeout=30)
+        response: csi.CreateVolumeResponse = await self.controller.CreateVolume(request, timeout=120)
         return response.volume
 
     async def publish(self, volume_id: str, target: str = "", **more: Any) -> None:  # Any: as above
@@ -117,11 +117,11 @@ class CsiCase(TestCase):
             target_path=target or self.target(),
             **{"volume_capability": capability(), **more},
         )
-        await self.node.NodePublishVolume(request, timeout=30)
+        await self.node.NodePublishVolume(request, timeout=120)
 
     async def unpublish(self, volume_id: str, target: str = "") -> None:
         request = csi.NodeUnpublishVolumeRequest(volume_id=volume_id, target_path=target or self.target())
-        await self.node.NodeUnpublishVolume(request, timeout=30)
+        await self.node.NodeUnpublishVolume(request, timeout=120)
 
     async def refused(self, code: Code, call: Awaitable[object], words: str = "") -> None:
         """Check that a call fails so."""

@@ -79,6 +79,7 @@ class CreateTests(CsiCase):
         block.access_mode.mode = _MODE.SINGLE_NODE_WRITER
         await refused("access_type", volume_capabilities=[block])
         await refused("vfat", volume_capabilities=[capability(fs_type="vfat")])
+        await refused("nobarrier", volume_capabilities=[capability(mount_flags=["nobarrier"])])
         fine = [capability()]
         await refused("tier", volume_capabilities=fine, parameters={"tier": "gold"})
         await refused("mutable_parameters", volume_capabilities=fine, mutable_parameters={"a": "b"})

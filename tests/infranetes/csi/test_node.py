@@ -43,7 +43,7 @@ class PublishTests(NodeCase):
             self.assertFalse(os.path.exists(self.target()))
 
     async def test_all_that_is_asked_of_it_is_told(self) -> None:
-        asked = capability(fs_type="xfs", mount_flags=["noatime"], volume_mount_group="2000")
+        asked = capability(fs_type="xfs", mount_flags=["noatime", "rw"], volume_mount_group="2000")
         await self.publish(self.volume, volume_capability=asked, readonly=True)
         self.assertEqual(self.there(), PublishedVolume(self.volume, "xfs", ("noatime",), True, 2000))
 

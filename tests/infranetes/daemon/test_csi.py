@@ -33,6 +33,8 @@ except InfranetesError as error:
 class DriverTests(DaemonCase):
     """With QEMU, whose volumes are there before anything can boot."""
 
+    timeout = 300
+
     def setUp(self) -> None:
         super().setUp()
         self.config["provider"] = "qemu"
@@ -42,19 +44,19 @@ class DriverTests(DaemonCase):
     async def test_kubelet_finds_it_by_its_registration_and_a_volume_is_made(self) -> None:
         self.process = self.spawn()
         registration = self.root / "kubelet" / "plugins_registry" / "infranetes.io-reg.sock"
-        await self.until(registration.exists, "the driver can be registered", 60.0)
+        await self.until(registration.exists, "the driver can be registered", 200.0)
         registering = Channel(reactor, UNIXClientEndpoint(reactor, str(registration)))
         self.addCleanup(registering.close)
         stub = registering.stub(pluginregistration.Registration)
-        endpoint = (await stub.GetInfo(pluginregistration.InfoRequest(), timeout=30)).endpoint
+        endpoint = (await stub.GetInfo(pluginregistration.InfoRequest(), timeout=60)).endpoint
         self.channel = Channel(reactor, UNIXClientEndpoint(reactor, endpoint))
-        ready = (await self.channel.stub(csi.Identity).Probe(csi.ProbeRequest(), timeout=30)).ready
+        ready = (await self.channel.stub(csi.Identity).Probe(csi.ProbeRequest(), timeout=60)).ready
         self.assertFalse(ready.value)  # no VM can have it
         capability = csi.VolumeCapability(mount=csi.VolumeCapability.MountVolume())
         capability.access_mode.mode = csi.VolumeCapability.AccessMode.SINGLE_NODE_WRITER
         request = csi.CreateVolumeRequest(name="data", volume_capabilities=[capability])
         request.capacity_range.required_bytes = 1 << 20
-        made = await self.channel.stub(csi.Controller).CreateVolume(request, timeout=30)
+        made = await self.channel.stub(csi.Controller).CreateVolume(request, timeout=60)
         self.assertEqual(made.volume.volume_id, "data")
         self.assertEqual(os.listdir(self.root / "state" / "qemu" / "volumes"), ["data.raw"])
 
@@ -62,7 +64,7 @@ class DriverTests(DaemonCase):
         self.config["provider"] = "simulated"
         self.config["providers"] = {}
         self.process = self.spawn()
-        self.assertNotEqual(await self.ended(60.0), 0)
+        self.assertNotEqual(await self.ended(200.0), 0)
         self.assertIn("csi.kubelet_dir: provider simulated has no volumes", self.log)
 
 
