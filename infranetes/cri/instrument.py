@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every RPC logged with its duration and its sandbox or container; never with the rest of its request."""
+"""Every RPC logged with its duration and what it is about; never with the rest of its request."""
 
 from __future__ import annotations
 
@@ -69,8 +69,11 @@ def _logged(clock: IReactorTime, rpc: str, answer: Answer) -> Answer:
 def _subject(request: Message) -> dict[str, str]:
     fields = {}
     sandbox, container = getattr(request, "pod_sandbox_id", ""), getattr(request, "container_id", "")
+    volume = getattr(request, "volume_id", "")
     if sandbox:
         fields["sandbox"] = sandbox[:64]
     if container:
         fields["container"] = container[:64]
+    if volume:
+        fields["volume"] = volume[:128]
     return fields

@@ -3,7 +3,10 @@
 
 A volume is a disk of the pod's VM, and there is no VM yet when kubelet asks for its volumes. So what is
 mounted at the path that kubelet names is a tiny tmpfs with a file that says which volume belongs there and
-how; its source in the mount table is `infranetes:VOLUME`. The node's mount table is the only record of it: it
+how. Directories can be made in it, as kubelet does for subPaths, but it is full: a container of another
+runtime that mounts it can write nothing that would be lost.
+
+Its source in the mount table is `infranetes:VOLUME`. The node's mount table is the only record of it: it
 survives the daemon, ends with the node's boot as every mount does, and a subPath, which kubelet binds, still
 shows the same file system with the path in it.
 
@@ -40,7 +43,6 @@ MAX_FLAG = 256  # bytes of a mount flag
 FILE = "volume.json"
 PREFIX = b"infranetes:"
 _TYPE = "tmpfs"
-_SIZE = 64 * 1024
 _MAX_FILE = 16 * 1024
 _DIRECTORY_MODE = 0o750
 
@@ -111,8 +113,9 @@ def publish(target: str, volume: PublishedVolume, table: MountTable) -> None:
                 "give it the node's by the drop-in systemd-csi.conf (docs/volumes.md) and restart it"
             )
         make_directories(path, _DIRECTORY_MODE)
-        with Tmpfs(PREFIX + volume.volume.encode(), _SIZE) as made:
-            made.write(FILE, json.dumps(_document(volume)).encode())
+        content = json.dumps(_document(volume)).encode()
+        with Tmpfs(PREFIX + volume.volume.encode(), len(content)) as made:
+            made.write(FILE, content)
             directory = open_path(path, os.O_PATH | os.O_DIRECTORY)
             try:
                 made.mount(directory)

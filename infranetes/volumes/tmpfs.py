@@ -28,7 +28,7 @@ class Tmpfs:
     """A tmpfs of root alone, with nosuid, nodev and noexec. It is gone with the context that makes it, unless
     it was mounted.
 
-    :param source: its source in the mount table. :param size: in bytes.
+    :param source: its source in the mount table. :param size: of all files, in bytes, rounded up to a page.
     :raise OSError: EPERM: the process may not mount."""
 
     def __init__(self, source: bytes, size: int) -> None:

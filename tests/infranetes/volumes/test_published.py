@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -80,7 +81,14 @@ class PublishTests(PublishedCase):
         flags = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC
         found = os.statvfs(self.target)
         self.assertEqual(found.f_flag & flags, flags)
-        self.assertEqual(found.f_blocks * found.f_frsize, 64 * 1024)
+
+    def test_directories_can_be_made_in_it_and_nothing_written_that_would_be_lost(self) -> None:
+        self.publish()
+        (Path(self.target) / "sub" / "path").mkdir(parents=True)
+        with self.assertRaises(OSError) as caught:
+            (Path(self.target) / "sub" / "file").write_bytes(b"data")
+        self.assertEqual(caught.exception.errno, errno.ENOSPC)
+        self.assertEqual(self.read(self.target), VOLUME)
 
     def test_the_same_volume_in_another_way_is_refused_and_so_is_another_volume(self) -> None:
         self.publish()
