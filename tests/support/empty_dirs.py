@@ -45,8 +45,8 @@ class EmptyDirCase(DaemonCase):
 
     async def ran(self, container: str, script: str) -> str:
         """What a command in a container says; it has to succeed."""
-        request = cri.ExecSyncRequest(container_id=container, cmd=["sh", "-c", script], timeout=60)
-        answer = await self.runtime.ExecSync(request, timeout=90.0)
+        request = cri.ExecSyncRequest(container_id=container, cmd=["sh", "-c", script], timeout=300)
+        answer = await self.runtime.ExecSync(request, timeout=330.0)
         self.assertEqual(answer.exit_code, 0, answer.stderr)
         return str(answer.stdout.decode().strip())
 
