@@ -40,7 +40,7 @@ from infranetes_common.volume_disks import checked_options
 from infranetes_common.wire import cri, vmserver
 
 DETACH_SECONDS = 30.0
-UNMOUNT_SECONDS = 30.0  # for what is pending to be written, while the pod is stopped
+UNMOUNT_SECONDS = 90.0  # for what is pending to be written, while the pod is stopped
 _GONE = (SandboxState.LOST, SandboxState.STOPPED, SandboxState.VACANT)
 
 Find = Callable[[Sequence[str]], Awaitable[Sequence[PublishedVolume | None]]]
@@ -90,7 +90,7 @@ class PodVolumes:
 
     async def _have(self, sandbox: Sandbox, wanted: PublishedVolume) -> str:
         """Have the sandbox's VM mount a volume; return its disk's serial number there."""
-        options = checked_options(wanted.mount_flags)
+        options, began = checked_options(wanted.mount_flags), self._node.clock.seconds()
         volumes = self._volumes_of(self._node.side_of(sandbox.record))
         async with self._in_work.held(wanted.volume):
             record = await self._recorded(sandbox, wanted)
@@ -114,6 +114,12 @@ class PodVolumes:
                     "this pod's VM can't mount volumes: its guest image is of an earlier release, or its "
                     "agent shares a machine. Build the guest image anew, and have the pod made anew"
                 ) from None
+        _log.info(
+            "volume {volume} is mounted in the VM of sandbox {sandbox}: {seconds:.2f} s",
+            volume=wanted.volume,
+            sandbox=sandbox.id,
+            seconds=self._node.clock.seconds() - began,
+        )
         return serial
 
     async def _recorded(self, sandbox: Sandbox, wanted: PublishedVolume) -> AttachmentRecord:

@@ -125,8 +125,8 @@ class PodDisks:
         if found or not await run_in_thread(self._reactor, filesystems.is_blank, device):
             raise FailedPrecondition(
                 f"the volume holds {found or 'something that is no file system'} where {wanted.filesystem} "
-                "is asked for: it is not formatted. Ask for what it holds, or wipe it if nothing of it is "
-                "needed"
+                "is asked for: it is not formatted. Ask for what it holds, or make it all zeros if nothing "
+                "of it is needed"
             )
         if wanted.read_only:
             raise FailedPrecondition("the volume is empty, and no file system can be made read-only")
