@@ -20,7 +20,7 @@ MORE = 20  # requests
 class RollingUpdateTests(WorkloadCase):
     def deployment(self, page: str) -> Manifest:
         """As people write them: what was taken away from the Service still serves for some seconds."""
-        before_end = {"preStop": {"sleep": {"seconds": 20}}}
+        before_end = {"preStop": {"sleep": {"seconds": 10}}}
         return controlled(
             "Deployment", "web", server(page, lifecycle=before_end),
             replicas=2,

@@ -5,7 +5,7 @@
     placement  what the kernel has to have for a rule
     script     text for `nft` that makes the tables, or changes them from some placements to others
     listing    placements read from what `nft` lists
-    kernel     runs `nft` and `conntrack`
+    kernel     runs these by the library of nftables, and the programs `nft` and `conntrack`
     verdict    what that comes to for one address
     proxy      keeps the kernel's tables as the node says
 
