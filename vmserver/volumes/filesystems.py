@@ -17,7 +17,6 @@ from infranetes_common.commands import run
 from infranetes_common.errors import (
     DataLoss,
     FailedPrecondition,
-    InfranetesError,
     ResourceExhausted,
     Unavailable,
 )
@@ -104,10 +103,10 @@ async def found_on(reactor: IReactor, device: str) -> str:
 
 
 async def make(reactor: IReactor, device: str, filesystem: str) -> None:
-    """Make a file system on a disk. :raise InfranetesError: it can't be made."""
+    """Make a file system on a disk. :raise FailedPrecondition: it can't be made: the disk is too small."""
     output = await run(reactor, [*_MAKE[filesystem], device], MAKE_SECONDS)
     if output.code != 0:
-        raise InfranetesError(f"{filesystem} can't be made on {device}: {output.message()[:400]}")
+        raise FailedPrecondition(f"{filesystem} can't be made on the volume: {output.message()[:400]}")
 
 
 async def grow(reactor: IReactor, device: str, filesystem: str, point: str) -> None:

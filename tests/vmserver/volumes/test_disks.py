@@ -137,6 +137,11 @@ class PodDiskTests(TestCase):
                 file.seek(offset)
                 file.write(bytes(len(data)))
 
+    async def test_a_disk_that_is_too_small_is_told(self) -> None:
+        os.truncate(self.file, 16 * 1024)
+        self.loops.look_at_size(0)
+        self.assertIn("can't be made", await self.refused())
+
     async def test_another_file_system_is_not_replaced(self) -> None:
         await self.mounted()
         await self.disks.unmount(SERIAL)
