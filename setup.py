@@ -96,6 +96,7 @@ setup(
         "console_scripts": [
             "infranetes-ctl=infranetes.control.cli:main",
             "infranetes-guest=infranetes.guest.cli:main",
+            "infranetes-flexvolume=infranetes.flexvolume.cli:main",
         ],
         # Found like any plug-in's, which shows that these doors are open.
         "infranetes.providers": ["simulated=infranetes_simulation:create"],

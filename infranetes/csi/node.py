@@ -6,24 +6,12 @@ Nothing is attached here, for kubelet has volumes published before the pod's VM 
 
 from __future__ import annotations
 
-import os
-
 from infranetes.csi import checks
-from infranetes.csi.checks import InFlight
 from infranetes.csi.interface import IPodVolumes
-from infranetes.providers.volumes import IVolumes, is_volume_id
-from infranetes.volumes import published
-from infranetes.volumes.mount_table import MountTable
+from infranetes.csi.publisher import Publisher
+from infranetes.providers.volumes import is_volume_id
 from infranetes.volumes.published import PublishedVolume
-from infranetes_common.concurrency import run_in_thread
-from infranetes_common.errors import (
-    FailedPrecondition,
-    InfranetesError,
-    InvalidArgument,
-    NotFound,
-    Unimplemented,
-)
-from infranetes_common.reactors import IReactor
+from infranetes_common.errors import InvalidArgument, NotFound, Unimplemented
 from infranetes_common.wire import csi
 from txgrpc import Call
 
@@ -35,23 +23,11 @@ _OF_PODS = (_RPC.GET_VOLUME_STATS, _RPC.EXPAND_VOLUME)
 class Node:
     """One method per RPC.
 
-    :param name: the node's. :param table: the node's mounts. :param in_flight: shared with the Controller
-    service. :param pods: whom to ask about volumes in VMs; None: nobody."""
+    :param name: the node's. :param pods: whom to ask about volumes in VMs; None: nobody."""
 
-    def __init__(
-        self,
-        reactor: IReactor,
-        name: str,
-        volumes: IVolumes,
-        table: MountTable,
-        in_flight: InFlight,
-        pods: IPodVolumes | None = None,
-    ) -> None:
-        self._reactor = reactor
+    def __init__(self, name: str, publisher: Publisher, pods: IPodVolumes | None = None) -> None:
         self._name = name
-        self._volumes = volumes
-        self._table = table
-        self._in_flight = in_flight
+        self._publisher = publisher
         self._pods = pods
 
     async def NodeGetCapabilities(
@@ -63,8 +39,8 @@ class Node:
 
     async def NodeGetInfo(self, request: csi.NodeGetInfoRequest, call: Call) -> csi.NodeGetInfoResponse:
         response = csi.NodeGetInfoResponse(node_id=self._name)
-        if self._volumes.topology:
-            response.accessible_topology.CopyFrom(csi.Topology(segments=self._volumes.topology))
+        if self._publisher.volumes.topology:
+            response.accessible_topology.CopyFrom(csi.Topology(segments=self._publisher.volumes.topology))
         return response
 
     async def NodePublishVolume(
@@ -79,10 +55,7 @@ class Node:
         if not is_volume_id(volume_id):
             raise NotFound(f"there is no volume {volume_id[:80]!r}: none can have this id")
         volume = PublishedVolume(volume_id, wanted.filesystem, wanted.mount_flags, read_only, wanted.group)
-        published.check(volume)
-        with self._in_flight.only(volume_id):
-            await self._volumes.get(volume_id)
-            await run_in_thread(self._reactor, self._thd_publish, target, volume)
+        await self._publisher.publish(target, volume)
         return csi.NodePublishVolumeResponse()
 
     async def NodeUnpublishVolume(
@@ -90,8 +63,7 @@ class Node:
     ) -> csi.NodeUnpublishVolumeResponse:
         volume_id = checks.volume_id(request)
         target = checks.text("target_path", request.target_path, checks.MAX_PATH)
-        with self._in_flight.only(volume_id):
-            await run_in_thread(self._reactor, self._thd_unpublish, target, volume_id)
+        await self._publisher.unpublish(target, volume_id)
         return csi.NodeUnpublishVolumeResponse()
 
     async def NodeGetVolumeStats(
@@ -115,9 +87,9 @@ class Node:
         path = checks.text("volume_path", request.volume_path, checks.MAX_PATH)
         if request.HasField("volume_capability"):
             checks.capability(request.volume_capability)
-        with self._in_flight.only(volume_id):
+        with self._publisher.in_flight.only(volume_id):
             await self._find(volume_id, path)
-            disk = await self._volumes.get(volume_id)
+            disk = await self._publisher.volumes.get(volume_id)
             await pods.grow(volume_id)
         return csi.NodeExpandVolumeResponse(capacity_bytes=disk.size)
 
@@ -130,29 +102,6 @@ class Node:
         """:raise NotFound: the volume is not published at this path."""
         found = None
         if path.startswith("/"):
-            found = await run_in_thread(self._reactor, published.read, path, self._table)
+            found = await self._publisher.find(path)
         if found is None or found.volume != volume_id:
             raise NotFound(f"volume {volume_id} is not published at {path[:256]}")
-
-    # ---- In threads
-
-    def _thd_publish(self, target: str, volume: PublishedVolume) -> None:
-        here = os.path.realpath(target)
-        others = [each for each in published.targets(volume.volume, self._table) if each != here]
-        if others:
-            raise FailedPrecondition(
-                f"volume {volume.volume} is published at {others[0]} already, and a volume is one pod's at a "
-                "time: it can be published here once that pod is gone"
-            )
-        published.publish(target, volume, self._table)
-
-    def _thd_unpublish(self, target: str, volume_id: str) -> None:
-        there = None
-        if os.path.isabs(target):
-            try:
-                there = published.read(target, self._table)
-            except InfranetesError:
-                there = None  # whatever it is, it is to go
-        if there is not None and not there.below and there.volume != volume_id:
-            raise FailedPrecondition(f"{target}: volume {there.volume} is published there, not {volume_id}")
-        published.unpublish(target, self._table)

@@ -16,11 +16,13 @@ from infranetes.config import ADDRESSING, Config
 from infranetes.control.policies import PolicyCalls
 from infranetes.control.service import ControlService
 from infranetes.control.services import ServiceCalls
+from infranetes.control.volumes import VolumeCalls
 from infranetes.cri.images import ImageService
 from infranetes.cri.instrument import logged
 from infranetes.cri.runtime import RuntimeService
+from infranetes.csi.publisher import Publisher
 from infranetes.daemon.backends import MakeProvider, make_backends
-from infranetes.daemon.csi import CsiService, MountedVolumes, volumes_of
+from infranetes.daemon.csi import CsiService, MountedVolumes, no_volumes, volumes_of
 from infranetes.daemon.delegate import delegate_service, make_router
 from infranetes.daemon.handlers import make_handlers
 from infranetes.daemon.pods_service import PodsService
@@ -151,6 +153,8 @@ class Daemon(OrderedServices):
     def _make_node(self) -> NodeContext:
         reactor, config = self._reactor, self._config
         self._published = PublishedMounts(reactor)
+        volumes = volumes_of(self._backends.providers)
+        self._publisher = Publisher(reactor, volumes) if volumes is not None else None
         own, *others = self._backends.providers
         authority = Authority(config.state_dir, path=config.ca)
         store = Store(reactor, config.state_dir)
@@ -203,6 +207,8 @@ class Daemon(OrderedServices):
         self._add("lock", lock)
         self._add("store", StartStop(on_stop=node.store.close))  # opened with the pods, but needed after them
         self._add("published volumes", StartStop(on_stop=self._published.close))
+        if self._publisher is not None:
+            self._add("publisher of volumes", StartStop(on_stop=self._publisher.close))
         if backends.delegate is not None:
             self._add("delegate", delegate_service(backends.delegate))
         self._add("image store", StartStop(backends.images.start, backends.images.stop))
@@ -232,7 +238,8 @@ class Daemon(OrderedServices):
         pods = ControlService(node, self._pods.reconciler)
         services = ServiceCalls(node, self._services)
         policies = PolicyCalls(node, self._policies, node.firewalls)
-        calls = GrpcService(control.Control, pods, services, policies)
+        volumes = VolumeCalls(self._publisher)
+        calls = GrpcService(control.Control, pods, services, policies, volumes)
         server = Server(self._reactor, [calls], translate_error=errors.to_grpc)
         path, drain = self._config.control_socket, self._config.times.shutdown
         return SocketService(self._reactor, path, CONTROL_MODE, server, drain)
@@ -263,10 +270,12 @@ class Daemon(OrderedServices):
 
     def _volume_driver(self) -> CsiService:
         config, reactor = self._config, self._reactor
-        volumes, drain = volumes_of(self._backends.providers, self._source), config.times.shutdown
+        if self._publisher is None:
+            raise no_volumes(self._backends.providers, self._source)
+        publisher, drain = self._publisher, config.times.shutdown
         pods = self._pods.node.pod_volumes
         mounted = MountedVolumes(pods) if pods is not None else None
-        return CsiService(reactor, config.csi, config.node, volumes, lambda: self.serves, drain, mounted)
+        return CsiService(reactor, config.csi, config.node, publisher, lambda: self.serves, drain, mounted)
 
     @deferred
     async def provider_started(self) -> str:

@@ -11,22 +11,21 @@ from zope.interface import implementer
 
 from infranetes.claims import clear_socket
 from infranetes.cri.instrument import logged
-from infranetes.csi.checks import InFlight
 from infranetes.csi.config import CsiConfig
 from infranetes.csi.controller import Controller
 from infranetes.csi.identity import Identity
 from infranetes.csi.interface import IPodVolumes, VolumeUse
 from infranetes.csi.node import Node
+from infranetes.csi.publisher import Publisher
 from infranetes.csi.registration import Registration
 from infranetes.daemon.sockets import SocketService
 from infranetes.providers.interface import IPodProvider
 from infranetes.providers.volumes import IHasVolumes, IVolumes
-from infranetes.volumes.mount_table import MountTable
 from infranetes_common import errors
 from infranetes_common.concurrency import deferred
 from infranetes_common.errors import ConfigError, Unavailable
 from infranetes_common.reactors import IReactor
-from infranetes_common.services import OrderedServices, StartStop
+from infranetes_common.services import OrderedServices
 from infranetes_common.wire import csi, pluginregistration, vmserver
 from txgrpc import Server
 from txgrpc import Service as GrpcService
@@ -34,16 +33,19 @@ from txgrpc import Service as GrpcService
 MODE = 0o600
 
 
-def volumes_of(providers: Sequence[IPodProvider], source: str) -> IVolumes:
-    """The volumes of the first of the providers that has some.
-
-    :raise ConfigError: none has."""
+def volumes_of(providers: Sequence[IPodProvider]) -> IVolumes | None:
+    """The volumes of the first of the providers that has some; None: none has."""
     for each in providers:
         if IHasVolumes.providedBy(each):
             found: IVolumes = each.volumes
             return found
+    return None
+
+
+def no_volumes(providers: Sequence[IPodProvider], source: str) -> ConfigError:
+    """Why there is no driver."""
     names = " and ".join(each.name for each in providers)
-    raise ConfigError(f"{source}: csi.kubelet_dir: provider {names} has no volumes; leave it out")
+    return ConfigError(f"{source}: csi.kubelet_dir: provider {names} has no volumes; leave it out")
 
 
 class MeasuresVolumes(Protocol):
@@ -85,21 +87,19 @@ class CsiService(OrderedServices):
         reactor: IReactor,
         config: CsiConfig,
         node: str,
-        volumes: IVolumes,
+        publisher: Publisher,
         ready: Callable[[], bool],
         drain_seconds: float,
         pods: IPodVolumes | None = None,
     ) -> None:
         super().__init__()
-        table = MountTable()
-        in_flight = InFlight()
+        volumes, in_flight = publisher.volumes, publisher.in_flight
         driver = [
             GrpcService(csi.Identity, Identity(ready, bool(volumes.topology))),
             GrpcService(csi.Controller, Controller(volumes, in_flight, pods is not None)),
-            GrpcService(csi.Node, Node(reactor, node, volumes, table, in_flight, pods)),
+            GrpcService(csi.Node, Node(node, publisher, pods)),
         ]
         registration = [GrpcService(pluginregistration.Registration, Registration(config.socket))]
-        self._add(StartStop(on_stop=table.close))
         for path, services in ((config.socket, driver), (config.registration_socket, registration)):
             clear_socket(path)
             calls = [each.intercept(logged(reactor)) for each in services]

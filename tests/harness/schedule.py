@@ -49,6 +49,8 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "tests.infranetes.providers.test_qemu_firewalls": ("bridge",),
     "tests.infranetes.providers.test_qemu_neighbours": ("bridge",),
     "tests.infranetes.providers.test_qemu_node": ("bridge",),
+    # Volumes of one name, among the node's mounts.
+    "tests.infranetes.csi": ("published volumes",),
     # Addresses of the node's.
     "tests.vmserver.firewall.test_firewall.FirewallTests": ("addresses of a pod's firewall",),
     "tests.vmserver.rpc.test_firewalls_of_pods": ("addresses of a pod's firewall",),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the four programs say of themselves, and of a command line that they don't understand."""
+"""What the programs say of themselves, and of a command line that they don't understand."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ TWISTD = ["-c", "from twisted.scripts.twistd import run; run()"]
 DAEMONS = ("infranetes", "vmserver")
 PROGRAMS = {
     "infranetes-ctl": ["-m", "infranetes.control.cli"],
+    "infranetes-flexvolume": ["-m", "infranetes.flexvolume.cli"],
     "infranetes-guest": ["-m", "infranetes.guest.cli"],
 }
 

@@ -19,6 +19,7 @@ from zope.interface import implementer
 
 from infranetes.csi.config import CsiConfig
 from infranetes.csi.interface import IPodVolumes, VolumeUse
+from infranetes.csi.publisher import Publisher
 from infranetes.daemon.csi import CsiService
 from infranetes.providers.qemu.attached import VolumeAttacher
 from infranetes.providers.qemu.vm import Vm
@@ -91,9 +92,9 @@ class CsiCase(TestCase):
 
     async def start(self) -> None:
         """Start a driver, which knows nothing of an earlier one."""
-        self.service = CsiService(
-            reactor, self.config, NODE, self.volumes, lambda: self.ready, 5.0, self.pods
-        )
+        publisher = Publisher(reactor, self.volumes)
+        self.addCleanup(publisher.close)
+        self.service = CsiService(reactor, self.config, NODE, publisher, lambda: self.ready, 5.0, self.pods)
         await self.service.startService()
 
     def unmount_all(self) -> None:

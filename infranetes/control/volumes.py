@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `Control` does for kubelet's FlexVolume driver: the same as CSI's NodePublishVolume."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+import attrs
+from twisted.logger import Logger
+
+from infranetes.csi import checks
+from infranetes.csi.publisher import Publisher
+from infranetes.volumes import published
+from infranetes.volumes.published import PublishedVolume
+from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, NotFound
+from infranetes_common.volume_disks import FILESYSTEMS
+from infranetes_common.wire import control
+from txgrpc import Call
+
+MAX_SIZE = 1 << 60  # bytes; providers allow less
+_MAX_UID = 128
+
+_log = Logger()
+
+
+class VolumeCalls:
+    """One method per RPC. :param publisher: None: no provider has volumes."""
+
+    def __init__(self, publisher: Publisher | None) -> None:
+        self._publisher = publisher
+
+    async def MountVolume(
+        self, request: control.MountVolumeRequest, call: Call
+    ) -> control.MountVolumeResponse:
+        publisher = self._with_volumes()
+        target = _target(request.target)
+        if _pod(target) != checks.text("pod_uid", request.pod_uid, _MAX_UID):
+            raise InvalidArgument(f"target: {target[:256]} is not of pod {request.pod_uid}")
+        if not 0 <= request.size <= MAX_SIZE:
+            raise InvalidArgument(f"size: {request.size} bytes can't be")
+        group = request.group if request.HasField("group") else None
+        wanted = PublishedVolume(
+            checks.text("volume", request.volume, checks.MAX_ID),
+            request.filesystem or FILESYSTEMS[0],
+            read_only=request.read_only,
+            group=group,
+        )
+        published.check(wanted)
+        volume_id = await self._find(publisher, wanted.volume, request.size)
+        await publisher.publish(target, attrs.evolve(wanted, volume=volume_id))
+        return control.MountVolumeResponse(volume=volume_id)
+
+    async def UnmountVolume(
+        self, request: control.UnmountVolumeRequest, call: Call
+    ) -> control.UnmountVolumeResponse:
+        publisher, target = self._with_volumes(), _target(request.target)
+        try:
+            there = await publisher.find(target)
+        except InfranetesError:
+            there = None  # whatever it is, it is to go
+        await publisher.unpublish(target, target if there is None else there.volume)
+        return control.UnmountVolumeResponse()
+
+    def _with_volumes(self) -> Publisher:
+        if self._publisher is None:
+            raise FailedPrecondition("no provider of this node has volumes; QEMU has (docs/volumes.md)")
+        return self._publisher
+
+    async def _find(self, publisher: Publisher, name: str, size: int) -> str:
+        """The id of a volume, which is made if there is none and its size is said.
+
+        :raise NotFound: there is none."""
+        volumes = publisher.volumes
+        try:
+            return str((await volumes.get(name)).id)
+        except NotFound:
+            if not size:
+                raise
+        with publisher.in_flight.only(name):
+            disk = await volumes.create(name, -(-size // volumes.unit) * volumes.unit)
+        _log.info(
+            "volume {volume} is there for {name}: {size} bytes", volume=disk.id, name=name, size=disk.size
+        )
+        return str(disk.id)
+
+
+def _target(path: str) -> str:
+    """A path at which kubelet has volumes. :raise InvalidArgument: it is none."""
+    checks.text("target", path, checks.MAX_PATH)
+    if not path.startswith("/") or str(PurePosixPath(path)) != path or ".." in path.split("/"):
+        raise InvalidArgument(f"target: {path[:256]!r} is no plain absolute path")
+    parts = path.split("/")
+    if len(parts) < 6 or parts[-5] != "pods" or parts[-3] != "volumes" or "~" not in parts[-2]:
+        raise InvalidArgument(f"target: {path[:256]!r} is not like /.../pods/UID/volumes/VENDOR~DRIVER/NAME")
+    return path
+
+
+def _pod(target: str) -> str:
+    return target.split("/")[-4]

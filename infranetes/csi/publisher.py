@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paths of pods come to stand for volumes, whoever of kubelet's drivers asks for it."""
+
+from __future__ import annotations
+
+import os
+
+from infranetes.csi.checks import InFlight
+from infranetes.providers.volumes import IVolumes
+from infranetes.volumes import published
+from infranetes.volumes.mount_table import MountTable
+from infranetes.volumes.published import PublishedVolume
+from infranetes_common.concurrency import run_in_thread
+from infranetes_common.errors import FailedPrecondition, InfranetesError
+from infranetes_common.reactors import IReactor
+
+
+class Publisher:
+    """Publishes a node's volumes, each to one pod at a time.
+
+    :ivar volumes: the provider's. :ivar in_flight: what is being worked on."""
+
+    def __init__(self, reactor: IReactor, volumes: IVolumes) -> None:
+        self.volumes = volumes
+        self.in_flight = InFlight()
+        self._reactor = reactor
+        self._table = MountTable()
+
+    async def publish(self, target: str, volume: PublishedVolume) -> None:
+        """Have a path stand for a volume. Idempotent.
+
+        :raise InvalidArgument: the path or the volume can't be. :raise NotFound: there is no such volume.
+        :raise AlreadyExists: it is published there in another way.
+        :raise FailedPrecondition: it is published elsewhere, or something else is there, or the daemon may
+            not mount."""
+        published.check(volume)
+        with self.in_flight.only(volume.volume):
+            await self.volumes.get(volume.volume)
+            await run_in_thread(self._reactor, self._thd_publish, target, volume)
+
+    async def unpublish(self, target: str, volume_id: str) -> None:
+        """Take away what is published at a path, and the path. Idempotent.
+
+        :raise FailedPrecondition: another volume is published there, or something else is."""
+        with self.in_flight.only(volume_id):
+            await run_in_thread(self._reactor, self._thd_unpublish, target, volume_id)
+
+    async def find(self, path: str) -> PublishedVolume | None:
+        """What is published at a path; None: no volume.
+
+        :raise FailedPrecondition: a volume is, but what says how can't be read."""
+        return await run_in_thread(self._reactor, published.read, path, self._table)
+
+    def close(self) -> None:
+        """Publish nothing any more. Idempotent."""
+        self._table.close()
+
+    # ---- In threads
+
+    def _thd_publish(self, target: str, volume: PublishedVolume) -> None:
+        here = os.path.realpath(target)
+        others = [each for each in published.targets(volume.volume, self._table) if each != here]
+        if others:
+            raise FailedPrecondition(
+                f"volume {volume.volume} is published at {others[0]} already, and a volume is one pod's at a "
+                "time: it can be published here once that pod is gone"
+            )
+        published.publish(target, volume, self._table)
+
+    def _thd_unpublish(self, target: str, volume_id: str) -> None:
+        there = None
+        if os.path.isabs(target):
+            try:
+                there = published.read(target, self._table)
+            except InfranetesError:
+                there = None  # whatever it is, it is to go
+        if there is not None and not there.below and there.volume != volume_id:
+            raise FailedPrecondition(f"{target}: volume {there.volume} is published there, not {volume_id}")
+        published.unpublish(target, self._table)

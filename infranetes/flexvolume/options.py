@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a FlexVolume's options say. They are a cluster's users' words, so they are checked and bounded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+
+import attrs
+
+FILESYSTEMS = ("ext4", "xfs")
+MAX_GROUP = 2**32 - 2  # the largest gid
+MAX_ID = 128  # bytes of a volume's id, or name
+MAX_SIZE = 1 << 60
+MAX_BYTES = 128 * 1024  # of all options: what the kernel lets an argument have
+MAX_OPTIONS = 256
+MAX_VALUE = 4096
+
+# kubelet's own words.
+_OWN = "kubernetes.io/"
+_FS_TYPE = "kubernetes.io/fsType"
+_READ_WRITE = "kubernetes.io/readwrite"
+_GROUP = "kubernetes.io/mounterArgs.FsGroup"
+_UID = "kubernetes.io/pod.uid"
+_POD = "kubernetes.io/pod.name"
+_NAMESPACE = "kubernetes.io/pod.namespace"
+_NAME = "kubernetes.io/pvOrVolumeName"
+
+# The volume's author's.
+_KNOWN = ("volumeID", "size", "format", "device", "mount", "deviceOnly")
+
+_SIZE = re.compile(r"([0-9]{1,18})(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?")
+_UNITS = {
+    "Ki": 1 << 10,
+    "Mi": 1 << 20,
+    "Gi": 1 << 30,
+    "Ti": 1 << 40,
+    "Pi": 1 << 50,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "P": 10**15,
+    None: 1 << 30,  # as the first FlexVolume driver had it, and the clouds
+}
+_TRUTH = {
+    **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
+    **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), False),
+}
+
+
+class Refused(Exception):
+    """What is asked can't be had; says what can."""
+
+
+@attrs.frozen
+class Volume:
+    """A volume as a pod is to have it.
+
+    :ivar volume: its id, or the name that it is made by. :ivar size: in bytes, of a volume that is to be made
+    if there is none; 0: it has to be there. :ivar group: the group that is to own its files."""
+
+    volume: str
+    size: int
+    filesystem: str
+    read_only: bool
+    group: int | None
+    pod_uid: str
+
+
+def read(text: str) -> Mapping[str, str]:
+    """The options, as kubelet gives them. :raise Refused: they are none."""
+    if len(text.encode(errors="surrogateescape")) > MAX_BYTES:
+        raise Refused(f"the options have over {MAX_BYTES} bytes")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise Refused("the options are no JSON") from None
+    if not isinstance(found, dict) or len(found) > MAX_OPTIONS:
+        raise Refused(f"the options are no JSON object of up to {MAX_OPTIONS} members")
+    for key, value in found.items():
+        if not isinstance(value, str):
+            raise Refused(f"option {key[:80]!r} is no text")
+        if key.startswith(_OWN):
+            continue  # secrets among them, which are no concern of ours
+        if key not in _KNOWN:
+            raise Refused(f"option {key[:80]!r} is unknown; known are {', '.join(_KNOWN)}")
+        if len(value) > MAX_VALUE or not value.isprintable():
+            raise Refused(f"option {key}: {value[:80]!r} is too long, or has characters that can't be shown")
+    return found
+
+
+def volume(options: Mapping[str, str]) -> Volume:
+    """What is to be mounted. :raise Refused: it can't be had."""
+    if _truth(options, "deviceOnly", False) or not _truth(options, "mount", True):
+        raise Refused(
+            "volumes are file systems: a disk that is not mounted (deviceOnly, mount: false) is not offered"
+        )
+    given = options.get("volumeID", "")
+    size = _size(options["size"]) if options.get("size") else 0
+    if not given and not size:
+        raise Refused("neither volumeID nor size is given: say which volume, or how large one is to be made")
+    uid = options.get(_UID, "")
+    if not 0 < len(uid) <= MAX_ID or not uid.isprintable():
+        raise Refused(f"{_UID} is missing, or can't be a pod's")
+    return Volume(
+        _id(given) if given else _name(options),
+        size,
+        _filesystem(options),
+        _read_only(options),
+        _group(options.get(_GROUP, "")),
+        uid,
+    )
+
+
+def name(options: Mapping[str, str]) -> str:
+    """What the cluster is to call the volume. :raise Refused: it has no name."""
+    found = options.get("volumeID") or options.get(_NAME, "")
+    if not found:
+        raise Refused("the volume has no name: neither volumeID nor one of its own")
+    return _id(found)
+
+
+def _id(given: str) -> str:
+    if len(given.encode(errors="surrogateescape")) > MAX_ID or not given.isascii() or not given.isprintable():
+        raise Refused(f"volumeID: {given[:80]!r} can't be a volume's id")
+    return given
+
+
+def _name(options: Mapping[str, str]) -> str:
+    """The name of a volume that is this pod's alone. A pod that is made anew under its name, such as a
+    StatefulSet's, has the same. None of the parts has an underscore."""
+    parts = [options.get(key, "") for key in (_NAMESPACE, _POD, _NAME)]
+    for part in parts:
+        if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", part):
+            raise Refused(f"without volumeID the pod names the volume, but {part[:80]!r} is no name of one")
+    found = "_".join(parts)
+    return found if len(found) <= MAX_ID else "flex_" + hashlib.sha256(found.encode()).hexdigest()
+
+
+def _size(given: str) -> int:
+    match = _SIZE.fullmatch(given)
+    found = int(match[1]) * _UNITS[match[2]] if match is not None else 0
+    if not 0 < found <= MAX_SIZE:
+        raise Refused(f"size: {given[:80]!r} is no size; 10 (GiB), 10Gi and 500M are some")
+    return found
+
+
+def _filesystem(options: Mapping[str, str]) -> str:
+    """`format` may also say whether to make a file system: it is made on a blank disk, and on no other."""
+    wanted = [options.get(_FS_TYPE, "")]
+    if options.get("format", "") not in _TRUTH:
+        wanted.append(options.get("format", ""))
+    found = {each for each in wanted if each}
+    if len(found) > 1:
+        raise Refused(f"fsType and format name different file systems: {' and '.join(wanted)[:160]!r}")
+    chosen = found.pop() if found else FILESYSTEMS[0]
+    if chosen not in FILESYSTEMS:
+        raise Refused(
+            f"the file system {chosen[:80]!r} is not offered; known are {' and '.join(FILESYSTEMS)}"
+        )
+    return chosen
+
+
+def _read_only(options: Mapping[str, str]) -> bool:
+    found = options.get(_READ_WRITE, "rw")
+    if found not in ("ro", "rw"):
+        raise Refused(f"{_READ_WRITE}: {found[:80]!r} is neither ro nor rw")
+    return found == "ro"
+
+
+def _group(given: str) -> int | None:
+    if not given:
+        return None
+    if not given.isascii() or not given.isdigit() or len(given) > 10 or int(given) > MAX_GROUP:
+        raise Refused(f"{_GROUP}: {given[:80]!r} is no group's id")
+    return int(given)
+
+
+def _truth(options: Mapping[str, str], key: str, default: bool) -> bool:
+    given = options.get(key, "")
+    if not given:
+        return default
+    if given not in _TRUTH:
+        raise Refused(f"option {key}: {given[:80]!r} is neither true nor false")
+    return _TRUTH[given]
