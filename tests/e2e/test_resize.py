@@ -8,17 +8,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 from zope.interface import implementer
 
 from infranetes.providers.interface import IGuest, Instance, IResizesVms, MemoryRange, Size
 from infranetes.providers.qemu.cgroupfs import Hierarchy, hierarchies, memory_directory, relative
 from infranetes_common.errors import InfranetesError, InvalidArgument
-from infranetes_common.wire import vmserver
+from infranetes_common.wire import cri, vmserver
 from tests.contract.pod_provider_case import reactor
+from tests.e2e.pod_case import PodCase
 from tests.e2e.qemu_case import QemuCase
+from tests.support import process_memory
+from txgrpc import Code
 
 GIB = 1 << 30
+MIB = 1 << 20
 SETTLE_SECONDS = 60.0
 
 
@@ -115,6 +120,55 @@ class ResizeTests(QemuCase, TestCase):
         self.assertIn("max_memory", str(error))
         self.assertEqual(await self.within(provider.resize(instance.id, Size()), wait), Size())
         await self.within(provider.destroy(instance.id))
+
+
+def limit(mib: int) -> cri.LinuxContainerResources:
+    return cri.LinuxContainerResources(memory_limit_in_bytes=mib * MIB)
+
+
+class GiveBackTests(PodCase):
+    """A pod of 1280 MiB whose container has a lot in memory, and then no more."""
+
+    async def resize(self, sandbox: str, mib: int) -> None:
+        request = cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id=sandbox, resources=limit(mib))
+        began = reactor.seconds()
+        await self.runtime.UpdatePodSandboxResources(request, timeout=120.0)
+        print(f"{mib} MiB: {reactor.seconds() - began:.2f} s", flush=True)
+
+    async def pss(self) -> float:
+        """MiB of the node that the VM takes, of what is shared its part."""
+        [memory] = await deferToThread(process_memory.of_vms, self.root / "state")
+        return process_memory.total(memory).proportional
+
+    async def guest(self, container: str) -> int:
+        """MiB that the guest has."""
+        answer = await self.execute(container, "grep", "MemTotal", "/proc/meminfo")
+        return int(answer.stdout.split()[1]) >> 10
+
+    async def test_the_node_has_memory_again_that_a_pod_gives_back(self) -> None:
+        await self.start()
+        sandbox = await self.run_pod(linux=cri.LinuxPodSandboxConfig(resources=limit(1280)))
+        # dd has all of it in memory as long as nobody reads more than a pipe holds.
+        script = "dd if=/dev/zero bs=1088M count=1 | (head -c 1; echo full; exec sleep 1000)"
+        main = await self.run_container(sandbox, self.box(script=script))
+        await self.until(lambda: "full" in "".join(self.lines("main")), "it is in memory", 120.0)
+        large, used = await self.guest(main), await self.pss()
+        self.assertGreater(used, 1088)
+        told = await self.refused(Code.FAILED_PRECONDITION, self.resize(sandbox, 768))
+        self.assertIn("keeps 1280 MiB for the pod, not 768: what runs leaves", told)
+        self.assertEqual(await self.guest(main), large)
+
+        await self.execute(main, "sh", "-c", "killall dd; while pidof dd; do sleep 0.1; done")
+        self.assertGreater(await self.pss(), used - 128, "what the guest has no use for QEMU keeps")
+        await self.resize(sandbox, 768)
+        gone = large - await self.guest(main)
+        self.assertLess(abs(gone - 512), 32, f"{gone} MiB are gone, not 512")
+        # A moment after QEMU has said so. What the guest had never in use is not there to be given back.
+        until = reactor.seconds() + SETTLE_SECONDS
+        while (left := await self.pss()) > used - 128 and reactor.seconds() < until:
+            await deferLater(reactor, 0.2)
+        print(f"{told}; {used:.0f} MiB in use, then {left:.0f}", flush=True)
+        self.assertLess(left, used - 128, "what the guest has had in use of 512 MiB is the node's again")
 
 
 class PodGroupTests(QemuCase, TestCase):
