@@ -132,8 +132,8 @@ test-cluster: venv proto apt-run tools cluster-tools image ## Run the tests in a
 		$(or $(TESTS),tests.cluster $$($(BIN)/python -m tests.workloads))
 
 .PHONY: test-delegates
-test-delegates: venv proto apt-test tools delegate-tools ## Run the tests with containerd 2 and CRI-O as the delegate; TESTS= picks some
-	@$(AS_ROOT) $(BIN)/python -m tests --jobs 1 $(or $(TESTS),tests.delegates)
+test-delegates: venv proto apt-test tools delegate-tools image ## Run the tests with containerd 2 and CRI-O as the delegate; TESTS= picks some
+	@$(AS_ROOT) env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests --jobs 1 $(or $(TESTS),tests.delegates)
 
 .PHONY: workloads
 workloads: venv proto apt-run tools cluster-tools image ## Run workloads as people have them in a Kubernetes of one node; RUNTIME=mixed: beside containerd; TESTS= picks some

@@ -217,7 +217,9 @@ class CniTests(QemuCase, TestCase):
         self.assertIn(
             "0% packet loss", await self.crictl(node, "exec", "--sync", in_vm, "ping", "-c1", ROUTER)
         )
-        pod.write_text(json.dumps({"metadata": {**metadata, "name": "runc", "uid": "u2"}, "linux": {}}))
+        options = {"namespace_options": {"pid": int(cri.CONTAINER)}}  # as kubelet asks for
+        linux = {"security_context": options}
+        pod.write_text(json.dumps({"metadata": {**metadata, "name": "runc", "uid": "u2"}, "linux": linux}))
         ordinary = await self.crictl(node, "runp", str(pod))
         other = json.loads(await self.crictl(node, "inspectp", ordinary))["status"]["network"]["ip"]
         self.assertIn(

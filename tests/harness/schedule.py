@@ -35,7 +35,7 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "tests.e2e.test_vm_network": ("real VMs",),
     "tests.e2e.test_demo": ("real VMs", "built packages"),
     "tests.cluster": ("real VMs", "host ports", "Kubernetes"),
-    "tests.delegates": ("host ports",),
+    "tests.delegates": ("real VMs", "host ports"),
     "tests.workloads": ("real VMs", "host ports", "Kubernetes"),
     # build/deb, dist and the clean root's cache.
     "tests.e2e.test_package": ("built packages",),
