@@ -36,6 +36,7 @@ _MAKE = {
              "-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard"),
     "xfs": ("mkfs.xfs", "-q", "-K"),
 }  # fmt: skip
+_MAGIC = {"ext4": (1024 + 0x38, b"\x53\xef"), "xfs": (0, b"XFSB")}
 _DATA = {"ext4": "errors=remount-ro", "xfs": ""}
 
 
@@ -84,6 +85,19 @@ def _pieces(descriptor: int, size: int) -> Iterator[bytes]:
     for begin in (0, max(0, size - _ENDS)):
         for offset in range(begin, min(size, begin + _ENDS), _CHUNK):
             yield os.pread(descriptor, _CHUNK, offset)
+
+
+def begins_as(device: str, filesystem: str) -> bool:
+    """Whether a disk begins as this file system does. Blocks. :raise DataLoss: it can't be read."""
+    offset, magic = _MAGIC[filesystem]
+    try:
+        descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.pread(descriptor, len(magic), offset) == magic
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise DataLoss(f"{device} can't be read: {error.strerror}") from None
 
 
 async def found_on(reactor: IReactor, device: str) -> str:
