@@ -97,6 +97,15 @@ class ContentTests(unittest.SynchronousTestCase):
             self.assertTrue(named, file)
             self.assertLessEqual(set(named), found)
 
+    def test_kubelet_finds_the_driver_of_flexvolumes(self) -> None:
+        where = "usr/libexec/kubernetes/kubelet-plugins/volume/exec/infranetes.io~volume"
+        found = contents("infranetes")
+        (link,) = [path for path in found if path.startswith(f"{where}/")]
+        name, target = link.split(" -> ")
+        self.assertEqual(name, f"{where}/volume")
+        self.assertEqual(posixpath.normpath(posixpath.join(where, target)), "usr/bin/infranetes-flexvolume")
+        self.assertIn("usr/bin/infranetes-flexvolume", found)
+
     def test_the_units_and_the_configuration_are_there(self) -> None:
         for package in ("infranetes", "vmserver"):
             self.assertIn(f"lib/systemd/system/{package}.service", contents(package))
