@@ -32,6 +32,7 @@ API_SERVER = f"https://{NODE_ADDRESS}:6443"
 ETCD = "http://127.0.0.1:2379"
 DOMAIN = "cluster.local"
 SOCKET = "/run/infranetes/infranetes.sock"
+KUBELET_DIRECTORY = "/var/lib/kubelet"
 INFRANETES, CONTAINERD, MIXED = "infranetes", "containerd", "mixed"
 #: What kubelet may have: every pod is a VM; none is, to compare with; the RuntimeClass says which are.
 RUNTIMES = (INFRANETES, CONTAINERD, MIXED)
@@ -292,6 +293,8 @@ def provider(name: str, cgroup: str) -> Mapping[str, Any]:
     """What the daemon's configuration says of the provider.
 
     :param cgroup: below which VMs that are processes of this machine have theirs."""
+    if name == "qemu":
+        return {"provider": name, "csi": {"kubelet_dir": KUBELET_DIRECTORY}}
     if name != CLOUD:
         return {"provider": name}
     machines = {"machines": "namespaces", "cgroup": f"{cgroup}/machines", "keep_layers": True}

@@ -17,6 +17,7 @@ SLICES: Sequence[Sequence[str]] = (
     ("test_node.DrainTests",),
     ("test_mixed.KilledTests",),
     ("test_mixed_images.PolicyTests",),
+    ("test_own_volumes.VolumeTests",),
 )
 #: Those that no day has, and why.
 LONG = {
@@ -26,6 +27,7 @@ LONG = {
     "test_kubectl.LargeTests": "takes some minutes",
     "test_jobs.JobTests": "takes some minutes",
     "test_mixed_images.CollectionTests": "waits for kubelet, which collects images each five minutes",
+    "test_own_volumes.MeasuredTests": "waits for kubelet, which measures volumes each minute",
     "test_volumes.EmptyDirTests": "takes some minutes, until kubelet has added up what volumes take",
     "test_autoscaling.AutoscalingTests": "takes some minutes, and its metrics-server as long to build",
 }

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pod writes to a volume of its own is there for the next one, by kubelet and the daemon's driver."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import yaml
+
+from tests.cluster.case import RUNTIME, Manifest, container, pod, until
+from tests.cluster.components import CONTAINERD
+from tests.cluster.paths import ROOT
+from tests.workloads.case import IDLE, WorkloadCase
+
+VOLUMES = "/var/lib/infranetes/qemu/volumes"
+MIB = 1 << 20
+GROUP = 2000
+# kubelet looks at volumes each minute.
+MEASURED_SECONDS = 180.0
+
+
+def driver() -> Manifest:
+    """The CSIDriver of the docs."""
+    documents = yaml.safe_load_all((ROOT / "docs" / "volumes-csi.yaml").read_text())
+    (found,) = [each for each in documents if each["kind"] == "CSIDriver"]
+    return dict(found)
+
+
+class OwnVolumeCase(WorkloadCase):
+    """Each test has a volume and a claim."""
+
+    if RUNTIME == CONTAINERD:
+        skip = "containerd's pods have no such volumes"
+
+    def setUp(self) -> None:
+        super().setUp()
+        file = f"{VOLUMES}/{self.namespace}.raw"
+        script = f"mkdir -p -m 700 {VOLUMES} && umask 077 && truncate --size={64 * MIB} {file}"
+        self.cluster.inside("sh", "-c", script)
+        self.addCleanup(self.cluster.inside, "rm", "-f", file)
+        self.apply(driver())
+
+    def claimed(self) -> list[Manifest]:
+        """The volume, and a claim that only it fulfils."""
+        self.addCleanup(self.kubectl, "delete", "persistentvolume", self.namespace, "--wait=false")
+        common: dict[str, Any] = {"accessModes": ["ReadWriteOnce"], "storageClassName": self.namespace}
+        volume = {
+            "capacity": {"storage": "64Mi"},
+            "csi": {"driver": "infranetes.io", "volumeHandle": self.namespace, "fsType": "ext4"},
+            "mountOptions": ["noatime"],
+            **common,
+        }
+        claim = {"resources": {"requests": {"storage": "64Mi"}}, **common}
+        return [
+            {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+            for kind, name, spec in (
+                ("PersistentVolume", self.namespace, volume),
+                ("PersistentVolumeClaim", "data", claim),
+            )
+        ]
+
+    def using(self, name: str, *containers: Manifest) -> Manifest:
+        volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
+        return pod(name, *containers, volumes=volumes, securityContext={"fsGroup": GROUP})
+
+
+class VolumeTests(OwnVolumeCase):
+    def test_the_next_pod_has_it_once_the_first_has_gone(self) -> None:
+        whole = [{"name": "data", "mountPath": "/data"}]
+        part = [{"name": "data", "mountPath": "/part", "subPath": "part"}]
+        self.apply(
+            *self.claimed(),
+            self.using(
+                "first",
+                container("main", IDLE, volumeMounts=whole),
+                container("other", IDLE, volumeMounts=part),
+            ),
+        )
+        self.wait_until_ready("first")
+        written = "echo kept > /data/part/file && sync && stat -c %g /data && grep ' /data ' /proc/mounts"
+        said = self.execute("first", "sh", "-c", written).stdout.decode().splitlines()
+        self.assertEqual(said[0], str(GROUP))
+        self.assertRegex(said[1], r"^/dev/\w+ /data ext4 rw,.*noatime")
+        seen = self.here("exec", "first", "--container", "other", "--", "cat", "/part/file")
+        self.assertEqual(seen, "kept\n")
+
+        self.apply(self.using("second", container("main", IDLE, volumeMounts=whole)))
+        refusal = "a volume is one pod's at a time"
+        until(lambda: refusal in self.here("describe", "pod", "second"), "it is told", 120)
+
+        self.here("delete", "pod", "first", "--timeout=120s", timeout=150)
+        self.wait_until_ready("second")
+        self.assertEqual(self.execute("second", "cat", "/data/part/file").stdout, b"kept\n")
+        self.here("delete", "pod", "second", "--timeout=120s", timeout=150)
+
+
+class MeasuredTests(OwnVolumeCase):
+    def capacity(self) -> int:
+        """Of the claim's volume, as kubelet says; 0: it does not yet."""
+        node = self.get("pod", "first")["spec"]["nodeName"]
+        summary = json.loads(self.kubectl("get", "--raw", f"/api/v1/nodes/{node}/proxy/stats/summary"))
+        for found in summary["pods"]:
+            for volume in found.get("volume", ()):
+                about = volume.get("pvcRef", {})
+                if (about.get("namespace"), about.get("name")) == (self.namespace, "data"):
+                    return int(volume.get("capacityBytes", 0))
+        return 0
+
+    def test_kubelet_says_how_large_it_is(self) -> None:
+        mounts = [{"name": "data", "mountPath": "/data"}]
+        self.apply(*self.claimed(), self.using("first", container("main", IDLE, volumeMounts=mounts)))
+        self.wait_until_ready("first")
+        capacity = int(until(self.capacity, "kubelet has measured it", MEASURED_SECONDS))
+        self.assertTrue(32 * MIB < capacity <= 64 * MIB, capacity)
+        self.here("delete", "pod", "first", "--timeout=120s", timeout=150)
