@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 
 from twisted.trial.unittest import TestCase
 
@@ -23,7 +24,9 @@ _RPC = csi.NodeServiceCapability.RPC
 class NodeCase(CsiCase):
     async def setUp(self) -> None:
         await super().setUp()
-        self.volume = (await self.create(capacity_range=csi.CapacityRange(required_bytes=1 << 20))).volume_id
+        # Of this test alone: others beside it have volumes published on the same machine.
+        name, size = f"data-{secrets.token_hex(4)}", csi.CapacityRange(required_bytes=1 << 20)
+        self.volume = (await self.create(name, capacity_range=size)).volume_id
 
     def there(self, target: str = "") -> PublishedVolume | None:
         table = MountTable()

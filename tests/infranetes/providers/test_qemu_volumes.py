@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -12,7 +13,13 @@ from zope.interface.verify import verifyClass
 
 from infranetes.providers.qemu.volumes import QemuVolumes, VolumeFiles, id_of, label
 from infranetes.providers.volumes import IVolumes, is_volume_id
-from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange
+from infranetes_common.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    OutOfRange,
+    ResourceExhausted,
+)
 
 MIB = 1 << 20
 
@@ -71,9 +78,20 @@ class FileTests(SynchronousTestCase):
         self.assertEqual(self.files.expand("mine", 2 * MIB).size, 2 * MIB)
 
     def test_what_is_promised_is_not_promised_again(self) -> None:
-        free = self.files.free()
-        self.files.create("data", free // 2 // MIB * MIB)
-        self.assertLess(self.files.free(), free * 3 // 4)
+        self.directory.mkdir(parents=True)
+        options = ("-t", "tmpfs", "-o", f"size={64 * MIB}", "none", self.directory)
+        subprocess.run(["mount", *options], check=True)  # nobody else's
+        self.addCleanup(lambda: subprocess.run(["umount", "-l", self.directory], check=True))
+        self.files.create("data", 40 * MIB)
+        self.assertEqual(self.files.free(), 24 * MIB)
+        with self.assertRaisesRegex(ResourceExhausted, "24 MiB"):
+            self.files.create("other", 25 * MIB)
+        (self.directory / "data.raw").write_bytes(bytes(40 * MIB))  # what is written was promised before
+        self.assertEqual(self.files.free(), 24 * MIB)
+        with self.assertRaises(ResourceExhausted):
+            self.files.expand("data", 65 * MIB)
+        self.assertEqual(self.files.expand("data", 64 * MIB).size, 64 * MIB)
+        self.assertEqual(self.files.free(), 0)
 
     def test_sizes_and_names_that_cannot_be(self) -> None:
         for size in (0, -MIB, MIB + 1, 1 << 60):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 import stat
 import subprocess
 from pathlib import Path
@@ -20,14 +21,15 @@ from infranetes.volumes.tmpfs import Tmpfs
 from infranetes_common.errors import AlreadyExists, FailedPrecondition, InvalidArgument
 from infranetes_common.wire import cri
 
-VOLUME = PublishedVolume("data-1", "xfs", ("noatime", "discard"), read_only=True, group=2000)
-
 
 class PublishedCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.top = Path(os.path.realpath(self.mktemp()))
         self.top.mkdir(parents=True)
         self.target = str(self.top / "pods" / "mount")
+        # Of this test alone: others beside it have volumes published on the same machine.
+        name = f"data-{secrets.token_hex(4)}"
+        self.volume = PublishedVolume(name, "xfs", ("noatime", "discard"), read_only=True, group=2000)
         self.table = MountTable()
         self.addCleanup(self.table.close)
         self.addCleanup(self.unmount_all)
@@ -40,8 +42,8 @@ class PublishedCase(SynchronousTestCase):
     def read(self, path: str | Path) -> PublishedVolume | None:
         return read(str(path), self.table)
 
-    def publish(self, volume: PublishedVolume = VOLUME) -> None:
-        publish(self.target, volume, self.table)
+    def publish(self, volume: PublishedVolume | None = None) -> None:
+        publish(self.target, volume or self.volume, self.table)
 
     def unpublish(self) -> None:
         unpublish(self.target, self.table)
@@ -57,12 +59,12 @@ class PublishedCase(SynchronousTestCase):
 class PublishTests(PublishedCase):
     def test_what_was_published_is_read_again_also_by_another_daemon(self) -> None:
         self.publish()
-        self.assertEqual(self.read(self.target), VOLUME)
+        self.assertEqual(self.read(self.target), self.volume)
         other = MountTable()
         self.addCleanup(other.close)
-        self.assertEqual(read(self.target, other), VOLUME)
-        self.assertEqual(targets("data-1", other), [self.target])
-        self.assertEqual(targets("data-2", other), [])
+        self.assertEqual(read(self.target, other), self.volume)
+        self.assertEqual(targets(self.volume.volume, other), [self.target])
+        self.assertEqual(targets(self.volume.volume[:-1], other), [])
 
     def test_a_volume_of_which_nothing_special_was_asked(self) -> None:
         plain = PublishedVolume("vol/zone-a/0f3")
@@ -88,15 +90,17 @@ class PublishTests(PublishedCase):
         with self.assertRaises(OSError) as caught:
             (Path(self.target) / "sub" / "file").write_bytes(b"data")
         self.assertEqual(caught.exception.errno, errno.ENOSPC)
-        self.assertEqual(self.read(self.target), VOLUME)
+        self.assertEqual(self.read(self.target), self.volume)
 
     def test_the_same_volume_in_another_way_is_refused_and_so_is_another_volume(self) -> None:
         self.publish()
         with self.assertRaises(AlreadyExists):
-            self.publish(attrs.evolve(VOLUME, read_only=False))
-        with self.assertRaisesRegex(FailedPrecondition, "data-1 is published there, not other"):
+            self.publish(attrs.evolve(self.volume, read_only=False))
+        with self.assertRaisesRegex(
+            FailedPrecondition, f"{self.volume.volume} is published there, not other"
+        ):
             self.publish(PublishedVolume("other"))
-        self.assertEqual(self.read(self.target), VOLUME)
+        self.assertEqual(self.read(self.target), self.volume)
 
     def test_what_it_cannot_be_is_refused_and_leaves_nothing(self) -> None:
         wrong = [PublishedVolume(id) for id in ("", "../x", "a/../b", "a//b", "a b", "é", "x" * 129, "a\n")]
@@ -109,7 +113,7 @@ class PublishTests(PublishedCase):
                 self.publish(volume)
         for target in ("", "relative", "/", "//", "/..", "/a\0b", "/" + "x" * 5000):
             with self.assertRaises(InvalidArgument):
-                publish(target, VOLUME, self.table)
+                publish(target, self.volume, self.table)
             with self.assertRaises(InvalidArgument):
                 unpublish(target, self.table)
         self.assertEqual(os.listdir(self.top), [])
@@ -123,7 +127,7 @@ class UnpublishTests(PublishedCase):
         self.assertEqual(self.mounts_at(self.target), 0)
         self.unpublish()
         self.publish()
-        self.assertEqual(self.read(self.target), VOLUME)
+        self.assertEqual(self.read(self.target), self.volume)
 
     def test_while_somebody_is_in_it(self) -> None:
         self.publish()
@@ -153,16 +157,16 @@ class ReadTests(PublishedCase):
         inner = Path(self.target) / "sub" / "with space"
         inner.mkdir(parents=True)
         self.bind(inner, self.top / "bound")
-        self.assertEqual(self.read(self.top / "bound"), attrs.evolve(VOLUME, below="sub/with space"))
+        self.assertEqual(self.read(self.top / "bound"), attrs.evolve(self.volume, below="sub/with space"))
         (inner / "more").mkdir()
         self.assertEqual(self.read(self.top / "bound" / "more").below, "sub/with space/more")  # type: ignore[union-attr]
         self.assertEqual(self.read(inner).below, "sub/with space")  # type: ignore[union-attr]
-        self.assertEqual(targets(VOLUME.volume, self.table), [self.target])
+        self.assertEqual(targets(self.volume.volume, self.table), [self.target])
 
     def test_a_link_to_it_is_followed(self) -> None:
         self.publish()
         (self.top / "link").symlink_to(self.target)
-        self.assertEqual(self.read(self.top / "link"), VOLUME)
+        self.assertEqual(self.read(self.top / "link"), self.volume)
 
     def test_what_is_no_volume_is_none(self) -> None:
         self.assertIsNone(self.read(self.top))
@@ -177,22 +181,22 @@ class ReadTests(PublishedCase):
         (Path(self.target) / "sub").mkdir()
         self.bind(Path(self.target) / "sub", self.top / "bound")
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", self.target], check=True)
-        with self.assertRaisesRegex(FailedPrecondition, "volume data-1 is published, but"):
+        with self.assertRaisesRegex(FailedPrecondition, f"volume {self.volume.volume} is published, but"):
             self.read(self.top / "bound")
         subprocess.run(["umount", self.target], check=True)
         file = Path(self.target) / FILE
         whole = file.read_text()
-        wrong: list[str] = ["", "[]", "{}", whole[:-1], whole.replace("data-1", "data-2")]
+        wrong: list[str] = ["", "[]", "{}", whole[:-1], whole.replace(self.volume.volume, "other")]
         wrong += [json.dumps({**json.loads(whole), key: 1.5}) for key in json.loads(whole)]
         for content in wrong:
             file.write_text(content)
-            with self.assertRaisesRegex(FailedPrecondition, "data-1"):
+            with self.assertRaisesRegex(FailedPrecondition, self.volume.volume):
                 self.read(self.target)
         file.unlink()
-        with self.assertRaisesRegex(FailedPrecondition, "data-1"):
+        with self.assertRaisesRegex(FailedPrecondition, self.volume.volume):
             self.read(self.target)
         file.write_text(whole)
-        self.assertEqual(self.read(self.target), VOLUME)
+        self.assertEqual(self.read(self.target), self.volume)
 
 
 class MountTests(PublishedCase):
@@ -200,15 +204,15 @@ class MountTests(PublishedCase):
         self.publish()
         (Path(self.target) / "sub").mkdir()
         for path in (self.target, f"{self.target}/sub"):
-            with self.assertRaisesRegex(FailedPrecondition, "volume data-1"):
+            with self.assertRaisesRegex(FailedPrecondition, self.volume.volume):
                 find_source(cri.Mount(host_path=path, container_path="/data"), self.table)
 
 
 class TmpfsTests(PublishedCase):
     def test_one_that_was_not_mounted_leaves_nothing(self) -> None:
-        before = len(self.table.mounts())
-        with Tmpfs(b"infranetes:x", 65536) as made:
+        source = f"unmounted:{secrets.token_hex(4)}".encode()
+        with Tmpfs(source, 65536) as made:
             made.write("file", b"content")
-        self.assertEqual(len(self.table.mounts()), before)
+        self.assertNotIn(source, [one.source for one in self.table.mounts()])
         with self.assertRaises(OSError):
             Tmpfs(b"a\0b", 65536)
