@@ -46,12 +46,22 @@ def _add_enum(enum: EnumDescriptor, into: dict[str, object]) -> None:
         into[value.name] = value.number
 
 
+def _with_nested(described: Descriptor) -> type[Message]:
+    """A message's class with the classes of messages in it, which protobuf before 4.22 leaves out."""
+    made = message_class(described)
+    for nested in described.nested_types:
+        inner = _with_nested(nested)
+        if not hasattr(made, nested.name) and not nested.GetOptions().map_entry:
+            setattr(made, nested.name, inner)
+    return made
+
+
 def namespace(name: str) -> dict[str, object]:
     """Return every message class, enum, enum value and service descriptor of a file, by name."""
     described = file(name)
     found: dict[str, object] = {"DESCRIPTOR": described}
     for message in described.message_types_by_name.values():
-        found[message.name] = message_class(message)
+        found[message.name] = _with_nested(message)
     for enum in described.enum_types_by_name.values():
         _add_enum(enum, found)
     for service in described.services_by_name.values():
