@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the driver asks of the pods: about volumes that are mounted in their VMs."""
+"""`IPodVolumes`: what the CSI driver asks about volumes that are mounted in pods' VMs."""
 
 from __future__ import annotations
 

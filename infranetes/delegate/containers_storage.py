@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is read of a containers/storage, in which CRI-O and Podman keep images.
+"""Reads images from the directory of containers/storage, the library with which CRI-O and Podman keep them.
 
 Below its root, for the driver overlay::
 

@@ -99,7 +99,7 @@ class CrioContent:
         return Record(attrs.evolve(described, layers=layers), config.diff_ids, sizes, config.user)
 
     async def config(self, image_id: str) -> bytes:
-        """Return the image's configuration, whose digest is its id. :raise NotFound: it is not there."""
+        """Return the configuration, JSON whose digest is the image's id. :raise NotFound: no image."""
         return await self._thread((await self._storage()).thd_config, image_id)
 
     def kept(self, digests: Collection[str]) -> AbstractAsyncContextManager[None]:

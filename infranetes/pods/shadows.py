@@ -137,7 +137,7 @@ class Shadows:
         return Attachment(Path(path))
 
     async def _end_earlier(self, record: SandboxRecord) -> None:
-        """End what failed launches of the same pod have left, whose shadow would have the name.
+        """End the shadows that failed launches of the same pod have left: they still have its name.
 
         :raise InfranetesError: that is not possible now."""
         for each in list(self._node.inventory):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kubernetes' own suite for volume drivers, csi-sanity, calls ours."""
+"""The CSI driver passes csi-sanity, the suite of kubernetes-csi/csi-test."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class KubeletTests(WorkloadCase):
 
 
 class NodeCase(WorkloadCase):
-    """A test of what is on the node besides what Kubernetes says."""
+    """A test that also looks at the node itself, beyond what the API server says of it."""
 
     def ours(self) -> list[Manifest]:
         """What the daemon has of this test's pods."""

@@ -159,8 +159,9 @@ class ReadTests(PublishedCase):
         self.bind(inner, self.top / "bound")
         self.assertEqual(self.read(self.top / "bound"), attrs.evolve(self.volume, below="sub/with space"))
         (inner / "more").mkdir()
-        self.assertEqual(self.read(self.top / "bound" / "more").below, "sub/with space/more")  # type: ignore[union-attr]
-        self.assertEqual(self.read(inner).below, "sub/with space")  # type: ignore[union-attr]
+        more = attrs.evolve(self.volume, below="sub/with space/more")
+        self.assertEqual(self.read(self.top / "bound" / "more"), more)
+        self.assertEqual(self.read(inner), attrs.evolve(self.volume, below="sub/with space"))
         self.assertEqual(targets(self.volume.volume, self.table), [self.target])
 
     def test_a_link_to_it_is_followed(self) -> None:
