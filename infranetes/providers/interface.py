@@ -64,6 +64,7 @@ class InstanceSpec:
     image: str = ""  # the machine image to boot, as the catalogue names it; "": the provider's own for pods
     attachment: Attachment | None = None  # only for providers of IJoinsNamespaces; None: their own network
     cgroup_parent: str = ""  # of the node's cgroups, where the VM's process is to count; "": nowhere special
+    zone: str = ""  # where its volumes are, as `volumes.VolumeDisk.zone`; "": anywhere
 
 
 @attrs.frozen
@@ -82,6 +83,7 @@ class Instance:
     detail: str = ""  # for people, why it is in this state: an exit reason, the console's last line
     size: str = ""  # for people, such as an instance type; "": the provider does not tell
     cost_per_hour: float | None = None  # US dollars; None: the provider does not tell
+    zone: str = ""  # where it is, in the words of `volumes.VolumeDisk.zone`; "": the provider has no zones
 
 
 @attrs.frozen
@@ -354,6 +356,7 @@ class IPodProvider(Interface):
 
         :raise ResourceExhausted: no address, capacity or quota is left.
         :raise InvalidArgument: a size or an annotation that this provider can't serve.
+        :raise FailedPrecondition: it has zones, and does not launch in `spec.zone`; says where it does.
         """
 
     def wait_running(instance_id: str, timeout: float) -> Deferred[Instance]:

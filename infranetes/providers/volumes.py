@@ -24,10 +24,13 @@ def is_volume_id(text: str) -> bool:
 class VolumeDisk:
     """A volume as the IaaS knows it.
 
-    :ivar id: chosen by the provider; see `is_volume_id`. :ivar size: in bytes."""
+    :ivar id: chosen by the provider; see `is_volume_id`. :ivar size: in bytes.
+    :ivar zone: where a VM has to be to be given it, in the IaaS' words; "": anywhere that this provider
+        launches."""
 
     id: str
     size: int
+    zone: str = ""
 
 
 class IHasVolumes(Interface):
