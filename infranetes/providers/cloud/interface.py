@@ -99,6 +99,7 @@ class CloudVM:
     wanted_address: str = ""  # the elastic address that it shall get, as in `Wishes.elastic_address`
     detail: str = ""  # why it ended, for people
     operation: str = ""  # of a launch: the cloud's operation that is still running and may fail
+    zone: str = ""  # whose volumes it can be given, as `InstanceSpec.zone`; "": the cloud has no zones
 
 
 @attrs.frozen
@@ -137,8 +138,11 @@ class Cloud(Protocol[D]):
     def check_wishes(self, wishes: Wishes) -> None:
         """Check annotations. :raise InvalidArgument: this cloud can't serve one; names it."""
 
-    def zones(self, wishes: Wishes) -> Sequence[str]:
-        """Zones, subnets or resource pools to try in this order; [""] where there is no choice."""
+    def zones(self, wishes: Wishes, within: str = "") -> Sequence[str]:
+        """Zones, subnets or resource pools to try in this order; [""] where there is no choice.
+
+        :param within: where the VM has to be, as `InstanceSpec.zone`.
+        :raise FailedPrecondition: none of them is there; says which are."""
 
     def classify(self, error: Exception) -> CloudError | None:
         """What an error of this cloud's own means; None: `errors.classify` decides."""

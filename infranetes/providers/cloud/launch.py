@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Generic
 
@@ -39,6 +39,14 @@ _POLL_GROWTH = 1.5  # of the pause between polls of a launch's operation
 _MAX_NUMBERS = 4  # VMs of a token to ask for, where each turns out to have ended
 
 _log = Logger()
+
+
+@attrs.frozen
+class _Attempt:
+    """What is tried. :ivar zone: one of `Cloud.zones`."""
+
+    size: str
+    zone: str
 
 
 class Launcher(Generic[D]):
@@ -78,18 +86,19 @@ class Launcher(Generic[D]):
         existing = self._ledger.for_token(spec.token)
         if existing is not None:
             return existing
-        request, sizes = self._request(spec)
+        request, attempts = self._request(spec)
         self._unwanted.pop(spec.token, None)
         try:
-            return self._ledger.record_launch(await self._launch(request, sizes))
+            return self._ledger.record_launch(await self._launch(request, attempts))
         except (CloudError, InfranetesError) as error:
             await self._undo(request.token, error)
             raise
 
-    def _request(self, spec: InstanceSpec) -> tuple[LaunchRequest, list[str]]:
-        """The request, still without size and zone, and the sizes to try.
+    def _request(self, spec: InstanceSpec) -> tuple[LaunchRequest, list[_Attempt]]:
+        """The request, still without size and zone, and those to try.
 
-        :raise InvalidArgument: an annotation or the size can't be served."""
+        :raise InvalidArgument: an annotation or the size can't be served.
+        :raise FailedPrecondition: no VM is launched in the zone that is asked for."""
         wishes = read(spec.annotations)
         if wishes.disk:
             raise InvalidArgument(
@@ -130,51 +139,51 @@ class Launcher(Generic[D]):
             wishes=wishes,
             image=wishes.image or spec.image,
         )
-        return request, [offer.name for offer in offers[: self._settings.max_sizes]]
+        zones = self._cloud.zones(wishes, spec.zone)
+        sizes = [offer.name for offer in offers[: self._settings.max_sizes]]
+        return request, [_Attempt(size, zone) for size in sizes for zone in zones]
 
-    async def _launch(self, request: LaunchRequest, sizes: list[str]) -> CloudVM:
+    async def _launch(self, request: LaunchRequest, attempts: Sequence[_Attempt]) -> CloudVM:
         for number in range(request.number, request.number + _MAX_NUMBERS):
-            vm = await self._launch_one(attrs.evolve(request, number=number), sizes)
+            vm = await self._launch_one(attrs.evolve(request, number=number), attempts)
             if vm.state is not InstanceState.ENDED:
                 return vm
             if vm.id not in self._ledger.destroyed and number == request.number:
                 return vm
         raise Unavailable(f"VMs of token {request.token} end as soon as they are launched; see {vm.detail}")
 
-    async def _launch_one(self, request: LaunchRequest, sizes: list[str]) -> CloudVM:
+    async def _launch_one(self, request: LaunchRequest, attempts: Sequence[_Attempt]) -> CloudVM:
         """Launch the cheapest size that a zone has, trying zones in their order."""
         refusal: CloudError | None = None
-        for size in sizes:
-            for zone in self._cloud.zones(request.wishes):
-                attempt = attrs.evolve(request, size=size, zone=zone)
-                try:
-                    vm = await self._calls.call(
-                        f"launch a {size}",
-                        partial(self._cloud._thd_launch, request=attempt),
-                        circuit="launch",
-                    )
-                    if not vm.operation:
-                        return vm
-                    # A VM that is refused from here on has had an id, so the next attempt needs another one.
-                    request = attrs.evolve(request, number=request.number + 1)
-                    return await self._wait_for_operation(vm)
-                except CloudError as error:
-                    if error.kind is ErrorKind.CONFLICT:
-                        return await self._find_launched(request.token, error)
-                    if error.kind is not ErrorKind.CAPACITY:
-                        raise
-                    refusal = error
-                    _log.info(
-                        "{cloud} has no {size} {zone}: {error}",
-                        cloud=self._cloud.location,
-                        size=size,
-                        zone=zone,
-                        error=error,
-                    )
+        for attempt in attempts:
+            asked = attrs.evolve(request, size=attempt.size, zone=attempt.zone)
+            try:
+                vm = await self._calls.call(
+                    f"launch a {attempt.size}",
+                    partial(self._cloud._thd_launch, request=asked),
+                    circuit="launch",
+                )
+                if not vm.operation:
+                    return vm
+                # A VM that is refused from here on has had an id, so the next attempt needs another one.
+                request = attrs.evolve(request, number=request.number + 1)
+                return await self._wait_for_operation(vm)
+            except CloudError as error:
+                if error.kind is ErrorKind.CONFLICT:
+                    return await self._find_launched(request.token, error)
+                if error.kind is not ErrorKind.CAPACITY:
+                    raise
+                refusal = error
+                _log.info(
+                    "{cloud} has no {size} {zone}: {error}",
+                    cloud=self._cloud.location,
+                    size=attempt.size,
+                    zone=attempt.zone,
+                    error=error,
+                )
         assert refusal is not None
-        raise CloudError(
-            ErrorKind.CAPACITY, f"none of {', '.join(sizes)} is available; the last answer: {refusal}"
-        )
+        sizes = ", ".join(dict.fromkeys(attempt.size for attempt in attempts))
+        raise CloudError(ErrorKind.CAPACITY, f"none of {sizes} is available; the last answer: {refusal}")
 
     async def _wait_for_operation(self, vm: CloudVM) -> CloudVM:
         """Wait until the launch's operation has ended, or `settle_seconds`: later failures show in lists.

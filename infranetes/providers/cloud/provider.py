@@ -346,4 +346,5 @@ class CloudProvider(Generic[D]):
             detail=vm.detail,
             size=vm.size,
             cost_per_hour=self._prices.get(vm.size),
+            zone=vm.zone,
         )

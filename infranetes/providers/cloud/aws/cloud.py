@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from infranetes.providers.annotations import PREFIX, Wishes, check_groups
@@ -34,6 +34,7 @@ from infranetes.providers.interface import InstanceState, ProviderContext
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 
 _ID = re.compile(r"i-[0-9a-f]{8,17}")
+_SUBNET = "subnet-"  # begins subnets' ids
 _MAX_USER_DATA = 16 * 1024  # bytes, before base64
 _STATES = {
     "pending": InstanceState.PENDING,
@@ -75,6 +76,7 @@ class AwsCloud:
         self._credentials = Credentials(settings.access_key, settings.secret_key, settings.profile)
         self._images = Images(settings.image_owners)
         self._architecture = "x86_64"  # of the configured image; all others have to fit
+        self._subnet_zones: Mapping[str, str] = {}  # of the configured subnets
         self.offers = offers
         self.location = f"aws {settings.region}"
 
@@ -99,8 +101,25 @@ class AwsCloud:
                 'expected "new" or eipalloc-…'
             )
 
-    def zones(self, wishes: Wishes) -> Sequence[str]:
-        return [wishes.subnet] if wishes.subnet else self._settings.subnets or [""]
+    def zones(self, wishes: Wishes, within: str = "") -> Sequence[str]:
+        """Subnets; without any, an availability zone of the default VPC, or "" for EC2's choice."""
+        subnets = [wishes.subnet] if wishes.subnet else self._settings.subnets
+        if not within or not subnets:
+            return subnets or [within]
+        found = [subnet for subnet in subnets if self._subnet_zones.get(subnet) == within]
+        if not found and wishes.subnet:
+            raise FailedPrecondition(
+                f"the pod's volumes are in zone {within}, and annotation {PREFIX}subnet names "
+                f"{wishes.subnet}, which is no subnet of that zone among those in providers.aws: leave it "
+                "out, or name one that is"
+            )
+        if not found:
+            known = ", ".join(sorted(set(self._subnet_zones.values())))
+            raise FailedPrecondition(
+                f"the pod's volumes are in zone {within}, and this node makes VMs in {known} only: add a "
+                "subnet of that zone to subnets in providers.aws, or let the pod run on a node that has one"
+            )
+        return found
 
     def classify(self, error: Exception) -> CloudError | None:
         return errors.classify(error)
@@ -133,7 +152,7 @@ class AwsCloud:
         if image is None:
             raise FailedPrecondition(f"{self.location} has no image {wanted}; see image in providers.aws")
         if self._settings.subnets:
-            driver.check_subnets(self._settings.subnets)
+            self._subnet_zones = driver.zones_of(self._settings.subnets)
         self._architecture = str(image.extra.get("architecture") or "x86_64")
         return self._architecture
 
@@ -164,7 +183,10 @@ class AwsCloud:
                 additions["InstanceMarketOptions.SpotOptions.MaxPrice"] = str(wishes.spot_max_price)
         image = request.image or settings.image
         root_disk = self._images._thd_root_disk(driver, image)
-        groups = (wishes.security_groups or settings.security_groups) if request.zone else ()
+        subnet = request.zone if request.zone.startswith(_SUBNET) else ""
+        if request.zone and not subnet:
+            additions["Placement.AvailabilityZone"] = request.zone
+        groups = (wishes.security_groups or settings.security_groups) if subnet else ()
         with driver.connection.adding(additions):
             instance = driver.run_instance(
                 name=f"infranetes-{request.sandbox_id[:12]}",
@@ -172,7 +194,7 @@ class AwsCloud:
                 image=image,
                 user_data=request.identity.decode(),
                 key_name=settings.key_name,
-                subnet=request.zone,
+                subnet=subnet,
                 security_groups=groups,
                 tags=request.tags,
                 client_token=_client_token(request),
@@ -258,6 +280,7 @@ def _vm(instance: Instance) -> CloudVM:
         size=extra.get("instance_type") or "",
         wanted_address=tags.get(ADDRESS, ""),
         detail=(extra.get("state_reason") or extra.get("reason") or "") if ended else "",
+        zone=extra.get("availability") or "",
     )
 
 

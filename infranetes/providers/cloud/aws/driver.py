@@ -34,6 +34,7 @@ from infranetes.providers.cloud.aws.libcloud_types import (
     Instance,
     InstanceType,
     Response,
+    Subnet,
 )
 
 _MAX_PAGES = 100
@@ -139,9 +140,10 @@ class Driver(EC2NodeDriver):  # type: ignore[misc]
         nodes: list[Instance] = self.list_nodes(ex_node_ids=list(ids) or None, ex_filters=filters)
         return nodes
 
-    def check_subnets(self, ids: Sequence[str]) -> None:
-        """Fail unless all of these subnets exist."""
-        self.ex_list_subnets(subnet_ids=list(ids))
+    def zones_of(self, subnets: Sequence[str]) -> dict[str, str]:
+        """The availability zones of subnets by their ids. Fails unless all of them exist."""
+        found: list[Subnet] = self.ex_list_subnets(subnet_ids=list(subnets))
+        return {subnet.id: subnet.extra["zone"] for subnet in found}
 
     def run_instance(
         self,

@@ -36,6 +36,7 @@ class InstanceExtra(TypedDict, total=False):
     instance_type: str
     reason: str
     state_reason: str  # our driver adds it
+    availability: str  # its availability zone
 
 
 class Instance(Protocol):
@@ -46,6 +47,19 @@ class Instance(Protocol):
     public_ips: Sequence[str]
     created_at: datetime | None
     extra: InstanceExtra
+
+
+class SubnetExtra(TypedDict):
+    """What an `EC2NetworkSubnet` has beside its id and name."""
+
+    zone: str  # its availability zone
+
+
+class Subnet(Protocol):
+    """A `libcloud.compute.drivers.ec2.EC2NetworkSubnet`: a subnet of a VPC."""
+
+    id: str
+    extra: SubnetExtra
 
 
 class ImageExtra(TypedDict, total=False):

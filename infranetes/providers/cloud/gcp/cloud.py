@@ -112,8 +112,14 @@ class GcpCloud:
 
         check_groups(wishes, self._settings.allowed_tags, "providers.gcp.allowed_tags")
 
-    def zones(self, wishes: Wishes) -> Sequence[str]:
-        return self._settings.zones
+    def zones(self, wishes: Wishes, within: str = "") -> Sequence[str]:
+        zones = self._settings.zones
+        if within and within not in zones:
+            raise FailedPrecondition(
+                f"the pod's volumes are in zone {within}, and this node makes VMs in {', '.join(zones)} only: "
+                "add the zone to zones in providers.gcp, or let the pod run on a node that has it"
+            )
+        return [within] if within else zones
 
     def classify(self, error: Exception) -> CloudError | None:
         return errors.classify(error)
@@ -176,6 +182,7 @@ class GcpCloud:
             state=InstanceState.PENDING,
             size=request.size,
             operation=operation["name"],
+            zone=request.zone,
         )
 
     def _thd_reserved(self, driver: Driver, name: str) -> str:
@@ -234,6 +241,7 @@ class GcpCloud:
             created_at=_seconds(instance.get("creationTimestamp")),
             size=last(instance.get("machineType") or ""),
             detail=self._thd_detail(driver, instance) if state is InstanceState.ENDED else "",
+            zone=last(instance["zone"]),
         )
 
     def _thd_detail(self, driver: Driver, instance: Instance) -> str:

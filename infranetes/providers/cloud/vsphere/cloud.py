@@ -75,7 +75,7 @@ class VsphereCloud:
                 f"annotation {PREFIX}image: pods may name none without image_folder in providers.vsphere"
             )
 
-    def zones(self, wishes: Wishes) -> Sequence[str]:
+    def zones(self, wishes: Wishes, within: str = "") -> Sequence[str]:
         return self._settings.resource_pools
 
     def classify(self, error: Exception) -> CloudError | None:
