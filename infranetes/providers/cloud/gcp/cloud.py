@@ -116,8 +116,8 @@ class GcpCloud:
         zones = self._settings.zones
         if within and within not in zones:
             raise FailedPrecondition(
-                f"the pod's volumes are in zone {within}, and this node makes VMs in {', '.join(zones)} only: "
-                "add the zone to zones in providers.gcp, or let the pod run on a node that has it"
+                f"the pod's volumes are in zone {within}, and this node makes VMs in {', '.join(zones)} "
+                "only: add the zone to zones in providers.gcp, or let the pod run on a node that has it"
             )
         return [within] if within else zones
 
