@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import TypeAlias
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -21,16 +22,35 @@ def is_volume_id(text: str) -> bool:
 
 
 @attrs.frozen
+class FromSnapshot:
+    """A volume that began with what a snapshot holds."""
+
+    id: str
+
+
+@attrs.frozen
+class FromVolume:
+    """A volume that began with what another one held when it was made: its clone."""
+
+    id: str
+
+
+VolumeSource: TypeAlias = FromSnapshot | FromVolume
+
+
+@attrs.frozen
 class VolumeDisk:
     """A volume as the IaaS knows it.
 
     :ivar id: chosen by the provider; see `is_volume_id`. :ivar size: in bytes.
     :ivar zone: where a VM has to be to be given it, in the IaaS' words; "": anywhere that this provider
-        launches."""
+        launches.
+    :ivar source: what it began with, also if that is gone by now; None: with zeros."""
 
     id: str
     size: int
     zone: str = ""
+    source: VolumeSource | None = None
 
 
 class IHasVolumes(Interface):
@@ -110,3 +130,79 @@ class IVolumes(Interface):
 
         :raise Unavailable: the VM or the IaaS does not let go of it; it is still attached.
         """
+
+
+@attrs.frozen
+class VolumeSnapshot:
+    """A snapshot as the IaaS knows it.
+
+    :ivar id: chosen by the provider, as volumes' ids are. :ivar volume: the id of the volume it is of, which
+        may be gone.
+    :ivar size: the volume's when it was taken, in bytes: no volume made from it is smaller.
+    :ivar created: when, in seconds since the epoch.
+    :ivar ready: whether a volume can be made from it: some IaaS copy what it holds after it was taken."""
+
+    id: str
+    volume: str
+    size: int
+    created: float
+    ready: bool = True
+
+
+class ISnapshots(Interface):
+    """Takes and destroys snapshots of volumes, and makes volumes that begin with what others hold.
+
+    - What `IVolumes` says of its methods holds for these too: errors, calls made twice, cancelling.
+    - A snapshot, or clone, holds what its volume held at one instant between call and answer, which is what
+      a loss of power would have left: all that a VM had flushed by the call, and of what was written since
+      nothing that was written after something it lacks and that had been flushed. Nobody has to
+      stop writing, and the VM is not held up for as long as the content takes to be copied.
+    - It depends on nothing else: its volume may be changed, enlarged or deleted, and so may a snapshot of
+      which volumes were made.
+    - It never keeps a volume from being attached, detached, enlarged or deleted: where one has to wait for
+      the other, taking the snapshot fails with `Unavailable`, and may be tried again.
+    """
+
+    clones: bool = Attribute("Whether volumes can be made from volumes too: `restore` takes a `FromVolume`.")
+
+    def create(name: str, volume_id: str) -> Deferred[VolumeSnapshot]:
+        """Take a snapshot. Once this has succeeded it stays, although it may not be `ready` yet: see `get`.
+        Idempotent by name: if there is one of this volume, it is returned as it is.
+
+        :param name: as in `IVolumes.create`; snapshots' names are apart from volumes'.
+        :raise NotFound: there is no such volume.
+        :raise AlreadyExists: a snapshot of another volume has the name.
+        :raise FailedPrecondition: none can be taken of this volume.
+        :raise ResourceExhausted: there is no room, or a quota is used up.
+        """
+
+    def delete(snapshot_id: str) -> Deferred[None]:
+        """Destroy a snapshot. It is no error if there is none, or none can have this id.
+
+        :raise FailedPrecondition: it is in use, or a person has to destroy it.
+        """
+
+    def get(snapshot_id: str) -> Deferred[VolumeSnapshot]:
+        """Look up a snapshot. :raise NotFound: there is none."""
+
+    def list() -> Deferred[list[VolumeSnapshot]]:
+        """List all snapshots, in the order of their ids."""
+
+    def restore(name: str, size: int, source: VolumeSource) -> Deferred[VolumeDisk]:
+        """Make a volume that begins with what a snapshot, or another volume, holds. Idempotent by name, as
+        `IVolumes.create` is. What is beyond the source's size is zeros.
+
+        :param size: bytes, a multiple of `IVolumes.unit`.
+        :raise NotFound: there is no such source.
+        :raise AlreadyExists: a volume of this name began with something else.
+        :raise OutOfRange: it would be smaller than its source, or none can be so large.
+        :raise FailedPrecondition: none can be made from this source.
+        :raise ResourceExhausted: as in `create`. :raise Unavailable: the snapshot is not ready yet.
+        :raise Unimplemented: a `FromVolume`, without `clones`.
+        """
+
+
+class IHasSnapshots(IVolumes):
+    """An `IVolumes` whose IaaS has snapshots of its volumes."""
+
+    snapshots: ISnapshots = Attribute("It works from the provider's start on.")
