@@ -23,9 +23,10 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from infranetes.providers.cloud.gcp.names import label, value
 from infranetes.providers.cloud.interface import SANDBOX, TOKEN
-from tests.support.clouds import agent_processes, gce_resources
+from tests.support.clouds import agent_processes, gce_permissions, gce_resources
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Fault, FaultKind, Faults
-from tests.support.clouds.gce_api import Gce, Refusal, Task
+from tests.support.clouds.gce_api import Gce
+from tests.support.clouds.gce_operations import Refusal, Task
 from tests.support.clouds.gce_resources import PROJECT, ZONES
 from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
 from tests.support.clouds.vm_image_instances import RunningVM, VMImageInstances
@@ -69,7 +70,7 @@ class SimulatedGce:
         self._stale: dict[str, dict[str, Any]] = {}
         self._timers: list[Any] = []
         self.api = Gce(self._launched, self._agent_processes.kill)
-        self.api.later = lambda work: self._timers.append(reactor.callLater(BOOT_SECONDS, work))
+        self.api.operations.later = lambda work: self._timers.append(reactor.callLater(BOOT_SECONDS, work))
         self.faults = Faults()
         self.behaviour = NORMAL
         self.vm_images = VMImageInstances(reactor, self._switched_off)
@@ -227,6 +228,10 @@ class SimulatedGce:
         bearer = (request.getHeader("Authorization") or "").removeprefix("Bearer ")
         if bearer not in self._tokens:
             return _error(401, "authError", "Invalid Credentials")
+        missing = gce_permissions.needed(request.method.decode(), path, body) - gce_permissions.granted()
+        if missing:
+            words = f"Required '{min(missing)}' permission for 'projects/{path}'"
+            return _error(403, "forbidden", words)
         self.refused = fault if fault is not None and fault.kind is FaultKind.CAPACITY else None
         if parameters["Action"] == "launch":
             self.bodies.append(body)
@@ -290,20 +295,20 @@ class SimulatedGce:
         image = self.bodies[-1]["disks"][0]["initializeParams"]["sourceImage"]
         vm = self._vms[one["name"]] = _Vm(one["name"], address, self.behaviour, identity, image)
         if self.refused is not None:
-            self.api.later(partial(self._refuse, one, task))
+            self.api.operations.later(partial(self._refuse, one, task))
         elif vm.behaviour != NEVER:
-            self.api.later(partial(self._boot, one, task, vm))
+            self.api.operations.later(partial(self._boot, one, task, vm))
 
     def _refuse(self, one: dict[str, Any], task: Task) -> None:
         """Refuse a launch as Google does without capacity: its operation fails."""
         self.api.remove(task.zone, one["name"])
-        self.api.finish(task, *self.refusal)
+        self.api.operations.finish(task, *self.refusal)
 
     def _boot(self, one: dict[str, Any], task: Task, vm: _Vm) -> None:
         if one["status"] != "PROVISIONING":
             return
         one["status"] = "RUNNING"
-        self.api.finish(task)
+        self.api.operations.finish(task)
         if vm.behaviour == NO_AGENT:
             return
         directory = self._directory / vm.name
@@ -340,6 +345,14 @@ def _parameters(method: str, path: str, query: dict[str, str], body: dict[str, A
             found.update(Action="launch", name=body["name"], size=size, zone=zone)
         case ("DELETE", "zones", _, "instances", _):
             found["Action"] = "destroy"
+        case ("POST", "zones", _, "instances", instance, ("attachDisk" | "detachDisk") as action):
+            found.update(Action=action.replace("Disk", " disk"), instance=instance)
+        case ("POST", "zones", _, "disks"):
+            found.update(Action="create disk", name=body["name"])
+        case ("POST", "zones", _, "disks", name, action):
+            found.update(Action=f"{action} disk", name=name)
+        case ("DELETE", "zones", _, "disks", name):
+            found.update(Action="delete disk", name=name)
         case ("GET", "global", "images", *_):
             found["Action"] = "get images"
         case ("GET", "zones", _, "operations", *_):

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
-import attrs
-
 from tests.support.clouds import gce_resources as resources
+from tests.support.clouds.gce_disks import LABEL, NAME, Disks
+from tests.support.clouds.gce_operations import Operations, Refusal, Task
 from tests.support.clouds.gce_resources import HERE, NETWORK, PROJECT, REGION, ZONES
 
 IMAGE = "infranetes-guest"
@@ -32,25 +32,7 @@ TYPES = (
     ("g2-standard-4", 4, 16384, 1),
     ("t2a-standard-1", 1, 4096, 0),
 )
-_NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
-_LABEL = re.compile(r"[a-z0-9_-]{0,63}")
 _TERM = re.compile(r'\(?([A-Za-z.0-9_-]+) = "([^"]*)"\)?')
-
-
-class Refusal(Exception):
-    """An error that is answered."""
-
-    def __init__(self, status: int, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.status, self.reason, self.message = status, reason, message
-
-
-@attrs.define
-class Task:
-    """What an operation does, and how it ends."""
-
-    zone: str
-    answer: dict[str, Any]
 
 
 class Gce:
@@ -66,13 +48,13 @@ class Gce:
         self._launched = launched
         self._ended = ended
         self.instances: dict[tuple[str, str], dict[str, Any]] = {}
-        self.disks: dict[tuple[str, str], dict[str, Any]] = {}
+        self.operations = Operations()
+        self.volumes = Disks(self.operations, self.instances)
+        self.disks = self.volumes.disks
         self.addresses: dict[str, dict[str, Any]] = {}
         self.images: dict[str, dict[str, Any]] = {}
-        self.tasks: dict[str, Task] = {}
         self.unreachable = ""  # a zone that does not answer
         self.page = 500  # results per page
-        self.later: Callable[[Callable[[], None]], None] = lambda work: work()
         self.add_image(IMAGE, family="infranetes")
 
     # ---- Requests
@@ -101,7 +83,15 @@ class Gce:
         raise Refusal(404, "notFound", f"The resource 'projects/{path}' was not found")
 
     def _in_zone(self, method: str, zone: str, rest: list[str], query: Any, body: Any) -> dict[str, Any]:
+        if zone == self.unreachable:
+            raise Refusal(503, "backendError", f"Zone {zone} is not reachable")
+        found = self.volumes.answer(method, zone, rest, query, body)
+        if found is not None:
+            return found
         match (method, *rest):
+            case ("GET", "disks"):
+                mine = [self.disks[key] for key in sorted(self.disks) if key[0] == zone]
+                return self._list("disk", mine, query)
             case ("GET", "machineTypes"):
                 return self._list("machineType", self._types(zone), query)
             case ("POST", "instances"):
@@ -117,18 +107,12 @@ class Gce:
                 }
             case ("DELETE", "instances", name):
                 return self._delete(self._there(self.instances.get((zone, name)), name), zone)
-            case ("DELETE", "disks", name):
-                disk = self._there(self.disks.get((zone, name)), name)
-                if disk.get("users"):
-                    raise Refusal(400, "resourceInUseByAnotherResource", "The disk is in use")
-                del self.disks[zone, name]
-                return self._task(zone, "delete", disk).answer
             case ("GET", "operations"):
-                mine = [task.answer for task in self.tasks.values() if task.zone == zone]
+                mine = [task.answer for task in self.operations.tasks.values() if task.zone == zone]
                 return self._list("operation", mine, query)
             case ("GET", "operations", name):
-                found = self.tasks.get(name)
-                return self._there(found.answer if found else None, name)
+                task = self.operations.tasks.get(name)
+                return self._there(task.answer if task else None, name)
         raise Refusal(404, "notFound", f"The resource '{'/'.join(rest)}' was not found")
 
     @staticmethod
@@ -188,8 +172,7 @@ class Gce:
 
     def add_disk(self, zone: str, name: str, labels: dict[str, str], gib: str = "10") -> dict[str, Any]:
         """Add an unused disk."""
-        self.disks[zone, name] = found = resources.disk(zone, name, labels, gib)
-        return found
+        return self.volumes.add(zone, name, labels, gib)
 
     def _types(self, zone: str) -> list[dict[str, Any]]:
         return [
@@ -206,13 +189,12 @@ class Gce:
         if (zone, name) in self.instances:
             link = f"projects/{PROJECT}/zones/{zone}/instances/{name}"
             raise Refusal(409, "alreadyExists", f"The resource '{link}' already exists")
+        self.volumes.check_launch(zone, body)
         one = self._instance(zone, body)
-        task = self._task(zone, "insert", one)
+        task = self.operations.begin(zone, "insert", one)
         asked = dict(task.answer)
         self.instances[zone, name] = one
-        initial = body["disks"][0]["initializeParams"]
-        disk = self.add_disk(zone, name, initial.get("labels", {}), initial.get("diskSizeGb", "10"))
-        disk["users"] = [one["selfLink"]]
+        self.volumes.launched_with(zone, one, body)
         self._launched(one, task)
         return asked
 
@@ -222,13 +204,13 @@ class Gce:
         source = body["disks"][0]["initializeParams"]["sourceImage"]
         subnetwork = body["networkInterfaces"][0].get("subnetwork", "")
         wrong = {
-            "name": not _NAME.fullmatch(body["name"]),
+            "name": not NAME.fullmatch(body["name"]),
             "machineType": kind not in [one["name"] for one in self._types(zone)],
             "image": source.rpartition("/")[2] not in {*self.images, "infranetes"},
-            "labels": not all(_LABEL.fullmatch(each) for each in body["labels"].values()),
+            "labels": not all(LABEL.fullmatch(each) for each in body["labels"].values()),
             "subnetwork": not subnetwork.endswith(f"regions/{REGION}/subnetworks/pods"),
             "disks": int(body["disks"][0]["initializeParams"].get("diskSizeGb", "10")) < 10,
-            "tags": not all(_NAME.fullmatch(each) for each in body["tags"].get("items", [])),
+            "tags": not all(NAME.fullmatch(each) for each in body["tags"].get("items", [])),
         }
         if wrong.pop("image"):
             field = "resource.disks[0].initializeParams.sourceImage"
@@ -246,43 +228,30 @@ class Gce:
         return resources.instance(zone, body, address)
 
     def _delete(self, one: dict[str, Any], zone: str) -> dict[str, Any]:
-        task = self._task(zone, "delete", one)
+        task = self.operations.begin(zone, "delete", one)
         asked = dict(task.answer)
         one["status"] = "STOPPING"
         self._ended(one["name"])
 
         def gone() -> None:
             self.remove(zone, one["name"])
-            self.finish(task)
+            self.operations.finish(task)
 
-        self.later(gone)
+        self.operations.later(gone)
         return asked
 
     def remove(self, zone: str, name: str) -> None:
-        """Remove an instance with its disk."""
+        """Remove an instance with the disks that go with it."""
         one = self.instances.pop((zone, name), None)
-        if one is not None and one["disks"][0]["autoDelete"]:
-            self.disks.pop((zone, name), None)
-
-    # ---- Operations
-
-    def _task(self, zone: str, kind: str, target: dict[str, Any]) -> Task:
-        task = Task(zone, resources.operation(zone, kind, target))
-        self.tasks[task.answer["name"]] = task
-        return task
-
-    def finish(self, task: Task, code: str = "", message: str = "") -> None:
-        """End an operation; `code` is its error."""
-        task.answer.update(status="DONE", progress=100, endTime=resources.now())
-        if code:
-            task.answer["error"] = {"errors": [{"code": code, "message": message}]}
+        if one is not None:
+            self.volumes.instance_gone(zone, one)
 
     def stop(self, zone: str, name: str, why: str = "stop") -> None:
         """Stop an instance, on somebody's request or as Google preempts it."""
         one = self.instances[zone, name]
         one["status"] = "TERMINATED"
         self._ended(name)
-        self.finish(self._task(zone, why, one))
+        self.operations.finish(self.operations.begin(zone, why, one))
 
 
 def _terms(expression: str) -> list[tuple[str, str]]:

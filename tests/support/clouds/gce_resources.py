@@ -78,6 +78,28 @@ def disk(zone: str, name: str, labels: dict[str, str], gib: str) -> dict[str, An
         "selfLink": f"{HERE}/zones/{zone}/disks/{name}",
         "type": f"{HERE}/zones/{zone}/diskTypes/pd-balanced",
         "labels": labels,
+        "labelFingerprint": "42WmSpB8rSM=",
+    }
+
+
+def most_disks(machine_type: str) -> int:
+    """How many disks an instance may have, its boot disk included."""
+    return 16 if machine_type in ("e2-micro", "e2-small", "e2-medium") else 128
+
+
+def attached_disk(index: int, disk: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+    """Return what an instance shows of a disk that it was given. :param asked: how."""
+    return {
+        "kind": "compute#attachedDisk",
+        "index": index,
+        "type": "PERSISTENT",
+        "mode": asked.get("mode", "READ_WRITE"),
+        "source": disk["selfLink"],
+        "deviceName": asked.get("deviceName", f"persistent-disk-{index}"),
+        "boot": asked.get("boot", False),
+        "autoDelete": asked.get("autoDelete", False),
+        "interface": "SCSI",
+        "diskSizeGb": disk["sizeGb"],
     }
 
 
@@ -108,7 +130,7 @@ def machine_type(zone: str, name: str, cpus: int, mib: int, gpus: int) -> dict[s
         "guestCpus": cpus,
         "memoryMb": mib,
         "imageSpaceGb": 0,
-        "maximumPersistentDisks": 128,
+        "maximumPersistentDisks": most_disks(name),
         "maximumPersistentDisksSizeGb": "263168",
         "zone": zone,
         "selfLink": f"{HERE}/zones/{zone}/machineTypes/{name}",
@@ -130,16 +152,8 @@ def instance(zone: str, body: dict[str, Any], address: str) -> dict[str, Any]:
         "networkIP": address,
         **({"accessConfigs": access} if access else {}),
     }
-    boot_disk = {
-        "kind": "compute#attachedDisk",
-        "index": 0,
-        "type": "PERSISTENT",
-        "mode": "READ_WRITE",
-        "source": f"{HERE}/zones/{zone}/disks/{name}",
-        "deviceName": "persistent-disk-0",
-        "boot": True,
-        "autoDelete": body["disks"][0].get("autoDelete", False),
-    }
+    initial = body["disks"][0]["initializeParams"]
+    boot = {"selfLink": f"{HERE}/zones/{zone}/disks/{name}", "sizeGb": initial.get("diskSizeGb", "10")}
     return {
         "kind": "compute#instance",
         "id": number(),
@@ -151,7 +165,7 @@ def instance(zone: str, body: dict[str, Any], address: str) -> dict[str, Any]:
         "zone": f"{HERE}/zones/{zone}",
         "canIpForward": False,
         "networkInterfaces": [interface],
-        "disks": [boot_disk],
+        "disks": [attached_disk(0, boot, body["disks"][0])],
         "metadata": {"kind": "compute#metadata", "fingerprint": "0g5L6fMbFbQ=", **body["metadata"]},
         "serviceAccounts": body["serviceAccounts"],
         "selfLink": f"{HERE}/zones/{zone}/instances/{name}",

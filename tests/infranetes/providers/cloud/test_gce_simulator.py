@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -13,7 +14,8 @@ from infranetes.providers.cloud.gcp import body
 from infranetes.providers.cloud.gcp.settings import Settings
 from infranetes.providers.cloud.interface import TOKEN, LaunchRequest
 from tests.support.clouds import gce_resources, recorded
-from tests.support.clouds.gce_api import IMAGE, Gce, Refusal, Task
+from tests.support.clouds.gce_api import IMAGE, Gce
+from tests.support.clouds.gce_operations import Refusal, Task
 from tests.support.clouds.gce_resources import PROJECT, ZONES
 
 # Fields that the recordings are too old for, or lack by chance (source: Compute Engine API reference, v1).
@@ -31,7 +33,16 @@ NEWER = {
         "serviceAccounts[].scopes",
         "serviceAccounts[].scopes[]",
     },
-    "compute#disk": {"labels", "type", "users", "users[]"},
+    "compute#attachedDisk": {"diskSizeGb", "interface"},
+    "compute#disk": {
+        "labelFingerprint",
+        "labels",
+        "lastAttachTimestamp",
+        "lastDetachTimestamp",
+        "type",
+        "users",
+        "users[]",
+    },
     "compute#image": {"architecture", "family", "labels"},
     "compute#machineType": {
         "accelerators",
@@ -48,6 +59,17 @@ NEWER = {
 ALIKE = {"compute#operationList": "compute#imageList"}  # never recorded, but like all lists
 
 
+def instance(token: str, **wishes: Any) -> Mapping[str, object]:
+    """Return the body of a request for an instance."""
+    settings = Settings(
+        project=PROJECT, zones=ZONES, image=IMAGE, subnetwork="pods", service_account="a@b.example"
+    )
+    order = LaunchRequest(
+        token, "s", 0, {TOKEN: token}, b"{}", Wishes(**wishes), size="e2-micro", zone=ZONES[0]
+    )
+    return body.instance(settings, order, "", 0, 20)
+
+
 class SimulatorTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.recorded = recorded.answers()
@@ -62,13 +84,7 @@ class SimulatorTests(SynchronousTestCase):
         return answer
 
     def launch(self, token: str, **wishes: Any) -> str:
-        settings = Settings(
-            project=PROJECT, zones=ZONES, image=IMAGE, subnetwork="pods", service_account="a@b.example"
-        )
-        order = LaunchRequest(
-            token, "s", 0, {TOKEN: token}, b"{}", Wishes(**wishes), size="e2-micro", zone=ZONES[0]
-        )
-        wanted = body.instance(settings, order, "", 0, 20)
+        wanted = instance(token, **wishes)
         self.ask("POST", f"zones/{ZONES[0]}/instances", wanted)
         return str(wanted["name"])
 
@@ -78,7 +94,7 @@ class SimulatorTests(SynchronousTestCase):
         names = [self.launch("1" * 32, spot=True, public_address=True), self.launch("2" * 32)]
         self.launch("3" * 32)
         for number, code in enumerate(("", "ZONE_RESOURCE_POOL_EXHAUSTED")):
-            self.gce.finish(self.tasks[number], code, "words")
+            self.gce.operations.finish(self.tasks[number], code, "words")
             self.ask("GET", f"{zone}/operations/{self.tasks[number].answer['name']}")
         self.gce.stop(ZONES[0], names[0], "compute.instances.preempted")
         self.gce.page = 2
@@ -96,7 +112,20 @@ class SimulatorTests(SynchronousTestCase):
             self.ask("GET", path)
         self.gce.page = 500
         self.ask("GET", f"{zone}/machineTypes")
+        self.use_disks(zone, names[0])
         self.ask("DELETE", f"{zone}/instances/{names[0]}")
+
+    def use_disks(self, zone: str, instance: str) -> None:
+        """Make each request about a disk that is no instance's own."""
+        self.ask("POST", f"{zone}/disks", {"name": "data", "sizeGb": "10", "labels": {"a": "b"}})
+        attached = {"source": f"{zone}/disks/data", "deviceName": "data"}
+        self.ask("POST", f"{zone}/instances/{instance}/attachDisk", attached)
+        for path in (f"{zone}/disks/data", f"{zone}/instances/{instance}", f"{zone}/disks"):
+            self.ask("GET", path)
+        self.ask("POST", f"{zone}/disks/data/resize", {"sizeGb": "20"})
+        self.ask("POST", f"{zone}/instances/{instance}/detachDisk", deviceName="data")
+        self.ask("GET", f"{zone}/disks/data")
+        self.ask("DELETE", f"{zone}/disks/data")
 
     def test_all_fields_and_types_were_recorded(self) -> None:
         known: dict[str, recorded.Shape] = {}

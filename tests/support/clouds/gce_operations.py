@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compute Engine's operations: what a request has begun, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from tests.support.clouds import gce_resources as resources
+
+Error = tuple[str, str]
+"""The code and the message of a failed operation; ("", ""): it has succeeded."""
+
+
+class Refusal(Exception):
+    """An error that is answered."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.reason, self.message = status, reason, message
+
+
+def in_use(disk: dict[str, Any], user: str) -> str:
+    """The message about a disk that an instance has."""
+    return f"The disk resource '{path_of(disk['selfLink'])}' is already being used by '{path_of(user)}'"  #
+
+
+def path_of(link: str) -> str:
+    """`projects/P/zones/…` of a link to a resource, or of such a path itself."""
+    return "projects/" + link.partition("projects/")[2]
+
+
+@attrs.define
+class Task:
+    """What an operation does, and how it ends."""
+
+    zone: str
+    answer: dict[str, Any]
+
+
+class Operations:
+    """All operations of a project.
+
+    :ivar later: has work done when an operation has taken its time. :ivar busy: links to the resources on
+        which one is running that has them to itself."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[str, Task] = {}
+        self.later: Callable[[Callable[[], None]], None] = lambda work: work()
+        self.busy: set[str] = set()
+        self._requests: dict[str, tuple[str, str]] = {}  # what was asked, and its operation, by requestId
+
+    def begin(self, zone: str, kind: str, target: dict[str, Any]) -> Task:
+        """Begin an operation that `finish` ends."""
+        task = Task(zone, resources.operation(zone, kind, target))
+        self.tasks[task.answer["name"]] = task
+        return task
+
+    def finish(self, task: Task, code: str = "", message: str = "") -> None:
+        """End an operation; `code` is its error."""
+        task.answer.update(status="DONE", progress=100, endTime=resources.now())
+        if code:
+            task.answer["error"] = {"errors": [{"code": code, "message": message}]}
+
+    def run(
+        self, zone: str, kind: str, target: dict[str, Any], work: Callable[[], Error | None]
+    ) -> dict[str, Any]:
+        """Answer with an operation that does `work`, which has `target` to itself meanwhile.
+
+        :raise Refusal: another one has it."""
+        link = target["selfLink"]
+        self.check_ready(target)
+        self.busy.add(link)
+        task = self.begin(zone, kind, target)
+        asked = dict(task.answer)
+
+        def end() -> None:
+            self.busy.discard(link)
+            self.finish(task, *(work() or ("", "")))
+
+        self.later(end)
+        return asked
+
+    def check_ready(self, target: dict[str, Any]) -> None:
+        """:raise Refusal: an operation has it to itself."""
+        if target["selfLink"] in self.busy:
+            message = f"The resource '{path_of(target['selfLink'])}' is not ready"
+            raise Refusal(400, "resourceNotReady", message)
+
+    def once(self, request_id: str, asked: list[Any], answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Answer a request, and the same one with the same id with the operation that it has begun before."""
+        if not request_id:
+            return answer()
+        words = json.dumps(asked, sort_keys=True)
+        known = self._requests.get(request_id)
+        if known is None:
+            found = answer()
+            self._requests[request_id] = words, found["name"]
+            return found
+        if known[0] != words:
+            message = f"Invalid value for field 'requestId': '{request_id}'. It was used for another request."
+            raise Refusal(400, "invalid", message)
+        return self.tasks[known[1]].answer

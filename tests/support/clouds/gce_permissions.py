@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Google's access control asks for before a request is served (source: Compute Engine API, the section
+"IAM Permissions" of each method), and what the role that the manual offers grants."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROLE = Path(__file__).resolve().parents[3] / "docs" / "provider-gcp-role.yaml"
+
+
+@lru_cache
+def granted() -> frozenset[str]:
+    """Return the permissions of the role in the manual."""
+    return frozenset(yaml.safe_load(ROLE.read_text())["includedPermissions"])
+
+
+def needed(method: str, path: str, body: Any) -> set[str]:
+    """Return the permissions that a request needs; those of one that nobody may make are not granted.
+
+    :param path: as in `Gce.answer`."""
+    match (method, *path.strip("/").split("/")[1:]):
+        case ("GET", "aggregated", kind) | ("GET", "zones", _, ("disks" | "machineTypes") as kind):
+            found = f"{kind}.list"
+        case ("GET", "zones", _, "operations", *name):
+            found = "zoneOperations.get" if name else "zoneOperations.list"
+        case ("GET", "zones", _, "instances", _, "serialPort"):
+            found = "instances.getSerialPortOutput"
+        case ("GET", "global", "images", "family", _):
+            found = "images.getFromFamily"
+        case ("GET", "global", kind):
+            found = f"{kind}.list"
+        case ("GET", "global", kind, _) | ("GET", "zones" | "regions", _, kind, _):
+            found = f"{kind}.get"
+        case ("DELETE", "zones", _, kind, _) | ("DELETE", "global", kind, _):
+            found = f"{kind}.delete"
+        case ("POST", "zones", _, "instances"):
+            return _launch(body)
+        case ("POST", "zones", _, "disks"):
+            return _disk(body)
+        case ("POST", "zones", _, "disks", _, "resize"):
+            found = "disks.resize"
+        case ("POST", "zones", _, "instances", _, "attachDisk"):
+            return {"compute.instances.attachDisk", _use(body)}
+        case ("POST", "zones", _, "instances", _, "detachDisk"):
+            return {"compute.instances.detachDisk", "compute.disks.use"}
+        case _:
+            found = f"nobody may {method} {path}"
+    return {f"compute.{found}"}
+
+
+def _use(attached: Any) -> str:
+    return f"compute.disks.use{'ReadOnly' if attached.get('mode') == 'READ_ONLY' else ''}"
+
+
+def _disk(body: Any) -> set[str]:
+    found = {"compute.disks.create"}
+    return found | ({"compute.disks.setLabels"} if body.get("labels") else set())
+
+
+def _launch(body: Any) -> set[str]:
+    boot, interface = body["disks"][0]["initializeParams"], body["networkInterfaces"][0]
+    found = {
+        "compute.instances.create",
+        "compute.instances.setMetadata",
+        "compute.images.useReadOnly",
+        *_disk(boot),
+        *(_use(each) for each in body["disks"][1:]),
+    }
+    subnetwork = bool(interface.get("subnetwork"))
+    for permission, is_needed in (
+        ("instances.setLabels", bool(body.get("labels"))),
+        ("instances.setTags", bool(body["tags"].get("items"))),
+        ("instances.setServiceAccount", bool(body["serviceAccounts"])),
+        ("subnetworks.use", subnetwork),
+        ("networks.use", not subnetwork),
+        ("subnetworks.useExternalIp", subnetwork and bool(interface.get("accessConfigs"))),
+        ("addresses.use", any(each.get("natIP") for each in interface.get("accessConfigs", ()))),
+    ):
+        if is_needed:
+            found.add(f"compute.{permission}")
+    return found
