@@ -6,9 +6,11 @@ Start order, each state entered once:
     =========  ================================================  ==========================
     state      what happens in it                                left when
     =========  ================================================  ==========================
-    STARTING   the ContainerProvider is started, the one that    the provider answered, or
-               the pod chose or the configured one; without an   failed once, or took too
-               identity, the machine is warmed up (`prewarm`)    long; warmed up
+    STARTING   the pod's disks are mounted again after a         the provider answered, or
+               reboot; the ContainerProvider is started, the     failed once, or took too
+               one that the pod chose or the configured one;     long; warmed up
+               without an identity, the machine is warmed up
+               (`prewarm`)
     WAITING    sources look for an identity; a template is       an identity was taken on
                frozen here, so a clone has nothing to load
     SERVING    the TLS listener answers the node                 the agent stops
@@ -156,6 +158,7 @@ class Vmserver(Service):
             self._config.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             _log.error("run_dir {path}: {words}", path=str(self._config.run_dir), words=error.strerror)
+        await self._agent.restore()
         await self._choice.start()
         await self._identity.restore()
         if self._source is None:

@@ -64,7 +64,8 @@ class AgentService:
         self.layers = LayerCalls(choice)
         self.volumes = VolumeCalls(reactor, volumes)
         points = volumes.attached if own_machine else None
-        self.disks = DiskCalls(PodDisks(reactor, points, ScsiDisks()) if points is not None else None)
+        self._pod_disks = PodDisks(reactor, points, ScsiDisks()) if points is not None else None
+        self.disks = DiskCalls(self._pod_disks)
         self.stats = StatsCalls(reactor, choice, own=own_machine)
         kernel = Kernel(reactor)
         proxy = ServiceProxy(kernel)
@@ -102,6 +103,11 @@ class AgentService:
         if self._memory is not None:
             self._memory.begin()
 
+    async def restore(self) -> None:
+        """Have what containers of a VM that has rebooted mount; before their provider is started."""
+        if self._pod_disks is not None:
+            await self._pod_disks.restore()
+
     async def prepare(self) -> None:
         """Do once in a template what every clone would have to."""
         if self._upkeep is not None:
@@ -110,6 +116,8 @@ class AgentService:
     def stop(self) -> None:
         """Do nothing by itself any more. Idempotent."""
         self.volumes.stop()
+        if self._pod_disks is not None:
+            self._pod_disks.stop()
         if self._upkeep is not None:
             self._upkeep.end()
         if self._memory is not None:

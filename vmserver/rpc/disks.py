@@ -7,7 +7,8 @@ from infranetes_common.errors import InvalidArgument, Unimplemented
 from infranetes_common.volume_disks import FILESYSTEMS, SERIAL, checked_options
 from infranetes_common.wire import vmserver as messages
 from txgrpc import Call
-from vmserver.volumes.disks import DiskMount, PodDisks
+from vmserver.volumes.disk_records import DiskMount
+from vmserver.volumes.disks import PodDisks
 
 
 class DiskCalls:

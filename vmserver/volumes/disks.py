@@ -3,38 +3,44 @@
 
 A disk on which anything is found is never formatted: only one that is empty for blkid, and all zeros at its
 beginning and end.
+
+A container that is the VM goes on when the VM reboots, so its disks are mounted again then:
+
+    record   mount point   mounted   what it is
+    none     none          no        not this VM's
+    there    there or not  no        on its way, or the VM has rebooted: `restore` mounts it
+    there    there         yes       in use
+    none     there         yes       being unmounted
+
+The mount point is there for as long as the disk is mounted, and so is never mistaken for the disk.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 import attrs
-from twisted.internet.defer import DeferredLock
+from twisted.internet.defer import Deferred, DeferredLock
+from twisted.logger import Logger
 
-from infranetes_common.concurrency import run_in_thread, shielded, sleep
-from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
+from infranetes_common.concurrency import backoff, run_in_thread, shielded, sleep, start
+from infranetes_common.errors import FailedPrecondition, InfranetesError, NotFound, Unavailable
 from infranetes_common.reactors import IReactor
 from infranetes_common.volume_disks import OPTIONS, TARGET
 from vmserver.layers.disks import ScsiDisks
 from vmserver.mounts import Flag, mount, mounts, sync, unmount_unused
-from vmserver.volumes import filesystems
+from vmserver.volumes import filesystems, making
+from vmserver.volumes.disk_records import DiskMount, DiskRecords
 
 APPEAR_SECONDS = 30.0
+RESTORE_SECONDS = 5.0  # that a disk gets to appear, each time it is looked for after a reboot
+_RETRY_SECONDS = (0.5, 5.0)  # the first pause, and the longest
 _LOOK_SECONDS = 0.1
 DIRECTORY = "directory"
 
-
-@attrs.frozen
-class DiskMount:
-    """How a disk is to be mounted. :ivar options: checked. :ivar group: whose its files are to be."""
-
-    serial: str
-    filesystem: str
-    options: list[str]
-    read_only: bool = False
-    group: int | None = None
+_log = Logger()
 
 
 @attrs.frozen
@@ -55,7 +61,53 @@ class PodDisks:
         self._reactor = reactor
         self._base = base
         self._disks = disks
+        self._records = DiskRecords(base)
         self._lock = DeferredLock()
+        self._restoring: Deferred[None] | None = None
+
+    async def restore(self) -> None:
+        """Mount what was mounted before the VM rebooted. What fails is tried again in the background."""
+        wanted = await run_in_thread(self._reactor, self._thd_records)
+        left = await self._restored(wanted)
+        if left:
+            self._restoring = start(self._restore(left))
+            self._restoring.addErrback(lambda failure: None)
+
+    def stop(self) -> None:
+        """Try no more to mount what `restore` could not. Idempotent."""
+        if self._restoring is not None:
+            self._restoring.cancel()
+
+    async def _restore(self, left: list[DiskMount]) -> None:
+        for pause in backoff(*_RETRY_SECONDS):
+            await sleep(self._reactor, pause)
+            left = await self._restored(left)
+            if not left:
+                return
+
+    async def _restored(self, wanted: list[DiskMount]) -> list[DiskMount]:
+        """Mount disks; return those that can't be."""
+        left = []
+        for one in wanted:
+            try:
+                await shielded(self._mount_again(one))
+            except InfranetesError as error:
+                left.append(one)
+                _log.error("disk {serial} is not mounted again: {error}", serial=one.serial, error=error)
+        return left
+
+    async def _mount_again(self, wanted: DiskMount) -> None:
+        async with self._lock:
+            if wanted in await run_in_thread(self._reactor, self._records.load):  # nobody has unmounted it
+                await self._mount(wanted, RESTORE_SECONDS)
+                _log.info("disk {serial} is mounted again", serial=wanted.serial)
+
+    def _thd_records(self) -> list[DiskMount]:
+        """What has to be mounted again."""
+        found = [one for one in self._records.load() if not os.path.ismount(self._point(one.serial))]
+        for one in found:
+            _remove_mount_point(self._point(one.serial))
+        return found
 
     async def mount(self, wanted: DiskMount) -> None:
         """Mount a disk, with a file system made on it if it is blank. Idempotent.
@@ -63,20 +115,24 @@ class PodDisks:
         It goes on when this is cancelled: half a file system could be neither mounted nor made again.
 
         :raise Unavailable: it does not appear. :raise FailedPrecondition: it holds something else."""
-        await shielded(self._mount(wanted))
+        await shielded(self._mount_alone(wanted))
 
-    async def _mount(self, wanted: DiskMount) -> None:
+    async def _mount_alone(self, wanted: DiskMount) -> None:
         async with self._lock:
-            point = self._point(wanted.serial)
-            device = await self._appeared(wanted.serial)
-            if not await run_in_thread(self._reactor, os.path.ismount, point):
-                await self._check_content(wanted, device)
-                await run_in_thread(self._reactor, _thd_mount, wanted, device, point)
-            if wanted.read_only:
-                return
-            await self._grow(device, wanted.filesystem, point)
-            if wanted.group is not None:
-                await run_in_thread(self._reactor, filesystems.give_to_group, str(point), wanted.group)
+            await self._mount(wanted, APPEAR_SECONDS)
+
+    async def _mount(self, wanted: DiskMount, within: float) -> None:
+        point = self._point(wanted.serial)
+        device = await self._appeared(wanted.serial, within)
+        if not await run_in_thread(self._reactor, os.path.ismount, point):
+            await self._check_content(wanted, device)
+            await run_in_thread(self._reactor, self._records.save, wanted)
+            await run_in_thread(self._reactor, _thd_mount, wanted, device, point)
+        if wanted.read_only:
+            return
+        await self._grow(device, wanted.filesystem, point)
+        if wanted.group is not None:
+            await run_in_thread(self._reactor, filesystems.give_to_group, str(point), wanted.group)
 
     async def unmount(self, serial: str) -> None:
         """Write what is pending, unmount a disk, and have the kernel forget it. Idempotent.
@@ -96,17 +152,19 @@ class PodDisks:
         async with self._lock:
             if grow:
                 [found] = [one for one in mounts() if one.point == str(point)]
-                await self._grow(await self._appeared(serial), found.kind, point)
+                await self._grow(await self._appeared(serial, APPEAR_SECONDS), found.kind, point)
             space = await run_in_thread(self._reactor, filesystems.space, str(point))
-            size = await run_in_thread(self._reactor, filesystems.size_of, await self._appeared(serial))
+            size = await run_in_thread(
+                self._reactor, filesystems.size_of, await self._appeared(serial, APPEAR_SECONDS)
+            )
         return DiskSpace(space, size)
 
     def _point(self, serial: str) -> Path:
         return self._base / serial / DIRECTORY
 
-    async def _appeared(self, serial: str) -> str:
-        """The disk's device, once it is there."""
-        until = self._reactor.seconds() + APPEAR_SECONDS
+    async def _appeared(self, serial: str, within: float) -> str:
+        """The disk's device, once it is there. :raise Unavailable: it is not, in so many seconds."""
+        until = self._reactor.seconds() + within
         while True:
             device = await run_in_thread(self._reactor, self._disks.with_serial, TARGET, serial)
             if device is not None:
@@ -116,13 +174,18 @@ class PodDisks:
             await sleep(self._reactor, _LOOK_SECONDS)
 
     async def _check_content(self, wanted: DiskMount, device: str) -> None:
-        """Make a file system on a blank disk.
+        """Make a file system on a blank disk, or on one on which this was begun; `making` has the cases.
 
         :raise FailedPrecondition: there is something that is no such file system."""
         if await run_in_thread(self._reactor, filesystems.begins_as, device, wanted.filesystem):
-            return  # whether it is whole is the kernel's to say; no program is needed, which takes long
-        found = await filesystems.found_on(self._reactor, device)
-        if found or not await run_in_thread(self._reactor, filesystems.is_blank, device):
+            # Whether it is whole is the kernel's to say; no program is needed, which takes long.
+            if not await run_in_thread(self._reactor, _is_half_made, wanted, device):
+                return
+            found, begun = wanted.filesystem, True
+        else:
+            found = await filesystems.found_on(self._reactor, device)
+            begun = not found and await run_in_thread(self._reactor, making.is_marked, device, wanted.serial)
+        if not begun and (found or not await run_in_thread(self._reactor, filesystems.is_blank, device)):
             raise FailedPrecondition(
                 f"the volume holds {found or 'something that is no file system'} where {wanted.filesystem} "
                 "is asked for: it is not formatted. Ask for what it holds, or make it all zeros if nothing "
@@ -130,7 +193,10 @@ class PodDisks:
             )
         if wanted.read_only:
             raise FailedPrecondition("the volume is empty, and no file system can be made read-only")
-        await filesystems.make(self._reactor, device, wanted.filesystem)
+        if not begun:
+            await run_in_thread(self._reactor, making.mark, device, wanted.serial)
+        await filesystems.make(self._reactor, device, wanted.filesystem, again=begun)
+        await run_in_thread(self._reactor, making.unmark, device, wanted.serial)
 
     async def _grow(self, device: str, filesystem: str, point: Path) -> None:
         number = os.stat(device).st_rdev
@@ -140,7 +206,9 @@ class PodDisks:
 
     def _thd_unmount(self, serial: str) -> None:
         point = self._point(serial)
+        self._records.remove(serial)
         if not os.path.ismount(point):
+            _remove_mount_point(point)
             self._disks.forget_unmounted(TARGET, serial)
             return
         device = point.stat().st_dev
@@ -152,15 +220,33 @@ class PodDisks:
             raise FailedPrecondition(
                 f"disk {serial} is still used in this VM; what was written to it is on the disk"
             )
+        _remove_mount_point(point)
         self._disks.forget(device)
 
 
+def _is_half_made(wanted: DiskMount, device: str) -> bool:
+    return filesystems.is_unused(device, wanted.filesystem) and making.is_marked(device, wanted.serial)
+
+
 def _thd_mount(wanted: DiskMount, device: str, point: Path) -> None:
-    point.mkdir(mode=0o700, parents=True, exist_ok=True)
     flags = Flag.NO_DEVICES
     for option in wanted.options:
         flags |= OPTIONS[option]
     if wanted.read_only:
         flags |= Flag.READ_ONLY
     options = filesystems.options_of(wanted.filesystem, wanted.options)
-    mount(device, str(point), wanted.filesystem, Flag(flags), options)
+    point.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        mount(device, str(point), wanted.filesystem, Flag(flags), options)
+    except InfranetesError:
+        _remove_mount_point(point)
+        raise
+
+
+def _remove_mount_point(point: Path) -> None:
+    """Remove the directory that a disk was mounted on, or was to be; one that is not empty stays."""
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            point.rmdir()
+        except OSError as error:
+            _log.error("{path} is not removed: {error}", path=str(point), error=error.strerror)

@@ -37,6 +37,8 @@ _MAKE = {
     "xfs": ("mkfs.xfs", "-q", "-K"),
 }  # fmt: skip
 _MAGIC = {"ext4": (1024 + 0x38, b"\x53\xef"), "xfs": (0, b"XFSB")}
+_MOUNTED_AT = 1024 + 0x2C  # ext4: the time of the last mount for writing
+_IN_PROGRESS = 126  # xfs: mkfs has not ended
 _DATA = {"ext4": "errors=remount-ro", "xfs": ""}
 
 
@@ -100,6 +102,23 @@ def begins_as(device: str, filesystem: str) -> bool:
         raise DataLoss(f"{device} can't be read: {error.strerror}") from None
 
 
+def is_unused(device: str, filesystem: str) -> bool:
+    """Whether a disk that begins as this file system does was certainly never mounted for writing. Blocks.
+
+    :raise DataLoss: it can't be read."""
+    try:
+        descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            head = os.pread(descriptor, 4096, 0)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise DataLoss(f"{device} can't be read: {error.strerror}") from None
+    if filesystem == "xfs":
+        return head[_IN_PROGRESS] != 0
+    return head[_MOUNTED_AT : _MOUNTED_AT + 4] == bytes(4)
+
+
 async def found_on(reactor: IReactor, device: str) -> str:
     """What a disk holds, as blkid calls it; "": nothing that it knows.
 
@@ -116,9 +135,13 @@ async def found_on(reactor: IReactor, device: str) -> str:
     return " ".join(output.stdout.decode(errors="replace").split())
 
 
-async def make(reactor: IReactor, device: str, filesystem: str) -> None:
-    """Make a file system on a disk. :raise FailedPrecondition: it can't be made: the disk is too small."""
-    output = await run(reactor, [*_MAKE[filesystem], device], MAKE_SECONDS)
+async def make(reactor: IReactor, device: str, filesystem: str, *, again: bool = False) -> None:
+    """Make a file system on a disk.
+
+    :param again: over one that was half made. :raise FailedPrecondition: it can't be made: the disk is too
+        small."""
+    force = ["-f"] if again and filesystem == "xfs" else []  # mkfs.ext4 does not look
+    output = await run(reactor, [*_MAKE[filesystem], *force, device], MAKE_SECONDS)
     if output.code != 0:
         raise FailedPrecondition(f"{filesystem} can't be made on the volume: {output.message()[:400]}")
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from infranetes_common.wire.vmserver import LogRecord
@@ -158,6 +159,31 @@ class MachineTests(MachineCase, TestCase):
             (target / "other").touch()
         await self.provider.remove(id)
         self.assertEqual(os.listdir(target), [])
+
+    async def test_after_a_reboot_each_mount_is_made_once_its_source_is_there(self) -> None:
+        late, there = self.directory / "late", self.directory / "there"
+        mounts = []
+        for source in (late, there):
+            source.mkdir()
+            (source / "file").write_text(source.name)
+            at = str(self.directory / "at" / source.name)
+            mounts.append(cri.Mount(container_path=at, host_path=str(source)))
+        id = await self.run_container(mounts=mounts)
+        for mount in mounts:
+            subprocess.run(["umount", mount.container_path], check=True)
+        late.rename(self.directory / "away")
+        provider = self.make_provider()
+        for _ in range(2):
+            self.assertIn(str(late), await self.refused(Unavailable, provider.start()))
+            self.assertEqual(os.listdir(mounts[0].container_path), [])
+            self.assertEqual(os.listdir(mounts[1].container_path), ["file"])
+        (self.directory / "away").rename(late)
+        for _ in range(2):
+            await provider.start()
+        self.assertEqual(Path(mounts[0].container_path, "file").read_text(), "late")
+        table = Path("/proc/self/mounts").read_text()
+        self.assertEqual([table.count(f" {mount.container_path} ") for mount in mounts], [1, 1])
+        await provider.remove(id)
 
     async def test_a_session_with_its_exit_code(self) -> None:
         id = await self.run_container(envs=[cri.KeyValue(key="WHO", value=b"pod")], working_dir="/tmp")

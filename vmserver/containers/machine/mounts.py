@@ -11,7 +11,7 @@ from pathlib import Path
 from twisted.internet.interfaces import IReactorProcess
 from twisted.internet.utils import getProcessOutputAndValue
 
-from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, Unavailable
 from infranetes_common.wire import cri
 from vmserver.containers import mount_checks
 
@@ -37,7 +37,9 @@ def validated(config: cri.ContainerConfig) -> list[Mount]:
 
 
 async def mount(reactor: IReactorProcess, mounts: Sequence[Mount]) -> None:
-    """Mount those that are not mounted yet. :raise FailedPrecondition: mounting fails."""
+    """Mount those that are not mounted yet.
+
+    :raise FailedPrecondition: mounting fails. :raise Unavailable: a source is not in the VM."""
     for source, target, read_only in mounts:
         if mounted(target):
             continue
@@ -48,6 +50,8 @@ async def mount(reactor: IReactorProcess, mounts: Sequence[Mount]) -> None:
 
 
 def _make_mount_point(source: str, target: str) -> None:
+    if not os.path.exists(source):
+        raise Unavailable(f"{source} is not in this VM, so it is not mounted at {target} yet")
     try:
         if os.path.isdir(source):
             Path(target).mkdir(parents=True, exist_ok=True)
@@ -56,6 +60,18 @@ def _make_mount_point(source: str, target: str) -> None:
             Path(target).touch()
     except OSError as error:
         raise FailedPrecondition(f"{target} can't be made for a mount: {error.strerror}") from error
+
+
+async def mount_each(reactor: IReactorProcess, mounts: Sequence[Mount]) -> None:
+    """As `mount`, with every other mount made before the first failure is raised."""
+    failures = []
+    for one in mounts:
+        try:
+            await mount(reactor, [one])
+        except InfranetesError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
 
 
 async def unmount(reactor: IReactorProcess, mounts: Sequence[Mount]) -> None:

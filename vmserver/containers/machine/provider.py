@@ -78,6 +78,10 @@ class MachineProvider:
 
     @deferred
     async def start(self) -> None:
+        async with self._lock:
+            await self._start()
+
+    async def _start(self) -> None:
         directory = self._config.state_dir
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -88,9 +92,9 @@ class MachineProvider:
             self._record = found[0]
             if self._record.state.state == cri.CONTAINER_EXITED:
                 self._ended.succeed(None)
-            elif self._record.state.state == cri.CONTAINER_RUNNING:
-                # The VM may have been rebooted.
-                await mounts.mount(self._reactor, self._mounts(self._record))
+        # The VM may have been rebooted. Whoever could not mount everything is called again.
+        if self._record is not None and self._record.state.state == cri.CONTAINER_RUNNING:
+            await mounts.mount_each(self._reactor, self._mounts(self._record))
 
     def stop(self) -> Deferred[None]:
         return succeed(None)

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mark on a disk on which a file system is being made: what is found there then is nobody's data.
+
+Making one takes many writes, and a VM may end between any two of them. What is left is neither blank nor a
+file system. So a disk that was blank is marked first, and the mark taken away once the file system is whole:
+
+    mark    file system                           what it is
+    none    none, and the disk is blank           new: mark it, make one
+    there   none, or the one asked for, which     half made: make it again
+            was certainly never mounted
+    there   the one asked for, maybe mounted      whole: the mark is a rest, or content of a file
+    any     another one                           somebody's
+    none    none, and the disk is not blank       somebody's
+
+The mark is in the last 4 MiB, which were all zeros; if mkfs writes there, the mark is gone, and what is left
+of a killed one is somebody's. Whoever may write files could write a block like it, so on a file system that
+may have been mounted it means nothing. Every function blocks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from infranetes_common.errors import DataLoss
+
+_BLOCK = 4096
+_FROM_END = (1 << 20) + _BLOCK  # the last 128 KiB are wiped by mkfs.xfs
+_SMALLEST = 8 << 20  # of smaller disks the file system's tables take nearly all
+_WORDS = b"Infranetes is making a file system on this disk, which was blank: "
+
+
+def mark(device: str, serial: str) -> None:
+    """Mark a blank disk, on the disk itself. A very small one is left without. :raise DataLoss: it can't be
+    written."""
+    _write(device, _block(serial))
+
+
+def is_marked(device: str, serial: str) -> bool:
+    """Whether a disk is marked. :raise DataLoss: it can't be read."""
+    with _opened(device, os.O_RDONLY) as (descriptor, place):
+        return place is not None and os.pread(descriptor, _BLOCK, place) == _block(serial)
+
+
+def unmark(device: str, serial: str) -> None:
+    """Take the mark away, if it is there. :raise DataLoss: it can't be."""
+    if is_marked(device, serial):
+        _write(device, bytes(_BLOCK))
+
+
+def _write(device: str, block: bytes) -> None:
+    with _opened(device, os.O_RDWR) as (descriptor, place):
+        if place is not None:
+            os.pwrite(descriptor, block, place)
+            os.fsync(descriptor)
+
+
+def _block(serial: str) -> bytes:
+    return (_WORDS + serial.encode()).ljust(_BLOCK, b"\0")
+
+
+@contextmanager
+def _opened(device: str, flags: int) -> Iterator[tuple[int, int | None]]:
+    """A disk's descriptor and its mark's place; None: it is too small for one."""
+    try:
+        descriptor = os.open(device, flags | os.O_CLOEXEC)
+        try:
+            size = os.lseek(descriptor, 0, os.SEEK_END)
+            yield descriptor, (size - _FROM_END) // _BLOCK * _BLOCK if size >= _SMALLEST else None
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise DataLoss(f"{device} can't be read or written: {error.strerror}") from None
