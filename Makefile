@@ -139,6 +139,7 @@ test-delegates: venv proto apt-test tools delegate-tools image ## Run the tests 
 workloads: venv proto apt-run tools cluster-tools image ## Run workloads as people have them in a Kubernetes of one node; RUNTIME=mixed: beside containerd; TESTS= picks some
 	$(call need,$(APT_CLUSTER) $(APT_CONTAINERD))
 	@PYTHON=$(PYTHON) tests/cluster/tools metrics
+	@PYTHON=$(PYTHON) tests/cluster/tools storage
 	@$(AS_ROOT) env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" INFRANETES_TEST_RUNTIME="$(RUNTIME)" $(BIN)/python -m tests --jobs 1 $(or $(TESTS),tests.workloads)
 
 # 1: of a daemon before containerd.
@@ -160,10 +161,12 @@ E2E_JSON ?= build/e2e.json
 .PHONY: e2e
 e2e: export E2E_FOCUS = $(value FOCUS)
 e2e: export E2E_SKIP = $(value SKIP)
-e2e: venv proto apt-run tools e2e-tools image ## Judge by Kubernetes' end-to-end suite in a cluster; FOCUS=REGEX, SKIP=REGEX, PROXY=1, NODES=2, PROVIDER=cloud
+e2e: venv proto apt-run tools e2e-tools image ## Judge by Kubernetes' end-to-end suite in a cluster; FOCUS=REGEX, SKIP=REGEX, PROXY=1, NODES=2, PROVIDER=cloud, STORAGE=1
 	$(call need,$(APT_CLUSTER) zstd)
+	@$(if $(filter-out 0,$(STORAGE)),PYTHON=$(PYTHON) tests/cluster/tools storage)
 	@$(AS_ROOT) $(BIN)/python -m tests.conformance --json "$(E2E_JSON)" --image-dir "$(IMAGE_DIR)" \
-		--provider "$(PROVIDER)" --parallel "$(PARALLEL)" --focus "$$E2E_FOCUS" --skip "$$E2E_SKIP" --nodes "$(NODES)" $(if $(filter-out 0,$(PROXY)),--proxy)
+		--provider "$(PROVIDER)" --parallel "$(PARALLEL)" --focus "$$E2E_FOCUS" --skip "$$E2E_SKIP" --nodes "$(NODES)" $(if $(filter-out 0,$(PROXY)),--proxy) \
+		$(if $(filter-out 0,$(STORAGE)),--storage)
 
 SLICE ?= 1/1
 KUBERNETES_JSON ?= build/kubernetes
@@ -218,6 +221,8 @@ run: venv proto apt-run image ## Keep the daemon in the foreground; SOCKET=PATH,
 
 PROXY ?= 0
 POLICIES ?= 0
+# 1: with volumes of pods' own, made for claims.
+STORAGE ?= 0
 NODES ?= 1
 # cloud: simulated VMs that are like a cloud's.
 PROVIDER ?= qemu
@@ -225,10 +230,12 @@ PROVIDER ?= qemu
 RUNTIME ?= infranetes
 
 .PHONY: cluster
-cluster: venv proto apt-run tools cluster-tools image ## Keep a Kubernetes of one node up until Ctrl-C; NODES=2: of two; RUNTIME=mixed: beside containerd; PROVIDER=cloud: without KVM; PROXY=1, POLICIES=1: with kube-proxy, NetworkPolicies
+cluster: venv proto apt-run tools cluster-tools image ## Keep a Kubernetes of one node up until Ctrl-C; NODES=2: of two; RUNTIME=mixed: beside containerd; PROVIDER=cloud: without KVM; PROXY=1, POLICIES=1: with kube-proxy, NetworkPolicies; STORAGE=1: with volumes
 	$(call need,$(APT_CLUSTER) $(if $(filter infranetes,$(RUNTIME)),,$(APT_CONTAINERD)))
+	@$(if $(filter-out 0,$(STORAGE)),PYTHON=$(PYTHON) tests/cluster/tools storage)
 	@exec $(AS_ROOT) $(BIN)/python -m tests.cluster --image-dir "$(IMAGE_DIR)" --nodes "$(NODES)" --provider "$(PROVIDER)" --runtime "$(RUNTIME)" \
-		$(if $(filter-out 0,$(PROXY)),--proxy) $(if $(filter-out 0,$(POLICIES)),--policies)
+		$(if $(filter-out 0,$(PROXY)),--proxy) $(if $(filter-out 0,$(POLICIES)),--policies) \
+		$(if $(filter-out 0,$(STORAGE)),--storage)
 
 # ---- Packages: deb -------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from types import FrameType
 
 from infranetes.providers.qemu.settings import ACCELERATORS
 from tests.cluster import images, remains
-from tests.cluster.components import CLOUD, INFRANETES, MIXED, RUNTIMES
+from tests.cluster.components import CLOUD, CONTAINERD, INFRANETES, MIXED, RUNTIMES
 from tests.cluster.nodes import NAMESPACES as OF_ONE_NODE
 from tests.cluster.nodes import Node
 from tests.cluster.paths import REGISTRY, ROOT, Paths
@@ -44,11 +44,14 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--accelerator", choices=ACCELERATORS, default="auto", help="of QEMU (%(default)s)")
     parser.add_argument("--proxy", action="store_true", help="with kube-proxy")
     parser.add_argument("--policies", action="store_true", help="with NetworkPolicies")
+    parser.add_argument("--storage", action="store_true", help="with volumes of pods' own")
     parser.add_argument("--image-dir", default=IMAGE_DIR, help="of guest images (%(default)s)")
     parser.add_argument("--until", type=int, default=0, metavar="PID", help="end with that process")
     given = parser.parse_args(arguments)
     if given.nodes > 1 and given.runtime != INFRANETES:
         parser.error(f"several nodes have {INFRANETES}")
+    if given.storage and (given.nodes > 1 or given.runtime == CONTAINERD):
+        parser.error("volumes are a node's own, and its VMs'")
     if given.policies and given.runtime == MIXED:
         parser.error("on a mixed node policies are the CNI's")
     return given
@@ -87,7 +90,7 @@ class Keeper:
     def _kept(self) -> int:
         given = self.given
         words = [self.paths.name, given.image_dir, given.provider, "--nodes", str(given.nodes)]
-        words += [f"--{name}" for name in ("proxy", "policies") if getattr(given, name)]
+        words += [f"--{name}" for name in ("proxy", "policies", "storage") if getattr(given, name)]
         words += ["--runtime", given.runtime, "--accelerator", given.accelerator]
         command = [
             *("setpriv", "--pdeathsig", "KILL", "--", *NAMESPACES),  # killed, this takes the cluster along

@@ -170,6 +170,7 @@ def kubelet(ca: Authority, node: Node, cgroup: str, socket: str | Path = SOCKET)
     """`cgroup`: in which pods get theirs; empty: they get none. `socket`: the runtime's."""
     certificate, key = ca.issue(f"kubelet-server-{node.name}", names=[node.name, node.address])
     (node.place / "resolv.conf").touch()
+    _install_flex_volumes(node.place / "volume-plugins")
     config: dict[str, Any] = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -186,6 +187,7 @@ def kubelet(ca: Authority, node: Node, cgroup: str, socket: str | Path = SOCKET)
         "clusterDNS": [DNS_ADDRESS],
         "clusterDomain": DOMAIN,
         "resolvConf": str(node.place / "resolv.conf"),
+        "volumePluginDir": str(node.place / "volume-plugins"),
         "cgroupDriver": "cgroupfs",
         "failCgroupV1": False,
         "failSwapOn": False,
@@ -216,6 +218,14 @@ def kubelet(ca: Authority, node: Node, cgroup: str, socket: str | Path = SOCKET)
     if node.first:
         command = ["env", f"DBUS_SYSTEM_BUS_ADDRESS=unix:path={node.cluster.system_bus}", *command]
     return Program("kubelet", command, restarted=True)
+
+
+def _install_flex_volumes(directory: Path) -> None:
+    """Have our FlexVolume driver there, as the package has it in kubelet's own place."""
+    driver = directory / "infranetes.io~volume" / "volume"
+    driver.parent.mkdir(parents=True, exist_ok=True)
+    driver.write_text(f'#!/bin/sh\nexec {Path(sys.executable).with_name("infranetes-flexvolume")} "$@"\n')
+    driver.chmod(0o755)
 
 
 def dns_service() -> Sequence[Mapping[str, Any]]:

@@ -21,7 +21,7 @@ from types import FrameType
 
 import attrs
 
-from tests.cluster import cgroups, components, containerd, images, neighbour, world
+from tests.cluster import cgroups, components, containerd, images, neighbour, storage, world
 from tests.cluster.components import Program
 from tests.cluster.nodes import Node
 from tests.cluster.paths import REGISTRY, ROOT, Paths
@@ -54,6 +54,7 @@ class Supervisor:
         self.image_dir: Path = given.image_dir
         self.with_proxy: bool = given.proxy
         self.with_policies: bool = given.policies
+        self.with_storage: bool = given.storage
         self.runtime: str = given.runtime
         with_containerd = self.runtime in (components.CONTAINERD, components.MIXED)
         self.containerd = containerd.Node(self.place) if with_containerd else None
@@ -117,6 +118,8 @@ class Supervisor:
         self._start(components.logind(self.paths))
         self._until(self.paths.inhibitors.exists, "the machine can be switched off")
         self._start_nodes(ca)
+        if self.with_storage:
+            self._start_storage(ca)
         if self.with_policies and self.with_vms:
             self._until(self._policies_known, "NetworkPolicies are known")
         self._until(lambda: _answers("http://127.0.0.1:8181/ready"), "DNS answers")
@@ -141,6 +144,12 @@ class Supervisor:
                 label = ("label", "--overwrite", "node", node.name, "infranetes.io/vms=true")
                 self._until(partial(self._done, *label), f"{node.name} may have VMs")
         neighbour.lead({node: self._asked(node, "{.spec.podCIDR}") for node in self.nodes})
+
+    def _start_storage(self, ca: Authority) -> None:
+        """Volumes are made for claims, beside kubelet."""
+        self._apply("storage", storage.manifests(), "there is a StorageClass")
+        for program in storage.programs(ca, self.nodes[0]):
+            self._start(program)
 
     def _prepare_services(self) -> None:
         """Let nodes know what the docs say that they have to, and give DNS its address."""
@@ -325,6 +334,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--proxy", action="store_true")
     parser.add_argument("--policies", action="store_true")
+    parser.add_argument("--storage", action="store_true")
     parser.add_argument("--runtime", required=True)
     parser.add_argument("--accelerator", required=True)
     given = parser.parse_args(arguments)

@@ -29,6 +29,9 @@ from tests.interop.critest_specs import PASSED, Outcome
 FOCUS = r"\[sig-network\]"
 #: What Kubernetes asks of every cluster, and of every node.
 JUDGE = r"\[(?:Node)?Conformance\]"
+#: What it asks of a volume driver.
+STORAGE = r"External.Storage"
+DRIVER = Path(__file__).with_name("driver.yaml")
 NAME = "e2e"
 OUTPUTS = ROOT / "build" / "e2e"
 
@@ -60,6 +63,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--provider", default="qemu", help="what makes the machines (%(default)s)")
     parser.add_argument("--proxy", action="store_true", help="with kube-proxy on the node")
     parser.add_argument("--nodes", type=int, default=1, help="of the cluster (%(default)s)")
+    parser.add_argument("--storage", action="store_true", help="what is asked of volume drivers")
     parser.add_argument("--json", default="", metavar="FILE", help="write all outcomes there")
     parser.add_argument("--list", action="store_true", help="only list the specs")
     parser.add_argument("--image-dir", default=IMAGE_DIR, help="of guest images (%(default)s)")
@@ -85,9 +89,15 @@ def _end(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
+def _driver(given: argparse.Namespace) -> list[str]:
+    """What the suite is told of our volume driver."""
+    return [f"--storage.testdriver={DRIVER}"] if given.storage else []
+
+
 def chosen(given: argparse.Namespace) -> list[Spec]:
     """The specs to run."""
-    specs = listed(given.focus or ("" if given.names else FOCUS), given.skip or left_out())
+    focus = given.focus or ("" if given.names else STORAGE if given.storage else FOCUS)
+    specs = listed(focus, given.skip or left_out(), _driver(given))
     if given.names:
         by_name = {spec.name: spec for spec in specs}
         specs = [by_name[name] for name in Path(given.names).read_text().splitlines() if name in by_name]
@@ -111,7 +121,7 @@ class Judge:
         flags = ["--runtime", self.given.runtime, "--image-dir", self.given.image_dir]
         flags += ["--policies"] if self.given.runtime == INFRANETES else []
         flags += ["--provider", self.given.provider, "--nodes", str(self.given.nodes)]
-        flags += ["--proxy"] if self.given.proxy else []
+        flags += [f"--{name}" for name in ("proxy", "storage") if getattr(self.given, name)]
         cluster = Cluster(NAME, *flags)
         shutil.rmtree(OUTPUTS, ignore_errors=True)
         try:
@@ -135,6 +145,7 @@ class Judge:
                 f"--num-nodes={self.given.nodes}",
                 "--disable-log-dump",
             ),
+            *_driver(self.given),
         ]
 
     def tell(self, outcome: Outcome) -> None:
@@ -177,7 +188,7 @@ def main(arguments: Sequence[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _end)
     judge_ = Judge(given)
-    if unknown := strangers(judge_.expected, [each.name for each in listed("")]):
+    if unknown := strangers(judge_.expected, [each.name for each in listed("", flags=_driver(given))]):
         print("expected.toml names specs that there are not:", *unknown, sep="\n    ")
         return 1
     return judge_.run()

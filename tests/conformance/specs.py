@@ -51,11 +51,13 @@ class Spec:
         return SLOW_SECONDS if "[Slow]" in self.name else SPEC_SECONDS
 
 
-def listed(focus: str, skip: str = "") -> list[Spec]:
-    """The specs whose name matches `focus` and not `skip`, regular expressions. :raise RuntimeError: none."""
+def listed(focus: str, skip: str = "", flags: Sequence[str] = ()) -> list[Spec]:
+    """The specs whose name matches `focus` and not `skip`, regular expressions. :raise RuntimeError: none.
+
+    :param flags: of the suite, which decide what specs there are."""
     with tempfile.TemporaryDirectory(prefix="e2e-") as directory:
         report = Path(directory, "report.json")
-        command = [str(SUITE), "--ginkgo.dry-run", "--kubeconfig=/dev/null", *_QUIET]
+        command = [str(SUITE), "--ginkgo.dry-run", "--kubeconfig=/dev/null", *flags, *_QUIET]
         done = subprocess.run(
             [*command, f"--ginkgo.json-report={report}", f"--ginkgo.focus={focus or '.'}"],
             cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

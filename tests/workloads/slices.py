@@ -18,6 +18,7 @@ SLICES: Sequence[Sequence[str]] = (
     ("test_mixed.KilledTests",),
     ("test_mixed_images.PolicyTests",),
     ("test_own_volumes.VolumeTests",),
+    ("test_own_volumes.FlexVolumeTests",),
 )
 #: Those that no day has, and why.
 LONG = {
@@ -29,6 +30,7 @@ LONG = {
     "test_mixed_images.CollectionTests": "waits for kubelet, which collects images each five minutes",
     "test_own_volumes.MeasuredTests": "waits for kubelet, which measures volumes each minute",
     "test_volumes.EmptyDirTests": "takes some minutes, until kubelet has added up what volumes take",
+    "test_claims.ClaimTests": "takes a cluster of its own, and its provisioner minutes to build",
     "test_autoscaling.AutoscalingTests": "takes some minutes, and its metrics-server as long to build",
 }
 

@@ -36,10 +36,13 @@ class OwnVolumeCase(WorkloadCase):
     def setUp(self) -> None:
         super().setUp()
         file = f"{VOLUMES}/{self.namespace}.raw"
-        script = f"mkdir -p -m 700 {VOLUMES} && umask 077 && truncate --size={64 * MIB} {file}"
-        self.cluster.inside("sh", "-c", script)
+        self.cluster.inside("sh", "-c", self.script(file))
         self.addCleanup(self.cluster.inside, "rm", "-f", file)
         self.apply(driver())
+
+    def script(self, file: str) -> str:
+        """What makes the volume."""
+        return f"mkdir -p -m 700 {VOLUMES} && umask 077 && truncate --size={64 * MIB} {file}"
 
     def claimed(self) -> list[Manifest]:
         """The volume, and a claim that only it fulfils."""
@@ -114,3 +117,40 @@ class MeasuredTests(OwnVolumeCase):
         capacity = int(until(self.capacity, "kubelet has measured it", MEASURED_SECONDS))
         self.assertTrue(32 * MIB < capacity <= 64 * MIB, capacity)
         self.here("delete", "pod", "first", "--timeout=120s", timeout=150)
+
+
+class FlexVolumeTests(OwnVolumeCase):
+    """The same by a FlexVolume, which the driver makes when a pod asks for it."""
+
+    def script(self, file: str) -> str:
+        return f"test ! -e {file}"
+
+    def using(self, name: str, *containers: Manifest) -> Manifest:
+        options = {"volumeID": self.namespace, "size": "64Mi", "format": "ext4"}
+        flex = {"driver": "infranetes.io/volume", "options": options}
+        volumes = [{"name": "data", "flexVolume": flex}]
+        return pod(name, *containers, volumes=volumes, securityContext={"fsGroup": GROUP})
+
+    def test_the_next_pod_has_what_the_first_wrote(self) -> None:
+        mounts = [{"name": "data", "mountPath": "/data"}]
+        part = [{"name": "data", "mountPath": "/part", "subPath": "part", "readOnly": True}]
+        self.apply(
+            self.using(
+                "first",
+                container("main", IDLE, volumeMounts=mounts),
+                container("other", IDLE, volumeMounts=part),
+            )
+        )
+        self.wait_until_ready("first")
+        written = "echo kept > /data/part/file && stat -c %g /data && df -k /data | tail -1"
+        said = self.execute("first", "sh", "-c", written).stdout.decode().splitlines()
+        self.assertEqual(said[0], str(GROUP))
+        self.assertTrue(32 * 1024 < int(said[1].split()[1]) <= 64 * 1024, said[1])
+        seen = self.here("exec", "first", "--container", "other", "--", "cat", "/part/file")
+        self.assertEqual(seen, "kept\n")
+        self.here("delete", "pod", "first", "--timeout=120s", timeout=150)
+
+        self.apply(self.using("second", container("main", IDLE, volumeMounts=mounts)))
+        self.wait_until_ready("second")
+        self.assertEqual(self.execute("second", "cat", "/data/part/file").stdout, b"kept\n")
+        self.here("delete", "pod", "second", "--timeout=120s", timeout=150)

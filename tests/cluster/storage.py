@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kubernetes' sidecars of volume drivers, which run beside kubelet as docs/volumes.md says that they can."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import yaml
+
+from infranetes.csi.config import CsiConfig
+from tests.cluster.components import API_SERVER, KUBELET_DIRECTORY, PROGRAMS, Program
+from tests.cluster.nodes import Node
+from tests.cluster.paths import ROOT
+from tests.cluster.pki import Authority
+
+PAGES = ("volumes-csi.yaml", "volumes-resizer.yaml")
+_PODS = ("DaemonSet", "Deployment")
+
+
+def manifests() -> str:
+    """What the docs have a cluster given, but for the sidecars' pods."""
+    texts = [(ROOT / "docs" / page).read_text() for page in PAGES]
+    documents = [each for text in texts for each in yaml.safe_load_all(text) if each["kind"] not in _PODS]
+    return str(yaml.safe_dump_all(documents))
+
+
+def programs(ca: Authority, node: Node) -> Sequence[Program]:
+    """The sidecars, with the arguments of the docs and the rights of their service accounts."""
+    socket = CsiConfig(KUBELET_DIRECTORY).socket
+    found = []
+    for page in PAGES:
+        documents = list(yaml.safe_load_all((ROOT / "docs" / page).read_text()))
+        (spec,) = [each["spec"]["template"]["spec"] for each in documents if each["kind"] in _PODS]
+        (container,) = spec["containers"]
+        name = container["image"].rpartition("/")[2].partition(":")[0]
+        account = spec["serviceAccountName"]
+        user = ca.kubeconfig(f"system:serviceaccount:kube-system:{account}", API_SERVER)
+        arguments = [each for each in container["args"] if not each.startswith("--csi-address=")]
+        command = ["env", f"NODE_NAME={node.name}", str(PROGRAMS / name), *arguments]
+        command += [f"--csi-address={socket}", f"--kubeconfig={user}"]
+        found.append(Program(name, command, restarted=True))
+    return found
