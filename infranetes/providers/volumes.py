@@ -115,9 +115,11 @@ class IVolumes(Interface):
         """Attach a volume to a running VM. Returns the disk's serial number there, which the guest finds a
         moment later: `serial_of(volume_id)` where the provider can choose. Idempotent.
 
-        :param read_only: whether the VM can't write to the disk.
+        :param read_only: whether the VM can't write to the disk, where the IaaS can see to that: elsewhere
+            the guest alone does.
         :raise NotFound: there is no such VM, or no such volume.
-        :raise FailedPrecondition: it is attached to another VM, or to this one in the other mode.
+        :raise FailedPrecondition: it is attached to another VM, or to this one in the other mode
+            where the IaaS has modes.
         :raise ResourceExhausted: the VM has no place for one more; the message says how many it has.
         :raise Unavailable: the VM does not run, or the IaaS does not answer.
         """

@@ -39,6 +39,7 @@ class ErrorKind(enum.Enum):
     QUOTA = "quota"  # not done; a limit has to be raised, or pods removed
     CREDENTIALS = "credentials"  # not done; our credentials or permissions are refused
     CONFLICT = "conflict"  # the token was used for a different request: the VM exists
+    STATE = "state"  # not done; a disk or VM is in a state that does not allow it
     NOT_FOUND = "not found"  # nothing has this id
     INVALID = "invalid"  # can never succeed as requested
     UNEXPECTED = "unexpected"  # a bug of ours, or an answer that makes no sense

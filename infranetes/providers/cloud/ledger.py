@@ -45,6 +45,11 @@ class Ledger:
     def __attrs_post_init__(self) -> None:
         self.started_at = self.now()
 
+    def last_said(self, id: str) -> CloudVM | None:
+        """Return what was said last of a VM; None: nothing, or it is destroyed."""
+        entry = self.entries.get(id)
+        return entry.vm if entry is not None else None
+
     def record_launch(self, vm: CloudVM) -> CloudVM:
         """Record a VM that was just launched."""
         recorded = self.record(vm)

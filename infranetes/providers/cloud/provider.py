@@ -21,10 +21,12 @@ from typing import Any, Generic, NoReturn, TypeVar
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from zope.interface import implementer
+from zope.interface import alsoProvides, implementer
 
 from infranetes.providers.cloud.calls import Calls
 from infranetes.providers.cloud.catalogue import MachineImages
+from infranetes.providers.cloud.disk_calls import DiskCalls
+from infranetes.providers.cloud.disks import CloudDisks
 from infranetes.providers.cloud.interface import Cloud, CloudError, CloudVM, D, ErrorKind
 from infranetes.providers.cloud.launch import Launcher
 from infranetes.providers.cloud.ledger import Ledger
@@ -33,6 +35,7 @@ from infranetes.providers.cloud.sweep import Sweeper
 from infranetes.providers.cloud.tasks import Tasks
 from infranetes.providers.cloud.tombstones import Tombstones
 from infranetes.providers.cloud.translate import to_infranetes_error
+from infranetes.providers.cloud.volumes import CloudVolumes, Vms
 from infranetes.providers.cloud.watch import Watcher
 from infranetes.providers.interface import (
     IHasCatalogue,
@@ -44,6 +47,7 @@ from infranetes.providers.interface import (
     Progress,
     ProviderContext,
 )
+from infranetes.providers.volumes import IHasVolumes
 from infranetes_common.concurrency import KeyedLock, deferred, run_in_thread, sleep
 from infranetes_common.errors import (
     DeadlineExceeded,
@@ -63,10 +67,17 @@ _log = Logger()
 
 @implementer(IPodProvider, IHasCatalogue, IInVpc)
 class CloudProvider(Generic[D]):
-    """See `IPodProvider`."""
+    """See `IPodProvider`.
+
+    :param disks: for volumes; None: there are none of this cloud."""
 
     def __init__(
-        self, reactor: IReactor, cloud: Cloud[D], settings: CloudSettings, context: ProviderContext
+        self,
+        reactor: IReactor,
+        cloud: Cloud[D],
+        settings: CloudSettings,
+        context: ProviderContext,
+        disks: CloudDisks[D] | None = None,
     ) -> None:
         self.name = cloud.name
         self._reactor = reactor
@@ -95,6 +106,13 @@ class CloudProvider(Generic[D]):
             self._destroy,
         )
         self._sweeper = Sweeper(reactor, cloud, settings, self._calls, self._ledger, self._locks.busy)
+        if disks is not None:
+            calls = DiskCalls(reactor, cloud.location, disks, settings, self._calls)
+            vms = Vms(self._check_started, self._ledger.last_said, self._get)
+            self.volumes = CloudVolumes(
+                reactor, disks, calls, self._tasks, vms, settings.settle_seconds, context.cluster
+            )
+            alsoProvides(self, IHasVolumes)
 
     # ---- IPodProvider
 

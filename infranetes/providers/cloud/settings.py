@@ -39,4 +39,5 @@ class CloudSettings:
     # How stale the cloud's answers may be.
     settle_seconds: float = attrs.field(default=120.0, validator=_not_negative)
     destroy_seconds: float = attrs.field(default=300.0, validator=_positive)
+    volume_seconds: float = attrs.field(default=120.0, validator=_positive)  # one step of a volume's life
     sweep_seconds: float = attrs.field(default=600.0, validator=_positive)  # addresses and disks

@@ -8,11 +8,13 @@ import os
 import subprocess
 from pathlib import Path
 
-from twisted.trial.unittest import SynchronousTestCase
-from zope.interface.verify import verifyClass
+from twisted.trial.unittest import SynchronousTestCase, TestCase
 
+from infranetes.providers.qemu.attached import VolumeAttacher
+from infranetes.providers.qemu.vm import Vm
 from infranetes.providers.qemu.volumes import QemuVolumes, VolumeFiles, id_of, label
 from infranetes.providers.volumes import IVolumes, is_volume_id
+from infranetes_common.concurrency import start
 from infranetes_common.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -20,7 +22,10 @@ from infranetes_common.errors import (
     OutOfRange,
     ResourceExhausted,
 )
+from infranetes_common.reactors import installed
+from tests.contract.volumes import VolumesContract
 
+reactor = installed()
 MIB = 1 << 20
 
 
@@ -112,6 +117,24 @@ class FileTests(SynchronousTestCase):
                 call()
 
 
+class ContractTests(VolumesContract, TestCase):
+    """The contract, on a node without VMs."""
+
+    async def volumes(self) -> IVolumes:
+        return self.of(Path(os.path.realpath(self.mktemp())) / "volumes")
+
+    async def next_volumes(self, volumes: IVolumes) -> IVolumes:
+        return self.of(self.directory)
+
+    def of(self, directory: Path) -> QemuVolumes:
+        self.directory = directory
+        attacher = VolumeAttacher(reactor, self.no_vm, list, start)
+        return QemuVolumes(reactor, directory, "node", attacher)
+
+    def no_vm(self, instance_id: str) -> Vm:
+        raise NotFound(f"there is no VM {instance_id}")
+
+
 class NameTests(SynchronousTestCase):
     def test_ids_are_names_where_these_can_be_files(self) -> None:
         self.assertEqual(id_of("pvc-0f3a"), "pvc-0f3a")
@@ -125,6 +148,3 @@ class NameTests(SynchronousTestCase):
     def test_a_label_is_the_nodes_name_where_that_can_be_one(self) -> None:
         self.assertEqual(label("node-1.example"), "node-1.example")
         self.assertRegex(label("a node"), "^node-[0-9a-f]{40}$")
-
-    def test_it_offers_all_that_volumes_are(self) -> None:
-        verifyClass(IVolumes, QemuVolumes)

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls about disks: looking at them, asking for changes, and waiting until these are done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+
+from twisted.internet.interfaces import IReactorTime
+
+from infranetes.providers.cloud.disks import CloudDisk, CloudDisks, DiskState
+from infranetes.providers.cloud.interface import CloudError, D, ErrorKind
+from infranetes.providers.cloud.looks import Looks
+from infranetes.providers.cloud.settings import CloudSettings
+from infranetes_common.concurrency import backoff, sleep
+from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
+
+T = TypeVar("T")
+D_co = TypeVar("D_co", covariant=True)  # a cloud's driver
+
+_AT_ONCE = 100  # disks that one call asks for
+_CIRCUIT = "volumes"
+
+
+class Wait:
+    """The pauses of one call, which are ever longer, and its deadline.
+
+    :ivar refusal: why the cloud would not do what it was asked for; "": it has not said so."""
+
+    def __init__(self, clock: IReactorTime, settings: CloudSettings, what: str) -> None:
+        self._clock = clock
+        self._what = what
+        self._deadline = clock.seconds() + settings.volume_seconds
+        self._pauses = backoff(settings.poll_seconds / 4, settings.poll_seconds * 2, factor=1.5, jitter=0.2)
+        self.refusal = ""
+
+    async def pause(self) -> None:
+        """:raise Unavailable: the time is over."""
+        if self._clock.seconds() >= self._deadline:
+            why = self.refusal or "the cloud has not finished it"
+            raise Unavailable(f"{self._what}: {why}; try again later")
+        await sleep(self._clock, next(self._pauses))
+
+
+class MakesCalls(Protocol[D_co]):
+    """What of `calls.Calls` is used here."""
+
+    async def call(
+        self, what: str, work: Callable[[D_co], T], seconds: float | None = None, circuit: str = ""
+    ) -> T: ...
+
+
+class DiskCalls(Generic[D]):
+    """How volumes call their cloud. Looks that are asked for at about the same time are one call.
+
+    :ivar location: the cloud's, for people."""
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        location: str,
+        disks: CloudDisks[D],
+        settings: CloudSettings,
+        calls: MakesCalls[D],
+    ) -> None:
+        self._clock = clock
+        self.location = location
+        self._disks = disks
+        self._settings = settings
+        self._calls = calls
+        self._by_id = Looks(self._get_all, lambda disk: disk.id, _AT_ONCE)
+        self._by_name = Looks(self._find_all, lambda disk: disk.name, _AT_ONCE)
+
+    def wait(self, what: str) -> Wait:
+        """The pauses of a call that begins now."""
+        return Wait(self._clock, self._settings, f"{self.location}: {what}")
+
+    async def call(self, what: str, work: Callable[[D], T]) -> T:
+        """Return what `work(driver)` returns. :raise CloudError: it failed."""
+        return await self._calls.call(what, work, circuit=_CIRCUIT)
+
+    async def ask(self, verb: str, disk: CloudDisk, work: Callable[[D], str], wait: Wait) -> bool:
+        """Ask for a change of a disk, and follow the operation.
+
+        Return False if a state does not allow it: `wait.refusal` says which."""
+        what = f"{verb} volume {disk.id}"
+        try:
+            await self.follow(what, await self.call(what, work), wait)
+        except CloudError as error:
+            if error.kind is ErrorKind.INVALID:
+                raise FailedPrecondition(f"{self.location}: {what}: {error}") from error
+            if error.kind is not ErrorKind.STATE:
+                raise
+            wait.refusal = str(error)
+            return False
+        return True
+
+    async def follow(self, what: str, operation: str, wait: Wait) -> None:
+        """Wait for an operation's end. :raise CloudError: it failed."""
+        while operation and not await self.call(what, partial(self._disks._thd_is_done, operation=operation)):
+            await wait.pause()
+
+    async def look(self, volume_id: str) -> CloudDisk | None:
+        """Look at a disk; None: there is none."""
+        if not self._disks.is_id(volume_id):
+            return None
+        return next(iter(await self._by_id.look(volume_id)), None)
+
+    async def existing(self, volume_id: str) -> CloudDisk:
+        """Look at a disk. :raise NotFound: there is none."""
+        disk = await self.look(volume_id)
+        if disk is None or disk.state is DiskState.DELETING:
+            raise NotFound(f"there is no volume {volume_id[:80]!r} at {self.location}")
+        return disk
+
+    async def find(self, name: str) -> CloudDisk | None:
+        """Find the disk of a name: of several, the one that all calls take. None: there is none."""
+        found = await self._by_name.look(name)
+        return min(found, key=lambda disk: (is_going(disk), disk.id), default=None)
+
+    async def _get_all(self, ids: Sequence[str]) -> Sequence[CloudDisk]:
+        return await self.call("look at volumes", partial(self._disks._thd_get, ids=ids))
+
+    async def _find_all(self, names: Sequence[str]) -> Sequence[CloudDisk]:
+        return await self.call("find volumes", partial(self._disks._thd_find, names=names))
+
+
+def is_going(disk: CloudDisk) -> bool:
+    """Whether a disk is of no use any more."""
+    return disk.state in (DiskState.DELETING, DiskState.FAILED)

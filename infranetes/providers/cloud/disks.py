@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each cloud implements for volumes; `volumes.CloudVolumes` does what all clouds have in common.
+
+As with `interface.Cloud`: blocking methods named `_thd_…`, each in one of a bounded number of threads with
+that thread's own driver, retried, limited and broken off by `calls.Calls`. A call whose answer was lost is
+made again, so each of them is idempotent, or fails with `ErrorKind.STATE` the second time.
+
+What changes something returns the cloud's operation, if it has to be followed: "" where the state of the disk
+tells all, and otherwise a text that `_thd_is_done` understands. No method waits for anything.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Protocol, TypeVar, runtime_checkable
+
+import attrs
+
+D_contra = TypeVar("D_contra", contravariant=True)  # a cloud's driver
+
+# The tag of a volume that was made by us: its name. It has `interface.CLUSTER` besides, but never NODE and
+# TOKEN: what has those goes with its VM.
+VOLUME = "infranetes-volume"
+
+
+class DiskState(enum.Enum):
+    """The state of a disk, whoever has it."""
+
+    CREATING = "creating"  # can't be attached yet
+    READY = "ready"  # whether attached or not
+    DELETING = "deleting"  # on its way to be gone
+    FAILED = "failed"  # will never be ready
+
+
+class HoldState(enum.Enum):
+    """How far a disk is attached to a VM."""
+
+    ATTACHING = "attaching"
+    ATTACHED = "attached"
+    DETACHING = "detaching"
+
+
+@attrs.frozen
+class Hold:
+    """One VM that a disk is attached to, or is on its way there or back."""
+
+    vm_id: str
+    state: HoldState = HoldState.ATTACHED
+    read_only: bool = False
+
+
+@attrs.frozen
+class CloudDisk:
+    """A disk as the cloud describes it."""
+
+    id: str  # as in `IVolumes`; is_volume_id
+    size: int  # bytes: what a VM has, or will have, of it. Old until the disk has really grown
+    state: DiskState
+    serial: str = ""  # by which a guest finds it; see `infranetes_common.volume_disks.SERIAL`
+    ours: bool = False  # made by us, for this cluster: has both tags
+    name: str = ""  # by which it was asked for; "": it is not ours, or the cloud can't tell the name
+    holds: tuple[Hold, ...] = ()
+    detail: str = ""  # why it failed, for people
+
+
+@attrs.frozen
+class DiskRequest:
+    """A request for one disk of zeros."""
+
+    name: str  # 1 to 128 bytes of any text: the cloud makes a name or a tag of it
+    number: int  # of this name's disks that came to nothing: each disk needs an idempotency key of its own
+    size: int  # bytes, a multiple of `CloudDisks.unit`, at most `CloudDisks.max_size`
+    cluster: str
+
+
+@runtime_checkable
+class CloudDisks(Protocol[D_contra]):
+    """The disks of one cloud, for one cluster. Methods named `_thd_…` run in threads and may raise any error;
+    `Cloud.classify` tells what it means. Beside what is said below:
+
+    - STATE: not done, as the disk or the VM is in a state that does not allow it, such as attached already.
+      The caller looks at the disk again.
+    - QUOTA, CAPACITY: no room for a disk, or the VM has no place for one more; says how many it has.
+    - INVALID: it can never be done, such as a disk in another zone than the VM.
+    """
+
+    unit: int  # sizes are multiples of so many bytes
+    max_size: int  # bytes
+    has_modes: bool  # whether the cloud can keep a VM from writing; else only the guest's mount does
+
+    @property
+    def zone(self) -> str:
+        """Where disks are made: a zone in which VMs are launched. "": there are none. Known once the
+        provider's `Cloud._thd_check` has returned."""
+
+    def is_id(self, text: str) -> bool:
+        """Whether this could be a disk's id. Nothing else is ever sent to the cloud as one."""
+
+    def _thd_find(self, driver: D_contra, names: Sequence[str]) -> list[CloudDisk]:
+        """Our disks with these names, in any state. Where the cloud has several of a name, all of them."""
+
+    def _thd_get(self, driver: D_contra, ids: Sequence[str]) -> list[CloudDisk]:
+        """Those of these disks that exist, whoever made them. One that does not is no error."""
+
+    def _thd_list(self, driver: D_contra) -> list[CloudDisk]:
+        """All disks of ours, in any state."""
+
+    def _thd_create(self, driver: D_contra, request: DiskRequest) -> tuple[CloudDisk, str]:
+        """Ask for a disk with both tags, in `zone`; return it and the operation. Idempotent by the request,
+        also if `_thd_find` does not show the disk yet: the same request again returns the same disk, which
+        may have been deleted since.
+
+        :raise CloudError: `ErrorKind.CONFLICT`: the name and number were used for another request."""
+
+    def _thd_delete(self, driver: D_contra, disk: CloudDisk) -> str:
+        """Ask for a disk's end; return the operation. It is no error if it is gone. Never detaches it."""
+
+    def _thd_grow(self, driver: D_contra, disk: CloudDisk, size: int) -> str:
+        """Ask for a larger disk, attached or not; return the operation."""
+
+    def _thd_attach(self, driver: D_contra, disk: CloudDisk, vm_id: str, read_only: bool) -> str:
+        """Ask for a disk to be attached so that it outlives the VM; return the operation. The cloud refuses
+        one that is attached (STATE). Called for one disk of a VM at a time.
+
+        :param read_only: ignored unless `has_modes`."""
+
+    def _thd_detach(self, driver: D_contra, disk: CloudDisk, vm_id: str, force: bool) -> str:
+        """Ask for a disk to be taken from this VM, and from no other; return the operation. If this VM does
+        not have it, that is no error, or STATE.
+
+        :param force: the VM certainly does not run any more, so nothing is lost by force."""
+
+    def _thd_is_done(self, driver: D_contra, operation: str) -> bool:
+        """Whether an operation has succeeded; False: it goes on. One that failed is raised as if the call
+        that began it had failed; one that is no longer known has succeeded."""
