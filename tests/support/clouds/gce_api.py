@@ -14,6 +14,8 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
+import attrs
+
 from tests.support.clouds import gce_resources as resources
 from tests.support.clouds.gce_disks import LABEL, NAME, Disks
 from tests.support.clouds.gce_operations import Operations, Refusal, Task
@@ -32,6 +34,7 @@ TYPES = (
     ("g2-standard-4", 4, 16384, 1),
     ("t2a-standard-1", 1, 4096, 0),
 )
+_MOST_FILTER = 4096  # characters; it is in the URL
 _TERM = re.compile(r'\(?([A-Za-z.0-9_-]+) = "([^"]*)"\)?')
 
 
@@ -92,6 +95,9 @@ class Gce:
             case ("GET", "disks"):
                 mine = [self.disks[key] for key in sorted(self.disks) if key[0] == zone]
                 return self._list("disk", mine, query)
+            case ("GET", "instances"):
+                mine = [self.instances[key] for key in sorted(self.instances) if key[0] == zone]
+                return self._list("instance", mine, query)
             case ("GET", "machineTypes"):
                 return self._list("machineType", self._types(zone), query)
             case ("POST", "instances"):
@@ -124,8 +130,8 @@ class Gce:
     # ---- Lists
 
     def _list(self, kind: str, found: Any, query: dict[str, str]) -> dict[str, Any]:
-        terms = _terms(query.get("filter", ""))
-        items, token = self._paged([one for one in found if _fits(one, terms)], query)
+        wanted = _filter(query.get("filter", ""))
+        items, token = self._paged([one for one in found if wanted.fits(one)], query)
         plural = {"image": "images"}.get(kind, f"{kind}s")
         answer: dict[str, Any] = {"kind": f"compute#{kind}List", "id": f"projects/{PROJECT}/{plural}"}
         answer["selfLink"] = f"{HERE}/{plural}"
@@ -133,8 +139,8 @@ class Gce:
 
     def _aggregated(self, kind: str, query: dict[str, str]) -> dict[str, Any]:
         all_of = self.instances if kind == "instances" else self.disks
-        terms = _terms(query.get("filter", ""))
-        keys = [key for key in sorted(all_of) if _fits(all_of[key], terms)]
+        wanted = _filter(query.get("filter", ""))
+        keys = [key for key in sorted(all_of) if wanted.fits(all_of[key])]
         shown, token = self._paged(keys, query)
         scopes: dict[str, Any] = {}
         for zone in ZONES:
@@ -254,16 +260,25 @@ class Gce:
         self.operations.finish(self.operations.begin(zone, why, one))
 
 
-def _terms(expression: str) -> list[tuple[str, str]]:
-    """Return a filter's equalities. :raise Refusal: it is more than equalities joined by AND."""
-    found = [_TERM.fullmatch(term) for term in expression.split(" AND ")] if expression else []
-    if None in found:
+@attrs.frozen
+class _Filter:
+    """Equalities, of which all have to hold, or any."""
+
+    any_does: bool
+    terms: tuple[tuple[str, str], ...]
+
+    def fits(self, resource: dict[str, Any]) -> bool:
+        labels = resource.get("labels") or {}
+        has = {**resource, **{f"labels.{key}": value for key, value in labels.items()}}
+        outcomes = [has.get(key) == wanted for key, wanted in self.terms]
+        return any(outcomes) if self.any_does else all(outcomes)
+
+
+def _filter(expression: str) -> _Filter:
+    """Return a request's filter. :raise Refusal: it is more than equalities joined by AND, or by OR."""
+    any_does = " OR " in expression
+    terms = expression.split(" OR " if any_does else " AND ") if expression else []
+    found = [_TERM.fullmatch(term) for term in terms]
+    if None in found or len(expression) > _MOST_FILTER:
         raise Refusal(400, "invalid", f"Invalid value for field 'filter': '{expression}'")
-    return [(term[1], term[2]) for term in found if term]
-
-
-def _fits(resource: dict[str, Any], terms: list[tuple[str, str]]) -> bool:
-    """Whether a resource matches a filter."""
-    labels = resource.get("labels") or {}
-    has = {**resource, **{f"labels.{key}": value for key, value in labels.items()}}
-    return all(has.get(key) == wanted for key, wanted in terms)
+    return _Filter(any_does, tuple((term[1], term[2]) for term in found if term))

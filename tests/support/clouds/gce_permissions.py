@@ -24,7 +24,12 @@ def needed(method: str, path: str, body: Any) -> set[str]:
 
     :param path: as in `Gce.answer`."""
     match (method, *path.strip("/").split("/")[1:]):
-        case ("GET", "aggregated", kind) | ("GET", "zones", _, ("disks" | "machineTypes") as kind):
+        case ("GET", "aggregated", kind) | (
+            "GET",
+            "zones",
+            _,
+            ("disks" | "instances" | "machineTypes") as kind,
+        ):
             found = f"{kind}.list"
         case ("GET", "zones", _, "operations", *name):
             found = "zoneOperations.get" if name else "zoneOperations.list"

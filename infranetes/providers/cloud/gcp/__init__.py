@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from infranetes.providers.cloud.gcp.cloud import GcpCloud
+from infranetes.providers.cloud.gcp.disks import GcpDisks
 from infranetes.providers.cloud.gcp.driver import Driver
 from infranetes.providers.cloud.gcp.settings import Settings
 from infranetes.providers.cloud.gcp.sizes import prices
@@ -21,4 +22,5 @@ def create(reactor: IReactor, table: Mapping[str, object], context: ProviderCont
     """Make the provider of Compute Engine's instances (see `registry.ProviderFactory`)."""
     settings = config.structure(table, Settings, source=context.source, prefix="providers.gcp")
     prices()  # libcloud's list is a large file: read it before the reactor runs
-    return CloudProvider(reactor, GcpCloud(settings, context), settings, context)
+    disks = GcpDisks(settings, context.cluster)
+    return CloudProvider(reactor, GcpCloud(settings, context), settings, context, disks)

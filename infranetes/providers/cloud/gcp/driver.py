@@ -4,9 +4,11 @@
 - Its constructor asks for all zones and regions, which for us is each thread's first act: they are not
   needed, since the API takes names as they are configured.
 - Each connection gets a token of its own and keeps it in a file: see `credentials`.
-- `create_node` and `destroy_volume` wait up to three minutes for their operation and hold their thread;
+- `create_node` and all calls for volumes wait up to three minutes for their operation and hold their thread;
   `destroy_node` does so too, or hides the operation; `create_node` knows neither spot VMs nor labels of disks
   and gives VMs an account that may read storage. Here requests return at once and their operation is polled.
+- `create_volume` knows no labels, so for a moment nobody would know whose the disk is; `detach_volume` takes
+  the disk's name for that of the device; none takes a `requestId`.
 - `list_nodes` takes no filter, asks for all disks of the project too, and hides that a zone did not answer;
   `list_sizes` ends after the first page. Here all pages are requested.
 - Errors lose their headers, and with them how long not to call.
@@ -150,13 +152,54 @@ class Driver(GCENodeDriver):  # type: ignore[misc]
         disks: list[Disk] = self._in_all_zones("disks", filter)
         return disks
 
-    def delete_disk(self, zone: str, name: str) -> None:
-        """Delete a disk. Idempotent."""
+    def disk(self, zone: str, name: str) -> Disk | None:
+        """One disk, if it exists."""
+        disk: Disk | None = self._find(f"/zones/{zone}/disks/{name}")
+        return disk
+
+    def zone_disks(self, zone: str, filter: str) -> list[Disk]:
+        """A zone's disks that match a filter."""
+        disks: list[Disk] = self._in_zone(zone, "disks", filter)
+        return disks
+
+    def zone_instances(self, zone: str, filter: str) -> list[Instance]:
+        """A zone's instances that match a filter."""
+        instances: list[Instance] = self._in_zone(zone, "instances", filter)
+        return instances
+
+    def insert_disk(self, zone: str, body: Mapping[str, object]) -> Operation:
+        """Create a disk."""
+        operation: Operation = self._request("POST", f"/zones/{zone}/disks", body=body)
+        return operation
+
+    def resize_disk(self, zone: str, name: str, gib: int, request_id: str) -> Operation:
+        """Make a disk larger. :param request_id: a UUID; the request is served once for each."""
+        operation: Operation = self._request(
+            "POST", f"/zones/{zone}/disks/{name}/resize", {"requestId": request_id}, {"sizeGb": str(gib)}
+        )
+        return operation
+
+    def delete_disk(self, zone: str, name: str) -> Operation | None:
+        """Delete a disk; None: there is none. Idempotent."""
         try:
-            self._request("DELETE", f"/zones/{zone}/disks/{name}")
+            operation: Operation = self._request("DELETE", f"/zones/{zone}/disks/{name}")
         except GoogleBaseError as error:
             if int(error.http_code or 0) != 404:
                 raise
+            return None
+        return operation
+
+    def attach_disk(self, zone: str, instance: str, body: Mapping[str, object], request_id: str) -> Operation:
+        """Attach a disk to an instance. :param request_id: as in `resize_disk`."""
+        path = f"/zones/{zone}/instances/{instance}/attachDisk"
+        operation: Operation = self._request("POST", path, {"requestId": request_id}, body)
+        return operation
+
+    def detach_disk(self, zone: str, instance: str, device: str, request_id: str) -> Operation:
+        """Detach a disk from an instance. :param request_id: as in `resize_disk`."""
+        path = f"/zones/{zone}/instances/{instance}/detachDisk"
+        operation: Operation = self._request("POST", path, {"deviceName": device, "requestId": request_id})
+        return operation
 
     # ---- Operations
 
@@ -234,6 +277,12 @@ class Driver(GCENodeDriver):  # type: ignore[misc]
                 return
             params["pageToken"] = page["nextPageToken"]
         raise CloudError(ErrorKind.UNEXPECTED, f"the list {path} does not end")
+
+    def _in_zone(self, zone: str, kind: str, filter: str) -> Any:  # Any: JSON, a list
+        found: list[object] = []
+        for page in self._pages(f"/zones/{zone}/{kind}", filter=filter):
+            found += page.get("items") or []
+        return found
 
     def _in_all_zones(self, kind: str, filter: str) -> Any:  # Any: JSON, a list
         """Return resources of all zones.

@@ -38,6 +38,14 @@ class Labeled(TypedDict, total=False):
     labels: Mapping[str, str]
 
 
+class AttachedDisk(TypedDict, total=False):
+    """A disk that an instance has."""
+
+    source: str  # a link
+    deviceName: str
+    mode: str
+
+
 class Instance(Labeled, total=False):
     """A VM."""
 
@@ -47,11 +55,14 @@ class Instance(Labeled, total=False):
     machineType: str  # a link
     networkInterfaces: Sequence[NetworkInterface]
     scheduling: Scheduling
+    disks: Sequence[AttachedDisk]
 
 
 class Disk(Labeled, total=False):
     """A persistent disk. `users` are the instances that have it."""
 
+    status: str
+    sizeGb: str
     users: Sequence[str]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 LABEL = r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?"  # RFC 1035: names of resources, network tags
 PROJECT = r"(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]"
@@ -29,8 +29,14 @@ def name_of(token: str, number: int) -> str:
     return f"infranetes-{token}-{number}"
 
 
+def disk_name_of(cluster: str, volume: str) -> str:
+    """Return the name of a cluster's volume's disk."""
+    digest = hashlib.sha256(f"{len(cluster)} {cluster} {volume}".encode()).hexdigest()
+    return f"infranetes-{digest[:40]}"
+
+
 def id_of(zone: str, name: str) -> str:
-    """Return a VM's id: its name is unique in its zone only."""
+    """Return the id of a VM or volume: its name is unique in its zone only."""
     return f"{zone}.{name}"
 
 
@@ -80,6 +86,11 @@ def labels(tags: Mapping[str, str]) -> dict[str, str]:
 def filter_of(wanted: Mapping[str, str]) -> str:
     """Return a filter for resources with these labels."""
     return " AND ".join(f'(labels.{key} = "{label(each)}")' for key, each in wanted.items())
+
+
+def named(names: Iterable[str]) -> str:
+    """Return a filter for resources with one of these names."""
+    return " OR ".join(f'(name = "{name}")' for name in names)
 
 
 def image_path(image: str, project: str) -> str:

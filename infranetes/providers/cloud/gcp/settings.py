@@ -68,6 +68,7 @@ class Settings(CloudSettings):
     public_address: bool = False  # for pods without an annotation
     disk_gib: int = attrs.field(default=0, validator=attrs.validators.ge(0))  # 0: as the image has it
     disk_type: str = attrs.field(default="pd-balanced", validator=_matching(LABEL, "a disk type's name"))
+    volume_type: str = attrs.field(default="pd-balanced", validator=_matching(LABEL, "a disk type's name"))
     image_projects: tuple[str, ...] = attrs.field(default=(), validator=_all(PROJECT, "projects' ids"))
     sizes: tuple[str, ...] = ("e2-*", "n2-*", "n2d-*", "c2-*", "g2-*", "a2-*")
     key_file: str = ""  # of a service account; empty: the account of the instance that the node is

@@ -120,8 +120,11 @@ class SimulatorTests(SynchronousTestCase):
         self.ask("POST", f"{zone}/disks", {"name": "data", "sizeGb": "10", "labels": {"a": "b"}})
         attached = {"source": f"{zone}/disks/data", "deviceName": "data"}
         self.ask("POST", f"{zone}/instances/{instance}/attachDisk", attached)
-        for path in (f"{zone}/disks/data", f"{zone}/instances/{instance}", f"{zone}/disks"):
+        for path in (f"{zone}/disks/data", f"{zone}/instances/{instance}"):
             self.ask("GET", path)
+        for kind, name in (("disks", "data"), ("instances", instance)):
+            found = self.ask("GET", f"{zone}/{kind}", filter=f'(name = "x") OR (name = "{name}")')
+            self.assertEqual([each["name"] for each in found["items"]], [name])
         self.ask("POST", f"{zone}/disks/data/resize", {"sizeGb": "20"})
         self.ask("POST", f"{zone}/instances/{instance}/detachDisk", deviceName="data")
         self.ask("GET", f"{zone}/disks/data")
@@ -173,6 +176,7 @@ class SimulatorTests(SynchronousTestCase):
         for path, query in (
             ("aggregated/networks", {}),
             ("aggregated/instances", {"filter": "labels.x:*"}),
+            (f"zones/{ZONES[0]}/disks", {"filter": '(name = "x") OR (name = "y") AND (name = "z")'}),
             ("zones/nowhere-1-a/machineTypes", {}),
         ):
             self.assertRaises(Refusal, self.ask, "GET", path, **query)

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compute Engine's zonal disks as `CloudDisks`.
+
+A disk's name is made of its cluster's and its volume's, so a request that is made again finds the disk of the
+first. What changes a disk has a `requestId` that is made anew each time the disk is looked at: a request that
+is repeated because its answer was lost does nothing more, even if Google comes to the first one late.
+
+status of a disk                    DiskState
+CREATING, RESTORING, UNAVAILABLE    CREATING
+READY                               READY
+FAILED                              FAILED
+DELETING                            DELETING
+
+An instance among the disk's `users` has it; while it gets or loses it, only the operation tells.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import attrs
+from libcloud.common.google import GoogleBaseError
+
+from infranetes.providers.cloud.disks import VOLUME, CloudDisk, DiskRequest, DiskState, Hold
+from infranetes.providers.cloud.gcp import errors
+from infranetes.providers.cloud.gcp.driver import Driver
+from infranetes.providers.cloud.gcp.libcloud_types import AttachedDisk, Disk, Instance, Operation
+from infranetes.providers.cloud.gcp.names import (
+    disk_name_of,
+    filter_of,
+    id_of,
+    is_id,
+    label,
+    labels,
+    last,
+    named,
+    split_id,
+    value,
+)
+from infranetes.providers.cloud.gcp.settings import Settings
+from infranetes.providers.cloud.interface import CLUSTER, CloudError, ErrorKind
+from infranetes_common.volume_disks import serial_of
+
+_STATES = {
+    "CREATING": DiskState.CREATING,
+    "RESTORING": DiskState.CREATING,
+    "UNAVAILABLE": DiskState.CREATING,
+    "READY": DiskState.READY,
+    "FAILED": DiskState.FAILED,
+    "DELETING": DiskState.DELETING,
+}
+_OTHER_STATE = (
+    "resourceInUseByAnotherResource",
+    "RESOURCE_IN_USE_BY_ANOTHER_RESOURCE",
+    "resourceNotReady",
+    "RESOURCE_NOT_READY",
+)
+_USER = re.compile(r"zones/([^/]+)/instances/([^/]+)$")
+# Google says of instances that have as many disks as they can: "Maximum hyperdisk-balanced disks count should
+# be less than or equal to [16]", as it says of what is unsupported.
+_FULL = re.compile(r"Maximum \S+ disks count")
+_NO_DEVICE = "No attached disk found"
+_READ_ONLY = "READ_ONLY"
+_MOST_NAMES = 50  # in a filter, which is a part of a URL
+
+
+@attrs.frozen
+class LookedAt(CloudDisk):
+    """A disk, and what requests for it are told from others by."""
+
+    requests: uuid.UUID = attrs.field(factory=uuid.uuid4, eq=False)
+
+    def request_id(self, *words: str) -> str:
+        """Return the id of a request: the same for the same words."""
+        return str(uuid.uuid5(self.requests, " ".join(words)))
+
+
+class GcpDisks:
+    """See `CloudDisks`. Disks are made in the first of the configured zones, and found in all of them."""
+
+    unit = 1 << 30
+    max_size = 65536 << 30
+    has_modes = True
+
+    def __init__(self, settings: Settings, cluster: str) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self.zone = settings.zones[0]
+
+    def is_id(self, text: str) -> bool:
+        return is_id(text)
+
+    # ---- Looking
+
+    def _thd_find(self, driver: Driver, names: Sequence[str]) -> list[CloudDisk]:
+        wanted = {disk_name_of(self._cluster, name): name for name in names}
+        found = [
+            disk for zone in self._settings.zones for disk in self._thd_disks(driver, zone, list(wanted))
+        ]
+        disks = self._thd_shown(driver, [disk for disk in found if self._is_ours(disk)])
+        return [attrs.evolve(disk, name=wanted[split_id(disk.id)[1]]) for disk in disks]
+
+    def _thd_get(self, driver: Driver, ids: Sequence[str]) -> list[CloudDisk]:
+        wanted: dict[str, list[str]] = {}
+        for each in ids:
+            zone, name = split_id(each)
+            wanted.setdefault(zone, []).append(name)
+        found = [disk for zone in wanted for disk in self._thd_disks(driver, zone, wanted[zone])]
+        return self._thd_shown(driver, found)
+
+    def _thd_list(self, driver: Driver) -> list[CloudDisk]:
+        ours = filter_of({CLUSTER: self._cluster})
+        found = [disk for zone in self._settings.zones for disk in driver.zone_disks(zone, ours)]
+        return self._thd_shown(driver, [disk for disk in found if self._is_ours(disk)])
+
+    def _thd_disks(self, driver: Driver, zone: str, names: Sequence[str]) -> list[Disk]:
+        """Return those of a zone's disks that exist. One is asked for by its name: no list is as fresh."""
+        if len(names) > 1:
+            return [disk for part in _parts(names) for disk in driver.zone_disks(zone, named(part))]
+        disk = driver.disk(zone, names[0])
+        return [] if disk is None else [disk]
+
+    def _thd_shown(self, driver: Driver, disks: Sequence[Disk]) -> list[CloudDisk]:
+        """Return disks as the cloud describes them, which takes a look at those who have them."""
+        users: dict[str, set[str]] = {}
+        for disk in disks:
+            for user in disk.get("users") or ():
+                zone, name = _user(user)
+                users.setdefault(zone, set()).add(name)
+        instances: dict[tuple[str, str], Instance] = {}
+        for zone, names in users.items():
+            for instance in self._thd_instances(driver, zone, sorted(names)):
+                instances[zone, instance["name"]] = instance
+        return [self._shown(disk, instances) for disk in disks]
+
+    @staticmethod
+    def _thd_instances(driver: Driver, zone: str, names: Sequence[str]) -> list[Instance]:
+        if len(names) > 1:
+            return [each for part in _parts(names) for each in driver.zone_instances(zone, named(part))]
+        instance = driver.instance(zone, names[0])
+        return [] if instance is None else [instance]
+
+    def _shown(self, disk: Disk, instances: Mapping[tuple[str, str], Instance]) -> CloudDisk:
+        id = id_of(last(disk["zone"]), disk["name"])
+        holds, serial = [], serial_of(id)
+        for user in disk.get("users") or ():
+            zone, name = _user(user)
+            attached = _attached(instances.get((zone, name), {}), *split_id(id))
+            serial = attached.get("deviceName", serial)
+            holds.append(Hold(id_of(zone, name), read_only=attached.get("mode") == _READ_ONLY))
+        status = disk.get("status", "")
+        return LookedAt(
+            id=id,
+            size=int(disk.get("sizeGb") or 0) << 30,
+            state=_STATES.get(status, DiskState.CREATING),
+            serial=serial,
+            ours=self._is_ours(disk),
+            name=value((disk.get("labels") or {}).get(VOLUME, "")),
+            holds=tuple(holds),
+            detail=f"its status is {status}",
+        )
+
+    def _is_ours(self, disk: Disk) -> bool:
+        found = disk.get("labels") or {}
+        return found.get(CLUSTER) == label(self._cluster) and VOLUME in found
+
+    # ---- Changing
+
+    def _thd_create(self, driver: Driver, request: DiskRequest) -> tuple[CloudDisk, str]:
+        """See `CloudDisks`. The request's number is not needed: a name is free once its disk is gone."""
+        name = disk_name_of(request.cluster, request.name)
+        id = id_of(self.zone, name)
+        body = {
+            "name": name,
+            "description": f"the volume {request.name} of the cluster {request.cluster}",
+            "sizeGb": str(request.size >> 30),
+            "type": f"zones/{self.zone}/diskTypes/{self._settings.volume_type}",
+            "labels": labels({CLUSTER: request.cluster, VOLUME: request.name}),
+        }
+        try:
+            operation = _text(self.zone, driver.insert_disk(self.zone, body))
+        except GoogleBaseError as error:
+            kind = errors.classify(error)
+            if kind is None or kind.kind is not ErrorKind.CONFLICT:
+                raise
+            found = self._thd_get(driver, [id])
+            if not found or not found[0].ours:
+                raise
+            return found[0], ""  # asked for before, and the answer was lost
+        disk = LookedAt(id, request.size, DiskState.CREATING, serial_of(id), ours=True, name=request.name)
+        return disk, operation
+
+    def _thd_delete(self, driver: Driver, disk: CloudDisk) -> str:
+        zone, name = split_id(disk.id)
+        with _refusals():
+            return _text(zone, driver.delete_disk(zone, name))
+
+    def _thd_grow(self, driver: Driver, disk: CloudDisk, size: int) -> str:
+        zone, name = split_id(disk.id)
+        gib = size >> 30
+        with _refusals():
+            return _text(zone, driver.resize_disk(zone, name, gib, _request_id(disk, "resize", str(gib))))
+
+    def _thd_attach(self, driver: Driver, disk: CloudDisk, vm_id: str, read_only: bool) -> str:
+        zone, name = split_id(disk.id)
+        vm_zone, vm = split_id(vm_id)
+        if zone != vm_zone:
+            raise CloudError(
+                ErrorKind.INVALID, f"volume {disk.id} is in zone {zone}, and VM {vm_id} in {vm_zone}"
+            )
+        body = {
+            "type": "PERSISTENT",
+            "source": f"projects/{self._settings.project}/zones/{zone}/disks/{name}",
+            "deviceName": serial_of(disk.id),
+            "mode": _READ_ONLY if read_only else "READ_WRITE",
+            "boot": False,
+            "autoDelete": False,
+        }
+        with _refusals():
+            operation = driver.attach_disk(zone, vm, body, _request_id(disk, "attach", vm_id))
+        return _text(zone, operation) + (f" {vm} {name}" if read_only else "")
+
+    def _thd_detach(self, driver: Driver, disk: CloudDisk, vm_id: str, force: bool) -> str:
+        """See `CloudDisks`. Google takes a disk from a VM that has ended as from any other."""
+        zone, vm = split_id(vm_id)
+        attached = _attached(driver.instance(zone, vm) or {}, *split_id(disk.id))
+        if not attached:
+            return ""
+        device = attached["deviceName"]
+        with _refusals():
+            return _text(zone, driver.detach_disk(zone, vm, device, _request_id(disk, "detach", vm_id)))
+
+    def _thd_is_done(self, driver: Driver, operation: str) -> bool:
+        zone, name, *read_only = operation.split()
+        with _refusals():
+            found = driver.operation(zone, name)
+        if found is not None and found.get("status") != "DONE":
+            return False
+        if read_only:
+            self._thd_check_alone(driver, zone, *read_only)
+        return True
+
+    @staticmethod
+    def _thd_check_alone(driver: Driver, zone: str, vm: str, name: str) -> None:
+        """Give back a disk that another VM was given at the same time: Google lets many read one."""
+        disk = driver.disk(zone, name)
+        users = (disk or {}).get("users") or ()
+        if len(users) > 1:
+            driver.detach_disk(zone, vm, serial_of(id_of(zone, name)), str(uuid.uuid4()))
+            others = ", ".join(last(user) for user in users if last(user) != vm)
+            raise CloudError(ErrorKind.STATE, f"instance {others} has been given disk {name} as well")
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Say of Google's errors what they mean for disks."""
+    try:
+        yield
+    except GoogleBaseError as error:
+        found = errors.classify(error)
+        if found is None:
+            raise
+        words, code = str(found), str(error.code)
+        if code in _OTHER_STATE or _NO_DEVICE in words:
+            raise CloudError(ErrorKind.STATE, words) from error
+        if _FULL.search(words):
+            raise CloudError(ErrorKind.QUOTA, words) from error
+        raise
+
+
+def _request_id(disk: CloudDisk, *words: str) -> str:
+    return disk.request_id(*words) if isinstance(disk, LookedAt) else str(uuid.uuid4())
+
+
+def _text(zone: str, operation: Operation | None) -> str:
+    return "" if operation is None else f"{zone} {operation['name']}"
+
+
+def _user(link: str) -> tuple[str, str]:
+    """The zone and the name of an instance, by a link to it."""
+    found = _USER.search(link)
+    if found is None:
+        raise CloudError(ErrorKind.UNEXPECTED, f"{link!r} is no instance")
+    return found[1], found[2]
+
+
+def _attached(instance: Instance, zone: str, name: str) -> AttachedDisk:
+    """How an instance has a disk; {}: it does not have it."""
+    for attached in instance.get("disks") or ():
+        if attached.get("source", "").endswith(f"/zones/{zone}/disks/{name}"):
+            return attached
+    return {}
+
+
+def _parts(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(names), _MOST_NAMES):
+        yield names[start : start + _MOST_NAMES]

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volumes on a simulated Compute Engine over HTTP, which serves what the manual's role allows."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from twisted.internet.defer import gatherResults
+from twisted.trial.unittest import TestCase
+
+from infranetes.providers.cloud.gcp.names import split_id
+from infranetes.providers.cloud.interface import CLUSTER
+from infranetes.providers.cloud.provider import CloudProvider
+from infranetes.providers.interface import InstanceState
+from infranetes.providers.volumes import IVolumes
+from infranetes_common.concurrency import settled
+from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unavailable
+from infranetes_common.volume_disks import serial_of
+from tests.contract.attached_volumes import AttachedVolumesContract, Attacher
+from tests.contract.volumes import VolumesContract
+from tests.infranetes.providers.cloud.case import GcpCase
+from tests.support.clouds.faults import NO_AGENT, FaultKind
+from tests.support.clouds.gce_resources import ZONES
+
+GIB = 1 << 30
+
+
+class GcpVolumesCase(GcpCase):
+    """A provider, and VMs without agents."""
+
+    provider: CloudProvider[Any]  # Any: its driver
+
+    def setUp(self) -> Any:
+        result = super().setUp()
+        self.world.behaviour = NO_AGENT
+        return result
+
+    async def volumes(self) -> IVolumes:
+        """The volumes of a new daemon."""
+        provider = await self.started()
+        assert isinstance(provider, CloudProvider)
+        self.provider = provider
+        return provider.volumes
+
+    async def next_volumes(self, volumes: IVolumes) -> IVolumes:
+        await self.within(self.provider.stop())
+        return await self.volumes()
+
+    async def vm(self) -> str:
+        """Launch a VM; return its id."""
+        return (await self.running(self.provider, self.spec())).id
+
+    def disks(self) -> dict[str, Any]:
+        """The disks of volumes, by their ids."""
+        return {
+            f"{zone}.{name}": disk
+            for (zone, name), disk in self.world.api.disks.items()
+            if "infranetes-volume" in disk["labels"]
+        }
+
+    def has(self, machine: str, volume: str) -> bool:
+        zone, name = split_id(volume)
+        disks = self.world.api.instances[split_id(machine)]["disks"]
+        return f"{zone}/disks/{name}" in " ".join(each["source"] for each in disks)
+
+    def leftovers(self) -> list[str]:
+        """What VMs have left. Volumes outlive them, and nobody has one any more."""
+        for id, disk in self.disks().items():
+            self.assertNotIn("users", disk)
+            del self.world.api.disks[split_id(id)]
+        return super().leftovers()
+
+
+class GcpVolumesTests(GcpVolumesCase, VolumesContract, TestCase):
+    """The contract of volumes."""
+
+
+class GcpAttachedVolumesTests(GcpVolumesCase, AttachedVolumesContract, TestCase):
+    """The contract of volumes that VMs have."""
+
+    unknown_machine = f"{ZONES[0]}.infranetes-none"
+
+    async def attacher(self) -> Attacher:
+        return await self.volumes()
+
+    async def machine(self, attacher: Attacher) -> str:
+        return await self.vm()
+
+    async def next_daemon(self, attacher: Attacher) -> Attacher:
+        return await self.next_volumes(self.provider.volumes)
+
+    async def end(self, attacher: Attacher, machine: str) -> None:
+        self.world.end(machine)
+        while (await self.provider.get(machine)).state is not InstanceState.ENDED:
+            await self.sleep(0.05)
+
+    async def volume(self, attacher: Attacher, name: str) -> str:
+        return (await self.provider.volumes.create(name, GIB)).id
+
+
+class DiskTests(GcpVolumesCase, TestCase):
+    """What is asked of Google."""
+
+    async def test_a_disk_says_whose_it_is_from_the_beginning(self) -> None:
+        self.settings["volume_type"] = "pd-ssd"
+        volumes = await self.volumes()
+        made = await volumes.create("pvc-1 für Ada", 10 * GIB)
+        [disk] = self.disks().values()
+        self.assertEqual(
+            disk["labels"], {CLUSTER: self.cluster, "infranetes-volume": "pvc-1_20f_c3_bcr_20_41da"}
+        )
+        self.assertEqual((disk["sizeGb"], disk["type"].rpartition("/")[2]), ("10", "pd-ssd"))
+        self.assertEqual(made.id, f"{ZONES[0]}.{disk['name']}")
+        self.assertNotIn("setLabels disk", [one["Action"] for one in self.world.requests])
+
+    async def test_it_outlives_its_vm_which_knows_it_by_its_serial_number(self) -> None:
+        volumes = await self.volumes()
+        made, vm = await volumes.create("data", GIB), await self.vm()
+        self.assertEqual(await volumes.attach(vm, made.id, False), serial_of(made.id))
+        attached = self.world.api.instances[split_id(vm)]["disks"][1]
+        self.assertEqual(
+            (attached["deviceName"], attached["autoDelete"], attached["mode"]),
+            (serial_of(made.id), False, "READ_WRITE"),
+        )
+        await self.within(self.provider.destroy(vm))
+        self.assertEqual(await volumes.list(), [made])
+        await self.until(lambda: not self.disks()[made.id].get("users"), "the disk is free")
+
+    async def test_the_same_name_is_another_volume_in_another_cluster(self) -> None:
+        mine = await (await self.volumes()).create("data", GIB)
+        other = await self.started(cluster="other")
+        assert isinstance(other, CloudProvider)
+        theirs = await other.volumes.create("data", GIB)
+        self.assertNotEqual(mine.id, theirs.id)
+        self.assertEqual(await other.volumes.list(), [theirs])
+        self.assertEqual(await self.provider.volumes.list(), [mine])
+        with self.assertRaisesRegex(FailedPrecondition, "person"):
+            await self.provider.volumes.delete(theirs.id)
+
+    async def test_a_persons_disk_is_attached_by_its_zone_and_name_and_never_deleted(self) -> None:
+        self.world.api.add_disk(ZONES[0], "database", {}, "20")
+        volumes, vm = await self.volumes(), await self.vm()
+        id = f"{ZONES[0]}.database"
+        self.assertEqual((await volumes.get(id)).size, 20 * GIB)
+        await volumes.attach(vm, id, False)
+        self.assertTrue(self.has(vm, id))
+        await volumes.detach(vm, id)
+        with self.assertRaisesRegex(FailedPrecondition, "person"):
+            await volumes.delete(id)
+        self.assertEqual(await volumes.list(), [])
+        del self.world.api.disks[ZONES[0], "database"]
+
+    async def test_a_disk_of_another_zone_is_refused(self) -> None:
+        self.world.api.add_disk(ZONES[1], "far", {})
+        volumes, vm = await self.volumes(), await self.vm()
+        with self.assertRaisesRegex(FailedPrecondition, f"is in zone {ZONES[1]}, and VM"):
+            await volumes.attach(vm, f"{ZONES[1]}.far", False)
+        del self.world.api.disks[ZONES[1], "far"]
+
+    async def test_a_vm_with_as_many_disks_as_it_can_have(self) -> None:
+        """The smallest machine types have 16, of which one is their own."""
+        volumes, vm = await self.volumes(), await self.vm()
+        made = await gatherResults([volumes.create(f"data-{number}", GIB) for number in range(16)])
+        outcomes = await settled([volumes.attach(vm, each.id, False) for each in made])
+        failures = [each for each in outcomes if not isinstance(each, str)]
+        self.assertEqual(len(failures), 1, failures)
+        self.assertIsInstance(failures[0].value, ResourceExhausted)
+        self.assertIn("Limit: 16", str(failures[0].value))
+
+    async def test_a_quota_that_is_used_up_leaves_nothing(self) -> None:
+        volumes = await self.volumes()
+        self.world.api.volumes.quota_gib = 12
+        made = await volumes.create("data", 10 * GIB)
+        for _ in range(2):
+            with self.assertRaisesRegex(ResourceExhausted, "SSD_TOTAL_GB"):
+                await volumes.create("more", 10 * GIB)
+            with self.assertRaisesRegex(ResourceExhausted, "SSD_TOTAL_GB"):
+                await volumes.expand(made.id, 20 * GIB)
+        self.assertEqual(await volumes.list(), [made])
+        self.world.api.volumes.quota_gib = 100
+        await volumes.create("more", 10 * GIB)
+        self.assertEqual((await volumes.expand(made.id, 20 * GIB)).size, 20 * GIB)
+
+    async def test_two_vms_never_read_one_disk_although_google_would_let_them(self) -> None:
+        volumes = await self.volumes()
+        made = await volumes.create("data", GIB)
+        vms = [await self.vm(), await self.vm()]
+        other = await self.started()  # another daemon, whose calls are not in order with ours
+        assert isinstance(other, CloudProvider)
+        outcomes = await settled(
+            [volumes.attach(vms[0], made.id, True), other.volumes.attach(vms[1], made.id, True)]
+        )
+        self.assertLess(outcomes.count(serial_of(made.id)), 2)
+        for vm in vms:
+            await volumes.detach(vm, made.id)
+        await volumes.attach(vms[0], made.id, True)
+        self.assertEqual(self.world.api.instances[split_id(vms[0])]["disks"][1]["mode"], "READ_ONLY")
+        await volumes.detach(vms[0], made.id)
+
+    async def test_a_zone_that_is_not_ours_may_be_down(self) -> None:
+        """One of another region is not even asked; of ours, those that have volumes are."""
+        volumes = await self.volumes()
+        self.settings["retry_seconds"] = 0.3
+        await volumes.create("data", GIB)
+        zones = {one["path"].split("/")[2] for one in self.world.requests if "/disks" in one.get("path", "")}
+        self.assertLessEqual(zones, set(ZONES))
+        self.assertNotIn("list disks", [one["Action"] for one in self.world.requests])
+
+    async def test_many_who_look_are_few_requests(self) -> None:
+        """100 volumes at once: one request makes each, and the looks at all of them share requests."""
+        volumes = await self.volumes()
+        begun = len(self.world.requests)
+        made = await gatherResults([volumes.create(f"data-{number}", GIB) for number in range(100)])
+        self.assertEqual(len({each.id for each in made}), 100)
+        actions = [one["Action"] for one in self.world.requests[begun:]]
+        self.assertEqual(actions.count("create disk"), 100)
+        self.assertLess(len(actions), 700, {each: actions.count(each) for each in actions})
+
+
+class LostAnswerTests(GcpVolumesCase, TestCase):
+    """A step has its effect, and the answer does not arrive."""
+
+    async def life(self) -> None:
+        """One life of a volume."""
+        volumes = await self.volumes()
+        vm = await self.vm()
+        made = await volumes.create("data", GIB)
+        self.assertEqual((await volumes.expand(made.id, 2 * GIB)).size, 2 * GIB)
+        await volumes.attach(vm, made.id, False)
+        self.assertTrue(self.has(vm, made.id))
+        await volumes.detach(vm, made.id)
+        self.assertFalse(self.has(vm, made.id))
+        await volumes.delete(made.id)
+        self.assertEqual(await volumes.list(), [])
+        await self.until(lambda: not self.disks(), "the disk is gone")
+
+    async def test_lost_answers_change_nothing(self) -> None:
+        for kind in (FaultKind.LOST, FaultKind.ACTED):
+            faults = [
+                self.world.faults.add(kind, f"{action} disk", times=2)
+                for action in ("create", "resize", "attach", "detach", "delete")
+            ]
+            await self.life()
+            self.assertEqual([fault.happened for fault in faults], [2] * 5)
+            self.world.faults.clear()
+
+    async def test_refusals_that_pass_are_waited_for(self) -> None:
+        for kind in (FaultKind.ERROR, FaultKind.THROTTLE):
+            self.world.faults.add(kind, share=0.3)
+            try:
+                await self.life()
+            finally:
+                self.world.faults.clear()
+
+    async def test_a_request_that_google_comes_to_late_does_nothing(self) -> None:
+        """One that was sent twice, where the first arrives after the disk was detached again."""
+        volumes, vm = await self.volumes(), await self.vm()
+        made = await volumes.create("data", GIB)
+        self.world.faults.add(FaultKind.LOST, "attach disk", times=1)
+        await volumes.attach(vm, made.id, False)
+        await volumes.detach(vm, made.id)
+        attached = [one for one in self.world.requests if one["Action"] == "attach disk"]
+        self.assertEqual(len(attached), 2)
+        self.assertEqual(len({one["requestId"] for one in attached}), 1)
+        await volumes.attach(vm, made.id, False)
+        again = [one for one in self.world.requests if one["Action"] == "attach disk"][-1]
+        self.assertNotEqual(again["requestId"], attached[0]["requestId"])
+        await volumes.detach(vm, made.id)
+
+
+class KilledTests(GcpVolumesCase, TestCase):
+    """The daemon ends right after a request had its effect, and the next one goes on from there."""
+
+    async def killed(self, action: str, step: Callable[[IVolumes], Awaitable[object]]) -> None:
+        """Have a daemon go once it has asked for `action`, and the next one take the same step, again while
+        the disk is busy with what the first has asked for."""
+        volumes = await self.volumes()
+        asked = self.world.faults.calls.get(action, 0)
+        waiting = step(volumes)
+        await self.until(lambda: self.world.faults.calls.get(action, 0) > asked, action)
+        await self.within(self.provider.stop())
+        with self.assertRaises(Unavailable):
+            await waiting
+        volumes = await self.volumes()
+        while True:
+            try:
+                await step(volumes)
+            except Unavailable as error:
+                self.assertIn("is not ready", str(error))
+            else:
+                return
+            await self.sleep(0.05)
+
+    async def test_each_step_is_finished_by_the_next_daemon(self) -> None:
+        await self.volumes()
+        vm = await self.vm()
+        await self.killed("create disk", lambda volumes: volumes.create("data", GIB))
+        [id] = self.disks()
+        await self.killed("resize disk", lambda volumes: volumes.expand(id, 2 * GIB))
+        self.assertEqual(self.disks()[id]["sizeGb"], "2")
+        await self.killed("attach disk", lambda volumes: volumes.attach(vm, id, False))
+        self.assertEqual(len(self.disks()[id]["users"]), 1)
+        self.assertTrue(self.has(vm, id))
+        await self.killed("detach disk", lambda volumes: volumes.detach(vm, id))
+        self.assertFalse(self.has(vm, id))
+        await self.killed("delete disk", lambda volumes: volumes.delete(id))
+        await self.until(lambda: not self.disks(), "the disk is gone")
