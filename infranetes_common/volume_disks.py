@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from infranetes_common.errors import InvalidArgument
 
 TARGET = 2  # of the virtio-scsi host, where volumes are: layers of images are below
-SERIAL = re.compile(r"[0-9a-f]{20}")  # as many characters as every kind of disk can have
+# What a disk of any IaaS says of itself; `serial_of` is what those can say that take any.
+SERIAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 FILESYSTEMS = ("ext4", "xfs")
 # Mount options, with their flags for mount(2); 0: one of the file system's own. Source: linux/mount.h.
 OPTIONS: Mapping[str, int] = {
@@ -43,5 +44,5 @@ def checked_options(options: Iterable[str]) -> list[str]:
 
 
 def serial_of(volume: str) -> str:
-    """The serial number of a volume's disk."""
+    """The serial number of a volume's disk where we choose it: as many characters as every kind can have."""
     return hashlib.sha256(volume.encode()).hexdigest()[:20]

@@ -10,6 +10,7 @@ from pathlib import Path
 from vmserver.mounts import mounts
 
 _DRIVER = "virtio_scsi"
+_QEMU = "QEMU"  # the vendor of its disks; other clouds have virtio-scsi too
 _SERIAL_CHARACTERS = 36  # of a diff id's hex digits: QEMU cuts longer ones
 _SERIAL_PAGE, _SERIAL_BEGIN = "vpd_pg80", 4  # SCSI's unit serial number (SPC-4, 7.8.15), behind its header
 
@@ -68,7 +69,7 @@ class ScsiDisks:
         for look in range(2):
             if look:
                 for known in self._at(host, target):
-                    if not self._mounted(known):
+                    if _is_qemus(known) and not self._mounted(known):
                         _write(known / "delete", "1")
             _write(self._sys / f"class/scsi_host/host{host}/scan", f"0 {target} -")
             for known in self._at(host, target):
@@ -80,7 +81,7 @@ class ScsiDisks:
         """Have the kernel forget the disk with this serial number, unless it is mounted."""
         host = self.host()
         for known in self._at(host, target) if host is not None else ():
-            if _serial(known) == serial and not self._mounted(known):
+            if _serial(known) == serial and _is_qemus(known) and not self._mounted(known):
                 _write(known / "delete", "1")
 
     def _at(self, host: int, target: int) -> list[Path]:
@@ -88,7 +89,7 @@ class ScsiDisks:
 
     def look_at_size(self, number: int) -> None:
         """Have the kernel ask for the size of a disk, by `st_rdev`, which may have grown."""
-        _write(self._block(number) / "device/rescan", "1")
+        self._write_to(number, "device/rescan")
 
     def _device(self, disk: Path) -> str | None:
         """Return the path of a SCSI disk's block device; None: it has none yet."""
@@ -114,8 +115,13 @@ class ScsiDisks:
     def forget(self, number: int) -> None:
         """Have the kernel forget a disk that is not mounted any more, so that it can be taken away.
 
-        Does nothing with any other block device."""
-        _write(self._block(number) / "device/delete", "1")
+        Does nothing with any other block device, or with one that the kernel is told of when it goes."""
+        if _is_qemus(self._block(number) / "device"):
+            self._write_to(number, "device/delete")
+
+    def _write_to(self, number: int, attribute: str) -> None:
+        """Write to an attribute of a block device, by `st_rdev`, if there is such a one."""
+        _write(self._block(number) / attribute, "1")
 
     def _block(self, number: int) -> Path:
         return self._sys / f"dev/block/{os.major(number)}:{os.minor(number)}"
@@ -129,6 +135,14 @@ def _write(attribute: Path, text: str) -> None:
             os.write(descriptor, text.encode())
         finally:
             os.close(descriptor)
+
+
+def _is_qemus(disk: Path) -> bool:
+    """Whether a SCSI disk is one of QEMU's, of whose coming and going the kernel is not told."""
+    try:
+        return (disk / "vendor").read_text().strip() == _QEMU
+    except OSError:
+        return False
 
 
 def _serial(disk: Path) -> str | None:

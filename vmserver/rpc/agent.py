@@ -8,7 +8,6 @@ from vmserver.config import LimitsConfig
 from vmserver.firewall.firewall import Firewall
 from vmserver.identity.current import CurrentIdentity
 from vmserver.identity.metadata import MetadataGate
-from vmserver.layers.disks import ScsiDisks
 from vmserver.memory import MachineMemory
 from vmserver.pod_settings import PodSettings
 from vmserver.pod_tunnel import PodTunnel
@@ -32,6 +31,7 @@ from vmserver.rpc.watch import WatchCalls
 from vmserver.stats.calls import StatsCalls
 from vmserver.volumes.calls import VolumeCalls
 from vmserver.volumes.disks import PodDisks
+from vmserver.volumes.guest_disks import GuestDisks
 from vmserver.volumes.parts import VolumeParts
 from vmserver.volumes.store import VolumeStore
 
@@ -64,7 +64,7 @@ class AgentService:
         self.layers = LayerCalls(choice)
         self.volumes = VolumeCalls(reactor, volumes)
         points = volumes.attached if own_machine else None
-        self._pod_disks = PodDisks(reactor, points, ScsiDisks()) if points is not None else None
+        self._pod_disks = PodDisks(reactor, points, GuestDisks()) if points is not None else None
         self.disks = DiskCalls(self._pod_disks)
         self.stats = StatsCalls(reactor, choice, own=own_machine)
         kernel = Kernel(reactor)

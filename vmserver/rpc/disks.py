@@ -57,5 +57,5 @@ class DiskCalls:
 
 def _serial(value: str) -> str:
     if not SERIAL.fullmatch(value):
-        raise InvalidArgument(f"serial {value[:80]!r}: expected 20 hex digits")
+        raise InvalidArgument(f"serial {value[:80]!r}: expected up to 63 letters, digits, - and _")
     return value

@@ -60,6 +60,7 @@ class CloudDisk:
     serial: str = ""  # by which a guest finds it; see `infranetes_common.volume_disks.SERIAL`
     ours: bool = False  # made by us, for this cluster: has both tags
     name: str = ""  # by which it was asked for; "": it is not ours, or the cloud can't tell the name
+    zone: str = ""  # as `volumes.VolumeDisk.zone`
     holds: tuple[Hold, ...] = ()
     detail: str = ""  # why it failed, for people
 

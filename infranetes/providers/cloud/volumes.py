@@ -341,4 +341,4 @@ class CloudVolumes(Generic[D]):
 
 
 def _shown(disk: CloudDisk) -> VolumeDisk:
-    return VolumeDisk(disk.id, disk.size)
+    return VolumeDisk(disk.id, disk.size, disk.zone)

@@ -71,6 +71,7 @@ class Shown:
         (scsi / "block" / device.name).mkdir(parents=True)
         (scsi / "block" / device.name / "dev").write_text(f"{os.major(number)}:{os.minor(number)}\n")
         (scsi / "delete").write_text("")
+        (scsi / "vendor").write_text("QEMU    \n")
         serial = layer.diff_id.removeprefix("sha256:")[:36].encode()
         (scsi / "vpd_pg80").write_bytes(bytes((0, 0x80, 0, len(serial))) + serial)
         entry = self.sys / f"dev/block/{os.major(number)}:{os.minor(number)}"

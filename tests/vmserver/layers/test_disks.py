@@ -43,6 +43,7 @@ class SerialTests(SynchronousTestCase):
                 if not disk.exists():
                     (disk / f"block/sd{lun}").mkdir(parents=True)
                     (disk / f"block/sd{lun}/dev").write_text(f"8:{lun}\n")
+                    (disk / "vendor").write_text("QEMU    \n")
                     (disk / "vpd_pg80").write_bytes(b"\0\x80\0\x14" + serial.encode())
                     (self.dev / f"sd{lun}").touch()
 

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pod's disk is found by what it says of itself, as each IaaS has it, and no other disk is touched."""
+
+from __future__ import annotations
+
+import fcntl
+import struct
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes_common.errors import FailedPrecondition
+from infranetes_common.volume_disks import SERIAL, TARGET, serial_of
+from vmserver.layers import disks
+from vmserver.volumes.guest_disks import GuestDisks, identify_namespace
+
+# As documented by each IaaS.
+VOLUME = "vol0123456789abcdef0"
+UUID = "6000c2907159c1057f111400f66d4642"
+NAME = "pvc-0f3a"
+
+
+def page(number: int, content: bytes) -> bytes:
+    """A page of vital product data."""
+    return struct.pack(">BBH", 0, number, len(content)) + content
+
+
+def designator(kind: int, value: bytes, code_set: int = 2, of: int = 0) -> bytes:
+    """One name in a device identification page. :param of: 0: the logical unit."""
+    return bytes((code_set, of << 4 | kind, 0, len(value))) + value
+
+
+def google(name: str, product: str = "PersistentDisk") -> bytes:
+    return designator(1, f"{'Google':8}{product:16}{name}".encode())
+
+
+class GuestDiskTests(SynchronousTestCase):
+    """Over a tree like sysfs'."""
+
+    def setUp(self) -> None:
+        self.sys, self.dev = Path(self.mktemp()).absolute(), Path(self.mktemp()).absolute()
+        (self.sys / "block").mkdir(parents=True)
+        self.dev.mkdir()
+        self.written: list[str] = []
+        self.identified: list[tuple[str, int]] = []
+        self.namespaces: dict[str, bytes] = {}
+        self.patch(disks, "_write", lambda attribute, text: self.written.append(str(attribute)))
+        self.disks = GuestDisks(self.sys, self.dev, self.identify)
+
+    def identify(self, device: str, namespace: int) -> bytes:
+        self.identified.append((Path(device).name, namespace))
+        if Path(device).name not in self.namespaces:
+            raise OSError("no answer")
+        return self.namespaces[Path(device).name]
+
+    def disk(self, name: str, **attributes: str | bytes) -> None:
+        device = self.sys / "block" / name / "device"
+        device.mkdir(parents=True)
+        (self.dev / name).touch()
+        for attribute, content in attributes.items():
+            (device / attribute).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    def ec2(self, name: str, serial: str, model: str = "Amazon Elastic Block Store") -> None:
+        self.disk(name, model=f"{model:40}\n", serial=f"{serial:20}\n")
+
+    def google_nvme(self, name: str, number: int, said: bytes) -> None:
+        self.disk(name, model="nvme_card-pd\n", serial="nvme_card-pd\n")
+        (self.sys / "block" / name / "nsid").write_text(f"{number}\n")
+        self.namespaces[name] = bytes(384) + said.ljust(4096 - 384, b"\0")
+
+    def found(self, serial: str) -> str | None:
+        self.assertRegex(serial, SERIAL)
+        path = self.disks.with_serial(TARGET, serial)
+        return Path(path).name if path is not None else None
+
+    def test_a_volume_of_ec2_by_its_controllers_serial_number(self) -> None:
+        self.ec2("nvme0n1", "vol0aaaaaaaaaaaaaaaa")
+        self.assertIsNone(self.found(VOLUME))
+        self.ec2("nvme1n1", VOLUME)
+        self.ec2("nvme2n1", "AWS2229A8F3B0D1E0C5A", "Amazon EC2 NVMe Instance Storage")
+        self.assertEqual(self.found(VOLUME), "nvme1n1")
+        self.assertIsNone(self.found("AWS2229A8F3B0D1E0C5A"), "an instance's own disk is no volume")
+        self.assertIsNone(self.found(VOLUME[:-1]))
+
+    def test_a_disk_of_compute_engine_by_its_devices_name(self) -> None:
+        self.disk("sda", vpd_pg83=page(0x83, google("boot")), vendor="Google  ")
+        self.disk("sdb", vpd_pg83=page(0x83, google(NAME) + designator(3, b"\x50" * 8, 1)))
+        self.disk("sdc", vpd_pg83=page(0x83, google("local", "EphemeralDisk")))
+        self.assertEqual(self.found(NAME), "sdb")
+        self.assertEqual(self.found("boot"), "sda")
+        self.assertIsNone(self.found("local"))
+        self.assertIsNone(self.found(NAME[:-1]))
+
+    def test_a_disk_of_compute_engine_by_what_its_nvme_namespace_says(self) -> None:
+        self.google_nvme("nvme0n1", 1, b'{"device_name":"boot","disk_type":"PERSISTENT"}')
+        self.google_nvme("nvme0n2", 2, b'{"device_name": "pvc-0f3a", "disk_type": "PERSISTENT"}')
+        for number, odd in enumerate((b"", b"{", b"[]", b'{"device_name":7}', b"\xff"), 3):
+            self.google_nvme(f"nvme0n{number}", number, odd)
+        self.assertEqual(self.found(NAME), "nvme0n2")
+        self.assertIn(("nvme0n2", 2), self.identified)
+        self.namespaces.clear()
+        self.assertIsNone(self.found(NAME))
+        self.assertIsNone(self.found("nvme_card-pd"), "all of them have that serial number")
+
+    def test_only_googles_disks_are_asked_to_identify_themselves(self) -> None:
+        self.ec2("nvme1n1", VOLUME)
+        self.disk("nvme2n1", model="Some NVMe\n", serial=f"{NAME}\n")
+        self.assertIsNone(self.found(NAME))
+        self.assertEqual(self.identified, [])
+
+    def test_a_vmdk_by_its_uuid(self) -> None:
+        """In either page: which of them there is depends on the controller and its release."""
+        self.disk("sda", vendor="VMware  ")
+        self.disk("sdb", vpd_pg80=page(0x80, UUID.encode()))
+        self.assertEqual(self.found(UUID), "sdb")
+        other = UUID[:-1] + "0"
+        port = designator(3, bytes.fromhex(UUID), 1, of=1)
+        self.disk("sdc", vpd_pg83=page(0x83, port + designator(3, bytes.fromhex(other), 1)))
+        self.assertEqual((self.found(UUID), self.found(other)), ("sdb", "sdc"))
+
+    def test_pages_that_are_cut_off_say_nothing(self) -> None:
+        whole = page(0x83, google(NAME))
+        for length in range(len(whole)):
+            self.disk(f"sd{length}", vpd_pg83=whole[:length])
+        self.assertIsNone(self.found(NAME))
+
+    def test_two_that_say_the_same_are_both_refused(self) -> None:
+        self.ec2("nvme1n1", VOLUME)
+        self.ec2("nvme2n1", VOLUME)
+        with self.assertRaisesRegex(FailedPrecondition, "nvme1n1 and nvme2n1"):
+            self.found(VOLUME)
+
+    def test_one_whose_device_is_not_there_yet_has_not_appeared(self) -> None:
+        self.ec2("nvme1n1", VOLUME)
+        (self.dev / "nvme1n1").unlink()
+        self.assertIsNone(self.found(VOLUME))
+
+    def test_loop_devices_partitions_and_others_are_not_looked_at(self) -> None:
+        for name in ("loop0", "vda", "dm-0", "xvdf"):
+            self.disk(name, serial=VOLUME, model="Amazon Elastic Block Store", vpd_pg80=page(0x80, b"x"))
+        self.assertIsNone(self.found(VOLUME))
+
+    def test_the_kernel_is_not_made_to_forget_what_is_not_qemus(self) -> None:
+        """Also where a disk is on a virtio-scsi host at the target that QEMU's have."""
+        host = self.sys / "class/scsi_host/host0"
+        host.mkdir(parents=True)
+        (host / "proc_name").write_text("virtio_scsi\n")
+        theirs = self.sys / f"bus/scsi/devices/0:0:{TARGET}:0"
+        theirs.mkdir(parents=True)
+        (theirs / "vendor").write_text("Google  \n")
+        (theirs / "vpd_pg80").write_bytes(page(0x80, serial_of("x").encode()))
+        self.assertIsNone(self.found(NAME))
+        self.disks.forget_unmounted(TARGET, serial_of("x"))
+        self.disks.forget(0x801)
+        self.assertEqual([one for one in self.written if one.endswith("delete")], [])
+
+    def test_an_nvme_disk_that_has_grown_is_looked_at_again(self) -> None:
+        self.disks.look_at_size(0x10300)
+        self.assertTrue(self.written[-1].endswith("device/rescan_controller"), self.written)
+
+
+class IdentifyTests(SynchronousTestCase):
+    """The one command that is sent to a disk."""
+
+    def test_the_command_is_as_linux_has_it(self) -> None:
+        asked: list[tuple[int, bytes]] = []
+
+        def ioctl(descriptor: int, request: int, command: bytearray) -> int:
+            asked.append((request, bytes(command)))
+            return 0
+
+        self.patch(fcntl, "ioctl", ioctl)
+        self.assertEqual(len(identify_namespace("/dev/null", 7)), 4096)
+        [(request, command)] = asked
+        self.assertEqual(request >> 16 & 0x3FFF, len(command), "the size is a part of the request's number")
+        opcode, _, _, namespace = struct.unpack_from("=BBHI", command)
+        self.assertEqual((opcode, namespace), (0x06, 7))
+        self.assertEqual(struct.unpack_from("=I", command, 36), (4096,))
+
+    def test_what_refuses_is_an_error(self) -> None:
+        self.patch(fcntl, "ioctl", lambda *arguments: 0x4002)
+        with self.assertRaisesRegex(OSError, "0x4002"):
+            identify_namespace("/dev/null", 1)
+
+    def test_what_is_no_disk_is_an_error(self) -> None:
+        with self.assertRaises(OSError):
+            identify_namespace("/dev/null", 1)

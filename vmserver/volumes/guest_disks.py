@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The disks that the pod was given, found by what each says of itself, whichever IaaS shows it.
+
+    IaaS            its disk says                                    which is in
+    QEMU            a serial number, at a SCSI target of its own     VPD page 0x80 (see ScsiDisks)
+    EC2, Nitro      the volume's id without its dash                 the NVMe controller's serial number
+    Compute Engine  the device's name                                VPD page 0x83: a T10 vendor id
+                    the device's name, as JSON                       what is the vendor's of an NVMe namespace
+    vSphere         the VMDK's UUID, with disk.EnableUUID            VPD pages 0x80, and 0x83: an NAA id
+
+A disk is taken if it says exactly what is asked for and no other disk does: never by its place, its size or
+its order. Others are looked at, and left as they are. Every method blocks: call it in a thread.
+
+Sources: Amazon EBS user guide, "Identify the EBS device"; Google's guest-configs, `google_nvme_id`; SPC-4,
+7.8; NVM Express base specification 1.4, figure 245.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from infranetes_common.errors import FailedPrecondition
+from vmserver.layers.disks import ScsiDisks
+
+_HEADER = 4  # bytes of a page of vital product data
+_GOOGLE = ("Google", "PersistentDisk")  # vendor and product of a T10 vendor id, of 8 and 16 characters
+_GOOGLE_NVME = "nvme_card-pd"  # the model of a persistent disk's controller; its serial number is the same
+_EC2_NVME = "Amazon Elastic Block Store"
+_LOGICAL_UNIT, _T10, _NAA = 0, 1, 3  # what a designator is of, and its kinds
+_IDENTIFY, _IDENTIFY_SIZE, _VENDORS_OWN = 0x06, 4096, 384  # an NVMe command, its answer, and a part of that
+_ADMIN_COMMAND = 0xC0484E41  # linux/nvme_ioctl.h: NVME_IOCTL_ADMIN_CMD
+_COMMAND = struct.Struct("=BBHIIIQQIIIIIIIIII")  # struct nvme_passthru_cmd
+
+
+def identify_namespace(device: str, namespace: int) -> bytes:
+    """What an NVMe namespace says of itself. :raise OSError: it does not answer."""
+    answer = ctypes.create_string_buffer(_IDENTIFY_SIZE)
+    address, rest = ctypes.addressof(answer), (0,) * 8
+    command = _COMMAND.pack(_IDENTIFY, 0, 0, namespace, 0, 0, 0, address, 0, _IDENTIFY_SIZE, *rest)
+    descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        status = fcntl.ioctl(descriptor, _ADMIN_COMMAND, bytearray(command))
+    finally:
+        os.close(descriptor)
+    if status:
+        raise OSError(f"{device} refuses to be identified: status {status:#x}")
+    return answer.raw
+
+
+class GuestDisks(ScsiDisks):
+    """See above. :param identify: asks an NVMe namespace, by its device and number."""
+
+    def __init__(
+        self,
+        sys: Path = Path("/sys"),
+        dev: Path = Path("/dev"),
+        identify: Callable[[str, int], bytes] = identify_namespace,
+    ) -> None:
+        super().__init__(sys, dev)
+        self._identify = identify
+
+    def with_serial(self, target: int, serial: str) -> str | None:
+        """As in `ScsiDisks`, wherever the disk is. :raise FailedPrecondition: several disks say that."""
+        found = super().with_serial(target, serial)
+        if found is not None:
+            return found
+        names = [name for name in self._names() if serial in self._said_by(name)]
+        if len(names) > 1:
+            raise FailedPrecondition(
+                f"the disks {' and '.join(names)} of this VM all say that they are {serial}: none is used"
+            )
+        return str(self._dev / names[0]) if names and (self._dev / names[0]).exists() else None
+
+    def look_at_size(self, number: int) -> None:
+        super().look_at_size(number)
+        self._write_to(number, "device/rescan_controller")  # NVMe's
+
+    def _names(self) -> list[str]:
+        with suppress(FileNotFoundError):
+            return sorted(os.listdir(self._sys / "block"))
+        return []
+
+    def _said_by(self, name: str) -> frozenset[str]:
+        """All that a disk says it is."""
+        device = self._sys / "block" / name / "device"
+        if name.startswith("sd"):
+            return frozenset(_scsi_ids(device))
+        if name.startswith("nvme"):
+            return frozenset(self._nvme_ids(name, device))
+        return frozenset()
+
+    def _nvme_ids(self, name: str, device: Path) -> Iterator[str]:
+        model = _text(device / "model")
+        if model == _EC2_NVME:
+            yield _text(device / "serial")
+        elif model == _GOOGLE_NVME:
+            with suppress(OSError, ValueError):
+                namespace = int(_text(self._sys / "block" / name / "nsid"))
+                yield _google_name(self._identify(str(self._dev / name), namespace))
+
+
+def _scsi_ids(device: Path) -> Iterator[str]:
+    with suppress(OSError):
+        yield (device / "vpd_pg80").read_bytes()[_HEADER:].decode("latin-1").strip(" \0")
+    with suppress(OSError):
+        yield from _designators((device / "vpd_pg83").read_bytes()[_HEADER:])
+
+
+def _designators(page: bytes) -> Iterator[str]:
+    """The names of a logical unit in its device identification page."""
+    while len(page) >= _HEADER:
+        kind, length = page[1], page[3]
+        value, page = page[_HEADER : _HEADER + length], page[_HEADER + length :]
+        if len(value) != length or kind >> 4 & 3 != _LOGICAL_UNIT:
+            continue
+        if kind & 0xF == _NAA:
+            yield value.hex()
+        elif kind & 0xF == _T10:
+            words = value.decode("latin-1")
+            if (words[:8].strip(), words[8:24].strip()) == _GOOGLE:
+                yield words[24:].strip(" \0")
+
+
+def _google_name(namespace: bytes) -> str:
+    """The device's name. :raise ValueError: it says none."""
+    said = json.loads(namespace[_VENDORS_OWN:].partition(b"\0")[0])
+    name = said.get("device_name") if isinstance(said, dict) else None
+    if not isinstance(name, str):
+        raise ValueError("no device_name")
+    return name
+
+
+def _text(attribute: Path) -> str:
+    try:
+        return attribute.read_text(errors="replace").strip()
+    except OSError:
+        return ""
