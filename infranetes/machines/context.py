@@ -91,6 +91,7 @@ class VmRequest:
     image: str = ""  # as `InstanceSpec.image`
     cgroup_parent: str = ""  # likewise
     attachment: Attachment | None = None  # likewise
+    zone: str = ""  # likewise
 
 
 class MachineTimes(Protocol):

@@ -311,6 +311,7 @@ class PodMachine:
             image=request.image,
             cgroup_parent=request.cgroup_parent,
             attachment=request.attachment,
+            zone=request.zone,
         )
 
     async def _greet(self, client: AgentClient, deadline: float) -> None:

@@ -111,14 +111,15 @@ class Pool:
         """The VMs that a pod could have."""
         return [one for one in self.members.values() if one.state is PoolState.IDLE and not one.taken]
 
-    async def claim(self, size: Size, annotations: Iterable[str], adopt: Adopt) -> bool:
+    async def claim(self, size: Size, annotations: Iterable[str], adopt: Adopt, zone: str = "") -> bool:
         """Hand an idle VM that is large enough for a pod with these annotations (keys) over by `adopt`.
 
+        :param zone: where it has to be; "": anywhere.
         :return: False: there is none.
         :raise InfranetesError: it could not be recorded."""
         if wants_own_vm(annotations):
             return False
-        while (member := self._best(size)) is not None:
+        while (member := self._best(size, zone)) is not None:
             alive, member.taken = False, True
             try:
                 alive = await member.machine.answers(PROBE_SECONDS)
@@ -273,9 +274,9 @@ class Pool:
 
     # ---- claiming
 
-    def _best(self, size: Size) -> Member | None:
+    def _best(self, size: Size, zone: str) -> Member | None:
         """The smallest idle VM that fits, and of those the oldest."""
-        fitting = [member for member in self.idle() if fits(size, member.record)]
+        fitting = [one for one in self.idle() if fits(size, one.record) and zone in ("", one.zone)]
 
         def waste(member: Member) -> tuple[int, int, int]:
             return member.record.memory_bytes, member.record.cpu_millis, member.record.created_at

@@ -103,3 +103,8 @@ class Member:
     def size(self) -> Size:
         """What it was made for."""
         return Size(self.record.cpu_millis, self.record.memory_bytes)
+
+    @property
+    def zone(self) -> str:
+        """Where it is; "": the provider has not told this process."""
+        return self.machine.instance.zone if self.machine.instance is not None else ""

@@ -111,6 +111,7 @@ class Sandbox:
     :ivar events: learn of each change of its state.
     :ivar loads: what is on its way into the VM.
     :ivar ending: the end of an ABANDONED one.
+    :ivar zone: where its VM has to be, "": anywhere; None: that was not looked up by this process.
     """
 
     def __init__(self, record: SandboxRecord, machine_for: Callable[[Sandbox], PodMachine]) -> None:
@@ -126,6 +127,7 @@ class Sandbox:
         self.ending: Flight[None] | None = None
         self.deserted: IDelayedCall | None = None  # ends a launch that nobody waits for
         self.aborted = ""  # why its launch is ended, for people
+        self.zone: str | None = None
         self.events: Events | None = None
         self.machine = machine_for(self)
 

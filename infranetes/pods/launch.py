@@ -17,6 +17,7 @@ from infranetes.pods.context import NodeContext
 from infranetes.pods.host_ports import ports_of
 from infranetes.pods.inventory import Sandbox
 from infranetes.pods.pod_network import join_pod_network
+from infranetes.pods.sandbox_vm import zone_for
 from infranetes.pods.service_rules import tell_of_services
 from infranetes.pods.shadows import attachment_of
 from infranetes.pods.states import SandboxState
@@ -86,6 +87,13 @@ async def launch(node: NodeContext, sandbox: Sandbox, undo: Undo) -> None:
         raise
 
 
+def _connected(node: NodeContext, sandbox: Sandbox) -> None:
+    """What can begin as soon as the VM runs, while its agent starts."""
+    connect(node, sandbox)
+    if node.pod_volumes is not None:
+        node.pod_volumes.at_launch.begin(sandbox)
+
+
 async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
     await node.side_of(sandbox.record).ready.wait()
     clock = node.clock
@@ -96,8 +104,9 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
     size, parent = handler.sized(size_of(config)), config.linux.cgroup_parent
     annotations = handler.annotations.applied(config.annotations)
     attachment = None if found else await attachment_of(node.shadows, sandbox)
-    request = VmRequest(size, config.hostname, annotations, sandbox.record.image, parent, attachment)
-    up = await sandbox.machine.bring_up(request, deadline, lambda: connect(node, sandbox))
+    zone = "" if found else await zone_for(node, sandbox)
+    request = VmRequest(size, config.hostname, annotations, sandbox.record.image, parent, attachment, zone)
+    up = await sandbox.machine.bring_up(request, deadline, lambda: _connected(node, sandbox))
     assert sandbox.client is not None and sandbox.watch is not None
     if found:
         await sandbox.machine.place(parent, size)

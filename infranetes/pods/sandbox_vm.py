@@ -53,6 +53,15 @@ async def adopt(node: NodeContext, sandbox: Sandbox, machine: PodMachine) -> Non
     sandbox.machine = machine
 
 
+async def zone_for(node: NodeContext, sandbox: Sandbox) -> str:
+    """Return the zone that the sandbox's VM has to be in, for its pod's volumes; "": any.
+
+    :raise FailedPrecondition: it would have to be in several. :raise Unavailable: that can't be told now."""
+    if sandbox.zone is None:
+        sandbox.zone = await node.pod_volumes.at_launch.zone(sandbox) if node.pod_volumes else ""
+    return sandbox.zone
+
+
 def reachable_machines(node: NodeContext) -> Iterator[PodMachine]:
     """Yield the VMs, of pods and of the pool, whose agents can be reached now."""
     for sandbox in node.inventory:

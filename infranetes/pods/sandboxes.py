@@ -29,7 +29,7 @@ from infranetes.pods.launch import launch, size_of
 from infranetes.pods.pod_network import check_network, network_of
 from infranetes.pods.records import SandboxRecord
 from infranetes.pods.sandbox_stop import end_containers
-from infranetes.pods.sandbox_vm import adopt, machine_for
+from infranetes.pods.sandbox_vm import adopt, machine_for, zone_for
 from infranetes.pods.shadows import end_shadow
 from infranetes.pods.sides import ProviderSide
 from infranetes.pods.states import SHOWN_READY, SandboxState
@@ -220,8 +220,9 @@ class Sandboxes:
         if sandbox.state is SandboxState.LAUNCHING:
             config, handler = sandbox.config, self._node.handler_of(sandbox.record)
             pool = self._node.pool_for(handler)
-            take_over = partial(adopt, self._node, sandbox)
-            if pool and await pool.claim(handler.sized(size_of(config)), config.annotations, take_over):
+            size, take_over = handler.sized(size_of(config)), partial(adopt, self._node, sandbox)
+            zone = await zone_for(self._node, sandbox)
+            if pool and await pool.claim(size, config.annotations, take_over, zone):
                 return
         await self._node.store.put_sandbox(sandbox.record)
 
@@ -251,6 +252,8 @@ class Sandboxes:
     async def _end_abandoned(self, sandbox: Sandbox) -> None:
         disconnect(self._node, sandbox)
         await sandbox.machine.tear_down()
+        if self._node.pod_volumes is not None:
+            await self._node.pod_volumes.ended(sandbox)
         await end_shadow(self._node.shadows, sandbox)
         await self._node.store.delete_sandbox(sandbox.id)
         self._node.inventory.discard(sandbox)

@@ -5,9 +5,11 @@ Which volumes a pod has is known from what kubelet has had published among the n
 attached, from the store. docs/volumes.md has the table that this follows:
 
 record   at the provider        in the VM         next
-none     free                                     a container that mounts it: record, attach, mount
+none     free                                     its pod's VM runs: record, attach (`at_launch`)
+                                                  a container that mounts it: record, attach, mount
 there    attached, or on the    mounted, or not   a container: attach and mount again, both idempotent
          way there or back                        the sandbox is stopped: unmount, detach, no record
+                                                  the launch fails: the VM is destroyed, then detach
 there    its VM is gone                           detach, which then has nothing to do; no record
 """
 
@@ -25,6 +27,7 @@ from infranetes.pods.sides import ProviderSide
 from infranetes.pods.states import SandboxState
 from infranetes.providers.volumes import IHasVolumes, IVolumes
 from infranetes.volumes import mounts
+from infranetes.volumes.at_launch import FindForPod, VolumesAtLaunch
 from infranetes.volumes.published import PublishedVolume
 from infranetes_common.concurrency import KeyedLock, within
 from infranetes_common.errors import (
@@ -50,11 +53,14 @@ _log = Logger()
 
 
 class PodVolumes:
-    """Attaches, mounts and detaches. What is done about one volume is done in order."""
+    """Attaches, mounts and detaches. What is done about one volume is done in order.
 
-    def __init__(self, node: NodeContext, find: Find) -> None:
+    :ivar at_launch: does what can be done before there is a container."""
+
+    def __init__(self, node: NodeContext, find: Find, find_for_pod: FindForPod) -> None:
         self._node = node
         self._find = find
+        self.at_launch = VolumesAtLaunch(node, find_for_pod, self._attach)
         self._records: dict[str, AttachmentRecord] = {}  # by volume
         self._in_work: KeyedLock[str] = KeyedLock()
 
@@ -91,20 +97,10 @@ class PodVolumes:
     async def _have(self, sandbox: Sandbox, wanted: PublishedVolume) -> str:
         """Have the sandbox's VM mount a volume; return its disk's serial number there."""
         options, began = checked_options(wanted.mount_flags), self._node.clock.seconds()
-        volumes = self._volumes_of(self._node.side_of(sandbox.record))
+        self._volumes_of(self._node.side_of(sandbox.record))
         async with self._in_work.held(wanted.volume):
-            record = await self._recorded(sandbox, wanted)
             agent = sandbox.agent()
-            try:
-                serial = await volumes.attach(record.instance_id, record.id, wanted.read_only)
-            except (Unavailable, DeadlineExceeded):
-                raise
-            except InfranetesError:  # it is certain that it is not attached
-                if not record.serial:
-                    await self._forget(record)
-                raise
-            if record.serial != serial:
-                await self._put(attrs.evolve(record, serial=serial))
+            serial = await self._attached(sandbox, wanted)
             try:
                 await agent.mount_disk(
                     serial, wanted.filesystem, options, read_only=wanted.read_only, group=wanted.group
@@ -120,6 +116,26 @@ class PodVolumes:
             sandbox=sandbox.id,
             seconds=self._node.clock.seconds() - began,
         )
+        return serial
+
+    async def _attach(self, sandbox: Sandbox, wanted: PublishedVolume) -> None:
+        async with self._in_work.held(wanted.volume):
+            await self._attached(sandbox, wanted)
+
+    async def _attached(self, sandbox: Sandbox, wanted: PublishedVolume) -> str:
+        """Record a volume as the sandbox's and attach it; return its disk's serial number in the VM."""
+        volumes = self._volumes_of(self._node.side_of(sandbox.record))
+        record = await self._recorded(sandbox, wanted)
+        try:
+            serial = await volumes.attach(record.instance_id, record.id, wanted.read_only)
+        except (Unavailable, DeadlineExceeded):
+            raise
+        except InfranetesError:  # it is certain that it is not attached
+            if not record.serial:
+                await self._forget(record)
+            raise
+        if record.serial != serial:
+            await self._put(attrs.evolve(record, serial=serial))
         return serial
 
     async def _recorded(self, sandbox: Sandbox, wanted: PublishedVolume) -> AttachmentRecord:
@@ -147,6 +163,7 @@ class PodVolumes:
         """Unmount and detach the volumes of a sandbox that is being stopped.
 
         What fails is left to `ended`."""
+        await self.at_launch.end(sandbox)
         for record in self._of(sandbox):
             async with self._in_work.held(record.id):
                 await self._unmount(sandbox, record)
@@ -154,6 +171,7 @@ class PodVolumes:
 
     async def ended(self, sandbox: Sandbox) -> None:
         """Free the volumes of a sandbox whose VM is no more."""
+        await self.at_launch.end(sandbox)
         for record in self._of(sandbox):
             async with self._in_work.held(record.id):
                 await self._end(record)
@@ -254,8 +272,16 @@ class PodVolumes:
             )
 
     async def _put(self, record: AttachmentRecord) -> None:
-        await self._node.store.put_attachment(record)
-        self._records[record.id] = record
+        before = self._records.get(record.id)
+        self._records[record.id] = record  # at once: the write goes on when whoever waits for it is cancelled
+        try:
+            await self._node.store.put_attachment(record)
+        except InfranetesError:
+            if before is None:
+                del self._records[record.id]
+            else:
+                self._records[record.id] = before
+            raise
 
     async def _forget(self, record: AttachmentRecord) -> None:
         await self._node.store.delete_attachment(record.id)

@@ -19,6 +19,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import stat
 from collections.abc import Mapping, Sequence
 
@@ -45,6 +46,7 @@ PREFIX = b"infranetes:"
 _TYPE = "tmpfs"
 _MAX_FILE = 16 * 1024
 _DIRECTORY_MODE = 0o750
+_VOLUME_OF_POD = rb"/volumes/[^/~]+~[^/]+/[^/]+(/mount)?"  # below the pod's directory; CSI's with /mount
 
 
 @attrs.frozen
@@ -91,6 +93,26 @@ def targets(volume_id: str, table: MountTable) -> list[str]:
     source = PREFIX + volume_id.encode()
     found = [one for one in mounts if _is_ours(one) and one.root == b"/" and one.source == source]
     return [os.fsdecode(one.mount_point) for one in found]
+
+
+def for_pod(uid: str, table: MountTable) -> list[PublishedVolume]:
+    """What is published for the pod with this UID, by kubelet's paths; in the order of the volumes' ids.
+
+    A volume of which can't be read how it is to be had is left out.
+
+    :raise Unavailable: the node's mounts can't be read."""
+    whole = re.compile(rb".*/pods/" + re.escape(os.fsencode(uid)) + _VOLUME_OF_POD, re.DOTALL)
+    try:
+        mounts = table.mounts()
+    except OSError as error:
+        raise Unavailable(f"the node's mounts can't be read: {error.strerror}") from None
+    found = {}
+    for one in mounts:
+        if _is_ours(one) and one.root == b"/" and whole.fullmatch(one.mount_point):
+            with contextlib.suppress(FailedPrecondition):
+                volume = _read(mounts, one)
+                found[volume.volume] = volume
+    return [found[id] for id in sorted(found)]
 
 
 def publish(target: str, volume: PublishedVolume, table: MountTable) -> None:

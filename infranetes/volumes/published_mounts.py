@@ -40,6 +40,14 @@ class PublishedMounts:
                 outcome.raiseException()
         return [_volume(found.get(path)) for path in paths]
 
+    async def find_for_pod(self, uid: str) -> list[PublishedVolume]:
+        """What is published for the pod with this UID, in the order of the volumes' ids.
+
+        :raise InfranetesError: it can't be told."""
+        if not uid or not await run_in_thread(self._reactor, self._thd_any):
+            return []
+        return await self._lanes.run(f"pod {uid}", FIND_SECONDS, published.for_pod, uid, self._table)
+
     async def _look(self, path: str) -> PublishedVolume | None:
         return await self._lanes.run(path, FIND_SECONDS, published.read, path, self._table)
 

@@ -3,158 +3,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from twisted.internet.defer import Deferred, fail, succeed
-from twisted.python.monkey import MonkeyPatcher
-from zope.interface import implementer
+from twisted.internet.defer import Deferred, fail
 
-from infranetes.providers.volumes import IHasVolumes
-from infranetes.volumes.pod_volumes import PodVolumes
-from infranetes.volumes.published import PublishedVolume
 from infranetes_common.concurrency import start
-from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable, Unimplemented
+from infranetes_common.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+    Unimplemented,
+)
 from infranetes_common.filesync.wire import PREFIX
 from infranetes_common.volume_disks import serial_of
 from infranetes_common.wire import cri
 from tests.infranetes.pods.case import PodsTestCase
-from tests.infranetes.pods.fakes import FakeNode, FakeProvider, box, pod
-
-DATA, LOGS = "/pods/u1/volumes/kubernetes.io~csi/data/mount", "/pods/u1/volumes/kubernetes.io~csi/logs/mount"
-PUBLISHED: Mapping[str, PublishedVolume] = {
-    DATA: PublishedVolume("vol-data", "ext4", ("noatime",), group=7),
-    LOGS: PublishedVolume("vol-logs", "xfs", read_only=True),
-    "/part": PublishedVolume("vol-data", "ext4", ("noatime",), group=7, below="a/b"),
-    "/odd": PublishedVolume("vol-odd", "ext4", ("dax",)),
-}
-
-
-class FakeVolumes:
-    """Volumes that one VM has at a time, as their provider knows it.
-
-    :ivar at: the VM that has a volume. :ivar calls: in order.
-    """
-
-    def __init__(self, provider: FakeProvider) -> None:
-        self._provider = provider
-        self.at: dict[str, str] = {}
-        self.calls: list[tuple[str, str, str]] = []
-        self.attach_error: Exception | None = None
-        self.detach_error: Exception | None = None
-        self.attaching: Deferred[None] | None = None
-
-    def attach(self, instance_id: str, volume_id: str, read_only: bool) -> Deferred[str]:
-        return start(self._attach(instance_id, volume_id))
-
-    async def _attach(self, instance_id: str, volume_id: str) -> str:
-        self.calls.append(("attach", instance_id, volume_id))
-        if self.attach_error is not None:
-            raise self.attach_error
-        holder = self.at.get(volume_id, instance_id)
-        if holder != instance_id and holder in self._provider.instances:
-            raise FailedPrecondition(f"{volume_id} is attached to {holder}")
-        self.at[volume_id] = instance_id
-        if self.attaching is not None:
-            await self.attaching
-        return serial_of(volume_id)
-
-    def detach(self, instance_id: str, volume_id: str) -> Deferred[None]:
-        self.calls.append(("detach", instance_id, volume_id))
-        if self.detach_error is not None and instance_id in self._provider.instances:
-            return fail(self.detach_error)
-        if self.at.get(volume_id) == instance_id:
-            del self.at[volume_id]
-        return succeed(None)
-
-
-@implementer(IHasVolumes)
-class ProviderWithVolumes(FakeProvider):
-    def __init__(self, world: FakeNode) -> None:
-        super().__init__(world)
-        self.volumes = FakeVolumes(self)
-
-
-class VolumesNode(FakeNode):
-    provider: FakeProvider
-
-    def make_provider(self) -> FakeProvider:
-        return ProviderWithVolumes(self)
-
-    def made(self) -> None:
-        self.node.pod_volumes = PodVolumes(self.node, self.find)
-        self.node.pod_volumes.load(self.store.contents().attachments)
-
-    async def find(self, paths: Sequence[str]) -> list[PublishedVolume | None]:
-        return [PUBLISHED.get(path) for path in paths]
-
-
-class NodeWithoutVolumes(VolumesNode):
-    def make_provider(self) -> FakeProvider:
-        return FakeProvider(self)
-
-
-def mounting(*paths: str, name: str = "main", **fields: Any) -> Any:
-    """A container with these paths of the node mounted."""
-    mounts = [cri.Mount(container_path=f"/m{number}", host_path=path) for number, path in enumerate(paths)]
-    return box(name, mounts=mounts, **fields)
-
-
-class PodVolumesCase(PodsTestCase):
-    """A sandbox that runs, on a node with volumes."""
-
-    world: VolumesNode
-
-    def make_world(self) -> FakeNode:
-        return VolumesNode()
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.created: list[Any] = []
-        self.sandbox = self.run_pod()
-        self.watch_agent(self.sandbox)
-
-    def watch_agent(self, sandbox: str) -> Any:
-        """Keep what the sandbox's agent is asked to create."""
-        agent = self.agent = self.world.agents[sandbox]
-        create = agent.create
-
-        async def keeping(id: str, image_id: str, config: Any, sandbox: Any) -> Any:
-            self.created.append(config)
-            return await create(id, image_id, config, sandbox)
-
-        self.patch(agent, "create", keeping)
-        return agent
-
-    @property
-    def volumes(self) -> FakeVolumes:
-        assert isinstance(self.world.provider, ProviderWithVolumes)
-        return self.world.provider.volumes
-
-    @property
-    def pod_volumes(self) -> PodVolumes:
-        assert self.world.node.pod_volumes is not None
-        return self.world.node.pod_volumes
-
-    def instance(self, sandbox: str) -> str:
-        return str(self.record(sandbox).instance_id)
-
-    def create(self, config: Any, sandbox: str = "") -> str:
-        return str(self.do(self.world.containers.create(sandbox or self.sandbox, config)))
-
-    def refused(self, error: type[Exception], config: Any, sandbox: str = "") -> str:
-        creating = start(self.world.containers.create(sandbox or self.sandbox, config))
-        return str(self.failureResultOf(creating, error).value)
-
-    def stop(self, sandbox: str) -> None:
-        self.do(self.world.sandboxes.stop(sandbox))
-
-    def kept(self) -> list[tuple[str, str]]:
-        """The recorded volumes, with their VMs."""
-        return [(one.id, one.instance_id) for one in self.world.store.contents().attachments]
-
-    def second_pod(self) -> str:
-        return self.run_pod(pod("db", uid="u2"))
+from tests.infranetes.pods.fakes import FakeNode, pod
+from tests.infranetes.volumes.pod_volumes_case import (
+    DATA,
+    LOGS,
+    KilledCase,
+    NodeWithoutVolumes,
+    PodVolumesCase,
+    mounting,
+)
 
 
 class PodVolumesTests(PodVolumesCase):
@@ -344,45 +217,8 @@ class PodVolumesTests(PodVolumesCase):
         self.assertEqual(self.pod_volumes.user_of("vol-data"), "")
 
 
-class KilledAnywhereTests(PodVolumesCase):
+class KilledAnywhereTests(KilledCase):
     """The daemon is killed before or after each step: no volume leaks, none is lost, none attached twice."""
-
-    def hang(self, holder: object, name: str, *, after: bool) -> MonkeyPatcher:
-        """Have a step begin and never be told to have ended, with its effect or without."""
-        step = getattr(holder, name)
-
-        async def hanging(*asked: Any, **more: Any) -> Any:
-            if after:
-                await step(*asked, **more)
-            await Deferred()
-
-        hung: MonkeyPatcher = self.patch(holder, name, lambda *asked, **more: start(hanging(*asked, **more)))
-        return hung
-
-    def steps(self, *names: str) -> Iterator[tuple[object, str, bool]]:
-        holders = {
-            "put_attachment": self.world.store,
-            "delete_attachment": self.world.store,
-            "attach": self.volumes,
-            "detach": self.volumes,
-            "destroy": self.world.provider,
-        }
-        for name in names:
-            for after in (False, True):
-                yield holders.get(name, self.agent), name, after
-
-    def next_daemon(self) -> None:
-        self.world.kill()
-        self.world.begin()
-        self.world.provider_ready()
-
-    def assert_the_next_pod_has_it(self, number: int) -> None:
-        self.assertEqual((self.kept(), self.volumes.at), ([], {}))
-        sandbox = self.run_pod(pod(f"next{number}", uid=f"n{number}"))
-        self.create(mounting(DATA), sandbox)
-        self.assertEqual(self.volumes.at, {"vol-data": self.instance(sandbox)})
-        self.stop(sandbox)
-        self.assertEqual((self.kept(), self.volumes.at), ([], {}))
 
     def test_while_it_attaches(self) -> None:
         for number, (holder, name, after) in enumerate(self.steps("put_attachment", "attach", "mount_disk")):

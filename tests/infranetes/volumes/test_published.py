@@ -16,7 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.mounts import find_source
-from infranetes.volumes.published import FILE, PublishedVolume, publish, read, targets, unpublish
+from infranetes.volumes.published import FILE, PublishedVolume, for_pod, publish, read, targets, unpublish
 from infranetes.volumes.tmpfs import Tmpfs
 from infranetes_common.errors import AlreadyExists, FailedPrecondition, InvalidArgument
 from infranetes_common.wire import cri
@@ -217,3 +217,54 @@ class TmpfsTests(PublishedCase):
         self.assertNotIn(source, [one.source for one in self.table.mounts()])
         with self.assertRaises(OSError):
             Tmpfs(b"a\0b", 65536)
+
+
+class OfPodTests(PublishedCase):
+    """Which volumes a pod has is told by kubelet's paths, before there is a container."""
+
+    def publish_at(self, path: str, volume: PublishedVolume) -> str:
+        target = str(self.top / "kubelet" / "pods" / path)
+        publish(target, volume, self.table)
+        return target
+
+    def found(self, uid: str) -> list[PublishedVolume]:
+        return for_pod(uid, self.table)
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.uid = f"{secrets.token_hex(4)}-7e1b"
+        self.of_csi = f"{self.uid}/volumes/kubernetes.io~csi/pvc-1/mount"
+
+    def test_those_that_csi_or_a_flexvolume_s_driver_published(self) -> None:
+        self.publish_at(self.of_csi, self.volume)
+        flex = PublishedVolume("a-flex", group=7)
+        self.publish_at(f"{self.uid}/volumes/infranetes.io~volume/data", flex)
+        self.assertEqual(self.found(self.uid), [flex, self.volume])
+
+    def test_no_other_pod_s(self) -> None:
+        self.publish_at(self.of_csi, self.volume)
+        for uid in (self.uid[:-1], self.uid[1:], f"{self.uid}0", ".*", "", "x" * 5000):
+            self.assertEqual(self.found(uid), [], uid)
+
+    def test_a_volume_is_found_once_and_a_bound_part_of_it_is_none(self) -> None:
+        target = self.publish_at(self.of_csi, self.volume)
+        parts = self.top / "kubelet" / "pods" / self.uid / "volume-subpaths" / "pvc-1" / "main"
+        parts.mkdir(parents=True)
+        os.mkdir(f"{target}/part")
+        self.bind(f"{target}/part", parts / "0")
+        self.assertEqual(self.found(self.uid), [self.volume])
+        unpublish(target, self.table)
+        self.assertEqual(self.found(self.uid), [])
+
+    def test_what_others_mount_there_is_no_volume(self) -> None:
+        place = self.top / "kubelet" / "pods" / self.uid / "volumes" / "kubernetes.io~csi" / "other" / "mount"
+        place.mkdir(parents=True)
+        subprocess.run(["mount", "-t", "tmpfs", "other", place], check=True)
+        self.assertEqual(self.found(self.uid), [])
+
+    def test_one_that_can_not_be_read_does_not_hide_the_others(self) -> None:
+        broken = self.publish_at(f"{self.uid}/volumes/kubernetes.io~csi/pvc-0/mount", PublishedVolume("odd"))
+        self.publish_at(self.of_csi, self.volume)
+        hidden = Path(broken)
+        subprocess.run(["mount", "-t", "tmpfs", "hiding", hidden], check=True)
+        self.assertEqual(self.found(self.uid), [self.volume])

@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pod's volumes before it has a container: where its VM is launched, and what it has been given by then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+from twisted.internet.defer import Deferred
+
+from infranetes.machines.pool_config import PoolConfig, PoolSize
+from infranetes.pods.states import SandboxState
+from infranetes.providers.interface import Instance
+from infranetes.volumes.published import PublishedVolume
+from infranetes_common.concurrency import start
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from tests.infranetes.pods.case import PodsTestCase
+from tests.infranetes.pods.fakes import FakeNode, FakeProvider, pod
+from tests.infranetes.volumes.pod_volumes_case import (
+    DATA,
+    PUBLISHED,
+    KilledCase,
+    NodeWithoutVolumes,
+    PodVolumesCase,
+    ProviderWithVolumes,
+    VolumesNode,
+    mounting,
+)
+
+VOLUMES = [PublishedVolume("vol-data"), PublishedVolume("vol-logs", read_only=True)]
+
+
+class AtLaunchCase(PodVolumesCase):
+    """A pod, `new`, that has volumes published and no VM yet."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.world.of_pods["n1"] = list(VOLUMES)
+        self.new = pod("new", uid="n1")
+
+    def assert_nobody_has_them(self) -> None:
+        self.assertEqual((self.kept(), self.volumes.at), ([], {}))
+
+
+class AttachTests(AtLaunchCase):
+    def test_volumes_are_recorded_and_attached_without_a_container(self) -> None:
+        sandbox = self.run_pod(self.new)
+        instance = self.instance(sandbox)
+        self.assertEqual(self.volumes.at, {"vol-data": instance, "vol-logs": instance})
+        self.assertEqual(self.kept(), [("vol-data", instance), ("vol-logs", instance)])
+        self.stop(sandbox)
+        self.assert_nobody_has_them()
+
+    def test_the_record_is_there_first_and_the_vm_runs_by_then(self) -> None:
+        seen = []
+        attach = self.volumes.attach
+
+        def looking(instance: str, *asked: object) -> object:
+            seen.append((instance in self.world.provider.instances, len(self.kept()) > 0))
+            return attach(instance, *asked)  # type: ignore[arg-type]
+
+        self.patch(self.volumes, "attach", looking)
+        self.run_pod(self.new)
+        self.assertEqual(seen, [(True, True)] * 2)
+
+    def test_the_agent_starts_meanwhile_and_the_pod_is_ready_before(self) -> None:
+        self.volumes.attaching = Deferred()
+        sandbox = self.run_pod(self.new)
+        creating = start(self.world.containers.create(sandbox, mounting(DATA)))
+        self.assertNoResult(creating)
+        self.volumes.attaching.callback(None)
+        self.successResultOf(creating)
+
+    def test_a_pod_without_volumes_asks_for_nothing(self) -> None:
+        self.run_pod(pod("plain", uid="n2"))
+        self.assertEqual(self.volumes.calls, [])
+
+    def test_what_fails_does_not_fail_the_pod_and_the_container_says_it(self) -> None:
+        for number, error in enumerate((NotFound("no such volume"), Unavailable("no answer"))):
+            self.volumes.attach_error = error
+            self.world.of_pods[f"u{number}"] = VOLUMES[:1]
+            sandbox = self.run_pod(pod(f"pod{number}", uid=f"u{number}"))
+            self.assertIn(str(error), self.refused(type(error), mounting(DATA), sandbox))
+            self.volumes.attach_error = None
+            self.create(mounting(DATA), sandbox)
+            self.assertEqual(self.volumes.at, {"vol-data": self.instance(sandbox)})
+            self.stop(sandbox)
+            self.assert_nobody_has_them()
+
+    def test_one_that_fails_does_not_keep_the_others(self) -> None:
+        self.create(mounting(DATA))
+        sandbox = self.run_pod(self.new)
+        self.assertEqual(
+            self.volumes.at, {"vol-data": self.instance(self.sandbox), "vol-logs": self.instance(sandbox)}
+        )
+        self.assertIn("one pod's at a time", self.refused(FailedPrecondition, mounting(DATA), sandbox))
+
+    def test_one_that_is_asked_for_with_options_that_nobody_has_is_not_attached(self) -> None:
+        self.world.of_pods["n1"] = [PUBLISHED["/odd"]]
+        sandbox = self.run_pod(self.new)
+        self.assertEqual(self.volumes.calls, [])
+        self.assertIn("dax", self.refused(InvalidArgument, mounting("/odd"), sandbox))
+
+    def test_which_are_published_may_be_unknown(self) -> None:
+        async def failing(uid: str) -> list[PublishedVolume]:
+            raise Unavailable("the node's mounts can't be read")
+
+        self.patch(self.world, "find_for_pod", failing)
+        self.world.restart()
+        self.create(mounting(DATA), self.run_pod(self.new))
+
+    def test_a_pod_that_is_stopped_meanwhile_leaves_nothing(self) -> None:
+        self.volumes.attaching = Deferred()
+        sandbox = self.run_pod(self.new)
+        self.assertEqual(len(self.kept()), 2)
+        self.stop(sandbox)
+        self.assert_nobody_has_them()
+        self.volumes.attaching.callback(None)
+        self.assert_nobody_has_them()
+
+    def test_a_launch_that_fails_then_leaves_nothing(self) -> None:
+        for error in (None, FailedPrecondition("no")):
+            self.volumes.detach_error = error
+            self.world.provider.booting = Deferred()
+            launching = self.start(self.new)
+            self.world.provider.booting = None
+            [instance] = set(self.world.provider.instances) - {self.instance(self.sandbox)}
+            self.world.provider.end(instance, "killed")
+            self.failureResultOf(launching, Unavailable)
+            self.assert_nobody_has_them()
+
+    def test_an_agent_that_never_answers_costs_the_pod_but_no_volume(self) -> None:
+        self.silence_agents()
+        launching = self.start(self.new)
+        self.assertEqual(len(self.volumes.at), 2)
+        self.world.wait(self.world.times.launch + 10.0)
+        self.failureResultOf(launching)
+        self.assert_nobody_has_them()
+
+
+class ZoneTests(AtLaunchCase):
+    def test_a_vm_is_launched_where_the_volumes_are(self) -> None:
+        self.volumes.zones = {"vol-data": "b", "vol-logs": "b"}
+        self.run_pod(self.new)
+        self.assertEqual([spec.zone for spec in self.world.provider.specs], ["", "b"])
+
+    def test_a_volume_that_is_everywhere_goes_to_the_others_zone(self) -> None:
+        self.volumes.zones = {"vol-logs": "c"}
+        self.run_pod(self.new)
+        self.assertEqual(self.world.provider.specs[-1].zone, "c")
+
+    def test_volumes_of_two_zones_are_refused_before_anything_is_launched(self) -> None:
+        self.volumes.zones = {"vol-data": "b", "vol-logs": "a"}
+        for _ in range(2):
+            words = str(self.failureResultOf(self.start(self.new), FailedPrecondition).value)
+            for word in ("vol-data in b", "vol-logs in a", "one zone"):
+                self.assertIn(word, words)
+        self.assertEqual(len(self.world.provider.specs), 1, "that of the pod without volumes")
+        self.assertEqual([one.id for one in self.world.store.contents().sandboxes], [self.sandbox])
+
+    def test_a_zone_that_the_provider_does_not_launch_in_is_its_to_refuse(self) -> None:
+        self.volumes.zones = {"vol-data": "far"}
+        self.world.provider.launch_error = FailedPrecondition("this node makes VMs in a and b only")
+        words = str(self.failureResultOf(self.start(self.new), FailedPrecondition).value)
+        self.assertIn("in a and b only", words)
+        self.assert_nobody_has_them()
+
+    def test_a_provider_that_does_not_tell_has_the_pod_asked_for_again(self) -> None:
+        self.volumes.get_error = Unavailable("throttled")
+        self.failureResultOf(self.start(self.new), Unavailable)
+        self.volumes.get_error = None
+        self.volumes.zones = {"vol-data": "b"}
+        self.run_pod(self.new)
+        self.assertEqual(self.world.provider.specs[-1].zone, "b")
+
+    def test_a_provider_that_hangs_is_not_waited_for(self) -> None:
+        self.patch(self.volumes, "get", lambda volume: Deferred())
+        launching = self.start(self.new)
+        self.world.wait(61)
+        self.failureResultOf(launching)
+
+    def test_a_volume_that_is_not_there_is_the_container_s_to_tell(self) -> None:
+        self.volumes.get_error = NotFound("no such volume")
+        self.run_pod(self.new)
+        self.assertEqual(self.world.provider.specs[-1].zone, "")
+
+    def test_a_provider_is_asked_once_for_each(self) -> None:
+        asked = []
+        get = self.volumes.get
+        self.patch(self.volumes, "get", lambda volume: asked.append(volume) or get(volume))  # type: ignore[func-returns-value]
+        self.run_pod(self.new)
+        self.assertEqual(asked, ["vol-data", "vol-logs"])
+
+    def test_the_next_daemon_looks_again(self) -> None:
+        self.volumes.zones = {"vol-data": "b"}
+        self.world.provider.launching = Deferred()
+        launching = self.start(self.new)
+        launching.addErrback(lambda _: None)
+        self.world.kill()
+        self.world.provider.launching = None
+        self.world.begin()
+        self.world.provider_ready()
+        self.assertEqual([spec.zone for spec in self.world.provider.specs], ["", "b", "b"])
+
+
+class ZonedProvider(ProviderWithVolumes):
+    """VMs are in zones in turn."""
+
+    async def _launch(self, spec: object) -> Instance:
+        zone = "ab"[len(self.instances) % 2]
+        made = await super()._launch(spec)  # type: ignore[arg-type]
+        self.instances[made.id] = attrs.evolve(made, zone=zone)
+        return self.instances[made.id]
+
+
+class ZonedNode(VolumesNode):
+    def make_provider(self) -> FakeProvider:
+        return ZonedProvider(self)
+
+
+class PooledTests(PodsTestCase):
+    """VMs of the pool are in one zone or the other."""
+
+    world: ZonedNode
+
+    def make_world(self) -> FakeNode:
+        return ZonedNode(pool=PoolConfig(sizes=(PoolSize(count=2),), parallel=8, per_minute=100))
+
+    def zone_of(self, sandbox: str) -> str:
+        return self.world.provider.instances[self.record(sandbox).instance_id].zone
+
+    def volumes_in(self, zone: str) -> None:
+        provider = self.world.provider
+        assert isinstance(provider, ProviderWithVolumes)
+        provider.volumes.zones = {"vol-data": zone}
+        self.world.of_pods["n1"] = VOLUMES[:1]
+
+    def test_a_vm_in_the_volumes_zone_is_claimed_whichever_is_older(self) -> None:
+        idle = {member.zone: member.id for member in self.world.node.pool.idle()}
+        self.assertEqual(set(idle), {"a", "b"})
+        self.volumes_in("b")
+        self.assertEqual(self.run_pod(pod("new", uid="n1")), idle["b"])
+
+    def test_without_one_there_the_pod_gets_its_own(self) -> None:
+        idle = {member.id for member in self.world.node.pool.idle()}
+        self.volumes_in("c")
+        self.assertNotIn(self.run_pod(pod("new", uid="n1")), idle)
+        self.assertIn("c", [spec.zone for spec in self.world.provider.specs])
+
+    def test_the_next_daemon_learns_the_zones_of_the_vms_that_wait(self) -> None:
+        self.world.restart()
+        self.volumes_in("b")
+        self.assertEqual(self.zone_of(self.run_pod(pod("new", uid="n1"))), "b")
+
+    def test_a_vm_of_the_pool_gets_the_volumes_too(self) -> None:
+        self.volumes_in("a")
+        sandbox = self.run_pod(pod("new", uid="n1"))
+        provider = self.world.provider
+        assert isinstance(provider, ProviderWithVolumes)
+        self.assertEqual(provider.volumes.at, {"vol-data": self.record(sandbox).instance_id})
+
+
+class KilledTests(KilledCase):
+    """The daemon is killed at each step: no volume leaks, none is lost, none is attached twice."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.number = 0
+
+    def new_pod(self) -> object:
+        self.number += 1
+        uid = f"n{self.number}"
+        self.world.of_pods = {uid: VOLUMES[:1]}
+        return pod(f"new{self.number}", uid=uid)
+
+    def running(self) -> list[str]:
+        kept = self.world.store.contents().sandboxes
+        return [one.id for one in kept if one.state is not SandboxState.STOPPED]
+
+    def launching(self) -> Iterator[tuple[object, str, bool]]:
+        for name in ("put_attachment", "attach"):
+            for after in (False, True):
+                yield {"attach": self.volumes}.get(name, self.world.store), name, after
+
+    def test_while_it_attaches_for_a_pod_that_is_ready(self) -> None:
+        for number, (holder, name, after) in enumerate(self.launching()):
+            hung = self.hang(holder, name, after=after)
+            sandbox = self.run_pod(self.new_pod())
+            hung.restore()
+            self.next_daemon()
+            self.create(mounting(DATA, name=f"c{number}"), sandbox)
+            self.assertEqual(self.volumes.at, {"vol-data": self.instance(sandbox)})
+            self.assertEqual(self.kept(), [("vol-data", self.instance(sandbox))])
+            self.stop(sandbox)
+            self.assert_the_next_pod_has_it(number)
+
+    def test_while_it_attaches_and_nobody_asks_for_the_pod_again(self) -> None:
+        for number, (holder, name, after) in enumerate(self.launching()):
+            hung = self.hang(holder, name, after=after)
+            silenced = self.silence_agents()
+            launching = self.start(self.new_pod())
+            launching.addErrback(lambda _: None)
+            self.assertFalse(launching.called, name)
+            silenced.restore()
+            hung.restore()
+            self.next_daemon()
+            self.world.wait(self.world.times.desertion + self.world.times.launch + 30.0)
+            self.assertEqual(self.running(), [self.sandbox], name)
+            self.assert_the_next_pod_has_it(number)
+
+    def test_while_a_failed_launch_is_undone(self) -> None:
+        holders = {
+            "destroy": self.world.provider,
+            "detach": self.volumes,
+            "delete_attachment": self.world.store,
+            "delete_sandbox": self.world.store,
+        }
+        for number, (name, after) in enumerate(
+            [(name, after) for name in holders for after in (False, True)]
+        ):
+            silenced = self.silence_agents()
+            launching = self.start(self.new_pod())
+            launching.addErrback(lambda _: None)
+            self.assertEqual(len(self.volumes.at), 1)
+            silenced.restore()
+            hung = self.hang(holders[name], name, after=after)
+            [instance] = set(self.world.provider.instances) - {self.instance(self.sandbox)}
+            self.world.provider.end(instance, "killed")
+            self.assertFalse(launching.called, name)
+            hung.restore()
+            self.next_daemon()
+            self.world.wait(61)
+            self.assertEqual(self.running(), [self.sandbox], name)
+            self.assert_the_next_pod_has_it(number)
+
+
+class WithoutVolumesTests(PodsTestCase):
+    def make_world(self) -> FakeNode:
+        return NodeWithoutVolumes()
+
+    def test_a_provider_that_has_none_is_asked_nothing(self) -> None:
+        world = self.world
+        assert isinstance(world, VolumesNode)
+        world.of_pods["n1"] = VOLUMES
+        self.run_pod(pod("new", uid="n1"))
+        self.assertEqual(world.store.contents().attachments, ())
