@@ -6,13 +6,23 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twisted.internet.utils import getProcessOutputAndValue
 
 from infranetes.csi.config import CsiConfig
-from tests.infranetes.csi.case import MIB, CsiCase, Pods, reactor
+from infranetes.providers.cloud import gcp
+from infranetes.providers.interface import ProviderContext
+from infranetes.providers.volumes import IVolumes
+from tests.infranetes.csi.case import MIB, NODE, CsiCase, Pods, reactor
+from tests.support.clouds.gce import SimulatedGce
 
+if TYPE_CHECKING:
+    _Base = CsiCase
+else:
+    _Base = object
+
+GIB = 1 << 30
 CSI_SANITY = Path(__file__).resolve().parents[2] / "build" / "tools" / "csi-sanity"
 
 # Specs that are skipped, by a part of their names, and why. One that is skipped for no reason fails the test.
@@ -33,8 +43,13 @@ SKIPPED = {
 }
 
 
-class SanityTests(CsiCase):
+class Sanity(_Base):
+    """The suite, on one provider's volumes.
+
+    :ivar unit: the size of a volume that is no trouble to make."""
+
     timeout = 600
+    unit = 4 * MIB
 
     def setUp(self) -> object:  # type: ignore[override]
         self.pods = Pods()
@@ -46,8 +61,8 @@ class SanityTests(CsiCase):
             f"--csi.endpoint={CsiConfig(str(self.root)).socket}",
             f"--csi.mountdir={self.root / 'mount'}",
             f"--csi.stagingdir={self.root / 'staging'}",
-            f"--csi.testvolumesize={4 * MIB}",
-            f"--csi.testvolumeexpandsize={8 * MIB}",
+            f"--csi.testvolumesize={self.unit}",
+            f"--csi.testvolumeexpandsize={2 * self.unit}",
             f"--ginkgo.json-report={report}",
             "--ginkgo.no-color",
         ]
@@ -71,4 +86,26 @@ class SanityTests(CsiCase):
         unused = [part for part in SKIPPED if not any(part in name for name in left)]
         self.assertEqual(unused, [])
         self.assertGreaterEqual(len(names["passed"]), 40)
-        self.assertEqual(os.listdir(self.root / "volumes"), [])
+        self.assertEqual(await self.volumes.list(), [])
+
+
+class QemuSanityTests(Sanity, CsiCase):
+    """Volumes that are files."""
+
+
+class GcpSanityTests(Sanity, CsiCase):
+    """Volumes that are Google's disks."""
+
+    unit = GIB
+
+    async def make_volumes(self) -> IVolumes:
+        world = SimulatedGce(reactor, self.root / "cloud")
+        world.start()
+        self.addCleanup(world.stop)
+        state = self.root / "state"
+        state.mkdir()
+        context = ProviderContext(state, state, "sanity", NODE)
+        provider = gcp.create(reactor, world.table(), context)
+        self.addCleanup(provider.stop)
+        await provider.start(lambda words: None)
+        return provider.volumes

@@ -24,6 +24,7 @@ from infranetes.daemon.csi import CsiService
 from infranetes.providers.qemu.attached import VolumeAttacher
 from infranetes.providers.qemu.vm import Vm
 from infranetes.providers.qemu.volumes import QemuVolumes
+from infranetes.providers.volumes import IVolumes
 from infranetes.volumes.mount_table import MountTable
 from infranetes_common.concurrency import start
 from infranetes_common.errors import InfranetesError, NotFound
@@ -77,7 +78,7 @@ class CsiCase(TestCase):
         self.addCleanup(shutil.rmtree, self.root, True)
         self.addCleanup(self.unmount_all)
         self.config = CsiConfig(str(self.root))
-        self.volumes = QemuVolumes(reactor, self.root / "volumes", NODE, without_vms())
+        self.volumes = await self.make_volumes()
         self.ready = True
         await self.start()
         self.addCleanup(lambda: self.service.stopService())
@@ -89,6 +90,10 @@ class CsiCase(TestCase):
         registering = Channel(reactor, UNIXClientEndpoint(reactor, self.config.registration_socket))
         self.addCleanup(registering.close)
         self.registration = registering.stub(pluginregistration.Registration)
+
+    async def make_volumes(self) -> IVolumes:
+        """What the driver makes volumes of: files, unless a test has something else."""
+        return QemuVolumes(reactor, self.root / "volumes", NODE, without_vms())
 
     async def start(self) -> None:
         """Start a driver, which knows nothing of an earlier one."""

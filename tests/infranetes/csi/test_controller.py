@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 
+from infranetes.providers.qemu.volumes import QemuVolumes
 from infranetes_common.concurrency import start
 from infranetes_common.wire import csi
 from tests.infranetes.csi.case import MIB, NODE, CsiCase, Pods, capability
@@ -96,6 +97,7 @@ class CreateTests(CsiCase):
         )
 
     async def test_of_two_calls_at_once_one_is_refused(self) -> None:
+        assert isinstance(self.volumes, QemuVolumes)
         await self.volumes._lock.acquire()  # as if the disk were slow
         first = start(self.create())
         await self.identity.Probe(csi.ProbeRequest())  # the first has arrived

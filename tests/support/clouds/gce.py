@@ -31,7 +31,6 @@ from tests.support.clouds.gce_resources import PROJECT, ZONES
 from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
 from tests.support.clouds.vm_image_instances import RunningVM, VMImageInstances
 
-BOOT_SECONDS = 0.1
 ACCOUNT = f"node@{PROJECT}.iam.gserviceaccount.com"
 _API = "/compute/v1/projects/"
 _TOKEN = "/computeMetadata/v1/instance/service-accounts/default/token"
@@ -57,6 +56,7 @@ class SimulatedGce:
     """One test's cloud.
 
     :ivar faults: what goes wrong. :ivar behaviour: of instances that are launched from now on.
+    :ivar operation_seconds: how long launches and all else that has an operation take.
     :ivar requests: all requests, each with its `Action`. :ivar urls: their URLs.
     :ivar vm_images: its images of VM-image pods.
     """
@@ -70,9 +70,12 @@ class SimulatedGce:
         self._stale: dict[str, dict[str, Any]] = {}
         self._timers: list[Any] = []
         self.api = Gce(self._launched, self._agent_processes.kill)
-        self.api.operations.later = lambda work: self._timers.append(reactor.callLater(BOOT_SECONDS, work))
+        self.api.operations.later = lambda work: self._timers.append(
+            reactor.callLater(self.operation_seconds, work)
+        )
         self.faults = Faults()
         self.behaviour = NORMAL
+        self.operation_seconds = 0.1
         self.vm_images = VMImageInstances(reactor, self._switched_off)
         self.refusal = (
             "ZONE_RESOURCE_POOL_EXHAUSTED",

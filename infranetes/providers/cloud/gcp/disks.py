@@ -161,6 +161,7 @@ class GcpDisks:
             name=value((disk.get("labels") or {}).get(VOLUME, "")),
             holds=tuple(holds),
             detail=f"its status is {status}",
+            zone=last(disk["zone"]),
         )
 
     def _is_ours(self, disk: Disk) -> bool:
@@ -190,8 +191,7 @@ class GcpDisks:
             if not found or not found[0].ours:
                 raise
             return found[0], ""  # asked for before, and the answer was lost
-        disk = LookedAt(id, request.size, DiskState.CREATING, serial_of(id), ours=True, name=request.name)
-        return disk, operation
+        return LookedAt(id, request.size, DiskState.CREATING, ours=True, name=request.name), operation
 
     def _thd_delete(self, driver: Driver, disk: CloudDisk) -> str:
         zone, name = split_id(disk.id)

@@ -30,10 +30,12 @@ class GcpVolumesCase(GcpCase):
     """A provider, and VMs without agents."""
 
     provider: CloudProvider[Any]  # Any: its driver
+    operation_seconds = 0.02
 
     def setUp(self) -> Any:
         result = super().setUp()
         self.world.behaviour = NO_AGENT
+        self.world.operation_seconds = self.operation_seconds
         return result
 
     async def volumes(self) -> IVolumes:
@@ -111,7 +113,7 @@ class DiskTests(GcpVolumesCase, TestCase):
             disk["labels"], {CLUSTER: self.cluster, "infranetes-volume": "pvc-1_20f_c3_bcr_20_41da"}
         )
         self.assertEqual((disk["sizeGb"], disk["type"].rpartition("/")[2]), ("10", "pd-ssd"))
-        self.assertEqual(made.id, f"{ZONES[0]}.{disk['name']}")
+        self.assertEqual((made.id, made.zone), (f"{ZONES[0]}.{disk['name']}", ZONES[0]))
         self.assertNotIn("setLabels disk", [one["Action"] for one in self.world.requests])
 
     async def test_it_outlives_its_vm_which_knows_it_by_its_serial_number(self) -> None:
@@ -242,16 +244,19 @@ class LostAnswerTests(GcpVolumesCase, TestCase):
                 for action in ("create", "resize", "attach", "detach", "delete")
             ]
             await self.life()
-            self.assertEqual([fault.happened for fault in faults], [2] * 5)
+            self.assertTrue(all(fault.happened for fault in faults), faults)
             self.world.faults.clear()
 
     async def test_refusals_that_pass_are_waited_for(self) -> None:
         for kind in (FaultKind.ERROR, FaultKind.THROTTLE):
-            self.world.faults.add(kind, share=0.3)
-            try:
-                await self.life()
-            finally:
-                self.world.faults.clear()
+            actions = [f"{action} disk" for action in ("create", "resize", "attach", "detach", "delete")]
+            faults = [
+                self.world.faults.add(kind, action, times=2)
+                for action in (*actions, "get disks", "operation")
+            ]
+            await self.life()
+            self.assertEqual([fault.happened for fault in faults], [2] * 7)
+            self.world.faults.clear()
 
     async def test_a_request_that_google_comes_to_late_does_nothing(self) -> None:
         """One that was sent twice, where the first arrives after the disk was detached again."""
@@ -271,6 +276,8 @@ class LostAnswerTests(GcpVolumesCase, TestCase):
 
 class KilledTests(GcpVolumesCase, TestCase):
     """The daemon ends right after a request had its effect, and the next one goes on from there."""
+
+    operation_seconds = 0.3
 
     async def killed(self, action: str, step: Callable[[IVolumes], Awaitable[object]]) -> None:
         """Have a daemon go once it has asked for `action`, and the next one take the same step, again while
