@@ -10,6 +10,12 @@ _NAMESPACES = (
     'xmlns:xsd="http://www.w3.org/2001/XMLSchema" xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance"'
 )
 
+_INNER = {
+    "ManagedObjectNotFound": '<obj type="VirtualMachine">vm-0</obj>',
+    "TaskInProgress": '<task type="Task">task-0</task>',
+    "NotAuthenticated": '<object type="Folder">f-0</object><privilegeId>System.Ledger</privilegeId>',
+}
+
 
 def envelope(body: str) -> bytes:
     """Return a whole message with this body."""
@@ -23,11 +29,11 @@ def reconfigure(vm: str, spec: str) -> bytes:
     return envelope(f'<ReconfigVM_Task xmlns="urn:vim25">{this}{spec}</ReconfigVM_Task>')
 
 
-def refusal(fault: Fault) -> tuple[int, bytes] | None:
+def refusal(rule: Fault) -> tuple[int, bytes] | None:
     """Return the answer to a request that had no effect."""
-    if fault.kind is FaultKind.THROTTLE:
+    if rule.kind is FaultKind.THROTTLE:
         return 429, b"Too Many Requests"
-    if fault.kind is FaultKind.ERROR:
+    if rule.kind is FaultKind.ERROR:
         return 503, b"Service Unavailable"
     name = {
         FaultKind.QUOTA: "NotEnoughLicenses",
@@ -35,16 +41,12 @@ def refusal(fault: Fault) -> tuple[int, bytes] | None:
         FaultKind.UNKNOWN: "ManagedObjectNotFound",
         FaultKind.REVOKED: "NotAuthenticated",
         FaultKind.BUSY: "TaskInProgress",
-    }.get(fault.kind)
-    return (500, _fault(name)) if name is not None else None
+    }.get(rule.kind)
+    return (500, fault(name, _INNER.get(name, ""))) if name is not None else None
 
 
-def _fault(name: str) -> bytes:
-    inner = {
-        "ManagedObjectNotFound": '<obj type="VirtualMachine">vm-0</obj>',
-        "TaskInProgress": '<task type="Task">task-0</task>',
-        "NotAuthenticated": '<object type="Folder">f-0</object><privilegeId>System.Ledger</privilegeId>',
-    }.get(name, "")
+def fault(name: str, inner: str = "") -> bytes:
+    """Return a fault of vCenter's. :param inner: its fields."""
     detail = f'<{name}Fault xmlns="urn:vim25" xsi:type="{name}">{inner}</{name}Fault>'
     return envelope(
         f"<soapenv:Fault><faultcode>ServerFaultCode</faultcode><faultstring>the test's {name}</faultstring>"

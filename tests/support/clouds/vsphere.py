@@ -34,6 +34,7 @@ from infranetes.providers.cloud.vsphere.inventory import IMAGE_NAME
 from infranetes.providers.cloud.vsphere.specs import IDENTITY
 from tests.support.clouds import agent_processes, vcsim
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, FaultKind, Faults
+from tests.support.clouds.first_class_disks import FirstClassDisks
 from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
 from tests.support.clouds.library import RestProxy
 from tests.support.clouds.slow_clones import SlowClones
@@ -66,7 +67,7 @@ class SimulatedVcenter:
     :ivar faults: what goes wrong. :ivar behaviour: of VMs that are powered on from now on.
     :ivar requests: all requests, each with the method as `Action`, the object as `this`, and the `body`.
     :ivar vm_images: its images of VM-image pods.
-    :ivar rest: the proxy of requests to the REST interface.
+    :ivar rest: the proxy of requests to the REST interface. :ivar disks: its first class disks.
     """
 
     def __init__(self, reactor: Any, directory: Path) -> None:
@@ -84,6 +85,7 @@ class SimulatedVcenter:
         self.rest = RestProxy(self, self._http)
         self._site = ClosableSite(Answering(self._answer, "text/xml; charset=utf-8"))
         self.vcsim = vcsim.shared()
+        self.disks = FirstClassDisks(self.vcsim, self.vms)
         self.folder = f"test-{secrets.token_hex(4)}"
         self.faults = Faults()
         self.behaviour = NORMAL
@@ -115,6 +117,7 @@ class SimulatedVcenter:
         await self._pool.closeCachedConnections()
         await self._site.close_connections()
         vcsim.done(self.inventory.Destroy_Task())
+        self.disks.remove_all()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def table(self) -> dict[str, Any]:
@@ -130,6 +133,7 @@ class SimulatedVcenter:
             "image_folder": f"{self.folder}/images",
             "resource_pools": list(vcsim.POOLS),
             "networks": list(vcsim.NETWORKS),
+            "volumes_datastore": "LocalDS_0",
             "addresses": "127.78.0.0/16",
             "retry_first": 0.02,
             "retry_most": 0.2,
@@ -235,7 +239,12 @@ class SimulatedVcenter:
         slow = self.slow_clones.early(parameters["Action"], body)
         if slow is not None:
             return slow
-        status, answer, more = await self._forward(self.slow_clones.known(body), headers)
+        status, answer, more = await self.disks.answer(
+            parameters["Action"],
+            parameters["this"],
+            parameters["body"],
+            lambda: self._forward(self.slow_clones.known(body), headers),
+        )
         if status == 200:
             await self._acted(parameters, answer.decode(), headers)
         answer = self.slow_clones.told(answer)

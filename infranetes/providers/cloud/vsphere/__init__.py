@@ -30,4 +30,5 @@ def create(reactor: IReactor, table: Mapping[str, object], context: ProviderCont
     # Importing pyVmomi takes long: do it before the reactor runs.
     from infranetes.providers.cloud.vsphere.cloud import VsphereCloud
 
-    return CloudProvider(reactor, VsphereCloud(settings, context), settings, context)
+    cloud = VsphereCloud(settings, context)
+    return CloudProvider(reactor, cloud, settings, context, cloud.disks)

@@ -21,14 +21,16 @@ from infranetes.providers.cloud.interface import (
 )
 from infranetes.providers.cloud.vsphere import errors, sizes
 from infranetes.providers.cloud.vsphere.deployments import LibraryDeployments
+from infranetes.providers.cloud.vsphere.disks import VsphereDisks, _thd_detach_all
 from infranetes.providers.cloud.vsphere.driver import Driver
 from infranetes.providers.cloud.vsphere.inventory import VCenterInventory
 from infranetes.providers.cloud.vsphere.launches import Launch, Launches, _thd_wait_briefly
 from infranetes.providers.cloud.vsphere.library import Library
 from infranetes.providers.cloud.vsphere.pyvmomi_types import Entity
 from infranetes.providers.cloud.vsphere.rest import Rest
-from infranetes.providers.cloud.vsphere.session import Session
+from infranetes.providers.cloud.vsphere.session import VOLUMES_API, Session
 from infranetes.providers.cloud.vsphere.settings import Settings
+from infranetes.providers.cloud.vsphere.storage import Storage
 from infranetes.providers.cloud.vsphere.vms import VMs, launching_vm
 from infranetes.providers.interface import ProviderContext
 from infranetes_common.errors import InvalidArgument
@@ -46,7 +48,7 @@ _NOT_OFFERED = {
 
 
 class VsphereCloud:
-    """One folder of one datacenter."""
+    """One folder of one datacenter. :ivar disks: for volumes; None: no datastore is for them."""
 
     name = "vsphere"
 
@@ -56,6 +58,8 @@ class VsphereCloud:
         self._deployments = LibraryDeployments(settings, self._inventory, self._rest)
         self._launches = Launches()
         self._vms = VMs(context, self._launches, settings.addresses)
+        has_volumes = bool(settings.volumes_datastore)
+        self.disks = VsphereDisks(self._inventory, self._vms, context.cluster) if has_volumes else None
         self.offers = sizes.offers()
         self.location = f"vsphere {settings.host} {settings.datacenter}/vm/{settings.folder}"
 
@@ -85,10 +89,8 @@ class VsphereCloud:
 
     def _thd_connect(self, timeout: float) -> Driver:
         settings = self._settings
-        return Driver(
-            Session(settings.host, settings.username, settings.password_file, settings.ca_file, timeout),
-            self._rest(timeout),
-        )
+        who = (settings.host, settings.username, settings.password_file, settings.ca_file, timeout)
+        return Driver(Session(*who), self._rest(timeout), Storage(Session(*who, api=VOLUMES_API)))
 
     def _rest(self, timeout: float) -> Rest:
         settings = self._settings
@@ -212,6 +214,8 @@ class VsphereCloud:
         try:
             if node.state is not NodeState.STOPPED:
                 _thd_has_succeeded(driver, driver.stop_node(node)._moId)
+            if not _thd_detach_all(driver, node):
+                return False
             if not _thd_has_succeeded(driver, driver.destroy_node(node)._moId):
                 return False
         except vmodl.MethodFault as fault:
@@ -223,7 +227,7 @@ class VsphereCloud:
         return True
 
     def _thd_release_resources(self, driver: Driver, vm: CloudVM) -> None:
-        """Forget the VM: its disks were deleted with it, and addresses are the network's."""
+        """Forget the VM: its own disks were deleted with it, and addresses are the network's."""
         self._vms.forget(vm.id)
 
     # ---- What vSphere does not have

@@ -12,7 +12,7 @@
 - `find_by_uuid` takes text that is no VM's for a VM's id. `list_images` asks for each property of each
   template of the whole inventory in a call of its own.
 - `_get_item_by_moid` calls what newer releases of pyVmomi no longer have.
-- Tasks, networks by path and whether a VM ever ran: libcloud has no call.
+- Tasks, networks by path, whether a VM ever ran, disks that belong to no VM: libcloud has no call.
 
 pyVmomi is untyped; from here on its objects have the types of `pyvmomi_types`.
 """
@@ -32,6 +32,7 @@ from infranetes.providers.cloud.interface import CloudError, ErrorKind
 from infranetes.providers.cloud.vsphere.errors import message_of
 from infranetes.providers.cloud.vsphere.pyvmomi_types import (
     DataObject,
+    DatastoreProperties,
     Entity,
     ManagedObject,
     Node,
@@ -44,6 +45,7 @@ from infranetes.providers.cloud.vsphere.pyvmomi_types import (
 )
 from infranetes.providers.cloud.vsphere.rest import Rest
 from infranetes.providers.cloud.vsphere.session import Session
+from infranetes.providers.cloud.vsphere.storage import Storage
 
 _Collector = vmodl.query.PropertyCollector
 _VM = (
@@ -69,11 +71,15 @@ class ManagedClass(Protocol):
 
 
 class Driver(VSphereNodeDriver):  # type: ignore[misc]
-    """One thread's driver. :ivar rest: for what only vCenter's other interface has."""
+    """One thread's driver.
 
-    def __init__(self, session: Session, rest: Rest) -> None:
+    :ivar rest: for what only vCenter's other interface has. :ivar storage: for volumes, in a session of its
+        own that begins when it is used, as their calls are of a newer release."""
+
+    def __init__(self, session: Session, rest: Rest, storage: Storage) -> None:
         self.session = session
         self.rest = rest
+        self.storage = storage
         self.connection = vim.ServiceInstance("ServiceInstance", session)
         self._content: ServiceContent | None = None
 
@@ -142,6 +148,11 @@ class Driver(VSphereNodeDriver):  # type: ignore[misc]
     def vm_properties(self, vms: Iterable[VirtualMachine], *paths: str) -> list[VMWithProperties]:
         """Return VMs with these of their properties."""
         return cast(list[VMWithProperties], self._properties_of(list(vms), *paths))
+
+    def datastore_properties(self, datastore: ManagedObject, *paths: str) -> DatastoreProperties:
+        """Return these properties of a datastore."""
+        [(_, properties)] = self._properties_of([self.object(vim.Datastore, datastore._moId)], *paths)
+        return cast(DatastoreProperties, properties)
 
     def children(self, folder: Entity, *paths: str) -> list[VMWithProperties]:
         """Return the VMs in a folder, without those in folders below, with these of their properties."""
@@ -248,6 +259,7 @@ class Driver(VSphereNodeDriver):  # type: ignore[misc]
     def close(self) -> None:
         """End the sessions."""
         self.session.close()
+        self.storage.close()
         self.rest.close()
 
 

@@ -16,8 +16,8 @@ _MAX_MESSAGE = 400
 # The first match counts: some of these derive from others.
 _NAMES = (
     (ErrorKind.CREDENTIALS, "InvalidLogin NoPermission NotAuthenticated PasswordExpired NoClientCertificate"),
-    (ErrorKind.NOT_FOUND, "ManagedObjectNotFound NotFound"),
-    (ErrorKind.CONFLICT, "DuplicateName AlreadyExists"),
+    (ErrorKind.NOT_FOUND, "ManagedObjectNotFound NotFound FileNotFound"),
+    (ErrorKind.CONFLICT, "DuplicateName AlreadyExists FileAlreadyExists"),
     (
         ErrorKind.CAPACITY,
         "InsufficientResourcesFault NoDiskSpace NoCompatibleHost NoActiveHostInCluster "

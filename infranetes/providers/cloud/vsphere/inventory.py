@@ -20,6 +20,7 @@ from infranetes.providers.cloud.vsphere.driver import Driver, ManagedClass
 from infranetes.providers.cloud.vsphere.pyvmomi_types import DataObject, Entity, NetworkCard, Task
 from infranetes.providers.cloud.vsphere.settings import Settings
 from infranetes.providers.cloud.vsphere.specs import Template
+from infranetes.providers.cloud.vsphere.storage import Place
 
 T = TypeVar("T")
 
@@ -61,6 +62,8 @@ class VCenterInventory:
         for network in settings.networks:
             self._thd_network(driver, network)
         self._thd_datastore(driver)
+        if settings.volumes_datastore:
+            self._thd_volumes_datastore(driver)
         if settings.image_folder:
             self._thd_image_folder(driver)
 
@@ -95,6 +98,28 @@ class VCenterInventory:
     def _thd_datastore(self, driver: Driver) -> Entity | None:
         path = self._settings.datastore
         return self._thd_at(driver, "datastore", "datastore", path, vim.Datastore) if path else None
+
+    def _thd_volumes_datastore(self, driver: Driver) -> Entity:
+        path = self._settings.volumes_datastore
+        return self._thd_at(driver, "volumes_datastore", "datastore", path, vim.Datastore)
+
+    def _thd_place(self, driver: Driver, folder: str) -> Place:
+        """Where volumes are. :param folder: on the datastore."""
+        settings = self._settings
+
+        def find() -> Place:
+            datacenter = driver.find(settings.datacenter)
+            datastore = self._thd_volumes_datastore(driver)
+            if not isinstance(datacenter, vim.Datacenter):
+                raise CloudError(
+                    ErrorKind.INVALID, f"datacenter in providers.vsphere: there is no {settings.datacenter!r}"
+                )
+            name = driver.datastore_properties(datastore, "name")["name"]
+            return Place(
+                settings.host, cast(Entity, datacenter), settings.datacenter, datastore, name, folder
+            )
+
+        return self._cached(f"volumes in {folder}", find)
 
     def _thd_network(self, driver: Driver, path: str) -> DataObject:
         """The backing of a network card at a network."""

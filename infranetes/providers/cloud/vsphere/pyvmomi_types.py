@@ -42,6 +42,10 @@ class VirtualMachine(Entity, Protocol):
     def CreateSnapshot_Task(self, name: str, description: str, memory: bool, quiesce: bool) -> Task: ...
     def Rename_Task(self, name: str) -> Task: ...
     def MarkAsTemplate(self) -> None: ...
+    def AttachDisk_Task(
+        self, diskId: DataObject, datastore: ManagedObject, controllerKey: int | None = None
+    ) -> Task: ...
+    def DetachDisk_Task(self, diskId: DataObject) -> Task: ...
 
 
 class OptionValue(Protocol):
@@ -57,6 +61,77 @@ class NetworkCard(Protocol):
     key: int
     controllerKey: int
     unitNumber: int
+
+
+class DiskId(Protocol):
+    """A first class disk's id."""
+
+    id: str
+
+
+class DiskFile(Protocol):
+    """The file of a VM's disk. :ivar uuid: which the guest sees with `disk.EnableUUID`."""
+
+    fileName: str
+    uuid: str | None
+
+
+class VirtualDisk(Protocol):
+    """A VM's disk. :ivar vDiskId: that of a first class disk; None: it is none."""
+
+    key: int
+    controllerKey: int
+    unitNumber: int
+    backing: DiskFile
+    vDiskId: DiskId | None
+
+
+class ScsiController(Protocol):
+    """A VM's SCSI controller."""
+
+    key: int
+    busNumber: int
+
+
+class StorageConfig(Protocol):
+    """What a first class disk is like. :ivar consumerId: the VMs that have it."""
+
+    id: DiskId
+    name: str
+    capacityInMB: int
+    keepAfterDeleteVm: bool | None
+    consumerId: Sequence[DiskId]
+
+
+class StorageObject(Protocol):
+    """A first class disk."""
+
+    config: StorageConfig
+
+
+class StorageObjectManager(ManagedObject, Protocol):
+    """The vCenter's first class disks."""
+
+    def RegisterDisk(self, path: str, name: str) -> StorageObject: ...
+    def ListVStorageObject(self, datastore: ManagedObject) -> Sequence[DiskId]: ...
+    def RetrieveVStorageObject(self, id: DataObject, datastore: ManagedObject) -> StorageObject: ...
+    def SetVStorageObjectControlFlags(
+        self, id: DataObject, datastore: ManagedObject, controlFlags: Sequence[str]
+    ) -> None: ...
+    def ExtendDisk_Task(self, id: DataObject, datastore: ManagedObject, newCapacityInMB: int) -> Task: ...
+    def DeleteVStorageObject_Task(self, id: DataObject, datastore: ManagedObject) -> Task: ...
+
+
+class VirtualDiskManager(ManagedObject, Protocol):
+    """The vCenter's disk files."""
+
+    def CreateVirtualDisk_Task(self, name: str, datacenter: ManagedObject, spec: DataObject) -> Task: ...
+
+
+class FileManager(ManagedObject, Protocol):
+    """The vCenter's files."""
+
+    def MakeDirectory(self, name: str, datacenter: ManagedObject, createParentDirectories: bool) -> None: ...
 
 
 class GuestNic(Protocol):
@@ -94,6 +169,9 @@ VMProperties = TypedDict(
     total=False,
 )
 """A VM's properties by their paths; without those that it lacks, or that were not asked for."""
+
+DatastoreProperties = TypedDict("DatastoreProperties", {"name": str, "summary.freeSpace": int}, total=False)
+"""A datastore's properties by their paths."""
 
 TaskProperties = TypedDict("TaskProperties", {"info.state": str, "info.error": Exception | None}, total=False)
 """A task's properties by their paths."""
@@ -175,3 +253,6 @@ class ServiceContent(Protocol):
     propertyCollector: PropertyCollector
     eventManager: EventManager
     sessionManager: SessionManager
+    fileManager: FileManager
+    virtualDiskManager: VirtualDiskManager
+    vStorageObjectManager: StorageObjectManager

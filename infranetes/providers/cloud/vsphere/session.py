@@ -23,6 +23,7 @@ from infranetes.providers.cloud.interface import CloudError, ErrorKind
 from infranetes.providers.cloud.vsphere.pyvmomi_types import ManagedObject, ServiceContent, SessionManager
 
 API = "vim.version.version11"  # vSphere 6.5's, which later ones speak too
+VOLUMES_API = "vim.version.version12"  # vSphere 6.7's, the first that has what volumes need
 PORT = 443
 GOODBYE_SECONDS = 2.0
 
@@ -36,14 +37,20 @@ class _MethodInfo(Protocol):
 class Session(VimSessionOrientedStub):  # type: ignore[misc]
     """Sends requests. Logs in with the first one, and again when the session has expired.
 
-    :param timeout: seconds that one answer may take."""
+    :param timeout: seconds that one answer may take. :param api: the release whose calls are made."""
 
     def __init__(
-        self, host: str, username: str, password_file: Path, ca_file: Path | None, timeout: float
+        self,
+        host: str,
+        username: str,
+        password_file: Path,
+        ca_file: Path | None,
+        timeout: float,
+        api: str = API,
     ) -> None:
         name, _, port = host.partition(":")
         stub = SoapStubAdapter(
-            host=name, port=int(port or PORT), path="/sdk", version=API, sslContext=tls_context(ca_file)
+            host=name, port=int(port or PORT), path="/sdk", version=api, sslContext=tls_context(ca_file)
         )
         stub.schemeArgs["timeout"] = timeout  # 6.7.1 has no argument for it
         super().__init__(stub, self._log_in)

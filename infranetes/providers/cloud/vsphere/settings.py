@@ -74,6 +74,8 @@ class Settings(CloudSettings):
     # below network/: the first one is what pods get, the others they may ask for
     networks: tuple[str, ...] = attrs.field(validator=_are_paths)
     datastore: str = attrs.field(default="", validator=_is_path_or_empty)  # empty: where the template is
+    # Of volumes, below datastore/; empty: there are none.
+    volumes_datastore: str = attrs.field(default="", validator=_is_path_or_empty)
     # The network of pods' addresses; empty: any.
     addresses: str = attrs.field(default="", validator=_is_network)
     # A larger size is not more likely to be available: other resource pools are tried instead.

@@ -18,6 +18,7 @@ from infranetes.providers.cloud.vsphere.pyvmomi_types import DataObject, Managed
 IDENTITY = "guestinfo.infranetes.identity"  # where vmserver's `metadata` looks
 CREATED = "infranetes-created"  # seconds since 1970: vSphere 6.5 itself does not tell
 NAME = "infranetes-name"  # the VM's original name: people may rename it
+DISK_UUIDS = "disk.EnableUUID"  # has the guest see the UUIDs of its disks, by which it finds volumes
 MAX_IDENTITY = 44 * 1024  # bytes: as base64 less than the 64 KiB that open-vm-tools reads at once
 
 _Operation = vim.vm.device.VirtualDeviceSpec.Operation
@@ -56,6 +57,7 @@ def clone(
         NAME: name,
         CREATED: f"{time.time():.3f}",
         IDENTITY: base64.b64encode(request.identity).decode(),
+        DISK_UUIDS: "TRUE",
     }
     config = vim.vm.ConfigSpec(
         numCPUs=cpus,

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A vCenter's first class disks, by one thread's session. libcloud has none of these calls."""
+
+from __future__ import annotations
+
+from typing import cast
+from urllib.parse import quote, urlencode
+
+import attrs
+from pyVmomi import vim, vmodl
+
+from infranetes.providers.cloud.vsphere.pyvmomi_types import (
+    DataObject,
+    ManagedObject,
+    ServiceContent,
+    StorageObject,
+    Task,
+)
+from infranetes.providers.cloud.vsphere.session import Session
+
+MIB = 1 << 20
+
+_KEEP = "keepAfterDeleteVm"
+_GONE = (vim.fault.NotFound, vmodl.fault.ManagedObjectNotFound)
+
+
+@attrs.frozen
+class Place:
+    """Where volumes are.
+
+    :ivar host: the vCenter. :ivar datacenter, datastore: managed objects, which are only named in requests.
+    :ivar datacenter_path: as in the inventory. :ivar name: the datastore's. :ivar folder: on it."""
+
+    host: str
+    datacenter: ManagedObject
+    datacenter_path: str
+    datastore: ManagedObject
+    name: str
+    folder: str
+
+    def path(self, file: str = "") -> str:
+        """Return a file's path, or the folder's."""
+        return f"[{self.name}] {self.folder}/{file}" if file else f"[{self.name}] {self.folder}"
+
+    def url(self, file: str) -> str:
+        """Return a file's URL at the vCenter."""
+        query = urlencode({"dcPath": self.datacenter_path, "dsName": self.name}, quote_via=quote)
+        return f"https://{self.host}/folder/{quote(f'{self.folder}/{file}')}?{query}"
+
+
+@attrs.frozen
+class FirstClassDisk:
+    """A first class disk.
+
+    :ivar kept: whether vCenter keeps it when a VM that has it is deleted.
+    :ivar users: the VMs that have it, by an id of vCenter's."""
+
+    id: str
+    name: str
+    size: int
+    kept: bool
+    users: tuple[str, ...] = ()
+
+
+class Storage:
+    """Makes requests about first class disks and their files."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._content: ServiceContent | None = None
+
+    @property
+    def _managers(self) -> ServiceContent:
+        if self._content is None:
+            instance = vim.ServiceInstance("ServiceInstance", self._session)
+            self._content = cast(ServiceContent, instance.RetrieveContent())
+        return self._content
+
+    def make_folder(self, place: Place) -> None:
+        """Make the folder of volumes. It is no error if it is there."""
+        try:
+            self._managers.fileManager.MakeDirectory(place.path(), place.datacenter, True)
+        except vim.fault.FileAlreadyExists:
+            return
+
+    def create_file(self, place: Place, file: str, size: int) -> Task:
+        """Begin to create a disk's file, of zeros that take no room."""
+        spec = vim.VirtualDiskManager.FileBackedVirtualDiskSpec(
+            diskType="thin", adapterType="lsiLogic", capacityKb=size // 1024
+        )
+        return self._managers.virtualDiskManager.CreateVirtualDisk_Task(
+            place.path(file), place.datacenter, spec
+        )
+
+    def register(self, place: Place, file: str, name: str) -> FirstClassDisk | None:
+        """Make a first class disk of a file; None: it is one."""
+        try:
+            return _disk(self._managers.vStorageObjectManager.RegisterDisk(place.url(file), name))
+        except vim.fault.AlreadyExists:
+            return None
+
+    def keep(self, place: Place, id: str) -> None:
+        """Have vCenter keep a disk when a VM that has it is deleted, by whomever."""
+        self._managers.vStorageObjectManager.SetVStorageObjectControlFlags(
+            disk_id(id), place.datastore, [_KEEP]
+        )
+
+    def ids(self, place: Place) -> list[str]:
+        """Return the ids of all first class disks of the datastore."""
+        return [each.id for each in self._managers.vStorageObjectManager.ListVStorageObject(place.datastore)]
+
+    def get(self, place: Place, id: str) -> FirstClassDisk | None:
+        """Return a first class disk; None: the datastore has none with this id."""
+        try:
+            found = self._managers.vStorageObjectManager.RetrieveVStorageObject(disk_id(id), place.datastore)
+        except _GONE:
+            return None
+        return _disk(found)
+
+    def extend(self, place: Place, id: str, size: int) -> Task:
+        """Begin to make a disk larger."""
+        manager = self._managers.vStorageObjectManager
+        return manager.ExtendDisk_Task(disk_id(id), place.datastore, size // MIB)
+
+    def delete(self, place: Place, id: str) -> Task | None:
+        """Begin to destroy a disk with its file; None: there is none."""
+        try:
+            manager = self._managers.vStorageObjectManager
+            return manager.DeleteVStorageObject_Task(disk_id(id), place.datastore)
+        except _GONE:
+            return None
+
+    def close(self) -> None:
+        """End the session."""
+        self._session.close()
+
+
+def disk_id(id: str) -> DataObject:
+    """Return an id as requests have it."""
+    return vim.vslm.ID(id=id)
+
+
+def _disk(found: StorageObject) -> FirstClassDisk:
+    config = found.config
+    return FirstClassDisk(
+        id=config.id.id,
+        name=config.name,
+        size=config.capacityInMB * MIB,
+        kept=bool(config.keepAfterDeleteVm),
+        users=tuple(each.id for each in config.consumerId or ()),
+    )

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""First class disks as vCenter has them, where vcsim lacks something or differs:
+
+- a disk that was registered has its file's size (vcsim's has none), and a file that was registered already is
+  refused with AlreadyExists (vcsim: InvalidArgument);
+- disks are attached and detached as such, to one VM at a time (vcsim: only their files, to any number);
+- one that a VM has is not deleted; disks have control flags and tell who has them.
+
+Like vcsim, and other than vCenter, it deletes the file of an attached disk with the VM, although the disk has
+the flag that has vCenter keep it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Awaitable, Callable
+from html import unescape
+from typing import Any
+
+from pyVmomi import vim, vmodl
+from twisted.internet.threads import deferToThread
+
+from tests.support.clouds.soap import envelope, fault
+from tests.support.clouds.vcsim import Vcsim, done
+
+KEEP = "keepAfterDeleteVm"
+_ID = re.compile(r"<(?:id|diskId)[^>]*>\s*<id>([^<]+)</id>")
+_NAME = re.compile(r"<name[^>]*>([^<]+)</name>")
+_SIZE = re.compile(r"<capacityKb[^>]*>([0-9]+)</capacityKb>")
+_FLAG = re.compile(r"<controlFlags[^>]*>([^<]+)</controlFlags>")
+_CONTROLLER = re.compile(r"<controllerKey[^>]*>([0-9]+)</controllerKey>")
+_FILE = re.compile(r"<path[^>]*>https://[^/]+/folder/([^?<]+)\?[^<]*dsName=([^<&]+)</path>")
+
+Answer = tuple[int, bytes, list[tuple[str, str]]]
+
+
+class FirstClassDisks:
+    """One test's. :ivar flags: each disk's control flags.
+
+    :param vms: returns the VMs of the test."""
+
+    def __init__(self, vcsim: Vcsim, vms: Callable[[], list[Any]]) -> None:
+        self._vcsim = vcsim
+        self._vms = vms
+        self._sizes: dict[str, int] = {}  # of files, in KiB
+        self._made: list[str] = []
+        self.flags: dict[str, set[str]] = {}
+        self.datastore = vcsim.find("datastore/LocalDS_0")
+
+    # ---- From outside
+
+    def get(self, id: str) -> Any:
+        """Return a disk; None: there is none."""
+        try:
+            found: Any = self._manager.RetrieveVStorageObject(vim.vslm.ID(id=id), self.datastore)
+        except vim.fault.NotFound:
+            return None
+        return found
+
+    def ids(self) -> list[str]:
+        """Return the ids of the test's disks."""
+        there = set(self._all())
+        return [id for id in self._made if id in there]
+
+    def _all(self) -> list[str]:
+        return [each.id for each in self._manager.ListVStorageObject(self.datastore)]
+
+    def make(self, name: str, mib: int) -> str:
+        """Make a disk without flags, as somebody else would; return its id."""
+        backing = vim.vslm.CreateSpec.DiskFileBackingSpec(datastore=self.datastore)
+        spec = vim.vslm.CreateSpec(name=name, backingSpec=backing, capacityInMB=mib)
+        before = set(self._all())
+        self._wait(self._manager.CreateDisk_Task(spec))
+        [made] = set(self._all()) - before
+        self._made.append(made)
+        return made
+
+    def users(self, id: str) -> list[Any]:
+        """Return the VMs that have a disk."""
+        return [vm for vm in self._vms() if any(_has(device, id) for device in vm.config.hardware.device)]
+
+    def fill(self, vm: Any, number: int) -> None:
+        """Give a VM disks of its own on its first SCSI controller."""
+        scsi = vim.vm.device.VirtualSCSIController
+        controller = next(each for each in vm.config.hardware.device if isinstance(each, scsi))
+        changes = [
+            vim.vm.device.VirtualDeviceSpec(
+                operation="add",
+                fileOperation="create",
+                device=vim.vm.device.VirtualDisk(
+                    key=-1 - unit,
+                    controllerKey=controller.key,
+                    unitNumber=unit,
+                    capacityInKB=1024,
+                    backing=vim.vm.device.VirtualDisk.FlatVer2BackingInfo(fileName="", diskMode="persistent"),
+                ),
+            )
+            for unit in [unit for unit in range(1, 16) if unit != 7][:number]
+        ]
+        done(vm.ReconfigVM_Task(vim.vm.ConfigSpec(deviceChange=changes)))
+
+    def remove_all(self) -> None:
+        """Delete the test's disks, which no VM has any more."""
+        for id in self.ids():
+            self._manager.DeleteVStorageObject_Task(vim.vslm.ID(id=id), self.datastore)
+
+    @property
+    def _manager(self) -> Any:
+        return self._vcsim.content.vStorageObjectManager
+
+    # ---- Calls
+
+    async def answer(
+        self, action: str, this: str, body: str, forward: Callable[[], Awaitable[Answer]]
+    ) -> Answer:
+        """Return the answer to any request. :param forward: asks vcsim."""
+        serve = getattr(self, f"_thd_{action}", None)
+        if serve is not None:
+            served: bytes | None = await deferToThread(serve, this, body)
+            if served is not None:
+                return (500 if b"soapenv:Fault>" in served else 200), served, []
+        status, found, headers = await forward()
+        change = getattr(self, f"_thd_after_{action}", None)
+        if change is not None:
+            status, found = await deferToThread(change, body, status, found.decode())
+        return status, found, headers
+
+    def _thd_CreateVirtualDisk_Task(self, this: str, body: str) -> None:
+        size, name = _SIZE.search(body), _NAME.search(body)
+        assert size is not None and name is not None, body
+        self._sizes.setdefault(unescape(name[1]), int(size[1]))
+
+    def _thd_after_RegisterDisk(self, body: str, status: int, answer: str) -> tuple[int, bytes]:
+        if status != 200 and "InvalidArgument" in answer:
+            return 500, fault("AlreadyExists", "<name>disk</name>")
+        found, file = _ID.search(answer), _FILE.search(body)
+        if status != 200 or found is None or file is None:
+            return status, answer.encode()
+        self._made.append(found[1])
+        mib = self._sizes[f"[{file[2]}] {file[1]}"] // 1024
+        self._wait(self._manager.ExtendDisk_Task(vim.vslm.ID(id=found[1]), self.datastore, mib))
+        return status, re.sub("<capacityInMB>0<", f"<capacityInMB>{mib}<", answer).encode()
+
+    def _thd_after_RetrieveVStorageObject(self, body: str, status: int, answer: str) -> tuple[int, bytes]:
+        if status == 200:
+            id = _id(body)
+            if KEEP in self.flags.get(id, ()):
+                answer = answer.replace("</createTime>", f"</createTime><{KEEP}>true</{KEEP}>")
+            users = "".join(f"<consumerId><id>{vm._moId}</id></consumerId>" for vm in self.users(id))
+            answer = answer.replace("</config>", f"{users}</config>")
+        return status, answer.encode()
+
+    def _thd_SetVStorageObjectControlFlags(self, this: str, body: str) -> bytes:
+        if self.get(_id(body)) is None:
+            return fault("NotFound")
+        if self.users(_id(body)):
+            return fault("InvalidState")
+        self.flags.setdefault(_id(body), set()).update(_FLAG.findall(body))
+        return envelope('<SetVStorageObjectControlFlagsResponse xmlns="urn:vim25"/>')
+
+    def _thd_DeleteVStorageObject_Task(self, this: str, body: str) -> bytes | None:
+        found = self.get(_id(body))
+        if found is None:
+            return fault("NotFound")
+        if self.users(_id(body)):
+            return fault("InvalidState")
+        self._sizes.pop(found.config.backing.filePath, None)
+        return None
+
+    def _thd_AttachDisk_Task(self, this: str, body: str) -> bytes:
+        id, vm, controller = _id(body), self._vm(this), _CONTROLLER.search(body)
+        found = self.get(id)
+        if found is None:
+            return fault("NotFound")
+        if self.users(id):
+            return fault("ResourceInUse", "<type>VirtualDisk</type><name>disk</name>")
+        assert controller is not None, body
+        key = int(controller[1])
+        devices = vm.config.hardware.device
+        taken = {each.unitNumber for each in devices if each.controllerKey == key} | {7}
+        if len(taken) > 15:
+            return fault("InvalidArgument", "<invalidProperty>controllerKey</invalidProperty>")
+        disk = vim.vm.device.VirtualDisk(
+            key=-1,
+            controllerKey=key,
+            unitNumber=min(set(range(16)) - taken),
+            capacityInKB=found.config.capacityInMB * 1024,
+            vDiskId=vim.vslm.ID(id=id),
+            backing=vim.vm.device.VirtualDisk.FlatVer2BackingInfo(
+                fileName=found.config.backing.filePath, diskMode="persistent"
+            ),
+        )
+        return self._change(vm, "AttachDisk_Task", "add", disk)
+
+    def _thd_DetachDisk_Task(self, this: str, body: str) -> bytes:
+        id, vm = _id(body), self._vm(this)
+        disk = next((each for each in vm.config.hardware.device if _has(each, id)), None)
+        return fault("NotFound") if disk is None else self._change(vm, "DetachDisk_Task", "remove", disk)
+
+    def _change(self, vm: Any, action: str, operation: str, disk: Any) -> bytes:
+        change = vim.vm.device.VirtualDeviceSpec(operation=operation, device=disk)
+        task = vm.ReconfigVM_Task(vim.vm.ConfigSpec(deviceChange=[change]))
+        answer = f'<{action}Response xmlns="urn:vim25"><returnval type="Task">{task._moId}</returnval>'
+        return envelope(f"{answer}</{action}Response>")
+
+    def _vm(self, id: str) -> Any:
+        return vim.VirtualMachine(id, self._vcsim.content.sessionManager._stub)
+
+    def _wait(self, task: Any) -> None:
+        """Wait for a task of a manager's, of which pyVmomi can't read the whole that vcsim says."""
+        collector = vmodl.query.PropertyCollector
+        spec = collector.FilterSpec(
+            objectSet=[collector.ObjectSpec(obj=task)],
+            propSet=[collector.PropertySpec(type=vim.Task, pathSet=["info.state"])],
+        )
+        until = time.monotonic() + 10
+        while True:
+            found = self._vcsim.content.propertyCollector.RetrievePropertiesEx(
+                [spec], collector.RetrieveOptions()
+            )
+            if found.objects[0].propSet[0].val == "success":
+                return
+            assert time.monotonic() < until, found
+            time.sleep(0.002)
+
+
+def _id(body: str) -> str:
+    found = _ID.search(body)
+    assert found is not None, body
+    return found[1]
+
+
+def _has(device: Any, id: str) -> bool:
+    disk_id = getattr(device, "vDiskId", None)
+    return disk_id is not None and bool(disk_id.id == id)
