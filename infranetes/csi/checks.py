@@ -35,7 +35,7 @@ class IsOfVolume(Protocol):
 
 @attrs.frozen
 class Wanted:
-    """How a pod is to have a volume."""
+    """How a pod is to have a volume. :ivar filesystem: "": none, but the disk itself."""
 
     filesystem: str
     mount_flags: tuple[str, ...]
@@ -69,8 +69,13 @@ def capability(found: csi.VolumeCapability) -> Wanted:
             f"access_mode {shown}: a volume is a disk of one pod's VM at a time; ask for ReadWriteOncePod or "
             "ReadWriteOnce"
         )
-    if found.WhichOneof("access_type") != "mount":
-        raise InvalidArgument("access_type: volumes are file systems (volumeMode: Filesystem)")
+    access_type = found.WhichOneof("access_type")
+    if access_type == "block":
+        return Wanted("", (), mode == _READ_ONLY, None)
+    if access_type != "mount":
+        raise InvalidArgument(
+            "access_type is missing: a volume is a file system (volumeMode: Filesystem) or a raw disk (Block)"
+        )
     mount = found.mount
     if mount.fs_type and mount.fs_type not in FILESYSTEMS:
         raise InvalidArgument(

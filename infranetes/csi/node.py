@@ -70,9 +70,12 @@ class Node:
         self, request: csi.NodeGetVolumeStatsRequest, call: Call
     ) -> csi.NodeGetVolumeStatsResponse:
         pods, volume_id = self._with_pods(), checks.volume_id(request)
-        await self._find(volume_id, checks.text("volume_path", request.volume_path, checks.MAX_PATH))
-        use = await pods.usage(volume_id)
+        path = checks.text("volume_path", request.volume_path, checks.MAX_PATH)
         unit = csi.VolumeUsage
+        if (await self._find(volume_id, path)).raw:  # what is used of it, its pod alone knows
+            disk = await self._publisher.volumes.get(volume_id)
+            return csi.NodeGetVolumeStatsResponse(usage=[csi.VolumeUsage(unit=unit.BYTES, total=disk.size)])
+        use = await pods.usage(volume_id)
         usage = [csi.VolumeUsage(unit=unit.BYTES, total=use.total, used=use.used, available=use.available)]
         if use.inodes:
             inodes = csi.VolumeUsage(unit=unit.INODES, total=use.inodes, used=use.inodes_used)
@@ -98,10 +101,11 @@ class Node:
             raise Unimplemented("this node does not look into its pods' volumes")
         return self._pods
 
-    async def _find(self, volume_id: str, path: str) -> None:
-        """:raise NotFound: the volume is not published at this path."""
+    async def _find(self, volume_id: str, path: str) -> PublishedVolume:
+        """How a volume is published at a path. :raise NotFound: it is not."""
         found = None
         if path.startswith("/"):
             found = await self._publisher.find(path)
         if found is None or found.volume != volume_id:
             raise NotFound(f"volume {volume_id} is not published at {path[:256]}")
+        return found

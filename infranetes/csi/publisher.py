@@ -7,7 +7,7 @@ import os
 
 from infranetes.csi.checks import InFlight
 from infranetes.providers.volumes import IVolumes
-from infranetes.volumes import published
+from infranetes.volumes import published, published_devices
 from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.published import PublishedVolume
 from infranetes_common.concurrency import run_in_thread
@@ -49,7 +49,7 @@ class Publisher:
         """What is published at a path; None: no volume.
 
         :raise FailedPrecondition: a volume is, but what says how can't be read."""
-        return await run_in_thread(self._reactor, published.read, path, self._table)
+        return await run_in_thread(self._reactor, self._thd_find, path)
 
     def close(self) -> None:
         """Publish nothing any more. Idempotent."""
@@ -57,23 +57,35 @@ class Publisher:
 
     # ---- In threads
 
+    def _thd_find(self, path: str) -> PublishedVolume | None:
+        return published_devices.read(path) or published.read(path, self._table)
+
     def _thd_publish(self, target: str, volume: PublishedVolume) -> None:
         here = os.path.realpath(target)
-        others = [each for each in published.targets(volume.volume, self._table) if each != here]
+        targets = [*published.targets(volume.volume, self._table), *published_devices.targets(volume.volume)]
+        others = [each for each in targets if each != here]
         if others:
             raise FailedPrecondition(
                 f"volume {volume.volume} is published at {others[0]} already, and a volume is one pod's at a "
                 "time: it can be published here once that pod is gone"
             )
-        published.publish(target, volume, self._table)
+        published.check_target(target)
+        there = self._thd_find(target)
+        if there is not None and there.raw is not volume.raw:
+            published.check_same(target, there, volume)
+        if volume.raw:
+            published_devices.publish(target, volume, self._table)
+        else:
+            published.publish(target, volume, self._table)
 
     def _thd_unpublish(self, target: str, volume_id: str) -> None:
         there = None
         if os.path.isabs(target):
             try:
-                there = published.read(target, self._table)
+                there = self._thd_find(target)
             except InfranetesError:
                 there = None  # whatever it is, it is to go
         if there is not None and not there.below and there.volume != volume_id:
             raise FailedPrecondition(f"{target}: volume {there.volume} is published there, not {volume_id}")
+        published_devices.unpublish(target, self._table)
         published.unpublish(target, self._table)

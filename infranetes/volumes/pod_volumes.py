@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The volumes of pods: disks that are attached to a sandbox's VM, mounted there, and detached before it ends.
+A raw volume is not mounted: the VM's device is the container's.
 
 Which volumes a pod has is known from what kubelet has had published among the node's mounts; which are
 attached, from the store. docs/volumes.md has the table that this follows:
 
 record   at the provider        in the VM         next
 none     free                                     its pod's VM runs: record, attach (`at_launch`)
-                                                  a container that mounts it: record, attach, mount
-there    attached, or on the    mounted, or not   a container: attach and mount again, both idempotent
-         way there or back                        the sandbox is stopped: unmount, detach, no record
+                                                  a container that has it: record, attach, mount or find
+there    attached, or on the    mounted, found,   a container: attach and mount or find again, all idempotent
+         way there or back      or neither        the sandbox is stopped: unmount, detach, no record
                                                   the launch fails: the VM is destroyed, then detach
 there    its VM is gone                           detach, which then has nothing to do; no record
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import attrs
 from twisted.logger import Logger
@@ -71,10 +73,11 @@ class PodVolumes:
     # ---- over a container's life
 
     async def prepare(self, container: Container, config: cri.ContainerConfig) -> cri.ContainerConfig:
-        """Have the VM mount the container's volumes; return `config` with mounts that name them.
+        """Have the VM mount the container's volumes, or find them where they are raw; return `config` with
+        mounts and devices that name them there.
 
-        :raise InfranetesError: a volume can't be had; names the mount."""
-        paths = [mount.host_path for mount in config.mounts]
+        :raise InfranetesError: a volume can't be had; names the mount or device."""
+        paths = [mount.host_path for mount in config.mounts] + [one.host_path for one in config.devices]
         if not any(paths):
             return config
         found = await self._find(paths)
@@ -82,41 +85,50 @@ class PodVolumes:
             return config
         changed = cri.ContainerConfig()
         changed.CopyFrom(config)
-        for index, (mount, volume) in enumerate(zip(changed.mounts, found, strict=True)):
-            if volume is None:
-                continue
-            try:
-                _check_mount(mount)
-                serial = await self._have(container.sandbox, volume)
-            except InfranetesError as error:
-                raise type(error)(f"{mounts.describe(index, mount)}: {error}") from None
-            mount.host_path = PREFIX + serial + (f"/{volume.below}" if volume.below else "")
-            mount.readonly = mount.readonly or volume.read_only
+        volumes = iter(found)
+        for index, mount in enumerate(changed.mounts):
+            if (volume := next(volumes)) is not None:
+                with _named(mounts.describe(index, mount)):
+                    _check_mount(mount, volume)
+                    mount.host_path = await self._have(container.sandbox, volume)
+                    mount.readonly = mount.readonly or volume.read_only
+        for index, device in enumerate(changed.devices):
+            if (volume := next(volumes)) is not None:
+                with _named(describe_device(index, device)):
+                    _check_device(changed, volume)
+                    device.host_path = await self._have(container.sandbox, volume)
+                    if volume.read_only:
+                        device.permissions = (device.permissions or "rwm").replace("w", "") or "r"
         return changed
 
     async def _have(self, sandbox: Sandbox, wanted: PublishedVolume) -> str:
-        """Have the sandbox's VM mount a volume; return its disk's serial number there."""
+        """Have the sandbox's VM mount a volume, or find it; return how the agent knows it as a host_path."""
         options, began = checked_options(wanted.mount_flags), self._node.clock.seconds()
         self._volumes_of(self._node.side_of(sandbox.record))
         async with self._in_work.held(wanted.volume):
             agent = sandbox.agent()
             serial = await self._attached(sandbox, wanted)
             try:
-                await agent.mount_disk(
-                    serial, wanted.filesystem, options, read_only=wanted.read_only, group=wanted.group
-                )
+                if wanted.raw:
+                    there = await agent.find_disk(serial)
+                else:
+                    await agent.mount_disk(
+                        serial, wanted.filesystem, options, read_only=wanted.read_only, group=wanted.group
+                    )
+                    there = PREFIX + serial + (f"/{wanted.below}" if wanted.below else "")
             except Unimplemented:
                 raise FailedPrecondition(
-                    "this pod's VM can't mount volumes: its guest image is of an earlier release, or its "
+                    "this pod's VM can't have such volumes: its guest image is of an earlier release, or its "
                     "agent shares a machine. Build the guest image anew, and have the pod made anew"
                 ) from None
         _log.info(
-            "volume {volume} is mounted in the VM of sandbox {sandbox}: {seconds:.2f} s",
+            "volume {volume} is {there} in the VM of sandbox {sandbox}: {seconds:.2f} s",
             volume=wanted.volume,
+            there="there raw" if wanted.raw else "mounted",
             sandbox=sandbox.id,
             seconds=self._node.clock.seconds() - began,
         )
-        return serial
+        return there
 
     async def _attach(self, sandbox: Sandbox, wanted: PublishedVolume) -> None:
         async with self._in_work.held(wanted.volume):
@@ -206,7 +218,7 @@ class PodVolumes:
         if record is None:
             return ""
         sandbox = self._node.inventory.sandboxes.get(record.sandbox_id)
-        return _named(sandbox) if sandbox is not None else f"sandbox {record.sandbox_id}"
+        return _pod_named(sandbox) if sandbox is not None else f"sandbox {record.sandbox_id}"
 
     # ---- records
 
@@ -294,11 +306,43 @@ class PodVolumes:
         return volumes
 
 
-def _check_mount(mount: cri.Mount) -> None:
+def describe_device(index: int, device: cri.Device) -> str:
+    """A container's device as messages name it."""
+    return f"config.devices[{index}] ({device.host_path[:256]} at {device.container_path[:256]})"
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Have errors name what they are about."""
+    try:
+        yield
+    except InfranetesError as error:
+        raise type(error)(f"{what}: {error}") from None
+
+
+def _check_mount(mount: cri.Mount, volume: PublishedVolume) -> None:
+    if volume.raw:
+        raise FailedPrecondition(
+            f"volume {volume.volume} is a raw block device (volumeMode: Block), which is no mount: name it "
+            "among the container's volumeDevices"
+        )
     if mount.uidMappings or mount.gidMappings:
         raise FailedPrecondition("a volume can't be mounted with mapped ids yet: leave out hostUsers: false")
 
 
-def _named(sandbox: Sandbox) -> str:
+def _check_device(config: cri.ContainerConfig, volume: PublishedVolume) -> None:
+    if not volume.raw:
+        raise FailedPrecondition(
+            f"volume {volume.volume} has a file system (volumeMode: Filesystem), and is no device: name it "
+            "among the container's volumeMounts"
+        )
+    options = config.linux.security_context.namespace_options
+    if options.userns_options.mode == cri.POD and options.HasField("userns_options"):
+        raise FailedPrecondition(
+            "the users of a pod with a user namespace may not open a disk: leave out hostUsers: false"
+        )
+
+
+def _pod_named(sandbox: Sandbox) -> str:
     metadata = sandbox.config.metadata
     return f"pod {metadata.namespace}/{metadata.name} (sandbox {sandbox.id})"

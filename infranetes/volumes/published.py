@@ -10,6 +10,9 @@ Its source in the mount table is `infranetes:VOLUME`. The node's mount table is 
 survives the daemon, ends with the node's boot as every mount does, and a subPath, which kubelet binds, still
 shows the same file system with the path in it.
 
+What is said here is of volumes with a file system; raw ones are `published_devices`' work, which has the
+document in common.
+
 Everything here blocks: call it in a thread.
 """
 
@@ -45,7 +48,7 @@ FILE = "volume.json"
 PREFIX = b"infranetes:"
 _TYPE = "tmpfs"
 _MAX_FILE = 16 * 1024
-_DIRECTORY_MODE = 0o750
+DIRECTORY_MODE = 0o750
 _VOLUME_OF_POD = rb"/volumes/[^/~]+~[^/]+/[^/]+(/mount)?"  # below the pod's directory; CSI's with /mount
 
 
@@ -53,7 +56,8 @@ _VOLUME_OF_POD = rb"/volumes/[^/~]+~[^/]+/[^/]+(/mount)?"  # below the pod's dir
 class PublishedVolume:
     """A volume as a pod is to have it.
 
-    :ivar volume: its id. :ivar mount_flags: options of the mount in the VM, as the cluster's users gave them.
+    :ivar volume: its id. :ivar filesystem: "": none, for the pod gets the disk itself (`raw`).
+    :ivar mount_flags: options of the mount in the VM, as the cluster's users gave them.
     :ivar read_only: whether the pod may not write to it.
     :ivar group: the id of the group that is to own its files (fsGroup); None: they stay as they are.
     :ivar below: the path in the volume that is meant (subPath); "": all of it. It has no `..`."""
@@ -64,6 +68,11 @@ class PublishedVolume:
     read_only: bool = False
     group: int | None = None
     below: str = ""
+
+    @property
+    def raw(self) -> bool:
+        """Whether containers get a block device, rather than what is in a file system."""
+        return not self.filesystem
 
 
 def read(host_path: str, table: MountTable) -> PublishedVolume | None:
@@ -122,20 +131,17 @@ def publish(target: str, volume: PublishedVolume, table: MountTable) -> None:
     :raise AlreadyExists: the same volume is published there in another way.
     :raise FailedPrecondition: another volume is, or the daemon may not mount, or kubelet would not see it."""
     check(volume)
-    _check_target(target)
+    check_target(target)
     try:
         path = os.fsencode(resolve(target))
         on = mount_of(table.mounts(), path)
         if on.mount_point == path and _is_ours(on):
-            _check_same(target, read(target, table), volume)
+            check_same(target, read(target, table), volume)
             return
         if on.slave:
-            raise FailedPrecondition(
-                f"{target}: kubelet does not see what the daemon mounts, which has mounts of its own; "
-                "give it the node's by the drop-in systemd-csi.conf (docs/volumes.md) and restart it"
-            )
-        make_directories(path, _DIRECTORY_MODE)
-        content = json.dumps(_document(volume)).encode()
+            raise not_seen(target)
+        make_directories(path, DIRECTORY_MODE)
+        content = json.dumps(document(volume)).encode()
         with Tmpfs(PREFIX + volume.volume.encode(), len(content)) as made:
             made.write(FILE, content)
             directory = open_path(path, os.O_PATH | os.O_DIRECTORY)
@@ -145,10 +151,7 @@ def publish(target: str, volume: PublishedVolume, table: MountTable) -> None:
                 os.close(directory)
     except OSError as error:
         if error.errno == errno.EPERM:
-            raise FailedPrecondition(
-                f"{target}: the daemon may not mount: it needs CAP_SYS_ADMIN, which its unit does not give; "
-                "give it by the drop-in systemd-csi.conf (docs/volumes.md) and restart it"
-            ) from None
+            raise may_not(target, "mount") from None
         raise Unavailable(f"{target} can't be mounted: {error.strerror}") from None
 
 
@@ -157,7 +160,7 @@ def unpublish(target: str, table: MountTable) -> None:
 
     :raise InvalidArgument: the path can't be.
     :raise FailedPrecondition: something else is there. :raise Unavailable: it can't be unmounted."""
-    _check_target(target)
+    check_target(target)
     try:
         path = os.fsencode(resolve(target))
         while (on := mount_of(table.mounts(), path)).mount_point == path:
@@ -178,7 +181,11 @@ def check(volume: PublishedVolume) -> None:
     """:raise InvalidArgument: no volume can be so."""
     if not is_volume_id(volume.volume):
         raise InvalidArgument(f"{volume.volume[:80]!r} can't be a volume's id")
-    if volume.filesystem not in FILESYSTEMS:
+    if volume.raw and (volume.mount_flags or volume.group is not None):
+        raise InvalidArgument(
+            f"volume {volume.volume}: a block device has no mount options, and no group of its files"
+        )
+    if not volume.raw and volume.filesystem not in FILESYSTEMS:
         raise InvalidArgument(
             f"volume {volume.volume}: the file system {volume.filesystem[:80]!r} is not offered; known are "
             f"{' and '.join(FILESYSTEMS)}"
@@ -192,14 +199,18 @@ def check(volume: PublishedVolume) -> None:
         raise InvalidArgument(f"volume {volume.volume}: {volume.group} is no group's id")
 
 
-def _check_target(target: str) -> None:
+def check_target(target: str) -> None:
+    """:raise InvalidArgument: nothing can be published at this path."""
     if not target.startswith("/") or "\0" in target or len(os.fsencode(target)) >= 4096:
         raise InvalidArgument(f"target_path: {target[:256]!r} is no absolute path")
     if not os.path.normpath(target).strip("/"):
         raise InvalidArgument("target_path: nothing is published at the root directory")
 
 
-def _check_same(target: str, there: PublishedVolume | None, volume: PublishedVolume) -> None:
+def check_same(target: str, there: PublishedVolume | None, volume: PublishedVolume) -> None:
+    """Check that what is published at a path is what is to be.
+
+    :raise AlreadyExists: it is in another way. :raise FailedPrecondition: it is another volume."""
     if there == attrs.evolve(volume, below=""):
         return
     if there is not None and there.volume == volume.volume:
@@ -225,7 +236,7 @@ def _read(mounts: Sequence[Mount], mount: Mount) -> PublishedVolume:
             content = _content(one)
             if content is None:
                 continue  # hidden by another mount
-            volume = _volume(json.loads(content))
+            volume = volume_of(json.loads(content))
             check(volume)
             if volume.volume == name:
                 return volume
@@ -249,7 +260,24 @@ def _content(mount: Mount) -> bytes | None:
         return file.read(_MAX_FILE)
 
 
-def _document(volume: PublishedVolume) -> Mapping[str, object]:
+def not_seen(target: str) -> FailedPrecondition:
+    """Why nothing is mounted at a path of which the daemon has a mount of its own."""
+    return FailedPrecondition(
+        f"{target}: kubelet does not see what the daemon mounts, which has mounts of its own; give it the "
+        "node's by the drop-in systemd-csi.conf (docs/volumes.md) and restart it"
+    )
+
+
+def may_not(target: str, what: str) -> FailedPrecondition:
+    """Why a daemon without the right to do something does not do it."""
+    return FailedPrecondition(
+        f"{target}: the daemon may not {what}: it needs CAP_SYS_ADMIN and the node's loop devices, which its "
+        "unit does not give; give them by the drop-in systemd-csi.conf (docs/volumes.md) and restart it"
+    )
+
+
+def document(volume: PublishedVolume) -> Mapping[str, object]:
+    """What says how a volume is wanted, for `volume_of`."""
     return {
         "volume": volume.volume,
         "filesystem": volume.filesystem,
@@ -259,8 +287,10 @@ def _document(volume: PublishedVolume) -> Mapping[str, object]:
     }
 
 
-def _volume(document: Mapping[str, object]) -> PublishedVolume:
-    """:raise ValueError: :raise KeyError: :raise TypeError: it is no such document."""
+def volume_of(document: Mapping[str, object]) -> PublishedVolume:
+    """The volume that a document tells of, unchecked.
+
+    :raise ValueError: :raise KeyError: :raise TypeError: it is no such document."""
     volume, filesystem, flags = document["volume"], document["filesystem"], document["mount_flags"]
     read_only, group = document["read_only"], document["group"]
     if not isinstance(volume, str) or not isinstance(filesystem, str) or not isinstance(read_only, bool):

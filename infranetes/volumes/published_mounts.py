@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which volumes are published at paths that containers mount, looked up where nothing can hang."""
+"""Which volumes are published at paths that containers name, looked up where nothing can hang."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from twisted.python.failure import Failure
 
-from infranetes.volumes import published
+from infranetes.volumes import published, published_devices
 from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.published import PublishedVolume
 from infranetes_common.concurrency import Lanes, run_in_thread, settled
@@ -18,7 +18,7 @@ THREADS = 4
 
 
 class PublishedMounts:
-    """Looks at the node's mounts.
+    """Looks at the node's mounts and block devices.
 
     A path in a directory that does not answer delays only its own container."""
 
@@ -46,13 +46,22 @@ class PublishedMounts:
         :raise InfranetesError: it can't be told."""
         if not uid or not await run_in_thread(self._reactor, self._thd_any):
             return []
-        return await self._lanes.run(f"pod {uid}", FIND_SECONDS, published.for_pod, uid, self._table)
+        return await self._lanes.run(f"pod {uid}", FIND_SECONDS, self._thd_for_pod, uid)
 
     async def _look(self, path: str) -> PublishedVolume | None:
-        return await self._lanes.run(path, FIND_SECONDS, published.read, path, self._table)
+        return await self._lanes.run(path, FIND_SECONDS, self._thd_look, path)
+
+    def _thd_for_pod(self, uid: str) -> list[PublishedVolume]:
+        found = [*published.for_pod(uid, self._table), *published_devices.for_pod(uid)]
+        return sorted(found, key=lambda each: each.volume)
+
+    def _thd_look(self, path: str) -> PublishedVolume | None:
+        return published_devices.read(path) or published.read(path, self._table)
 
     def _thd_any(self) -> bool:
-        return any(one.source.startswith(published.PREFIX) for one in self._table.mounts())
+        if any(one.source.startswith(published.PREFIX) for one in self._table.mounts()):
+            return True
+        return published_devices.any_published()
 
     def close(self) -> None:
         """Look at nothing any more. Idempotent."""

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tmpfs that is filled before anybody sees it, by the calls of Linux 5.2: fsopen(2) and what goes with it.
+A file of it, or any other, can be bound by its descriptor.
 
 Everything here blocks: call it in a thread.
 """
@@ -12,8 +13,9 @@ import os
 from types import TracebackType
 
 # Of every architecture; glibc has functions for them from 2.36 on. Source: linux/mount.h
-_MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 429, 430, 431, 432
+_OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 428, 429, 430, 431, 432
 _CLOEXEC = 1
+_CLONE, _EMPTY_PATH = 1, 0x1000
 _SET_STRING, _CREATE = 1, 6
 _NO_SETID, _NO_DEVICES, _NO_EXEC = 2, 4, 8
 _FROM_EMPTY_PATH, _TO_EMPTY_PATH = 0x04, 0x40
@@ -60,9 +62,22 @@ class Tmpfs:
         with open(os.open(name, flags, 0o600, dir_fd=self._descriptor), "wb") as file:
             file.write(content)
 
+    def open(self, name: str) -> int:
+        """Open a file in it for reading."""
+        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._descriptor)
+
     def mount(self, directory: int) -> None:
         """Mount it on a directory, by its descriptor."""
         _call(_MOVE_MOUNT, self._descriptor, b"", directory, b"", _FROM_EMPTY_PATH | _TO_EMPTY_PATH)
+
+
+def bind(source: int, target: int) -> None:
+    """Have a file appear at the place of another one too, both by their descriptors."""
+    made = _call(_OPEN_TREE, source, b"", _CLONE | os.O_CLOEXEC | _EMPTY_PATH)
+    try:
+        _call(_MOVE_MOUNT, made, b"", target, b"", _FROM_EMPTY_PATH | _TO_EMPTY_PATH)
+    finally:
+        os.close(made)
 
 
 def unmount(path: bytes) -> None:

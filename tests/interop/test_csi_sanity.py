@@ -55,12 +55,13 @@ class Sanity(_Base):
         self.pods = Pods()
         return super().setUp()
 
-    async def run_suite(self) -> list[dict[str, Any]]:  # Any: JSON
+    async def run_suite(self, access_type: str) -> list[dict[str, Any]]:  # Any: JSON
         report = self.root / "report.json"
         arguments = [
             f"--csi.endpoint={CsiConfig(str(self.root)).socket}",
             f"--csi.mountdir={self.root / 'mount'}",
             f"--csi.stagingdir={self.root / 'staging'}",
+            f"--csi.testvolumeaccesstype={access_type}",
             f"--csi.testvolumesize={self.unit}",
             f"--csi.testvolumeexpandsize={2 * self.unit}",
             f"--ginkgo.json-report={report}",
@@ -74,7 +75,14 @@ class Sanity(_Base):
         return found
 
     async def test_all_that_is_offered_is_as_it_has_to_be(self) -> None:
-        specs = [each for each in await self.run_suite() if each["LeafNodeType"] == "It"]
+        await self.check_suite("mount")
+
+    async def test_raw_volumes_are_too(self) -> None:
+        await self.check_suite("block")
+        self.assertEqual(self.loop_devices(), [])
+
+    async def check_suite(self, access_type: str) -> None:
+        specs = [each for each in await self.run_suite(access_type) if each["LeafNodeType"] == "It"]
         names: dict[str, list[str]] = {}
         for each in specs:
             words = [*(each["ContainerHierarchyTexts"] or ()), each["LeafNodeText"]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from vmserver.mounts import mounts
@@ -55,11 +56,13 @@ class ScsiDisks:
                 return None
         return self._device(disk)
 
-    def with_serial(self, target: int, serial: str) -> str | None:
+    def with_serial(self, target: int, serial: str, used: Collection[str] = ()) -> str | None:
         """Return the path of the disk with this serial number at a target; None: it is not there yet.
 
         Disks of that target which are not mounted are forgotten if it is not found otherwise: the hypervisor
-        may have put it in the place of one that it has taken away."""
+        may have put it in the place of one that it has taken away.
+
+        :param used: serial numbers of disks that are not forgotten, though they are not mounted."""
         host = self.host()
         if host is None:
             return None
@@ -69,7 +72,7 @@ class ScsiDisks:
         for look in range(2):
             if look:
                 for known in self._at(host, target):
-                    if _is_qemus(known) and not self._mounted(known):
+                    if _is_qemus(known) and _serial(known) not in used and not self._mounted(known):
                         _write(known / "delete", "1")
             _write(self._sys / f"class/scsi_host/host{host}/scan", f"0 {target} -")
             for known in self._at(host, target):

@@ -32,6 +32,9 @@ class DiskCalls:
         await self._own().mount(wanted)
         return messages.MountDiskResponse()
 
+    async def FindDisk(self, request: messages.FindDiskRequest, call: Call) -> messages.FindDiskResponse:
+        return messages.FindDiskResponse(device=await self._own().find(_serial(request.serial)))
+
     async def UnmountDisk(
         self, request: messages.UnmountDiskRequest, call: Call
     ) -> messages.UnmountDiskResponse:

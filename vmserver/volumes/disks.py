@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The disks that belong to the pod: found by their serial numbers, and mounted as `BASE/SERIAL/directory`.
+One whose device containers have themselves is marked by a file, `BASE/SERIAL/raw`, and not mounted.
 
 A disk on which anything is found is never formatted: only one that is empty for blkid, and all zeros at its
 beginning and end.
@@ -39,20 +40,22 @@ RESTORE_SECONDS = 5.0  # that a disk gets to appear, each time it is looked for 
 _RETRY_SECONDS = (0.5, 5.0)  # the first pause, and the longest
 _LOOK_SECONDS = 0.1
 DIRECTORY = "directory"
+RAW = "raw"
 
 _log = Logger()
 
 
 @attrs.frozen
 class DiskSpace:
-    """What is left on a mounted disk. :ivar disk: its own size in bytes."""
+    """What is left on a disk: nothing is known of one that is not mounted. :ivar disk: its own size in
+    bytes."""
 
     space: filesystems.Space
     disk: int
 
 
 class PodDisks:
-    """Mounts, measures and unmounts disks, one at a time.
+    """Mounts, finds, measures and unmounts disks, one at a time.
 
     :param base: a directory of mount points.
     """
@@ -123,6 +126,10 @@ class PodDisks:
 
     async def _mount(self, wanted: DiskMount, within: float) -> None:
         point = self._point(wanted.serial)
+        if await run_in_thread(self._reactor, self._mark(wanted.serial).exists):
+            raise FailedPrecondition(
+                f"disk {wanted.serial} is a container's as it is: it is not mounted as well"
+            )
         device = await self._appeared(wanted.serial, within)
         if not await run_in_thread(self._reactor, os.path.ismount, point):
             await self._check_content(wanted, device)
@@ -133,6 +140,18 @@ class PodDisks:
         await self._grow(device, wanted.filesystem, point)
         if wanted.group is not None:
             await run_in_thread(self._reactor, filesystems.give_to_group, str(point), wanted.group)
+
+    async def find(self, serial: str) -> str:
+        """Wait for a disk that containers are to have as it is; return its device. It can't be mounted from
+        then on, until `unmount`. Idempotent.
+
+        :raise Unavailable: it does not appear. :raise FailedPrecondition: it is mounted."""
+        async with self._lock:
+            if await run_in_thread(self._reactor, os.path.ismount, self._point(serial)):
+                raise FailedPrecondition(f"disk {serial} is mounted in this VM, and no device of a container")
+            device = await self._appeared(serial, APPEAR_SECONDS)
+            await run_in_thread(self._reactor, self._thd_mark, serial)
+        return device
 
     async def unmount(self, serial: str) -> None:
         """Write what is pending, unmount a disk, and have the kernel forget it. Idempotent.
@@ -145,8 +164,15 @@ class PodDisks:
             await run_in_thread(self._reactor, self._thd_unmount, serial)
 
     async def usage(self, serial: str, *, grow: bool) -> DiskSpace:
-        """Measure a disk. :param grow: fill it with its file system first. :raise NotFound: not mounted."""
+        """Measure a disk. :param grow: look whether it has grown, and fill it with its file system first.
+
+        :raise NotFound: it is neither mounted nor a container's."""
         point = self._point(serial)
+        if await run_in_thread(self._reactor, self._mark(serial).exists):
+            async with self._lock:
+                device = await self._appeared(serial, APPEAR_SECONDS)
+                size = await run_in_thread(self._reactor, self._thd_size, device, grow)
+            return DiskSpace(filesystems.Space(0, 0, 0, 0, 0), size)
         if not await run_in_thread(self._reactor, os.path.ismount, point):
             raise NotFound(f"disk {serial} is not mounted in this VM")
         async with self._lock:
@@ -162,11 +188,14 @@ class PodDisks:
     def _point(self, serial: str) -> Path:
         return self._base / serial / DIRECTORY
 
+    def _mark(self, serial: str) -> Path:
+        return self._base / serial / RAW
+
     async def _appeared(self, serial: str, within: float) -> str:
         """The disk's device, once it is there. :raise Unavailable: it is not, in so many seconds."""
         until = self._reactor.seconds() + within
         while True:
-            device = await run_in_thread(self._reactor, self._disks.with_serial, TARGET, serial)
+            device = await run_in_thread(self._reactor, self._thd_device, serial)
             if device is not None:
                 return device
             if self._reactor.seconds() >= until:
@@ -204,7 +233,32 @@ class PodDisks:
         if await run_in_thread(self._reactor, filesystems.is_smaller, device, filesystem):
             await filesystems.grow(self._reactor, device, filesystem, str(point))
 
+    def _thd_device(self, serial: str) -> str | None:
+        raw = [mark.parent.name for mark in self._base.glob(f"*/{RAW}")]
+        return self._disks.with_serial(TARGET, serial, raw)
+
+    def _thd_size(self, device: str, look: bool) -> int:
+        if look:
+            self._disks.look_at_size(os.stat(device).st_rdev)
+        return filesystems.size_of(device)
+
+    def _thd_mark(self, serial: str) -> None:
+        mark = self._mark(serial)
+        mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mark.touch(mode=0o600)
+
+    def _thd_give_up(self, serial: str) -> None:
+        """Have what containers wrote to a disk be on it, and the kernel forget it."""
+        device = self._thd_device(serial)
+        if device is not None:
+            filesystems.flush(device)
+            self._disks.forget(os.stat(device).st_rdev)
+        self._mark(serial).unlink(missing_ok=True)
+
     def _thd_unmount(self, serial: str) -> None:
+        if self._mark(serial).exists():
+            self._thd_give_up(serial)
+            return
         point = self._point(serial)
         self._records.remove(serial)
         if not os.path.ismount(point):

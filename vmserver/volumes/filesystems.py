@@ -70,6 +70,18 @@ def size_of(device: str) -> int:
         raise Unavailable(f"{device} can't be read: {error.strerror}") from None
 
 
+def flush(device: str) -> None:
+    """Have all that was written to a disk be on it. Blocks. :raise DataLoss: it can't be written."""
+    try:
+        descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise DataLoss(f"what was written to {device} can't be brought to the disk: {error}") from None
+
+
 def is_blank(device: str) -> bool:
     """Whether a disk's beginning and end are all zeros. Blocks. :raise DataLoss: it can't be read."""
     try:

@@ -22,7 +22,7 @@ import fcntl
 import json
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -66,9 +66,9 @@ class GuestDisks(ScsiDisks):
         super().__init__(sys, dev)
         self._identify = identify
 
-    def with_serial(self, target: int, serial: str) -> str | None:
+    def with_serial(self, target: int, serial: str, used: Collection[str] = ()) -> str | None:
         """As in `ScsiDisks`, wherever the disk is. :raise FailedPrecondition: several disks say that."""
-        found = super().with_serial(target, serial)
+        found = super().with_serial(target, serial, used)
         if found is not None:
             return found
         names = [name for name in self._names() if serial in self._said_by(name)]

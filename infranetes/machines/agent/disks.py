@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from infranetes.machines.agent.calls import AgentCalls
 from infranetes.machines.agent.checks import clamped
+from infranetes_common.errors import Unavailable
 from infranetes_common.wire import vmserver
 
 MOUNT_SECONDS = 600.0  # a file system is made or grown, or millions of files are given to a group
+FIND_SECONDS = 60.0  # the agent waits for half as long
 UNMOUNT_SECONDS = 60.0  # what is pending is written
 USAGE_SECONDS = 20.0
+_DEVICE = re.compile(r"/dev/[A-Za-z0-9_-]{1,64}")
 
 
 class DiskClient(AgentCalls):
@@ -35,6 +39,16 @@ class DiskClient(AgentCalls):
             serial=serial, filesystem=filesystem, options=options, read_only=read_only, group=group
         )
         await self._call(self._stub.MountDisk(request, timeout=MOUNT_SECONDS))
+
+    async def find_disk(self, serial: str) -> str:
+        """Wait for a disk that is not to be mounted; return the path of its device in the VM. Idempotent.
+
+        :raise FailedPrecondition: it is mounted. :raise Unimplemented: as `mount_disk`."""
+        request = vmserver.FindDiskRequest(serial=serial)
+        found = await self._call(self._stub.FindDisk(request, timeout=FIND_SECONDS))
+        if not _DEVICE.fullmatch(found.device):
+            raise Unavailable(f"the VM has no device for disk {serial}; try again")
+        return str(found.device)
 
     async def unmount_disk(self, serial: str, within: float = UNMOUNT_SECONDS) -> None:
         """Unmount a disk, with all that was written to it. Idempotent.

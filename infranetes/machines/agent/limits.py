@@ -56,6 +56,7 @@ MESSAGE_BYTES: Mapping[str, int] = {
     "WatchVolumes": 4 * KIB,
     "RemoveVolume": 4 * KIB,
     "MountDisk": 4 * KIB,
+    "FindDisk": 4 * KIB,
     "UnmountDisk": 4 * KIB,
     "DiskUsage": 4 * KIB,
     "MeasureVolumes": 128 * KIB,

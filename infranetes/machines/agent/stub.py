@@ -106,6 +106,7 @@ class AgentStub(Protocol):
     WatchVolumes: Download[messages.WatchVolumesRequest, messages.WatchVolumesResponse]
     RemoveVolume: Unary[messages.RemoveVolumeRequest, messages.RemoveVolumeResponse]
     MountDisk: Unary[messages.MountDiskRequest, messages.MountDiskResponse]
+    FindDisk: Unary[messages.FindDiskRequest, messages.FindDiskResponse]
     UnmountDisk: Unary[messages.UnmountDiskRequest, messages.UnmountDiskResponse]
     DiskUsage: Unary[messages.DiskUsageRequest, messages.DiskUsageResponse]
     MeasureVolumes: Unary[messages.MeasureVolumesRequest, messages.MeasureVolumesResponse]

@@ -26,8 +26,10 @@ from infranetes.providers.qemu.vm import Vm
 from infranetes.providers.qemu.volumes import QemuVolumes
 from infranetes.providers.volumes import IVolumes
 from infranetes.volumes.mount_table import MountTable
+from infranetes.volumes.published_devices import BACKING_FILE
 from infranetes_common.concurrency import start
 from infranetes_common.errors import InfranetesError, NotFound
+from infranetes_common.loop_devices import loop_devices_of, open_loop_device
 from infranetes_common.wire import csi, pluginregistration
 from txgrpc import Channel, Code, GrpcError
 
@@ -108,6 +110,17 @@ class CsiCase(TestCase):
             if one.mount_point.startswith(os.fsencode(f"{self.root}/")):
                 subprocess.run(["umount", "-l", os.fsdecode(one.mount_point)], check=True)
         table.close()
+        for path in self.loop_devices():
+            subprocess.run(["losetup", "--detach", path], check=True)
+
+    def loop_devices(self) -> list[str]:
+        """Those that stand for raw volumes of this test."""
+        found = []
+        for path in loop_devices_of(BACKING_FILE):
+            with open_loop_device(path) as device:
+                if os.fsencode(f'"{self.root}/') in device.read(4096):
+                    found.append(path)
+        return found
 
     def target(self, pod: str = "pod-1") -> str:
         return str(self.root / "pods" / pod / "volumes" / "kubernetes.io~csi" / "data" / "mount")
@@ -146,3 +159,10 @@ def capability(
         access_mode=csi.VolumeCapability.AccessMode(mode=mode),  # type: ignore[arg-type]
         mount=csi.VolumeCapability.MountVolume(**mount),
     )
+
+
+def raw(mode: int = csi.VolumeCapability.AccessMode.SINGLE_NODE_WRITER) -> csi.VolumeCapability:
+    """Of the disk itself."""
+    found = csi.VolumeCapability(block=csi.VolumeCapability.BlockVolume())
+    found.access_mode.mode = mode  # type: ignore[assignment]
+    return found

@@ -8,7 +8,7 @@ import os
 from infranetes.providers.qemu.volumes import QemuVolumes
 from infranetes_common.concurrency import start
 from infranetes_common.wire import csi
-from tests.infranetes.csi.case import MIB, NODE, CsiCase, Pods, capability
+from tests.infranetes.csi.case import MIB, NODE, CsiCase, Pods, capability, raw
 from txgrpc import Code
 
 _MODE = csi.VolumeCapability.AccessMode
@@ -67,6 +67,10 @@ class CreateTests(CsiCase):
         for name in ("", "x" * 129, "a\n", "a\0"):
             await self.refused(Code.INVALID_ARGUMENT, self.create(name))
 
+    async def test_it_can_be_raw(self) -> None:
+        request = csi.CreateVolumeRequest(name="data", volume_capabilities=[raw(), capability()])
+        self.assertEqual((await self.controller.CreateVolume(request)).volume.volume_id, "data")
+
     async def test_what_no_volume_can_be_is_refused_by_name(self) -> None:
         async def refused(words: str, **fields: object) -> None:
             request = csi.CreateVolumeRequest(name="wrong", **fields)  # type: ignore[arg-type]
@@ -76,9 +80,10 @@ class CreateTests(CsiCase):
         for mode in several:
             await refused("access_mode", volume_capabilities=[capability(), capability(mode)])
         await refused("volume_capabilities")
-        block = csi.VolumeCapability(block=csi.VolumeCapability.BlockVolume())
-        block.access_mode.mode = _MODE.SINGLE_NODE_WRITER
-        await refused("access_type", volume_capabilities=[block])
+        neither = capability()
+        neither.ClearField("mount")
+        await refused("access_type", volume_capabilities=[neither])
+        await refused("access_mode", volume_capabilities=[raw(_MODE.MULTI_NODE_MULTI_WRITER)])
         await refused("vfat", volume_capabilities=[capability(fs_type="vfat")])
         await refused("nobarrier", volume_capabilities=[capability(mount_flags=["nobarrier"])])
         fine = [capability()]

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 
 from twisted.trial.unittest import TestCase
 
 from infranetes.csi.interface import VolumeUse
 from infranetes.daemon.csi import MountedVolumes
+from infranetes.volumes import published_devices
 from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.published import PublishedVolume, read
 from infranetes_common.errors import Unavailable
 from infranetes_common.wire import csi, pluginregistration, vmserver
-from tests.infranetes.csi.case import NODE, CsiCase, Pods, capability
+from tests.infranetes.csi.case import NODE, CsiCase, Pods, capability, raw
 from txgrpc import Code
 
 _MODE = csi.VolumeCapability.AccessMode
@@ -113,6 +115,65 @@ class PublishTests(NodeCase):
         self.assertEqual(offered, {_RPC.VOLUME_MOUNT_GROUP, _RPC.SINGLE_NODE_MULTI_WRITER})
         request = csi.NodeGetVolumeStatsRequest(volume_id=self.volume, volume_path=self.target())
         await self.refused(Code.UNIMPLEMENTED, self.node.NodeGetVolumeStats(request))
+
+
+class RawTests(NodeCase):
+    """Volumes whose pods get the disk itself (volumeMode: Block)."""
+
+    pods = Pods()
+
+    async def publish_raw(self, target: str = "", mode: int = _MODE.SINGLE_NODE_WRITER) -> None:
+        await self.publish(self.volume, target, volume_capability=raw(mode))
+
+    async def test_the_path_is_a_device_until_it_is_unpublished(self) -> None:
+        for _ in range(2):
+            await self.publish_raw()
+            self.assertTrue(stat.S_ISBLK(os.stat(self.target()).st_mode))
+            self.assertEqual(published_devices.read(self.target()), PublishedVolume(self.volume, ""))
+        for _ in range(2):
+            await self.unpublish(self.volume)
+            self.assertFalse(os.path.exists(self.target()))
+            self.assertEqual(self.loop_devices(), [])
+
+    async def test_a_mode_that_only_reads_is_read_only(self) -> None:
+        await self.publish_raw(mode=_MODE.SINGLE_NODE_READER_ONLY)
+        wanted = PublishedVolume(self.volume, "", read_only=True)
+        self.assertEqual(published_devices.read(self.target()), wanted)
+
+    async def test_one_volume_is_never_both_mounted_and_raw(self) -> None:
+        other = self.target("pod-2")
+        await self.publish_raw()
+        await self.refused(Code.FAILED_PRECONDITION, self.publish(self.volume, other), "one pod's")
+        await self.refused(Code.FAILED_PRECONDITION, self.publish_raw(other), "one pod's")
+        await self.refused(Code.ALREADY_EXISTS, self.publish(self.volume))
+        await self.unpublish(self.volume)
+        await self.publish(self.volume, other)
+        await self.refused(Code.FAILED_PRECONDITION, self.publish_raw(), "one pod's")
+        await self.refused(Code.ALREADY_EXISTS, self.publish_raw(other))
+        self.assertEqual(self.loop_devices(), [])
+
+    async def test_a_path_with_another_volume_is_left_alone(self) -> None:
+        await self.create("other", capacity_range=csi.CapacityRange(required_bytes=1 << 20))
+        await self.publish_raw()
+        await self.refused(Code.FAILED_PRECONDITION, self.unpublish("other"))
+        self.assertEqual(len(self.loop_devices()), 1)
+
+    async def test_it_outlives_the_driver(self) -> None:
+        await self.publish_raw()
+        await self.service.stopService()
+        await self.start()
+        await self.publish_raw()
+        await self.unpublish(self.volume)
+        self.assertEqual(self.loop_devices(), [])
+
+    async def test_its_size_is_told_and_grows(self) -> None:
+        await self.publish_raw()
+        request = csi.NodeGetVolumeStatsRequest(volume_id=self.volume, volume_path=self.target())
+        [usage] = (await self.node.NodeGetVolumeStats(request)).usage
+        self.assertEqual((usage.unit, usage.total), (csi.VolumeUsage.BYTES, 1 << 20))
+        growing = csi.NodeExpandVolumeRequest(volume_id=self.volume, volume_path=self.target())
+        self.assertEqual((await self.node.NodeExpandVolume(growing)).capacity_bytes, 1 << 20)
+        self.assertEqual(self.pods.grown, [self.volume])
 
 
 class PodsTests(NodeCase):

@@ -234,6 +234,14 @@ class FakeAgent:
             raise self.mount_error
         self.disks.add(serial)
 
+    async def find_disk(self, serial: str) -> str:
+        self.calls.append(("find", serial))
+        self._reach()
+        if self.mount_error is not None:
+            raise self.mount_error
+        self.disks.add(serial)
+        return f"/dev/{serial[:4]}"
+
     async def unmount_disk(self, serial: str, within: float) -> None:
         self.calls.append(("unmount", serial))
         self._reach()

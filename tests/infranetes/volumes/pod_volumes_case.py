@@ -22,10 +22,13 @@ from tests.infranetes.pods.fake_agent import FakeAgent
 from tests.infranetes.pods.fakes import FakeNode, FakeProvider, box, pod
 
 DATA, LOGS = "/pods/u1/volumes/kubernetes.io~csi/data/mount", "/pods/u1/volumes/kubernetes.io~csi/logs/mount"
+DISK, RO_DISK = "/pods/u1/volumeDevices/kubernetes.io~csi/disk", "/pods/u1/volumeDevices/kubernetes.io~csi/ro"
 PUBLISHED: Mapping[str, PublishedVolume] = {
     DATA: PublishedVolume("vol-data", "ext4", ("noatime",), group=7),
     LOGS: PublishedVolume("vol-logs", "xfs", read_only=True),
     "/part": PublishedVolume("vol-data", "ext4", ("noatime",), group=7, below="a/b"),
+    DISK: PublishedVolume("vol-disk", ""),
+    RO_DISK: PublishedVolume("vol-ro", "", read_only=True),
     "/odd": PublishedVolume("vol-odd", "ext4", ("dax",)),
 }
 
@@ -114,6 +117,15 @@ def mounting(*paths: str, name: str = "main", **fields: Any) -> Any:
     """A container with these paths of the node mounted."""
     mounts = [cri.Mount(container_path=f"/m{number}", host_path=path) for number, path in enumerate(paths)]
     return box(name, mounts=mounts, **fields)
+
+
+def with_devices(*paths: str, name: str = "main", permissions: str = "mrw", **fields: Any) -> Any:
+    """A container with these devices of the node, as kubelet names them."""
+    devices = [
+        cri.Device(container_path=f"/dev/x{number}", host_path=path, permissions=permissions)
+        for number, path in enumerate(paths)
+    ]
+    return box(name, devices=devices, **fields)
 
 
 class PodVolumesCase(PodsTestCase):

@@ -73,6 +73,14 @@ class SerialTests(SynchronousTestCase):
         self.scsi.forget_unmounted(TARGET, ONE)
         self.assertTrue((self.devices / f"{HOST}:0:{TARGET}:0").exists())
 
+    def test_one_that_is_used_without_a_mount_is_never_forgotten_for_another(self) -> None:
+        self.attached = {0: ONE}
+        self.assertEqual(self.found(ONE), "sd0")
+        self.attached = {0: OTHER}
+        self.assertIsNone(self.scsi.with_serial(TARGET, OTHER, used={ONE}))
+        self.assertEqual(self.found(ONE), "sd0")
+        self.assertEqual(self.found(OTHER), "sd0")
+
     def test_one_that_was_unmounted_is_forgotten_and_can_come_again(self) -> None:
         self.attached = {0: ONE, 1: OTHER}
         self.assertEqual((self.found(ONE), self.found(OTHER)), ("sd0", "sd1"))

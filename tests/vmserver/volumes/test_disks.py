@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Coroutine, Iterator
+from collections.abc import Collection, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,13 +41,17 @@ def may_grow_ext4() -> bool:
 
 
 class Loops:
-    """Loop devices as disks with serial numbers; stands in for ScsiDisks."""
+    """Loop devices as disks with serial numbers; stands in for ScsiDisks.
+
+    :ivar used: the disks that were not to be forgotten when one was last looked for."""
 
     def __init__(self) -> None:
         self.devices: dict[str, str] = {}
         self.forgotten: list[str] = []
+        self.used: set[str] = set()
 
-    def with_serial(self, target: int, serial: str) -> str | None:
+    def with_serial(self, target: int, serial: str, used: Collection[str] = ()) -> str | None:
+        self.used = set(used)
         return self.devices.get(serial)
 
     def forget(self, number: int) -> None:
@@ -363,6 +367,43 @@ class PodDiskTests(TestCase):
             file.write(b"\x53\xef")
         await self.refused()
         self.assertFalse(self.point.exists())
+
+    async def test_a_raw_disk_is_found_with_what_was_written_and_stays_until_it_is_given_up(self) -> None:
+        for _ in range(2):
+            self.assertEqual(await self.disks.find(SERIAL), self.loops.devices[SERIAL])
+        again = PodDisks(reactor, self.top / "disks", cast(ScsiDisks, self.loops))  # a later agent
+        await self.fails(Unavailable, self.looked_for(again, "0" * 20))
+        self.assertEqual(self.loops.used, {SERIAL}, "it is not forgotten while another one is looked for")
+        with open(self.loops.devices[SERIAL], "r+b", buffering=0) as device:
+            device.write(b"kept".ljust(512, b"\0"))
+        for _ in range(2):
+            await again.unmount(SERIAL)
+            self.assertEqual(self.file.read_bytes()[:4], b"kept")
+            self.assertEqual(self.loops.forgotten[:1], [SERIAL])
+        self.assertEqual(mounts_below(self.top), [])
+        self.assertEqual(self.file.read_bytes()[4:], bytes(_SIZE - 4), "nothing was made on it")
+
+    async def looked_for(self, disks: PodDisks, serial: str) -> str:
+        self.patch(disks_module, "APPEAR_SECONDS", 0.0)
+        return await disks.find(serial)
+
+    async def test_a_disk_is_mounted_or_raw_but_not_both(self) -> None:
+        await self.mounted()
+        self.assertIn("mounted", await self.fails(FailedPrecondition, self.disks.find(SERIAL)))
+        await self.disks.unmount(SERIAL)
+        await self.disks.find(SERIAL)
+        self.assertIn("a container's", await self.refused())
+        await self.disks.unmount(SERIAL)
+        await self.mounted()
+
+    async def test_a_raw_disk_that_has_grown_is_looked_at(self) -> None:
+        await self.disks.find(SERIAL)
+        os.truncate(self.file, 2 * _SIZE)
+        self.assertEqual((await self.disks.usage(SERIAL, grow=False)).disk, _SIZE)
+        for _ in range(2):
+            self.assertEqual((await self.disks.usage(SERIAL, grow=True)).disk, 2 * _SIZE)
+        await self.disks.unmount(SERIAL)
+        await self.fails(NotFound, self.disks.usage(SERIAL, grow=False))
 
     def test_options_that_could_do_harm_are_refused(self) -> None:
         for option in (

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files as read-only block devices of the kernel. Source: linux/loop.h.
+
+Every function blocks: call it in a thread. All raise OSError, as the kernel's calls do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+
+MAJOR = 7  # of loop devices' numbers
+_CTL_GET_FREE, _CONFIGURE, _CLEAR, _SET_STATUS, _GET_STATUS = 0x4C82, 0x4C0A, 0x4C01, 0x4C04, 0x4C05
+_READ_ONLY, _AUTOCLEAR = 1, 4
+# loop_config: the descriptor and the block size; loop_info64, of which the flags alone are set; 64 bytes
+_CONFIG = struct.Struct("=II 52x I 176x 64x")
+_INFO = struct.Struct("=52x I 176x")  # loop_info64
+_ATTEMPTS = 64  # at a device that is free, and then somebody else's
+_BACKING_FILE = "loop/backing_file"
+
+
+@attrs.frozen
+class LoopDevice:
+    """A loop device that is open.
+
+    :ivar path: of its file. :ivar descriptor: it is closed with the context that has opened it."""
+
+    path: str
+    descriptor: int
+
+    def read(self, most: int) -> bytes:
+        """Return what it holds, from its beginning on."""
+        return os.pread(self.descriptor, most, 0)
+
+    def backing_file(self, sys: Path = Path("/sys")) -> str:
+        """Return the path of the file behind it, as the mount that it was opened on has it; "": it has
+        none."""
+        number = os.fstat(self.descriptor).st_rdev
+        attribute = sys / f"dev/block/{os.major(number)}:{os.minor(number)}" / _BACKING_FILE
+        with contextlib.suppress(FileNotFoundError):
+            return attribute.read_text(errors="replace").removesuffix("\n")
+        return ""
+
+    def keep(self) -> None:
+        """Have it stay when nobody has it open any more, until `end`. Idempotent."""
+        info = bytearray(_INFO.size)
+        fcntl.ioctl(self.descriptor, _GET_STATUS, info)
+        (flags,) = _INFO.unpack(info)
+        struct.pack_into("=I", info, 52, flags & ~_AUTOCLEAR)
+        fcntl.ioctl(self.descriptor, _SET_STATUS, bytes(info))
+
+    def end(self) -> None:
+        """Have it end once nobody has it open any more. Idempotent."""
+        try:
+            fcntl.ioctl(self.descriptor, _CLEAR)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+
+
+@contextlib.contextmanager
+def new_loop_device(backing: int, dev: Path = Path("/dev")) -> Iterator[LoopDevice]:
+    """Make an open file a block device. Unless it is kept, it ends with its last user: with the context, or
+    when what was mounted of it meanwhile is unmounted, and if this process is killed as well."""
+    with contextlib.ExitStack() as opened:
+        control = _opened(opened, dev / "loop-control", os.O_RDWR)
+        for attempt in range(_ATTEMPTS):
+            path = dev / f"loop{fcntl.ioctl(control, _CTL_GET_FREE)}"
+            descriptor = _opened(opened, path, os.O_RDONLY)
+            try:
+                fcntl.ioctl(descriptor, _CONFIGURE, _CONFIG.pack(backing, 0, _READ_ONLY | _AUTOCLEAR))
+            except OSError as error:
+                if error.errno != errno.EBUSY or attempt == _ATTEMPTS - 1:
+                    raise
+            else:
+                break
+        yield LoopDevice(str(path), descriptor)
+
+
+@contextlib.contextmanager
+def open_loop_device(path: str) -> Iterator[LoopDevice]:
+    """Open a loop device, which need not have a file."""
+    with contextlib.ExitStack() as opened:
+        yield LoopDevice(path, _opened(opened, Path(path), os.O_RDONLY | os.O_NONBLOCK))
+
+
+def loop_devices_of(backing_file: str, sys: Path = Path("/sys"), dev: Path = Path("/dev")) -> list[str]:
+    """The paths of the loop devices that have a file of this path; see `LoopDevice.backing_file`."""
+    found = []
+    for attribute in sorted((sys / "block").glob(f"loop*/{_BACKING_FILE}")):
+        with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
+            if attribute.read_text(errors="replace").removesuffix("\n") == backing_file:
+                found.append(str(dev / attribute.parent.parent.name))
+    return found
+
+
+def is_loop_device(about: os.stat_result) -> bool:
+    """Whether what `stat` tells of is a loop device."""
+    return stat.S_ISBLK(about.st_mode) and os.major(about.st_rdev) == MAJOR
+
+
+def _opened(opened: contextlib.ExitStack, path: Path, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
+    opened.callback(os.close, descriptor)
+    return descriptor

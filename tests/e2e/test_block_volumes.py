@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Raw volumes of real VMs: containers write to the disk itself, and the next pod finds what they wrote."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from infranetes.volumes import published_devices
+from infranetes.volumes.mount_table import MountTable
+from infranetes.volumes.published import PublishedVolume
+from infranetes_common.wire import cri
+from tests.e2e.pod_case import PodCase
+
+_SIZE = 16 << 20
+_TEXT = "kept by the disk itself"
+
+
+class BlockVolumeTests(PodCase):
+    """With a volume that is published, and locked, as kubelet has it done."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        directory = self.root / "volumes"
+        directory.mkdir(mode=0o700)
+        self.config["providers"]["qemu"]["volumes_dir"] = str(directory)
+        self.file = directory / "raw-1.raw"
+        self.file.touch(mode=0o600)
+        os.truncate(self.file, _SIZE)
+        self.table = MountTable()
+        self.addCleanup(self.table.close)
+
+    def publish(self, pod: str, *, read_only: bool = False) -> Path:
+        """Have the volume published for a pod, and hold kubelet's lock on it; return kubelet's link."""
+        target = self.root / f"kubelet/plugins/kubernetes.io/csi/volumeDevices/publish/pv/{pod}"
+        published_devices.publish(str(target), PublishedVolume("raw-1", "", read_only=read_only), self.table)
+        link = self.root / f"kubelet/pods/{pod}/volumeDevices/kubernetes.io~csi/pv"
+        link.parent.mkdir(parents=True)
+        link.symlink_to(target)
+        lock = subprocess.run(
+            ["losetup", "--find", "--show", target], check=True, capture_output=True, text=True
+        ).stdout.strip()
+        self.addCleanup(published_devices.unpublish, str(target), self.table)
+        self.addCleanup(subprocess.run, ["losetup", "--detach", lock], check=True)
+        return link
+
+    def unpublish(self, pod: str) -> None:
+        """Have it free for the next pod; kubelet's lock goes later."""
+        target = self.root / f"kubelet/plugins/kubernetes.io/csi/volumeDevices/publish/pv/{pod}"
+        published_devices.unpublish(str(target), self.table)
+
+    def with_device(self, link: Path, name: str, script: str, permissions: str = "mrw") -> Any:
+        device = cri.Device(container_path="/dev/xvda", host_path=str(link), permissions=permissions)
+        return self.box(name, script, devices=[device])
+
+    async def test_what_is_written_to_the_device_outlives_the_pod_and_its_vm(self) -> None:
+        await self.start()
+        first = await self.run_pod()
+        script = (
+            f"echo '{_TEXT}' | dd of=/dev/xvda bs=512 seek=8 conv=notrunc 2>/dev/null && "
+            "test -b /dev/xvda && echo written; exec sleep 1000"
+        )
+        await self.run_container(first, self.with_device(self.publish("first"), "main", script))
+        await self.until(lambda: self.lines("main") == ["written"], "it is written", seconds=60.0)
+        await self.stop_pod(first)
+        await self.remove_pod(first)
+        self.assertIn(_TEXT.encode(), self.file.read_bytes())
+        self.assertLess(self.file.stat().st_blocks * 512, _SIZE / 2, "no file system was made on it")
+        self.unpublish("first")
+
+        second = await self.run_pod("web", attempt=1)
+        script = (
+            "dd if=/dev/xvda bs=512 skip=8 count=1 2>/dev/null | tr -d '\\000'; "
+            "if echo lost | dd of=/dev/xvda bs=512 2>/dev/null; then echo written; else echo refused; fi; "
+            "exec sleep 1000"
+        )
+        link = self.publish("second", read_only=True)
+        await self.run_container(second, self.with_device(link, "second", script))
+        await self.until(
+            lambda: self.lines("second") == [_TEXT, "refused"],
+            "the second pod, which may only read, sees it",
+            seconds=60.0,
+        )
+        await self.stop_pod(second)
+        self.assertNotIn(b"lost", self.file.read_bytes())

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Raw volumes are containers' block devices: the VM's own, of a disk that is attached like any volume's."""
+
+from __future__ import annotations
+
+from infranetes_common.concurrency import start
+from infranetes_common.errors import FailedPrecondition, Unimplemented
+from infranetes_common.volume_disks import serial_of
+from infranetes_common.wire import cri
+from tests.infranetes.pods.fakes import pod
+from tests.infranetes.volumes.pod_volumes_case import (
+    DATA,
+    DISK,
+    RO_DISK,
+    KilledCase,
+    PodVolumesCase,
+    mounting,
+    with_devices,
+)
+
+
+class RawVolumeTests(PodVolumesCase):
+    """Volumes that containers have as block devices."""
+
+    def test_the_container_gets_the_vms_device_with_the_permissions_asked(self) -> None:
+        self.create(with_devices(DISK, "/dev/fuse", RO_DISK))
+        disk, read_only = serial_of("vol-disk"), serial_of("vol-ro")
+        found = [(one.host_path, one.container_path, one.permissions) for one in self.created[0].devices]
+        self.assertEqual(
+            found,
+            [
+                (f"/dev/{disk[:4]}", "/dev/x0", "mrw"),
+                ("/dev/fuse", "/dev/x1", "mrw"),
+                (f"/dev/{read_only[:4]}", "/dev/x2", "mr"),
+            ],
+        )
+        self.assertEqual(
+            [call for call in self.agent.calls if call[0] == "find" or call[0].startswith("mount")],
+            [("find", disk), ("find", read_only)],
+        )
+        self.assertEqual(set(self.volumes.at), {"vol-disk", "vol-ro"})
+        self.create(with_devices(DISK, name="other", permissions="r"))
+        self.assertEqual(self.created[1].devices[0].permissions, "r")
+
+    def test_what_nothing_was_asked_of_is_read_only_where_the_volume_is(self) -> None:
+        for number, (asked, given) in enumerate({"": "rm", "w": "r", "rw": "r"}.items()):
+            self.create(with_devices(RO_DISK, name=f"c{number}", permissions=asked))
+            self.assertEqual(self.created[-1].devices[0].permissions, given)
+
+    def test_it_goes_with_the_sandbox_and_is_flushed(self) -> None:
+        self.create(with_devices(DISK))
+        self.stop(self.sandbox)
+        self.assertIn(("unmount", serial_of("vol-disk")), self.agent.calls)
+        self.assertEqual((self.kept(), self.volumes.at), ([], {}))
+        second = self.second_pod()
+        self.create(with_devices(DISK), second)
+        self.assertEqual(self.volumes.at, {"vol-disk": self.instance(second)})
+
+    def test_another_pod_is_refused_and_the_device_named(self) -> None:
+        self.create(with_devices(DISK))
+        words = self.refused(FailedPrecondition, with_devices("/dev/fuse", DISK), self.second_pod())
+        self.assertIn("one pod's at a time", words)
+        self.assertIn(f"config.devices[1] ({DISK} at /dev/x1)", words)
+
+    def test_a_mount_is_no_device_and_a_device_no_mount(self) -> None:
+        self.assertIn("volumeDevices", self.refused(FailedPrecondition, mounting(DISK)))
+        self.assertIn("volumeMounts", self.refused(FailedPrecondition, with_devices(DATA)))
+        self.assertEqual((self.kept(), self.volumes.calls), ([], []))
+
+    def test_a_guest_image_of_an_earlier_release_is_told(self) -> None:
+        self.agent.mount_error = Unimplemented("unknown call")
+        self.assertIn("guest image", self.refused(FailedPrecondition, with_devices(DISK)))
+
+    def test_the_users_of_a_user_namespace_are_told_that_they_may_not(self) -> None:
+        userns = pod("mapped", uid="u3", annotations={"infranetes.io/containers": "oci"})
+        options = userns.linux.security_context.namespace_options.userns_options
+        options.mode = cri.POD
+        for mappings in (options.uids, options.gids):
+            mappings.add(container_id=0, host_id=65536, length=65536)
+        wanted = with_devices(DISK)
+        wanted.linux.security_context.namespace_options.userns_options.CopyFrom(options)
+        self.assertIn("hostUsers", self.refused(FailedPrecondition, wanted, self.run_pod(userns)))
+        self.assertEqual((self.kept(), self.volumes.calls), ([], []))
+
+
+class KilledAnywhereTests(KilledCase):
+    """As of volumes that are mounted: none leaks, none is lost, none attached twice."""
+
+    def test_while_a_container_gets_a_device(self) -> None:
+        for number, (holder, name, after) in enumerate(self.steps("put_attachment", "attach", "find_disk")):
+            hung = self.hang(holder, name, after=after)
+            creating = start(
+                self.world.containers.create(self.sandbox, with_devices(DISK, name=f"c{number}"))
+            )
+            creating.addErrback(lambda _: None)
+            self.assertFalse(creating.called, name)
+            hung.restore()
+            self.next_daemon()
+            self.create(with_devices(DISK, name=f"again{number}"))
+            self.assertEqual(self.volumes.at, {"vol-disk": self.instance(self.sandbox)})
+            self.stop(self.sandbox)
+            self.assert_the_next_pod_has_it(number)
+            self.sandbox = self.run_pod(pod(f"web{number}", uid=f"w{number}"))
+            self.watch_agent(self.sandbox)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files as block devices of the kernel."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes_common.loop_devices import (
+    LoopDevice,
+    is_loop_device,
+    loop_devices_of,
+    new_loop_device,
+    open_loop_device,
+)
+
+
+class LoopDeviceTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.file = Path(self.mktemp()).absolute()
+        self.file.write_bytes(b"content".ljust(4096, b"\0"))
+        self.addCleanup(self.end_all)
+
+    def end_all(self) -> None:
+        for path in self.all():
+            subprocess.run(["losetup", "--detach", path], check=True)
+
+    def all(self) -> list[str]:
+        return loop_devices_of(str(self.file))
+
+    @contextmanager
+    def made(self) -> Iterator[LoopDevice]:
+        backing = os.open(self.file, os.O_RDONLY)
+        try:
+            with new_loop_device(backing) as device:
+                yield device
+        finally:
+            os.close(backing)
+
+    def test_it_holds_the_file_and_ends_with_its_last_user(self) -> None:
+        with self.made() as device:
+            self.assertEqual(device.read(7), b"content")
+            self.assertEqual(device.backing_file(), str(self.file))
+            self.assertEqual(self.all(), [device.path])
+            self.assertTrue(is_loop_device(os.stat(device.path)))
+            with self.assertRaises(OSError) as caught, open(device.path, "r+b", buffering=0) as file:
+                file.write(b"x")
+            self.assertIn(caught.exception.errno, (errno.EPERM, errno.EACCES, errno.EROFS))
+        self.assertEqual(self.all(), [])
+
+    def test_one_that_is_kept_stays_until_it_is_ended(self) -> None:
+        with self.made() as device:
+            device.keep()
+            device.keep()
+        self.assertEqual(self.all(), [device.path])
+        with open_loop_device(device.path) as again:
+            again.end()
+            again.end()
+        self.assertEqual(self.all(), [])
+        with open_loop_device(device.path) as again:
+            self.assertEqual(again.backing_file(), "")
+            again.end()
+
+    def test_one_that_somebody_else_has_open_ends_with_them(self) -> None:
+        with self.made() as device:
+            device.keep()
+        with open_loop_device(device.path) as other:
+            with open_loop_device(device.path) as again:
+                again.end()
+            self.assertEqual(other.read(7), b"content")
+        self.assertEqual(self.all(), [])
+
+    def test_one_that_is_taken_meanwhile_is_left_to_whoever_has_it(self) -> None:
+        with self.made() as first, self.made() as second:
+            self.assertNotEqual(first.path, second.path)
+            self.assertEqual(sorted(self.all()), sorted([first.path, second.path]))
+
+    def test_other_files_are_no_loop_devices(self) -> None:
+        for path in ("/dev/null", str(self.file), "/"):
+            self.assertFalse(is_loop_device(os.stat(path)))
