@@ -126,6 +126,7 @@ class MachineTests(MachineCase, TestCase):
     async def test_what_a_vm_does_not_support_is_named(self) -> None:
         for fields, named in (
             ({"command": ["true"]}, "config.command"),
+            ({"devices": [cri.Device(container_path="/dev/x", host_path="/dev/sdb")]}, "config.devices"),
             ({"args": ["x"]}, "config.args"),
             ({"tty": True}, "config.tty"),
             ({"mounts": [cri.Mount(container_path="/x", host_path="/no/such")]}, "/no/such"),
