@@ -103,7 +103,7 @@ def targets(volume_id: str) -> list[str]:
 
 
 def for_pod(uid: str) -> list[PublishedVolume]:
-    """What raw volumes are published for the pod with this UID, by kubelet's paths; in the order of their ids.
+    """What raw volumes are published for the pod with this UID, by kubelet's paths, in the order of ids.
 
     :raise Unavailable: the node's devices can't be read."""
     with _errors(f"pod {uid}"):
