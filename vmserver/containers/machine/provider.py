@@ -158,8 +158,8 @@ class MachineProvider:
             raise InvalidArgument("config.tty, config.stdin: a VM has neither; leave them out")
         if config.devices:
             raise InvalidArgument(
-                f"config.devices ({config.devices[0].container_path[:200]}): the image is a whole VM, which has "
-                "its devices under their own names; give it volumes with a file system"
+                f"config.devices ({config.devices[0].container_path[:200]}): the image is a whole VM, which "
+                "has its devices under their own names; give it volumes with a file system"
             )
         wanted = mounts.validated(config)
         state = messages.ContainerState(
