@@ -247,6 +247,24 @@ class FaultTests(TestCase):
             await volumes.detach(_OTHER, made.id)
         self.assertNotIn("force", self.disks.calls)
 
+    async def test_what_a_node_that_is_gone_has_is_its_vms_until_that_has_ended(self) -> None:
+        """The node may only be unreachable, and its VM write."""
+        made = await self.world.volumes().create("data", GIB)
+        await self.world.volumes().attach(_VM, made.id, False)
+        del self.world.vms[_VM]  # of another node, to all that asks from now on
+        self.disks.calls.clear()
+        for _ in range(2):
+            volumes = self.world.volumes()
+            words = str(await self.fails(volumes.attach(_OTHER, made.id, False), FailedPrecondition))
+            self.assertIn(_VM, words)
+            await volumes.detach(_OTHER, made.id)
+            await self.fails(volumes.delete(made.id), FailedPrecondition)
+        self.assertEqual(set(self.disks.calls), {"get"})
+        self.assertEqual(self.disks.disks[made.id].holds, (Hold(_VM),))
+        self.disks.put(attrs.evolve(self.disks.disks[made.id], holds=()))  # the VM is ended, by a person
+        await self.world.volumes().attach(_OTHER, made.id, False)
+        self.assertEqual((self.disks.calls.count("attach"), self.disks.most_holds), (1, 1))
+
     async def test_a_vm_that_ends_while_it_is_given_a_disk_is_not_waited_for(self) -> None:
         self.disks.looks = 10**6
         volumes = self.world.volumes()
