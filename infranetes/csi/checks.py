@@ -95,13 +95,14 @@ def capabilities(found: Iterable[csi.VolumeCapability]) -> None:
         capability(each)
 
 
-def parameters(found: Mapping[str, str]) -> None:
-    """Check what a StorageClass says; the sidecars' own words are no concern of ours.
+def parameters(found: Mapping[str, str], kind: str = "StorageClass") -> None:
+    """Check what a StorageClass, or what else is its `kind`, says; the sidecars' own words are no concern of
+    ours.
 
     :raise InvalidArgument: a parameter that does nothing."""
     for name in sorted(found):
         if not name.startswith("csi.storage.k8s.io/"):
-            raise InvalidArgument(f"parameters: {name[:80]!r} is unknown; leave it out of the StorageClass")
+            raise InvalidArgument(f"parameters: {name[:80]!r} is unknown; leave it out of the {kind}")
 
 
 def size(found: csi.CapacityRange, default: int, unit: int) -> int:

@@ -3,11 +3,18 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-
 from infranetes.csi import checks
 from infranetes.csi.checks import InFlight
-from infranetes.providers.volumes import IVolumes, VolumeDisk, is_volume_id
+from infranetes.csi.pages import page
+from infranetes.csi.snapshots import offered, shown_source, source_of
+from infranetes.providers.volumes import (
+    FromSnapshot,
+    ISnapshots,
+    IVolumes,
+    VolumeDisk,
+    VolumeSource,
+    is_volume_id,
+)
 from infranetes_common.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -28,26 +35,29 @@ _OFFERED = (
     _RPC.GET_VOLUME,
     _RPC.SINGLE_NODE_MULTI_WRITER,
 )
-_AFTER = "after:"  # and an id
 
 
 class Controller:
     """One method per RPC.
 
     :param volumes: the provider's. :param in_flight: shared with the Node service.
-    :param grows: whether file systems are made larger with their volumes."""
+    :param grows: whether file systems are made larger with their volumes.
+    :param snapshots: the provider's, if it has any."""
 
-    def __init__(self, volumes: IVolumes, in_flight: InFlight, grows: bool) -> None:
+    def __init__(
+        self, volumes: IVolumes, in_flight: InFlight, grows: bool, snapshots: ISnapshots | None = None
+    ) -> None:
         self._volumes = volumes
         self._in_flight = in_flight
         self._grows = grows
+        self._snapshots = snapshots
 
     async def ControllerGetCapabilities(
         self, request: csi.ControllerGetCapabilitiesRequest, call: Call
     ) -> csi.ControllerGetCapabilitiesResponse:
         found = [
             csi.ControllerServiceCapability(rpc=_RPC(type=each))
-            for each in _OFFERED
+            for each in (*_OFFERED, *offered(self._snapshots))
             if self._grows or each != _RPC.EXPAND_VOLUME
         ]
         return csi.ControllerGetCapabilitiesResponse(capabilities=found)
@@ -58,12 +68,13 @@ class Controller:
         checks.parameters(request.parameters)
         if request.mutable_parameters:
             raise InvalidArgument("mutable_parameters: volumes have none")
-        if request.HasField("volume_content_source"):
-            raise InvalidArgument("volume_content_source: this provider makes no copies of volumes")
+        source = source_of(request, self._snapshots)
         self._check_place(request.accessibility_requirements)
         wanted = checks.size(request.capacity_range, DEFAULT_SIZE, self._volumes.unit)
         with self._in_flight.only(name):
-            disk = await self._volumes.create(name, wanted)
+            disk = await self._made(name, wanted, source, request.capacity_range)
+        if disk.source != source:
+            raise AlreadyExists(f"volume {disk.id} is there already, and began with something else")
         if not checks.in_range(request.capacity_range, disk.size):
             raise AlreadyExists(f"volume {disk.id} is there already, and has {disk.size} bytes")
         return csi.CreateVolumeResponse(volume=self._shown(disk))
@@ -116,19 +127,10 @@ class Controller:
         return response
 
     async def ListVolumes(self, request: csi.ListVolumesRequest, call: Call) -> csi.ListVolumesResponse:
-        most, token = request.max_entries, request.starting_token
-        if most < 0:
-            raise InvalidArgument(f"max_entries: {most} is less than 0")
-        if token and not (token.startswith(_AFTER) and is_volume_id(token.removeprefix(_AFTER))):
-            raise GrpcError(Code.ABORTED, "starting_token: none of ours; list from the beginning")
         disks = await self._volumes.list()
-        if token:
-            disks = disks[bisect_right([each.id for each in disks], token.removeprefix(_AFTER)) :]
-        page = disks[:most] if most else disks
-        return csi.ListVolumesResponse(
-            entries=[csi.ListVolumesResponse.Entry(volume=self._shown(each)) for each in page],
-            next_token=f"{_AFTER}{page[-1].id}" if len(page) < len(disks) else "",
-        )
+        shown, token = page(disks, request.max_entries, request.starting_token)
+        entries = [csi.ListVolumesResponse.Entry(volume=self._shown(each)) for each in shown]
+        return csi.ListVolumesResponse(entries=entries, next_token=token)
 
     async def ControllerGetVolume(
         self, request: csi.ControllerGetVolumeRequest, call: Call
@@ -154,6 +156,20 @@ class Controller:
             minimum_volume_size=csi.Int64Value(value=self._volumes.unit),
         )
 
+    async def _made(
+        self, name: str, size: int, source: VolumeSource | None, asked: csi.CapacityRange
+    ) -> VolumeDisk:
+        if source is None:
+            return await self._volumes.create(name, size)
+        assert self._snapshots is not None
+        if not asked.required_bytes:  # then it is as large as what it begins with
+            known = self._snapshots if isinstance(source, FromSnapshot) else self._volumes
+            least = csi.CapacityRange(
+                required_bytes=(await known.get(source.id)).size, limit_bytes=asked.limit_bytes
+            )
+            size = checks.size(least, size, self._volumes.unit)
+        return await self._snapshots.restore(name, size, source)
+
     def _known(self, volume_id: str) -> str:
         if not is_volume_id(volume_id):
             raise NotFound(f"there is no volume {volume_id[:80]!r}: none can have this id")
@@ -167,6 +183,8 @@ class Controller:
 
     def _shown(self, disk: VolumeDisk) -> csi.Volume:
         volume = csi.Volume(volume_id=disk.id, capacity_bytes=disk.size)
+        if disk.source is not None:
+            volume.content_source.CopyFrom(shown_source(disk.source))
         if self._volumes.topology:
             volume.accessible_topology.add(segments=self._volumes.topology)
         return volume

@@ -18,9 +18,10 @@ from infranetes.csi.interface import IPodVolumes, VolumeUse
 from infranetes.csi.node import Node
 from infranetes.csi.publisher import Publisher
 from infranetes.csi.registration import Registration
+from infranetes.csi.snapshots import Snapshots
 from infranetes.daemon.sockets import SocketService
 from infranetes.providers.interface import IPodProvider
-from infranetes.providers.volumes import IHasVolumes, IVolumes
+from infranetes.providers.volumes import IHasSnapshots, IHasVolumes, ISnapshots, IVolumes
 from infranetes_common import errors
 from infranetes_common.concurrency import deferred
 from infranetes_common.errors import ConfigError, Unavailable
@@ -94,9 +95,12 @@ class CsiService(OrderedServices):
     ) -> None:
         super().__init__()
         volumes, in_flight = publisher.volumes, publisher.in_flight
+        found: ISnapshots | None = volumes.snapshots if IHasSnapshots.providedBy(volumes) else None
+        controller = Controller(volumes, in_flight, pods is not None, found)
+        snapshots = [Snapshots(found, in_flight)] if found is not None else []
         driver = [
             GrpcService(csi.Identity, Identity(ready, bool(volumes.topology))),
-            GrpcService(csi.Controller, Controller(volumes, in_flight, pods is not None)),
+            GrpcService(csi.Controller, controller, *snapshots),
             GrpcService(csi.Node, Node(node, publisher, pods)),
         ]
         registration = [GrpcService(pluginregistration.Registration, Registration(config.socket))]

@@ -17,7 +17,11 @@ from tests.infranetes_common.wire.test_cri_wire import Facts, differences, file_
 
 TOOLS = Path(__file__).resolve().parents[2] / "build" / "tools"
 NEEDED = (descriptor_pb2, timestamp_pb2, wrappers_pb2)
-WRAPPERS = {"BoolValue", "Int64Value"}  # protobuf's own, of which our file has equal ones
+WRAPPERS = {  # protobuf's own, of which our file has equal ones
+    "BoolValue": wrappers_pb2,
+    "Int64Value": wrappers_pb2,
+    "Timestamp": timestamp_pb2,
+}
 
 _ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|(.))")
 _SHORT = {"n": b"\n", "t": b"\t", "r": b"\r", "a": b"\a", "b": b"\b", "f": b"\f", "v": b"\v"}
@@ -76,8 +80,8 @@ def as_ours(theirs: Facts, ours: Facts) -> Facts:
 class WireTests(SynchronousTestCase):
     def test_every_message_enum_and_method_is_csis(self) -> None:
         ours = file_facts(descriptors.file("csi.proto"))
-        for name in WRAPPERS:
-            wrapped = file_facts(wrappers_pb2.DESCRIPTOR)["messages"][name]
+        for name, module in WRAPPERS.items():
+            wrapped = file_facts(module.DESCRIPTOR)["messages"][name]
             self.assertEqual(ours["messages"].pop(name), wrapped)
         self.assertEqual(differences(ours, as_ours(theirs("csi.pb.go"), ours)), [])
 

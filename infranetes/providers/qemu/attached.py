@@ -31,6 +31,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from infranetes.providers.interface import InstanceState
+from infranetes.providers.qemu import mirrors
 from infranetes.providers.qemu.command_line import SCSI
 from infranetes.providers.qemu.connections import VmConnections
 from infranetes.providers.qemu.disks import entries, told
@@ -129,6 +130,21 @@ class AttachedVolumes:
                 raise told(vm, f"does not see the new size of volume {volume}", error) from error
         return True
 
+    async def mirror(self, vm: Vm, volume: str, target: int) -> float | None:
+        """Copy a volume while the VM has it, to a file of the same size that is open. Return of which instant
+        the copy is; None: the VM has no such volume."""
+        serial = serial_of(volume)
+        async with self._vms_in_work.held(vm.record.token):
+            if vm.state is not InstanceState.RUNNING or serial not in (await self._read(vm)).luns:
+                return None
+        return await mirrors.mirror(
+            self._reactor, vm, serial, _node_id(serial), target, _takes_direct(target)
+        )
+
+    async def end_mirrors(self, vm: Vm) -> None:
+        """End what an earlier daemon has had copied of a VM's volumes."""
+        await mirrors.clear_all(self._reactor, vm)
+
     async def _monitor_or_close(self, vm: Vm, file: _File) -> VmConnections:
         try:
             return await vm.monitor(self._reactor)
@@ -164,6 +180,11 @@ class AttachedVolumes:
         monitor = await vm.monitor(self._reactor)
         state = await self._read(vm)
         failure: InfranetesError | None = None
+        if serial in state.nodes:
+            try:
+                await mirrors.clear(self._reactor, monitor.qmp, serial)  # a killed daemon's
+            except InfranetesError as error:
+                failure = error
         if serial in state.luns:
             try:
                 await monitor.unplug(_device_id(state.luns[serial], serial), _UNPLUG_SECONDS)
@@ -248,6 +269,25 @@ class VolumeAttacher:
         except NotFound:
             return
         await self._to_the_end(self.volumes.detach(vm, volume))
+
+    @deferred
+    async def mirror(self, volume: str, target: int) -> float:
+        """Copy a volume that a VM has to a file of the same size, which is open. Return of which instant the
+        copy is. Cancelling it ends the copy.
+
+        :raise Unavailable: no VM has it, or the VM that has it ends."""
+        for vm in self._vms():
+            instant = await self.volumes.mirror(vm, volume, target)
+            if instant is not None:
+                return instant
+        raise Unavailable(f"volume {volume} is in use, and no VM has it: it is about to change. Try again")
+
+    @deferred
+    async def end_mirrors(self) -> None:
+        """End what an earlier daemon has had copied. :raise Unavailable: a QEMU does not."""
+        for outcome in await settled(self.volumes.end_mirrors(vm) for vm in self._vms()):
+            if isinstance(outcome, Failure):
+                outcome.raiseException()
 
     @deferred
     async def grown(self, volume: str, size: int) -> None:

@@ -138,12 +138,14 @@ class QemuProvider:
             await self.stop()
             raise
         self._maintenance.begin()
+        Flight(self.volumes.snapshots.sweep())  # which a VM that does not answer may delay
         self._pod_network.watch_firewalls()
 
     @deferred
     async def stop(self) -> None:
         self._maintenance.end()
         self._pod_network.stop()
+        await self.volumes.stop()
         launcher, self._launcher = self._launcher, None
         await settled([flight.join() for flight in self._under_way])
         if launcher is not None:

@@ -89,7 +89,7 @@ class CreateTests(CsiCase):
         fine = [capability()]
         await refused("tier", volume_capabilities=fine, parameters={"tier": "gold"})
         await refused("mutable_parameters", volume_capabilities=fine, mutable_parameters={"a": "b"})
-        source = csi.VolumeContentSource(volume=csi.VolumeContentSource.VolumeSource(volume_id="data"))
+        source = csi.VolumeContentSource()
         await refused("volume_content_source", volume_capabilities=fine, volume_content_source=source)
 
     async def test_what_the_sidecars_add_is_no_parameter(self) -> None:

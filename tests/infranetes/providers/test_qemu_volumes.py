@@ -12,7 +12,8 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes.providers.qemu.attached import VolumeAttacher
 from infranetes.providers.qemu.vm import Vm
-from infranetes.providers.qemu.volumes import QemuVolumes, VolumeFiles, id_of, label
+from infranetes.providers.qemu.volume_files import VolumeFiles, id_of
+from infranetes.providers.qemu.volumes import QemuVolumes, label
 from infranetes.providers.volumes import IVolumes, is_volume_id
 from infranetes_common.concurrency import start
 from infranetes_common.errors import (

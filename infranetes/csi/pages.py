@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lists in pages, whose tokens hold whatever goes and comes meanwhile."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from infranetes.providers.volumes import is_volume_id
+from infranetes_common.errors import InvalidArgument
+from txgrpc import Code, GrpcError
+
+_AFTER = "after:"  # and an id
+
+
+class HasId(Protocol):
+    """What is listed by its id."""
+
+    @property
+    def id(self) -> str: ...
+
+
+T = TypeVar("T", bound=HasId)
+
+
+def page(found: Sequence[T], most: int, token: str) -> tuple[Sequence[T], str]:
+    """A page of what is in the order of its ids, and the token for the next page; "": it is the last.
+
+    :param most: how many; 0: all. :param token: an earlier page's; "": the first page.
+    :raise InvalidArgument: `most` can't be. :raise GrpcError: ABORTED: the token is none of ours."""
+    if most < 0:
+        raise InvalidArgument(f"max_entries: {most} is less than 0")
+    if token:
+        if not (token.startswith(_AFTER) and is_volume_id(token.removeprefix(_AFTER))):
+            raise GrpcError(Code.ABORTED, "starting_token: none of ours; list from the beginning")
+        found = found[bisect_right([each.id for each in found], token.removeprefix(_AFTER)) :]
+    shown = found[:most] if most else found
+    return shown, f"{_AFTER}{shown[-1].id}" if len(shown) < len(found) else ""

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies of large files: blocks that two files share, where the file system can do that, or data alone.
+
+A file system that can have files share blocks (xfs, btrfs) holds back all who write to a file while it is
+cloned, which takes milliseconds: so a clone is of one instant, also while somebody writes.
+
+Everything here blocks.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from threading import Event
+
+_FICLONE = 0x40049409
+_FIEMAP = 0xC020660B
+_FIEMAP_HEAD = struct.Struct("=QQIIII")  # start, length, flags, mapped extents, room for extents, reserved
+_FIEMAP_EXTENT = struct.Struct("=QQQQQIIII")  # logical, physical, length, 2 reserved, flags, 3 reserved
+_EXTENTS = 512  # asked for at once
+_LAST = 0x1
+_SHARED = 0x2000
+_CHUNK = 8 << 20
+# What says that no blocks can be shared, here or between these two.
+_NO_CLONE = frozenset((errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS))
+
+
+class Cancelled(Exception):
+    """Whoever wanted a copy wants it no more."""
+
+
+def clone(source: int, target: int) -> bool:
+    """Have a file become one that is, but shares the blocks of another; False: that is not possible here."""
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError as error:
+        if error.errno in _NO_CLONE:
+            return False
+        raise
+    return True
+
+
+def copy(source: int, target: int, cancelled: Event) -> None:
+    """Copy what a file holds to an empty one, which becomes as large; holes stay holes.
+
+    :raise Cancelled: `cancelled` was set meanwhile. :raise OSError: the target may hold part of it.
+    """
+    size = os.fstat(source).st_size
+    os.ftruncate(target, size)
+    for start, end in _data(source, size):
+        while start < end:
+            if cancelled.is_set():
+                raise Cancelled
+            count = os.copy_file_range(source, target, min(_CHUNK, end - start), start, start)
+            if not count:  # somebody has made the file smaller
+                raise OSError(errno.EIO, "the file ends before its end")
+            start += count
+
+
+def shared(descriptor: int) -> int:
+    """How many bytes of a file are in blocks that another file has too: written to, each takes new room."""
+    found = start = 0
+    while True:
+        extents = _extents(descriptor, start)
+        for logical, length, flags in extents:
+            if flags & _SHARED:
+                found += length
+            start = logical + length
+        if not extents or extents[-1][2] & _LAST:
+            return found
+
+
+def _data(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
+    """Where a file has data: from where to where."""
+    end = 0
+    while end < size:
+        try:
+            start = os.lseek(descriptor, end, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # there is none from there on
+                return
+            raise
+        end = min(size, os.lseek(descriptor, start, os.SEEK_HOLE))
+        yield start, end
+
+
+def _extents(descriptor: int, start: int) -> list[tuple[int, int, int]]:
+    """Some extents of a file from an offset on: where each begins, its length and flags."""
+    request = bytearray(_FIEMAP_HEAD.size + _EXTENTS * _FIEMAP_EXTENT.size)
+    _FIEMAP_HEAD.pack_into(request, 0, start, (1 << 64) - 1 - start, 0, 0, _EXTENTS, 0)
+    try:
+        fcntl.ioctl(descriptor, _FIEMAP, request)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.ENOTTY):  # no such file system shares blocks
+            return []
+        raise
+    mapped = _FIEMAP_HEAD.unpack_from(request)[3]
+    whole = memoryview(request)[_FIEMAP_HEAD.size : _FIEMAP_HEAD.size + mapped * _FIEMAP_EXTENT.size]
+    return [(each[0], each[2], each[5]) for each in _FIEMAP_EXTENT.iter_unpack(whole)]
