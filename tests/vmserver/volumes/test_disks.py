@@ -1,36 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks of the pod: file systems on loop devices, with the kernel's mounts and the real programs."""
+"""Disks of the pod: file systems are made, mounted, grown and measured."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Collection, Coroutine, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-from twisted.internet.defer import Deferred, fail
 from twisted.internet.task import deferLater
-from twisted.trial.unittest import TestCase
 
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
-from infranetes_common.reactors import installed
-from infranetes_common.volume_disks import checked_options, serial_of
+from infranetes_common.volume_disks import checked_options
+from tests.vmserver.volumes.disk_case import SERIAL, SIZE, XFS_SIZE, PodDiskCase, reactor
 from vmserver.layers.disks import ScsiDisks
-from vmserver.mounts import Flag, mount, mounts_below, unmount
+from vmserver.mounts import Flag, mount, mounts_below
 from vmserver.volumes import disks as disks_module
-from vmserver.volumes import filesystems, making
-from vmserver.volumes.disk_records import DiskMount
 from vmserver.volumes.disks import PodDisks
 from vmserver.volumes.store import VolumeStore
 
-reactor = installed()
-SERIAL = serial_of("pvc-1")
-_SIZE = 24 << 20
-_XFS_SIZE = 512 << 20  # of which little is written
 _SYS_RESOURCE = 24  # linux/capability.h
 
 
@@ -40,67 +28,7 @@ def may_grow_ext4() -> bool:
     return bool(int(line.split()[1], 16) >> _SYS_RESOURCE & 1)
 
 
-class Loops:
-    """Loop devices as disks with serial numbers; stands in for ScsiDisks.
-
-    :ivar used: the disks that were not to be forgotten when one was last looked for."""
-
-    def __init__(self) -> None:
-        self.devices: dict[str, str] = {}
-        self.forgotten: list[str] = []
-        self.used: set[str] = set()
-
-    def with_serial(self, target: int, serial: str, used: Collection[str] = ()) -> str | None:
-        self.used = set(used)
-        return self.devices.get(serial)
-
-    def forget(self, number: int) -> None:
-        self.forgotten += [name for name, path in self.devices.items() if os.stat(path).st_rdev == number]
-
-    def forget_unmounted(self, target: int, serial: str) -> None:
-        self.forgotten.append(serial)
-
-    def look_at_size(self, number: int) -> None:
-        for path in self.devices.values():
-            subprocess.run(["losetup", "--set-capacity", path], check=True)
-
-
-class PodDiskTests(TestCase):
-    def setUp(self) -> None:
-        self.top = Path(tempfile.mkdtemp(prefix="infranetes-"))
-        self.addCleanup(shutil.rmtree, self.top)
-        self.addCleanup(self.unmount_all)
-        self.file = self.top / "disk"
-        with self.file.open("wb") as file:
-            file.truncate(_SIZE)
-        self.loops = Loops()
-        self.attach()
-        self.disks = PodDisks(reactor, self.top / "disks", cast(ScsiDisks, self.loops))
-        self.point = self.top / "disks" / SERIAL / "directory"
-
-    def unmount_all(self) -> None:
-        for one in reversed(mounts_below(self.top)):
-            unmount(one.point)
-
-    def attach(self) -> None:
-        command = ["losetup", "--find", "--show", str(self.file)]
-        device = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-        self.loops.devices[SERIAL] = device
-        self.addCleanup(subprocess.run, ["losetup", "--detach", device], check=True)
-
-    async def mounted(self, **fields: Any) -> Path:
-        await self.disks.mount(DiskMount(**{"serial": SERIAL, "filesystem": "ext4", "options": [], **fields}))
-        return self.point
-
-    async def refused(self, **fields: Any) -> str:
-        words = await self.fails(FailedPrecondition, self.mounted(**fields))
-        self.assertFalse(os.path.ismount(self.point))
-        return words
-
-    async def fails(self, kind: type[Exception], work: Coroutine[Any, Any, Any]) -> str:  # Any: no result
-        raised = await self.assertFailure(start(work), kind)
-        return str(raised)
-
+class PodDiskTests(PodDiskCase):
     async def test_a_blank_disk_is_formatted_once_and_keeps_what_is_written(self) -> None:
         for text in ("first", "second"):
             point = await self.mounted(options=checked_options(["noatime", "noexec", "defaults"]))
@@ -130,7 +58,7 @@ class PodDiskTests(TestCase):
             "swap": (4086, b"SWAPSPACE2"),
             "a partition table": (510, b"\x55\xaa"),
             "something at its beginning": (100_000, b"x"),
-            "something at its end": (_SIZE - 1, b"x"),
+            "something at its end": (SIZE - 1, b"x"),
         }
         for what, (offset, data) in contents.items():
             with self.file.open("r+b") as file:
@@ -174,7 +102,7 @@ class PodDiskTests(TestCase):
         self.assertNotEqual(point.stat().st_gid, 4711)
 
     async def test_a_file_system_grows_with_its_disk(self) -> None:
-        filesystem, size = ("ext4", _SIZE) if may_grow_ext4() else ("xfs", _XFS_SIZE)
+        filesystem, size = ("ext4", SIZE) if may_grow_ext4() else ("xfs", XFS_SIZE)
         os.truncate(self.file, size)
         self.loops.look_at_size(0)
         await self.mounted(filesystem=filesystem)
@@ -239,128 +167,6 @@ class PodDiskTests(TestCase):
         self.patch(disks_module, "APPEAR_SECONDS", 0.0)
         self.assertIn("0" * 20, await self.fails(Unavailable, self.mounted(serial="0" * 20)))
 
-    async def test_what_ends_while_a_file_system_is_made_is_made_again(self) -> None:
-        """Whatever a killed VM's mkfs has written of it, and however far it got."""
-        for filesystem, size in (("ext4", _SIZE), ("xfs", _XFS_SIZE)):
-            whole = self.top / f"whole-{filesystem}"
-            self.blank(size)
-            making.mark(self.loops.devices[SERIAL], SERIAL)
-            await filesystems.make(reactor, self.loops.devices[SERIAL], filesystem)
-            self.assertTrue(making.is_marked(self.loops.devices[SERIAL], SERIAL))
-            self.file.rename(whole)
-            for part in self.parts(whole, filesystem):
-                self.blank(size)
-                making.mark(self.loops.devices[SERIAL], SERIAL)
-                self.write(part)
-                (await self.mounted(filesystem=filesystem) / "file").write_text("here")
-                await self.disks.unmount(SERIAL)
-                self.assertFalse(making.is_marked(self.loops.devices[SERIAL], SERIAL))
-                self.assertEqual((await self.mounted(filesystem=filesystem) / "file").read_text(), "here")
-                await self.disks.unmount(SERIAL)
-            whole.unlink()
-
-    def blank(self, size: int) -> None:
-        """Have a disk of that size, of zeros."""
-        self.file.unlink(missing_ok=True)
-        with self.file.open("wb") as file:
-            file.truncate(size)
-        self.attach()
-
-    def write(self, pieces: dict[int, bytes]) -> None:
-        with open(self.loops.devices[SERIAL], "r+b") as device:
-            for at, data in pieces.items():
-                device.seek(at)
-                device.write(data)
-            device.flush()
-            os.fsync(device.fileno())
-
-    def parts(self, whole: Path, filesystem: str) -> Iterator[dict[int, bytes]]:
-        """What can be on a disk of which a file system is being made, by places."""
-        blocks: dict[int, bytes] = {}
-        with whole.open("rb") as file:
-            at = 0
-            while data := file.read(4096):
-                if any(data):
-                    blocks[at] = data
-                at += 4096
-        if filesystem == "xfs":  # says at its beginning that it is in the making
-            blocks[0] = blocks[0][:126] + b"\1" + blocks[0][127:]
-        self.assertGreater(len(blocks), 4)
-        yield {}
-        yield blocks
-        yield {0: blocks[0]}
-        yield {at: data for at, data in blocks.items() if at}
-        for begin in range(2):
-            yield dict(list(blocks.items())[begin::2])
-
-    async def test_a_mark_in_somebodys_data_changes_nothing(self) -> None:
-        """Whoever may write files could have written it."""
-        (await self.mounted() / "file").write_text("here")
-        await self.disks.unmount(SERIAL)
-        making.mark(self.loops.devices[SERIAL], SERIAL)
-        self.assertIn("ext4", await self.refused(filesystem="xfs"))
-        self.assertEqual((await self.mounted() / "file").read_text(), "here")
-
-    async def test_the_mark_of_another_disk_is_somebodys_data(self) -> None:
-        making.mark(self.loops.devices[SERIAL], serial_of("pvc-2"))
-        self.assertIn("not formatted", await self.refused())
-
-    async def test_what_fails_while_it_is_made_is_made_by_the_next_call(self) -> None:
-        def broken(*_: object, **__: object) -> Deferred[None]:
-            return fail(FailedPrecondition("mkfs was killed"))
-
-        kept = filesystems.make
-        self.patch(filesystems, "make", broken)
-        self.assertIn("killed", await self.refused())
-        self.patch(filesystems, "make", kept)
-        self.assertIn("empty", await self.refused(read_only=True))
-        await self.mounted()
-
-    async def test_after_a_reboot_it_is_mounted_again(self) -> None:
-        wanted = {"options": ["noatime"], "group": 4711}
-        (await self.mounted(**wanted) / "file").write_text("here")
-        self.reboot()
-        self.assertTrue(self.point.exists())
-        for _ in range(2):
-            await self.disks.restore()
-            self.assertEqual((self.point / "file").read_text(), "here")
-            [found] = mounts_below(self.top)
-            self.assertIn("noatime", found.options)
-        await self.disks.unmount(SERIAL)
-        self.reboot()
-        await self.disks.restore()
-        self.assertFalse(self.point.exists())
-
-    def reboot(self) -> None:
-        """Have another agent, and nothing mounted."""
-        self.unmount_all()
-        self.disks = PodDisks(reactor, self.top / "disks", cast(ScsiDisks, self.loops))
-        self.addCleanup(self.disks.stop)
-
-    async def test_after_a_reboot_a_disk_that_comes_late_has_no_mount_point_until_then(self) -> None:
-        self.patch(disks_module, "RESTORE_SECONDS", 0.0)
-        await self.mounted()
-        self.reboot()
-        device = self.loops.devices.pop(SERIAL)
-        await self.disks.restore()
-        self.assertFalse(self.point.exists())
-        self.loops.devices[SERIAL] = device
-        until = reactor.seconds() + 20.0
-        while not os.path.ismount(self.point):
-            self.assertLess(reactor.seconds(), until)
-            await deferLater(reactor, 0.05, lambda: None)
-
-    async def test_a_disk_that_was_unmounted_meanwhile_is_not_mounted_again(self) -> None:
-        self.patch(disks_module, "RESTORE_SECONDS", 0.0)
-        await self.mounted()
-        self.reboot()
-        device = self.loops.devices.pop(SERIAL)
-        await self.disks.restore()
-        await self.disks.unmount(SERIAL)
-        self.loops.devices[SERIAL] = device
-        await deferLater(reactor, 1.0, lambda: None)
-        self.assertEqual(mounts_below(self.top), [])
-
     async def test_where_it_can_not_be_mounted_there_is_no_place_for_it(self) -> None:
         with self.file.open("r+b") as file:
             file.seek(1024 + 0x38)
@@ -381,7 +187,7 @@ class PodDiskTests(TestCase):
             self.assertEqual(self.file.read_bytes()[:4], b"kept")
             self.assertEqual(self.loops.forgotten[:1], [SERIAL])
         self.assertEqual(mounts_below(self.top), [])
-        self.assertEqual(self.file.read_bytes()[4:], bytes(_SIZE - 4), "nothing was made on it")
+        self.assertEqual(self.file.read_bytes()[4:], bytes(SIZE - 4), "nothing was made on it")
 
     async def looked_for(self, disks: PodDisks, serial: str) -> str:
         self.patch(disks_module, "APPEAR_SECONDS", 0.0)
@@ -398,10 +204,10 @@ class PodDiskTests(TestCase):
 
     async def test_a_raw_disk_that_has_grown_is_looked_at(self) -> None:
         await self.disks.find(SERIAL)
-        os.truncate(self.file, 2 * _SIZE)
-        self.assertEqual((await self.disks.usage(SERIAL, grow=False)).disk, _SIZE)
+        os.truncate(self.file, 2 * SIZE)
+        self.assertEqual((await self.disks.usage(SERIAL, grow=False)).disk, SIZE)
         for _ in range(2):
-            self.assertEqual((await self.disks.usage(SERIAL, grow=True)).disk, 2 * _SIZE)
+            self.assertEqual((await self.disks.usage(SERIAL, grow=True)).disk, 2 * SIZE)
         await self.disks.unmount(SERIAL)
         await self.fails(NotFound, self.disks.usage(SERIAL, grow=False))
 

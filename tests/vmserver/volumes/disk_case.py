@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of the pod's disks share: loop devices, with the kernel's mounts and the real programs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Collection, Coroutine
+from pathlib import Path
+from typing import Any, cast
+
+from twisted.trial.unittest import TestCase
+
+from infranetes_common.concurrency import start
+from infranetes_common.errors import FailedPrecondition
+from infranetes_common.reactors import installed
+from infranetes_common.volume_disks import serial_of
+from vmserver.layers.disks import ScsiDisks
+from vmserver.mounts import mounts_below, unmount
+from vmserver.volumes.disk_records import DiskMount
+from vmserver.volumes.disks import PodDisks
+
+reactor = installed()
+SERIAL = serial_of("pvc-1")
+SIZE = 24 << 20
+XFS_SIZE = 512 << 20  # of which little is written
+
+
+class Loops:
+    """Loop devices as disks with serial numbers; stands in for ScsiDisks.
+
+    :ivar used: the disks that were not to be forgotten when one was last looked for."""
+
+    def __init__(self) -> None:
+        self.devices: dict[str, str] = {}
+        self.forgotten: list[str] = []
+        self.used: set[str] = set()
+
+    def with_serial(self, target: int, serial: str, used: Collection[str] = ()) -> str | None:
+        self.used = set(used)
+        return self.devices.get(serial)
+
+    def forget(self, number: int) -> None:
+        self.forgotten += [name for name, path in self.devices.items() if os.stat(path).st_rdev == number]
+
+    def forget_unmounted(self, target: int, serial: str) -> None:
+        self.forgotten.append(serial)
+
+    def look_at_size(self, number: int) -> None:
+        for path in self.devices.values():
+            subprocess.run(["losetup", "--set-capacity", path], check=True)
+
+
+class PodDiskCase(TestCase):
+    """With a disk, blank and of 24 MiB, on a loop device."""
+
+    def setUp(self) -> None:
+        self.top = Path(tempfile.mkdtemp(prefix="infranetes-"))
+        self.addCleanup(shutil.rmtree, self.top)
+        self.addCleanup(self.unmount_all)
+        self.file = self.top / "disk"
+        with self.file.open("wb") as file:
+            file.truncate(SIZE)
+        self.loops = Loops()
+        self.attach()
+        self.disks = PodDisks(reactor, self.top / "disks", cast(ScsiDisks, self.loops))
+        self.point = self.top / "disks" / SERIAL / "directory"
+
+    def unmount_all(self) -> None:
+        for one in reversed(mounts_below(self.top)):
+            unmount(one.point)
+
+    def attach(self) -> None:
+        command = ["losetup", "--find", "--show", str(self.file)]
+        device = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        self.loops.devices[SERIAL] = device
+        self.addCleanup(subprocess.run, ["losetup", "--detach", device], check=True)
+
+    async def mounted(self, **fields: Any) -> Path:
+        await self.disks.mount(DiskMount(**{"serial": SERIAL, "filesystem": "ext4", "options": [], **fields}))
+        return self.point
+
+    async def refused(self, **fields: Any) -> str:
+        words = await self.fails(FailedPrecondition, self.mounted(**fields))
+        self.assertFalse(os.path.ismount(self.point))
+        return words
+
+    async def fails(self, kind: type[Exception], work: Coroutine[Any, Any, Any]) -> str:  # Any: no result
+        raised = await self.assertFailure(start(work), kind)
+        return str(raised)
