@@ -36,7 +36,9 @@ def programs(ca: Authority, node: Node) -> Sequence[Program]:
         account = spec["serviceAccountName"]
         user = ca.kubeconfig(f"system:serviceaccount:kube-system:{account}", API_SERVER)
         arguments = [each for each in container["args"] if not each.startswith("--csi-address=")]
-        command = ["env", f"NODE_NAME={node.name}", str(PROGRAMS / name), *arguments]
+        command = ["env", f"NODE_NAME={node.name}", "NAMESPACE=kube-system", str(PROGRAMS / name), *arguments]
         command += [f"--csi-address={socket}", f"--kubeconfig={user}"]
+        if "--enable-capacity" in arguments:
+            command.append("--capacity-ownerref-level=-1")  # there is no pod
         found.append(Program(name, command, restarted=True))
     return found

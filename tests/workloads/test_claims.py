@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+
 from tests.cluster.case import Cluster, container, pod, until
 from tests.cluster.components import PROGRAMS
 from tests.workloads.case import IDLE, WorkloadCase
@@ -19,6 +21,13 @@ class ClaimTests(WorkloadCase):
         cluster = Cluster("claims", "--storage")
         self.addCleanup(cluster.stop)
         return cluster.start().wait_until_ready()
+
+    def nodes_with_room(self) -> list[str]:
+        """Where the scheduler is told that there is room."""
+        said = self.kubectl("get", "csistoragecapacities", "--namespace=kube-system", "--output=json")
+        return [
+            each["nodeTopology"]["matchLabels"]["infranetes.io/node"] for each in json.loads(said)["items"]
+        ]
 
     def size(self) -> int:
         """Of the file system in the pod, in MiB."""
@@ -41,6 +50,7 @@ class ClaimTests(WorkloadCase):
         self.wait_until_ready("first")
         self.run_in("first", "echo kept > /data/file")
         self.assertTrue(32 <= self.size() <= 64, self.size())
+        self.assertEqual(self.nodes_with_room(), ["node"])
 
         wanted = '{"spec": {"resources": {"requests": {"storage": "256Mi"}}}}'
         self.here("patch", "persistentvolumeclaim", "data", "--patch", wanted)

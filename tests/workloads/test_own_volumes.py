@@ -110,12 +110,19 @@ class MeasuredTests(OwnVolumeCase):
                     return int(volume.get("capacityBytes", 0))
         return 0
 
+    def metrics(self) -> str:
+        """kubelet's, for Prometheus."""
+        node = self.get("pod", "first")["spec"]["nodeName"]
+        return self.kubectl("get", "--raw", f"/api/v1/nodes/{node}/proxy/metrics")
+
     def test_kubelet_says_how_large_it_is(self) -> None:
         mounts = [{"name": "data", "mountPath": "/data"}]
         self.apply(*self.claimed(), self.using("first", container("main", IDLE, volumeMounts=mounts)))
         self.wait_until_ready("first")
         capacity = int(until(self.capacity, "kubelet has measured it", MEASURED_SECONDS))
         self.assertTrue(32 * MIB < capacity <= 64 * MIB, capacity)
+        labels = f'{{namespace="{self.namespace}",persistentvolumeclaim="data"}}'
+        self.assertIn(f"kubelet_volume_stats_capacity_bytes{labels} ", self.metrics())
         self.here("delete", "pod", "first", "--timeout=120s", timeout=150)
 
 
