@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from twisted.internet.utils import getProcessOutputAndValue
 
 from infranetes.csi.config import CsiConfig
-from infranetes.providers.cloud import gcp
+from infranetes.providers.cloud import gcp, vsphere
 from infranetes.providers.interface import ProviderContext
 from infranetes.providers.volumes import IVolumes
 from tests.infranetes.csi.case import MIB, NODE, CsiCase, Pods, reactor
 from tests.support.clouds.gce import SimulatedGce
+from tests.support.clouds.vsphere import SimulatedVcenter
 
 if TYPE_CHECKING:
     _Base = CsiCase
@@ -128,6 +129,22 @@ class GcpSanityTests(Sanity, CsiCase):
         state.mkdir()
         context = ProviderContext(state, state, "sanity", NODE)
         provider = gcp.create(reactor, world.table(), context)
+        self.addCleanup(provider.stop)
+        await provider.start(lambda words: None)
+        return provider.volumes
+
+
+class VsphereSanityTests(Sanity, CsiCase):
+    """Volumes that are first class disks of a vCenter."""
+
+    async def make_volumes(self) -> IVolumes:
+        world = SimulatedVcenter(reactor, self.root / "cloud")
+        world.start()
+        self.addCleanup(world.stop)
+        state = self.root / "state"
+        state.mkdir()
+        context = ProviderContext(state, state, f"sanity-{world.folder}", NODE)
+        provider = vsphere.create(reactor, world.table(), context)
         self.addCleanup(provider.stop)
         await provider.start(lambda words: None)
         return provider.volumes

@@ -135,3 +135,11 @@ class CloudDisks(Protocol[D_contra]):
     def _thd_is_done(self, driver: D_contra, operation: str) -> bool:
         """Whether an operation has succeeded; False: it goes on. One that failed is raised as if the call
         that began it had failed; one that is no longer known has succeeded."""
+
+
+@runtime_checkable
+class TellsRoom(Protocol[D_contra]):
+    """Also provided by `CloudDisks` of a cloud that tells how much room there is."""
+
+    def _thd_free(self, driver: D_contra) -> int:
+        """How many bytes the largest disk could have that can be made now."""

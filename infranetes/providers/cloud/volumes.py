@@ -33,7 +33,15 @@ from twisted.internet.interfaces import IReactorTime
 from zope.interface import implementer
 
 from infranetes.providers.cloud.disk_calls import DiskCalls, Wait, is_going
-from infranetes.providers.cloud.disks import CloudDisk, CloudDisks, DiskRequest, DiskState, Hold, HoldState
+from infranetes.providers.cloud.disks import (
+    CloudDisk,
+    CloudDisks,
+    DiskRequest,
+    DiskState,
+    Hold,
+    HoldState,
+    TellsRoom,
+)
 from infranetes.providers.cloud.interface import CloudError, CloudVM, D, ErrorKind
 from infranetes.providers.cloud.tasks import Tasks
 from infranetes.providers.cloud.translate import to_infranetes_error
@@ -126,10 +134,14 @@ class CloudVolumes(Generic[D]):
         return self._task(list_disks())
 
     def free(self) -> Deferred[int]:
-        """The largest size that the cloud has: how much of its quota is left it does not tell."""
+        """Where the cloud does not tell, as of its quotas, the largest size that it has."""
 
         async def free() -> int:
-            return self._disks.max_size
+            disks, most = self._disks, self._disks.max_size
+            if not isinstance(disks, TellsRoom):
+                return most
+            room = await self._calls.call("ask for room for volumes", disks._thd_free)
+            return min(room - room % self.unit, most)
 
         return self._task(free())
 

@@ -5,6 +5,7 @@ What is added here because vcsim lacks it, or differs from vCenter:
 
 - a clone gets its requested extraConfig, CPUs, memory and annotation before its task is returned (vcsim sets
   them in a copy, which it drops);
+- what the role in the manual does not grant is refused;
 - a VM that is powered on gets an address of the loopback network 127.78.0.0/16 once its agent is started.
 """
 
@@ -39,7 +40,9 @@ from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
 from tests.support.clouds.library import RestProxy
 from tests.support.clouds.slow_clones import SlowClones
 from tests.support.clouds.soap import envelope, reconfigure, refusal
+from tests.support.clouds.soap import fault as soap_fault
 from tests.support.clouds.tls import certificate
+from tests.support.clouds.vcenter_privileges import missing
 from tests.support.clouds.vm_image_instances import RunningVM, VMImageInstances
 
 BOOT_SECONDS = 0.1
@@ -232,6 +235,11 @@ class SimulatedVcenter:
         """Return vcsim's answer. :raise ConnectionError: the connection breaks instead."""
         parameters = _parameters(body.decode())
         self.requests.append(parameters)
+        action = "RetrievePropertiesEx" if parameters["Action"] == LIST else parameters["Action"]
+        lacking = missing(action, parameters["body"])
+        if lacking:
+            inner = f'<object type="Folder">f-0</object><privilegeId>{lacking}</privilegeId>'
+            return 500, soap_fault("NoPermission", inner), []
         fault = self.faults.befalling(parameters)
         early = refusal(fault) if fault is not None else None
         if early is not None:

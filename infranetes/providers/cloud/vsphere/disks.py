@@ -62,6 +62,10 @@ class VsphereDisks:
     def is_id(self, text: str) -> bool:
         return _ID.fullmatch(text) is not None
 
+    def _thd_free(self, driver: Driver) -> int:
+        datastore = self._thd_place(driver).datastore
+        return driver.datastore_properties(datastore, "summary.freeSpace")["summary.freeSpace"]
+
     # ---- Finding
 
     def _thd_place(self, driver: Driver) -> Place:
@@ -146,6 +150,8 @@ class VsphereDisks:
     def _thd_create(self, driver: Driver, request: DiskRequest) -> tuple[CloudDisk, str]:
         """The request's number is not needed: once a disk is gone, its file's path is free."""
         place, name = self._thd_place(driver), self._name(request.name)
+        if request.size > (room := self._thd_free(driver)):
+            raise CloudError(ErrorKind.CAPACITY, f"datastore {place.name} has {room // MIB} MiB left")
         self._thd_create_file(driver, place, f"{name}.vmdk", request.size)
         disk = self._thd_registered(driver, place, name)
         if not disk.kept:

@@ -22,6 +22,7 @@ from infranetes.providers.cloud.vsphere.launches import Launches
 from infranetes.providers.cloud.vsphere.vms import VMs
 from infranetes.providers.interface import InstanceState, ProviderContext
 from tests.infranetes.providers.cloud.vsphere_case import VsphereCase
+from tests.support.clouds import vcenter_privileges
 from tests.support.clouds.faults import NEVER
 from tests.support.clouds.vsphere import LIST
 
@@ -63,6 +64,17 @@ class FaultTests(SynchronousTestCase):
     def test_the_missing_privilege_is_named(self) -> None:
         found = classify(vim.fault.NoPermission(privilegeId="VirtualMachine.Interact.PowerOn"))
         self.assertIn("VirtualMachine.Interact.PowerOn", str(found))
+
+
+class PrivilegeTests(SynchronousTestCase):
+    """The simulated vCenter serves what the manual's role allows, in all tests."""
+
+    def test_the_role_grants_what_is_needed_and_nothing_else(self) -> None:
+        self.assertEqual(vcenter_privileges.granted(), vcenter_privileges.known())
+
+    def test_what_the_role_does_not_grant_is_refused(self) -> None:
+        self.assertEqual(vcenter_privileges.missing("PowerOnVM_Task", ""), "")
+        self.assertIn("nobody", vcenter_privileges.missing("MigrateVM_Task", ""))
 
 
 class SizeTests(SynchronousTestCase):

@@ -12,7 +12,7 @@ from infranetes.providers.cloud.interface import CloudError, ErrorKind
 from infranetes.providers.cloud.vsphere.hardware import AttachedDisk, hardware
 from infranetes.providers.interface import InstanceState, IPodProvider
 from infranetes.providers.volumes import IHasVolumes, IVolumes
-from infranetes_common.errors import FailedPrecondition, Unavailable
+from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unavailable
 from tests.contract.attached_volumes import AttachedVolumesContract, Attacher
 from tests.contract.volumes import VolumesContract
 from tests.infranetes.providers.cloud.vsphere_case import VsphereCase
@@ -314,6 +314,16 @@ class PlacesTests(VolumesCase, TestCase):
         self.assertEqual(await other.list(), [])
         await self.refused(FailedPrecondition, other.delete(volume))
         self.assertNotEqual((await other.create("data", MIB)).id, volume)
+
+    async def test_the_datastores_room_is_told_and_not_exceeded(self) -> None:
+        volumes = await self.volumes()
+        room = self.world.disks.datastore.summary.freeSpace // MIB * MIB
+        self.assertEqual(await volumes.free(), room)
+        self.assertLess(room, 62 << 40)
+        for _ in range(2):
+            await self.refused(ResourceExhausted, volumes.create("data", room + MIB))
+        self.assertEqual(self.world.asked("CreateVirtualDisk_Task"), [])
+        self.assertEqual((await volumes.create("data", room)).size, room)
 
     async def test_without_a_datastore_for_them_there_are_none(self) -> None:
         del self.settings["volumes_datastore"]
