@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -134,9 +133,10 @@ class QemuSnapshots:
         check_size(size)
         if isinstance(source, FromVolume):
             path = await run_in_thread(self._reactor, self._volumes.to_copy, source.id)
+            least = (await run_in_thread(self._reactor, self._volumes.get, source.id)).size
         else:
             path = await run_in_thread(self._reactor, self._files.disk, source.id)
-        least = await run_in_thread(self._reactor, os.path.getsize, path)
+            least = (await self.get(source.id)).size
         if size < least:
             raise OutOfRange(f"{source.id} has {least} bytes: a volume made from it has no fewer")
 
@@ -151,15 +151,13 @@ class QemuSnapshots:
     # ---- What a killed daemon has left
 
     async def _sweep(self) -> None:
-        rests = await run_in_thread(self._reactor, self._rests)
-        if not rests:
-            return
         try:
-            await self._attacher.end_mirrors()
-        except InfranetesError as error:
-            _log.warn("copies of volumes that an earlier daemon began stay for now: {error}", error=error)
-            return
-        await run_in_thread(self._reactor, remove_rests, rests)
+            rests = await run_in_thread(self._reactor, self._rests)
+            if rests:
+                await self._attacher.end_mirrors()
+                await run_in_thread(self._reactor, remove_rests, rests)
+        except (InfranetesError, OSError) as error:
+            _log.warn("what an earlier daemon began to copy stays for now: {error}", error=error)
 
     def _rests(self) -> Sequence[Path]:
         return [*self._files.rests(), *self._volumes.rests()]

@@ -250,17 +250,20 @@ class SharedBlocksTests(FileCase, SnapshotsContract):
         await self.fails(ResourceExhausted, cloning)
 
 
-class AttachedTests(BareQemuCase, TestCase):
+class AttachedCase(BareQemuCase, TestCase):
     """While a VM has the volume."""
 
     timeout = 60
+
+    def place(self) -> Path:
+        return mounted(self, "tmpfs", 64 * MIB)  # on which no blocks can be shared
 
     def setUp(self) -> None:
         super().setUp()
         self.kept: list[Deferred[None]] = []
         self.killed_calls: list[Flight[Any]] = []  # Any: what does not come
         self.addCleanup(self.let_go)
-        self.directory = mounted(self, "tmpfs", 64 * MIB)
+        self.directory = self.place()
 
     async def let_go(self) -> None:
         """Have daemons that were killed be gone indeed, once there are no VMs any more."""
@@ -306,7 +309,8 @@ class AttachedTests(BareQemuCase, TestCase):
     async def fails(self, error: type[Exception], waiting: Deferred[Any]) -> str:  # Any: what does not come
         return str(await self.assertFailure(waiting, error))
 
-    async def test_it_has_all_that_was_written_before_and_of_the_rest_a_beginning(self) -> None:
+    async def check_written_meanwhile(self) -> None:
+        """Take one while the VM writes: it has all that was written before, and of the rest a beginning."""
         attacher, machine = await self.with_volume()
         for number in range(20):
             await self.write(attacher, machine, number, 1 + number % 255)
@@ -326,6 +330,13 @@ class AttachedTests(BareQemuCase, TestCase):
         self.assertEqual(list(found[:count]), [1 + each % 255 for each in range(count)])
         self.assertLess(self.snapshot("one").stat().st_blocks * 512, MIB, "holes take no room")
         await self.nothing_is_left(attacher, machine)
+
+
+class AttachedTests(AttachedCase):
+    """QEMU copies it."""
+
+    async def test_it_has_all_that_was_written_before_and_of_the_rest_a_beginning(self) -> None:
+        await self.check_written_meanwhile()
 
     async def test_a_clone_of_it_may_be_larger(self) -> None:
         attacher, machine = await self.with_volume()
@@ -441,3 +452,21 @@ class AttachedTests(BareQemuCase, TestCase):
         self.assertEqual(os.listdir(self.directory / "snapshots"), [])
         (self.directory / "others").unlink()
         await self.write(attacher, machine, 0, 2)
+
+
+class AttachedSharingTests(AttachedCase):
+    """Its blocks are shared while the VM writes."""
+
+    def place(self) -> Path:
+        return mounted(self, "xfs", 320 * MIB)
+
+    def setUp(self) -> None:
+        super().setUp()
+
+        def mirrored(*arguments: object) -> None:
+            raise AssertionError("QEMU was to copy it")
+
+        self.patch(mirrors, "mirror", mirrored)
+
+    async def test_it_has_all_that_was_written_before_and_of_the_rest_a_beginning(self) -> None:
+        await self.check_written_meanwhile()
