@@ -75,7 +75,7 @@ def mount(source: str, at: str, kind: str, flags: Flag = NO_FLAGS, options: str 
     :raise ResourceExhausted: no memory. :raise Unavailable: `source` is not there, or can't be read.
     """
     try:
-        _mount(source, at, kind, flags, options)
+        system_mount(source, at, kind, flags, options)
     except OSError as error:
         raise _as_error(error, f"{source} can't be mounted at {at} as {kind or 'it is'}", kind) from None
 
@@ -169,7 +169,8 @@ def in_directory(directory: Path, work: Callable[[], T]) -> T:
     return results[0]
 
 
-def _mount(source: str, at: str, kind: str, flags: Flag, options: str) -> None:
+def system_mount(source: str, at: str, kind: str, flags: Flag, options: str) -> None:
+    """mount(2), for who has words of their own for its errors. :raise OSError: it fails."""
     if len(os.fsencode(options)) > MAX_OPTIONS:
         raise OSError(errno.E2BIG, f"options of over {MAX_OPTIONS} bytes")
     words = [os.fsencode(word) for word in (source, at, kind)]

@@ -57,6 +57,7 @@ from infranetes.providers import registry
 from infranetes.providers.interface import IInVpc
 from infranetes.services.cluster import ClusterServices
 from infranetes.streaming.server import StreamingServer
+from infranetes.volumes.nfs_volumes import NfsMounts, NfsVolumes
 from infranetes.volumes.pod_volumes import PodVolumes
 from infranetes.volumes.published_mounts import PublishedMounts
 from infranetes.volumes.volumes import Volumes
@@ -153,6 +154,7 @@ class Daemon(OrderedServices):
     def _make_node(self) -> NodeContext:
         reactor, config = self._reactor, self._config
         self._published = PublishedMounts(reactor)
+        self._nfs = NfsMounts(reactor)
         volumes = volumes_of(self._backends.providers)
         self._publisher = Publisher(reactor, volumes) if volumes is not None else None
         own, *others = self._backends.providers
@@ -189,6 +191,7 @@ class Daemon(OrderedServices):
             elif side.name in ADDRESSING:  # the subnet is of one of them
                 side.gets_subnet, addressed = not addressed, True
         node.pod_volumes = PodVolumes(node, self._published.find, self._published.find_for_pod)
+        node.nfs_volumes = NfsVolumes(node, self._nfs.find)
         make_handlers(node, config, self._source)
         node.renewal = Renewal(node.side, partial(reachable_machines, node))
         log_container_events(node)
@@ -207,6 +210,7 @@ class Daemon(OrderedServices):
         self._add("lock", lock)
         self._add("store", StartStop(on_stop=node.store.close))  # opened with the pods, but needed after them
         self._add("published volumes", StartStop(on_stop=self._published.close))
+        self._add("NFS mounts", StartStop(on_stop=self._nfs.close))
         if self._publisher is not None:
             self._add("publisher of volumes", StartStop(on_stop=self._publisher.close))
         if backends.delegate is not None:

@@ -97,11 +97,18 @@ class ContainerCreation:
                 await load_image(self._node, sandbox, needed)
             sandbox.agent()
             config = node_files.with_image_ids(config, mounted)
+            nfs = self._node.nfs_volumes
+            if nfs is not None and nfs.concern(container):
+                asked.append(
+                    sandbox.agent()
+                )  # which gives up what is mounted for a container that is not made
+                config = await nfs.prepare(container, config)
             if self._node.pod_volumes is not None:
                 config = await self._node.pod_volumes.prepare(container, config)
             config = await self._node.volumes.prepare(container, config)
             agent = sandbox.agent()
-            asked.append(agent)
+            if agent not in asked:
+                asked.append(agent)
             report = await agent.create(container.id, image.id, config, sandbox.config)
             created = container.record.to(
                 ContainerState.CREATED, created_at=report.created_at or container.record.created_at

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from infranetes.machines.pool import Pool
     from infranetes.machines.renewal import Renewal
     from infranetes.pods.shadows import Shadows
+    from infranetes.volumes.nfs_volumes import NfsVolumes
     from infranetes.volumes.pod_volumes import PodVolumes
     from infranetes.volumes.volumes import Volumes
 
@@ -124,6 +125,7 @@ class NodeContext:
     :ivar overlay: gives the pods of those sides that have it addresses of the pods' network.
     :ivar shadows: have the node's CNI give pods its network, where there is a delegate.
     :ivar pod_volumes: attaches the volumes that kubelet has published; None: there are none.
+    :ivar nfs_volumes: has VMs mount what NFS servers export; None: it is carried as files are.
     :ivar network: of pods that say nothing of it, where there is an overlay: one of annotations' NETWORKS.
     :ivar dns: gives the node's own DNS, for pods that name none.
     """
@@ -168,6 +170,7 @@ class NodeContext:
         self.overlay: Overlay | None = None
         self.shadows: Shadows | None = None
         self.pod_volumes: PodVolumes | None = None
+        self.nfs_volumes: NfsVolumes | None = None
         self.network = "vpc"
         self.dns: Callable[[], Awaitable[cri.DNSConfig]] = _no_dns
         self.times = times

@@ -319,6 +319,8 @@ class Sandboxes:
                 sandbox, sandbox.record.to(SandboxState.STOPPING, stopped_at=self._node.now())
             )
         await end_containers(self._node, sandbox)
+        if self._node.nfs_volumes is not None:
+            await self._node.nfs_volumes.release(sandbox)
         volumes = self._node.pod_volumes
         if volumes is not None:
             await volumes.release(sandbox)

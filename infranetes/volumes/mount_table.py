@@ -47,7 +47,8 @@ Layout = Mapping[bytes, Location]
 class Mount:
     """A line of the mount table. `root` is the part of the file system that is mounted, `source` what the
     file system is on: a device, a server's export, or any word. A `slave` gets the mounts that are made in
-    another namespace, and what is mounted below it does not appear there."""
+    another namespace, and what is mounted below it does not appear there. `options` are the mount's own,
+    `super_options` those of the file system, which all its mounts share."""
 
     id: int
     parent: int
@@ -58,6 +59,8 @@ class Mount:
     writable: bool = True
     source: bytes = b""
     slave: bool = False
+    options: bytes = b""
+    super_options: bytes = b""
 
     def location(self, path: bytes) -> Location:
         """The location of `path`, which is the mount point or below."""
@@ -76,7 +79,7 @@ def parse(table: bytes) -> list[Mount]:
     for line in table.splitlines():
         fields = line.split(b" ")
         end = fields.index(b"-")
-        fs_type, source = fields[end + 1 : end + 3]
+        fs_type, source, super_options = fields[end + 1 : end + 4]
         number, parent, device, root, mount_point, options = fields[:6]
         found.append(
             Mount(
@@ -89,6 +92,8 @@ def parse(table: bytes) -> list[Mount]:
                 writable=b"ro" not in options.split(b","),
                 source=_unescape(source),
                 slave=any(one.startswith(b"master:") for one in fields[6:end]),
+                options=options,
+                super_options=_unescape(super_options),
             )
         )
     return found

@@ -30,6 +30,7 @@ _CONFIGURATION = re.compile(
     r"/pods/[^/]+/volumes/kubernetes\.io~(secret|configmap|projected|downward-api)/[^/]"
 )
 _IN_MEMORY = {"tmpfs", "ramfs"}
+_HUGE_PAGES = "hugetlbfs"
 _PROPAGATION = {cri.PROPAGATION_HOST_TO_CONTAINER: "HOST_TO_CONTAINER",
                 cri.PROPAGATION_BIDIRECTIONAL: "BIDIRECTIONAL"}  # fmt: skip
 
@@ -110,7 +111,8 @@ def find_source(mount: cri.Mount, table: MountTable, confined: Collection[str] =
 
     :param confined: directories that containers may write to: a link in one must not lead out of it.
     :raise InvalidArgument: a socket, device or pipe, or such a link.
-    :raise FailedPrecondition: it can't be looked at, or it only stands for a volume that is a disk."""
+    :raise FailedPrecondition: it can't be looked at, it is of huge pages, or it only stands for a volume that
+        is a disk."""
     path = mount.host_path
     try:
         path = resolve(path, confined)
@@ -131,6 +133,11 @@ def find_source(mount: cri.Mount, table: MountTable, confined: Collection[str] =
     if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
         raise InvalidArgument(f"{path} is a socket, device or pipe, which can't be carried into a VM")
     fs_type = table.fs_type(found.st_dev)
+    if fs_type == _HUGE_PAGES:
+        raise FailedPrecondition(
+            f"{path} is of the node's huge pages, which no VM can have: use an emptyDir without a medium, or "
+            "of medium Memory"
+        )
     in_memory = fs_type in _IN_MEMORY or _is_configuration(path, table)
     limit = _size_limit(path, table) if fs_type == "tmpfs" else 0
     return Source(path, stat.S_ISREG(found.st_mode), in_memory, limit)

@@ -77,7 +77,8 @@ class PodVolumes:
         mounts and devices that name them there.
 
         :raise InfranetesError: a volume can't be had; names the mount or device."""
-        paths = [mount.host_path for mount in config.mounts] + [one.host_path for one in config.devices]
+        mounted = ("" if each.host_path.startswith(PREFIX) else each.host_path for each in config.mounts)
+        paths = [*mounted, *(one.host_path for one in config.devices)]
         if not any(paths):
             return config
         found = await self._find(paths)

@@ -23,6 +23,7 @@ from vmserver.rpc.images import ImageCalls
 from vmserver.rpc.layers import LayerCalls
 from vmserver.rpc.machine import MachineCalls
 from vmserver.rpc.memory import MemoryCalls
+from vmserver.rpc.nfs import NfsCalls
 from vmserver.rpc.pod_network import PodNetworkCalls
 from vmserver.rpc.processors import ProcessorCalls
 from vmserver.rpc.services import ServiceCalls
@@ -32,6 +33,7 @@ from vmserver.stats.calls import StatsCalls
 from vmserver.volumes.calls import VolumeCalls
 from vmserver.volumes.disks import PodDisks
 from vmserver.volumes.guest_disks import GuestDisks
+from vmserver.volumes.nfs import NfsMounts
 from vmserver.volumes.parts import VolumeParts
 from vmserver.volumes.store import VolumeStore
 
@@ -58,12 +60,14 @@ class AgentService:
     ) -> None:
         self.machine = MachineCalls(reactor, choice, settings, identity, gate)
         self.watch = WatchCalls(choice)
-        self.containers = ContainerCalls(reactor, choice, parts, execs=limits.execs)
+        points = volumes.attached if own_machine else None
+        self._nfs = NfsMounts(reactor, points, lambda: identity.sandbox_id) if points is not None else None
+        self.nfs = NfsCalls(self._nfs)
+        self.containers = ContainerCalls(reactor, choice, parts, self._nfs, execs=limits.execs)
         self.sessions = SessionCalls(reactor, choice, sessions=limits.sessions, forwards=limits.forwards)
         self.images = ImageCalls(choice)
         self.layers = LayerCalls(choice)
         self.volumes = VolumeCalls(reactor, volumes)
-        points = volumes.attached if own_machine else None
         self._pod_disks = PodDisks(reactor, points, GuestDisks()) if points is not None else None
         self.disks = DiskCalls(self._pod_disks)
         self.stats = StatsCalls(reactor, choice, own=own_machine)
@@ -86,6 +90,7 @@ class AgentService:
             self.layers,
             self.volumes,
             self.disks,
+            self.nfs,
             self.stats,
             self.services,
             self.pod_network,
@@ -118,6 +123,8 @@ class AgentService:
         self.volumes.stop()
         if self._pod_disks is not None:
             self._pod_disks.stop()
+        if self._nfs is not None:
+            self._nfs.stop()
         if self._upkeep is not None:
             self._upkeep.end()
         if self._memory is not None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 
 from twisted.logger import Logger
 
@@ -18,6 +19,7 @@ from vmserver.provider_choice import ProviderChoice
 from vmserver.rpc import bounds
 from vmserver.rpc.batches import batches
 from vmserver.rpc.quota import Quota
+from vmserver.volumes.nfs import NfsMounts
 from vmserver.volumes.parts import VolumeParts
 
 MACHINE = "machine"  # the provider of a container that is the VM: its mounts are made again after a reboot
@@ -29,14 +31,23 @@ _log = Logger()
 class ContainerCalls:
     """Checks requests, hands them to the provider, and bounds what it answers.
 
-    :param parts: where the mounts of volumes are.
+    :param parts: where the mounts of volumes are. :param nfs: mounts what some of them are of; None: nothing.
     :ivar execs: bounds the commands of ExecSync.
     """
 
-    def __init__(self, reactor: IReactor, choice: ProviderChoice, parts: VolumeParts, *, execs: int) -> None:
+    def __init__(
+        self,
+        reactor: IReactor,
+        choice: ProviderChoice,
+        parts: VolumeParts,
+        nfs: NfsMounts | None = None,
+        *,
+        execs: int,
+    ) -> None:
         self._reactor = reactor
         self._choice = choice
         self._parts = parts
+        self._nfs = nfs
         self.execs = Quota(execs, "commands are being executed")
 
     async def CreateContainer(
@@ -50,21 +61,27 @@ class ContainerCalls:
                 raise InvalidArgument(f"config.envs: {env.key[:80]!r} is no name of a variable, or has a NUL")
         id, image_id = validate.container_id(request.id), validate.image_id(request.image_id)
         try:
-            await run_in_thread(self._reactor, self._place, id, config)
+            await self._place(id, config)
             state = await self._choice.provider.create(id, image_id, config, request.sandbox_config)
         except BaseException:
             await shielded(self._release(id))
             raise
         return messages.CreateContainerResponse(state=bounds.state(state))
 
-    def _place(self, id: str, config: cri.ContainerConfig) -> None:
+    async def _place(self, id: str, config: cri.ContainerConfig) -> None:
         bind = self._choice.provider.name != MACHINE
         for index, mount in enumerate(config.mounts):
-            mount.host_path = self._parts.place(id, index, mount.host_path, bind=bind)
+            place = partial(self._parts.place, id, index, mount.host_path, bind=bind)
+            if self._nfs is not None:
+                mount.host_path = await self._nfs.place(mount.host_path, place)
+            else:
+                mount.host_path = await run_in_thread(self._reactor, place)
 
     async def _release(self, id: str) -> None:
         try:
             await run_in_thread(self._reactor, self._parts.release, id)
+            if self._nfs is not None:
+                await self._nfs.release(id)
         except (InfranetesError, OSError) as error:
             _log.warn("what container {container} had mounted stays bound: {error}",
                       container=id, error=error)  # fmt: skip

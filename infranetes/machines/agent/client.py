@@ -15,6 +15,7 @@ from infranetes.machines.agent.calls import CHUNK_BYTES, closing
 from infranetes.machines.agent.disks import DiskClient
 from infranetes.machines.agent.firewall import FirewallClient
 from infranetes.machines.agent.layers import LayerClient
+from infranetes.machines.agent.nfs import NfsClient
 from infranetes.machines.agent.screen import AgentScreen
 from infranetes.machines.agent.services import ServiceClient
 from infranetes.machines.agent.size import SizeClient
@@ -50,7 +51,9 @@ def _ahead(call: _Streams) -> _Streams:
     return call
 
 
-class AgentClient(VolumeClient, DiskClient, LayerClient, ServiceClient, FirewallClient, SizeClient):
+class AgentClient(
+    VolumeClient, DiskClient, NfsClient, LayerClient, ServiceClient, FirewallClient, SizeClient
+):
     """The client of one sandbox's agent. Connects when it is first used, and again after a loss.
 
     Methods fail with the errors of `infranetes_common.errors`: `Unavailable` if the agent can't be reached

@@ -59,6 +59,8 @@ MESSAGE_BYTES: Mapping[str, int] = {
     "FindDisk": 4 * KIB,
     "UnmountDisk": 4 * KIB,
     "DiskUsage": 4 * KIB,
+    "MountNfs": 4 * KIB,
+    "UnmountNfs": 4 * KIB,
     "MeasureVolumes": 128 * KIB,
 }
 

@@ -109,4 +109,6 @@ class AgentStub(Protocol):
     FindDisk: Unary[messages.FindDiskRequest, messages.FindDiskResponse]
     UnmountDisk: Unary[messages.UnmountDiskRequest, messages.UnmountDiskResponse]
     DiskUsage: Unary[messages.DiskUsageRequest, messages.DiskUsageResponse]
+    MountNfs: Unary[messages.MountNfsRequest, messages.MountNfsResponse]
+    UnmountNfs: Unary[messages.UnmountNfsRequest, messages.UnmountNfsResponse]
     MeasureVolumes: Unary[messages.MeasureVolumesRequest, messages.MeasureVolumesResponse]

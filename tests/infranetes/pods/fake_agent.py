@@ -88,6 +88,7 @@ class FakeAgent:
         self.create_error: Exception | None = None
         self.exec_error: Exception | None = None
         self.disks: set[str] = set()
+        self.nfs: dict[str, set[str]] = {}  # the containers that have what is mounted, by its id
         self.mount_error: Exception | None = None
         self.unmount_error: Exception | None = None
 
@@ -209,6 +210,7 @@ class FakeAgent:
     async def remove(self, id: str, within: float = 30.0) -> None:
         self.calls.append(("remove", id))
         self._reach()
+        self.nfs = {nfs: used - {id} for nfs, used in self.nfs.items() if used - {id}}
         if self.containers.pop(id, None) is not None:
             for stream in self.streams:
                 stream.feed(vmserver.WatchEvent(removed=id))
@@ -248,6 +250,21 @@ class FakeAgent:
         if self.unmount_error is not None:
             raise self.unmount_error
         self.disks.discard(serial)
+
+    async def mount_nfs(self, container_id: str, mount: Any) -> str:
+        self.calls.append((f"mount_nfs {mount.source}", container_id))
+        self._reach()
+        if self.mount_error is not None:
+            raise self.mount_error
+        self.nfs.setdefault(mount.id, set()).add(container_id)
+        return str(mount.id)
+
+    async def unmount_nfs(self, within: int) -> None:
+        self.calls.append(("unmount_nfs", str(within)))
+        self._reach()
+        if self.unmount_error is not None:
+            raise self.unmount_error
+        self.nfs.clear()
 
     async def disk_usage(self, serial: str, *, grow: bool = False) -> Any:
         self._reach()

@@ -39,8 +39,20 @@ class TableTests(SynchronousTestCase):
         self.assertEqual(
             parse(table),
             [
-                Mount(36, 35, b"/mnt2", "98:0", b"/mnt1", "ext3", source=b"/dev/root", slave=True),
-                Mount(37, 36, b"/with space\\", "0:5", b"/", "tmpfs", writable=False, source=b"none"),
+                Mount(
+                    *(36, 35, b"/mnt2", "98:0", b"/mnt1", "ext3"),
+                    source=b"/dev/root",
+                    slave=True,
+                    options=b"rw,noatime",
+                    super_options=b"rw,errors=continue",
+                ),
+                Mount(
+                    *(37, 36, b"/with space\\", "0:5", b"/", "tmpfs"),
+                    writable=False,
+                    source=b"none",
+                    options=b"nosuid,ro",
+                    super_options=b"rw",
+                ),
             ],
         )
 

@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.volumes.mount_table import Location, MountTable
 from infranetes.volumes.mounts import Source, find_source, for_agent, writable_submounts
 from infranetes.volumes.records import VolumeRecord, VolumeRecords
-from infranetes_common.errors import InvalidArgument
+from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.filesync.manifest import FILE, SYMLINK, Entry
 from infranetes_common.user_namespaces import IdRange, UserNamespace
 from infranetes_common.wire import cri
@@ -51,6 +51,17 @@ class FindTests(MountCase):
             for path in ("/dev/null", str(self.top / "pipe"), str(self.top / "socket")):
                 error = self.assertRaises(InvalidArgument, find_source, cri.Mount(host_path=path), self.table)
                 self.assertIn(path, str(error))
+
+    def test_huge_pages_are_refused(self) -> None:
+        pages = self.top / "pages"
+        pages.mkdir()
+        subprocess.run(["mount", "-t", "hugetlbfs", "none", str(pages)], check=True)
+        self.addCleanup(subprocess.run, ["umount", "-l", str(pages)])
+        for path in (pages, pages / "part"):
+            error = self.assertRaises(
+                FailedPrecondition, find_source, cri.Mount(host_path=str(path)), self.table
+            )
+            self.assertIn("huge pages", str(error))
 
     def test_what_is_on_a_tmpfs_stays_in_memory(self) -> None:
         secret = self.top / "secret"

@@ -56,7 +56,7 @@ class Killer:
         self._left = step
         self._base = str(base)
         sys.addaudithook(self._heard)
-        mounts._mount = self._around(mounts._mount)
+        mounts.system_mount = self._around(mounts.system_mount)
         mounts._unmount = self._around(mounts._unmount)
         Arrival.write = self._around(Arrival.write)  # type: ignore[method-assign]
 

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's calls about what NFS servers export."""
+
+from __future__ import annotations
+
+import re
+
+from infranetes.machines.agent.calls import AgentCalls
+from infranetes_common.errors import InfranetesError
+from infranetes_common.nfs import NfsMount
+from infranetes_common.wire import vmserver
+
+MOUNT_SECONDS = 75.0  # the agent gives up on the server before
+_MARGIN_SECONDS = 5.0
+_ID = re.compile(r"[0-9a-z-]{1,64}")
+
+
+class NfsClient(AgentCalls):
+    """A part of AgentClient."""
+
+    async def mount_nfs(self, container_id: str, mount: NfsMount) -> str:
+        """Mount for a container that is created next; return the volume's id. Idempotent.
+
+        :raise DeadlineExceeded: the server does not answer.
+        :raise FailedPrecondition: it can't be reached, refuses, or the VM's kernel can't.
+        :raise Unimplemented: the VM is not a pod's alone, or its agent is of an earlier release."""
+        request = vmserver.MountNfsRequest(
+            container_id=container_id, source=mount.source, options=mount.options
+        )
+        answer = await self._call(self._stub.MountNfs(request, timeout=MOUNT_SECONDS))
+        if not _ID.fullmatch(answer.id):
+            raise InfranetesError(f"the agent calls an NFS volume {answer.id[:80]!r}, which is no id")
+        return answer.id
+
+    async def unmount_nfs(self, within: int) -> None:
+        """Write all that is pending and unmount everything. Idempotent.
+
+        :param within: for how many seconds the agent waits for servers.
+        :raise DeadlineExceeded: :raise FailedPrecondition: a server did not take what was pending."""
+        request = vmserver.UnmountNfsRequest(seconds=within)
+        await self._call(self._stub.UnmountNfs(request, timeout=within + _MARGIN_SECONDS))

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NFS volumes of pods: what the node has mounted for a pod, its VM mounts too, by itself.
+
+Nothing of it is recorded here. The node's mount table says what a container is to have, and the agent knows
+which containers have it: it unmounts what none has any more. So a daemon that is killed leaves nothing behind
+but what ends with the VM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from twisted.logger import Logger
+
+from infranetes.pods.context import NodeContext
+from infranetes.pods.inventory import Container, Sandbox
+from infranetes.volumes import mounts
+from infranetes.volumes.mount_table import MountTable
+from infranetes.volumes.nfs import NfsVolume, find_nfs, may_be_nfs
+from infranetes_common.concurrency import run_in_thread
+from infranetes_common.errors import FailedPrecondition, InfranetesError, Unimplemented
+from infranetes_common.filesync.wire import PREFIX
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import cri
+
+UNMOUNT_SECONDS = 20  # for what is pending to be written, while the pod is stopped
+
+Find = Callable[[str, str], Awaitable[NfsVolume | None]]
+"""Look up the NFS volume at a path of the node, by the pod's UID; None: none."""
+
+_log = Logger()
+
+
+class NfsMounts:
+    """Looks at the node's mounts, and never into them."""
+
+    def __init__(self, reactor: IReactor) -> None:
+        self._reactor = reactor
+        self._table = MountTable()
+
+    async def find(self, path: str, uid: str) -> NfsVolume | None:
+        """As `find_nfs`."""
+        return await run_in_thread(self._reactor, find_nfs, path, uid, self._table)
+
+    def close(self) -> None:
+        """Keep no file open. Idempotent."""
+        self._table.close()
+
+
+class NfsVolumes:
+    """Has VMs mount what their pods' containers are to have."""
+
+    def __init__(self, node: NodeContext, find: Find) -> None:
+        self._node = node
+        self._find = find
+
+    def concern(self, container: Container) -> bool:
+        """Whether the container may have one, by its mounts' paths."""
+        return _may_have_one(container.sandbox, container.config.mounts)
+
+    async def prepare(self, container: Container, config: cri.ContainerConfig) -> cri.ContainerConfig:
+        """Have the VM mount the container's NFS volumes; return `config` with mounts that name them.
+
+        The agent gives them up when the container is removed, or was never created.
+
+        :raise InfranetesError: a volume can't be had; names the mount."""
+        changed = cri.ContainerConfig()
+        changed.CopyFrom(config)
+        uid = container.sandbox.config.metadata.uid
+        for index, mount in enumerate(changed.mounts):
+            if not may_be_nfs(mount.host_path, uid):
+                continue
+            try:
+                volume = await self._find(mount.host_path, uid)
+                if volume is None:
+                    continue
+                id = await self._have(container, mount, volume)
+            except InfranetesError as error:
+                raise type(error)(f"{mounts.describe(index, mount)}: {error}") from None
+            mount.host_path = PREFIX + id + (f"/{volume.below}" if volume.below else "")
+            mount.readonly = mount.readonly or volume.read_only
+        return changed
+
+    async def _have(self, container: Container, mount: cri.Mount, volume: NfsVolume) -> str:
+        if mount.uidMappings or mount.gidMappings:
+            raise FailedPrecondition(
+                "an NFS volume can't be mounted with mapped ids: leave out hostUsers: false"
+            )
+        began = self._node.clock.seconds()
+        try:
+            id = await container.sandbox.agent().mount_nfs(container.id, volume.mount)
+        except Unimplemented:
+            raise FailedPrecondition(
+                "this pod's VM can't mount NFS volumes: its guest image is of an earlier release, or its "
+                "agent shares a machine. Build the guest image anew, and have the pod made anew"
+            ) from None
+        _log.info(
+            "{source} is mounted in the VM of sandbox {sandbox}: {seconds:.2f} s",
+            source=volume.mount.source,
+            sandbox=container.sandbox.id,
+            seconds=self._node.clock.seconds() - began,
+        )
+        return id
+
+    async def release(self, sandbox: Sandbox) -> None:
+        """Have the VM of a sandbox that is being stopped write what is pending.
+
+        What fails is logged: the VM ends all the same."""
+        containers = sandbox.containers.values()
+        if not any(_may_have_one(sandbox, one.config.mounts) for one in containers):
+            return
+        if sandbox.client is None or sandbox.watch is None or not sandbox.watch.live:
+            return
+        try:
+            await sandbox.client.unmount_nfs(UNMOUNT_SECONDS)
+        except Unimplemented:
+            pass  # so it has mounted none
+        except InfranetesError as error:
+            _log.warn(
+                "what was written last in sandbox {sandbox}, which ends, may be missing on its NFS volumes: "
+                "{error}",
+                sandbox=sandbox.id,
+                error=error,
+            )
+
+
+def _may_have_one(sandbox: Sandbox, of: Sequence[cri.Mount]) -> bool:
+    uid = sandbox.config.metadata.uid
+    return any(may_be_nfs(mount.host_path, uid) for mount in of)

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real NFS server: nfs-ganesha of Debian, which needs no kernel's NFS. Its packages are unpacked, not
+installed, so that nothing of it runs on this machine but what a test starts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+START_SECONDS = 30.0
+_PACKAGES = ("nfs-ganesha", "nfs-ganesha-vfs")
+_ENVIRONMENT = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
+_CONFIG = """\
+NFS_CORE_PARAM {{
+  Protocols = 4; NFS_Port = {port}; Enable_NLM = false; Enable_RQUOTA = false; Enable_UDP = false;
+  Plugins_Dir = "{plugins}";
+}}
+NFSV4 {{
+  Graceless = true; Only_Numeric_Owners = true; UseGetpwnam = true; DomainName = "localdomain";
+  RecoveryRoot = "{state}";
+}}
+NFS_KRB5 {{ Active_krb5 = false; }}
+"""
+_EXPORT = """\
+EXPORT {{
+  Export_Id = {number}; Path = "{path}"; Pseudo = "{name}"; Access_Type = RW; Squash = No_Root_Squash;
+  SecType = sys; Protocols = 4; FSAL {{ Name = VFS; }}
+}}
+"""
+
+
+class NfsServer:
+    """Serves directories by NFSv4, at all addresses of this machine, until `end`.
+
+    :param exports: the directories, by the paths that they have for clients.
+    :ivar port: where it listens."""
+
+    def __init__(self, exports: Mapping[str, Path]) -> None:
+        self._top = Path(tempfile.mkdtemp(prefix="infranetes-nfs-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = _free_port()
+        try:
+            _unpack(self._top / "packages")
+            self._start(exports)
+        except BaseException:
+            self.end()
+            raise
+
+    def _start(self, exports: Mapping[str, Path]) -> None:
+        libraries = self._top / "packages" / "usr" / "lib"
+        [plugins] = libraries.glob("*/ganesha")
+        config = _CONFIG.format(port=self.port, plugins=plugins, state=self._top / "state")
+        for number, (name, path) in enumerate(exports.items(), 1):
+            config += _EXPORT.format(number=number, name=name, path=path)
+        (self._top / "ganesha.conf").write_text(config)
+        program = self._top / "packages" / "usr" / "bin" / "ganesha.nfsd"
+        files = ["-f", str(self._top / "ganesha.conf"), "-p", str(self._top / "pid")]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [program, "-F", *files, "-L", "STDERR", "-N", "NIV_EVENT"],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "LD_LIBRARY_PATH": f"{plugins.parent}:{libraries / 'ganesha'}"},
+            )
+        until = time.monotonic() + START_SECONDS
+        while "NFS SERVER INITIALIZED" not in self.log():
+            if time.monotonic() > until or self._process.poll() is not None:
+                raise AssertionError(f"nfs-ganesha does not serve:\n{self.log()[-3000:]}")
+            time.sleep(0.1)
+
+    @property
+    def _log(self) -> Path:
+        return self._top / "log"
+
+    def log(self) -> str:
+        """What it wrote."""
+        return self._log.read_text(errors="replace")
+
+    def hang(self) -> None:
+        """From now on it takes connections and answers nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Answer again."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        """End it, and remove what is its own. Idempotent."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self._top, ignore_errors=True)
+
+
+def _unpack(directory: Path) -> None:
+    """Unpack the packages, with those that they need and this machine lacks."""
+    archives = directory.with_name("archives")
+    (archives / "partial").mkdir(parents=True)
+    command = ["apt-get", "-y", "-q", "--no-install-recommends", "--download-only", "--reinstall",
+               "-o", f"Dir::Cache::archives={archives}", "-o", "APT::Sandbox::User=root",
+               "install", *_PACKAGES]  # fmt: skip
+    for update in (False, True):
+        if update:
+            subprocess.run(["apt-get", "-q", "update"], check=True, capture_output=True, env=_ENVIRONMENT)
+        done = subprocess.run(command, capture_output=True, text=True, env=_ENVIRONMENT)
+        if not done.returncode:
+            break
+    else:
+        raise RuntimeError(f"{' '.join(_PACKAGES)} can't be had: {done.stderr[-2000:]}")
+    for each in archives.glob("*.deb"):
+        subprocess.run(["dpkg-deb", "--extract", each, directory], check=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return int(free.getsockname()[1])
