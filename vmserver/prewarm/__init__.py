@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a template does once before it is frozen, so that no clone of it has to.
 
-`first_call` loads what an agent's first RPC needs, `images` puts images into the engine, and
-`first_container` runs a container for the first time, and again in a clone that waits for a pod. Each logs
-its failures and harms nothing. At last `heap` has the clones share what is in the agent's memory by then.
+`first_call` loads what an agent's first RPC needs, `images` puts images into the engine, `first_file_system`
+makes one, as a blank volume gets, and `first_container` runs a container; these two also in a clone that
+waits for a pod. Each logs its failures and harms nothing. At last `heap` has the clones share what is in the
+agent's memory by then.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from infranetes_common.concurrency import run_in_thread
 from infranetes_common.reactors import IReactor
 from vmserver.containers.interface import IContainerProvider
 from vmserver.prewarm.first_call import make_first_call
-from vmserver.prewarm.first_container import run_first_container
+from vmserver.prewarm.first_container import WARMED, run_first_container
+from vmserver.prewarm.first_file_system import make_first_file_system
 from vmserver.prewarm.heap import keep_heap_shared
 from vmserver.prewarm.images import load_images
 
-__all__ = ["prewarm", "run_first_container"]
+__all__ = ["prewarm", "warm_up"]
 
 
 async def prewarm(reactor: IReactor, factory: IProtocolFactory, provider: IContainerProvider) -> None:
@@ -29,5 +31,12 @@ async def prewarm(reactor: IReactor, factory: IProtocolFactory, provider: IConta
     await make_first_call(reactor, factory)
     if provider.name == "docker":
         await load_images(reactor, provider)
-    await run_first_container(reactor, provider)
+    await warm_up(reactor, provider)
     await run_in_thread(reactor, keep_heap_shared)
+
+
+async def warm_up(reactor: IReactor, provider: IContainerProvider) -> None:
+    """Do for the first time what pods of containers would wait for."""
+    if provider.name in WARMED:
+        await make_first_file_system(reactor)
+        await run_first_container(reactor, provider)

@@ -28,7 +28,8 @@ from vmserver.containers.interface import IContainerProvider, ITakesLayers
 #: Seconds for all of it; a machine under emulation takes most of a minute.
 SECONDS = 240.0
 
-_PROVIDERS = ("docker", "oci")
+#: Those whose containers have images.
+WARMED = ("docker", "oci")
 _ID = "prewarm"
 _CHUNK = 64 * 1024
 _PROGRAMS = {"bin/sh": "/bin/sh", "bin/sleep": "/bin/sleep"}
@@ -43,7 +44,7 @@ async def run_first_container(reactor: IReactor, provider: IContainerProvider) -
 
     A failure is only logged.
     """
-    if provider.name not in _PROVIDERS:
+    if provider.name not in WARMED:
         return
     begun = reactor.seconds()
     try:

@@ -18,7 +18,7 @@ from vmserver.containers.interface import IHasUserNamespaces, ITakesLayers
 from vmserver.identity.current import CurrentIdentity
 from vmserver.identity.metadata import MetadataGate
 from vmserver.pod_settings import PodSettings
-from vmserver.prewarm import run_first_container
+from vmserver.prewarm import warm_up
 from vmserver.provider_choice import ProviderChoice
 
 
@@ -80,7 +80,7 @@ class MachineCalls:
     async def _warm_up(self) -> None:
         if await self._choice.provider.containers():
             raise FailedPrecondition("the machine has containers; one is run beforehand where there are none")
-        await run_first_container(self._reactor, self._choice.provider)
+        await warm_up(self._reactor, self._choice.provider)
 
     def _check_user_namespace(self, config: cri.PodSandboxConfig) -> None:
         users = user_namespace(config.linux.security_context.namespace_options, "config")

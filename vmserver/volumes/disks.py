@@ -2,8 +2,8 @@
 """The disks that belong to the pod: found by their serial numbers, and mounted as `BASE/SERIAL/directory`.
 One whose device containers have themselves is marked by a file, `BASE/SERIAL/raw`, and not mounted.
 
-A disk on which anything is found is never formatted: only one that is empty for blkid, and all zeros at its
-beginning and end.
+A disk on which anything is found is never formatted: only one that is all zeros at its beginning and end,
+wherever blkid would look.
 
 A container that is the VM goes on when the VM reboots, so its disks are mounted again then:
 
@@ -38,7 +38,7 @@ from vmserver.volumes.disk_records import DiskMount, DiskRecords
 APPEAR_SECONDS = 30.0
 RESTORE_SECONDS = 5.0  # that a disk gets to appear, each time it is looked for after a reboot
 _RETRY_SECONDS = (0.5, 5.0)  # the first pause, and the longest
-_LOOK_SECONDS = 0.1
+_LOOK_SECONDS = (0.01, 0.1)  # the first pause between two looks for a disk, and the longest
 DIRECTORY = "directory"
 RAW = "raw"
 
@@ -131,13 +131,15 @@ class PodDisks:
                 f"disk {wanted.serial} is a container's as it is: it is not mounted as well"
             )
         device = await self._appeared(wanted.serial, within)
+        fills_disk = False
         if not await run_in_thread(self._reactor, os.path.ismount, point):
-            await self._check_content(wanted, device)
+            fills_disk = await self._check_content(wanted, device)
             await run_in_thread(self._reactor, self._records.save, wanted)
             await run_in_thread(self._reactor, _thd_mount, wanted, device, point)
         if wanted.read_only:
             return
-        await self._grow(device, wanted.filesystem, point)
+        if not fills_disk:
+            await self._grow(device, wanted.filesystem, point)
         if wanted.group is not None:
             await run_in_thread(self._reactor, filesystems.give_to_group, str(point), wanted.group)
 
@@ -194,27 +196,35 @@ class PodDisks:
     async def _appeared(self, serial: str, within: float) -> str:
         """The disk's device, once it is there. :raise Unavailable: it is not, in so many seconds."""
         until = self._reactor.seconds() + within
+        pauses = backoff(*_LOOK_SECONDS)
         while True:
             device = await run_in_thread(self._reactor, self._thd_device, serial)
             if device is not None:
                 return device
             if self._reactor.seconds() >= until:
                 raise Unavailable(f"no disk with the serial number {serial} appears in this VM; try again")
-            await sleep(self._reactor, _LOOK_SECONDS)
+            await sleep(self._reactor, next(pauses))
 
-    async def _check_content(self, wanted: DiskMount, device: str) -> None:
+    async def _check_content(self, wanted: DiskMount, device: str) -> bool:
         """Make a file system on a blank disk, or on one on which this was begun; `making` has the cases.
+        Return whether one was made.
 
         :raise FailedPrecondition: there is something that is no such file system."""
         if await run_in_thread(self._reactor, filesystems.begins_as, device, wanted.filesystem):
             # Whether it is whole is the kernel's to say; no program is needed, which takes long.
             if not await run_in_thread(self._reactor, _is_half_made, wanted, device):
-                return
-            found, begun = wanted.filesystem, True
+                return False
+            found, begun, blank = wanted.filesystem, True, False
         else:
-            found = await filesystems.found_on(self._reactor, device)
-            begun = not found and await run_in_thread(self._reactor, making.is_marked, device, wanted.serial)
-        if not begun and (found or not await run_in_thread(self._reactor, filesystems.is_blank, device)):
+            # Where all is zeros blkid finds nothing: it is not asked, as each program takes long.
+            blank = await run_in_thread(self._reactor, filesystems.is_blank, device)
+            found = "" if blank else await filesystems.found_on(self._reactor, device)
+            begun = (
+                not blank
+                and not found
+                and await run_in_thread(self._reactor, making.is_marked, device, wanted.serial)
+            )
+        if not begun and not blank:
             raise FailedPrecondition(
                 f"the volume holds {found or 'something that is no file system'} where {wanted.filesystem} "
                 "is asked for: it is not formatted. Ask for what it holds, or make it all zeros if nothing "
@@ -226,6 +236,7 @@ class PodDisks:
             await run_in_thread(self._reactor, making.mark, device, wanted.serial)
         await filesystems.make(self._reactor, device, wanted.filesystem, again=begun)
         await run_in_thread(self._reactor, making.unmark, device, wanted.serial)
+        return True
 
     async def _grow(self, device: str, filesystem: str, point: Path) -> None:
         number = os.stat(device).st_rdev

@@ -24,8 +24,10 @@ from infranetes_common.reactors import IReactor
 
 MAKE_SECONDS = 300.0
 GROW_SECONDS = 300.0
-_ENDS = 4 << 20  # bytes at the beginning and at the end of a disk, in which every file system has something
+# Bytes at the beginning and at the end of a disk, and blkid looks at no others: LUKS2 may begin at 4 MiB.
+_ENDS = 5 << 20
 _CHUNK = 1 << 20
+_ZEROS = bytes(_CHUNK)
 _NOTHING_FOUND = 2  # blkid's exit code
 _SLACK = 1 << 20  # of a disk, which a file system may leave unused
 
@@ -88,7 +90,7 @@ def is_blank(device: str) -> bool:
         descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
         try:
             size = os.lseek(descriptor, 0, os.SEEK_END)
-            return size > 0 and not any(any(piece) for piece in _pieces(descriptor, size))
+            return size > 0 and all(_ZEROS.startswith(piece) for piece in _pieces(descriptor, size))
         finally:
             os.close(descriptor)
     except OSError as error:

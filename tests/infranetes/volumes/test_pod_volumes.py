@@ -57,6 +57,14 @@ class PodVolumesTests(PodVolumesCase):
         self.assertEqual(self.created[1].mounts[0].host_path, f"{PREFIX}{serial_of('vol-data')}/a/b")
         self.assertEqual(len(self.kept()), 1)
 
+    def test_a_vm_that_has_booted_again_mounts_it_for_the_next_container(self) -> None:
+        self.create(mounting(DATA))
+        self.agent.disks.clear()
+        self.create(mounting(DATA, name="again"))
+        self.assertEqual([call[0].partition(" ")[0] for call in self.agent.calls].count("mount"), 2)
+        self.assertEqual(self.volumes.at, {"vol-data": self.instance(self.sandbox)})
+        self.assertEqual(len(self.kept()), 1)
+
     def test_the_record_is_there_before_the_provider_is_asked(self) -> None:
         seen = []
         attach = self.volumes.attach

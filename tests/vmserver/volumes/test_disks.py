@@ -16,6 +16,7 @@ from tests.vmserver.volumes.disk_case import SERIAL, SIZE, XFS_SIZE, PodDiskCase
 from vmserver.layers.disks import ScsiDisks
 from vmserver.mounts import Flag, mount, mounts_below
 from vmserver.volumes import disks as disks_module
+from vmserver.volumes import filesystems
 from vmserver.volumes.disks import PodDisks
 from vmserver.volumes.store import VolumeStore
 
@@ -58,7 +59,9 @@ class PodDiskTests(PodDiskCase):
             "swap": (4086, b"SWAPSPACE2"),
             "a partition table": (510, b"\x55\xaa"),
             "something at its beginning": (100_000, b"x"),
+            "something where LUKS2 may begin": (4 << 20, b"x"),
             "something at its end": (SIZE - 1, b"x"),
+            "something 4 MiB before its end": (SIZE - (4 << 20) - 1, b"x"),
         }
         for what, (offset, data) in contents.items():
             with self.file.open("r+b") as file:
@@ -71,6 +74,11 @@ class PodDiskTests(PodDiskCase):
             with self.file.open("r+b") as file:
                 file.seek(offset)
                 file.write(bytes(len(data)))
+
+    async def test_on_a_blank_disk_no_program_looks_first_and_none_grows_what_was_made(self) -> None:
+        for name in ("found_on", "grow", "is_smaller"):
+            self.patch(filesystems, name, None)
+        (await self.mounted() / "file").write_text("kept")
 
     async def test_a_disk_that_is_too_small_is_told(self) -> None:
         os.truncate(self.file, 16 * 1024)
