@@ -82,7 +82,8 @@ def container_config(config: cri.ContainerConfig) -> None:
     if config.CDI_devices:
         raise InvalidArgument(
             f"config.CDI_devices[0] ({config.CDI_devices[0].name[:256]}): "
-            "a VM has no access to devices of the node"
+            "a VM has no devices of the node's, by CDI or otherwise, but disks: ask for a raw volume "
+            "(volumeMode: Block)"
         )
 
 

@@ -190,7 +190,7 @@ class Daemon(OrderedServices):
                 side.overlay = node.overlay
             elif side.name in ADDRESSING:  # the subnet is of one of them
                 side.gets_subnet, addressed = not addressed, True
-        node.pod_volumes = PodVolumes(node, self._published.find, self._published.find_for_pod)
+        node.pod_volumes = PodVolumes(node, self._published)
         node.nfs_volumes = NfsVolumes(node, self._nfs.find)
         make_handlers(node, config, self._source)
         node.renewal = Renewal(node.side, partial(reachable_machines, node))

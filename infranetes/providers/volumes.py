@@ -59,6 +59,19 @@ class IHasVolumes(Interface):
     volumes = Attribute("An `IVolumes`. It works from the provider's start on.")
 
 
+class ILendsDevices(Interface):
+    """Also provided by an `IVolumes` that attaches block devices of the node to its VMs."""
+
+    lends: bool = Attribute("Whether there are any that pods may have.")
+
+    def lend(path: str) -> Deferred[str]:
+        """Return the id by which `IVolumes.attach` and `detach` know a block device of the node. It is in no
+        list, and can be neither made nor deleted.
+
+        :param path: without links.
+        :raise FailedPrecondition: no pod may have it; says what has to be done for that."""
+
+
 class IVolumes(Interface):
     """Makes, finds, attaches and destroys volumes: disks that belong to no VM.
 

@@ -131,7 +131,10 @@ def find_source(mount: cri.Mount, table: MountTable, confined: Collection[str] =
     if stat.S_ISLNK(found.st_mode):
         raise FailedPrecondition(f"{path} became a link while it was looked at")
     if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
-        raise InvalidArgument(f"{path} is a socket, device or pipe, which can't be carried into a VM")
+        raise InvalidArgument(
+            f"{path} is a socket, device or pipe, which can't be carried into a VM. A disk can be had as a "
+            "raw volume (volumeMode: Block)"
+        )
     fs_type = table.fs_type(found.st_dev)
     if fs_type == _HUGE_PAGES:
         raise FailedPrecondition(

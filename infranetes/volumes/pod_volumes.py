@@ -16,8 +16,9 @@ there    its VM is gone                           detach, which then has nothing
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import attrs
 from twisted.logger import Logger
@@ -29,7 +30,8 @@ from infranetes.pods.sides import ProviderSide
 from infranetes.pods.states import SandboxState
 from infranetes.providers.volumes import IHasVolumes, IVolumes
 from infranetes.volumes import mounts
-from infranetes.volumes.at_launch import FindForPod, VolumesAtLaunch
+from infranetes.volumes.at_launch import VolumesAtLaunch
+from infranetes.volumes.lent_devices import LentDevices
 from infranetes.volumes.published import PublishedVolume
 from infranetes_common.concurrency import KeyedLock, within
 from infranetes_common.errors import (
@@ -48,10 +50,17 @@ DETACH_SECONDS = 30.0
 UNMOUNT_SECONDS = 90.0  # for what is pending to be written, while the pod is stopped
 _GONE = (SandboxState.LOST, SandboxState.STOPPED, SandboxState.VACANT)
 
-Find = Callable[[Sequence[str]], Awaitable[Sequence[PublishedVolume | None]]]
-"""Look up which volumes are published at paths of the node; None: none."""
-
 _log = Logger()
+
+
+class LooksUp(Protocol):
+    """What of `infranetes.volumes.published_mounts.PublishedMounts` is needed."""
+
+    def find(self, paths: Sequence[str]) -> Awaitable[Sequence[PublishedVolume | None]]: ...
+
+    def find_for_pod(self, uid: str) -> Awaitable[Sequence[PublishedVolume]]: ...
+
+    def find_block_devices(self, paths: Sequence[str]) -> Awaitable[Sequence[str]]: ...
 
 
 class PodVolumes:
@@ -59,10 +68,11 @@ class PodVolumes:
 
     :ivar at_launch: does what can be done before there is a container."""
 
-    def __init__(self, node: NodeContext, find: Find, find_for_pod: FindForPod) -> None:
+    def __init__(self, node: NodeContext, published: LooksUp) -> None:
         self._node = node
-        self._find = find
-        self.at_launch = VolumesAtLaunch(node, find_for_pod, self._attach)
+        self._find = published.find
+        self._lent = LentDevices(published.find_block_devices)
+        self.at_launch = VolumesAtLaunch(node, published.find_for_pod, self._attach)
         self._records: dict[str, AttachmentRecord] = {}  # by volume
         self._in_work: KeyedLock[str] = KeyedLock()
 
@@ -76,13 +86,15 @@ class PodVolumes:
         """Have the VM mount the container's volumes, or find them where they are raw; return `config` with
         mounts and devices that name them there.
 
-        :raise InfranetesError: a volume can't be had; names the mount or device."""
+        :raise InfranetesError: a volume, or a device of the node, can't be had; names the mount or device."""
+        provider = self._node.side_of(container.sandbox.record).provider
+        config = await self._lent.with_devices(config, provider)
         mounted = ("" if each.host_path.startswith(PREFIX) else each.host_path for each in config.mounts)
         paths = [*mounted, *(one.host_path for one in config.devices)]
         if not any(paths):
             return config
         found = await self._find(paths)
-        if not any(found):
+        if not any(found) and not config.devices:
             return config
         changed = cri.ContainerConfig()
         changed.CopyFrom(config)
@@ -94,12 +106,14 @@ class PodVolumes:
                     mount.host_path = await self._have(container.sandbox, volume)
                     mount.readonly = mount.readonly or volume.read_only
         for index, device in enumerate(changed.devices):
-            if (volume := next(volumes)) is not None:
-                with _named(describe_device(index, device)):
-                    _check_device(changed, volume)
-                    device.host_path = await self._have(container.sandbox, volume)
-                    if volume.read_only:
-                        device.permissions = (device.permissions or "rwm").replace("w", "") or "r"
+            with _named(describe_device(index, device)):
+                volume = next(volumes) or await self._lent.volume_at(device.host_path, provider)
+                if volume is None:
+                    continue  # the VM's own
+                _check_device(changed, volume)
+                device.host_path = await self._have(container.sandbox, volume)
+                if volume.read_only:
+                    device.permissions = (device.permissions or "rwm").replace("w", "") or "r"
         return changed
 
     async def _have(self, sandbox: Sandbox, wanted: PublishedVolume) -> str:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Sequence
 
 from twisted.python.failure import Failure
@@ -11,6 +13,8 @@ from infranetes.volumes import published, published_devices
 from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.published import PublishedVolume
 from infranetes_common.concurrency import Lanes, run_in_thread, settled
+from infranetes_common.errors import FailedPrecondition
+from infranetes_common.paths import resolve
 from infranetes_common.reactors import IReactor
 
 FIND_SECONDS = 10.0  # that finding out what is at a path may take
@@ -48,6 +52,16 @@ class PublishedMounts:
             return []
         return await self._lanes.run(f"pod {uid}", FIND_SECONDS, self._thd_for_pod, uid)
 
+    async def find_block_devices(self, paths: Sequence[str]) -> list[str]:
+        """The block devices of the node at each of these paths, without links; "": none.
+
+        :raise InfranetesError: it can't be told."""
+        found = await settled(self._lanes.run(path, FIND_SECONDS, _thd_block_device, path) for path in paths)
+        for outcome in found:
+            if isinstance(outcome, Failure):
+                outcome.raiseException()
+        return [each for each in found if isinstance(each, str)]
+
     async def _look(self, path: str) -> PublishedVolume | None:
         return await self._lanes.run(path, FIND_SECONDS, self._thd_look, path)
 
@@ -67,6 +81,16 @@ class PublishedMounts:
         """Look at nothing any more. Idempotent."""
         self._lanes.close()
         self._table.close()
+
+
+def _thd_block_device(path: str) -> str:
+    try:
+        path = resolve(path)
+        return path if path and stat.S_ISBLK(os.stat(path).st_mode) else ""
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise FailedPrecondition(f"{path} can't be looked at: {error.strerror}") from None
 
 
 def _volume(outcome: PublishedVolume | Failure | None) -> PublishedVolume | None:

@@ -29,6 +29,10 @@ class BlockVolumeTests(PodCase):
         self.file = directory / "raw-1.raw"
         self.file.touch(mode=0o600)
         os.truncate(self.file, _SIZE)
+        disk = self.root / "disk"  # of the node itself
+        disk.write_bytes(bytes(_SIZE))
+        self.node_device = self.loop(disk)
+        self.config["providers"]["qemu"]["devices"] = [self.node_device]
         self.table = MountTable()
         self.addCleanup(self.table.close)
 
@@ -39,12 +43,16 @@ class BlockVolumeTests(PodCase):
         link = self.root / f"kubelet/pods/{pod}/volumeDevices/kubernetes.io~csi/pv"
         link.parent.mkdir(parents=True)
         link.symlink_to(target)
-        lock = subprocess.run(
-            ["losetup", "--find", "--show", target], check=True, capture_output=True, text=True
-        ).stdout.strip()
         self.addCleanup(published_devices.unpublish, str(target), self.table)
-        self.addCleanup(subprocess.run, ["losetup", "--detach", lock], check=True)
+        self.loop(target)
         return link
+
+    def loop(self, path: Path) -> str:
+        """Have a loop device of a file, or of another one, until the test ends."""
+        command = ["losetup", "--find", "--show", str(path)]
+        device = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        self.addCleanup(subprocess.run, ["losetup", "--detach", device], check=True)
+        return device
 
     def unpublish(self, pod: str) -> None:
         """Have it free for the next pod; kubelet's lock goes later."""
@@ -60,14 +68,18 @@ class BlockVolumeTests(PodCase):
         first = await self.run_pod()
         script = (
             f"echo '{_TEXT}' | dd of=/dev/xvda bs=512 seek=8 conv=notrunc 2>/dev/null && "
+            "echo lent | dd of=/dev/node bs=512 2>/dev/null && "
             "test -b /dev/xvda && echo written; exec sleep 1000"
         )
-        await self.run_container(first, self.with_device(self.publish("first"), "main", script))
+        wanted = self.with_device(self.publish("first"), "main", script)
+        wanted.devices.add(container_path="/dev/node", host_path=self.node_device, permissions="rw")
+        await self.run_container(first, wanted)
         await self.until(lambda: self.lines("main") == ["written"], "it is written", seconds=60.0)
         await self.stop_pod(first)
         await self.remove_pod(first)
         self.assertIn(_TEXT.encode(), self.file.read_bytes())
         self.assertLess(self.file.stat().st_blocks * 512, _SIZE / 2, "no file system was made on it")
+        self.assertEqual((self.root / "disk").read_bytes()[:4], b"lent")
         self.unpublish("first")
 
         second = await self.run_pod("web", attempt=1)

@@ -354,6 +354,8 @@ def _thd_open(volume: str, path: Path, read_only: bool) -> _File:
     flags = (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC | os.O_NONBLOCK
     with contextlib.ExitStack() as opened:
         try:
+            if stat.S_ISBLK(os.stat(path).st_mode):
+                flags |= os.O_EXCL  # the node itself doesn't use it, and does not for as long as it is open
             descriptor = os.open(path, flags)
             opened.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -389,6 +391,16 @@ def _refusal(volume: str, path: Path, error: OSError) -> InfranetesError:
         return FailedPrecondition(
             f"volume {volume} is attached to another VM, or is being changed: a volume is one pod's at a "
             "time. Wait until that pod is gone"
+        )
+    if error.errno == errno.EBUSY:
+        return FailedPrecondition(
+            f"{path} can't be attached as volume {volume}: another VM has it, or the node itself uses it, "
+            "mounted or as a part of LVM, RAID or swap"
+        )
+    if error.errno == errno.EPERM and path.is_block_device():
+        return FailedPrecondition(
+            f"{path} can't be opened: {error.strerror}. The daemon's unit has to allow it "
+            f"(DeviceAllow={path} rw)"
         )
     if error.errno == errno.ENOENT:
         return NotFound(f"there is no volume {volume}: {path} is not on this node")

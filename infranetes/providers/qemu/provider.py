@@ -91,7 +91,7 @@ class QemuProvider:
         self._disks = Disks(reactor)
         attacher = VolumeAttacher(reactor, self._find, self._own_vms, self._to_the_end)
         directory = settings.volumes_dir or context.state_dir / self.name / "volumes"
-        self.volumes = QemuVolumes(reactor, directory, context.node, attacher)
+        self.volumes = QemuVolumes(reactor, directory, context.node, attacher, settings.devices)
         self._resizer = Resizer(reactor, settings)
         self._preloaded = PreloadedImages(context, self._disks.show_first)
         self._under_way: list[Flight[Any]] = []  # Any: launches and destructions have different results

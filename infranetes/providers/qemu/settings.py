@@ -55,6 +55,12 @@ def _is_mtu(_: object, field: attrs.Attribute[int], value: int) -> None:
         raise ValueError(f"{field.name}: {value} is neither 0 nor 576 to 65535")
 
 
+def _are_devices(_: object, field: attrs.Attribute[tuple[str, ...]], paths: tuple[str, ...]) -> None:
+    for path in paths:
+        if not path.startswith("/dev/") or os.path.normpath(path) != path or not path.isprintable():
+            raise ValueError(f"{field.name}: {path!r} is no path of a device, such as /dev/sdb")
+
+
 def _at_least(least: float) -> Callable[[object, attrs.Attribute[_T], _T], object]:
     return cast("Callable[[object, attrs.Attribute[_T], _T], object]", attrs.validators.ge(least))
 
@@ -79,6 +85,9 @@ class QemuSettings:
     """Where templates are kept; by default in the daemon's state directory."""
     volumes_dir: Path | None = None
     """Where volumes are kept, which outlive their pods; by default in the daemon's state directory."""
+
+    devices: tuple[str, ...] = attrs.field(default=(), validator=_are_devices)
+    """Block devices of the node that pods may have, each one pod's at a time; by default none."""
 
     qemu: str = "qemu-system-x86_64"
     qemu_img: str = "qemu-img"

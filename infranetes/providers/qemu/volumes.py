@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
@@ -17,10 +17,11 @@ from zope.interface import implementer
 
 from infranetes.providers.qemu.attached import VolumeAttacher
 from infranetes.providers.qemu.copies import Copies
+from infranetes.providers.qemu.lent_devices import LentDevices
 from infranetes.providers.qemu.room import UNIT
 from infranetes.providers.qemu.snapshots import QemuSnapshots
 from infranetes.providers.qemu.volume_files import VolumeFiles, id_of
-from infranetes.providers.volumes import IHasSnapshots, VolumeDisk
+from infranetes.providers.volumes import IHasSnapshots, ILendsDevices, VolumeDisk
 from infranetes_common.concurrency import KeyedLock, deferred, run_in_thread, shielded
 from infranetes_common.reactors import IReactor
 
@@ -31,18 +32,28 @@ TOPOLOGY = "infranetes.io/node"
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
-@implementer(IHasSnapshots)
+@implementer(IHasSnapshots, ILendsDevices)
 class QemuVolumes:
     """See `IHasSnapshots`. Calls that change something are served one after the other, unless they copy.
 
-    :param directory: made when first needed. :param node: the node's name. :param attacher: has the VMs."""
+    :param directory: made when first needed. :param node: the node's name. :param attacher: has the VMs.
+    :param devices: the block devices of the node that pods may have."""
 
     unit = UNIT
 
-    def __init__(self, reactor: IReactor, directory: Path, node: str, attacher: VolumeAttacher) -> None:
+    def __init__(
+        self,
+        reactor: IReactor,
+        directory: Path,
+        node: str,
+        attacher: VolumeAttacher,
+        devices: Sequence[str] = (),
+    ) -> None:
         self._reactor = reactor
         self._attacher = attacher
         self._files = VolumeFiles(directory)
+        self._lent = LentDevices(devices)
+        self.lends = bool(devices)
         self._lock = DeferredLock()
         self._in_work: KeyedLock[str] = KeyedLock()
         self._copies = Copies(reactor, self._files, attacher, self._lock)
@@ -91,7 +102,7 @@ class QemuVolumes:
 
     @deferred
     async def attach(self, instance_id: str, volume_id: str, read_only: bool) -> str:
-        path = await run_in_thread(self._reactor, self._files.existing, volume_id)
+        path = await run_in_thread(self._reactor, self._thd_path, volume_id)
         async with self._copies.none_of(volume_id):
             return await self._attacher.attach(instance_id, volume_id, path, read_only)
 
@@ -104,6 +115,13 @@ class QemuVolumes:
     async def stop(self) -> None:
         """End what is being copied."""
         await self._copies.stop()
+
+    @deferred
+    async def lend(self, path: str) -> str:
+        return await run_in_thread(self._reactor, self._lent.id_of, path)
+
+    def _thd_path(self, volume_id: str) -> Path:
+        return self._lent.path_of(volume_id) or self._files.existing(volume_id)
 
     async def _alone(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         async with self._lock:

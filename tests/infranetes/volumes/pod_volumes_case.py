@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.python.monkey import MonkeyPatcher
 from zope.interface import implementer
 
-from infranetes.providers.volumes import IHasVolumes, VolumeDisk
+from infranetes.providers.volumes import IHasVolumes, ILendsDevices, VolumeDisk
 from infranetes.volumes.pod_volumes import PodVolumes
 from infranetes.volumes.published import PublishedVolume
 from infranetes_common.concurrency import start
@@ -32,16 +32,20 @@ PUBLISHED: Mapping[str, PublishedVolume] = {
     "/odd": PublishedVolume("vol-odd", "ext4", ("dax",)),
 }
 
+NODE_DEVICES = ("/dev/sdb", "/dev/sdc")
 
+
+@implementer(ILendsDevices)
 class FakeVolumes:
     """Volumes that one VM has at a time, as their provider knows it.
 
-    :ivar at: the VM that has a volume. :ivar calls: in order.
+    :ivar at: the VM that has a volume. :ivar calls: in order. :ivar lends: see `ILendsDevices`.
     """
 
     def __init__(self, provider: FakeProvider) -> None:
         self._provider = provider
         self.at: dict[str, str] = {}
+        self.lends = True
         self.calls: list[tuple[str, str, str]] = []
         self.zones: dict[str, str] = {}  # of those that are not everywhere
         self.get_error: Exception | None = None
@@ -68,6 +72,11 @@ class FakeVolumes:
         if self.attaching is not None:
             await self.attaching
         return serial_of(volume_id)
+
+    def lend(self, path: str) -> Deferred[str]:
+        if not self.lends or path != NODE_DEVICES[0]:
+            return fail(FailedPrecondition(f"{path} is not listed"))
+        return succeed(f"device:{path}")
 
     def detach(self, instance_id: str, volume_id: str) -> Deferred[None]:
         self.calls.append(("detach", instance_id, volume_id))
@@ -98,11 +107,14 @@ class VolumesNode(FakeNode):
         return ProviderWithVolumes(self)
 
     def made(self) -> None:
-        self.node.pod_volumes = PodVolumes(self.node, self.find, self.find_for_pod)
+        self.node.pod_volumes = PodVolumes(self.node, self)
         self.node.pod_volumes.load(self.store.contents().attachments)
 
     async def find(self, paths: Sequence[str]) -> list[PublishedVolume | None]:
         return [PUBLISHED.get(path) for path in paths]
+
+    async def find_block_devices(self, paths: Sequence[str]) -> list[str]:
+        return [path if path in NODE_DEVICES else "" for path in paths]
 
     async def find_for_pod(self, uid: str) -> list[PublishedVolume]:
         return self.of_pods.get(uid, [])

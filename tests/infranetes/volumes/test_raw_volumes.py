@@ -7,12 +7,14 @@ from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, Unimplemented
 from infranetes_common.volume_disks import serial_of
 from infranetes_common.wire import cri
-from tests.infranetes.pods.fakes import pod
+from tests.infranetes.pods.case import PodsTestCase
+from tests.infranetes.pods.fakes import FakeNode, pod
 from tests.infranetes.volumes.pod_volumes_case import (
     DATA,
     DISK,
     RO_DISK,
     KilledCase,
+    NodeWithoutVolumes,
     PodVolumesCase,
     mounting,
     with_devices,
@@ -81,6 +83,56 @@ class RawVolumeTests(PodVolumesCase):
         wanted.linux.security_context.namespace_options.userns_options.CopyFrom(options)
         self.assertIn("hostUsers", self.refused(FailedPrecondition, wanted, self.run_pod(userns)))
         self.assertEqual((self.kept(), self.volumes.calls), ([], []))
+
+
+class NodeDeviceTests(PodVolumesCase):
+    """The node's own block devices, which the provider may lend."""
+
+    def test_one_that_is_lent_is_attached_like_a_raw_volume_and_the_containers_device(self) -> None:
+        self.create(with_devices("/dev/sdb", "/dev/fuse"))
+        serial = serial_of("device:/dev/sdb")
+        [lent, own] = self.created[0].devices
+        self.assertEqual((lent.host_path, lent.container_path), (f"/dev/{serial[:4]}", "/dev/x0"))
+        self.assertEqual(own.host_path, "/dev/fuse")
+        self.assertIn(("find", serial), self.agent.calls)
+        self.assertEqual(self.kept(), [("device:/dev/sdb", self.instance(self.sandbox))])
+        words = self.refused(FailedPrecondition, with_devices("/dev/sdb"), self.second_pod())
+        self.assertIn("one pod's at a time", words)
+        self.stop(self.sandbox)
+        self.assertEqual((self.kept(), self.volumes.at), ([], {}))
+
+    def test_a_mount_of_one_is_a_device_at_its_path(self) -> None:
+        wanted = mounting("/etc/hosts", "/dev/sdb", DATA)
+        wanted.mounts[1].readonly = True
+        self.create(wanted)
+        [config] = self.created
+        self.assertEqual([one.container_path for one in config.mounts], ["/m0", "/m2"])
+        found = [(one.container_path, one.permissions) for one in config.devices]
+        self.assertEqual(found, [("/m1", "r")])
+
+    def test_any_other_is_refused_by_name_and_nothing_attached(self) -> None:
+        for lends in (True, False):
+            self.volumes.lends = lends
+            words = self.refused(FailedPrecondition, with_devices("/dev/fuse", "/dev/sdc"))
+            self.assertIn("config.devices[1] (/dev/sdc at /dev/x1): /dev/sdc is not listed", words)
+        self.assertEqual((self.kept(), self.volumes.calls, self.created), ([], [], []))
+
+    def test_the_vms_own_devices_are_its_agents_concern(self) -> None:
+        self.create(with_devices("/dev/fuse", "/dev/nvidia0"))
+        self.assertEqual([one.host_path for one in self.created[0].devices], ["/dev/fuse", "/dev/nvidia0"])
+
+
+class WithoutVolumesTests(PodsTestCase):
+    def make_world(self) -> FakeNode:
+        return NodeWithoutVolumes()
+
+    def test_a_provider_that_lends_none_says_what_can_be_had(self) -> None:
+        sandbox = self.run_pod()
+        creating = start(self.world.containers.create(sandbox, with_devices("/dev/sdb")))
+        words = str(self.failureResultOf(creating, FailedPrecondition).value)
+        self.assertIn("/dev/sdb is a block device of the node", words)
+        self.assertIn("volumeMode: Block", words)
+        self.do(self.world.containers.create(sandbox, with_devices("/dev/fuse")))
 
 
 class KilledAnywhereTests(KilledCase):

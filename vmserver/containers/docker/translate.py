@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
-from vmserver.containers import mount_checks, resources
+from vmserver.containers import device_checks, mount_checks, resources
 from vmserver.containers.docker.accounts import Identity
 from vmserver.containers.docker.api import Request
 from vmserver.containers.docker.names import LABEL_ID, LABEL_IMAGES, LABEL_RESOURCES
@@ -154,11 +153,9 @@ def devices(wanted: Iterable[cri.Device], exists: Callable[[str], bool]) -> list
     found: list[Request] = []
     for device in wanted:
         inside = device.container_path or device.host_path
-        permissions = device.permissions or "rwm"
         if not device.host_path.startswith("/") or not exists(device.host_path):
-            raise InvalidArgument(f"config.devices: the VM has no device {device.host_path[:200]!r}")
-        if not set(permissions) <= set("rwm"):
-            raise InvalidArgument(f"config.devices {inside[:200]!r}: permissions are some of r, w and m")
+            raise device_checks.missing(device)
+        permissions = device_checks.permissions(device)
         found.append(
             {"PathOnHost": device.host_path, "PathInContainer": inside, "CgroupPermissions": permissions}
         )

@@ -12,6 +12,7 @@ import attrs
 
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
+from vmserver.containers import device_checks
 from vmserver.containers.oci.limits import Spec
 
 MAX_DEVICES = 4096
@@ -73,9 +74,7 @@ def find_devices(wanted: Iterable[cri.Device], privileged: bool) -> tuple[Node, 
 
 def _wanted(device: cri.Device, files: Iterator[int]) -> list[Node]:
     inside = device.container_path or device.host_path
-    permissions = device.permissions or "rwm"
-    if not set(permissions) <= set("rwm"):
-        raise InvalidArgument(f"config.devices {inside[:200]!r}: permissions are some of r, w and m")
+    permissions = device_checks.permissions(device)
     path = posixpath.normpath(inside).replace("//", "/")
     if not path.startswith("/") or path == "/" or "\0" in inside + device.host_path:
         raise InvalidArgument(f"config.devices {inside[:200]!r}: container_path has to be absolute, below /")
@@ -84,7 +83,7 @@ def _wanted(device: cri.Device, files: Iterator[int]) -> list[Node]:
         access = "".join(letter for letter in "rwm" if letter in permissions)
         nodes = list(_below(device.host_path, path, access, files))
     if not nodes:
-        raise InvalidArgument(f"config.devices: the VM has no device {device.host_path[:200]!r}")
+        raise device_checks.missing(device)
     return nodes
 
 
