@@ -120,9 +120,11 @@ class GcpSanityTests(Sanity, CsiCase):
     """Volumes that are Google's disks."""
 
     unit = GIB
+    skipped = SNAPSHOTS
 
     async def make_volumes(self) -> IVolumes:
         world = SimulatedGce(reactor, self.root / "cloud")
+        world.operation_seconds = 0.02
         world.start()
         self.addCleanup(world.stop)
         state = self.root / "state"

@@ -84,22 +84,40 @@ class DiskCalls(Generic[D]):
         """Ask for a change of a disk, and follow the operation.
 
         Return False if a state does not allow it: `wait.refusal` says which."""
-        what = f"{verb} volume {disk.id}"
+        return await self.change(f"{verb} volume {disk.id}", work, wait)
+
+    async def change(self, what: str, work: Callable[[D], str], wait: Wait) -> bool:
+        """Ask for a change of anything else, as `ask` does."""
         try:
             await self.follow(what, await self.call(what, work), wait)
         except CloudError as error:
-            if error.kind is ErrorKind.INVALID:
-                raise FailedPrecondition(f"{self.location}: {what}: {error}") from error
-            if error.kind is not ErrorKind.STATE:
-                raise
-            wait.refusal = str(error)
+            self._check_state_alone(what, error, wait)
             return False
         return True
 
+    async def begin(self, what: str, work: Callable[[D], str], wait: Wait) -> str | None:
+        """Ask for something, and return the operation; None: as where `ask` returns False."""
+        try:
+            return await self.call(what, work)
+        except CloudError as error:
+            self._check_state_alone(what, error, wait)
+            return None
+
+    def _check_state_alone(self, what: str, error: CloudError, wait: Wait) -> None:
+        if error.kind is ErrorKind.INVALID:
+            raise FailedPrecondition(f"{self.location}: {what}: {error}") from error
+        if error.kind is not ErrorKind.STATE:
+            raise error
+        wait.refusal = str(error)
+
     async def follow(self, what: str, operation: str, wait: Wait) -> None:
         """Wait for an operation's end. :raise CloudError: it failed."""
-        while operation and not await self.call(what, partial(self._disks._thd_is_done, operation=operation)):
+        while operation and not await self.is_done(what, operation):
             await wait.pause()
+
+    async def is_done(self, what: str, operation: str) -> bool:
+        """Whether an operation has succeeded. :raise CloudError: it failed."""
+        return await self.call(what, partial(self._disks._thd_is_done, operation=operation))
 
     async def look(self, volume_id: str) -> CloudDisk | None:
         """Look at a disk; None: there is none."""

@@ -17,6 +17,8 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 import attrs
 
+from infranetes.providers.volumes import VolumeSource
+
 D_contra = TypeVar("D_contra", contravariant=True)  # a cloud's driver
 
 # The tag of a volume that was made by us: its name. It has `interface.CLUSTER` besides, but never NODE and
@@ -61,18 +63,20 @@ class CloudDisk:
     ours: bool = False  # made by us, for this cluster: has both tags
     name: str = ""  # by which it was asked for; "": it is not ours, or the cloud can't tell the name
     zone: str = ""  # as `volumes.VolumeDisk.zone`
+    source: VolumeSource | None = None  # as `volumes.VolumeDisk.source`
     holds: tuple[Hold, ...] = ()
     detail: str = ""  # why it failed, for people
 
 
 @attrs.frozen
 class DiskRequest:
-    """A request for one disk of zeros."""
+    """A request for one disk."""
 
     name: str  # 1 to 128 bytes of any text: the cloud makes a name or a tag of it
     number: int  # of this name's disks that came to nothing: each disk needs an idempotency key of its own
     size: int  # bytes, a multiple of `CloudDisks.unit`, at most `CloudDisks.max_size`
     cluster: str
+    source: VolumeSource | None = None  # what it begins with, which is no larger; None: with zeros
 
 
 @runtime_checkable

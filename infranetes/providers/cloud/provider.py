@@ -26,11 +26,13 @@ from zope.interface import alsoProvides, implementer
 from infranetes.providers.cloud.calls import Calls
 from infranetes.providers.cloud.catalogue import MachineImages
 from infranetes.providers.cloud.disk_calls import DiskCalls
+from infranetes.providers.cloud.disk_snapshots import DiskSnapshots
 from infranetes.providers.cloud.disks import CloudDisks
 from infranetes.providers.cloud.interface import Cloud, CloudError, CloudVM, D, ErrorKind
 from infranetes.providers.cloud.launch import Launcher
 from infranetes.providers.cloud.ledger import Ledger
 from infranetes.providers.cloud.settings import CloudSettings
+from infranetes.providers.cloud.snapshots import give_snapshots
 from infranetes.providers.cloud.sweep import Sweeper
 from infranetes.providers.cloud.tasks import Tasks
 from infranetes.providers.cloud.tombstones import Tombstones
@@ -69,7 +71,7 @@ _log = Logger()
 class CloudProvider(Generic[D]):
     """See `IPodProvider`.
 
-    :param disks: for volumes; None: there are none of this cloud."""
+    :param disks: for volumes; None: there are none of this cloud. :param snapshots: of these."""
 
     def __init__(
         self,
@@ -78,6 +80,7 @@ class CloudProvider(Generic[D]):
         settings: CloudSettings,
         context: ProviderContext,
         disks: CloudDisks[D] | None = None,
+        snapshots: DiskSnapshots[D] | None = None,
     ) -> None:
         self.name = cloud.name
         self._reactor = reactor
@@ -112,6 +115,8 @@ class CloudProvider(Generic[D]):
             self.volumes = CloudVolumes(
                 reactor, disks, calls, self._tasks, vms, settings.settle_seconds, context.cluster
             )
+            if snapshots is not None:
+                give_snapshots(self.volumes, snapshots, calls, context.cluster)
             alsoProvides(self, IHasVolumes)
 
     # ---- IPodProvider

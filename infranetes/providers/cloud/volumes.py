@@ -46,9 +46,10 @@ from infranetes.providers.cloud.interface import CloudError, CloudVM, D, ErrorKi
 from infranetes.providers.cloud.tasks import Tasks
 from infranetes.providers.cloud.translate import to_infranetes_error
 from infranetes.providers.interface import InstanceState
-from infranetes.providers.volumes import MAX_NAME, IVolumes, VolumeDisk
+from infranetes.providers.volumes import MAX_NAME, ISnapshots, IVolumes, VolumeDisk, VolumeSource
 from infranetes_common.concurrency import KeyedLock
 from infranetes_common.errors import (
+    AlreadyExists,
     FailedPrecondition,
     InvalidArgument,
     NotFound,
@@ -80,7 +81,10 @@ class Vms:
 class CloudVolumes(Generic[D]):
     """See `IVolumes`. What is asked for one volume is done in order.
 
-    :param settle_seconds: how old the cloud's answers may be. :param cluster: whose volumes they are."""
+    :param settle_seconds: how old the cloud's answers may be. :param cluster: whose volumes they are.
+    :ivar snapshots: only where the cloud has them: see `snapshots.give_snapshots`."""
+
+    snapshots: ISnapshots
 
     def __init__(
         self,
@@ -111,19 +115,26 @@ class CloudVolumes(Generic[D]):
         return {ZONE: self._disks.zone} if self._disks.zone else {}
 
     def create(self, name: str, size: int) -> Deferred[VolumeDisk]:
-        return self._task(self._create(name, size))
+        return self.task(self._create(name, size))
+
+    def restore(
+        self, name: str, size: int, source: VolumeSource, check: Callable[[], Awaitable[None]]
+    ) -> Deferred[VolumeDisk]:
+        """See `ISnapshots.restore`. :param check: called before the disk is asked for: whether it can be made
+        from its source."""
+        return self.task(self._create(name, size, source, check))
 
     def delete(self, volume_id: str) -> Deferred[None]:
-        return self._task(self._delete(volume_id))
+        return self.task(self._delete(volume_id))
 
     def expand(self, volume_id: str, size: int) -> Deferred[VolumeDisk]:
-        return self._task(self._expand(volume_id, size))
+        return self.task(self._expand(volume_id, size))
 
     def get(self, volume_id: str) -> Deferred[VolumeDisk]:
         async def get() -> VolumeDisk:
             return _shown(await self._calls.existing(volume_id))
 
-        return self._task(get())
+        return self.task(get())
 
     def list(self) -> Deferred[list[VolumeDisk]]:
         async def list_disks() -> list[VolumeDisk]:
@@ -131,7 +142,7 @@ class CloudVolumes(Generic[D]):
             there = [disk for disk in found if disk.ours and not is_going(disk)]
             return [_shown(disk) for disk in sorted(there, key=lambda disk: disk.id)]
 
-        return self._task(list_disks())
+        return self.task(list_disks())
 
     def free(self) -> Deferred[int]:
         """Where the cloud does not tell, as of its quotas, the largest size that it has."""
@@ -143,26 +154,36 @@ class CloudVolumes(Generic[D]):
             room = await self._calls.call("ask for room for volumes", disks._thd_free)
             return min(room - room % self.unit, most)
 
-        return self._task(free())
+        return self.task(free())
 
     def attach(self, instance_id: str, volume_id: str, read_only: bool) -> Deferred[str]:
-        return self._task(self._attach(instance_id, volume_id, read_only))
+        return self.task(self._attach(instance_id, volume_id, read_only))
 
     def detach(self, instance_id: str, volume_id: str) -> Deferred[None]:
-        return self._task(self._detach(instance_id, volume_id))
+        return self.task(self._detach(instance_id, volume_id))
 
     # ---- Making and destroying
 
-    async def _create(self, name: str, size: int) -> VolumeDisk:
-        if not 0 < len(name.encode()) <= MAX_NAME:
-            raise InvalidArgument(f"a volume's name has 1 to {MAX_NAME} bytes")
+    async def _create(
+        self,
+        name: str,
+        size: int,
+        source: VolumeSource | None = None,
+        check: Callable[[], Awaitable[None]] | None = None,
+    ) -> VolumeDisk:
+        check_name(name)
         self._check_size(size)
         wait = self._calls.wait(f"make volume {name!r}")
         async with self._in_work.held(("name", name)):
-            request = DiskRequest(name, 0, size, self._cluster)
+            request = DiskRequest(name, 0, size, self._cluster, source)
             while True:
                 disk = await self._calls.find(name)
+                if disk is not None and source not in (None, disk.source):
+                    raise AlreadyExists(f"volume {disk.id}, {name!r}, did not begin with {source}")
                 if disk is None:
+                    if check is not None:
+                        await check()
+                    check = None  # from now on the disk may be there, whatever becomes of its source
                     disk, request = await self._created(request, wait)
                 if disk is not None and disk.state is DiskState.READY:
                     return _shown(disk)
@@ -335,7 +356,7 @@ class CloudVolumes(Generic[D]):
 
     # ---- Calls
 
-    def _task(self, work: Coroutine[Any, Any, T]) -> Deferred[T]:  # Any: awaits anything
+    def task(self, work: Coroutine[Any, Any, T]) -> Deferred[T]:  # Any: awaits anything
         """Run `work` to its end, whoever waits; clouds' errors become Infranetes' errors."""
 
         async def translated() -> T:
@@ -352,5 +373,11 @@ class CloudVolumes(Generic[D]):
         return self._tasks.start(translated())
 
 
+def check_name(name: str) -> None:
+    """:raise InvalidArgument: no volume and no snapshot can have this name."""
+    if not 0 < len(name.encode()) <= MAX_NAME:
+        raise InvalidArgument(f"a name has 1 to {MAX_NAME} bytes")
+
+
 def _shown(disk: CloudDisk) -> VolumeDisk:
-    return VolumeDisk(disk.id, disk.size, disk.zone)
+    return VolumeDisk(disk.id, disk.size, disk.zone, disk.source)

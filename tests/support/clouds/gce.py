@@ -174,6 +174,7 @@ class SimulatedGce:
         safe."""
         found = {f"instance {zone}.{name}": one for (zone, name), one in list(self.api.instances.items())}
         found |= {f"disk {zone}.{name}": one for (zone, name), one in list(self.api.disks.items())}
+        found |= {f"snapshot {name}": one for name, one in list(self.api.snapshots.snapshots.items())}
         found |= {f"address {name}": one for name, one in list(self.api.addresses.items())}
         return {words: value(one.get("labels", {}).get(TOKEN, "")) for words, one in found.items()}
 
@@ -352,13 +353,19 @@ def _parameters(method: str, path: str, query: dict[str, str], body: dict[str, A
             found.update(Action=action.replace("Disk", " disk"), instance=instance)
         case ("POST", "zones", _, "disks"):
             found.update(Action="create disk", name=body["name"])
+        case ("POST", "zones", _, "disks", name, "createSnapshot"):
+            found.update(Action="create snapshot", name=body["name"])
         case ("POST", "zones", _, "disks", name, action):
             found.update(Action=f"{action} disk", name=name)
+        case ("DELETE", "global", "snapshots", name):
+            found.update(Action="delete snapshot", name=name)
         case ("DELETE", "zones", _, "disks", name):
             found.update(Action="delete disk", name=name)
         case ("GET", "global", "images", *_):
             found["Action"] = "get images"
-        case ("GET", "zones", _, "operations", *_):
+        case ("GET", "global", "snapshots", *_):
+            found["Action"] = "get snapshots"
+        case ("GET", "zones", _, "operations", *_) | ("GET", "global", "operations", _):
             found["Action"] = "operation"
         case (_, *parts):
             found["Action"] = f"{method.lower()} {parts[2] if len(parts) > 2 else parts[-1]}"

@@ -20,6 +20,7 @@ from tests.support.clouds import gce_resources as resources
 from tests.support.clouds.gce_disks import LABEL, NAME, Disks
 from tests.support.clouds.gce_operations import Operations, Refusal, Task
 from tests.support.clouds.gce_resources import HERE, NETWORK, PROJECT, REGION, ZONES
+from tests.support.clouds.gce_snapshots import Snapshots
 
 IMAGE = "infranetes-guest"
 # name (with ! if only the first zone has it), CPUs, MiB, GPUs
@@ -52,7 +53,8 @@ class Gce:
         self._ended = ended
         self.instances: dict[tuple[str, str], dict[str, Any]] = {}
         self.operations = Operations()
-        self.volumes = Disks(self.operations, self.instances)
+        self.volumes = Disks(self.operations, self.instances, lambda name: self.snapshots.there(name))
+        self.snapshots = Snapshots(self.operations, self.volumes)
         self.disks = self.volumes.disks
         self.addresses: dict[str, dict[str, Any]] = {}
         self.images: dict[str, dict[str, Any]] = {}
@@ -77,6 +79,14 @@ class Gce:
                 return self._there(max(found, key=lambda one: one["creationTimestamp"], default=None), path)
             case ("GET", "global", "images", name):
                 return self._there(self.images.get(name), path)
+            case ("GET", "global", "snapshots"):
+                return self._list("snapshot", self.snapshots.snapshots.values(), query)
+            case ("GET", "global", "snapshots", name):
+                return self.snapshots.there(name)
+            case ("DELETE", "global", "snapshots", name):
+                return self.snapshots.delete(name)
+            case ("GET", "global", "operations", name):
+                return self._operation("", name)
             case ("GET", "regions", region, "addresses", name) if region == REGION:
                 return self._there(self.addresses.get(name), path)
             case ("GET", "regions", region, "subnetworks", "pods") if region == REGION:
@@ -117,8 +127,9 @@ class Gce:
                 mine = [task.answer for task in self.operations.tasks.values() if task.zone == zone]
                 return self._list("operation", mine, query)
             case ("GET", "operations", name):
-                task = self.operations.tasks.get(name)
-                return self._there(task.answer if task else None, name)
+                return self._operation(zone, name)
+            case ("POST", "disks", name, "createSnapshot"):
+                return self.snapshots.create(self.volumes.there(zone, name), zone, body)
         raise Refusal(404, "notFound", f"The resource '{'/'.join(rest)}' was not found")
 
     @staticmethod
@@ -126,6 +137,10 @@ class Gce:
         if found is None:
             raise Refusal(404, "notFound", f"The resource '{name}' was not found")
         return found
+
+    def _operation(self, zone: str, name: str) -> dict[str, Any]:
+        task = self.operations.tasks.get(name)
+        return self._there(task.answer if task is not None and task.zone == zone else None, name)
 
     # ---- Lists
 

@@ -13,6 +13,7 @@ DELETING           the operation that deletes it      gone
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from tests.support.clouds import gce_resources as resources
@@ -35,11 +36,17 @@ Key = tuple[str, str]
 class Disks:
     """A project's disks.
 
+    :param snapshot: finds a snapshot by its name.
     :ivar disks: of instances and others. :ivar quota_gib: what all of them may have together.
+    :ivar contents: what disks and snapshots begin with, by their ids; others are all zeros.
     """
 
-    def __init__(self, operations: Operations, instances: dict[Key, Json]) -> None:
+    def __init__(
+        self, operations: Operations, instances: dict[Key, Json], snapshot: Callable[[str], Json]
+    ) -> None:
         self.disks: dict[Key, Json] = {}
+        self.contents: dict[str, bytes] = {}
+        self._snapshot = snapshot
         self.quota_gib = 1 << 30
         self._operations = operations
         self._instances = instances
@@ -59,11 +66,11 @@ class Disks:
             case ("POST", "disks"):
                 return once(lambda: self._insert(zone, body))
             case ("GET", "disks", name):
-                return self._there(zone, name)
+                return self.there(zone, name)
             case ("DELETE", "disks", name):
-                return once(lambda: self._delete(self._there(zone, name), zone))
+                return once(lambda: self._delete(self.there(zone, name), zone))
             case ("POST", "disks", name, "resize"):
-                return once(lambda: self._resize(self._there(zone, name), zone, body))
+                return once(lambda: self._resize(self.there(zone, name), zone, body))
             case ("POST", "instances", name, "attachDisk"):
                 return once(lambda: self._attach(self._instance(zone, name), zone, body))
             case ("POST", "instances", name, "detachDisk"):
@@ -104,7 +111,8 @@ class Disks:
 
     # ---- Disks
 
-    def _there(self, zone: str, name: str) -> Json:
+    def there(self, zone: str, name: str) -> Json:
+        """Return a disk. :raise Refusal: there is none."""
         found = self.disks.get((zone, name))
         if found is None:
             path = f"{path_of(HERE)}/zones/{zone}/disks/{name}"
@@ -129,8 +137,16 @@ class Disks:
         if (zone, name) in self.disks:
             path = path_of(self.disks[zone, name]["selfLink"])
             raise Refusal(409, "alreadyExists", f"The resource '{path}' already exists")
+        origin = self._origin(zone, kind, int(size), body)
         disk = self.add(zone, name, labels, size)
-        disk.update(status="CREATING", type=f"{HERE}/zones/{zone}/diskTypes/{kind}")
+        disk.update(
+            status="CREATING",
+            type=f"{HERE}/zones/{zone}/diskTypes/{kind}",
+            description=body.get("description", ""),
+            **origin,
+        )
+        source = origin.get("sourceSnapshotId") or origin.get("sourceDiskId") or ""
+        self.contents[disk["id"]] = self.contents.get(source, b"")
 
         def made() -> Error | None:
             if self._exceeds(0):
@@ -140,6 +156,30 @@ class Disks:
             return None
 
         return self._operations.run(zone, "insert", disk, made)
+
+    def _origin(self, zone: str, kind: str, gib: int, body: Json) -> dict[str, str]:
+        """The fields of a new disk about what it begins with. :raise Refusal: it can't."""
+        snapshot, source = body.get("sourceSnapshot", ""), body.get("sourceDisk", "")
+        if snapshot:
+            found = self._snapshot(snapshot.rpartition("/")[2])
+            smallest, is_ready = int(found["diskSizeGb"]), found["status"] == "READY"
+            fields = {"sourceSnapshot": found["selfLink"], "sourceSnapshotId": found["id"]}
+        elif source:
+            found = self._source(zone, {"source": source})
+            smallest, is_ready = int(found["sizeGb"]), found["status"] == "READY"
+            fields = {"sourceDisk": found["selfLink"], "sourceDiskId": found["id"]}
+            if found["type"].rpartition("/")[2] != kind:
+                words = f"The type of a clone has to be that of its source, {found['type']}."
+                raise Refusal(400, "invalid", f"Invalid value for field 'resource.type': '{kind}'. {words}")
+        else:
+            return {}
+        if not is_ready:
+            path = path_of(found["selfLink"])
+            raise Refusal(400, "resourceNotReady", f"The resource '{path}' is not ready")
+        if gib < smallest:
+            words = f"Requested disk size cannot be smaller than its source's ({smallest} GB)"
+            raise Refusal(400, "invalid", f"Invalid value for field 'resource.sizeGb': '{gib}'. {words}")
+        return fields
 
     def _exceeds(self, more: int) -> bool:
         return sum(int(disk["sizeGb"]) for disk in self.disks.values()) + more > self.quota_gib
@@ -197,7 +237,7 @@ class Disks:
         if found[1] != zone:
             words = "The disk and the instance must be in the same zone."
             raise Refusal(400, "invalid", f"Invalid value for field 'resource.source': '{source}'. {words}")
-        return self._there(zone, found[2])
+        return self.there(zone, found[2])
 
     def _attach(self, instance: Json, zone: str, body: Json) -> Json:
         disk = self._source(zone, body)

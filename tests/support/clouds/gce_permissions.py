@@ -33,6 +33,8 @@ def needed(method: str, path: str, body: Any) -> set[str]:
             found = f"{kind}.list"
         case ("GET", "zones", _, "operations", *name):
             found = "zoneOperations.get" if name else "zoneOperations.list"
+        case ("GET", "global", "operations", _):
+            found = "globalOperations.get"
         case ("GET", "zones", _, "instances", _, "serialPort"):
             found = "instances.getSerialPortOutput"
         case ("GET", "global", "images", "family", _):
@@ -49,6 +51,9 @@ def needed(method: str, path: str, body: Any) -> set[str]:
             return _disk(body)
         case ("POST", "zones", _, "disks", _, "resize"):
             found = "disks.resize"
+        case ("POST", "zones", _, "disks", _, "createSnapshot"):
+            labels = {"compute.snapshots.setLabels"} if body.get("labels") else set()
+            return {"compute.disks.createSnapshot", "compute.snapshots.create", *labels}
         case ("POST", "zones", _, "instances", _, "attachDisk"):
             return {"compute.instances.attachDisk", _use(body)}
         case ("POST", "zones", _, "instances", _, "detachDisk"):
@@ -64,7 +69,14 @@ def _use(attached: Any) -> str:
 
 def _disk(body: Any) -> set[str]:
     found = {"compute.disks.create"}
-    return found | ({"compute.disks.setLabels"} if body.get("labels") else set())
+    for field, permission in (
+        ("labels", "disks.setLabels"),
+        ("sourceSnapshot", "snapshots.useReadOnly"),
+        ("sourceDisk", "disks.useReadOnly"),
+    ):
+        if body.get(field):
+            found.add(f"compute.{permission}")
+    return found
 
 
 def _launch(body: Any) -> set[str]:

@@ -82,6 +82,24 @@ def disk(zone: str, name: str, labels: dict[str, str], gib: str) -> dict[str, An
     }
 
 
+def snapshot(name: str, labels: dict[str, str], disk: dict[str, Any]) -> dict[str, Any]:
+    """Return a snapshot of a disk that is being taken."""
+    return {
+        "kind": "compute#snapshot",
+        "id": number(),
+        "creationTimestamp": now(),
+        "name": name,
+        "description": "",
+        "status": "CREATING",
+        "sourceDisk": disk["selfLink"],
+        "sourceDiskId": disk["id"],
+        "diskSizeGb": disk["sizeGb"],
+        "labels": labels,
+        "labelFingerprint": "42WmSpB8rSM=",
+        "selfLink": f"{HERE}/global/snapshots/{name}",
+    }
+
+
 def most_disks(machine_type: str) -> int:
     """How many disks an instance may have, its boot disk included."""
     return 16 if machine_type in ("e2-micro", "e2-small", "e2-medium") else 128
@@ -176,13 +194,14 @@ def instance(zone: str, body: dict[str, Any], address: str) -> dict[str, Any]:
 
 
 def operation(zone: str, kind: str, target: dict[str, Any]) -> dict[str, Any]:
-    """Return a running operation."""
+    """Return a running operation. :param zone: `""`: it is of no zone."""
     name = f"operation-{secrets.token_hex(12)}"
+    here = f"{HERE}/zones/{zone}" if zone else f"{HERE}/global"
     return {
         "kind": "compute#operation",
         "id": number(),
         "name": name,
-        "zone": f"{HERE}/zones/{zone}",
+        **({"zone": here} if zone else {}),
         "operationType": kind,
         "targetLink": target["selfLink"],
         "targetId": target["id"],
@@ -191,5 +210,5 @@ def operation(zone: str, kind: str, target: dict[str, Any]) -> dict[str, Any]:
         "progress": 0,
         "insertTime": now(),
         "startTime": now(),
-        "selfLink": f"{HERE}/zones/{zone}/operations/{name}",
+        "selfLink": f"{here}/operations/{name}",
     }

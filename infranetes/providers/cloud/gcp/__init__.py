@@ -10,6 +10,7 @@ from infranetes.providers.cloud.gcp.disks import GcpDisks
 from infranetes.providers.cloud.gcp.driver import Driver
 from infranetes.providers.cloud.gcp.settings import Settings
 from infranetes.providers.cloud.gcp.sizes import prices
+from infranetes.providers.cloud.gcp.snapshots import GcpSnapshots
 from infranetes.providers.cloud.provider import CloudProvider
 from infranetes.providers.interface import ProviderContext
 from infranetes_common import config
@@ -23,4 +24,5 @@ def create(reactor: IReactor, table: Mapping[str, object], context: ProviderCont
     settings = config.structure(table, Settings, source=context.source, prefix="providers.gcp")
     prices()  # libcloud's list is a large file: read it before the reactor runs
     disks = GcpDisks(settings, context.cluster)
-    return CloudProvider(reactor, GcpCloud(settings, context), settings, context, disks)
+    snapshots = GcpSnapshots(settings, context.cluster)
+    return CloudProvider(reactor, GcpCloud(settings, context), settings, context, disks, snapshots)

@@ -19,7 +19,6 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 
 import attrs
 from libcloud.common.google import GoogleBaseError
@@ -29,8 +28,9 @@ from infranetes.providers.cloud.gcp import errors
 from infranetes.providers.cloud.gcp.driver import Driver
 from infranetes.providers.cloud.gcp.libcloud_types import AttachedDisk, Disk, Instance, Operation
 from infranetes.providers.cloud.gcp.names import (
-    disk_name_of,
+    disk_of,
     filter_of,
+    hashed_name_of,
     id_of,
     is_id,
     label,
@@ -42,6 +42,7 @@ from infranetes.providers.cloud.gcp.names import (
 )
 from infranetes.providers.cloud.gcp.settings import Settings
 from infranetes.providers.cloud.interface import CLUSTER, CloudError, ErrorKind
+from infranetes.providers.volumes import FromSnapshot, FromVolume, VolumeSource
 from infranetes_common.volume_disks import serial_of
 
 _STATES = {
@@ -52,18 +53,9 @@ _STATES = {
     "FAILED": DiskState.FAILED,
     "DELETING": DiskState.DELETING,
 }
-_OTHER_STATE = (
-    "resourceInUseByAnotherResource",
-    "RESOURCE_IN_USE_BY_ANOTHER_RESOURCE",
-    "resourceNotReady",
-    "RESOURCE_NOT_READY",
-)
 _USER = re.compile(r"zones/([^/]+)/instances/([^/]+)$")
-# Google says of instances that have as many disks as they can: "Maximum hyperdisk-balanced disks count should
-# be less than or equal to [16]", as it says of what is unsupported.
-_FULL = re.compile(r"Maximum \S+ disks count")
-_NO_DEVICE = "No attached disk found"
 _READ_ONLY = "READ_ONLY"
+NO_ZONE = "global"
 _MOST_NAMES = 50  # in a filter, which is a part of a URL
 
 
@@ -96,7 +88,7 @@ class GcpDisks:
     # ---- Looking
 
     def _thd_find(self, driver: Driver, names: Sequence[str]) -> list[CloudDisk]:
-        wanted = {disk_name_of(self._cluster, name): name for name in names}
+        wanted = {hashed_name_of(self._cluster, name): name for name in names}
         found = [
             disk for zone in self._settings.zones for disk in self._thd_disks(driver, zone, list(wanted))
         ]
@@ -162,6 +154,7 @@ class GcpDisks:
             holds=tuple(holds),
             detail=f"its status is {status}",
             zone=last(disk["zone"]),
+            source=_source(disk),
         )
 
     def _is_ours(self, disk: Disk) -> bool:
@@ -172,20 +165,22 @@ class GcpDisks:
 
     def _thd_create(self, driver: Driver, request: DiskRequest) -> tuple[CloudDisk, str]:
         """See `CloudDisks`. The request's number is not needed: a name is free once its disk is gone."""
-        name = disk_name_of(request.cluster, request.name)
-        id = id_of(self.zone, name)
+        zone, source = self._thd_source(driver, request.source)
+        name = hashed_name_of(request.cluster, request.name)
+        id = id_of(zone, name)
         body = {
             "name": name,
             "description": f"the volume {request.name} of the cluster {request.cluster}",
             "sizeGb": str(request.size >> 30),
-            "type": f"zones/{self.zone}/diskTypes/{self._settings.volume_type}",
             "labels": labels({CLUSTER: request.cluster, VOLUME: request.name}),
+            **source,
         }
         try:
-            operation = _text(self.zone, driver.insert_disk(self.zone, body))
+            with errors.disk_refusals():
+                operation = as_text(zone, driver.insert_disk(zone, body))
         except GoogleBaseError as error:
-            kind = errors.classify(error)
-            if kind is None or kind.kind is not ErrorKind.CONFLICT:
+            cloud_error = errors.classify(error)
+            if cloud_error is None or cloud_error.kind is not ErrorKind.CONFLICT:
                 raise
             found = self._thd_get(driver, [id])
             if not found or not found[0].ours:
@@ -193,16 +188,33 @@ class GcpDisks:
             return found[0], ""  # asked for before, and the answer was lost
         return LookedAt(id, request.size, DiskState.CREATING, ours=True, name=request.name), operation
 
+    def _thd_source(self, driver: Driver, source: VolumeSource | None) -> tuple[str, dict[str, str]]:
+        """Return the zone of a disk with this source, and what its body has of it. Google clones a disk in
+        its zone, as one of its type."""
+        project, zone, kind = self._settings.project, self.zone, self._settings.volume_type
+        if isinstance(source, FromSnapshot):
+            found = {"sourceSnapshot": f"projects/{project}/global/snapshots/{source.id}"}
+        elif isinstance(source, FromVolume):
+            zone, name = split_id(source.id)
+            disk = driver.disk(zone, name)
+            if disk is None:
+                raise CloudError(ErrorKind.NOT_FOUND, f"there is no volume {source.id}")
+            kind = last(disk["type"])
+            found = {"sourceDisk": f"projects/{project}/zones/{zone}/disks/{name}"}
+        else:
+            found = {}
+        return zone, {"type": f"zones/{zone}/diskTypes/{kind}", **found}
+
     def _thd_delete(self, driver: Driver, disk: CloudDisk) -> str:
         zone, name = split_id(disk.id)
-        with _refusals():
-            return _text(zone, driver.delete_disk(zone, name))
+        with errors.disk_refusals():
+            return as_text(zone, driver.delete_disk(zone, name))
 
     def _thd_grow(self, driver: Driver, disk: CloudDisk, size: int) -> str:
         zone, name = split_id(disk.id)
         gib = size >> 30
-        with _refusals():
-            return _text(zone, driver.resize_disk(zone, name, gib, _request_id(disk, "resize", str(gib))))
+        with errors.disk_refusals():
+            return as_text(zone, driver.resize_disk(zone, name, gib, _request_id(disk, "resize", str(gib))))
 
     def _thd_attach(self, driver: Driver, disk: CloudDisk, vm_id: str, read_only: bool) -> str:
         zone, name = split_id(disk.id)
@@ -219,9 +231,9 @@ class GcpDisks:
             "boot": False,
             "autoDelete": False,
         }
-        with _refusals():
+        with errors.disk_refusals():
             operation = driver.attach_disk(zone, vm, body, _request_id(disk, "attach", vm_id))
-        return _text(zone, operation) + (f" {vm} {name}" if read_only else "")
+        return as_text(zone, operation) + (f" {vm} {name}" if read_only else "")
 
     def _thd_detach(self, driver: Driver, disk: CloudDisk, vm_id: str, force: bool) -> str:
         """See `CloudDisks`. Google takes a disk from a VM that has ended as from any other."""
@@ -230,13 +242,13 @@ class GcpDisks:
         if not attached:
             return ""
         device = attached["deviceName"]
-        with _refusals():
-            return _text(zone, driver.detach_disk(zone, vm, device, _request_id(disk, "detach", vm_id)))
+        with errors.disk_refusals():
+            return as_text(zone, driver.detach_disk(zone, vm, device, _request_id(disk, "detach", vm_id)))
 
     def _thd_is_done(self, driver: Driver, operation: str) -> bool:
         zone, name, *read_only = operation.split()
-        with _refusals():
-            found = driver.operation(zone, name)
+        with errors.disk_refusals():
+            found = driver.operation("" if zone == NO_ZONE else zone, name)
         if found is not None and found.get("status") != "DONE":
             return False
         if read_only:
@@ -254,29 +266,13 @@ class GcpDisks:
             raise CloudError(ErrorKind.STATE, f"instance {others} has been given disk {name} as well")
 
 
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """Say of Google's errors what they mean for disks."""
-    try:
-        yield
-    except GoogleBaseError as error:
-        found = errors.classify(error)
-        if found is None:
-            raise
-        words, code = str(found), str(error.code)
-        if code in _OTHER_STATE or _NO_DEVICE in words:
-            raise CloudError(ErrorKind.STATE, words) from error
-        if _FULL.search(words):
-            raise CloudError(ErrorKind.QUOTA, words) from error
-        raise
-
-
 def _request_id(disk: CloudDisk, *words: str) -> str:
     return disk.request_id(*words) if isinstance(disk, LookedAt) else str(uuid.uuid4())
 
 
-def _text(zone: str, operation: Operation | None) -> str:
-    return "" if operation is None else f"{zone} {operation['name']}"
+def as_text(place: str, operation: Operation | None) -> str:
+    """Return an operation as `GcpDisks` knows it. :param place: its zone, or `NO_ZONE`."""
+    return "" if operation is None else f"{place} {operation['name']}"
 
 
 def _user(link: str) -> tuple[str, str]:
@@ -285,6 +281,13 @@ def _user(link: str) -> tuple[str, str]:
     if found is None:
         raise CloudError(ErrorKind.UNEXPECTED, f"{link!r} is no instance")
     return found[1], found[2]
+
+
+def _source(disk: Disk) -> VolumeSource | None:
+    if disk.get("sourceSnapshot"):
+        return FromSnapshot(last(disk["sourceSnapshot"]))
+    origin = disk_of(disk.get("sourceDisk") or "")
+    return FromVolume(origin) if origin else None
 
 
 def _attached(instance: Instance, zone: str, name: str) -> AttachedDisk:

@@ -36,6 +36,7 @@ from infranetes.providers.cloud.gcp.libcloud_types import (
     Instance,
     MachineType,
     Operation,
+    Snapshot,
 )
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 
@@ -181,12 +182,7 @@ class Driver(GCENodeDriver):  # type: ignore[misc]
 
     def delete_disk(self, zone: str, name: str) -> Operation | None:
         """Delete a disk; None: there is none. Idempotent."""
-        try:
-            operation: Operation = self._request("DELETE", f"/zones/{zone}/disks/{name}")
-        except GoogleBaseError as error:
-            if int(error.http_code or 0) != 404:
-                raise
-            return None
+        operation: Operation | None = self._delete(f"/zones/{zone}/disks/{name}")
         return operation
 
     def attach_disk(self, zone: str, instance: str, body: Mapping[str, object], request_id: str) -> Operation:
@@ -201,13 +197,37 @@ class Driver(GCENodeDriver):  # type: ignore[misc]
         operation: Operation = self._request("POST", path, {"deviceName": device, "requestId": request_id})
         return operation
 
+    # ---- Snapshots
+
+    def snapshot(self, name: str) -> Snapshot | None:
+        """One snapshot, if it exists."""
+        snapshot: Snapshot | None = self._find(f"/global/snapshots/{name}")
+        return snapshot
+
+    def snapshots(self, filter: str) -> list[Snapshot]:
+        """The snapshots that match a filter."""
+        return [
+            one for page in self._pages("/global/snapshots", filter=filter) for one in page.get("items") or ()
+        ]
+
+    def create_snapshot(self, zone: str, disk: str, body: Mapping[str, object]) -> Operation:
+        """Take a snapshot of a disk."""
+        operation: Operation = self._request("POST", f"/zones/{zone}/disks/{disk}/createSnapshot", body=body)
+        return operation
+
+    def delete_snapshot(self, name: str) -> Operation | None:
+        """Delete a snapshot; None: there is none. Idempotent."""
+        operation: Operation | None = self._delete(f"/global/snapshots/{name}")
+        return operation
+
     # ---- Operations
 
     def operation(self, zone: str, name: str) -> Operation | None:
-        """One operation; None: it is not known everywhere yet.
+        """One operation; None: it is not known everywhere yet. :param zone: `""`: it is of no zone.
 
         :raise GoogleBaseError: it failed; the error is as if its request had failed."""
-        operation: Operation | None = self._find(f"/zones/{zone}/operations/{name}")
+        place = f"zones/{zone}" if zone else "global"
+        operation: Operation | None = self._find(f"/{place}/operations/{name}")
         return operation
 
     def operations(self, zone: str, filter: str) -> list[Operation]:
@@ -261,8 +281,14 @@ class Driver(GCENodeDriver):  # type: ignore[misc]
 
     def _find(self, path: str) -> Any:  # Any: JSON
         """Return a resource; None: it does not exist."""
+        return self._unless_missing("GET", path)
+
+    def _delete(self, path: str) -> Any:  # Any: JSON
+        return self._unless_missing("DELETE", path)
+
+    def _unless_missing(self, method: str, path: str) -> Any:  # Any: JSON
         try:
-            return self._request("GET", path)
+            return self._request(method, path)
         except GoogleBaseError as error:
             if int(error.http_code or 0) == 404:
                 return None

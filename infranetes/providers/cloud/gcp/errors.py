@@ -7,6 +7,10 @@ Google APIs, "Standard error responses".
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from libcloud.common.google import GoogleBaseError
 
 from infranetes.providers.cloud.errors import retry_after
@@ -40,6 +44,17 @@ _CODES = {
 _KINDS = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
 _MAX_MESSAGE = 400
 
+_OTHER_STATE = (
+    "resourceInUseByAnotherResource",
+    "RESOURCE_IN_USE_BY_ANOTHER_RESOURCE",
+    "resourceNotReady",
+    "RESOURCE_NOT_READY",
+)
+_NO_DEVICE = "No attached disk found"
+# Google says of instances that have as many disks as they can: "Maximum hyperdisk-balanced disks count should
+# be less than or equal to [16]", as it says of what is unsupported.
+_FULL = re.compile(r"Maximum \S+ disks count")
+
 
 def classify(error: Exception) -> CloudError | None:
     """Return what an error of Google means; None: it is none of Google's."""
@@ -50,6 +65,23 @@ def classify(error: Exception) -> CloudError | None:
     return CloudError(
         kind or _kind_of_status(status), _message(error.value, code, status), retry_after(error)
     )
+
+
+@contextmanager
+def disk_refusals() -> Iterator[None]:
+    """Say of Google's errors what they mean for disks. :raise CloudError: one that means something else."""
+    try:
+        yield
+    except GoogleBaseError as error:
+        found = classify(error)
+        if found is None:
+            raise
+        words = str(found)
+        if str(error.code) in _OTHER_STATE or _NO_DEVICE in words:
+            raise CloudError(ErrorKind.STATE, words) from error
+        if _FULL.search(words):
+            raise CloudError(ErrorKind.QUOTA, words) from error
+        raise
 
 
 def _kind_of_status(status: int) -> ErrorKind:

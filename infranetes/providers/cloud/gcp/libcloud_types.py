@@ -63,7 +63,21 @@ class Disk(Labeled, total=False):
 
     status: str
     sizeGb: str
+    type: str  # a link
     users: Sequence[str]
+    sourceSnapshot: str  # a link, as is the next; whatever has become of them
+    sourceDisk: str
+
+
+class Snapshot(TypedDict, total=False):
+    """What a disk held."""
+
+    name: str
+    status: str
+    labels: Mapping[str, str]
+    diskSizeGb: str
+    sourceDisk: str  # a link; whatever has become of it
+    creationTimestamp: str
 
 
 class Deprecation(TypedDict, total=False):

@@ -14,6 +14,7 @@ NETWORK = rf"(?:projects/{PROJECT}/global/networks/)?{LABEL}"
 SUBNETWORK = rf"(?:projects/{PROJECT}/regions/[a-z0-9-]+/subnetworks/)?{LABEL}"
 
 _ID = re.compile(rf"([a-z][a-z0-9-]{{1,30}})\.({LABEL})")
+_DISK = re.compile(rf"zones/([a-z0-9-]+)/disks/({LABEL})$")
 _PLAIN = re.compile(r"[a-z0-9-]{1,63}")
 _MOST = 63  # characters of a label's value
 _ESCAPE = re.compile(r"_([0-9a-f]{2})")
@@ -29,9 +30,9 @@ def name_of(token: str, number: int) -> str:
     return f"infranetes-{token}-{number}"
 
 
-def disk_name_of(cluster: str, volume: str) -> str:
-    """Return the name of a cluster's volume's disk."""
-    digest = hashlib.sha256(f"{len(cluster)} {cluster} {volume}".encode()).hexdigest()
+def hashed_name_of(cluster: str, name: str) -> str:
+    """Return the name of a disk or snapshot of a cluster, which may call it as it likes."""
+    digest = hashlib.sha256(f"{len(cluster)} {cluster} {name}".encode()).hexdigest()
     return f"infranetes-{digest[:40]}"
 
 
@@ -98,6 +99,12 @@ def image_path(image: str, project: str) -> str:
     if image.startswith("projects/"):
         return image
     return f"projects/{project}/global/images/{image.removeprefix('global/images/')}"
+
+
+def disk_of(link: str) -> str:
+    """Return the id of the volume whose disk a link leads to; "": it leads to no zone's disk."""
+    found = _DISK.search(link)
+    return id_of(found[1], found[2]) if found else ""
 
 
 def last(link: str) -> str:

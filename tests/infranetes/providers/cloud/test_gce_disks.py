@@ -179,6 +179,34 @@ class DisksTests(SynchronousTestCase):
         self.refused(404, "notFound", "GET", f"{HERE}/disks/own")
         self.refused(404, "notFound", "GET", f"{HERE}/disks/{vm}")
 
+    def test_a_snapshot_is_taken_before_it_can_be_used(self) -> None:
+        self.disk()
+        body = {"name": "taken"}
+        operation = self.ask("POST", f"{HERE}/disks/data/createSnapshot", body)
+        self.refused(409, "alreadyExists", "POST", f"{HERE}/disks/data/createSnapshot", body)
+        copy = {"name": "copy", "sizeGb": "10", "sourceSnapshot": "global/snapshots/taken"}
+        for status in ("CREATING", "UPLOADING"):
+            self.assertEqual(self.ask("GET", "global/snapshots/taken")["status"], status)
+            self.refused(400, "resourceNotReady", "POST", f"{HERE}/disks", copy)
+            self.refused(400, "resourceNotReady", "DELETE", "global/snapshots/taken")
+            self.waiting.pop(0)()
+        self.assertEqual(self.error(operation), "")
+        self.refused(400, "invalid", "POST", f"{HERE}/disks", {**copy, "sizeGb": "9"})
+        self.ask("POST", f"{HERE}/disks", copy)
+        self.ask("DELETE", "global/snapshots/taken")
+        self.end()
+        self.refused(404, "notFound", "GET", "global/snapshots/taken")
+        self.refused(404, "notFound", "POST", f"{HERE}/disks", {**copy, "name": "other"})
+
+    def test_a_clone_is_in_the_zone_and_of_the_type_of_its_source(self) -> None:
+        self.disk()
+        copy = {"name": "copy", "sizeGb": "10", "sourceDisk": f"{HERE}/disks/data"}
+        self.refused(400, "invalid", "POST", f"{HERE}/disks", {**copy, "type": "pd-ssd"})
+        self.refused(400, "invalid", "POST", f"zones/{ZONES[1]}/disks", copy)
+        self.ask("POST", f"{HERE}/disks", copy)
+        again = {**copy, "name": "again", "sourceDisk": f"{HERE}/disks/copy"}
+        self.refused(400, "resourceNotReady", "POST", f"{HERE}/disks", again)
+
     def test_a_request_with_the_same_id_does_nothing_more(self) -> None:
         body = {"name": "data", "sizeGb": "10"}
         first = self.ask("POST", f"{HERE}/disks", body, requestId=ONE_ID)

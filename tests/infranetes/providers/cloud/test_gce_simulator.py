@@ -39,10 +39,15 @@ NEWER = {
         "labels",
         "lastAttachTimestamp",
         "lastDetachTimestamp",
+        "sourceDisk",
+        "sourceDiskId",
+        "sourceSnapshot",
+        "sourceSnapshotId",
         "type",
         "users",
         "users[]",
     },
+    "compute#snapshot": {"labelFingerprint", "labels", "storageBytes", "storageBytesStatus"},
     "compute#image": {"architecture", "family", "labels"},
     "compute#machineType": {
         "accelerators",
@@ -125,6 +130,15 @@ class SimulatorTests(SynchronousTestCase):
         for kind, name in (("disks", "data"), ("instances", instance)):
             found = self.ask("GET", f"{zone}/{kind}", filter=f'(name = "x") OR (name = "{name}")')
             self.assertEqual([each["name"] for each in found["items"]], [name])
+        self.ask("POST", f"{zone}/disks/data/createSnapshot", {"name": "taken", "labels": {"a": "b"}})
+        self.ask("GET", "global/snapshots/taken")
+        self.ask("GET", "global/snapshots", filter='(labels.a = "b")')
+        for source in ({"sourceSnapshot": "global/snapshots/taken"}, {"sourceDisk": f"{zone}/disks/data"}):
+            self.ask("POST", f"{zone}/disks", {"name": "copy", "sizeGb": "10", **source})
+            self.ask("GET", f"{zone}/disks/copy")
+            self.ask("DELETE", f"{zone}/disks/copy")
+        gone = self.ask("DELETE", "global/snapshots/taken")
+        self.ask("GET", f"global/operations/{gone['name']}")
         self.ask("POST", f"{zone}/disks/data/resize", {"sizeGb": "20"})
         self.ask("POST", f"{zone}/instances/{instance}/detachDisk", deviceName="data")
         self.ask("GET", f"{zone}/disks/data")

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each cloud implements for snapshots; `snapshots.CloudSnapshots` does what all clouds have in common.
+
+All that `disks` says of its methods, their errors and operations holds here too.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Protocol, runtime_checkable
+
+import attrs
+
+from infranetes.providers.cloud.disks import D_contra
+
+# The tag of a snapshot that was made by us: its name. It has `interface.CLUSTER` besides.
+SNAPSHOT = "infranetes-snapshot"
+
+
+class SnapshotState(enum.Enum):
+    """The state of a snapshot."""
+
+    TAKING = "taking"  # it may come to nothing, or still hold what the disk has next
+    COPYING = "copying"  # what it holds is settled, and no disk can be made from it yet
+    READY = "ready"
+    DELETING = "deleting"  # on its way to be gone
+    FAILED = "failed"  # will never be ready
+
+
+@attrs.frozen
+class CloudSnapshot:
+    """A snapshot as the cloud describes it."""
+
+    id: str  # as in `ISnapshots`; is_volume_id
+    volume: str  # the id of the disk that it is of, which may be gone
+    size: int  # that disk's when it was taken, in bytes
+    created: float  # seconds since 1970 UTC
+    state: SnapshotState
+    ours: bool = False  # made by us, for this cluster: has both tags
+    name: str = ""  # by which it was asked for; "": it is not ours, or the cloud can't tell the name
+    detail: str = ""  # why it failed, for people
+
+
+@attrs.frozen
+class SnapshotRequest:
+    """A request for one snapshot."""
+
+    name: str  # 1 to 128 bytes of any text
+    volume: str  # a disk's id
+    cluster: str
+
+
+@runtime_checkable
+class DiskSnapshots(Protocol[D_contra]):
+    """The snapshots of one cloud's disks, for one cluster."""
+
+    clones: bool  # whether disks can be made from disks: see `DiskRequest.source`
+
+    def is_id(self, text: str) -> bool:
+        """Whether this could be a snapshot's id. Nothing else is ever sent to the cloud as one."""
+
+    def _thd_find(self, driver: D_contra, name: str) -> list[CloudSnapshot]:
+        """Our snapshots of this name, in any state; where the cloud may have several, all of them."""
+
+    def _thd_get(self, driver: D_contra, id: str) -> CloudSnapshot | None:
+        """A snapshot, whoever made it; None: there is none."""
+
+    def _thd_list(self, driver: D_contra) -> list[CloudSnapshot]:
+        """All snapshots of ours, in any state."""
+
+    def _thd_create(self, driver: D_contra, request: SnapshotRequest) -> str:
+        """Ask for a snapshot with both tags; return the operation, which `CloudDisks` knows. If there is one
+        of this name, that is no error, or STATE."""
+
+    def _thd_delete(self, driver: D_contra, snapshot: CloudSnapshot) -> str:
+        """Ask for a snapshot's end; return the operation. It is no error if it is gone."""

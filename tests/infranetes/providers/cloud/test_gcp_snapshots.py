@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots on a simulated Compute Engine over HTTP, and volumes made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from twisted.trial.unittest import TestCase
+
+from infranetes.providers.cloud.gcp.names import split_id
+from infranetes.providers.volumes import FromSnapshot, FromVolume, IHasSnapshots, ISnapshots, VolumeSnapshot
+from infranetes_common.errors import FailedPrecondition, Unavailable
+from tests.contract.snapshots import SnapshotsContract
+from tests.infranetes.providers.cloud.test_gcp_volumes import GIB, GcpVolumesCase
+from tests.support.clouds.faults import FaultKind
+
+
+class GcpSnapshotsCase(GcpVolumesCase):
+    """A provider whose snapshots are looked at from outside."""
+
+    def taken(self) -> dict[str, Any]:
+        """The snapshots, by name."""
+        return self.world.api.snapshots.snapshots
+
+    def leftovers(self) -> list[str]:
+        self.taken().clear()  # which outlive VMs, as volumes do
+        return super().leftovers()
+
+    async def write(self, volume_id: str, content: bytes) -> None:
+        contents, disk = self.world.api.volumes.contents, self.world.api.disks[split_id(volume_id)]
+        contents[disk["id"]] = content + contents[disk["id"]][len(content) :]
+
+    async def read(self, volume_id: str, count: int) -> bytes:
+        disk = self.world.api.disks[split_id(volume_id)]
+        return self.world.api.volumes.contents[disk["id"]].ljust(count, b"\0")[:count]
+
+    async def until_ready(self, snapshots: ISnapshots, found: VolumeSnapshot) -> VolumeSnapshot:
+        while not found.ready:
+            await self.sleep(0.05)
+            found = await snapshots.get(found.id)
+        return found
+
+
+class GcpSnapshotsTests(GcpSnapshotsCase, SnapshotsContract, TestCase):
+    """The contract of snapshots."""
+
+    size = 2 * GIB
+
+    async def made(self) -> IHasSnapshots:
+        return await self.snapshotted()
+
+    async def next_daemon(self, volumes: IHasSnapshots) -> IHasSnapshots:
+        await self.within(self.provider.stop())
+        return await self.snapshotted()
+
+    async def snapshotted(self) -> IHasSnapshots:
+        volumes = await self.volumes()
+        assert IHasSnapshots.providedBy(volumes)
+        return volumes  # type: ignore[return-value]  # zope's mypy plug-in does not narrow
+
+
+class FaultTests(GcpSnapshotsCase, TestCase):
+    """What goes wrong between the daemon and Google."""
+
+    async def test_lost_answers_change_nothing(self) -> None:
+        for kind in (FaultKind.LOST, FaultKind.ACTED):
+            faults = [
+                self.world.faults.add(kind, action, times=2)
+                for action in ("create snapshot", "delete snapshot")
+            ]
+            volumes = await self.volumes()
+            made = await volumes.create("data", GIB)
+            faults.append(self.world.faults.add(kind, "create disk", times=2))
+            snapshots = self.provider.volumes.snapshots
+            taken = await self.until_ready(snapshots, await snapshots.create("one", made.id))
+            restored = await snapshots.restore("restored", GIB, FromSnapshot(taken.id))
+            self.assertEqual(len(self.disks()), 2)
+            await snapshots.delete(taken.id)
+            await self.until(lambda: not self.taken(), "the snapshot is gone")
+            self.assertTrue(all(fault.happened for fault in faults), faults)
+            self.world.faults.clear()
+            for each in (made, restored):
+                await volumes.delete(each.id)
+            await self.until(lambda: not self.disks(), "the disks are gone")
+            await self.provider.stop()
+
+    async def test_one_that_is_being_taken_is_not_taken_for_taken(self) -> None:
+        """Only once its content is settled has the call succeeded."""
+        self.world.operation_seconds = 0.3
+        made = await (await self.volumes()).create("data", GIB)
+        snapshots = self.provider.volumes.snapshots
+        taken = await snapshots.create("one", made.id)
+        [there] = self.taken().values()
+        self.assertEqual((taken.ready, there["status"]), (False, "UPLOADING"))
+        with self.assertRaisesRegex(Unavailable, "not ready"):
+            await snapshots.restore("restored", GIB, FromSnapshot(taken.id))
+        self.assertEqual(len(self.disks()), 1)
+        await self.until_ready(snapshots, taken)
+
+    async def test_one_that_fails_is_deleted_again(self) -> None:
+        made = await (await self.volumes()).create("data", GIB)
+        snapshots = self.provider.volumes.snapshots
+        taken = await self.until_ready(snapshots, await snapshots.create("one", made.id))
+        self.taken()[taken.id]["status"] = "FAILED"
+        with self.assertRaisesRegex(FailedPrecondition, "FAILED"):
+            await snapshots.restore("restored", GIB, FromSnapshot(taken.id))
+        self.assertEqual(await snapshots.list(), [])
+        with self.assertRaisesRegex(Unavailable, "FAILED"):
+            await snapshots.create("one", made.id)
+        again = await snapshots.create("one", made.id)
+        self.assertEqual(await snapshots.list(), [await snapshots.get(again.id)])
+
+    async def test_a_persons_snapshot_is_used_and_never_deleted(self) -> None:
+        made = await (await self.volumes()).create("data", GIB)
+        await self.write(made.id, b"theirs")
+        snapshots = self.provider.volumes.snapshots
+        taken = await self.until_ready(snapshots, await snapshots.create("one", made.id))
+        self.taken()[taken.id]["labels"] = {}
+        self.assertEqual(await snapshots.list(), [])
+        with self.assertRaisesRegex(FailedPrecondition, "person"):
+            await snapshots.delete(taken.id)
+        restored = await snapshots.restore("restored", GIB, FromSnapshot(taken.id))
+        self.assertEqual(await self.read(restored.id, 6), b"theirs")
+
+    async def test_a_clone_has_its_sources_type(self) -> None:
+        self.settings["volume_type"] = "pd-ssd"
+        made = await (await self.volumes()).create("data", GIB)
+        self.settings["volume_type"] = "pd-balanced"
+        await self.next_volumes(self.provider.volumes)
+        clone = await self.provider.volumes.snapshots.restore("clone", GIB, FromVolume(made.id))
+        self.assertTrue(self.disks()[clone.id]["type"].endswith("/pd-ssd"))
+
+    async def killed(self, action: str, step: Callable[[ISnapshots], Awaitable[object]]) -> None:
+        """Have a daemon go once it has asked for `action`, and the next one take the same step."""
+        await self.volumes()
+        asked = self.world.faults.calls.get(action, 0)
+        waiting = step(self.provider.volumes.snapshots)
+        await self.until(lambda: self.world.faults.calls.get(action, 0) > asked, action)
+        await self.within(self.provider.stop())
+        with self.assertRaises(Unavailable):
+            await waiting
+        await self.volumes()
+        await step(self.provider.volumes.snapshots)
+
+    async def test_each_step_is_finished_by_the_next_daemon(self) -> None:
+        self.world.operation_seconds = 0.3
+        made = await (await self.volumes()).create("data", GIB)
+        await self.write(made.id, b"first")
+        await self.killed("create snapshot", lambda snapshots: snapshots.create("one", made.id))
+        [id] = self.taken()
+        snapshots = self.provider.volumes.snapshots
+        await self.until_ready(snapshots, await snapshots.get(id))
+        source = FromSnapshot(id)
+        await self.killed("create disk", lambda snapshots: snapshots.restore("restored", GIB, source))
+        [restored] = [each for each in self.disks() if each != made.id]
+        self.assertEqual(await self.read(restored, 5), b"first")
+        await self.killed("delete snapshot", lambda snapshots: snapshots.delete(id))
+        await self.until(lambda: not self.taken(), "the snapshot is gone")
