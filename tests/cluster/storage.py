@@ -13,21 +13,28 @@ from tests.cluster.nodes import Node
 from tests.cluster.paths import ROOT
 from tests.cluster.pki import Authority
 
-PAGES = ("volumes-csi.yaml", "volumes-resizer.yaml")
+PAGES = ("volumes-csi.yaml", "volumes-resizer.yaml", "volumes-snapshotter.yaml")
 _PODS = ("DaemonSet", "Deployment")
+_SNAPSHOTS = PROGRAMS / "snapshots.yaml"  # their CustomResourceDefinitions
 
 
 def manifests() -> str:
-    """What the docs have a cluster given, but for the sidecars' pods."""
-    texts = [(ROOT / "docs" / page).read_text() for page in PAGES]
-    documents = [each for text in texts for each in yaml.safe_load_all(text) if each["kind"] not in _PODS]
+    """What the docs have a cluster given, but for the sidecars' pods, and what snapshots are."""
+    texts = [_SNAPSHOTS.read_text(), *((ROOT / "docs" / page).read_text() for page in PAGES)]
+    documents = [
+        each for text in texts for each in yaml.safe_load_all(text) if each and each["kind"] not in _PODS
+    ]
     return str(yaml.safe_dump_all(documents))
 
 
 def programs(ca: Authority, node: Node) -> Sequence[Program]:
-    """The sidecars, with the arguments of the docs and the rights of their service accounts."""
+    """The sidecars, with the arguments of the docs and the rights of their service accounts, and what a
+    cluster has for all drivers' snapshots."""
     socket = CsiConfig(KUBELET_DIRECTORY).socket
-    found = []
+    admin = ca.kubeconfig("snapshot-controller", API_SERVER, ["system:masters"])
+    arguments = [f"--kubeconfig={admin}", "--enable-distributed-snapshotting"]
+    controller = [str(PROGRAMS / "snapshot-controller"), *arguments]
+    found = [Program("snapshot-controller", controller, restarted=True)]
     for page in PAGES:
         documents = list(yaml.safe_load_all((ROOT / "docs" / page).read_text()))
         (spec,) = [each["spec"]["template"]["spec"] for each in documents if each["kind"] in _PODS]

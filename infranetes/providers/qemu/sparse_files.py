@@ -2,7 +2,8 @@
 """Copies of large files: blocks that two files share, where the file system can do that, or data alone.
 
 A file system that can have files share blocks (xfs, btrfs) holds back all who write to a file while it is
-cloned, which takes milliseconds: so a clone is of one instant, also while somebody writes.
+cloned: so a clone is of one instant, also while somebody writes. It takes the longer the more pieces the file
+is in.
 
 Everything here blocks.
 """
