@@ -62,6 +62,8 @@ T = TypeVar("T")
 
 
 ZONE = "topology.kubernetes.io/zone"
+_MOST_REFUSALS = 5  # of a volume's growth
+_MOST_NUMBERS = 16  # of disks of a name that were asked for and are never shown
 _MOST_DELETED = 10_000  # that are remembered
 
 
@@ -215,9 +217,11 @@ class CloudVolumes(Generic[D]):
                 del self._unseen[key]
             return disk, request
         since = self._unseen.setdefault((request.name, request.number), self._clock.seconds())
-        if deleted or self._clock.seconds() - since > self._settle_seconds:
-            return None, attrs.evolve(request, number=request.number + 1)
-        return None, request
+        if not deleted and self._clock.seconds() - since <= self._settle_seconds:
+            return None, request
+        if not deleted and request.number >= _MOST_NUMBERS:
+            raise Unavailable(f"{what}: {self._calls.location} takes the requests, and shows no volume")
+        return None, attrs.evolve(request, number=request.number + 1)
 
     async def _delete(self, volume_id: str) -> None:
         wait = self._calls.wait(f"delete volume {volume_id}")
@@ -252,7 +256,7 @@ class CloudVolumes(Generic[D]):
     async def _expand(self, volume_id: str, size: int) -> VolumeDisk:
         wait = self._calls.wait(f"enlarge volume {volume_id}")
         async with self._in_work.held(("volume", volume_id)):
-            asked = False
+            asked, refusals = False, 0
             while True:
                 disk = await self._calls.existing(volume_id)
                 if disk.state is DiskState.FAILED:
@@ -260,13 +264,16 @@ class CloudVolumes(Generic[D]):
                 if disk.size >= size:
                     return _shown(disk)
                 self._check_size(size)
+                if refusals == _MOST_REFUSALS:  # it is not what an earlier request has it busy with
+                    raise Unavailable(
+                        f"{self._calls.location}: volume {volume_id} can't grow now: {wait.refusal}"
+                    )
                 if not asked and disk.state is DiskState.READY:
                     grow = partial(self._disks._thd_grow, disk=disk, size=size)
-                    if not await self._calls.ask("enlarge", disk, grow, wait):
-                        raise Unavailable(
-                            f"{self._calls.location}: volume {volume_id} can't grow now: {wait.refusal}"
-                        )
-                    asked = True
+                    asked = await self._calls.ask("enlarge", disk, grow, wait)
+                    refusals += not asked
+                    if asked:
+                        continue
                 await wait.pause()
 
     def _check_size(self, size: int) -> None:

@@ -30,8 +30,9 @@ from twisted.internet.threads import deferToThread
 from twisted.web.client import Agent, FileBodyProducer, HTTPConnectionPool, readBody
 from twisted.web.http_headers import Headers
 
-from infranetes.providers.cloud.interface import SANDBOX, TOKEN
-from tests.support.clouds import agent_processes, moto
+from infranetes.providers.cloud.interface import CLUSTER, SANDBOX, TOKEN
+from tests.support.clouds import agent_processes, aws_policy, moto
+from tests.support.clouds.ec2_volumes import Ec2Volumes
 from tests.support.clouds.ec2errors import error, refusal
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, FaultKind, Faults
 from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
@@ -53,6 +54,8 @@ EMPTY_LIST = (
     b"<DescribeInstancesResponse " + _EC2 + b"><reservationSet/></DescribeInstancesResponse>"
 )  # a list from before anything was launched
 
+EMPTY_VOLUMES = b"<DescribeVolumesResponse " + _EC2 + b"><volumeSet/></DescribeVolumesResponse>"
+
 
 @attrs.define
 class _Vm:
@@ -66,12 +69,16 @@ class _Vm:
 class SimulatedAws:
     """One test's cloud.
 
-    :ivar faults: what goes wrong. :ivar behaviour: of instances that are launched from now on.
+    :param cluster: the policy in the manual allows what is done for this one, and nothing else; "": for the
+        one of the first launch.
+    :ivar volumes: EC2's calls about volumes. :ivar faults: what goes wrong.
+    :ivar behaviour: of instances that are launched from now on.
     :ivar user_data: of the metadata service, by address. :ivar vm_images: its images of VM-image pods.
     """
 
-    def __init__(self, reactor: Any, directory: Path) -> None:
+    def __init__(self, reactor: Any, directory: Path, cluster: str = "") -> None:
         self._reactor = reactor
+        self.cluster = cluster
         self._directory = directory
         self._moto = moto.shared()
         self._agent_processes = agent_processes.shared()
@@ -92,6 +99,7 @@ class SimulatedAws:
             ClosableSite(Answering(self._answer, "text/xml;charset=UTF-8")),
         )
         self.urls: list[bytes] = []
+        self.volumes = Ec2Volumes(reactor, self._forward_as_ec2)
 
     def start(self) -> None:
         """Start a cloud with a VPC, two subnets and a security group. Instances of earlier tests have ended
@@ -108,6 +116,7 @@ class SimulatedAws:
         for timer in self._timers:
             if timer.active():
                 timer.cancel()
+        self.volumes.stop()
         for id in self._vms:
             self._agent_processes.kill(id)
         await deferToThread(self._thd_end_all)
@@ -235,9 +244,14 @@ class SimulatedAws:
         early: Any = refusal(fault) if fault is not None else None
         if early is not None:
             return early  # type: ignore[no-any-return]
+        denied = await self._denied(parameters)
+        if denied:
+            return 403, error("UnauthorizedOperation", denied)
         status, body = await self._served(parameters)
         if fault is not None and fault.kind is FaultKind.STALE:
             body = self._stale.get(_key(parameters), EMPTY_LIST)
+        elif fault is not None and fault.kind is FaultKind.STALE_VOLUMES:
+            body = EMPTY_VOLUMES
         elif status == 200:
             self._stale[_key(parameters)] = body
         if fault is not None and fault.kind is FaultKind.ACTED:
@@ -253,6 +267,8 @@ class SimulatedAws:
             if asked != parameters:
                 return 400, error("IdempotentParameterMismatch", "The client token was used before")
             return 200, answered
+        if self.volumes.serves(action or ""):
+            return await self.volumes.answer(parameters)  # type: ignore[return-value]
         image = parameters.get("ImageId", "")
         if image in self._deregistered:
             return 400, error("InvalidAMIID.NotFound", f"The image id '[{image}]' does not exist")
@@ -268,6 +284,29 @@ class SimulatedAws:
             for id in _ITEM.findall(body):
                 self._agent_processes.kill(id.decode())
         return 200, body
+
+    async def _denied(self, parameters: dict[str, str]) -> str | None:
+        """Why the manual's policy does not allow a call; None: it does."""
+        tags: dict[str, dict[str, str]] = {}
+        self.cluster = self.cluster or aws_policy.asked_tags(parameters).get(CLUSTER, "")
+        if aws_policy.ids(parameters):
+            described = await deferToThread(self._thd_tags)
+            tags = {id: described.get(id, {}) for id in aws_policy.ids(parameters)}
+        return aws_policy.refused(parameters, self.cluster, tags)
+
+    def _thd_tags(self) -> dict[str, dict[str, str]]:
+        """The tags of all resources; an association has those of its address."""
+        found: dict[str, dict[str, str]] = {}
+        for each in self.ec2.describe_tags()["Tags"]:
+            found.setdefault(each["ResourceId"], {})[each["Key"]] = each["Value"]
+        for address in self.ec2.describe_addresses()["Addresses"]:
+            found[address.get("AssociationId", "")] = found.get(address["AllocationId"], {})
+        return found
+
+    async def _forward_as_ec2(self, parameters: dict[str, str]) -> tuple[int, bytes]:
+        """Ask moto, and return its answer as EC2's would be."""
+        status, body = await self._forward(parameters)
+        return status, _NAMESPACE.sub(_EC2 if status == 200 else b"", body)
 
     async def _forward(self, parameters: dict[str, str]) -> tuple[int, bytes]:
         headers = Headers(

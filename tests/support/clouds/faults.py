@@ -20,6 +20,7 @@ class FaultKind(enum.Enum):
     ACTED = "acted"  # done, but the answer is an error 500
     LOST = "lost"  # done, but the connection breaks before the answer
     STALE = "stale"  # an old list
+    STALE_VOLUMES = "stale volumes"  # an empty list of volumes
     QUOTA = "quota"
     CAPACITY = "capacity"
     REVOKED = "revoked"

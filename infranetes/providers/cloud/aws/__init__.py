@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from infranetes.providers.cloud.aws.cloud import AwsCloud, offers
+from infranetes.providers.cloud.aws.disks import AwsDisks
 from infranetes.providers.cloud.aws.driver import Driver
 from infranetes.providers.cloud.aws.settings import Settings
 from infranetes.providers.cloud.provider import CloudProvider
@@ -21,4 +22,5 @@ def create(reactor: IReactor, table: Mapping[str, object], context: ProviderCont
     settings = config.structure(table, Settings, source=context.source, prefix="providers.aws")
     # libcloud's list of sizes and prices is a large file: read it before the reactor runs.
     cloud = AwsCloud(settings, context, offers(settings.region))
-    return CloudProvider(reactor, cloud, settings, context)
+    disks = AwsDisks(settings, context.cluster, cloud.first_zone)
+    return CloudProvider(reactor, cloud, settings, context, disks)

@@ -46,10 +46,10 @@ def tag_parameters(kind: str, tags: Mapping[str, str], number: int = 1) -> dict[
     return parameters
 
 
-def filter_parameters(filters: Mapping[str, str]) -> dict[str, str]:
-    """Return parameters that restrict a list."""
+def filter_parameters(filters: Mapping[str, str], first: int = 1) -> dict[str, str]:
+    """Return parameters that restrict a list. :param first: the number of the first of them."""
     parameters = {}
-    for count, (name, value) in enumerate(filters.items(), start=1):
+    for count, (name, value) in enumerate(filters.items(), start=first):
         parameters[f"Filter.{count}.Name"] = name
         parameters[f"Filter.{count}.Value.1"] = value
     return parameters

@@ -121,6 +121,10 @@ class AwsCloud:
             )
         return found
 
+    def first_zone(self) -> str:
+        """The zone of the first configured subnet; "": not known yet, or there is none."""
+        return self._subnet_zones.get(next(iter(self._settings.subnets), ""), "")
+
     def classify(self, error: Exception) -> CloudError | None:
         return errors.classify(error)
 

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
-from libcloud.compute.base import Node, NodeImage, NodeSize
+from libcloud.compute.base import Node, NodeImage, NodeSize, StorageVolume
 from libcloud.compute.drivers.ec2 import NAMESPACE, EC2Connection, EC2NetworkSubnet, EC2NodeDriver
 from libcloud.compute.types import NodeState
 from libcloud.utils.xml import fixxpath
@@ -35,7 +36,9 @@ from infranetes.providers.cloud.aws.libcloud_types import (
     InstanceType,
     Response,
     Subnet,
+    VolumeModification,
 )
+from infranetes.providers.cloud.interface import CloudError, ErrorKind
 
 _MAX_PAGES = 100
 _FORM = "application/x-www-form-urlencoded; charset=utf-8"
@@ -186,8 +189,44 @@ class Driver(EC2NodeDriver):  # type: ignore[misc]
         """The end of an instance's console output."""
         return str(self.ex_get_console_output(self._node(id)).get("output") or "").strip()
 
+    def attach(self, volume: str, instance: str, device: str) -> None:
+        """Ask for a volume to be attached."""
+        self.attach_volume(self._node(instance), self._volume(volume), device)
+
+    def detach(self, volume: str, instance: str, *, force: bool) -> None:
+        """Ask for a volume to be detached from this instance; libcloud would say from any."""
+        with self.connection.adding({"InstanceId": instance}):
+            self.detach_volume(self._volume(volume), ex_force=force)
+
+    def delete_volume(self, id: str) -> None:
+        """Ask for a volume's end."""
+        self.destroy_volume(self._volume(id))
+
+    def grow_volume(self, id: str, gib: int) -> None:
+        """Ask for a larger volume."""
+        self.ex_modify_volume(self._volume(id), {"Size": gib})
+
+    def has_grown(self, id: str) -> bool:
+        """Whether the last modification of a volume has taken effect. :raise CloudError: it failed."""
+        found: list[VolumeModification] = self.ex_describe_volumes_modifications(volume_ids=[id])
+        last = max(found, key=lambda each: _seconds(each.start_time), default=None)
+        if last is None or last.modification_state in ("optimizing", "completed"):
+            return True
+        if last.modification_state == "failed":
+            raise CloudError(
+                ErrorKind.CAPACITY, f"volume {id} can't grow: {last.status_message or 'EC2 gives no reason'}"
+            )
+        return False
+
+    def _volume(self, id: str) -> StorageVolume:
+        return StorageVolume(id, id, 0, self)
+
     def _node(self, id: str) -> Node:
         return Node(id, id, NodeState.UNKNOWN, [], [], self)
+
+
+def _seconds(date: datetime | None) -> float:
+    return date.timestamp() if date is not None else 0.0
 
 
 def text(element: Element | None, path: str) -> str:

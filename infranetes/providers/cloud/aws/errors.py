@@ -25,7 +25,8 @@ _CODES = {
     ),
     ErrorKind.QUOTA: (
         "InstanceLimitExceeded VcpuLimitExceeded AddressLimitExceeded VolumeLimitExceeded "
-        "MaxSpotInstanceCountExceeded ResourceCountExceeded MaxIOPSLimitExceeded"
+        "MaxSpotInstanceCountExceeded ResourceCountExceeded MaxIOPSLimitExceeded AttachmentLimitExceeded "
+        "VolumeModificationSizeLimitExceeded"
     ),
     ErrorKind.CREDENTIALS: (
         "AuthFailure InvalidClientTokenId SignatureDoesNotMatch OptInRequired ExpiredToken RequestExpired "
@@ -33,9 +34,15 @@ _CODES = {
         "MissingAuthenticationToken"
     ),
     ErrorKind.CONFLICT: "IdempotentParameterMismatch IdempotentInstanceTerminated",
+    # The last one: a volume is modified at most once in six hours.
+    ErrorKind.STATE: (
+        "IncorrectState IncorrectInstanceState VolumeInUse InvalidAttachment.NotFound "
+        "IncorrectModificationState VolumeModificationRateExceeded"
+    ),
     ErrorKind.NOT_FOUND: (
         "InvalidInstanceID.NotFound InvalidInstanceID.Malformed InvalidAllocationID.NotFound "
-        "InvalidAssociationID.NotFound InvalidVolume.NotFound InvalidAddress.NotFound"
+        "InvalidAssociationID.NotFound InvalidVolume.NotFound InvalidAddress.NotFound "
+        "InvalidVolumeID.Malformed"
     ),
 }
 _KINDS = {code: kind for kind, codes in _CODES.items() for code in codes.split()}

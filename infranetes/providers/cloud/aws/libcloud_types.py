@@ -102,3 +102,11 @@ class BlockDevice(TypedDict):
 
     DeviceName: str
     Ebs: Mapping[str, str]
+
+
+class VolumeModification(Protocol):
+    """A `libcloud.compute.drivers.ec2.EC2VolumeModification`: how far a volume has grown."""
+
+    modification_state: str
+    start_time: datetime | None
+    status_message: str | None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 import attrs
 from libcloud.compute.drivers.ec2 import EC2NodeDriver
@@ -52,6 +53,10 @@ class Settings(CloudSettings):
     key_name: str = ""  # an SSH key pair's, for looking into a VM
     instance_profile: str = ""  # what pods may do at AWS, unless their annotation says otherwise
     public_address: bool = False  # for pods without an annotation
+    volume_type: Literal["gp3", "gp2", "st1", "sc1", "standard"] = "gp3"  # of new volumes
+    volume_zone: str = ""  # where volumes are made; empty: where the first subnet is
+    encrypt_volumes: bool = False  # in any case; else as the account's default says
+    volume_key: str = ""  # of KMS, that new volumes are encrypted with; empty: the account's default
     disk_gib: int = attrs.field(default=0, validator=attrs.validators.ge(0))  # 0: as the image has it
     sizes: tuple[str, ...] = ("t3.*", "m5.*", "c5.*", "r5.*", "g4dn.*", "p3.*")
     access_key: str = ""

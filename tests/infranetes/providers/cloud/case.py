@@ -98,7 +98,7 @@ class AwsCase(CloudCase):
     world: SimulatedAws
 
     def make_world(self) -> SimulatedAws:
-        return SimulatedAws(reactor, self.run_dir / "machines")
+        return SimulatedAws(reactor, self.run_dir / "machines", self.cluster)
 
     def is_list(self, call: Call) -> bool:
         return super().is_list(call) and "InstanceId.1" not in call

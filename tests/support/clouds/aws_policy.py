@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the policy that the manual offers allows (source: Service Authorization Reference, "Actions,
+resources, and condition keys for Amazon EC2").
+
+A call is allowed for each resource that it is about: by a statement with the action and the resource's type
+whose conditions hold for the resource's tags, those that it has or those that it is to get.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+POLICY = Path(__file__).resolve().parents[3] / "docs" / "provider-aws-policy.json"
+_RESOURCES = re.compile(r"(Volume|Instance|Allocation|Association)Id(\.\d+)?")
+_TAG = re.compile(r"(TagSpecification\.\d+\.Tag\.\d+)\.Key")
+_TYPES = {
+    "Volume": "volume",
+    "Instance": "instance",
+    "Allocation": "elastic-ip",
+    "Association": "elastic-ip",
+}
+# What a call makes, and with which resources that are there already.
+_MAKES = {
+    "CreateVolume": ("volume",),
+    "RunInstances": ("instance", "volume"),
+    "AllocateAddress": ("elastic-ip",),
+}
+_USES = {"RunInstances": ("image", "network-interface", "subnet")}
+
+
+@attrs.frozen
+class Resource:
+    """What a call is about. :ivar tags: that it has, or None: it is not there yet."""
+
+    type: str
+    id: str = "*"
+    tags: Mapping[str, str] | None = None
+
+
+@lru_cache
+def statements(cluster: str) -> list[Any]:
+    """The policy's, for a cluster."""
+    found: list[Any] = json.loads(POLICY.read_text().replace("CLUSTER", cluster))["Statement"]
+    return found
+
+
+def resources(call: Mapping[str, str], tags: Mapping[str, Mapping[str, str]]) -> list[Resource]:
+    """What a call is about. :param tags: of resources, by their ids."""
+    action = call["Action"]
+    if action.startswith("Describe"):
+        return [Resource("*")]
+    found = [Resource(type) for type in (*_MAKES.get(action, ()), *_USES.get(action, ()))]
+    for key, value in call.items():
+        if match := _RESOURCES.fullmatch(key):
+            found.append(Resource(_TYPES[match[1]], value, tags.get(value, {})))
+    return found or [Resource("*")]
+
+
+def ids(call: Mapping[str, str]) -> list[str]:
+    """The resources that a call names and that have tags."""
+    return [each.id for each in resources(call, {}) if each.tags is not None]
+
+
+def refused(call: Mapping[str, str], cluster: str, tags: Mapping[str, Mapping[str, str]]) -> str | None:
+    """Why a call is not allowed; None: it is."""
+    action = call["Action"]
+    for resource in resources(call, tags):
+        if not any(_allows(each, call, action, resource) for each in statements(cluster)):
+            return f"{action} is not allowed for {resource.type} {resource.id}"
+    if asked_tags(call) and action in _MAKES:
+        tagging = {**call, "ec2:CreateAction": action}
+        if not any(_allows(each, tagging, "CreateTags", Resource("*")) for each in statements(cluster)):
+            return f"CreateTags is not allowed with {action}"
+    return None
+
+
+def _allows(statement: Any, call: Mapping[str, str], action: str, resource: Resource) -> bool:
+    actions, arns = _several(statement["Action"]), _several(statement["Resource"])
+    account = "" if resource.type == "image" else "account"
+    arn = f"arn:aws:ec2:region:{account}:{resource.type}/{resource.id}"
+    matches = any(fnmatchcase(arn, each) or each == "*" for each in arns)
+    conditions = statement.get("Condition", {}).get("StringEquals", {})
+    return (
+        f"ec2:{action}" in actions
+        and matches
+        and all(_value(key, call, resource) in _several(wanted) for key, wanted in conditions.items())
+    )
+
+
+def _value(key: str, call: Mapping[str, str], resource: Resource) -> str | None:
+    kind, _, tag = key.partition("/")
+    if kind == "aws:RequestTag":
+        return asked_tags(call).get(tag)
+    if kind == "aws:ResourceTag":
+        return (resource.tags or {}).get(tag)
+    return call.get(key)
+
+
+def asked_tags(call: Mapping[str, str]) -> dict[str, str]:
+    """The tags that what a call makes is to get."""
+    found = [(value, _TAG.fullmatch(key)) for key, value in call.items()]
+    return {value: call[f"{match[1]}.Value"] for value, match in found if match}
+
+
+def _several(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)
