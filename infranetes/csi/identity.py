@@ -16,9 +16,9 @@ _EXPANSION = csi.PluginCapability.VolumeExpansion
 
 class Identity:
     """One method per RPC. :param ready: whether the provider has started. :param has_places: whether a volume
-    is of some nodes alone."""
+    is of some nodes alone; fails with Unavailable as long as that is not known."""
 
-    def __init__(self, ready: Callable[[], bool], has_places: bool) -> None:
+    def __init__(self, ready: Callable[[], bool], has_places: Callable[[], bool]) -> None:
         self._ready = ready
         self._has_places = has_places
 
@@ -29,7 +29,7 @@ class Identity:
         self, request: csi.GetPluginCapabilitiesRequest, call: Call
     ) -> csi.GetPluginCapabilitiesResponse:
         services = [_SERVICE.CONTROLLER_SERVICE]
-        if self._has_places:
+        if self._has_places():
             services.append(_SERVICE.VOLUME_ACCESSIBILITY_CONSTRAINTS)
         found = [csi.PluginCapability(service=_SERVICE(type=each)) for each in services]
         found.append(csi.PluginCapability(volume_expansion=_EXPANSION(type=_EXPANSION.ONLINE)))

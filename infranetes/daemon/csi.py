@@ -99,7 +99,7 @@ class CsiService(OrderedServices):
         controller = Controller(volumes, in_flight, pods is not None, found)
         snapshots = [Snapshots(found, in_flight)] if found is not None else []
         driver = [
-            GrpcService(csi.Identity, Identity(ready, bool(volumes.topology))),
+            GrpcService(csi.Identity, Identity(ready, lambda: bool(volumes.topology))),
             GrpcService(csi.Controller, controller, *snapshots),
             GrpcService(csi.Node, Node(node, publisher, pods)),
         ]

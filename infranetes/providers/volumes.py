@@ -85,7 +85,8 @@ class IVolumes(Interface):
 
     topology: Mapping[str, str] = Attribute(
         "Where volumes are, in the words of Kubernetes: labels of the nodes whose VMs they can be attached "
-        "to. Empty: to those of all nodes."
+        "to. Empty: to those of all nodes. Fails with Unavailable until the provider has started, if the "
+        "IaaS has to be asked."
     )
 
     unit: int = Attribute("Volumes' sizes are multiples of so many bytes.")

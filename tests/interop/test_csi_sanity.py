@@ -5,17 +5,22 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.utils import getProcessOutputAndValue
 
 from infranetes.csi.config import CsiConfig
-from infranetes.providers.cloud import gcp, vsphere
+from infranetes.providers.cloud import aws, gcp, vsphere
+from infranetes.providers.cloud.aws.cloud import offers
+from infranetes.providers.cloud.gcp.sizes import prices
 from infranetes.providers.interface import ProviderContext
 from infranetes.providers.volumes import IVolumes
 from tests.infranetes.csi.case import MIB, NODE, CsiCase, Pods, reactor
+from tests.support.clouds.aws import SimulatedAws
 from tests.support.clouds.gce import SimulatedGce
+from tests.support.clouds.moto import REGION
 from tests.support.clouds.vsphere import SimulatedVcenter
 
 if TYPE_CHECKING:
@@ -23,6 +28,8 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
+offers(REGION)  # libcloud's large files, which the daemon reads before its reactor runs
+prices()
 GIB = 1 << 30
 CSI_SANITY = Path(__file__).resolve().parents[2] / "build" / "tools" / "csi-sanity"
 
@@ -116,37 +123,53 @@ class QemuSanityTests(Sanity, CsiCase):
         self.assertEqual(os.listdir(self.root / "volumes" / "snapshots"), [])
 
 
-class GcpSanityTests(Sanity, CsiCase):
-    """Volumes that are Google's disks."""
+class CloudSanity(Sanity):
+    """The suite, on a simulated cloud's disks."""
 
     unit = GIB
+
+    async def make_volumes(self) -> IVolumes:
+        self.cluster = f"sanity-{secrets.token_hex(4)}"  # clouds may be shared by tests
+        world, factory = self.make_world(self.root / "cloud")
+        world.start()
+        self.addCleanup(world.stop)
+        state = self.root / "state"
+        state.mkdir()
+        provider = factory(reactor, world.table(), ProviderContext(state, state, self.cluster, NODE))
+        self.addCleanup(provider.stop)
+        await provider.start(lambda words: None)
+        volumes: IVolumes = provider.volumes
+        return volumes
+
+    def make_world(self, directory: Path) -> tuple[Any, Any]:  # Any: simulated clouds have no type
+        """Return a cloud that is not started yet, and the factory of its provider."""
+        raise NotImplementedError
+
+
+class AwsSanityTests(CloudSanity, CsiCase):
+    """Volumes that are EBS'."""
+
+    def make_world(self, directory: Path) -> tuple[Any, Any]:  # Any: as above
+        return SimulatedAws(reactor, directory, self.cluster), aws.create
+
+
+class GcpSanityTests(CloudSanity, CsiCase):
+    """Volumes that are Google's disks."""
+
     skipped = SNAPSHOTS
 
-    async def make_volumes(self) -> IVolumes:
-        world = SimulatedGce(reactor, self.root / "cloud")
+    def make_world(self, directory: Path) -> tuple[Any, Any]:  # Any: as above
+        world = SimulatedGce(reactor, directory)
         world.operation_seconds = 0.02
-        world.start()
-        self.addCleanup(world.stop)
-        state = self.root / "state"
-        state.mkdir()
-        context = ProviderContext(state, state, "sanity", NODE)
-        provider = gcp.create(reactor, world.table(), context)
-        self.addCleanup(provider.stop)
-        await provider.start(lambda words: None)
-        return provider.volumes
+        return world, gcp.create
 
 
-class VsphereSanityTests(Sanity, CsiCase):
+class VsphereSanityTests(CloudSanity, CsiCase):
     """Volumes that are first class disks of a vCenter."""
 
-    async def make_volumes(self) -> IVolumes:
-        world = SimulatedVcenter(reactor, self.root / "cloud")
-        world.start()
-        self.addCleanup(world.stop)
-        state = self.root / "state"
-        state.mkdir()
-        context = ProviderContext(state, state, f"sanity-{world.folder}", NODE)
-        provider = vsphere.create(reactor, world.table(), context)
-        self.addCleanup(provider.stop)
-        await provider.start(lambda words: None)
-        return provider.volumes
+    unit = 4 * MIB
+
+    def make_world(self, directory: Path) -> tuple[Any, Any]:  # Any: as above
+        world = SimulatedVcenter(reactor, directory)
+        self.cluster = f"sanity-{world.folder}"
+        return world, vsphere.create

@@ -114,6 +114,7 @@ class CloudVolumes(Generic[D]):
 
     @property
     def topology(self) -> Mapping[str, str]:
+        self._vms.check_started()  # the zone is known from then on
         return {ZONE: self._disks.zone} if self._disks.zone else {}
 
     def create(self, name: str, size: int) -> Deferred[VolumeDisk]:

@@ -71,6 +71,7 @@ class SimulatedAws:
 
     :param cluster: the policy in the manual allows what is done for this one, and nothing else; "": for the
         one of the first launch.
+    :ivar granted: actions that are allowed besides, for anything.
     :ivar volumes: EC2's calls about volumes. :ivar faults: what goes wrong.
     :ivar behaviour: of instances that are launched from now on.
     :ivar user_data: of the metadata service, by address. :ivar vm_images: its images of VM-image pods.
@@ -99,6 +100,7 @@ class SimulatedAws:
             ClosableSite(Answering(self._answer, "text/xml;charset=UTF-8")),
         )
         self.urls: list[bytes] = []
+        self.granted: set[str] = set()
         self.volumes = Ec2Volumes(reactor, self._forward_as_ec2)
 
     def start(self) -> None:
@@ -287,6 +289,8 @@ class SimulatedAws:
 
     async def _denied(self, parameters: dict[str, str]) -> str | None:
         """Why the manual's policy does not allow a call; None: it does."""
+        if parameters["Action"] in self.granted:
+            return None
         tags: dict[str, dict[str, str]] = {}
         self.cluster = self.cluster or aws_policy.asked_tags(parameters).get(CLUSTER, "")
         if aws_policy.ids(parameters):

@@ -183,6 +183,7 @@ class AddressTests(AwsCase, TestCase):
         self.assertEqual(self.world.holdings(), [])
 
     async def test_a_given_elastic_address_is_used_and_kept(self) -> None:
+        self.world.granted.add("AssociateAddress")  # as the manual says
         owned = self.world.ec2.allocate_address(Domain="vpc")["AllocationId"]
         provider = await self.started()
         wanted = {"infranetes.io/elastic-address": owned}
