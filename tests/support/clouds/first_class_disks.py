@@ -4,7 +4,8 @@
 - a disk that was registered has its file's size (vcsim's has none), and a file that was registered already is
   refused with AlreadyExists (vcsim: InvalidArgument);
 - disks are attached and detached as such, to one VM at a time (vcsim: only their files, to any number);
-- one that a VM has is not deleted; disks have control flags and tell who has them.
+- one that a VM has is not deleted; disks have control flags and tell who has them;
+- what is refused once its task runs ends that task with the fault.
 
 Like vcsim, and other than vCenter, it deletes the file of an attached disk with the VM, although the disk has
 the flag that has vCenter keep it.
@@ -30,14 +31,18 @@ _NAME = re.compile(r"<name[^>]*>([^<]+)</name>")
 _SIZE = re.compile(r"<capacityKb[^>]*>([0-9]+)</capacityKb>")
 _FLAG = re.compile(r"<controlFlags[^>]*>([^<]+)</controlFlags>")
 _CONTROLLER = re.compile(r"<controllerKey[^>]*>([0-9]+)</controllerKey>")
+_TASK = re.compile(r'<obj[^>]*type="Task"[^>]*>([^<]+)</obj>')
+_BEGUN = re.compile(rb'<returnval[^>]*type="Task"[^>]*>([^<]+)</returnval>')
 _FILE = re.compile(r"<path[^>]*>https://[^/]+/folder/([^?<]+)\?[^<]*dsName=([^<&]+)</path>")
 
 Answer = tuple[int, bytes, list[tuple[str, str]]]
 
 
 class FirstClassDisks:
-    """One test's. :ivar flags: each disk's control flags.
+    """One test's.
 
+    :ivar flags: each disk's control flags. :ivar refused: the fault that ends each task of a method, by the
+        method. :ivar looks: how many looks at a task of a method it takes to see its end, by the method.
     :param vms: returns the VMs of the test."""
 
     def __init__(self, vcsim: Vcsim, vms: Callable[[], list[Any]]) -> None:
@@ -45,7 +50,11 @@ class FirstClassDisks:
         self._vms = vms
         self._sizes: dict[str, int] = {}  # of files, in KiB
         self._made: list[str] = []
+        self._faults: dict[str, bytes] = {}  # of tasks that failed
+        self._looks: dict[str, int] = {}  # at tasks that seem to run
         self.flags: dict[str, set[str]] = {}
+        self.refused: dict[str, str] = {}
+        self.looks: dict[str, int] = {}
         self.datastore = vcsim.find("datastore/LocalDS_0")
 
     # ---- From outside
@@ -115,16 +124,44 @@ class FirstClassDisks:
         self, action: str, this: str, body: str, forward: Callable[[], Awaitable[Answer]]
     ) -> Answer:
         """Return the answer to any request. :param forward: asks vcsim."""
+        task = _TASK.search(body) if action == "RetrievePropertiesEx" else None
+        if task is not None and (seen := self._look(task[1])) is not None:
+            return 200, seen, []
         serve = getattr(self, f"_thd_{action}", None)
+        if action in self.refused:
+            return 200, self._failed(action, self.refused[action]), []
         if serve is not None:
             served: bytes | None = await deferToThread(serve, this, body)
             if served is not None:
+                self._slow_down(action, served)
                 return (500 if b"soapenv:Fault>" in served else 200), served, []
         status, found, headers = await forward()
+        self._slow_down(action, found)
         change = getattr(self, f"_thd_after_{action}", None)
         if change is not None:
             status, found = await deferToThread(change, body, status, found.decode())
         return status, found, headers
+
+    def _slow_down(self, action: str, answer: bytes) -> None:
+        """Have a task that was begun seem to run for some looks."""
+        task = _BEGUN.search(answer)
+        if task is not None and action in self.looks:
+            self._looks[task[1].decode()] = self.looks[action]
+
+    def _look(self, task: str) -> bytes | None:
+        """Return what a task of ours looks like; None: as vcsim says."""
+        if task in self._faults:
+            return _task(task, "error", self._faults[task].decode())
+        left = self._looks.get(task, 0)
+        self._looks[task] = left - 1
+        return _task(task, "running") if left > 0 else None
+
+    def _failed(self, action: str, name: str, inner: str = "") -> bytes:
+        """Return the answer of a method whose task fails."""
+        id = f"failed-{len(self._faults)}-"
+        value = f'<fault xsi:type="{name}">{inner}</fault><localizedMessage>the test\'s</localizedMessage>'
+        self._faults[id] = f'<val xsi:type="LocalizedMethodFault">{value}</val>'.encode()
+        return _begun(action, id)
 
     def _thd_CreateVirtualDisk_Task(self, this: str, body: str) -> None:
         size, name = _SIZE.search(body), _NAME.search(body)
@@ -162,9 +199,9 @@ class FirstClassDisks:
     def _thd_DeleteVStorageObject_Task(self, this: str, body: str) -> bytes | None:
         found = self.get(_id(body))
         if found is None:
-            return fault("NotFound")
+            return self._failed("DeleteVStorageObject_Task", "NotFound")
         if self.users(_id(body)):
-            return fault("InvalidState")
+            return self._failed("DeleteVStorageObject_Task", "InvalidState")
         self._sizes.pop(found.config.backing.filePath, None)
         return None
 
@@ -172,15 +209,16 @@ class FirstClassDisks:
         id, vm, controller = _id(body), self._vm(this), _CONTROLLER.search(body)
         found = self.get(id)
         if found is None:
-            return fault("NotFound")
+            return self._failed("AttachDisk_Task", "NotFound")
         if self.users(id):
-            return fault("ResourceInUse", "<type>VirtualDisk</type><name>disk</name>")
+            inner = "<type>VirtualDisk</type><name>disk</name>"
+            return self._failed("AttachDisk_Task", "ResourceInUse", inner)
         assert controller is not None, body
         key = int(controller[1])
         devices = vm.config.hardware.device
         taken = {each.unitNumber for each in devices if each.controllerKey == key} | {7}
         if len(taken) > 15:
-            return fault("InvalidArgument", "<invalidProperty>controllerKey</invalidProperty>")
+            return self._failed("AttachDisk_Task", "InvalidArgument")
         disk = vim.vm.device.VirtualDisk(
             key=-1,
             controllerKey=key,
@@ -196,13 +234,14 @@ class FirstClassDisks:
     def _thd_DetachDisk_Task(self, this: str, body: str) -> bytes:
         id, vm = _id(body), self._vm(this)
         disk = next((each for each in vm.config.hardware.device if _has(each, id)), None)
-        return fault("NotFound") if disk is None else self._change(vm, "DetachDisk_Task", "remove", disk)
+        if disk is None:
+            return self._failed("DetachDisk_Task", "NotFound")
+        return self._change(vm, "DetachDisk_Task", "remove", disk)
 
     def _change(self, vm: Any, action: str, operation: str, disk: Any) -> bytes:
         change = vim.vm.device.VirtualDeviceSpec(operation=operation, device=disk)
         task = vm.ReconfigVM_Task(vim.vm.ConfigSpec(deviceChange=[change]))
-        answer = f'<{action}Response xmlns="urn:vim25"><returnval type="Task">{task._moId}</returnval>'
-        return envelope(f"{answer}</{action}Response>")
+        return _begun(action, task._moId)
 
     def _vm(self, id: str) -> Any:
         return vim.VirtualMachine(id, self._vcsim.content.sessionManager._stub)
@@ -223,6 +262,21 @@ class FirstClassDisks:
                 return
             assert time.monotonic() < until, found
             time.sleep(0.002)
+
+
+def _begun(action: str, task: str) -> bytes:
+    answer = f'<{action}Response xmlns="urn:vim25"><returnval type="Task">{task}</returnval>'
+    return envelope(f"{answer}</{action}Response>")
+
+
+def _task(id: str, state: str, fault: str = "") -> bytes:
+    """Return a task's properties, as the one that was asked for."""
+    values = f'<propSet><name>info.state</name><val xsi:type="TaskInfoState">{state}</val></propSet>'
+    if fault:
+        values += f"<propSet><name>info.error</name>{fault}</propSet>"
+    objects = f'<objects><obj type="Task">{id}</obj>{values}</objects>'
+    answer = "RetrievePropertiesExResponse"
+    return envelope(f'<{answer} xmlns="urn:vim25"><returnval>{objects}</returnval></{answer}>')
 
 
 def _id(body: str) -> str:

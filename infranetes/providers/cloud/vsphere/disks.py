@@ -174,6 +174,8 @@ class VsphereDisks:
         """Make a first class disk of a file, unless it is one."""
         disk = driver.storage.register(place, f"{name}.vmdk", name)
         if disk is not None:
+            with self._lock:
+                self._names[disk.id] = name
             return disk
         for id, each in self._thd_names(driver, place).items():
             if each == name and (disk := driver.storage.get(place, id)) is not None:

@@ -231,6 +231,82 @@ class NextDaemonTests(VolumesCase, TestCase):
         self.assertEqual(self.world.disks.ids(), [])
 
 
+class TaskTests(VolumesCase, TestCase):
+    """What vCenter says only once a task runs, or ends."""
+
+    async def test_tasks_that_take_long_are_waited_for(self) -> None:
+        volumes = await self.volumes()
+        machine = await self.machine(volumes)
+        for action in ("AttachDisk_Task", "DetachDisk_Task", "ExtendDisk_Task", "DeleteVStorageObject_Task"):
+            self.world.disks.looks[action] = 3
+        made = await volumes.create("data", MIB)
+        await volumes.attach(machine, made.id, False)
+        self.assertTrue(self.has(machine, made.id))
+        await volumes.expand(made.id, 2 * MIB)
+        await volumes.detach(machine, made.id)
+        await volumes.delete(made.id)
+        self.assertEqual(self.world.disks.ids(), [])
+
+    async def test_a_file_that_takes_longer_than_a_call_becomes_one_volume(self) -> None:
+        volumes = await self.volumes()
+        first = await volumes.create("first", MIB)
+        self.world.disks.looks["CreateVirtualDisk_Task"] = 12  # a call looks ten times
+        asked = len(self.world.asked("CreateVirtualDisk_Task"))
+        waiting = volumes.create("data", MIB)
+        await self.until(
+            lambda: len(self.world.asked("CreateVirtualDisk_Task")) > asked + 1, "it is asked for again"
+        )
+        self.world.disks.looks.clear()
+        made = await waiting
+        self.assertEqual(self.world.disks.ids(), [first.id, made.id])
+
+    async def test_one_that_cannot_be_detached_stays_and_says_why(self) -> None:
+        """Such as with a snapshot of the VM that somebody made."""
+        self.settings["volume_seconds"] = 1.0
+        volumes = await self.volumes()
+        machine = await self.machine(volumes)
+        volume = (await volumes.create("data", MIB)).id
+        await volumes.attach(machine, volume, False)
+        self.world.disks.refused["DetachDisk_Task"] = "InvalidState"
+        words = await self.refused(Unavailable, volumes.detach(machine, volume))
+        self.assertIn("InvalidState", str(words))
+        self.assertTrue(self.has(machine, volume))
+        self.world.disks.refused.clear()
+        await volumes.detach(machine, volume)
+
+    async def test_a_vcenter_that_enlarges_none_that_is_attached_says_so(self) -> None:
+        self.settings["volume_seconds"] = 1.0
+        volumes = await self.volumes()
+        volume = (await volumes.create("data", MIB)).id
+        self.world.disks.refused["ExtendDisk_Task"] = "InvalidState"
+        words = await self.refused(Unavailable, volumes.expand(volume, 2 * MIB))
+        self.assertIn("InvalidState", str(words))
+        self.assertEqual((await volumes.get(volume)).size, MIB)
+
+    async def test_a_datastore_that_is_full_is_told(self) -> None:
+        volumes = await self.volumes()
+        self.world.disks.refused["CreateVirtualDisk_Task"] = "NoDiskSpace"
+        await self.refused(ResourceExhausted, volumes.create("data", MIB))
+        self.world.disks.refused.clear()
+        made = await volumes.create("data", MIB)
+        self.assertEqual(await volumes.list(), [made])
+
+    async def test_a_vm_that_is_being_destroyed_gets_none(self) -> None:
+        self.settings["volume_seconds"] = 1.0
+        self.settings["destroy_seconds"] = 1.0
+        volumes = await self.volumes()
+        machine = await self.machine(volumes)
+        one, other = [(await volumes.create(name, MIB)).id for name in ("one", "other")]
+        await volumes.attach(machine, one, False)
+        self.world.disks.refused["DetachDisk_Task"] = "TaskInProgress"
+        await self.refused(Unavailable, self.provider.destroy(machine))
+        await self.refused(Unavailable, volumes.attach(machine, other, False))
+        self.assertFalse(self.has(machine, other))
+        self.world.disks.refused.clear()
+        await self.provider.destroy(machine)
+        self.assertEqual(len(await volumes.list()), 2)
+
+
 class ControllerTests(SynchronousTestCase):
     """Which controllers a VM's disks are on."""
 
