@@ -19,6 +19,7 @@ The mount point is there for as long as the disk is mounted, and so is never mis
 from __future__ import annotations
 
 import contextlib
+import grp
 import os
 from pathlib import Path
 
@@ -41,6 +42,7 @@ _RETRY_SECONDS = (0.5, 5.0)  # the first pause, and the longest
 _LOOK_SECONDS = (0.01, 0.1)  # the first pause between two looks for a disk, and the longest
 DIRECTORY = "directory"
 RAW = "raw"
+_GROUP, _MODE = "disk", 0o660  # of a disk's device
 
 _log = Logger()
 
@@ -153,6 +155,7 @@ class PodDisks:
                 raise FailedPrecondition(f"disk {serial} is mounted in this VM, and no device of a container")
             device = await self._appeared(serial, APPEAR_SECONDS)
             await run_in_thread(self._reactor, self._thd_mark, serial)
+            await run_in_thread(self._reactor, _thd_set_owner, device)
         return device
 
     async def unmount(self, serial: str) -> None:
@@ -291,6 +294,13 @@ class PodDisks:
 
 def _is_half_made(wanted: DiskMount, device: str) -> bool:
     return filesystems.is_unused(device, wanted.filesystem) and making.is_marked(device, wanted.serial)
+
+
+def _thd_set_owner(device: str) -> None:
+    """Have a disk be its group's, as udev does some time after it has appeared."""
+    with contextlib.suppress(KeyError):
+        os.chown(device, 0, grp.getgrnam(_GROUP).gr_gid)
+        os.chmod(device, _MODE)
 
 
 def _thd_mount(wanted: DiskMount, device: str, point: Path) -> None:

@@ -15,9 +15,6 @@ interrupted call has left of a disk holds it too, until the next call for that V
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
 import os
 import re
 import stat
@@ -36,6 +33,7 @@ from infranetes.providers.qemu.command_line import SCSI
 from infranetes.providers.qemu.connections import VmConnections
 from infranetes.providers.qemu.disks import entries, told
 from infranetes.providers.qemu.vm import Vm
+from infranetes.providers.qemu.volume_open import VolumeFile, open_volume, takes_direct
 from infranetes_common.concurrency import KeyedLock, deferred, run_in_thread, settled
 from infranetes_common.errors import (
     FailedPrecondition,
@@ -48,7 +46,6 @@ from infranetes_common.reactors import IReactor
 from infranetes_common.volume_disks import TARGET, serial_of
 
 MOST = 64  # volumes of a VM
-_SECTOR = 512
 _UNPLUG_SECONDS = 10.0
 _DEVICE = re.compile(r"volume-([0-9]{1,3})-([0-9a-f]{20})")
 _NODE = re.compile(r"volume-([0-9a-f]{20})")
@@ -68,14 +65,6 @@ class _State:
         return sorted(self.nodes - set(self.luns))
 
 
-@attrs.frozen
-class _File:
-    """A volume's file, opened and locked. :ivar direct: whether it can be used without the page cache."""
-
-    descriptor: int
-    direct: bool
-
-
 class AttachedVolumes:
     """Attaches volumes to VMs. Calls for one VM are served one after the other."""
 
@@ -93,7 +82,7 @@ class AttachedVolumes:
                 await self._check_mode(vm, volume, read_only)
                 return serial
             lun = _free_lun(vm, state)
-            file = await run_in_thread(self._reactor, _thd_open, volume, path, read_only)
+            file = await run_in_thread(self._reactor, open_volume, volume, path, read_only)
             monitor = await self._monitor_or_close(vm, file)
             try:
                 await _plug(monitor, serial, lun, file, read_only)
@@ -137,15 +126,13 @@ class AttachedVolumes:
         async with self._vms_in_work.held(vm.record.token):
             if vm.state is not InstanceState.RUNNING or serial not in (await self._read(vm)).luns:
                 return None
-        return await mirrors.mirror(
-            self._reactor, vm, serial, _node_id(serial), target, _takes_direct(target)
-        )
+        return await mirrors.mirror(self._reactor, vm, serial, _node_id(serial), target, takes_direct(target))
 
     async def end_mirrors(self, vm: Vm) -> None:
         """End what an earlier daemon has had copied of a VM's volumes."""
         await mirrors.clear_all(self._reactor, vm)
 
-    async def _monitor_or_close(self, vm: Vm, file: _File) -> VmConnections:
+    async def _monitor_or_close(self, vm: Vm, file: VolumeFile) -> VmConnections:
         try:
             return await vm.monitor(self._reactor)
         except BaseException:
@@ -311,7 +298,7 @@ def _unopened(file_set: Mapping[str, object]) -> list[tuple[int, str]]:
     return [(number, match[1]) for match in found if match and isinstance(number, int)]
 
 
-async def _plug(monitor: VmConnections, serial: str, lun: int, file: _File, read_only: bool) -> None:
+async def _plug(monitor: VmConnections, serial: str, lun: int, file: VolumeFile, read_only: bool) -> None:
     qmp, node = monitor.qmp, _node_id(serial)
     number = await qmp.add_file(node, file.descriptor)
     await qmp.execute(
@@ -347,63 +334,3 @@ def _device_id(lun: int, serial: str) -> str:
 
 def _node_id(serial: str) -> str:
     return f"volume-{serial}"
-
-
-def _thd_open(volume: str, path: Path, read_only: bool) -> _File:
-    """Open a volume's file and lock it. Blocks. :raise InfranetesError: it can't be had; nothing is open."""
-    flags = (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC | os.O_NONBLOCK
-    with contextlib.ExitStack() as opened:
-        try:
-            if stat.S_ISBLK(os.stat(path).st_mode):
-                flags |= os.O_EXCL  # the node itself doesn't use it, and does not for as long as it is open
-            descriptor = os.open(path, flags)
-            opened.callback(os.close, descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise _refusal(volume, path, error) from None
-        about = os.fstat(descriptor)
-        if not about.st_nlink:  # it was deleted before it was locked
-            raise NotFound(f"there is no volume {volume}: {path} is not on this node any more")
-        regular = stat.S_ISREG(about.st_mode) and about.st_size and about.st_size % _SECTOR == 0
-        if not regular and not stat.S_ISBLK(about.st_mode):
-            raise FailedPrecondition(
-                f"{path} can't be volume {volume}: it has to be a block device, or a file of whole sectors "
-                f"of {_SECTOR} bytes, and is of {about.st_size} bytes with mode "
-                f"{stat.filemode(about.st_mode)}"
-            )
-        opened.pop_all()
-    return _File(descriptor, _takes_direct(descriptor))
-
-
-def _takes_direct(descriptor: int) -> bool:
-    """Whether the file system can do without the page cache: some, such as an older tmpfs, can't."""
-    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
-    except OSError:
-        return False
-    return True
-
-
-def _refusal(volume: str, path: Path, error: OSError) -> InfranetesError:
-    if error.errno in (errno.EWOULDBLOCK, errno.EACCES) and error.filename is None:
-        return FailedPrecondition(
-            f"volume {volume} is attached to another VM, or is being changed: a volume is one pod's at a "
-            "time. Wait until that pod is gone"
-        )
-    if error.errno == errno.EBUSY:
-        return FailedPrecondition(
-            f"{path} can't be attached as volume {volume}: another VM has it, or the node itself uses it, "
-            "mounted or as a part of LVM, RAID or swap"
-        )
-    if error.errno == errno.EPERM and path.is_block_device():
-        return FailedPrecondition(
-            f"{path} can't be opened: {error.strerror}. The daemon's unit has to allow it "
-            f"(DeviceAllow={path} rw)"
-        )
-    if error.errno == errno.ENOENT:
-        return NotFound(f"there is no volume {volume}: {path} is not on this node")
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return ResourceExhausted(f"{path} can't be opened: {error.strerror}; raise LimitNOFILE")
-    return FailedPrecondition(f"{path} can't be attached as volume {volume}: {error.strerror}")

@@ -15,6 +15,7 @@ from infranetes.providers.qemu.attached import VolumeAttacher
 from infranetes.providers.qemu.connections import VmConnections
 from infranetes.providers.qemu.qmp import QmpConnection
 from infranetes.providers.qemu.vm import Vm
+from infranetes.providers.qemu.volume_open import open_volume
 from infranetes.providers.qemu.volumes import QemuVolumes
 from infranetes_common.concurrency import Flight, start
 from infranetes_common.errors import FailedPrecondition, NotFound, ResourceExhausted, Unavailable
@@ -197,7 +198,7 @@ class QemuAttachedTests(BareQemuCase, AttachedVolumesContract, TestCase):
         attacher, machine, volume = await self.one()
         other = await self.machine(attacher)
         qmp = await self.monitor(attacher, machine)
-        file = attached._thd_open(volume, self.file(volume), False)
+        file = open_volume(volume, self.file(volume), False)
         node = f"volume-{serial_of(volume)}"
         number = await qmp.add_file(node, file.descriptor)
         os.close(file.descriptor)

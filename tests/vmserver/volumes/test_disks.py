@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import grp
 import os
 from pathlib import Path
 from typing import cast
@@ -200,6 +201,17 @@ class PodDiskTests(PodDiskCase):
     async def looked_for(self, disks: PodDisks, serial: str) -> str:
         self.patch(disks_module, "APPEAR_SECONDS", 0.0)
         return await disks.find(serial)
+
+    async def test_a_raw_disk_is_its_groups_at_once(self) -> None:
+        device = self.loops.devices[SERIAL]
+        before = os.stat(device)
+        self.addCleanup(os.chown, device, before.st_uid, before.st_gid)
+        self.addCleanup(os.chmod, device, before.st_mode & 0o777)
+        os.chown(device, 0, 0)
+        os.chmod(device, 0o600)
+        await self.disks.find(SERIAL)
+        found = os.stat(device)
+        self.assertEqual((found.st_gid, found.st_mode & 0o777), (grp.getgrnam("disk").gr_gid, 0o660))
 
     async def test_a_disk_is_mounted_or_raw_but_not_both(self) -> None:
         await self.mounted()
