@@ -22,7 +22,16 @@ from tests.cluster.case import Cluster
 from tests.cluster.components import INFRANETES, NODE_ADDRESS, PROGRAMS, RUNTIMES
 from tests.cluster.paths import REGISTRY, ROOT
 from tests.conformance import images
-from tests.conformance.report import document, expectations, judge, left_out, strangers, summary
+from tests.conformance.report import (
+    EXPECTED,
+    EXPECTED_OF_DRIVER,
+    document,
+    expectations,
+    judge,
+    left_out,
+    strangers,
+    summary,
+)
 from tests.conformance.specs import SUITE, Runner, Spec, listed, sliced
 from tests.interop.critest_specs import PASSED, Outcome
 
@@ -94,10 +103,15 @@ def _driver(given: argparse.Namespace) -> list[str]:
     return [f"--storage.testdriver={DRIVER}"] if given.storage else []
 
 
+def _expected(given: argparse.Namespace) -> Path:
+    """What says which specs fail."""
+    return EXPECTED_OF_DRIVER if given.storage else EXPECTED
+
+
 def chosen(given: argparse.Namespace) -> list[Spec]:
     """The specs to run."""
     focus = given.focus or ("" if given.names else STORAGE if given.storage else FOCUS)
-    specs = listed(focus, given.skip or left_out(), _driver(given))
+    specs = listed(focus, given.skip or left_out(_expected(given)), _driver(given))
     if given.names:
         by_name = {spec.name: spec for spec in specs}
         specs = [by_name[name] for name in Path(given.names).read_text().splitlines() if name in by_name]
@@ -110,7 +124,7 @@ class Judge:
     def __init__(self, given: argparse.Namespace) -> None:
         self.given = given
         self.specs = chosen(given)
-        self.expected = expectations(given.proxy, given.runtime)
+        self.expected = expectations(given.proxy, given.runtime, _expected(given))
         self.outcomes: list[Outcome] = []
         self.ended = False  # what still runs fails for the cluster's end, when interrupted
         self.begun = time.monotonic()
@@ -189,7 +203,7 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(number, _end)
     judge_ = Judge(given)
     if unknown := strangers(judge_.expected, [each.name for each in listed("", flags=_driver(given))]):
-        print("expected.toml names specs that there are not:", *unknown, sep="\n    ")
+        print(f"{_expected(given).name} names specs that there are not:", *unknown, sep="\n    ")
         return 1
     return judge_.run()
 

@@ -10,6 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tests.cluster.components import CONTAINERD, INFRANETES, RUNTIMES
 from tests.conformance.report import (
+    EXPECTED_OF_DRIVER,
     BadExpectation,
     Expectation,
     document,
@@ -104,6 +105,11 @@ class ExpectationTests(SynchronousTestCase):
                 for spec in expectations(proxy, runtime):
                     self.assertTrue(spec.startswith("[sig-"), spec)
         self.assertTrue(left_out())
+
+    def test_those_of_the_volume_driver_are_whole(self) -> None:
+        for spec in expectations(False, INFRANETES, EXPECTED_OF_DRIVER):
+            self.assertTrue(spec.startswith("External Storage [Driver: infranetes.io] "), spec)
+        self.assertTrue(left_out(EXPECTED_OF_DRIVER))
 
     def test_a_spec_that_there_is_not_is_a_stranger(self) -> None:
         self.assertEqual(strangers(["b", "a", "c"], ["a", "d"]), ["b", "c"])

@@ -293,7 +293,9 @@ class ImageVolumeContract(SemanticsCase):
 
 
 class MountContract(SemanticsCase):
-    """Mount propagation between the containers of a pod."""
+    """Mount propagation between the containers of a pod, and what mounts do not allow."""
+
+    modes = (False, True)  # whether a mount is read-only, where it allows no more than the VM's
 
     async def setUp(self) -> None:
         await super().setUp()
@@ -321,3 +323,14 @@ class MountContract(SemanticsCase):
         for mode, id in ids.items():
             ran = await self.provider.exec_sync(id, ["ls", "/shared/below"], 30.0, 1000)
             self.assertEqual(ran.stdout == b"file\n", mode != cri.PROPAGATION_PRIVATE, mode)
+
+    async def test_what_a_file_system_of_the_vm_does_not_allow_a_container_may_not_do_there(self) -> None:
+        closed = ["nosuid", "nodev", "noexec"]
+        remount = ["mount", "-o", ",".join(["remount", "bind", *closed]), str(self.shared)]
+        subprocess.run(remount, check=True)
+        for read_only in self.modes:
+            mount = cri.Mount(container_path="/shared", host_path=self.outer, readonly=read_only)
+            said = await self.said("grep ' /shared ' /proc/mounts", mounts=[mount])
+            found = said.split()[3].split(",")
+            self.assertEqual([each for each in closed if each not in found], [], said)
+            self.assertIn("ro" if read_only else "rw", found)

@@ -21,6 +21,7 @@ from vmserver.containers.oci.rootfs_paths import read_within, resolved
 from vmserver.containers.security import refuse
 
 _MOUNTS = Path("/proc/self/mountinfo")
+_CLOSED = {"nosuid": os.ST_NOSUID, "nodev": os.ST_NODEV, "noexec": os.ST_NOEXEC}
 _SHARED, _SLAVE = "shared:", "master:"
 
 # What may be mounted over in /proc, as with runc: files that only tell of the machine.
@@ -32,10 +33,13 @@ _IN_PROC = frozenset(
 
 @attrs.frozen
 class Source:
-    """What is mounted, and whether it is a directory."""
+    """What is mounted.
+
+    :ivar closed: what its file system is mounted without, as options of mount(8): crun would allow it."""
 
     path: str
     directory: bool = True
+    closed: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -109,7 +113,9 @@ def _sources(wanted: Iterable[cri.Mount], images: Mapping[int, str], mountinfo: 
             if mount.propagation != cri.PROPAGATION_PRIVATE:
                 text = text or mountinfo.read_text(errors="replace")
                 _check_propagation(mount, text)
-        yield Source(path, stat.S_ISDIR(os.stat(path).st_mode))
+        flags = os.statvfs(path).f_flag
+        closed = tuple(option for option, flag in _CLOSED.items() if flags & flag)
+        yield Source(path, stat.S_ISDIR(os.stat(path).st_mode), closed)
 
 
 def _exists(path: str) -> bool:

@@ -89,13 +89,13 @@ def _mount(mount: cri.Mount, target: str, source: Source, users: UserNamespace |
     if propagation is None:
         raise InvalidArgument(f"{field}: {mount.propagation} is no propagation of mounts")
     if not mount.recursive_read_only:
-        return _bind(source.path, target, propagation, *(["ro"] if mount.readonly else []))
+        return _bind(source.path, target, propagation, *source.closed, *(["ro"] if mount.readonly else []))
     if not mount.readonly or mount.propagation != cri.PROPAGATION_PRIVATE:
         raise InvalidArgument(
             f"{field}: recursive_read_only needs readonly and PROPAGATION_PRIVATE beside it"
         )
     # crun applies rro to directories only, and nothing is mounted below a file.
-    return _bind(source.path, target, propagation, "rro" if source.directory else "ro")
+    return _bind(source.path, target, propagation, *source.closed, "rro" if source.directory else "ro")
 
 
 def _bind(source: str, target: str, propagation: str, *options: str) -> Spec:

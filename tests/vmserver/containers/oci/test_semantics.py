@@ -54,4 +54,4 @@ class ImageVolumeTests(OciCase, ImageVolumeContract, TestCase):
 
 
 class MountTests(OciCase, MountContract, TestCase):
-    """Mount propagation between the containers of a pod."""
+    """Mount propagation between the containers of a pod, and what mounts do not allow."""
