@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -295,7 +296,7 @@ class ImageVolumeContract(SemanticsCase):
 class MountContract(SemanticsCase):
     """Mount propagation between the containers of a pod, and what mounts do not allow."""
 
-    modes = (False, True)  # whether a mount is read-only, where it allows no more than the VM's
+    modes: Sequence[bool] = (False, True)  # of being read-only, in which a mount allows no more
 
     async def setUp(self) -> None:
         await super().setUp()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from infranetes_common.filesync.tree import Tree
-from vmserver.mounts import Flag, mount, mounts_below, unmount
+from vmserver.mounts import NO_FLAGS, Flag, mount, mounts_below, unmount
 from vmserver.validate import CONTAINER_ID
 
 _FILE, _DIRECTORY = "file", "directory"
@@ -75,7 +75,7 @@ class VolumeStore:
             raise FailedPrecondition(f"volume {id} is a {path.name} already")
         if size_limit and self._mount and not os.path.ismount(path):
             options = f"mode=0700,size={size_limit}"
-            mount("tmpfs", str(path), "tmpfs", Flag.NO_SETID | Flag.NO_DEVICES, options)
+            mount("tmpfs", str(path), "tmpfs", NO_FLAGS, options)  # as kubelet's: containers' flags are these
         return _tree(path)
 
     def remove(self, id: str) -> None:
