@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from infranetes.providers.cloud.gcp.names import label, value
 from infranetes.providers.cloud.interface import SANDBOX, TOKEN
-from tests.support.clouds import agent_processes, gce_permissions, gce_resources
+from tests.support.clouds import agent_processes, discovery, gce_permissions, gce_resources
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Fault, FaultKind, Faults
 from tests.support.clouds.gce_api import Gce
 from tests.support.clouds.gce_operations import Refusal, Task
@@ -57,6 +57,7 @@ class SimulatedGce:
 
     :ivar faults: what goes wrong. :ivar behaviour: of instances that are launched from now on.
     :ivar operation_seconds: how long launches and all else that has an operation take.
+    :ivar malformed: what Google's description of its API does not have of requests and answers.
     :ivar requests: all requests, each with its `Action`. :ivar urls: their URLs.
     :ivar vm_images: its images of VM-image pods.
     """
@@ -82,6 +83,7 @@ class SimulatedGce:
             "The zone does not have enough resources available to fulfill the request.",
         )
         self.refused: Fault | None = None  # how the current launch shall fail
+        self.malformed: list[str] = []
         self.requests: list[dict[str, str]] = []
         self.bodies: list[dict[str, Any]] = []  # of launches
         self.urls: list[bytes] = []
@@ -92,6 +94,7 @@ class SimulatedGce:
 
     def start(self) -> None:
         """Start a cloud with a subnetwork in two zones, an image and a service account."""
+        discovery.compute()  # which takes long
         self._directory.mkdir(parents=True, exist_ok=True)
         self._imds = self._reactor.listenTCP(0, self._sites[1], interface="0.0.0.0")
         self._port = self._reactor.listenTCP(0, self._sites[0], interface="127.0.0.1")
@@ -245,7 +248,10 @@ class SimulatedGce:
             if fault is not None and fault.kind in (FaultKind.LOST, FaultKind.ACTED):
                 return self._sent(parameters, {}, fault)
             return _error(refusal.status, refusal.reason, refusal.message)
-        return self._sent(parameters, json.loads(json.dumps(answer)), fault)
+        answer = json.loads(json.dumps(answer))
+        verb, full_path = request.method.decode(), f"projects/{path}"
+        self.malformed += discovery.compute().wrong(verb, full_path, query, body, answer)
+        return self._sent(parameters, answer, fault)
 
     def _sent(self, parameters: dict[str, str], answer: dict[str, Any], fault: Fault | None) -> Answer:
         """Return what arrives of an answer."""

@@ -30,24 +30,27 @@ Shape = dict[str, set[str]]
 
 def answers() -> list[Any]:
     """Return all answers."""
-    with zipfile.ZipFile(_wheel()) as wheel:
-        names = [name for name in wheel.namelist() if name.startswith(_DIRECTORY) and name.endswith(".json")]
-        return [json.loads(wheel.read(name)) for name in names]
+    with zipfile.ZipFile(wheel(WHEEL, PINNED)) as archive:
+        names = [
+            name for name in archive.namelist() if name.startswith(_DIRECTORY) and name.endswith(".json")
+        ]
+        return [json.loads(archive.read(name)) for name in names]
 
 
-def _wheel() -> Path:
+def wheel(name: str, pinned: str) -> Path:
+    """Return a wheel, which is fetched the first time. :param pinned: its release, with its hash."""
     directory = ROOT / "build" / "recorded"
-    if not (directory / WHEEL).exists():
+    if not (directory / name).exists():
         directory.mkdir(parents=True, exist_ok=True)
         python = sys.executable if find_spec("pip") else str(ROOT / ".venv" / "bin" / "python")
         options = ["--quiet", "--no-deps", "--only-binary=:all:", "--require-hashes"]
         with tempfile.TemporaryDirectory(dir=directory) as fetched:
-            pinned = Path(fetched) / "pinned.txt"
-            pinned.write_text(PINNED)
-            command = [python, "-m", "pip", "download", *options, "--dest", fetched, "-r", str(pinned)]
+            requirements = Path(fetched) / "pinned.txt"
+            requirements.write_text(pinned)
+            command = [python, "-m", "pip", "download", *options, "--dest", fetched, "-r", str(requirements)]
             subprocess.run(command, check=True, cwd=ROOT)
-            (Path(fetched) / WHEEL).rename(directory / WHEEL)
-    return directory / WHEEL
+            (Path(fetched) / name).rename(directory / name)
+    return directory / name
 
 
 def resources(answer: Any) -> Iterator[tuple[str, dict[str, Any]]]:

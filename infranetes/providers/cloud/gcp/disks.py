@@ -231,8 +231,15 @@ class GcpDisks:
             "boot": False,
             "autoDelete": False,
         }
-        with errors.disk_refusals():
-            operation = driver.attach_disk(zone, vm, body, _request_id(disk, "attach", vm_id))
+        request_id = _request_id(disk, "attach", vm_id)
+        try:
+            with errors.disk_refusals():
+                operation = driver.attach_disk(zone, vm, body, request_id)
+        except GoogleBaseError as error:
+            if _attached(driver.instance(zone, vm) or {}, zone, name):
+                # Since it was looked at. Google may say first that the VM has a device of this name.
+                raise CloudError(ErrorKind.STATE, f"VM {vm_id} has it") from error
+            raise
         return as_text(zone, operation) + (f" {vm} {name}" if read_only else "")
 
     def _thd_detach(self, driver: Driver, disk: CloudDisk, vm_id: str, force: bool) -> str:

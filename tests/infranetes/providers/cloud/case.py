@@ -11,6 +11,7 @@ from infranetes.providers.cloud.aws.cloud import offers
 from infranetes.providers.cloud.gcp.sizes import prices
 from infranetes.providers.interface import Instance
 from tests.contract.pod_provider_case import ProviderCase, reactor
+from tests.support.clouds import discovery
 from tests.support.clouds.aws import SimulatedAws
 from tests.support.clouds.faults import FaultKind
 from tests.support.clouds.gce import SimulatedGce
@@ -19,6 +20,7 @@ from tests.support.clouds.moto import REGION
 
 offers(REGION)  # libcloud's large files, which the daemon reads before its reactor runs
 prices()
+discovery.compute()
 
 Call = Mapping[str, str]
 
@@ -123,6 +125,10 @@ class GcpCase(CloudCase):
 
     def make_world(self) -> SimulatedGce:
         return SimulatedGce(reactor, self.run_dir / "machines")
+
+    async def finish(self) -> None:
+        await super().finish()
+        self.assertEqual(set(self.world.malformed), set())
 
     def zones(self) -> Sequence[str]:
         return ZONES

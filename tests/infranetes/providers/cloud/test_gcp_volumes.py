@@ -4,16 +4,20 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from twisted.internet.defer import gatherResults
 from twisted.trial.unittest import TestCase
 
+from infranetes.providers.cloud.gcp.disks import GcpDisks
 from infranetes.providers.cloud.gcp.names import split_id
-from infranetes.providers.cloud.interface import CLUSTER
+from infranetes.providers.cloud.gcp.settings import Settings
+from infranetes.providers.cloud.interface import CLUSTER, CloudError, ErrorKind
 from infranetes.providers.cloud.provider import CloudProvider
 from infranetes.providers.interface import InstanceState
 from infranetes.providers.volumes import IVolumes
+from infranetes_common import config
 from infranetes_common.concurrency import settled
 from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unavailable
 from infranetes_common.volume_disks import serial_of
@@ -169,6 +173,21 @@ class DiskTests(GcpVolumesCase, TestCase):
         self.assertEqual(len(failures), 1, failures)
         self.assertIsInstance(failures[0].value, ResourceExhausted)
         self.assertIn("Limit: 16", str(failures[0].value))
+
+    async def test_one_that_was_attached_since_it_was_looked_at_is_in_another_state(self) -> None:
+        """By an earlier daemon's request, whose id we do not know."""
+        volumes, vm = await self.volumes(), await self.vm()
+        made = await volumes.create("data", GIB)
+        settings = config.structure(self.settings, Settings, source="the test")
+        disks = GcpDisks(settings, self.cluster)
+        call = self.provider._calls.call
+        [looked_at] = await call("look", partial(disks._thd_get, ids=[made.id]))
+        await volumes.attach(vm, made.id, False)
+        again = partial(disks._thd_attach, disk=looked_at, vm_id=vm, read_only=False)
+        with self.assertRaises(CloudError) as raised:
+            await call("attach", again)
+        self.assertIs(raised.exception.kind, ErrorKind.STATE)
+        await volumes.detach(vm, made.id)
 
     async def test_a_quota_that_is_used_up_leaves_nothing(self) -> None:
         volumes = await self.volumes()
