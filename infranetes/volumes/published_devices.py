@@ -142,6 +142,7 @@ def unpublish(target: str, table: MountTable) -> None:
     with _errors(target):
         path = os.fsencode(resolve(target))
         _end(lambda one, at: one.target == os.fsdecode(path))
+        _end_unreadable(path)
         _unmount(path, table)
         with contextlib.suppress(FileNotFoundError):
             if _is_empty_file(os.lstat(path)):
@@ -228,6 +229,17 @@ def _end(which: Callable[[PublishedDevice, str], bool]) -> None:
             found = _told_by(device)  # nobody ends it meanwhile, and makes it somebody else's
             if found is not None and which(found, path):
                 device.end()
+
+
+def _end_unreadable(path: bytes) -> None:
+    """Have a loop device at a path end that is ours, but does not say what it stands for."""
+    with contextlib.suppress(FileNotFoundError):
+        if is_loop_device(os.stat(path)):
+            with open_loop_device(os.fsdecode(path)) as device:
+                try:
+                    _told_by(device)
+                except FailedPrecondition:
+                    device.end()
 
 
 def _unmount(path: bytes, table: MountTable) -> None:
