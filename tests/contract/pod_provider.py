@@ -39,6 +39,7 @@ from infranetes.providers.interface import (
 )
 from infranetes_common.errors import (
     DeadlineExceeded,
+    FailedPrecondition,
     InfranetesError,
     InvalidArgument,
     NotFound,
@@ -167,6 +168,18 @@ class PodProviderContract(InterruptedLaunchContract):
         third = await self.within(provider.launch(spec))
         self.assertEqual((third.id, third.address), (instance.id, instance.address))
         self.assertEqual([found.id for found in await self.within(provider.list())], [instance.id])
+
+    async def test_a_vm_is_in_the_zone_that_is_asked_for_or_nowhere(self) -> None:
+        """A provider without zones launches in any."""
+        provider = await self.started()
+        zone = (await self.within(provider.launch(self.spec()))).zone
+        there, nowhere = self.spec(zone=zone or "nowhere-1x"), self.spec(zone="nowhere-1x")
+        for _ in range(2):
+            self.assertEqual((await self.within(provider.launch(there))).zone, zone)
+            if zone:
+                await self.refused(FailedPrecondition, provider.launch(nowhere))
+        found = await self.within(provider.list())
+        self.assertEqual([one.zone for one in found], [zone] * 2)
 
     async def test_vms_of_different_tokens_are_made_side_by_side(self) -> None:
         provider = await self.started()
