@@ -54,15 +54,15 @@ _log = Logger()
 
 @attrs.frozen
 class _State:
-    """What QEMU says of a VM's volumes. LUNs and nodes by serial."""
+    """What QEMU says of a VM's volumes. LUNs, and whether a node is read-only, by serial."""
 
     luns: Mapping[str, int]
-    nodes: frozenset[str]
+    nodes: Mapping[str, bool]
     files: Mapping[int, str]  # that no node has opened yet: the serial, by the number of the file set
 
     def rests(self) -> list[str]:
         """The serials of nodes without a device."""
-        return sorted(self.nodes - set(self.luns))
+        return sorted(set(self.nodes) - set(self.luns))
 
 
 class AttachedVolumes:
@@ -79,7 +79,7 @@ class AttachedVolumes:
             vm.check_running("given volumes")
             state = await self._tidied(vm)
             if serial in state.luns:
-                await self._check_mode(vm, volume, read_only)
+                _check_mode(vm, volume, read_only, state.nodes.get(serial, read_only))
                 return serial
             lun = _free_lun(vm, state)
             file = await run_in_thread(self._reactor, open_volume, volume, path, read_only)
@@ -139,20 +139,6 @@ class AttachedVolumes:
             os.close(file.descriptor)
             raise
 
-    async def _check_mode(self, vm: Vm, volume: str, read_only: bool) -> None:
-        """:raise FailedPrecondition: the volume is attached in the other mode."""
-        monitor = await vm.monitor(self._reactor)
-        try:
-            nodes = entries(await monitor.qmp.execute("query-named-block-nodes", flat=True))
-        except InfranetesError as error:
-            raise told(vm, "does not say which volumes it has", error) from error
-        name = _node_id(serial_of(volume))
-        if any(node.get("node-name") == name and node.get("ro") is not read_only for node in nodes):
-            mode = "for writing" if read_only else "read-only"
-            raise FailedPrecondition(
-                f"volume {volume} is attached to VM {vm.record.id} {mode}: detach it first to change that"
-            )
-
     async def _undo(self, vm: Vm, serial: str) -> None:
         try:
             await self._remove(vm, serial, serial)
@@ -205,18 +191,24 @@ class AttachedVolumes:
 
     async def _read(self, vm: Vm) -> _State:
         """What QEMU says. :raise Unavailable: it does not answer."""
-        monitor = await vm.monitor(self._reactor)
-        try:
-            devices = entries(await monitor.qmp.execute("qom-list", path="/machine/peripheral"))
-            nodes = entries(await monitor.qmp.execute("query-named-block-nodes", flat=True))
-            file_sets = entries(await monitor.qmp.execute("query-fdsets"))
-        except InfranetesError as error:
-            raise told(vm, "does not say which volumes it has", error) from error
+        qmp = (await vm.monitor(self._reactor)).qmp
+        asked = (  # all at once: a VM that is emulated keeps QEMU busy, and each answer waiting
+            qmp.execute("qom-list", path="/machine/peripheral"),
+            qmp.execute("query-named-block-nodes", flat=True),
+            qmp.execute("query-fdsets"),
+        )
+        answers = await settled(asked)
+        for answer in answers:
+            if isinstance(answer, Failure):
+                if not isinstance(answer.value, InfranetesError):
+                    answer.raiseException()
+                raise told(vm, "does not say which volumes it has", answer.value) from answer.value
+        devices, nodes, file_sets = (entries(answer) for answer in answers)
         found = [match for entry in devices if (match := _DEVICE.fullmatch(str(entry.get("name"))))]
-        named = [match for entry in nodes if (match := _NODE.fullmatch(str(entry.get("node-name"))))]
+        named = [(_NODE.fullmatch(str(entry.get("node-name"))), entry.get("ro") is True) for entry in nodes]
         return _State(
             {match[2]: int(match[1]) for match in found},
-            frozenset(match[1] for match in named),
+            {match[1]: read_only for match, read_only in named if match},
             dict(file for entry in file_sets for file in _unopened(entry)),
         )
 
@@ -282,6 +274,15 @@ class VolumeAttacher:
         for vm in self._vms():
             if await self._to_the_end(self.volumes.resize(vm, volume, size)):
                 return
+
+
+def _check_mode(vm: Vm, volume: str, read_only: bool, now_read_only: bool) -> None:
+    """:raise FailedPrecondition: the volume is attached in the other mode."""
+    if now_read_only is not read_only:
+        mode = "read-only" if now_read_only else "for writing"
+        raise FailedPrecondition(
+            f"volume {volume} is attached to VM {vm.record.id} {mode}: detach it first to change that"
+        )
 
 
 def _free_lun(vm: Vm, state: _State) -> int:
