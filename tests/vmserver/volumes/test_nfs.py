@@ -8,6 +8,7 @@ import errno
 import os
 import threading
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,26 @@ class NfsMountsTests(NfsCase):
         await self.fails(FailedPrecondition, self.nfs.mount("b", other))
         await self.nfs.release("b")
         self.assertTrue(self.is_mounted())
+
+    async def test_servers_know_each_machine_by_a_name_of_its_own(self) -> None:
+        file = self.top / "identifier"
+        self.patch(nfs_module, "_IDENTIFIER", file)
+        names = set()
+        for owner in ("one", "other", "one"):
+            file.touch()
+            self.nfs = NfsMounts(reactor, self.top / "disks", partial(str, owner), self.mount_export)
+            self.addCleanup(self.nfs.stop)
+            await self.nfs.mount("a", WANTED)
+            await self.nfs.release("a")
+            names.add(file.read_text())
+        self.assertEqual([len(name) for name in names], [32, 32])
+
+    async def test_a_kernel_without_nfs_has_no_name_and_says_what_it_lacks(self) -> None:
+        self.patch(nfs_module, "_IDENTIFIER", self.top / "none" / "identifier")
+        self.error = errno.ENODEV
+        self.nfs = NfsMounts(reactor, self.top / "disks", lambda: "one", self.mount_export)
+        self.addCleanup(self.nfs.stop)
+        self.assertIn("no NFS", await self.fails(FailedPrecondition, self.nfs.mount("a", WANTED)))
 
     async def test_there_is_a_most(self) -> None:
         self.patch(nfs_module, "MAX_MOUNTS", 2)
