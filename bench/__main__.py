@@ -37,6 +37,7 @@ BENCHES = {
     "memory": ("bench.memory", "what idle pods take of the node's memory, and the guest of its own (QEMU)"),
     "pool": ("bench.pool", "pods on a simulated cloud that boots for 45 s, with and without a warm pool"),
     "lives": ("bench.lives", "a soak test: 200 pods while the daemon is killed again and again"),
+    "volumes": ("bench.volumes", "100 volumes at once on simulated clouds; a soak test of 200"),
     "density": ("bench.density", "lists, memory and recovery with 1,000 simulated pods"),
     "conformance": ("bench.conformance", "critest's benchmarks beside containerd (QEMU)"),
     "streams": ("bench.streams", "exec and port-forward beside containerd, and the daemon's memory (QEMU)"),
@@ -51,6 +52,7 @@ CHOICES = {
     "waits": ("pool",),
     "memory": ("docker",),
     "lives": ("aws", "gcp", "vsphere", "clouds", "troubles", "mixed"),
+    "volumes": ("aws", "gcp", "vsphere"),
 }
 DEFAULT_JSON = Path("build/bench.json")
 

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volumes live on simulated clouds while the daemon is killed: a short soak test.
+
+`make bench BENCHES=volumes` runs more.
+"""
+
+from __future__ import annotations
+
+from unittest import SkipTest
+
+from twisted.trial.unittest import TestCase
+
+from infranetes.providers.cloud.aws.cloud import offers
+from infranetes.providers.cloud.gcp.sizes import prices
+from infranetes_common.reactors import installed
+from tests.support.clouds.moto import REGION
+from tests.support.clouds.vcsim import PROGRAM
+from tests.support.infrastructure import SOUND
+from tests.support.volume_soak import VolumeSoak
+
+reactor = installed()
+offers(REGION)  # libcloud's large files, which the daemon reads before its reactor runs
+prices()
+
+
+class VolumeSoakTests(TestCase):
+    timeout = 300
+
+    async def check(self, provider: str) -> None:
+        outcome = await VolumeSoak(reactor, SOUND[provider], lives=3, width=1, seconds=10.0).run()
+        self.assertEqual((outcome.leaked, outcome.twice, outcome.lost), ([], [], []))
+        self.assertGreaterEqual(outcome.lives, 1)
+        self.assertGreaterEqual(outcome.kills, 1)
+
+    async def test_on_ec2(self) -> None:
+        await self.check("aws")
+
+    async def test_on_compute_engine(self) -> None:
+        await self.check("gcp")
+
+    async def test_on_vsphere(self) -> None:
+        if not PROGRAM.exists():
+            raise SkipTest(f"{PROGRAM} is missing: make tools")
+        await self.check("vsphere")

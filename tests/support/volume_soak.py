@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A soak test: volumes live on a simulated cloud while the daemon is killed at one call to the cloud after
+the other. None is leaked, none attached twice, none lost.
+
+A life: made, attached to a VM, refused to another, detached, attached to that one (every third), detached
+and deleted. Several go on side by side, in a process (`volume_daemon`) that is killed as one of its calls
+arrives: `before` the cloud does what it is asked for, or `after`, without anybody having been told. Then the
+next process is asked for the same step again. What the cloud really has is looked at after each step.
+
+Simulated VMs have no disks, so nothing is mounted here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.protocol import ProcessProtocol
+from twisted.internet.threads import deferToThread
+from twisted.python.failure import Failure
+
+from infranetes.authority import Authority
+from infranetes.providers import registry
+from infranetes.providers.cloud.disks import VOLUME
+from infranetes.providers.cloud.interface import CLUSTER
+from infranetes.providers.interface import InstanceSpec, ProviderContext
+from infranetes.providers.volumes import IHasVolumes
+from infranetes_common.concurrency import sleep, start
+from infranetes_common.identity import Identity
+from infranetes_common.reactors import IReactor
+from tests.infranetes.daemon.case import ROOT
+from tests.support.clouds.faults import NO_AGENT, Fault, FaultKind, Faults
+
+GIB = 1 << 30
+NODE = "soak"
+STEP_SECONDS = 600.0  # with daemons that are killed in the middle of it
+_FARTHEST = 40  # calls after which a daemon is killed at the latest
+WHEN = {"before": FaultKind.ERROR, "after": FaultKind.LOST}
+# The calls of a volume's life that change something, and a look, by the cloud's provider.
+CALLS: Mapping[str, tuple[str, ...]] = {
+    "aws": ("CreateVolume", "AttachVolume", "DetachVolume", "DeleteVolume", "DescribeVolumes"),
+    "gcp": ("create disk", "attach disk", "detach disk", "delete disk", "operation"),
+    "vsphere": (
+        "CreateVirtualDisk_Task",
+        "RegisterDisk",
+        "SetVStorageObjectControlFlags",
+        "AttachDisk_Task",
+        "DetachDisk_Task",
+        "DeleteVStorageObject_Task",
+    ),
+}
+Holders = Mapping[str, list[str]]
+"""The VMs that each volume is attached to, by the volume's id."""
+
+
+def _thd_aws(world: Any, cluster: str) -> Holders:
+    ours = [{"Name": f"tag:{CLUSTER}", "Values": [cluster]}, {"Name": "tag-key", "Values": [VOLUME]}]
+    found = world.ec2.describe_volumes(Filters=ours)["Volumes"]
+    return {one["VolumeId"]: [each["InstanceId"] for each in one["Attachments"]] for one in found}
+
+
+def _thd_gcp(world: Any, cluster: str) -> Holders:
+    return {
+        f"{zone}.{name}": [each.split("/")[-1] for each in disk.get("users") or ()]
+        for (zone, name), disk in list(world.api.disks.items())
+        if VOLUME in disk["labels"] and disk.get("status") != "DELETING"
+    }
+
+
+def _thd_vsphere(world: Any, cluster: str) -> Holders:
+    return {id: [vm.name for vm in world.disks.users(id)] for id in world.disks.ids()}
+
+
+VIEWS: Mapping[str, Callable[[Any, str], Holders]] = {
+    "aws": _thd_aws,
+    "gcp": _thd_gcp,
+    "vsphere": _thd_vsphere,
+}
+
+
+@attrs.define
+class VolumeOutcome:
+    """The result of a soak test."""
+
+    lives: int = 0
+    kills: int = 0
+    killed_at: Counter[str] = attrs.field(factory=Counter)  # kills by when and at which call
+    missed: list[str] = attrs.field(factory=list)  # of `WHEN` and `CALLS`, those without a kill
+    leaked: list[str] = attrs.field(factory=list)
+    twice: list[str] = attrs.field(factory=list)  # attached to two VMs
+    lost: list[str] = attrs.field(factory=list)  # and whatever else went wrong with a life
+    seconds: float = 0.0
+
+
+class _Kills(Faults):
+    """The faults of a world in which a daemon is killed."""
+
+    def __init__(self, arriving: Callable[[str], Fault | None]) -> None:
+        super().__init__()
+        self._arriving = arriving
+
+    def befalling(self, parameters: dict[str, str]) -> Fault | None:
+        return super().befalling(parameters) or self._arriving(parameters.get("Action", ""))
+
+
+class _Daemon(ProcessProtocol):
+    """A process of `volume_daemon`. :ivar ended: whether it is gone."""
+
+    def __init__(self) -> None:
+        self._answers: dict[int, Deferred[Any]] = {}
+        self._rest = b""
+        self.ended = False
+        self.errors = b""
+
+    def ask(self, number: int, line: Mapping[str, object]) -> Deferred[Any]:
+        """Send a line, and return its answer; fails with EOFError if the process ends before."""
+        answer: Deferred[Any] = Deferred()
+        if self.ended:
+            answer.errback(EOFError())
+            return answer
+        self._answers[number] = answer
+        self.transport.write(json.dumps({**line, "number": number}).encode() + b"\n")  # type: ignore[union-attr]
+        return answer
+
+    def outReceived(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            found = json.loads(line)
+            self._answers.pop(found["number"]).callback(found)
+
+    def errReceived(self, data: bytes) -> None:
+        self.errors = (self.errors + data)[-4000:]
+
+    def processEnded(self, reason: Failure) -> None:
+        self.ended = True
+        waiting, self._answers = self._answers, {}
+        for answer in waiting.values():
+            answer.errback(EOFError())
+
+
+class VolumeSoak:
+    """One soak test.
+
+    :param cloud: what `infrastructure.SOUND` makes. :param lives: how many, `width` at a time.
+    :param seconds: after that no life is begun and no daemon is killed.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactor,
+        cloud: Callable[[IReactor, Path], Any],
+        lives: int,
+        width: int = 5,
+        seed: int = 1,
+        seconds: float = 1e9,
+    ) -> None:
+        self._reactor = reactor
+        self.root = Path(tempfile.mkdtemp(prefix="inf-"))
+        self._cloud = cloud(reactor, self.root)
+        self._names = iter(range(lives))
+        self._width = width
+        self._seconds = seconds
+        self._began = 0.0
+        self._random = random.Random(seed)  # noqa: S311
+        self._cluster = f"soak-{secrets.token_hex(4)}"
+        self._daemon: _Daemon | None = None
+        self._target = ("", "")
+        self._left = 0  # calls until it is killed in any case
+        self._numbers = iter(range(1, 10**9))
+        self._done = False
+        self.outcome = VolumeOutcome()
+
+    async def run(self) -> VolumeOutcome:
+        """Run it all; no process is left."""
+        world = self._cloud.world
+        world.behaviour = NO_AGENT
+        self._cloud.start()
+        world.faults = _Kills(self._arriving)
+        try:
+            vms = await self._launch(2 * self._width)
+            supervisor = start(self._supervise())
+            self._began = time.monotonic()
+            pairs = [vms[2 * number : 2 * number + 2] for number in range(self._width)]
+            await gatherResults([start(self._live(pair)) for pair in pairs], consumeErrors=True)
+            self._done = True
+            self._kill()
+            await supervisor
+            await self._check_nothing_left()
+        finally:
+            self._done = True
+            self._kill()
+            await self._cloud.stop()
+            shutil.rmtree(self.root, ignore_errors=True)
+        self._count_missed()
+        self.outcome.seconds = time.monotonic() - self._began
+        return self.outcome
+
+    # ---- VMs, and what is left at the end
+
+    def _provider(self) -> Any:
+        context = ProviderContext(self.root, self.root, self._cluster, NODE)
+        return registry.create(self._reactor, self._cloud.provider, self._cloud.table(), context)
+
+    async def _launch(self, count: int) -> list[str]:
+        """Launch VMs, by a daemon that nobody kills; return their ids."""
+        authority, provider = Authority(str(self.root / "authority")), self._provider()
+        await provider.start(lambda words: None)
+        found = []
+        for _ in range(count):
+            sandbox = secrets.token_hex(16)
+            certificate, key = authority.issue_vm(sandbox, 3600)
+            identity = Identity(sandbox, certificate, key, authority.ca_pem)
+            spec = InstanceSpec(secrets.token_hex(16), sandbox, self._cluster, NODE, identity)
+            launched = await provider.launch(spec)
+            found.append((await provider.wait_running(launched.id, STEP_SECONDS)).id)
+        await provider.stop()
+        return found
+
+    async def _check_nothing_left(self) -> None:
+        provider = self._provider()
+        await provider.start(lambda words: None)
+        listed = await IHasVolumes(provider).volumes.list()
+        self.outcome.leaked += [f"{disk.id} is listed at the end" for disk in listed]
+        self.outcome.leaked += [f"{id} is left, held by {vms}" for id, vms in (await self._holders()).items()]
+        for instance in await provider.list():
+            await provider.destroy(instance.id)
+        await provider.stop()
+
+    async def _holders(self) -> Holders:
+        """What the cloud really has."""
+        found = await deferToThread(VIEWS[self._cloud.provider], self._cloud.world, self._cluster)
+        self.outcome.twice += [f"{id} is attached to {vms}" for id, vms in found.items() if len(vms) > 1]
+        return found
+
+    # ---- the daemons
+
+    async def _supervise(self) -> None:
+        """Start daemons, one after the other, until all lives are over."""
+        while not self._done:
+            daemon = _Daemon()
+            self._reactor.spawnProcess(
+                daemon,
+                sys.executable,
+                [sys.executable, "-m", "tests.support.volume_daemon"],
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                path=str(ROOT),
+            )
+            about = {"provider": self._cloud.provider, "table": self._cloud.table(), "node": NODE}
+            try:
+                begun = await daemon.ask(0, {**about, "cluster": self._cluster, "root": str(self.root)})
+            except EOFError:
+                begun = {"error": "ended"}
+            if "error" in begun:
+                self.outcome.lost.append(f"a daemon does not start: {begun} {daemon.errors.decode()}")
+                self._done = True
+                return
+            self._aim()
+            self._daemon = daemon
+            while not daemon.ended and not self._done:
+                await sleep(self._reactor, 0.01)
+            self._daemon = None
+
+    def _aim(self) -> None:
+        """Choose at which call the next daemon is killed: one at which fewest were."""
+        moments = [(when, call) for when in WHEN for call in CALLS[self._cloud.provider]]
+        self._random.shuffle(moments)
+        self._target = min(moments, key=lambda moment: self.outcome.killed_at[" ".join(moment)])
+        self._left = _FARTHEST
+
+    def _arriving(self, call: str) -> Fault | None:
+        """A daemon's call has arrived: what befalls it."""
+        if self._daemon is None or self._daemon.ended or self._late():
+            return None
+        self._left -= 1
+        when, wanted = self._target
+        if call != wanted and self._left:
+            return None
+        self._kill()
+        self.outcome.kills += 1
+        self.outcome.killed_at[f"{when} {call}"] += 1
+        return Fault(WHEN[when])
+
+    def _kill(self) -> None:
+        daemon, self._daemon = self._daemon, None
+        if daemon is not None and not daemon.ended:
+            daemon.transport.signalProcess("KILL")  # type: ignore[union-attr]
+
+    def _count_missed(self) -> None:
+        moments = [f"{when} {call}" for when in WHEN for call in CALLS[self._cloud.provider]]
+        self.outcome.missed = [moment for moment in moments if not self.outcome.killed_at[moment]]
+
+    # ---- the lives
+
+    def _late(self) -> bool:
+        return time.monotonic() - self._began > self._seconds
+
+    async def _live(self, vms: list[str]) -> None:
+        """Have one volume after the other, and one in any case."""
+        for count, number in enumerate(self._names):
+            if self._done or (count and self._late()):
+                return
+            try:
+                await self._life(number, *vms)
+                self.outcome.lives += 1
+            except Exception as error:
+                self.outcome.lost.append(f"data-{number}: {type(error).__name__}: {error}")
+
+    async def _life(self, number: int, first: str, second: str) -> None:
+        volume = await self._step("create", f"data-{number}", GIB)
+        self._expect(await self._holders(), volume, 0)
+        for vm, other in ((first, second), (second, first))[: 2 if number % 3 == 0 else 1]:
+            await self._step("attach", vm, volume, False)
+            self._expect(await self._holders(), volume, 1)
+            await self._step("attach", other, volume, False, refused="FailedPrecondition")
+            self._expect(await self._holders(), volume, 1)
+            await self._step("detach", vm, volume)
+            self._expect(await self._holders(), volume, 0)
+        await self._step("delete", volume)
+        left = await self._holders()
+        if volume in left:
+            self.outcome.leaked.append(f"{volume} is there after it was deleted")
+
+    @staticmethod
+    def _expect(found: Holders, volume: str, count: int) -> None:
+        if volume not in found:
+            raise AssertionError(f"{volume} is lost")
+        if len(found[volume]) != count:
+            raise AssertionError(f"{volume} is attached to {found[volume]}: {count} expected")
+
+    async def _step(self, call: str, *arguments: object, refused: str = "") -> Any:
+        """Return a call's result from the first daemon that lives to answer, and can."""
+        until = time.monotonic() + STEP_SECONDS
+        words = "there is no daemon"
+        while time.monotonic() < until:
+            daemon = self._daemon
+            if self._done:
+                break
+            if daemon is not None:
+                try:
+                    found = await daemon.ask(next(self._numbers), {"call": call, "arguments": arguments})
+                except EOFError:
+                    continue
+                error = found.get("error", "")
+                if error == refused:
+                    return found["result"]
+                words = f"{error} {found.get('words')}"
+                if error != "Unavailable":
+                    break
+            await sleep(self._reactor, 0.05)
+        raise AssertionError(f"{call} {arguments}: {words}")
+
+
+async def made_at_once(reactor: IReactor, cloud: Callable[[IReactor, Path], Any], count: int) -> Counter[str]:
+    """Ask for many volumes at once; return the calls to the cloud by what they ask for."""
+    root = Path(tempfile.mkdtemp(prefix="inf-"))
+    made = cloud(reactor, root)
+    made.start()
+    try:
+        context = ProviderContext(root, root, f"soak-{secrets.token_hex(4)}", NODE)
+        provider = registry.create(reactor, made.provider, made.table(), context)
+        await provider.start(lambda words: None)
+        volumes = IHasVolumes(provider).volumes
+        begun = len(made.world.requests)
+        disks = await gatherResults([volumes.create(f"data-{number}", GIB) for number in range(count)])
+        calls = Counter(call["Action"] for call in made.world.requests[begun:])
+        await gatherResults([volumes.delete(disk.id) for disk in disks])
+        await provider.stop()
+    finally:
+        await made.stop()
+        shutil.rmtree(root, ignore_errors=True)
+    return calls
