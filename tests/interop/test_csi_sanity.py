@@ -49,6 +49,10 @@ SKIPPED = {
 SNAPSHOTS = {
     "with accessibility requirements": "CSI 1.13 has them; Kubernetes 1.36 does not ask for a place",
 }
+NO_CLONES = {
+    "volume from an existing source volume": "the provider makes volumes of snapshots alone",
+    "volume source volume": "as above",
+}
 NO_SNAPSHOTS = {
     "Snapshot": "the provider has no snapshots",
     "volume from an existing source": "as above: no copies",
@@ -148,6 +152,8 @@ class CloudSanity(Sanity):
 
 class AwsSanityTests(CloudSanity, CsiCase):
     """Volumes that are EBS'."""
+
+    skipped = SNAPSHOTS | NO_CLONES
 
     def make_world(self, directory: Path) -> tuple[Any, Any]:  # Any: as above
         return SimulatedAws(reactor, directory, self.cluster), aws.create

@@ -32,6 +32,7 @@ from twisted.web.http_headers import Headers
 
 from infranetes.providers.cloud.interface import CLUSTER, SANDBOX, TOKEN
 from tests.support.clouds import agent_processes, aws_policy, moto
+from tests.support.clouds.ec2_snapshots import Ec2Snapshots
 from tests.support.clouds.ec2_volumes import Ec2Volumes
 from tests.support.clouds.ec2errors import error, refusal
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, FaultKind, Faults
@@ -72,8 +73,8 @@ class SimulatedAws:
     :param cluster: the policy in the manual allows what is done for this one, and nothing else; "": for the
         one of the first launch.
     :ivar granted: actions that are allowed besides, for anything.
-    :ivar volumes: EC2's calls about volumes. :ivar faults: what goes wrong.
-    :ivar behaviour: of instances that are launched from now on.
+    :ivar volumes: EC2's calls about volumes. :ivar snapshots: those about snapshots.
+    :ivar faults: what goes wrong. :ivar behaviour: of instances that are launched from now on.
     :ivar user_data: of the metadata service, by address. :ivar vm_images: its images of VM-image pods.
     """
 
@@ -102,6 +103,7 @@ class SimulatedAws:
         self.urls: list[bytes] = []
         self.granted: set[str] = set()
         self.volumes = Ec2Volumes(reactor, self._forward_as_ec2)
+        self.snapshots = Ec2Snapshots(reactor, self._forward_as_ec2)
 
     def start(self) -> None:
         """Start a cloud with a VPC, two subnets and a security group. Instances of earlier tests have ended
@@ -119,6 +121,7 @@ class SimulatedAws:
             if timer.active():
                 timer.cancel()
         self.volumes.stop()
+        self.snapshots.stop()
         for id in self._vms:
             self._agent_processes.kill(id)
         await deferToThread(self._thd_end_all)
@@ -269,6 +272,11 @@ class SimulatedAws:
             if asked != parameters:
                 return 400, error("IdempotentParameterMismatch", "The client token was used before")
             return 200, answered
+        if self.snapshots.serves(action or ""):
+            return await self.snapshots.answer(parameters)  # type: ignore[return-value]
+        if action == "CreateVolume":
+            making = self.snapshots.make_volume(parameters, self.volumes.answer)
+            return await making  # type: ignore[return-value]
         if self.volumes.serves(action or ""):
             return await self.volumes.answer(parameters)  # type: ignore[return-value]
         image = parameters.get("ImageId", "")

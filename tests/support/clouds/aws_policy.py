@@ -19,10 +19,11 @@ from typing import Any
 import attrs
 
 POLICY = Path(__file__).resolve().parents[3] / "docs" / "provider-aws-policy.json"
-_RESOURCES = re.compile(r"(Volume|Instance|Allocation|Association)Id(\.\d+)?")
+_RESOURCES = re.compile(r"(Volume|Snapshot|Instance|Allocation|Association)Id(\.\d+)?")
 _TAG = re.compile(r"(TagSpecification\.\d+\.Tag\.\d+)\.Key")
 _TYPES = {
     "Volume": "volume",
+    "Snapshot": "snapshot",
     "Instance": "instance",
     "Allocation": "elastic-ip",
     "Association": "elastic-ip",
@@ -30,6 +31,7 @@ _TYPES = {
 # What a call makes, and with which resources that are there already.
 _MAKES = {
     "CreateVolume": ("volume",),
+    "CreateSnapshot": ("snapshot",),
     "RunInstances": ("instance", "volume"),
     "AllocateAddress": ("elastic-ip",),
 }
@@ -84,7 +86,7 @@ def refused(call: Mapping[str, str], cluster: str, tags: Mapping[str, Mapping[st
 
 def _allows(statement: Any, call: Mapping[str, str], action: str, resource: Resource) -> bool:
     actions, arns = _several(statement["Action"]), _several(statement["Resource"])
-    account = "" if resource.type == "image" else "account"
+    account = "" if resource.type in ("image", "snapshot") else "account"
     arn = f"arn:aws:ec2:region:{account}:{resource.type}/{resource.id}"
     matches = any(fnmatchcase(arn, each) or each == "*" for each in arns)
     conditions = statement.get("Condition", {}).get("StringEquals", {})

@@ -94,8 +94,8 @@ class Ec2Volumes:
         status, body = await self.forward(call)
         if status != 200:
             return status, body
-        made = _parsed(body)
-        self._begin(_text(made, "volumeId"), "creating")
+        made = parsed(body)
+        self._begin(text_of(made, "volumeId"), "creating")
         body = self._shown(body)
         if token:
             self._tokens[token] = (call, body)
@@ -104,18 +104,18 @@ class Ec2Volumes:
     async def _attach(self, call: Call) -> Answer:
         volume, instance = call["VolumeId"], call["InstanceId"]
         found = await self._volume(volume)
-        state = self._states.get(volume, _text(found, "status"))
-        if _text(found, "status") == "in-use":
+        state = self._states.get(volume, text_of(found, "status"))
+        if text_of(found, "status") == "in-use":
             raise Refusal("VolumeInUse", f"{volume} is already attached to an instance")
         if state != "available":
             raise Refusal("IncorrectState", f"{volume} is not 'available'.")
         running = await self._instance(instance)
-        if _text(running, "instanceState/name") != "running":
+        if text_of(running, "instanceState/name") != "running":
             raise Refusal("IncorrectState", f"Instance '{instance}' is not 'running'.")
-        if _text(running, "placement/availabilityZone") != _text(found, "availabilityZone"):
+        if text_of(running, "placement/availabilityZone") != text_of(found, "availabilityZone"):
             raise Refusal("InvalidVolume.ZoneMismatch", f"The volume '{volume}' is not in the same zone")
         names = [
-            _text(each, "deviceName") for each in running.iter(f"{_NS}item") if _text(each, "deviceName")
+            text_of(each, "deviceName") for each in running.iter(f"{_NS}item") if text_of(each, "deviceName")
         ]
         if call["Device"] in names:
             words = f"Attachment point {call['Device']} is already in use"
@@ -130,8 +130,8 @@ class Ec2Volumes:
     async def _detach(self, call: Call) -> Answer:
         volume, instance = call["VolumeId"], call.get("InstanceId", "")
         found = await self._volume(volume)
-        holders = [_text(each, "instanceId") for each in found.iter(f"{_NS}item")]
-        if _text(found, "status") == "available":
+        holders = [text_of(each, "instanceId") for each in found.iter(f"{_NS}item")]
+        if text_of(found, "status") == "available":
             raise Refusal("IncorrectState", f"Volume '{volume}' is in the 'available' state.")
         if instance and instance not in holders:
             raise Refusal("InvalidAttachment.NotFound", f"{volume} is not attached to {instance}")
@@ -152,14 +152,14 @@ class Ec2Volumes:
         if volume in self._modified and self.six_hours:
             words = "You've reached the maximum modification rate per volume limit. Wait at least 6 hours "
             raise Refusal("VolumeModificationRateExceeded", words + "between modifications per EBS volume.")
-        if int(call["Size"]) < int(_text(found, "size")):
+        if int(call["Size"]) < int(text_of(found, "size")):
             raise Refusal("InvalidParameterValue", "New size cannot be smaller than existing size")
         self._begin(volume, "modifying", call)
         return 200, self._modifications(volume, "ModifyVolume", "volumeModification")
 
     async def _delete(self, call: Call) -> Answer:
         volume = call["VolumeId"]
-        state = self._states.get(volume, _text(await self._volume(volume), "status"))
+        state = self._states.get(volume, text_of(await self._volume(volume), "status"))
         if state != "available":
             raise Refusal("VolumeInUse", f"Volume {volume} is {state}")
         return await self.forward(call)
@@ -195,12 +195,12 @@ class Ec2Volumes:
 
     def _shown(self, body: bytes) -> bytes:
         """An answer of moto's with the volumes' real states."""
-        answer = _parsed(body)
+        answer = parsed(body)
         for volume in [answer, *answer.iter(f"{_NS}item")]:
-            state = self._states.get(_text(volume, "volumeId"))
+            state = self._states.get(text_of(volume, "volumeId"))
             where = "attachmentSet/item/status" if state in ("attaching", "detaching") else "status"
-            element = volume.find(_path(where))
-            if state not in (None, "modifying") and element is not None and _text(volume, "size"):
+            element = volume.find(path(where))
+            if state not in (None, "modifying") and element is not None and text_of(volume, "size"):
                 element.text = state
         return ElementTree.tostring(answer)
 
@@ -222,25 +222,28 @@ class Ec2Volumes:
         found = await self._one(
             "DescribeInstances", "InstanceId", id, "reservationSet", "InvalidInstanceID.NotFound"
         )
-        [instance] = found.findall(_path("instancesSet/item"))
+        [instance] = found.findall(path("instancesSet/item"))
         return instance
 
     async def _one(self, action: str, key: str, id: str, where: str, missing: str) -> ElementTree.Element:
         status, body = await self.forward({"Action": action, f"{key}.1": id, **_VERSION})
-        found = _parsed(body).find(_path(f"{where}/item")) if status == 200 else None
+        found = parsed(body).find(path(f"{where}/item")) if status == 200 else None
         if found is None:
             raise Refusal(missing, f"The {key} '{id}' does not exist")
         return found
 
 
-def _parsed(body: bytes) -> ElementTree.Element:
+def parsed(body: bytes) -> ElementTree.Element:
+    """An answer of EC2's."""
     return ElementTree.fromstring(body)  # noqa: S314 (moto's own)
 
 
-def _path(names: str) -> str:
+def path(names: str) -> str:
+    """A path of EC2's names."""
     return "/".join(_NS + name for name in names.split("/"))
 
 
-def _text(element: ElementTree.Element, names: str) -> str:
-    found = element.find(_path(names))
+def text_of(element: ElementTree.Element, names: str) -> str:
+    """The text at a path of EC2's names; "" where there is none."""
+    found = element.find(path(names))
     return (found.text or "") if found is not None else ""

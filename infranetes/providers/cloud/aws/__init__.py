@@ -9,6 +9,7 @@ from infranetes.providers.cloud.aws.cloud import AwsCloud, offers
 from infranetes.providers.cloud.aws.disks import AwsDisks
 from infranetes.providers.cloud.aws.driver import Driver
 from infranetes.providers.cloud.aws.settings import Settings
+from infranetes.providers.cloud.aws.snapshots import AwsSnapshots
 from infranetes.providers.cloud.provider import CloudProvider
 from infranetes.providers.interface import ProviderContext
 from infranetes_common import config
@@ -23,4 +24,5 @@ def create(reactor: IReactor, table: Mapping[str, object], context: ProviderCont
     # libcloud's list of sizes and prices is a large file: read it before the reactor runs.
     cloud = AwsCloud(settings, context, offers(settings.region))
     disks = AwsDisks(settings, context.cluster, cloud.first_zone)
-    return CloudProvider(reactor, cloud, settings, context, disks)
+    snapshots = AwsSnapshots(context.cluster)
+    return CloudProvider(reactor, cloud, settings, context, disks, snapshots)

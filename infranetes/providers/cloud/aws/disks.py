@@ -30,6 +30,7 @@ from infranetes.providers.cloud.aws.libcloud_types import Element
 from infranetes.providers.cloud.aws.settings import Settings
 from infranetes.providers.cloud.disks import VOLUME, CloudDisk, DiskRequest, DiskState, Hold, HoldState
 from infranetes.providers.cloud.interface import CLUSTER, CloudError, ErrorKind
+from infranetes.providers.volumes import FromSnapshot
 from infranetes_common.errors import FailedPrecondition
 
 _ID = re.compile(r"vol-[0-9a-f]{8,17}")
@@ -95,7 +96,7 @@ class AwsDisks:
         for start in range(0, len(values), _MAX_FILTERS):
             part = values[start : start + _MAX_FILTERS]
             named = {
-                f"Filter.1.Value.{number}": value for number, value in enumerate(map(_literally, part), 1)
+                f"Filter.1.Value.{number}": value for number, value in enumerate(map(literally, part), 1)
             }
             answer = driver.request("DescribeVolumes", **{"Filter.1.Name": name}, **named, **cluster)
             for volume in items(answer, "volumeSet/item"):
@@ -113,6 +114,7 @@ class AwsDisks:
             ours=tags.get(CLUSTER) == self._cluster and VOLUME in tags,
             name=tags.get(VOLUME, ""),
             zone=text(volume, "availabilityZone"),
+            source=FromSnapshot(snapshot) if (snapshot := text(volume, "snapshotId")) else None,
             holds=tuple(_hold(each) for each in items(volume, "attachmentSet/item") if _is_held(each)),
             detail=f"its state is {state}",
         )
@@ -134,6 +136,8 @@ class AwsDisks:
             "ClientToken": _client_token(request),
             **tag_parameters("volume", {CLUSTER: request.cluster, VOLUME: request.name}),
         }
+        if request.source is not None:
+            parameters["SnapshotId"] = request.source.id
         if settings.encrypt_volumes or settings.volume_key:
             parameters["Encrypted"] = "true"
         if settings.volume_key:
@@ -195,7 +199,7 @@ def _kind(error: Exception) -> ErrorKind | None:
     return found.kind if found is not None else None
 
 
-def _literally(value: str) -> str:
+def literally(value: str) -> str:
     """A filter's value that matches nothing but this text."""
     return re.sub(r"([\\*?])", r"\\\1", value)
 

@@ -22,7 +22,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
-from libcloud.compute.base import Node, NodeImage, NodeSize, StorageVolume
+from libcloud.compute.base import Node, NodeImage, NodeSize, StorageVolume, VolumeSnapshot
 from libcloud.compute.drivers.ec2 import NAMESPACE, EC2Connection, EC2NetworkSubnet, EC2NodeDriver
 from libcloud.compute.types import NodeState
 from libcloud.utils.xml import fixxpath
@@ -201,6 +201,10 @@ class Driver(EC2NodeDriver):  # type: ignore[misc]
     def delete_volume(self, id: str) -> None:
         """Ask for a volume's end."""
         self.destroy_volume(self._volume(id))
+
+    def delete_snapshot(self, id: str) -> None:
+        """Ask for a snapshot's end."""
+        self.destroy_volume_snapshot(VolumeSnapshot(id, self))
 
     def grow_volume(self, id: str, gib: int) -> None:
         """Ask for a larger volume."""

@@ -15,7 +15,7 @@ from infranetes.providers.cloud.interface import CloudError, ErrorKind
 _CODES = {
     ErrorKind.THROTTLED: (
         "RequestLimitExceeded Throttling ThrottlingException RequestThrottled EC2ThrottledException "
-        "TooManyRequestsException SlowDown BandwidthLimitExceeded"
+        "TooManyRequestsException SlowDown BandwidthLimitExceeded SnapshotCreationPerVolumeRateExceeded"
     ),
     ErrorKind.TRANSIENT: "InternalError InternalFailure Unavailable ServiceUnavailable RequestTimeout",
     ErrorKind.CAPACITY: (
@@ -26,7 +26,8 @@ _CODES = {
     ErrorKind.QUOTA: (
         "InstanceLimitExceeded VcpuLimitExceeded AddressLimitExceeded VolumeLimitExceeded "
         "MaxSpotInstanceCountExceeded ResourceCountExceeded MaxIOPSLimitExceeded AttachmentLimitExceeded "
-        "VolumeModificationSizeLimitExceeded"
+        "VolumeModificationSizeLimitExceeded SnapshotLimitExceeded PendingSnapshotLimitExceeded "
+        "ConcurrentSnapshotLimitExceeded"
     ),
     ErrorKind.CREDENTIALS: (
         "AuthFailure InvalidClientTokenId SignatureDoesNotMatch OptInRequired ExpiredToken RequestExpired "
@@ -37,12 +38,12 @@ _CODES = {
     # The last one: a volume is modified at most once in six hours.
     ErrorKind.STATE: (
         "IncorrectState IncorrectInstanceState VolumeInUse InvalidAttachment.NotFound "
-        "IncorrectModificationState VolumeModificationRateExceeded"
+        "InvalidSnapshot.InUse IncorrectModificationState VolumeModificationRateExceeded"
     ),
     ErrorKind.NOT_FOUND: (
         "InvalidInstanceID.NotFound InvalidInstanceID.Malformed InvalidAllocationID.NotFound "
         "InvalidAssociationID.NotFound InvalidVolume.NotFound InvalidAddress.NotFound "
-        "InvalidVolumeID.Malformed"
+        "InvalidVolumeID.Malformed InvalidSnapshot.NotFound"
     ),
 }
 _KINDS = {code: kind for kind, codes in _CODES.items() for code in codes.split()}

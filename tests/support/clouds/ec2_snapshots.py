@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EBS snapshots as EC2 has them, over moto's: what takes time there, what is refused, and what they hold.
+
+moto's are complete at once, and hold nothing. Source of what is refused here: EC2 API reference, "Error codes
+for the Amazon EC2 API".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from xml.etree import ElementTree
+
+import attrs
+
+from tests.support.clouds.ec2_volumes import Call, Forward, parsed, path, text_of
+from tests.support.clouds.ec2errors import error
+from tests.support.clouds.http_sites import Answer
+
+
+@attrs.define
+class Ec2Snapshots:
+    """The calls about snapshots.
+
+    :param forward: asks moto, and returns its answer with EC2's namespace.
+    :ivar seconds: for how long a snapshot is pending. :ivar contents: of volumes and snapshots, by their ids.
+    :ivar states: of snapshots that are not complete."""
+
+    reactor: Any
+    forward: Forward
+    seconds: float = 0.05
+    contents: dict[str, bytes] = attrs.field(factory=dict)
+    states: dict[str, str] = attrs.field(factory=dict)
+    _timers: list[Any] = attrs.field(factory=list)
+
+    def stop(self) -> None:
+        """Make no more steps."""
+        for timer in self._timers:
+            if timer.active():
+                timer.cancel()
+
+    def serves(self, action: str) -> bool:
+        """Whether a call is about snapshots."""
+        return action in ("CreateSnapshot", "DeleteSnapshot", "DescribeSnapshots")
+
+    async def answer(self, call: Call) -> Answer:
+        """Return EC2's answer."""
+        status, body = await self.forward(call)
+        if status == 200 and call["Action"] == "CreateSnapshot":
+            id = text_of(parsed(body), "snapshotId")
+            self.contents[id] = self.contents.get(call["VolumeId"], b"")
+            self.states[id] = "pending"
+            self._timers.append(self.reactor.callLater(self.seconds, self.states.pop, id, None))
+        return status, self._shown(body) if status == 200 else body
+
+    async def make_volume(self, call: Call, make: Callable[[Call], Any]) -> Answer:
+        """Have a volume made, from a snapshot if the call says so."""
+        snapshot = call.get("SnapshotId", "")
+        if snapshot in self.states:
+            return 400, error("IncorrectState", f"Snapshot is in invalid state - {self.states[snapshot]}")
+        answer: Answer = await make(call)
+        if snapshot and answer[0] == 200:
+            made = text_of(parsed(answer[1]), "volumeId")
+            self.contents.setdefault(made, self.contents[snapshot])
+        return answer
+
+    def _shown(self, body: bytes) -> bytes:
+        """An answer of moto's with the snapshots' real states."""
+        answer = parsed(body)
+        for snapshot in [answer, *answer.iterfind(path("snapshotSet/item"))]:
+            state = self.states.get(text_of(snapshot, "snapshotId"))
+            element = snapshot.find(path("status"))
+            if state is not None and element is not None:
+                element.text = state
+        return ElementTree.tostring(answer)
