@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Volumes on simulated clouds: many that are asked for at once, and a soak test while the daemon is killed.
 
-`volumes` does the first on all three clouds; `volumes:aws`, `volumes:gcp` and `volumes:vsphere` do both on one.
-The soak test takes up to half an hour.
+`volumes` does the first on all three clouds; `volumes:aws`, `volumes:gcp` and `volumes:vsphere` do both on
+one, for up to half an hour.
 """
 
 from __future__ import annotations
