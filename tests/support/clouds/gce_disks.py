@@ -148,14 +148,17 @@ class Disks:
         source = origin.get("sourceSnapshotId") or origin.get("sourceDiskId") or ""
         self.contents[disk["id"]] = self.contents.get(source, b"")
 
+        def unmade() -> None:
+            del self.disks[zone, name]
+
         def made() -> Error | None:
             if self._exceeds(0):
-                del self.disks[zone, name]
+                unmade()
                 return self._no_quota()
             disk["status"] = "READY"
             return None
 
-        return self._operations.run(zone, "insert", disk, made)
+        return self._operations.run(zone, "insert", disk, made, undo=unmade)
 
     def _origin(self, zone: str, kind: str, gib: int, body: Json) -> dict[str, str]:
         """The fields of a new disk about what it begins with. :raise Refusal: it can't."""
@@ -201,7 +204,10 @@ class Disks:
             del self.disks[zone, disk["name"]]
             return None
 
-        return self._operations.run(zone, "delete", disk, gone)
+        def kept() -> None:
+            disk["status"] = "READY"
+
+        return self._operations.run(zone, "delete", disk, gone, undo=kept)
 
     def _resize(self, disk: Json, zone: str, body: Json) -> Json:
         size, before = str(body.get("sizeGb", "")), int(disk["sizeGb"])
@@ -271,10 +277,7 @@ class Disks:
             self._give(instance, disk, body)
             return None
 
-        task = self._operations.begin(zone, "attachDisk", instance)
-        asked = dict(task.answer)
-        self._operations.later(lambda: self._operations.finish(task, *(attached() or ("", ""))))
-        return asked
+        return self._operations.run(zone, "attachDisk", instance, attached, alone=False)
 
     def _check_free(self, instance: Json, disk: Json, mode: str) -> None:
         """Refuse what is attached, unless all only read it. :raise Refusal: it is attached."""

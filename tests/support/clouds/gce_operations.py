@@ -45,12 +45,15 @@ class Operations:
     """All operations of a project.
 
     :ivar later: has work done when an operation has taken its time. :ivar busy: links to the resources on
-        which one is running that has them to itself."""
+        which one is running that has them to itself. :ivar failing: how the next one of a kind fails, which
+        then does nothing.
+    """
 
     def __init__(self) -> None:
         self.tasks: dict[str, Task] = {}
         self.later: Callable[[Callable[[], None]], None] = lambda work: work()
         self.busy: set[str] = set()
+        self.failing: dict[str, Error] = {}
         self._requests: dict[str, tuple[str, str]] = {}  # what was asked, and its operation, by requestId
 
     def begin(self, zone: str, kind: str, target: dict[str, Any]) -> Task:
@@ -66,20 +69,36 @@ class Operations:
             task.answer["error"] = {"errors": [{"code": code, "message": message}]}
 
     def run(
-        self, zone: str, kind: str, target: dict[str, Any], work: Callable[[], Error | None]
+        self,
+        zone: str,
+        kind: str,
+        target: dict[str, Any],
+        work: Callable[[], Error | None],
+        *,
+        undo: Callable[[], None] = lambda: None,
+        alone: bool = True,
     ) -> dict[str, Any]:
-        """Answer with an operation that does `work`, which has `target` to itself meanwhile.
+        """Answer with an operation that does `work`.
 
+        :param undo: called in place of `work` if the operation fails. :param alone: whether it has `target`
+            to itself meanwhile.
         :raise Refusal: another one has it."""
         link = target["selfLink"]
-        self.check_ready(target)
-        self.busy.add(link)
+        if alone:
+            self.check_ready(target)
+            self.busy.add(link)
         task = self.begin(zone, kind, target)
         asked = dict(task.answer)
 
         def end() -> None:
-            self.busy.discard(link)
-            self.finish(task, *(work() or ("", "")))
+            if alone:
+                self.busy.discard(link)
+            error = self.failing.pop(kind, None)
+            if error is None:
+                error = work()
+            else:
+                undo()
+            self.finish(task, *(error or ("", "")))
 
         self.later(end)
         return asked

@@ -69,15 +69,20 @@ def classify(error: Exception) -> CloudError | None:
 
 @contextmanager
 def disk_refusals() -> Iterator[None]:
-    """Say of Google's errors what they mean for disks. :raise CloudError: one that means something else."""
+    """Say of Google's errors what they mean for disks.
+
+    :raise CloudError: one that means something else. An operation that failed has to be asked for again,
+        whatever it failed of: asking how it ended never has another answer."""
     try:
         yield
     except GoogleBaseError as error:
         found = classify(error)
         if found is None:
             raise
-        words = str(found)
-        if str(error.code) in _OTHER_STATE or _NO_DEVICE in words:
+        words, code = str(found), str(error.code or "")
+        passes = found.kind in (ErrorKind.TRANSIENT, ErrorKind.THROTTLED)
+        has_failed = int(error.http_code or 0) == 200 and code and passes  # it is answered with its error
+        if code in _OTHER_STATE or _NO_DEVICE in words or has_failed:
             raise CloudError(ErrorKind.STATE, words) from error
         if _FULL.search(words):
             raise CloudError(ErrorKind.QUOTA, words) from error
