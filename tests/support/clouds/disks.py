@@ -26,9 +26,11 @@ class MemoryDisks:
 
     :ivar looks: after so many looks at it a disk is in the state that it is on its way to.
     :ivar calls: the names of calls. :ivar lost: of those whose next answers are lost, with how many.
-    :ivar cut: the name of the call after which the cloud answers no more until this is "" again."""
+    :ivar cut: the name of the call after which the cloud answers no more until this is "" again.
+    :ivar blind: whether no disk is shown that there is."""
 
     looks: int = 0
+    blind: bool = False
     has_modes: bool = False
     zone: str = "zone-a"
     unit: int = GIB
@@ -157,7 +159,7 @@ class MemoryDisks:
                 del self.disks[id]
             else:
                 self.disks[id] = then
-        return list(self.disks.values())
+        return [] if self.blind else list(self.disks.values())
 
 
 class MemoryCalls:

@@ -187,6 +187,18 @@ class FaultTests(TestCase):
             self.assertLess(self.world.clock.seconds() - began, 3 * 600.0)
         self.assertEqual(self.disks.most_holds, 1)
 
+    async def test_of_a_cloud_that_shows_no_disk_not_many_are_asked_for(self) -> None:
+        """However often somebody asks; and none more than one before the cloud's answers are that old."""
+        self.disks.blind = True
+        volumes = self.world.volumes()
+        self.world.settings = CloudSettings(volume_seconds=20.0, settle_seconds=30.0)
+        await self.fails(self.world.volumes().create("data", GIB), Unavailable)
+        self.assertEqual(len(self.disks.tokens), 1)
+        for _ in range(5):
+            words = str(await self.fails(volumes.create("data", GIB), Unavailable))
+        self.assertIn("shows no volume", words)
+        self.assertLess(len(self.disks.tokens), 20)
+
     async def test_a_disk_that_fails_is_deleted_again(self) -> None:
         self.disks.put(
             CloudDisk("disk-7", GIB, DiskState.FAILED, ours=True, name="data", detail="no such key")
