@@ -114,6 +114,8 @@ SECONDS: Mapping[str, float] = {
     "tests.infranetes.providers.cloud.test_aws": 60,
     "tests.infranetes.providers.cloud.test_faults": 80,
     "tests.infranetes.providers.cloud.test_gcp": 60,
+    "tests.infranetes.providers.cloud.test_gcp_snapshots": 15,
+    "tests.infranetes.providers.cloud.test_gcp_volumes": 20,
     "tests.infranetes.providers.cloud.test_requests": 30,
     "tests.infranetes.providers.cloud.test_vsphere": 120,
     "tests.infranetes.providers.cloud.test_vsphere_faults": 120,

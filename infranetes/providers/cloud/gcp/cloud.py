@@ -296,7 +296,7 @@ class GcpCloud:
         return [
             Leftover(id_of(last(disk["zone"]), disk["name"]), "disk", value(disk["labels"].get(TOKEN, "")))
             for disk in driver.disks(filter_of(self._ours))
-            if self._is_ours(disk) and not disk.get("users")
+            if self._is_ours(disk) and not disk.get("users") and disk.get("status") != "DELETING"
         ]
 
     def _thd_release(self, driver: Driver, leftover: Leftover) -> None:

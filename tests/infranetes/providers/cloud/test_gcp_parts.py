@@ -24,7 +24,7 @@ from infranetes.providers.cloud.gcp.driver import Driver, Response
 from infranetes.providers.cloud.gcp.libcloud_types import MachineType
 from infranetes.providers.cloud.gcp.settings import Settings
 from infranetes.providers.cloud.gcp.sizes import offer
-from infranetes.providers.cloud.interface import Cloud, ErrorKind
+from infranetes.providers.cloud.interface import Cloud, CloudError, ErrorKind
 from infranetes.providers.interface import InstanceState, ProviderContext
 from infranetes_common.config import structure
 from infranetes_common.errors import ConfigError
@@ -64,6 +64,20 @@ class NameTests(SynchronousTestCase):
         for other in ("", "web", "../../x", "europe-west1-b.", "b.x/y", "b.x y", "b.x?y", f"{id}\n", "é.é"):
             self.assertFalse(names.is_id(other), other)
 
+    @given(st.text(max_size=40), st.text(max_size=40), st.text(max_size=40), st.text(max_size=40))
+    def test_each_cluster_has_names_of_its_own(self, one: str, name: str, other: str, second: str) -> None:
+        """Whatever it and its volumes are called."""
+        made, elsewhere = names.hashed_name_of(one, name), names.hashed_name_of(other, second)
+        self.assertTrue(re.fullmatch(names.LABEL, made), made)
+        self.assertEqual(made == elsewhere, (one, name) == (other, second))
+
+    def test_links_lead_to_disks_of_zones(self) -> None:
+        link = "https://www.googleapis.com/compute/v1/projects/p/zones/europe-west1-b/disks/data"
+        for given_ in (link, link.partition("v1/")[2]):
+            self.assertEqual(names.disk_of(given_), "europe-west1-b.data")
+        for other in ("", link.replace("zones", "regions"), f"{link}/x", link.replace("disks", "instances")):
+            self.assertEqual(names.disk_of(other), "", other)
+
     def test_images_default_to_the_project(self) -> None:
         for given_, path in (
             ("guest", "projects/p/global/images/guest"),
@@ -95,6 +109,51 @@ def _refusal(status: int, reason: str) -> dict[str, Any]:
 
 def _ended(code: str) -> dict[str, Any]:
     return {"kind": "compute#operation", "error": {"errors": [{"code": code, "message": "words of it"}]}}
+
+
+class DiskErrorTests(SynchronousTestCase):
+    """What errors mean where disks are asked for."""
+
+    def kind(self, status: int, body: Any) -> ErrorKind | None:
+        try:
+            with errors.disk_refusals():
+                raise _raised(status, body)
+        except CloudError as error:
+            return error.kind
+        except GoogleBaseError as error:
+            found = errors.classify(error)
+            return found.kind if found is not None else None
+
+    def test_refusals_of_requests(self) -> None:
+        for status, reason, kind in (
+            (400, "resourceInUseByAnotherResource", ErrorKind.STATE),
+            (400, "resourceNotReady", ErrorKind.STATE),
+            (403, "limitExceeded", ErrorKind.QUOTA),
+            (403, "rateLimitExceeded", ErrorKind.THROTTLED),
+            (400, "invalid", ErrorKind.INVALID),
+            (503, "backendError", ErrorKind.TRANSIENT),
+            (409, "alreadyExists", ErrorKind.CONFLICT),
+        ):
+            self.assertIs(self.kind(status, _refusal(status, reason)), kind, reason)
+
+    def test_operations_that_failed(self) -> None:
+        """None of these kinds is asked about again: it has failed."""
+        full = "Maximum hyperdisk-balanced disks count should be less than or equal to [16], Requested : [17]"
+        for code, message, kind in (
+            ("RESOURCE_IN_USE_BY_ANOTHER_RESOURCE", "words", ErrorKind.STATE),
+            ("RESOURCE_OPERATION_RATE_EXCEEDED", "words", ErrorKind.STATE),
+            ("INTERNAL_ERROR", "words", ErrorKind.STATE),
+            ("NEVER_HEARD_OF", "words", ErrorKind.STATE),
+            ("QUOTA_EXCEEDED", "words", ErrorKind.QUOTA),
+            ("UNSUPPORTED_OPERATION", full, ErrorKind.QUOTA),
+            ("UNSUPPORTED_OPERATION", "pd-ssd is not for this machine type", ErrorKind.INVALID),
+            ("PERMISSIONS_ERROR", "words", ErrorKind.CREDENTIALS),
+        ):
+            operation = {"status": "DONE", "error": {"errors": [{"code": code, "message": message}]}}
+            self.assertIs(self.kind(200, operation), kind, code)
+
+    def test_an_answer_that_is_none_may_come_next_time(self) -> None:
+        self.assertIs(self.kind(200, "<html>"), ErrorKind.TRANSIENT)
 
 
 class ErrorTests(SynchronousTestCase):

@@ -235,8 +235,12 @@ class DiskTests(GcpVolumesCase, TestCase):
         made = await volumes.create("data", GIB)
         labels = {CLUSTER: self.cluster, NODE: self.node, TOKEN: "0" * 32}
         self.world.api.add_disk(ZONES[0], "rest", labels)
+        self.world.api.add_disk(ZONES[0], "going", labels)["status"] = "DELETING"
         await self.until(lambda: (ZONES[0], "rest") not in self.world.api.disks, "the rest is swept", 60.0)
         self.assertEqual(await volumes.list(), [made])
+        deleted = [one["name"] for one in self.world.requests if one["Action"] == "delete disk"]
+        self.assertNotIn("going", deleted)
+        del self.world.api.disks[ZONES[0], "going"]
 
     async def test_many_who_look_are_few_requests(self) -> None:
         """100 volumes at once: one request makes each, and the looks at all of them share requests."""
