@@ -74,7 +74,7 @@ class DeclarationTests(SynchronousTestCase):
     def test_those_with_real_vms_do_not_run_side_by_side(self) -> None:
         """They have one bridge, which the first daemon that ends takes away from the others."""
         for path in (TREE / "tests" / "e2e").glob("test_*.py"):
-            if re.search(r"^from tests\.e2e\.(pod|qemu)_case import", path.read_text(), re.MULTILINE):
+            if re.search(r"^from tests\.e2e\.(pod|qemu|volume)_case import", path.read_text(), re.MULTILINE):
                 shared = Unit(f"tests.e2e.{path.stem}.Tests", ()).shared
                 self.assertIn("real VMs", shared, path.name)
 
