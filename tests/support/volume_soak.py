@@ -46,7 +46,8 @@ from tests.support.clouds.faults import NO_AGENT, Fault, FaultKind, Faults
 GIB = 1 << 30
 NODE = "soak"
 STEP_SECONDS = 600.0  # with daemons that are killed in the middle of it
-_FARTHEST = 40  # calls after which a daemon is killed at the latest
+# Calls after which a daemon is killed at the latest: vSphere takes several where others take one.
+_FARTHEST: Mapping[str, int] = {"aws": 40, "gcp": 40, "vsphere": 300}
 WHEN = {"before": FaultKind.ERROR, "after": FaultKind.LOST}
 # The calls of a volume's life that change something, and a look, by the cloud's provider.
 CALLS: Mapping[str, tuple[str, ...]] = {
@@ -154,7 +155,7 @@ class VolumeSoak:
     """One soak test.
 
     :param cloud: what `infrastructure.SOUND` makes. :param lives: how many, `width` at a time.
-    :param seconds: after that no life is begun and no daemon is killed.
+    :param seconds: after that no life is begun, and no daemon is killed but the first.
     """
 
     def __init__(
@@ -277,11 +278,11 @@ class VolumeSoak:
         moments = [(when, call) for when in WHEN for call in CALLS[self._cloud.provider]]
         self._random.shuffle(moments)
         self._target = min(moments, key=lambda moment: self.outcome.killed_at[" ".join(moment)])
-        self._left = _FARTHEST
+        self._left = _FARTHEST[self._cloud.provider]
 
     def _arriving(self, call: str) -> Fault | None:
         """A daemon's call has arrived: what befalls it."""
-        if self._daemon is None or self._daemon.ended or self._late():
+        if self._daemon is None or self._daemon.ended or (self._late() and self.outcome.kills):
             return None
         self._left -= 1
         when, wanted = self._target

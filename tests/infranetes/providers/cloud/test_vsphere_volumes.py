@@ -191,6 +191,28 @@ class LostAnswerTests(VolumesCase, TestCase):
         self.assertEqual(await self.life(FaultKind.ERROR), [1] * 8)
 
 
+class SessionTests(VolumesCase, TestCase):
+    """Volumes have sessions of their own at the vCenter."""
+
+    def sessions(self) -> list[Any]:
+        """All but the test's own."""
+        manager = self.world.vcsim.content.sessionManager
+        mine = manager.currentSession.key
+        return [each.key for each in manager.sessionList if each.key != mine]
+
+    async def test_those_that_have_expired_are_renewed_and_all_are_ended(self) -> None:
+        before = self.sessions()
+        volumes = await self.volumes()
+        made = await volumes.create("data", MIB)
+        expired = [key for key in self.sessions() if key not in before]
+        self.world.vcsim.content.sessionManager.TerminateSession(expired)
+        self.assertEqual(await volumes.list(), [made])
+        self.assertEqual((await volumes.expand(made.id, 2 * MIB)).size, 2 * MIB)
+        await volumes.delete(made.id)
+        await self.provider.stop()
+        self.assertEqual([key for key in self.sessions() if key not in before], [])
+
+
 class NextDaemonTests(VolumesCase, TestCase):
     """A daemon that is gone after any step: the next one finishes what it finds."""
 
