@@ -37,10 +37,12 @@ class Client:
     async def close(self) -> None:
         await self._channel.close()
 
-    async def run_pod(self, name: str, logs: Path, annotations: Mapping[str, str] | None = None) -> Pod:
-        """Call RunPodSandbox."""
+    async def run_pod(
+        self, name: str, logs: Path, annotations: Mapping[str, str] | None = None, uid: str = ""
+    ) -> Pod:
+        """Call RunPodSandbox. :param uid: the pod's; "": any."""
         config = cri.PodSandboxConfig(
-            metadata=cri.PodSandboxMetadata(name=name, uid=secrets.token_hex(8), namespace="bench"),
+            metadata=cri.PodSandboxMetadata(name=name, uid=uid or secrets.token_hex(8), namespace="bench"),
             hostname=name,
             log_directory=str(logs / name),
             labels={"app": "bench", "io.kubernetes.pod.name": name},
