@@ -41,7 +41,8 @@ _MAKE = {
 _MAGIC = {"ext4": (1024 + 0x38, b"\x53\xef"), "xfs": (0, b"XFSB")}
 _MOUNTED_AT = 1024 + 0x2C  # ext4: the time of the last mount for writing
 _IN_PROGRESS = 126  # xfs: mkfs has not ended
-_DATA = {"ext4": "errors=remount-ro", "xfs": ""}
+# A volume and its copy have the same UUID, of which xfs would mount one alone.
+_DATA = {"ext4": "errors=remount-ro", "xfs": "nouuid"}
 
 
 @attrs.frozen

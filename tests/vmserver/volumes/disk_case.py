@@ -72,10 +72,10 @@ class PodDiskCase(TestCase):
         for one in reversed(mounts_below(self.top)):
             unmount(one.point)
 
-    def attach(self) -> None:
-        command = ["losetup", "--find", "--show", str(self.file)]
+    def attach(self, serial: str = SERIAL, file: Path | None = None) -> None:
+        command = ["losetup", "--find", "--show", str(file or self.file)]
         device = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-        self.loops.devices[SERIAL] = device
+        self.loops.devices[serial] = device
         self.addCleanup(subprocess.run, ["losetup", "--detach", device], check=True)
 
     async def mounted(self, **fields: Any) -> Path:

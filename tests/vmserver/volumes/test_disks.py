@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import grp
 import os
+import subprocess
 from pathlib import Path
 from typing import cast
 
@@ -12,12 +13,13 @@ from twisted.internet.task import deferLater
 
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
-from infranetes_common.volume_disks import checked_options
+from infranetes_common.volume_disks import checked_options, serial_of
 from tests.vmserver.volumes.disk_case import SERIAL, SIZE, XFS_SIZE, PodDiskCase, reactor
 from vmserver.layers.disks import ScsiDisks
 from vmserver.mounts import Flag, mount, mounts_below
 from vmserver.volumes import disks as disks_module
 from vmserver.volumes import filesystems
+from vmserver.volumes.disk_records import DiskMount
 from vmserver.volumes.disks import PodDisks
 from vmserver.volumes.store import VolumeStore
 
@@ -109,6 +111,27 @@ class PodDiskTests(PodDiskCase):
         self.assertEqual((point / "file").read_text(), "here")
         self.assertRaises(OSError, (point / "more").write_text, "no")
         self.assertNotEqual(point.stat().st_gid, 4711)
+
+    async def test_a_disk_and_its_copy_are_mounted_side_by_side(self) -> None:
+        """As a volume and what was made from a snapshot of it: both file systems have the same UUID."""
+        for filesystem, size in (("ext4", SIZE), ("xfs", XFS_SIZE)):
+            self.file.write_bytes(b"")
+            os.truncate(self.file, size)
+            self.loops.look_at_size(0)
+            point = await self.mounted(filesystem=filesystem)
+            (point / "file").write_text("kept")
+            descriptor = os.open(point, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+            subprocess.run(["sync", "--file-system", point], check=True)
+            copy, serial = self.top / f"copy-{filesystem}", serial_of(f"copy-{filesystem}")
+            subprocess.run(["cp", "--sparse=always", self.file, copy], check=True)
+            self.attach(serial, copy)
+            await self.disks.mount(DiskMount(serial, filesystem, []))
+            self.assertEqual((self.top / "disks" / serial / "directory" / "file").read_text(), "kept")
+            (point / "file").write_text("changed")
+            for one in (serial, SERIAL):
+                await self.disks.unmount(one)
 
     async def test_a_file_system_grows_with_its_disk(self) -> None:
         filesystem, size = ("ext4", SIZE) if may_grow_ext4() else ("xfs", XFS_SIZE)
