@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 from twisted.trial.runner import TestLoader
 from twisted.trial.unittest import SynchronousTestCase
 
+from tests.e2e import slices as e2e_slices
 from tests.harness import schedule
 from tests.harness.schedule import Schedule, Unit, tests_of, units
 from tests.workloads import slices
@@ -86,6 +88,13 @@ class DeclarationTests(SynchronousTestCase):
         days = [name for day in range(len(slices.SLICES)) for name in slices.of_day(day)]
         long = [f"{slices.PACKAGE}.{name}" for name in slices.LONG]
         self.assertEqual(sorted(days + long), sorted(found))
+
+    def test_each_test_with_real_vms_has_its_day(self) -> None:
+        days = range(len(e2e_slices.SLICES))
+        rests = Counter(name for day in days for name in e2e_slices.resting(day))
+        self.assertEqual(set(rests.values()), {len(days) - 1})
+        for name in rests:
+            self.assertTrue((TREE / name.replace(".", "/")).with_suffix(".py").exists(), name)
 
     def test_the_tests_of_the_packages_build_are_there(self) -> None:
         names = re.findall(r"^\t(tests\.[\w.]+)", (TREE / "debian" / "rules").read_text(), flags=re.M)

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests with real VMs that have their days in turn where there is no time for all: they run one at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+PACKAGE = "tests.e2e"
+#: One for each day, in turn; what is in none runs each day. Each takes about five minutes without KVM.
+SLICES: Sequence[Sequence[str]] = (
+    ("test_pod_docker", "test_full_disk"),
+    ("test_choice", "test_user_namespaces", "test_vm_network"),
+    ("test_postgresql", "test_memory", "test_qemu_firewalls"),
+)
+
+
+def resting(day: int) -> Sequence[str]:
+    """The dotted names of the modules that have not their turn on that day since 1970."""
+    others = [each for number, each in enumerate(SLICES) if number != day % len(SLICES)]
+    return [f"{PACKAGE}.{name}" for names in others for name in names]
+
+
+def resting_today() -> Sequence[str]:
+    """Those of today, by UTC."""
+    return resting(int(time.time() // 86400))
