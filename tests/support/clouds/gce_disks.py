@@ -121,7 +121,8 @@ class Disks:
 
     def _insert(self, zone: str, body: Json) -> Json:
         name, size = str(body.get("name", "")), str(body.get("sizeGb", "500"))
-        kind = str(body.get("type", "pd-standard")).rpartition("/")[2]
+        types = f"{path_of(HERE)}/zones/{zone}/diskTypes/"
+        kind = path_of(body.get("type", f"{types}pd-standard")).removeprefix(types)
         labels = body.get("labels", {})
         wrong = {
             "name": not NAME.fullmatch(name),

@@ -203,7 +203,7 @@ class GcpDisks:
             found = {"sourceDisk": f"projects/{project}/zones/{zone}/disks/{name}"}
         else:
             found = {}
-        return zone, {"type": f"zones/{zone}/diskTypes/{kind}", **found}
+        return zone, {"type": f"projects/{project}/zones/{zone}/diskTypes/{kind}", **found}
 
     def _thd_delete(self, driver: Driver, disk: CloudDisk) -> str:
         zone, name = split_id(disk.id)

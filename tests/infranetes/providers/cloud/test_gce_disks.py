@@ -77,7 +77,7 @@ class DisksTests(SynchronousTestCase):
         self.assertEqual(self.ask("GET", f"{HERE}/disks/data")["status"], "READY")
 
     def test_what_no_disk_can_be(self) -> None:
-        for field, value in (("name", "Data"), ("sizeGb", "0"), ("sizeGb", "70000"), ("type", "floppy")):
+        for field, value in (("name", "Data"), ("sizeGb", "0"), ("sizeGb", "70000"), ("type", "pd-ssd")):
             self.refused(400, "invalid", "POST", f"{HERE}/disks", {"name": "d", "sizeGb": "1", field: value})
         self.refused(400, "invalid", "POST", f"{HERE}/disks", {"name": "d", "labels": {"a": "B"}})
         self.refused(404, "notFound", "GET", f"{HERE}/disks/d")
@@ -201,7 +201,8 @@ class DisksTests(SynchronousTestCase):
     def test_a_clone_is_in_the_zone_and_of_the_type_of_its_source(self) -> None:
         self.disk()
         copy = {"name": "copy", "sizeGb": "10", "sourceDisk": f"{HERE}/disks/data"}
-        self.refused(400, "invalid", "POST", f"{HERE}/disks", {**copy, "type": "pd-ssd"})
+        other = f"projects/{PROJECT}/{HERE}/diskTypes/pd-ssd"
+        self.refused(400, "invalid", "POST", f"{HERE}/disks", {**copy, "type": other})
         self.refused(400, "invalid", "POST", f"zones/{ZONES[1]}/disks", copy)
         self.ask("POST", f"{HERE}/disks", copy)
         again = {**copy, "name": "again", "sourceDisk": f"{HERE}/disks/copy"}
