@@ -95,7 +95,7 @@ format: venv ## Rewrite the code in the project's style
 	$(BIN)/ruff format $(CODE)
 
 .PHONY: tools
-tools: | apt-base ## Build crictl, critest, csi-sanity and vcsim, which tests need, into build/tools
+tools: | apt-base ## Build crictl, critest, csi-sanity, vcsim and osnfs, which tests need, into build/tools
 	@PYTHON=$(PYTHON) tests/interop/tools
 
 .PHONY: cluster-tools

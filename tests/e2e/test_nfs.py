@@ -21,12 +21,19 @@ from infranetes_common.wire import cri
 from tests.e2e.pod_case import PodCase
 from tests.infranetes.daemon import case
 from tests.support.ganesha import NfsServer
+from tests.support.nfs3 import Nfs3Server
 from txgrpc import Code
 
+_CLIENT = "/sys/fs/nfs/net/nfs_client/identifier"  # what the VM's kernel is called by servers
 _NODE = "10.85.0.1"  # the bridge's address, which VMs reach
-_OPTIONS = (
-    "rw,vers=4.2,rsize=262144,wsize=262144,namlen=255,acregmin=1,acregmax=1,acdirmin=1,acdirmax=1,hard,proto=tcp,"
-    f"timeo=600,retrans=2,sec=sys,clientaddr={_NODE},local_lock=none,addr={_NODE}"
+_TIMES = "acregmin=1,acregmax=1,acdirmin=1,acdirmax=1"
+_V4 = (
+    f"rw,vers=4.2,rsize=262144,wsize=262144,namlen=255,{_TIMES},hard,proto=tcp,port=%d,timeo=600,retrans=2,"
+    f"sec=sys,clientaddr={_NODE},local_lock=none,addr={_NODE}"
+)
+_V3 = (
+    f"rw,vers=3,rsize=65536,wsize=65536,namlen=255,{_TIMES},hard,nolock,proto=tcp,port=%d,timeo=600,retrans=2,"
+    f"sec=sys,mountaddr={_NODE},mountvers=3,mountport=%d,mountproto=tcp,local_lock=all,addr={_NODE}"
 )
 # Takes a lock on a file's first byte and keeps it, or says that another has it.
 _LOCK = r"""
@@ -50,11 +57,13 @@ class NfsTests(PodCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.data, self.other = self.root / "data", self.root / "other"
-        (self.data / "part").mkdir(parents=True)
-        self.other.mkdir()
+        self.data, self.other, self.old = [self.root / name for name in ("data", "other", "old")]
+        for directory in (self.data / "part", self.other, self.old):
+            directory.mkdir(parents=True)
         self.server = NfsServer({"/data": self.data, "/other": self.other})
         self.addCleanup(self.server.end)
+        self.old_server = Nfs3Server(self.old)
+        self.addCleanup(self.old_server.end)
         table = self.root / "mountinfo"
         node = Path(mount_table.TABLE).read_bytes()
         self.root_mount = mount_table.mount_of(mount_table.parse(node), b"/").id
@@ -65,6 +74,7 @@ class NfsTests(PodCase):
             ("/data", "volumes/kubernetes.io~csi/looked-at/mount", "ro,relatime"),
             ("/other", "volumes/kubernetes.io~csi/other/mount", "rw,relatime"),
             ("/none", "volumes/kubernetes.io~csi/none/mount", "rw,relatime"),
+            ("/mount", "volumes/kubernetes.io~nfs/old", "rw,relatime"),
         )]  # fmt: skip
         table.write_bytes(node + "".join(lines).encode())
         program = (
@@ -77,9 +87,11 @@ class NfsTests(PodCase):
         """A line of the mount table."""
         number = next(self.numbers)
         device = "0:1000" if export.startswith("/data") else f"0:{number}"
-        options = f"{_OPTIONS},port={self.server.port}"
+        kind, options = "nfs4", _V4 % self.server.port
+        if export == "/mount":
+            kind, options = "nfs", _V3 % (self.old_server.port, self.old_server.port)
         path = f"{self.kubelet(pod)}/{at}"
-        return f"{number} {self.root_mount} {device} / {path} {own} - nfs4 {_NODE}:{export} {options}\n"
+        return f"{number} {self.root_mount} {device} / {path} {own} - {kind} {_NODE}:{export} {options}\n"
 
     def kubelet(self, pod: str) -> Path:
         """kubelet's directory of a pod."""
@@ -121,22 +133,25 @@ class NfsTests(PodCase):
         web, db = await self.pods()
         first = self.mounting(
             "web", "main",
-            "echo of-web >/data/web; echo in-part >/part/file; stat -c %u /part; touch /looked/x; "
-            "grep -c ' nfs4 .*acregmin=1' /proc/mounts; /data/lock /data/locked keep",
+            "echo of-web >/data/web; echo in-part >/part/file; echo by-v3 >/old/file; "
+            "stat -c %u /part; touch /looked/x; "
+            f"grep -c ' nfs4 .*acregmin=1' /proc/mounts; cat {_CLIENT}; /data/lock /data/locked keep",
             data="volumes/kubernetes.io~nfs/data", part="volume-subpaths/data/main/0",
-            looked="volumes/kubernetes.io~csi/looked-at/mount",
+            looked="volumes/kubernetes.io~csi/looked-at/mount", old="volumes/kubernetes.io~nfs/old",
         )  # fmt: skip
         main = await self.run_container(web, first)
         await self.until(lambda: "locked" in self.lines_of("web"), "the first pod has all", seconds=30.0)
         self.assertEqual((self.data / "web").read_text(), "of-web\n")
         self.assertEqual((self.data / "part" / "file").read_text(), "in-part\n")
+        self.assertEqual((self.old / "file").read_text(), "by-v3\n")
         said = self.lines_of("web")
         self.assertEqual((said[0], said[2]), ("4711", "3"), said)
+        of_web = said[3]
         self.assertIn("Read-only file system", said[1])
 
         second = self.mounting(
             "db", "main",
-            "cat /data/web; /data/lock /data/locked; echo of-db >/data/db; "
+            f"cat /data/web; cat {_CLIENT}; /data/lock /data/locked; echo of-db >/data/db; "
             "while sleep 0.2; do echo more >>/data/log; done",
             data="volumes/kubernetes.io~nfs/data",
         )  # fmt: skip
@@ -144,7 +159,9 @@ class NfsTests(PodCase):
         await self.until(lambda: (self.data / "log").exists(), "the second pod writes", seconds=30.0)
         said = self.lines_of("db")
         self.assertEqual(said[0], "of-web")
-        self.assertIn("refused", said[1])
+        self.assertRegex(of_web, "^[0-9a-f]{32}$")
+        self.assertNotEqual(said[1], of_web, "the server takes them for two clients")
+        self.assertIn("refused", said[2])
         self.assertEqual((await self.execute(main, "cat", "/data/db")).stdout, b"of-db\n")
 
         none = self.mounting("web", "none", "true", none="volumes/kubernetes.io~csi/none/mount")
