@@ -93,6 +93,8 @@ class Gce:
                 return resources.subnetwork()
             case (_, "zones", zone, *rest) if zone in ZONES:
                 return self._in_zone(method, zone, rest, query, body)
+            case (_, "zones", zone, *_):
+                raise Refusal(400, "invalid", f"Invalid value for field 'zone': '{zone}'. Unknown zone.")
         raise Refusal(404, "notFound", f"The resource 'projects/{path}' was not found")
 
     def _in_zone(self, method: str, zone: str, rest: list[str], query: Any, body: Any) -> dict[str, Any]:

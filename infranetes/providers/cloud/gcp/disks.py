@@ -33,6 +33,7 @@ from infranetes.providers.cloud.gcp.names import (
     hashed_name_of,
     id_of,
     is_id,
+    is_in_a_zone,
     label,
     labels,
     last,
@@ -83,7 +84,7 @@ class GcpDisks:
         self.zone = settings.zones[0]
 
     def is_id(self, text: str) -> bool:
-        return is_id(text)
+        return is_id(text) and is_in_a_zone(text)
 
     # ---- Looking
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 LABEL = r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?"  # RFC 1035: names of resources, network tags
+ZONE = r"[a-z]+-[a-z]+[0-9]+-[a-z]"
 PROJECT = r"(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]"
 IMAGE = rf"(?:(?:projects/{PROJECT}/)?global/images/)?(?:family/)?{LABEL}"
 NETWORK = rf"(?:projects/{PROJECT}/global/networks/)?{LABEL}"
@@ -44,6 +45,11 @@ def id_of(zone: str, name: str) -> str:
 def is_id(text: str) -> bool:
     """Whether `id_of` could have returned this."""
     return _ID.fullmatch(text) is not None
+
+
+def is_in_a_zone(id: str) -> bool:
+    """Whether the zone of an id can be one: people write volumes' ids, too."""
+    return re.fullmatch(ZONE, split_id(id)[0]) is not None
 
 
 def split_id(id: str) -> tuple[str, str]:

@@ -9,7 +9,15 @@ from typing import TypeAlias, TypeVar
 
 import attrs
 
-from infranetes.providers.cloud.gcp.names import IMAGE, LABEL, NETWORK, PROJECT, SUBNETWORK, region_of
+from infranetes.providers.cloud.gcp.names import (
+    IMAGE,
+    LABEL,
+    NETWORK,
+    PROJECT,
+    SUBNETWORK,
+    ZONE,
+    region_of,
+)
 from infranetes.providers.cloud.settings import CloudSettings
 
 T = TypeVar("T")
@@ -33,7 +41,7 @@ def _given(instance: object, attribute: attrs.Attribute[str], value: str) -> Non
 
 
 def _are_zones(instance: object, attribute: attrs.Attribute[tuple[str, ...]], value: tuple[str, ...]) -> None:
-    if not value or not all(re.fullmatch(r"[a-z]+-[a-z]+[0-9]+-[a-z]", zone) for zone in value):
+    if not value or not all(re.fullmatch(ZONE, zone) for zone in value):
         raise ValueError("zones are expected, such as europe-west1-b")
     if len({region_of(zone) for zone in value}) > 1:
         raise ValueError("zones of one region are expected: subnetworks are regional")

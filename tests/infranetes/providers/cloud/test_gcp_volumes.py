@@ -19,7 +19,13 @@ from infranetes.providers.interface import InstanceState
 from infranetes.providers.volumes import IVolumes
 from infranetes_common import config
 from infranetes_common.concurrency import settled
-from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unavailable
+from infranetes_common.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
 from infranetes_common.volume_disks import serial_of
 from tests.contract.attached_volumes import AttachedVolumesContract, Attacher
 from tests.contract.volumes import VolumesContract
@@ -156,6 +162,18 @@ class DiskTests(GcpVolumesCase, TestCase):
             await volumes.delete(id)
         self.assertEqual(await volumes.list(), [])
         del self.world.api.disks[ZONES[0], "database"]
+
+    async def test_what_can_be_no_disk_is_not_asked_for(self) -> None:
+        """Google does not say of a zone that is none that it has no such disk."""
+        volumes = await self.volumes()
+        begun = len(self.world.requests)
+        for id in ("data", "data.one", "europe-west1.data", f"{ZONES[0]}.Data", f"{ZONES[0]}/data"):
+            with self.assertRaises(NotFound):
+                await volumes.get(id)
+            await volumes.delete(id)
+        self.assertEqual(self.world.requests[begun:], [])
+        with self.assertRaisesRegex(InvalidArgument, "zone"):
+            await volumes.delete("europe-west9-z.data")
 
     async def test_a_disk_of_another_zone_is_refused(self) -> None:
         self.world.api.add_disk(ZONES[1], "far", {})
