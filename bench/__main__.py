@@ -34,6 +34,7 @@ BENCHES = {
     "images": ("bench.images", "containers by the size of their image, on a simulated cloud"),
     "pods": ("bench.pods", "pods with Docker until their containers run, and ExecSync (QEMU)"),
     "mounts": ("bench.mounts", "a configmap's change until a running container has read it (QEMU)"),
+    "fio": ("bench.fio", "what a volume carries, beside the same file on the node (QEMU)"),
     "attach": ("bench.attach", "a volume from its attachment until the pod's VM has it mounted (QEMU)"),
     "memory": ("bench.memory", "what idle pods take of the node's memory, and the guest of its own (QEMU)"),
     "pool": ("bench.pool", "pods on a simulated cloud that boots for 45 s, with and without a warm pool"),
