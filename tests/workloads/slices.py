@@ -19,6 +19,7 @@ SLICES: Sequence[Sequence[str]] = (
     ("test_mixed_images.PolicyTests",),
     ("test_own_volumes.VolumeTests",),
     ("test_own_volumes.FlexVolumeTests",),
+    ("test_own_volumes.RawVolumeTests",),
 )
 #: Those that no day has, and why.
 LONG = {

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -28,7 +28,13 @@ def driver() -> Manifest:
 
 
 class OwnVolumeCase(WorkloadCase):
-    """Each test has a volume and a claim."""
+    """Each test has a volume and a claim.
+
+    :cvar common: what both say besides. :cvar of_volume: what the volume does. :cvar of_csi: and as CSI's."""
+
+    common: ClassVar[Manifest] = {}
+    of_volume: ClassVar[Manifest] = {"mountOptions": ["noatime"]}
+    of_csi: ClassVar[Manifest] = {"fsType": "ext4"}
 
     if RUNTIME == CONTAINERD:
         skip = "containerd's pods have no such volumes"
@@ -47,11 +53,15 @@ class OwnVolumeCase(WorkloadCase):
     def claimed(self) -> list[Manifest]:
         """The volume, and a claim that only it fulfils."""
         self.addCleanup(self.kubectl, "delete", "persistentvolume", self.namespace, "--wait=false")
-        common: dict[str, Any] = {"accessModes": ["ReadWriteOnce"], "storageClassName": self.namespace}
+        common: dict[str, Any] = {
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": self.namespace,
+            **self.common,
+        }
         volume = {
             "capacity": {"storage": "64Mi"},
-            "csi": {"driver": "infranetes.io", "volumeHandle": self.namespace, "fsType": "ext4"},
-            "mountOptions": ["noatime"],
+            "csi": {"driver": "infranetes.io", "volumeHandle": self.namespace, **self.of_csi},
+            **self.of_volume,
             **common,
         }
         claim = {"resources": {"requests": {"storage": "64Mi"}}, **common}
@@ -124,6 +134,39 @@ class MeasuredTests(OwnVolumeCase):
         labels = f'{{namespace="{self.namespace}",persistentvolumeclaim="data"}}'
         self.assertIn(f"kubelet_volume_stats_capacity_bytes{labels} ", self.metrics())
         self.here("delete", "pod", "first", "--timeout=120s", timeout=150)
+
+
+class RawVolumeTests(OwnVolumeCase):
+    """The same with the disk itself as a device."""
+
+    common: ClassVar[Manifest] = {"volumeMode": "Block"}
+    of_volume: ClassVar[Manifest] = {}
+    of_csi: ClassVar[Manifest] = {}
+
+    def loop_devices(self) -> str:
+        """The node's that stand for the volume, and kubelet's locks on them."""
+        script = (
+            "for each in /sys/block/loop*/loop/backing_file; do name=${each#/sys/block/}; name=${name%%/*}; "
+            f"grep -l '/{self.namespace}/' $each; "
+            f"head -c 4096 /dev/$name | grep -q '\"{self.namespace}\"' && echo /dev/$name; done; true"
+        )
+        return self.cluster.inside("sh", "-c", script)
+
+    def test_the_next_pod_has_it_once_the_first_has_gone(self) -> None:
+        devices = [{"name": "data", "devicePath": "/dev/xvda"}]
+        self.apply(*self.claimed(), self.using("first", container("main", IDLE, volumeDevices=devices)))
+        self.wait_until_ready("first")
+        self.assertIn("/dev/loop", self.loop_devices())
+        written = "test -b /dev/xvda && echo kept | dd of=/dev/xvda bs=512 conv=sync 2>/dev/null"
+        self.execute("first", "sh", "-c", written)
+        self.here("delete", "pod", "first", "--timeout=120s", timeout=150)
+
+        self.apply(self.using("second", container("main", IDLE, volumeDevices=devices)))
+        self.wait_until_ready("second")
+        seen = self.execute("second", "head", "-c", "5", "/dev/xvda").stdout
+        self.assertEqual(seen, b"kept\n")
+        self.here("delete", "pod", "second", "--timeout=120s", timeout=150)
+        until(lambda: not self.loop_devices(), "no loop device is left", 120)
 
 
 class FlexVolumeTests(OwnVolumeCase):
