@@ -15,6 +15,7 @@ from infranetes_common.wire import cri
 from tests.e2e.pod_case import PodCase
 
 _SIZE = 16 << 20
+_OWNER = "0 6 660"  # Debian's group `disk`
 _TEXT = "kept by the disk itself"
 
 
@@ -84,6 +85,7 @@ class BlockVolumeTests(PodCase):
 
         second = await self.run_pod("web", attempt=1)
         script = (
+            "stat -c '%u %g %a' /dev/xvda; "
             "dd if=/dev/xvda bs=512 skip=8 count=1 2>/dev/null | tr -d '\\000'; "
             "if echo lost | dd of=/dev/xvda bs=512 2>/dev/null; then echo written; else echo refused; fi; "
             "exec sleep 1000"
@@ -91,7 +93,7 @@ class BlockVolumeTests(PodCase):
         link = self.publish("second", read_only=True)
         await self.run_container(second, self.with_device(link, "second", script))
         await self.until(
-            lambda: self.lines("second") == [_TEXT, "refused"],
+            lambda: self.lines("second") == [_OWNER, _TEXT, "refused"],
             "the second pod, which may only read, sees it",
             seconds=60.0,
         )
