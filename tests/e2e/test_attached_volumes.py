@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 
+from infranetes_common.wire import cri
 from tests.e2e.volume_case import GROUP, VolumeCase
 
 
@@ -31,3 +32,15 @@ class AttachedVolumeTests(VolumeCase):
         self.assertFalse(self.is_free(), "no other VM gets it")
         os.kill(self.qemu_of(second), signal.SIGKILL)
         await self.until(self.is_free, "it is free once the VM is gone")
+
+    async def test_a_vm_that_reboots_has_ended_and_its_volume_is_free(self) -> None:
+        await self.start()
+        first = await self.run_pod()
+        # Once its start has been answered.
+        script = "echo kept >/data/file; sync; sleep 5; echo b >/proc/sysrq-trigger; exec sleep 1000"
+        security = cri.LinuxContainerSecurityContext(privileged=True)
+        rebooting = self.mounting(
+            self.publish("first"), "main", script, linux=cri.LinuxContainerConfig(security_context=security)
+        )
+        await self.run_container(first, rebooting)
+        await self.until(self.is_free, "its VM has ended", seconds=60.0)
