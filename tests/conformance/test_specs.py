@@ -36,6 +36,11 @@ class SpecTests(SynchronousTestCase):
         self.assertFalse(re.search(spec.focus, name + " again"))
         self.assertFalse(re.search(spec.focus, "Kubernetes e2e suite [sig-network] Services should work"))
 
+    def test_the_focus_matches_with_other_spaces(self) -> None:
+        self.assertTrue(
+            re.search(Spec("snapshots  should work").focus, "Kubernetes e2e suite snapshots should work")
+        )
+
     def test_a_spec_that_was_interrupted_has_failed(self) -> None:
         report = Path(self.mktemp())
         it = {"LeafNodeType": "It", "State": "timedout", "Failure": {"Message": "x\n y"}}
