@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,17 @@ _INVARIANT = (
 
 
 class PostgresqlTests(VolumeCase):
-    """With a volume of 512 MiB."""
+    """With a volume of 512 MiB.
+
+    :ivar acknowledged: what each client was told before the last VM ended. :ivar killed: how that was."""
 
     timeout = 300 + 120 * KILLS
     size = 512 << 20
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.acknowledged: Mapping[int, int] = {}
+        self.killed: dict[str, Any] = {}
 
     async def set_up_image(self) -> None:
         self.tree = await deferToThread(PostgresqlTree.made, _CACHE)
@@ -58,75 +66,59 @@ class PostgresqlTests(VolumeCase):
         """Make the pod anew; return once its PostgreSQL answers."""
         self.pod_id = await self.run_pod("web", attempt=attempt)
         source = self.publish(f"pod-{attempt}")
-        self.server = await self.run_container(self.pod_id, self.of_image("main", source, SERVE, attempt))
+        name = self.log_name = f"main-{attempt}"
+        self.server = await self.run_container(self.pod_id, self.of_image(name, source, SERVE))
         request = cri.PodSandboxStatusRequest(pod_sandbox_id=self.pod_id)
         address = (await self.runtime.PodSandboxStatus(request, timeout=30.0)).status.network.ip
-        client = Client(self.tree, address)
-        until = time.monotonic() + 180.0
-        while (await deferToThread(client.run, "pg_isready", "-d", client.place)).returncode:
-            self.assertLess(time.monotonic(), until, self.lines("main")[-20:])
-            await self.sleep(0.2)
-        return client
+        await self.until(lambda: self.said("ready to accept connections"), "it serves", seconds=60.0)
+        return Client(self.tree, address)
 
-    def of_image(self, name: str, source: Path, script: str, attempt: int) -> Any:
-        image = cri.ImageSpec(image=self.reference)
-        return self.mounting(source, name, script, attempt=attempt, image=image)
+    def said(self, words: str) -> bool:
+        """Whether the present server's log has these words."""
+        return any(words in line for line in self.lines(self.log_name))
+
+    def of_image(self, name: str, source: Path, script: str) -> Any:
+        return self.mounting(source, name, script, image=cri.ImageSpec(image=self.reference))
 
     async def test_no_acknowledged_transaction_is_lost(self) -> None:
         await self.set_up_image()
-        client = await self.serving(0)
+        await self.fill(await self.serving(0))
+        for kill in range(1, KILLS + 1):
+            await self.kill_in_the_middle(kill, power=kill % 2 == 0)
+        client = await self.recovered(KILLS + 1)
+        await self.check_everything(client)
+
+    async def fill(self, client: Client) -> None:
+        """Make what the load needs, and stop the pod."""
         making = await deferToThread(client.run, "pgbench", "-i", "-q", client.place)
         self.assertEqual(making.returncode, 0, making.stderr)
         table = "CREATE TABLE done (run int, client int, number int, PRIMARY KEY (run, client, number))"
         await deferToThread(client.query, table)
         await self.end_pod()
-        for kill in range(1, KILLS + 1):
-            await self.kill_in_the_middle(kill, power=kill % 2 == 0)
-        await self.check_everything()
 
     async def end_pod(self) -> None:
         await self.stop_pod(self.pod_id)
         await self.remove_pod(self.pod_id)
 
     async def kill_in_the_middle(self, kill: int, *, power: bool) -> None:
-        """Have the VM killed while it is busy; and compare what the next has with what was acknowledged."""
+        """Have the VM killed while it is busy, once it has what was acknowledged before."""
         disk = await deferToThread(VolatileFile, self.file, self.root / "volatile") if power else None
         try:
-            load = Load(self.tree, await self.serving(2 * kill - 1), kill, _CLIENTS)
+            load = Load(self.tree, await self.recovered(kill), kill, _CLIENTS)
             try:
-                acknowledged, seconds = await self.killed(load, kill, disk)
+                await self.end_while_busy(load, kill, disk)
             finally:
                 load.end()
             await self.end_pod()
             if disk is not None:
                 await deferToThread(disk.lose_power)
+                self.killed["flushes"] = disk.flushes
         finally:
             if disk is not None:
                 disk.end()
-        began = time.monotonic()
-        client = await self.serving(2 * kill)
-        again = time.monotonic() - began
-        self.assertIn("automatic recovery in progress", "\n".join(self.lines("main")))
-        rows = await deferToThread(client.query, _DONE)
-        missing = lost(acknowledged, [row[1:] for row in rows if row[0] == str(kill)])
-        told = sum(acknowledged.values())
-        self.note(
-            kill=kill,
-            power=power,
-            acknowledged=told,
-            lost=missing,
-            seconds=seconds,
-            tps=round(told / seconds, 1),
-            flushes=disk.flushes if disk is not None else None,
-            until_it_serves=round(again, 1),
-            load=os.getloadavg()[0],
-        )
-        self.assertEqual(missing, [])
-        await self.check_balance(client)
-        await self.end_pod()
 
-    async def killed(self, load: Load, kill: int, disk: VolatileFile | None) -> tuple[Any, float]:
-        """Kill the VM; return what was acknowledged by each client, and for how long it ran."""
+    async def end_while_busy(self, load: Load, kill: int, disk: VolatileFile | None) -> None:
+        """Kill the VM, and keep what was acknowledged by each client."""
         began = time.monotonic()
         await self.until(lambda: load.seconds or load.ended, "transactions are done", seconds=60.0)
         await self.sleep(0.3 + kill * 0.37 % 3)
@@ -136,9 +128,26 @@ class PostgresqlTests(VolumeCase):
         os.kill(self.qemu_of(self.pod_id), signal.SIGKILL)
         seconds = time.monotonic() - began
         await self.until(lambda: load.ended, "the clients have noticed", seconds=60.0)
-        acknowledged = load.acknowledged()
-        self.assertGreater(sum(acknowledged.values()), 0, load.output)
-        return acknowledged, round(seconds, 1)
+        self.acknowledged = load.acknowledged()
+        told = sum(self.acknowledged.values())
+        self.assertGreater(told, 0, load.output)
+        self.killed = {"kill": kill, "power": disk is not None, "acknowledged": told,
+                      "tps": round(told / seconds, 1), "load": os.getloadavg()[0]}  # fmt: skip
+
+    async def recovered(self, attempt: int) -> Client:
+        """Make the pod anew; it has what was acknowledged before the last one was killed."""
+        began = time.monotonic()
+        client = await self.serving(attempt)
+        if not self.killed:
+            return client
+        seconds = round(time.monotonic() - began, 1)
+        self.assertTrue(self.said("automatic recovery in progress"), self.lines(self.log_name))
+        rows = await deferToThread(client.query, _DONE)
+        missing = lost(self.acknowledged, [row[1:] for row in rows if row[0] == str(self.killed["kill"])])
+        self.note(**self.killed, lost=missing, until_it_serves=seconds)
+        self.assertEqual(missing, [])
+        await self.check_balance(client)
+        return client
 
     async def check_balance(self, client: Client) -> None:
         """Each transaction is there as a whole, or not at all."""
@@ -147,15 +156,14 @@ class PostgresqlTests(VolumeCase):
         self.assertEqual({accounts, tellers, branches}, {deltas})
         self.assertEqual(history, done)
 
-    async def check_everything(self) -> None:
+    async def check_everything(self, client: Client) -> None:
         """What PostgreSQL itself can say: of indexes and tables, and of each page's checksum."""
-        client = await self.serving(2 * KILLS + 1)
         looking = ("pg_amcheck", "--install-missing", "--heapallindexed", client.place)
         checked = await deferToThread(client.run, *looking)
         self.assertEqual((checked.returncode, checked.stdout), (0, ""), checked.stderr)
         stop = cri.StopContainerRequest(container_id=self.server, timeout=60)
         await self.runtime.StopContainer(stop, timeout=120.0)
-        last = self.of_image("check", self.published, CHECK, 0)
+        last = self.of_image("check", self.published, CHECK)
         status = await self.in_state(await self.run_container(self.pod_id, last), cri.CONTAINER_EXITED)
         await self.until(lambda: any("Bad checksums" in line for line in self.lines("check")), "its log")
         self.assertEqual(status.exit_code, 0, self.lines("check"))
