@@ -114,6 +114,8 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
     config = node_names.with_host_name(sandbox.config)
     provider = container_provider(node, config, handler)
     await sandbox.machine.configure(config, await node.dns(), provider)
+    if node.pod_volumes is not None:
+        node.pod_volumes.at_launch.agent_answers(sandbox)
     await join_pod_network(node, sandbox)
     tell_of_services(sandbox)
     sandbox.watch.start()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
+import attrs
 from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -18,7 +19,7 @@ from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Sandbox
 from infranetes.providers.volumes import IHasVolumes, IVolumes, VolumeDisk
 from infranetes.volumes.published import PublishedVolume
-from infranetes_common.concurrency import Flight, settled, start, within
+from infranetes_common.concurrency import Event, Flight, settled, start, within
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, InfranetesError, Unavailable
 from infranetes_common.volume_disks import checked_options
 
@@ -27,20 +28,32 @@ LOOK_SECONDS = 60.0
 FindForPod = Callable[[str], Awaitable[Sequence[PublishedVolume]]]
 """Look up which volumes are published for the pod with a UID."""
 
-Attach = Callable[[Sandbox, PublishedVolume], Awaitable[object]]
-"""Record a volume as the sandbox's, and attach it to its VM. Idempotent."""
+Have = Callable[[Sandbox, PublishedVolume], Awaitable[object]]
+"""Have a sandbox's VM given a volume, or mount it. Idempotent."""
 
 _log = Logger()
 
 
-class VolumesAtLaunch:
-    """The volumes that are published for pods whose VMs are launched."""
+@attrs.frozen
+class _Launch:
+    """What goes on for a sandbox. :ivar answers: happens once the agent of its VM does."""
 
-    def __init__(self, node: NodeContext, find: FindForPod, attach: Attach) -> None:
+    flight: Flight[None]
+    answers: Event[None]
+
+
+class VolumesAtLaunch:
+    """The volumes that are published for pods whose VMs are launched.
+
+    :param attach: records a volume as the sandbox's, and attaches it.
+    :param mount: mounts what is attached, or finds it if it is raw."""
+
+    def __init__(self, node: NodeContext, find: FindForPod, attach: Have, mount: Have) -> None:
         self._node = node
         self._find = find
         self._attach = attach
-        self._attaching: dict[Sandbox, Flight[None]] = {}
+        self._mount = mount
+        self._launches: dict[Sandbox, _Launch] = {}
 
     async def zone(self, sandbox: Sandbox) -> str:
         """Return the zone that a sandbox's VM has to be in to be given its pod's volumes; "": any.
@@ -79,38 +92,57 @@ class VolumesAtLaunch:
 
     def begin(self, sandbox: Sandbox) -> None:
         """Begin to attach a sandbox's volumes to its VM, which runs. Idempotent."""
-        if sandbox in self._attaching or not self._has_volumes(sandbox):
+        if sandbox in self._launches or not self._has_volumes(sandbox):
             return
-        self._attaching[sandbox] = flight = Flight(self._attach_all(sandbox))
-        flight.join().addBoth(self._ended, sandbox)
+        answers = Event[None]()
+        self._launches[sandbox] = launch = _Launch(Flight(self._all(sandbox, answers)), answers)
+        launch.flight.join().addBoth(self._ended, sandbox)
+
+    def agent_answers(self, sandbox: Sandbox) -> None:
+        """Have what is attached mounted too, by the agent of the sandbox's VM. Idempotent."""
+        launch = self._launches.get(sandbox)
+        if launch is not None:
+            launch.answers.succeed(None)
 
     async def end(self, sandbox: Sandbox) -> None:
-        """Attach nothing more to a sandbox's VM, which is to end. Idempotent."""
-        flight = self._attaching.get(sandbox)
-        if flight is not None:
-            flight.cancel()
-            await settled([flight.join()])
+        """Attach and mount nothing more in a sandbox's VM, which is to end. Idempotent."""
+        launch = self._launches.get(sandbox)
+        if launch is not None:
+            launch.flight.cancel()
+            await settled([launch.flight.join()])
 
     def _ended(self, outcome: object, sandbox: Sandbox) -> None:
-        del self._attaching[sandbox]
+        del self._launches[sandbox]
         if isinstance(outcome, Failure) and not outcome.check(CancelledError) and not self._node.stopping:
-            _log.failure("attaching volumes with the launch of {sandbox}", outcome, sandbox=sandbox.id)
+            _log.failure("volumes at the launch of {sandbox}", outcome, sandbox=sandbox.id)
 
-    async def _attach_all(self, sandbox: Sandbox) -> None:
-        wanted = await self._wanted(sandbox)
-        outcomes = await settled(start(self._attach_one(sandbox, one)) for one in wanted)
+    async def _all(self, sandbox: Sandbox, answers: Event[None]) -> None:
+        attached = await self._each(sandbox, await self._wanted(sandbox), self._attach_one, "attached")
+        if attached:
+            await answers.wait()
+            await self._each(sandbox, attached, self._mount, "mounted")
+
+    async def _each(
+        self, sandbox: Sandbox, wanted: Sequence[PublishedVolume], have: Have, what: str
+    ) -> Sequence[PublishedVolume]:
+        """Do something for all volumes; return those for which it is done."""
+        done = []
+        outcomes = await settled(start(_awaited(have(sandbox, one))) for one in wanted)
         for one, outcome in zip(wanted, outcomes, strict=True):
-            if not isinstance(outcome, Failure) or self._node.stopping:
-                continue
-            if not outcome.check(InfranetesError):
+            if not isinstance(outcome, Failure):
+                done.append(one)
+            elif not outcome.check(InfranetesError):
                 outcome.raiseException()
-            _log.info(
-                "volume {volume} is not attached with the launch of sandbox {sandbox}; a container that "
-                "mounts it tries again: {error}",
-                volume=one.volume,
-                sandbox=sandbox.id,
-                error=outcome.value,
-            )
+            elif not self._node.stopping:
+                _log.info(
+                    "volume {volume} is not {what} with the launch of sandbox {sandbox}; a container that "
+                    "mounts it tries again: {error}",
+                    volume=one.volume,
+                    what=what,
+                    sandbox=sandbox.id,
+                    error=outcome.value,
+                )
+        return done
 
     async def _attach_one(self, sandbox: Sandbox, wanted: PublishedVolume) -> None:
         checked_options(wanted.mount_flags)  # a container that asks for others is refused
@@ -130,3 +162,7 @@ class VolumesAtLaunch:
 
     def _has_volumes(self, sandbox: Sandbox) -> bool:
         return IHasVolumes.providedBy(self._node.side_of(sandbox.record).provider)
+
+
+async def _awaited(awaitable: Awaitable[object]) -> object:
+    return await awaitable

@@ -7,6 +7,7 @@ attached, from the store. docs/volumes.md has the table that this follows:
 
 record   at the provider        in the VM         next
 none     free                                     its pod's VM runs: record, attach (`at_launch`)
+there    attached               not mounted       the VM's agent answers: mount (`at_launch`)
                                                   a container that has it: record, attach, mount or find
 there    attached, or on the    mounted, found,   a container: attach and mount or find again, all idempotent
          way there or back      or neither        the sandbox is stopped: unmount, detach, no record
@@ -23,6 +24,7 @@ from typing import Protocol
 import attrs
 from twisted.logger import Logger
 
+from infranetes.machines.agent.client import AgentClient
 from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Container, Sandbox
 from infranetes.pods.records import AttachmentRecord
@@ -48,6 +50,7 @@ from infranetes_common.wire import cri, vmserver
 
 DETACH_SECONDS = 30.0
 UNMOUNT_SECONDS = 90.0  # for what is pending to be written, while the pod is stopped
+_COMING = (SandboxState.LAUNCHING, SandboxState.BOOTING, SandboxState.READY)
 _GONE = (SandboxState.LOST, SandboxState.STOPPED, SandboxState.VACANT)
 
 _log = Logger()
@@ -72,7 +75,7 @@ class PodVolumes:
         self._node = node
         self._find = published.find
         self._lent = LentDevices(published.find_block_devices)
-        self.at_launch = VolumesAtLaunch(node, published.find_for_pod, self._attach)
+        self.at_launch = VolumesAtLaunch(node, published.find_for_pod, self._attach, self._mount)
         self._records: dict[str, AttachmentRecord] = {}  # by volume
         self._in_work: KeyedLock[str] = KeyedLock()
 
@@ -117,37 +120,44 @@ class PodVolumes:
         return changed
 
     async def _have(self, sandbox: Sandbox, wanted: PublishedVolume) -> str:
-        """Have the sandbox's VM mount a volume, or find it; return how the agent knows it as a host_path."""
-        options, began = checked_options(wanted.mount_flags), self._node.clock.seconds()
+        """Have the sandbox's VM mount a volume, or find it; return how its agent knows it as a host_path."""
+        checked_options(wanted.mount_flags)
         self._volumes_of(self._node.side_of(sandbox.record))
+        began = self._node.clock.seconds()
         async with self._in_work.held(wanted.volume):
             agent = sandbox.agent()
-            serial = await self._attached(sandbox, wanted)
-            try:
-                if wanted.raw:
-                    there = await agent.find_disk(serial)
-                else:
-                    await agent.mount_disk(
-                        serial, wanted.filesystem, options, read_only=wanted.read_only, group=wanted.group
-                    )
-                    there = PREFIX + serial + (f"/{wanted.below}" if wanted.below else "")
-            except Unimplemented:
-                raise FailedPrecondition(
-                    "this pod's VM can't have such volumes: its guest image is of an earlier release, or its "
-                    "agent shares a machine. Build the guest image anew, and have the pod made anew"
-                ) from None
-        _log.info(
-            "volume {volume} is {there} in the VM of sandbox {sandbox}: {seconds:.2f} s",
-            volume=wanted.volume,
-            there="there raw" if wanted.raw else "mounted",
-            sandbox=sandbox.id,
-            seconds=self._node.clock.seconds() - began,
-        )
+            there = await _mounted(agent, await self._attached(sandbox, wanted), wanted)
+        self._tell(sandbox, wanted, began, "")
         return there
 
     async def _attach(self, sandbox: Sandbox, wanted: PublishedVolume) -> None:
         async with self._in_work.held(wanted.volume):
             await self._attached(sandbox, wanted)
+
+    async def _mount(self, sandbox: Sandbox, wanted: PublishedVolume) -> None:
+        """Mount what `_attach` has attached; do nothing if the sandbox is about to end."""
+        began = self._node.clock.seconds()
+        async with self._in_work.held(wanted.volume):
+            record, agent = self._records.get(wanted.volume), sandbox.client
+            if (
+                record is None
+                or not self._is_of(record, sandbox)
+                or sandbox.state not in _COMING
+                or not agent
+            ):
+                return
+            await _mounted(agent, record.serial, wanted)
+        self._tell(sandbox, wanted, began, " with its launch")
+
+    def _tell(self, sandbox: Sandbox, wanted: PublishedVolume, began: float, when: str) -> None:
+        _log.info(
+            "volume {volume} is {there} in the VM of sandbox {sandbox}{when}: {seconds:.2f} s",
+            volume=wanted.volume,
+            there="there raw" if wanted.raw else "mounted",
+            sandbox=sandbox.id,
+            when=when,
+            seconds=self._node.clock.seconds() - began,
+        )
 
     async def _attached(self, sandbox: Sandbox, wanted: PublishedVolume) -> str:
         """Record a volume as the sandbox's and attach it; return its disk's serial number in the VM."""
@@ -333,6 +343,23 @@ def _named(what: str) -> Iterator[None]:
         yield
     except InfranetesError as error:
         raise type(error)(f"{what}: {error}") from None
+
+
+async def _mounted(agent: AgentClient, serial: str, wanted: PublishedVolume) -> str:
+    """Have the agent mount a disk, or find it; return how it knows it as a host_path. Idempotent."""
+    try:
+        if wanted.raw:
+            return await agent.find_disk(serial)
+        options = checked_options(wanted.mount_flags)
+        await agent.mount_disk(
+            serial, wanted.filesystem, options, read_only=wanted.read_only, group=wanted.group
+        )
+    except Unimplemented:
+        raise FailedPrecondition(
+            "this pod's VM can't have such volumes: its guest image is of an earlier release, or its agent "
+            "shares a machine. Build the guest image anew, and have the pod made anew"
+        ) from None
+    return PREFIX + serial + (f"/{wanted.below}" if wanted.below else "")
 
 
 def _check_mount(mount: cri.Mount, volume: PublishedVolume) -> None:

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred
+from twisted.python.monkey import MonkeyPatcher
 
 from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.pods.states import SandboxState
@@ -14,10 +16,13 @@ from infranetes.providers.interface import Instance
 from infranetes.volumes.published import PublishedVolume
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from infranetes_common.volume_disks import serial_of
 from tests.infranetes.pods.case import PodsTestCase
+from tests.infranetes.pods.fake_agent import FakeAgent
 from tests.infranetes.pods.fakes import FakeNode, FakeProvider, pod
 from tests.infranetes.volumes.pod_volumes_case import (
     DATA,
+    DISK,
     PUBLISHED,
     KilledCase,
     NodeWithoutVolumes,
@@ -136,6 +141,73 @@ class AttachTests(AtLaunchCase):
         self.world.wait(self.world.times.launch + 10.0)
         self.failureResultOf(launching)
         self.assert_nobody_has_them()
+
+
+class MountTests(AtLaunchCase):
+    def serials(self, sandbox: str) -> set[str]:
+        return self.world.agents[sandbox].disks
+
+    def test_volumes_are_mounted_without_a_container(self) -> None:
+        self.world.of_pods["n1"] = [*VOLUMES, PUBLISHED[DISK]]
+        sandbox = self.run_pod(self.new)
+        wanted = {serial_of(one) for one in ("vol-data", "vol-logs", "vol-disk")}
+        self.assertEqual(self.serials(sandbox), wanted)
+        self.stop(sandbox)
+        self.assertEqual(self.serials(sandbox), set())
+        self.assert_nobody_has_them()
+
+    def test_nothing_is_mounted_before_the_agent_answers(self) -> None:
+        self.silence_agents()
+        self.start(self.new).addErrback(lambda _: None)
+        [agent] = [one for one in self.world.agents.values() if one.away]
+        self.assertEqual(len(self.volumes.at), 2)
+        self.assertEqual([call for call in agent.calls if "mount" in call[0]], [])
+
+    def test_the_pod_is_ready_meanwhile_and_its_container_waits(self) -> None:
+        mounting_: Deferred[None] = Deferred()
+        hung = self.hold(mounting_)
+        sandbox = self.run_pod(self.new)
+        creating = start(self.world.containers.create(sandbox, mounting(DATA)))
+        self.assertNoResult(creating)
+        hung.restore()
+        mounting_.callback(None)
+        self.successResultOf(creating)
+
+    def test_a_pod_that_is_stopped_meanwhile_leaves_nothing(self) -> None:
+        hung = self.hold(Deferred())
+        sandbox = self.run_pod(self.new)
+        hung.restore()
+        self.stop(sandbox)
+        self.assertEqual(self.serials(sandbox), set())
+        self.assert_nobody_has_them()
+
+    def test_what_fails_does_not_fail_the_pod_and_the_container_says_it(self) -> None:
+        async def failing(agent: FakeAgent, *asked: object, **more: object) -> None:
+            raise FailedPrecondition("the volume holds vfat")
+
+        failed = self.patch(FakeAgent, "mount_disk", failing)
+        sandbox = self.run_pod(self.new)
+        self.assertIn("holds vfat", self.refused(FailedPrecondition, mounting(DATA), sandbox))
+        failed.restore()
+        self.create(mounting(DATA), sandbox)
+        self.assertEqual(self.serials(sandbox), {serial_of("vol-data")})
+
+    def test_what_is_not_attached_is_not_mounted(self) -> None:
+        self.volumes.attach_error = FailedPrecondition("no")
+        sandbox = self.run_pod(self.new)
+        self.assertEqual(self.serials(sandbox), set())
+        self.assertEqual(len(self.volumes.calls), 2, "each is asked for once")
+
+    def hold(self, until: Deferred[None]) -> MonkeyPatcher:
+        """Have agents take until then to mount a volume."""
+        mount = FakeAgent.mount_disk
+
+        async def holding(agent: FakeAgent, *asked: Any, **more: Any) -> None:
+            await until
+            await mount(agent, *asked, **more)
+
+        held: MonkeyPatcher = self.patch(FakeAgent, "mount_disk", holding)
+        return held
 
 
 class ZoneTests(AtLaunchCase):
@@ -282,8 +354,9 @@ class KilledTests(KilledCase):
             for after in (False, True):
                 yield {"attach": self.volumes}.get(name, self.world.store), name, after
 
-    def test_while_it_attaches_for_a_pod_that_is_ready(self) -> None:
-        for number, (holder, name, after) in enumerate(self.launching()):
+    def test_while_it_attaches_and_mounts_for_a_pod_that_is_ready(self) -> None:
+        mounting_ = [(FakeAgent, "mount_disk", after) for after in (False, True)]
+        for number, (holder, name, after) in enumerate([*self.launching(), *mounting_]):
             hung = self.hang(holder, name, after=after)
             sandbox = self.run_pod(self.new_pod())
             hung.restore()
