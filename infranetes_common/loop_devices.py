@@ -74,11 +74,11 @@ def new_loop_device(backing: int, dev: Path = Path("/dev")) -> Iterator[LoopDevi
         control = _opened(opened, dev / "loop-control", os.O_RDWR)
         for attempt in range(_ATTEMPTS):
             path = dev / f"loop{fcntl.ioctl(control, _CTL_GET_FREE)}"
-            descriptor = _opened(opened, path, os.O_RDONLY)
             try:
+                descriptor = _opened(opened, path, os.O_RDONLY)
                 fcntl.ioctl(descriptor, _CONFIGURE, _CONFIG.pack(backing, 0, _READ_ONLY | _AUTOCLEAR))
             except OSError as error:
-                if error.errno != errno.EBUSY or attempt == _ATTEMPTS - 1:
+                if error.errno not in (errno.EBUSY, errno.ENXIO) or attempt == _ATTEMPTS - 1:
                     raise
             else:
                 break
@@ -87,9 +87,17 @@ def new_loop_device(backing: int, dev: Path = Path("/dev")) -> Iterator[LoopDevi
 
 @contextlib.contextmanager
 def open_loop_device(path: str) -> Iterator[LoopDevice]:
-    """Open a loop device, which need not have a file."""
+    """Open a loop device, which need not have a file.
+
+    :raise FileNotFoundError: there is none, or it is just ending."""
     with contextlib.ExitStack() as opened:
-        yield LoopDevice(path, _opened(opened, Path(path), os.O_RDONLY | os.O_NONBLOCK))
+        try:
+            descriptor = _opened(opened, Path(path), os.O_RDONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            raise FileNotFoundError(errno.ENOENT, "it is just ending", path) from None
+        yield LoopDevice(path, descriptor)
 
 
 def loop_devices_of(backing_file: str, sys: Path = Path("/sys"), dev: Path = Path("/dev")) -> list[str]:

@@ -59,7 +59,7 @@ _log = Logger()
 class LooksUp(Protocol):
     """What of `infranetes.volumes.published_mounts.PublishedMounts` is needed."""
 
-    def find(self, paths: Sequence[str]) -> Awaitable[Sequence[PublishedVolume | None]]: ...
+    def find(self, paths: Sequence[str]) -> Awaitable[Sequence[PublishedVolume | InfranetesError | None]]: ...
 
     def find_for_pod(self, uid: str) -> Awaitable[Sequence[PublishedVolume]]: ...
 
@@ -103,14 +103,14 @@ class PodVolumes:
         changed.CopyFrom(config)
         volumes = iter(found)
         for index, mount in enumerate(changed.mounts):
-            if (volume := next(volumes)) is not None:
-                with _named(mounts.describe(index, mount)):
+            with _named(mounts.describe(index, mount)):
+                if (volume := _told(next(volumes))) is not None:
                     _check_mount(mount, volume)
                     mount.host_path = await self._have(container.sandbox, volume)
                     mount.readonly = mount.readonly or volume.read_only
         for index, device in enumerate(changed.devices):
             with _named(describe_device(index, device)):
-                volume = next(volumes) or await self._lent.volume_at(device.host_path, provider)
+                volume = _told(next(volumes)) or await self._lent.volume_at(device.host_path, provider)
                 if volume is None:
                     continue  # the VM's own
                 _check_device(changed, volume)
@@ -343,6 +343,12 @@ def _named(what: str) -> Iterator[None]:
         yield
     except InfranetesError as error:
         raise type(error)(f"{what}: {error}") from None
+
+
+def _told(found: PublishedVolume | InfranetesError | None) -> PublishedVolume | None:
+    if isinstance(found, InfranetesError):
+        raise found
+    return found
 
 
 async def _mounted(agent: AgentClient, serial: str, wanted: PublishedVolume) -> str:

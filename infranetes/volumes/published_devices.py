@@ -169,9 +169,8 @@ def _is_published(target: str, path: bytes, volume: PublishedVolume, table: Moun
                     check_same(target, there.volume, volume)
                     device.keep()
                     return True
-    except OSError as error:
-        if error.errno != errno.ENXIO:  # the device of an earlier daemon, which is gone
-            raise
+    except FileNotFoundError:
+        pass  # the device of an earlier daemon, which is gone
     _unmount(path, table)
     if mount_of(table.mounts(), path).mount_point == path:
         raise FailedPrecondition(f"{target}: something is mounted there that is no raw volume")
@@ -225,7 +224,7 @@ def _all() -> Iterator[tuple[str, PublishedDevice]]:
 def _end(which: Callable[[PublishedDevice, str], bool]) -> None:
     """Have the loop devices of some volumes end, by what they tell and their paths."""
     for path in [path for path, one in _all() if which(one, path)]:
-        with open_loop_device(path) as device:
+        with contextlib.suppress(FileNotFoundError), open_loop_device(path) as device:
             found = _told_by(device)  # nobody ends it meanwhile, and makes it somebody else's
             if found is not None and which(found, path):
                 device.end()

@@ -13,7 +13,7 @@ from infranetes.volumes import published, published_devices
 from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.published import PublishedVolume
 from infranetes_common.concurrency import Lanes, run_in_thread, settled
-from infranetes_common.errors import FailedPrecondition
+from infranetes_common.errors import FailedPrecondition, InfranetesError
 from infranetes_common.paths import resolve
 from infranetes_common.reactors import IReactor
 
@@ -31,18 +31,13 @@ class PublishedMounts:
         self._table = MountTable()
         self._lanes = Lanes(reactor, "published volumes", THREADS)
 
-    async def find(self, paths: Sequence[str]) -> list[PublishedVolume | None]:
-        """What is published at each of these paths; None: no volume, or there is no path.
-
-        :raise InfranetesError: what is published can't be told."""
+    async def find(self, paths: Sequence[str]) -> list[PublishedVolume | InfranetesError | None]:
+        """What is published at each of these paths, or why that can't be told; None: nothing, or no path."""
         if not await run_in_thread(self._reactor, self._thd_any):
             return [None] * len(paths)
         looks = {path: self._look(path) for path in paths if path}
         found = dict(zip(looks, await settled(looks.values()), strict=True))
-        for outcome in found.values():
-            if isinstance(outcome, Failure):
-                outcome.raiseException()
-        return [_volume(found.get(path)) for path in paths]
+        return [_told(found.get(path)) for path in paths]
 
     async def find_for_pod(self, uid: str) -> list[PublishedVolume]:
         """What is published for the pod with this UID, in the order of the volumes' ids.
@@ -93,5 +88,9 @@ def _thd_block_device(path: str) -> str:
         raise FailedPrecondition(f"{path} can't be looked at: {error.strerror}") from None
 
 
-def _volume(outcome: PublishedVolume | Failure | None) -> PublishedVolume | None:
-    return outcome if isinstance(outcome, PublishedVolume) else None
+def _told(outcome: PublishedVolume | Failure | None) -> PublishedVolume | InfranetesError | None:
+    if not isinstance(outcome, Failure):
+        return outcome
+    if isinstance(outcome.value, InfranetesError):
+        return outcome.value
+    outcome.raiseException()

@@ -81,6 +81,23 @@ class LoopDeviceTests(SynchronousTestCase):
             self.assertNotEqual(first.path, second.path)
             self.assertEqual(sorted(self.all()), sorted([first.path, second.path]))
 
+    def test_one_that_is_just_ending_is_left_alone(self) -> None:
+        """The kernel refuses to open it, with ENXIO."""
+        opened, ending = os.open, list[str]()
+
+        def opening(path: str | Path, flags: int) -> int:
+            if str(path).startswith("/dev/loop") and str(path) != "/dev/loop-control" and not ending:
+                ending.append(str(path))
+                raise OSError(errno.ENXIO, "No such device or address", str(path))
+            return opened(path, flags)
+
+        self.patch(os, "open", opening)
+        with self.made() as device:
+            self.assertEqual(len(ending), 1)
+            ending.clear()
+            with self.assertRaises(FileNotFoundError), open_loop_device(device.path):
+                self.fail("it is open")
+
     def test_other_files_are_no_loop_devices(self) -> None:
         for path in ("/dev/null", str(self.file), "/"):
             self.assertFalse(is_loop_device(os.stat(path)))

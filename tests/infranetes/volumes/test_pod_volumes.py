@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from twisted.internet.defer import Deferred, fail
 
+from infranetes.volumes.published import PublishedVolume
 from infranetes_common.concurrency import start
 from infranetes_common.errors import (
+    DeadlineExceeded,
     FailedPrecondition,
+    InfranetesError,
     InvalidArgument,
     NotFound,
     Unavailable,
@@ -223,6 +227,17 @@ class PodVolumesTests(PodVolumesCase):
         self.stop(self.sandbox)
         self.assertIsNone(self.do(self.pod_volumes.usage("vol-data")))
         self.assertEqual(self.pod_volumes.user_of("vol-data"), "")
+
+
+class LooksTests(PodVolumesCase):
+    def test_a_path_at_which_nothing_can_be_told_is_its_mounts_trouble(self) -> None:
+        async def find(paths: Sequence[str]) -> list[PublishedVolume | InfranetesError | None]:
+            return [DeadlineExceeded("/far does not answer") if path == "/far" else None for path in paths]
+
+        self.patch(self.world, "find", find)
+        self.world.restart()
+        words = self.refused(DeadlineExceeded, mounting("/near", "/far"))
+        self.assertIn("config.mounts[1] (/far at /m1): /far does not answer", words)
 
 
 class KilledAnywhereTests(KilledCase):

@@ -42,7 +42,8 @@ class FirstClassDisks:
     """One test's.
 
     :ivar flags: each disk's control flags. :ivar refused: the fault that ends each task of a method, by the
-        method. :ivar looks: how many looks at a task of a method it takes to see its end, by the method.
+        method. :ivar looks: how many looks at the next task of a method it takes to see its end, by the
+        method.
     :param vms: returns the VMs of the test."""
 
     def __init__(self, vcsim: Vcsim, vms: Callable[[], list[Any]]) -> None:
@@ -146,7 +147,7 @@ class FirstClassDisks:
         """Have a task that was begun seem to run for some looks."""
         task = _BEGUN.search(answer)
         if task is not None and action in self.looks:
-            self._looks[task[1].decode()] = self.looks[action]
+            self._looks[task[1].decode()] = self.looks.pop(action)
 
     def _look(self, task: str) -> bytes | None:
         """Return what a task of ours looks like; None: as vcsim says."""

@@ -302,11 +302,10 @@ class LostAnswerTests(AwsVolumesCase, TestCase):
 
     async def test_refusals_that_pass_are_waited_for(self) -> None:
         for kind in (FaultKind.ERROR, FaultKind.THROTTLE):
-            self.world.faults.add(kind, share=0.3)
-            try:
-                await self.life()
-            finally:
-                self.world.faults.clear()
+            faults = [self.world.faults.add(kind, action, times=2) for action in STEPS]
+            await self.life()
+            self.assertEqual([fault.happened for fault in faults], [2] * len(STEPS))
+            self.world.faults.clear()
 
     async def test_lists_that_lack_a_new_volume_make_no_second(self) -> None:
         """Nor does the next daemon, which knows nothing of the first one's request."""
