@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PostgreSQL of Debian's packages: an image with it, and pgbench, which notes what was acknowledged."""
+"""An image with Debian's PostgreSQL, and a record of the transactions whose commit it has acknowledged."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class DiskCalls(Generic[D]):
         return next(iter(await self._by_id.look(volume_id)), None)
 
     async def existing(self, volume_id: str) -> CloudDisk:
-        """Look at a disk. :raise NotFound: there is none."""
+        """Return what the cloud says of a disk. :raise NotFound: it has none, or is deleting it."""
         disk = await self.look(volume_id)
         if disk is None or disk.state is DiskState.DELETING:
             raise NotFound(f"there is no volume {volume_id[:80]!r} at {self.location}")

@@ -43,7 +43,7 @@ _log = Logger()
 
 @attrs.frozen
 class _Attempt:
-    """What is tried. :ivar zone: one of `Cloud.zones`."""
+    """One attempt at a launch: its zone and size. :ivar zone: one of `Cloud.zones`."""
 
     size: str
     zone: str

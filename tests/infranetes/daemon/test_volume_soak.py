@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes live on simulated clouds while the daemon is killed: a short soak test.
+"""Soak test: volumes are made, attached, detached and deleted on simulated clouds by daemons that are killed.
 
 `make bench BENCHES=volumes` runs more.
 """

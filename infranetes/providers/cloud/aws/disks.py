@@ -58,7 +58,9 @@ _MAX_FILTERS = 200  # values of a filter
 
 
 class AwsDisks:
-    """See `CloudDisks`. :param first_zone: the zone of the first subnet in which instances are launched."""
+    """EBS volumes, as `CloudDisks` has them.
+
+    :param first_zone: the zone of the first subnet in which instances are launched."""
 
     unit = 1 << 30
     max_size = 16384 << 30

@@ -322,7 +322,7 @@ class LostAnswerTests(GcpVolumesCase, TestCase):
             self.assertFalse(self.provider._calls.is_open)
 
     async def test_a_request_that_google_comes_to_late_does_nothing(self) -> None:
-        """One that was sent twice, where the first arrives after the disk was detached again."""
+        """A request to attach is sent twice; the first reaches Google once the disk is detached again."""
         volumes, vm = await self.volumes(), await self.vm()
         made = await volumes.create("data", GIB)
         self.world.faults.add(FaultKind.LOST, "attach disk", times=1)
