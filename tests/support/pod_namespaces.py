@@ -42,6 +42,7 @@ class Machine:
     def __init__(self, outer: str, address: str, gateway: str, mac: str) -> None:
         self.address = address
         self.name = f"infpod-{secrets.token_hex(4)}"
+        self._outer = outer
         self._sockets: list[socket.socket] = []
         ip("netns", "add", self.name)
         try:
@@ -59,6 +60,8 @@ class Machine:
         """Close the sockets and remove the namespace, and its interface with it."""
         for each in self._sockets:
             each.close()
+        # Of a namespace that is removed the interfaces, and the node's routes by them, stay for a while.
+        subprocess.run(["ip", "link", "del", self._outer], check=False, capture_output=True)
         subprocess.run(["ip", "netns", "del", self.name], check=False, capture_output=True)
 
     def socket(self, kind: int, protocol: int = 0) -> socket.socket:

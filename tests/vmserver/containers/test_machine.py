@@ -248,7 +248,9 @@ class MachineLogTests(MachineCase, TestCase):
         await self.restarted()
         for number, record in enumerate(records, 1):
             if number % 5 == 0 or number > len(records) - 7:
-                self.assertEqual(await self.lines(id, record.cursor), records[number:])
+                rest = await self.lines(id, record.cursor)
+                # systemd itself may have written more meanwhile, as of a mount that went away
+                self.assertEqual(rest[: len(records) - number], records[number:])
         with self.assertRaises(InvalidArgument):
             await self.lines(id, "1.x")
 
