@@ -63,7 +63,9 @@ class VolumeCalls:
 
     def _with_volumes(self) -> Publisher:
         if self._publisher is None:
-            raise FailedPrecondition("no provider of this node has volumes; QEMU has (docs/volumes.md)")
+            raise FailedPrecondition(
+                "no provider of this node has volumes; docs/persistent-volumes.md says which ones can"
+            )
         return self._publisher
 
     async def _find(self, publisher: Publisher, name: str, size: int) -> str:

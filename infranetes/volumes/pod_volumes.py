@@ -3,7 +3,7 @@
 A raw volume is not mounted: the VM's device is the container's.
 
 Which volumes a pod has is known from what kubelet has had published among the node's mounts; which are
-attached, from the store. docs/volumes.md has the table that this follows:
+attached, from the store. docs/persistent-volumes.md has the table that this follows:
 
 record   at the provider        in the VM         next
 none     free                                     its pod's VM runs: record, attach (`at_launch`)

@@ -264,7 +264,7 @@ def not_seen(target: str) -> FailedPrecondition:
     """Why nothing is mounted at a path of which the daemon has a mount of its own."""
     return FailedPrecondition(
         f"{target}: kubelet does not see what the daemon mounts, which has mounts of its own; give it the "
-        "node's by the drop-in systemd-csi.conf (docs/volumes.md) and restart it"
+        "node's by the drop-in systemd-csi.conf (docs/persistent-volumes.md) and restart it"
     )
 
 
@@ -272,7 +272,8 @@ def may_not(target: str, what: str) -> FailedPrecondition:
     """Why a daemon without the right to do something does not do it."""
     return FailedPrecondition(
         f"{target}: the daemon may not {what}: it needs CAP_SYS_ADMIN and the node's loop devices, which its "
-        "unit does not give; give them by the drop-in systemd-csi.conf (docs/volumes.md) and restart it"
+        "unit does not give; give them by the drop-in systemd-csi.conf (docs/persistent-volumes.md) and "
+        "restart it"
     )
 
 

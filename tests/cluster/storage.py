@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kubernetes' sidecars of volume drivers, which run beside kubelet as docs/volumes.md says that they can."""
+"""Kubernetes' sidecars of volume drivers, which run beside kubelet; see docs/persistent-volumes.md."""
 
 from __future__ import annotations
 

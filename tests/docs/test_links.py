@@ -19,6 +19,14 @@ class LinkTests(SynchronousTestCase):
                 if "://" not in target:
                     self.assertTrue((page.parent / target).exists(), f"{page.name}: {target}")
 
+    def test_every_link_to_a_part_of_a_page_leads_to_a_heading(self) -> None:
+        for page in PAGES:
+            for target, anchor in re.findall(r"\]\(([^)#]*)#([^)]+)\)", page.read_text()):
+                if "://" not in target:
+                    self.assertIn(
+                        anchor, _anchors(page.parent / (target or page.name)), f"{page.name}: {target}"
+                    )
+
     def test_every_page_can_be_reached_from_the_readme(self) -> None:
         linked = set(re.findall(r"\]\((docs/[^)#]+)", (TREE / "README.md").read_text()))
         self.assertEqual(linked, {f"docs/{page.name}" for page in (TREE / "docs").glob("*.md")})
@@ -35,3 +43,9 @@ class LinkTests(SynchronousTestCase):
         text = text.split("\n## Where things are\n")[1].split("\n## ")[0]
         for path in re.findall(r"^\| `([^`]+)` \|", text, flags=re.M):
             self.assertTrue((TREE / path).exists(), path)
+
+
+def _anchors(page: Path) -> set[str]:
+    """What links to the headings of a page call them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
