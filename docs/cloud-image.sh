@@ -41,7 +41,7 @@ END
 echo 'LABEL=infranetes / ext4 rw,noatime 0 1' >etc/fstab
 # The guest's own initrd knows QEMU's disks only, and its network is the agent's to set up.
 printf '%s\n' nvme sd_mod virtio_scsi mptspi vmw_pvscsi >>usr/share/initramfs-tools/modules.d/infranetes
-printf '[Match]\nType=ether\n[Network]\nDHCP=ipv4\n' >etc/systemd/network/50-dhcp.network
+printf '[Match]\nType=ether\n[Network]\nDHCP=ipv4\n[DHCPv4]\nUseMTU=yes\n' >etc/systemd/network/50-dhcp.network
 rm -f etc/systemd/system/systemd-networkd.service etc/systemd/system/systemd-networkd.socket
 # update-grub can't cope with a root on a loop device. Messages are read on the serial console.
 mkdir -p boot/grub

@@ -23,6 +23,7 @@ renewed certificates only. A provider that fails is started again and again mean
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -210,7 +211,7 @@ class Vmserver(Service):
             return CloudIdentity(
                 self._reactor, config.source, config.endpoint, accept, waiting, tools=config.vmtoolsd
             )
-        return VirtioSerial(self._reactor, config.path, accept, waiting)
+        return VirtioSerial(self._reactor, config.path, partial(accept, live=True), waiting)
 
     async def _reload(self) -> None:
         """Read the configuration again and apply its limits; all else needs a restart."""

@@ -13,7 +13,6 @@ import re
 import socket
 import struct
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from OpenSSL import rand
@@ -22,10 +21,10 @@ from twisted.logger import Logger
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.identity import Identity
 from vmserver.identity import network
+from vmserver.machine_clock import MachineClock, check_time
+from vmserver.system_clock import KernelClock
 
 _RNDADDENTROPY, _RNDRESEEDCRNG = 0x40085203, 0x5207  # <linux/random.h>
-_EARLIEST_NANOS = 1_577_836_800 * 10**9  # 2020: an earlier clock is a broken clock
-_CLOCK_SLACK_NANOS = 20_000_000
 _MAX_ENTROPY_BYTES = 2048
 _HOSTNAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,62}[A-Za-z0-9])?")
 _MACHINE_ID = re.compile(r"[0-9a-f]{32}")
@@ -50,8 +49,8 @@ def check(identity: Identity) -> bytes:
         )
     if identity.machine_id and not _MACHINE_ID.fullmatch(identity.machine_id):
         raise InvalidArgument("machine_id: expected 32 of 0-9 and a-f")
-    if identity.now_nanos and not _EARLIEST_NANOS <= identity.now_nanos < 2**62:
-        raise InvalidArgument(f"now_nanos {identity.now_nanos}: that is no time of today")
+    if identity.now_nanos:
+        check_time(identity.now_nanos, "now_nanos")
     if identity.network is not None:
         network.check(identity.network)
     try:
@@ -61,10 +60,6 @@ def check(identity: Identity) -> bytes:
     if len(entropy) > _MAX_ENTROPY_BYTES:
         raise InvalidArgument(f"entropy: more than {_MAX_ENTROPY_BYTES} bytes")
     return entropy
-
-
-def _set_realtime(nanos: int) -> None:
-    time.clock_settime_ns(time.CLOCK_REALTIME, nanos)
 
 
 class IdentityApplier:
@@ -79,27 +74,27 @@ class IdentityApplier:
         etc: Path,
         interface: str = "",
         *,
-        clock_now: Callable[[], int] = time.time_ns,
-        clock_set: Callable[[int], None] = _set_realtime,
+        clock: MachineClock | None = None,
         random_device: str = "/dev/urandom",
     ) -> None:
         self._etc = etc
         self._interface = interface
-        self._clock_now = clock_now
-        self._clock_set = clock_set
+        self._clock = clock or MachineClock(KernelClock())
         self._random_device = random_device
 
-    def apply(self, identity: Identity, *, fresh: bool = True) -> None:
+    def apply(self, identity: Identity, *, first: bool = True, live: bool = False) -> None:
         """Make this machine the one of `identity`. Synchronous; takes some milliseconds.
 
-        :param fresh: the document was written just now, so its clock and entropy are used.
+        :param first: the machine had none before, so its clock and entropy are used.
+        :param live: the document was sent just now; false: it was kept while the machine booted.
         :raise InvalidArgument: malformed. :raise FailedPrecondition, OSError: the machine refuses.
         """
         started = time.monotonic()
         entropy = check(identity)
-        if fresh:
+        if first:
             self._add_entropy(entropy)
-            self._set_clock(identity.now_nanos)
+        if first and identity.now_nanos:
+            (self._clock.set if live else self._clock.move_forward)(identity.now_nanos)
         if identity.machine_id:
             write_if_changed(self._etc / "machine-id", identity.machine_id + "\n", 0o444)
         if identity.hostname:
@@ -118,15 +113,9 @@ class IdentityApplier:
             socket.sethostname(hostname)
         write_if_changed(self._etc / "hostname", hostname + "\n", 0o644)
 
-    def set_clock(self, nanos: int) -> None:
-        """Set the clock. :raise InvalidArgument: an implausible time. :raise OSError: the machine refuses."""
-        if not _EARLIEST_NANOS <= nanos < 2**62:
-            raise InvalidArgument(f"clock {nanos}: that is no time of today")
-        self._set_clock(nanos)
-
-    def _set_clock(self, nanos: int) -> None:
-        if nanos and abs(nanos - self._clock_now()) > _CLOCK_SLACK_NANOS:
-            self._clock_set(nanos)
+    def move_clock_forward(self, nanos: int) -> None:
+        """Set the clock, unless it is later already; see `MachineClock`."""
+        self._clock.move_forward(nanos)
 
     def _add_entropy(self, entropy: bytes) -> None:
         """Add entropy to the pools of the kernel and of OpenSSL, which clones of one template share."""

@@ -63,23 +63,24 @@ class CurrentIdentity:
         """The sandbox whose VM this is; "" until there is an identity."""
         return self._identity.sandbox_id if self._identity is not None else ""
 
-    async def accept(self, document: bytes) -> int:
+    async def accept(self, document: bytes, *, live: bool = False) -> int:
         """Take an identity document on; return the port that the TLS listener then listens on.
 
         Also accepted, any number of times: the same identity, a renewed certificate for the same sandbox, and
-        a line that sets the clock.
+        a line that sets the clock, though never back.
 
+        :param live: the document was sent just now; false: it may have been kept for long.
         :raise InvalidArgument: malformed. :raise FailedPrecondition: the machine is another sandbox
             already, or can't be made this one; says what refused.
         """
         now_nanos = decode_clock(document)
         if now_nanos is not None:
-            self._set_clock(now_nanos)
+            self._move_clock_forward(now_nanos)
             return self._listener.port
         identity = decode(document)
         current = self._identity
         if current is None:
-            return await self._take(identity, None)
+            return await self._take(identity, None, live=live)
         if identity.sandbox_id != current.sandbox_id:
             raise FailedPrecondition(
                 f"this machine is sandbox {current.sandbox_id} already and keeps that identity"
@@ -100,12 +101,12 @@ class CurrentIdentity:
                 "the identity kept in {path} is of no use: {words}", path=str(self._file), words=str(error)
             )
 
-    async def _take(self, identity: Identity, boot_id: str | None) -> int:
+    async def _take(self, identity: Identity, boot_id: str | None, *, live: bool = False) -> int:
         """Serve with `identity`. `boot_id` None: it was made just now, for a machine that has none."""
         context = tls.context(identity)
         if boot_id is None:
             await self._gate.close()
-        self._apply(identity, fresh=boot_id is None)
+        self._apply(identity, first=boot_id is None, live=live)
         if boot_id is None:
             boot_id = secrets.token_hex(16)  # after `_apply`, which brings entropy that no other clone has
         before = self._identity, self.boot_id, self.agent_id
@@ -121,22 +122,22 @@ class CurrentIdentity:
             raise
         return self._listener.port
 
-    def _apply(self, identity: Identity, *, fresh: bool) -> None:
+    def _apply(self, identity: Identity, *, first: bool, live: bool) -> None:
         if self._applier is None:
             return
         try:
-            self._applier.apply(identity, fresh=fresh)
+            self._applier.apply(identity, first=first, live=live)
         except OSError as error:
             raise FailedPrecondition(
                 f"the machine refuses to become sandbox {identity.sandbox_id}: {error}; "
                 "the agent has to run as root, with CAP_SYS_TIME, CAP_SYS_ADMIN and CAP_NET_ADMIN"
             ) from error
 
-    def _set_clock(self, now_nanos: int) -> None:
+    def _move_clock_forward(self, now_nanos: int) -> None:
         self._require()
         if self._applier is not None:
             try:
-                self._applier.set_clock(now_nanos)
+                self._applier.move_clock_forward(now_nanos)
             except OSError as error:
                 raise FailedPrecondition(f"the machine's clock can't be set: {error}") from error
 

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A machine's clocks, whose time the test moves."""
+
+from __future__ import annotations
+
+from vmserver.system_clock import MAX_SLEW_TICKS, TICKS
+
+SECOND = 10**9
+
+
+class FakeClock:
+    """A `SystemClock`.
+
+    :ivar settings: the times that it was set to. :ivar refuses: it can't be changed.
+    """
+
+    def __init__(self, nanos: int) -> None:
+        self.settings: list[int] = []
+        self.refuses = False
+        self.others_keep_it = False
+        self._now = nanos
+        self._steady = 7 * SECOND
+        self._ticks = TICKS
+
+    def pass_time(self, seconds: float) -> None:
+        """Have so much time go by."""
+        self._steady += round(seconds * SECOND)
+        self._now += round(seconds * SECOND * self._ticks / TICKS)
+
+    def now(self) -> int:
+        return self._now
+
+    def set(self, nanos: int) -> None:
+        self._change()
+        self.settings.append(nanos)
+        self._now = nanos
+
+    def steady(self) -> int:
+        return self._steady
+
+    def ticks(self) -> int:
+        return self._ticks
+
+    def set_ticks(self, ticks: int) -> None:
+        self._change()
+        if abs(ticks - TICKS) > MAX_SLEW_TICKS:
+            raise OSError(22, "Invalid argument")
+        self._ticks = ticks
+
+    def kept_by_others(self) -> bool:
+        return self.others_keep_it
+
+    def _change(self) -> None:
+        if self.refuses:
+            raise PermissionError(1, "Operation not permitted")
