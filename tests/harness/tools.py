@@ -12,6 +12,7 @@ PACKAGES = {
     "go": "golang-go",
     "ip": "iproute2",
     "journalctl": "systemd",
+    "nbdfuse": "libnbd-bin",
     "nft": "nftables",
     "protoc": "protobuf-compiler",
     "qemu-img": "qemu-utils",
