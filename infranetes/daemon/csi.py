@@ -21,7 +21,7 @@ from infranetes.csi.registration import Registration
 from infranetes.csi.snapshots import Snapshots
 from infranetes.daemon.sockets import SocketService
 from infranetes.providers.interface import IPodProvider
-from infranetes.providers.volumes import IHasSnapshots, IHasVolumes, ISnapshots, IVolumes
+from infranetes.providers.volumes import IHasSnapshots, IHasVolumes, IVolumes
 from infranetes_common import errors
 from infranetes_common.concurrency import deferred
 from infranetes_common.errors import ConfigError, Unavailable
@@ -38,8 +38,7 @@ def volumes_of(providers: Sequence[IPodProvider]) -> IVolumes | None:
     """The volumes of the first of the providers that has some; None: none has."""
     for each in providers:
         if IHasVolumes.providedBy(each):
-            found: IVolumes = each.volumes
-            return found
+            return each.volumes
     return None
 
 
@@ -95,7 +94,7 @@ class CsiService(OrderedServices):
     ) -> None:
         super().__init__()
         volumes, in_flight = publisher.volumes, publisher.in_flight
-        found: ISnapshots | None = volumes.snapshots if IHasSnapshots.providedBy(volumes) else None
+        found = volumes.snapshots if IHasSnapshots.providedBy(volumes) else None
         controller = Controller(volumes, in_flight, pods is not None, found)
         snapshots = [Snapshots(found, in_flight)] if found is not None else []
         driver = [

@@ -56,7 +56,7 @@ class VolumeDisk:
 class IHasVolumes(Interface):
     """Also provided by an IPodProvider whose IaaS has volumes."""
 
-    volumes = Attribute("An `IVolumes`. It works from the provider's start on.")
+    volumes: IVolumes = Attribute("They work from the provider's start on.")
 
 
 class ILendsDevices(Interface):

@@ -64,7 +64,5 @@ class LentDevices:
 
 
 def _lender(provider: IPodProvider) -> ILendsDevices | None:
-    if not IHasVolumes.providedBy(provider) or not ILendsDevices.providedBy(provider.volumes):
-        return None
-    found: ILendsDevices = provider.volumes
-    return found
+    volumes = provider.volumes if IHasVolumes.providedBy(provider) else None
+    return volumes if ILendsDevices.providedBy(volumes) else None

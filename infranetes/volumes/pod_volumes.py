@@ -327,8 +327,7 @@ class PodVolumes:
     def _volumes_of(self, side: ProviderSide) -> IVolumes:
         if not IHasVolumes.providedBy(side.provider):
             raise FailedPrecondition(f"provider {side.name}, which has this pod's VM, attaches no volumes")
-        volumes: IVolumes = side.provider.volumes
-        return volumes
+        return side.provider.volumes
 
 
 def describe_device(index: int, device: cri.Device) -> str:

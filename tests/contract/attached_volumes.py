@@ -10,19 +10,14 @@ An implementation's own test module has, for instance::
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 from twisted.internet.defer import Deferred
-from twisted.trial.unittest import TestCase
 
 from infranetes_common.concurrency import settled
 from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
 from infranetes_common.volume_disks import serial_of
-
-if TYPE_CHECKING:
-    _Base = TestCase
-else:
-    _Base = object
+from tests.support.failures import FailureAssertions
 
 
 class Attacher(Protocol):
@@ -33,7 +28,7 @@ class Attacher(Protocol):
     def detach(self, instance_id: str, volume: str) -> Deferred[None]: ...
 
 
-class AttachedVolumesContract(_Base):
+class AttachedVolumesContract(FailureAssertions):
     """The promises of `IVolumes.attach` and `IVolumes.detach`."""
 
     has_modes = True  # whether the IaaS can keep a VM from writing
@@ -68,15 +63,6 @@ class AttachedVolumesContract(_Base):
     def has(self, machine: str, volume: str) -> bool:
         """Whether the hypervisor can read the volume for this VM."""
         raise NotImplementedError
-
-    # Helpers.
-
-    async def fails(
-        self, error: type[Exception], waiting: Deferred[Any]
-    ) -> str:  # Any: a result that does not come
-        raised = await self.assertFailure(waiting, error)
-        self.assertGreater(len(str(raised)), 10, f"{error.__name__} says too little: {raised}")
-        return str(raised)
 
     # The promises.
 

@@ -16,20 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from ipaddress import ip_network
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
-from twisted.internet.defer import Deferred
-from twisted.trial.unittest import TestCase
 from zope.interface.verify import verifyObject
 
 from infranetes.providers.interface import IFirewallsPods
 from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
 from infranetes_common.pod_firewall import CLOSED, OPEN, Allowed, PodFirewall, Ports
-
-if TYPE_CHECKING:
-    _Base = TestCase
-else:
-    _Base = object
+from tests.support.failures import FailureAssertions
 
 
 class Talk(Protocol):
@@ -39,7 +33,7 @@ class Talk(Protocol):
         """Whether the VM answers. It is asked for what is not expected first, and once for what is."""
 
 
-class FirewalledPodsContract(_Base):
+class FirewalledPodsContract(FailureAssertions):
     """The promises of `IFirewallsPods` about firewalls that were said."""
 
     stranger: ClassVar[str]  # the address of somebody who is neither the node nor a pod
@@ -99,12 +93,6 @@ class FirewalledPodsContract(_Base):
         """By the stranger; the node always reaches it."""
         self.assertEqual(await self.reaches(machine, False, expected), expected)
         self.assertTrue(await self.reaches(machine, True, True))
-
-    async def fails(
-        self, error: type[Exception], waiting: Deferred[Any]
-    ) -> None:  # Any: a result that does not come
-        raised = await self.assertFailure(waiting, error)
-        self.assertGreater(len(str(raised)), 10, f"{error.__name__} says too little: {raised}")
 
     # The promises.
 

@@ -15,11 +15,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 import attrs
-from twisted.internet.defer import Deferred
-from twisted.trial.unittest import TestCase
 from zope.interface.verify import verifyObject
 
 from infranetes.providers.interface import IShowsDisks, ReadOnlyDisk, ShownDisk
@@ -30,16 +28,12 @@ from infranetes_common.errors import (
     ResourceExhausted,
     Unavailable,
 )
-
-if TYPE_CHECKING:
-    _Base = TestCase
-else:
-    _Base = object
+from tests.support.failures import FailureAssertions
 
 _BLOCK = 4096
 
 
-class ShownDisksContract(_Base):
+class ShownDisksContract(FailureAssertions):
     """The promises of `IShowsDisks`."""
 
     most: ClassVar[int]  # disks that a VM can have
@@ -82,13 +76,6 @@ class ShownDisksContract(_Base):
 
     def disks(self, count: int, begin: str = "layer") -> list[ReadOnlyDisk]:
         return [self.disk(f"{begin} {number}") for number in range(count)]
-
-    async def fails(
-        self, error: type[Exception], waiting: Deferred[Any]
-    ) -> str:  # Any: a result that does not come
-        raised = await self.assertFailure(waiting, error)
-        self.assertGreater(len(str(raised)), 10, f"{error.__name__} says too little: {raised}")
-        return str(raised)
 
     # The promises.
 

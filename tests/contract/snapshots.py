@@ -10,11 +10,8 @@ An implementation's own test module has, for instance::
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
 
 import attrs
-from twisted.internet.defer import Deferred
-from twisted.trial.unittest import TestCase
 from zope.interface.verify import verifyObject
 
 from infranetes.providers.volumes import (
@@ -28,14 +25,10 @@ from infranetes.providers.volumes import (
 )
 from infranetes_common.concurrency import settled
 from infranetes_common.errors import AlreadyExists, NotFound, OutOfRange, Unimplemented
-
-if TYPE_CHECKING:
-    _Base = TestCase
-else:
-    _Base = object
+from tests.support.failures import FailureAssertions
 
 
-class SnapshotsContract(_Base):
+class SnapshotsContract(FailureAssertions):
     """The promises of `ISnapshots`.
 
     :ivar size: of volumes here, in bytes. :ivar slack: how far the IaaS' clock may be from ours, in seconds.
@@ -67,13 +60,6 @@ class SnapshotsContract(_Base):
         return found
 
     # Helpers.
-
-    async def fails(
-        self, error: type[Exception], waiting: Deferred[Any]
-    ) -> str:  # Any: a result that does not come
-        raised = await self.assertFailure(waiting, error)
-        self.assertGreater(len(str(raised)), 10, f"{error.__name__} says too little: {raised}")
-        return str(raised)
 
     async def with_volume(self) -> tuple[IHasSnapshots, ISnapshots, str]:
         """What is tested, and a volume that begins with `first`."""

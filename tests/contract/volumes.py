@@ -11,24 +11,18 @@ instance::
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
 
-from twisted.internet.defer import Deferred, gatherResults
-from twisted.trial.unittest import TestCase
+from twisted.internet.defer import gatherResults
 from zope.interface.verify import verifyObject
 
 from infranetes.providers.volumes import MAX_NAME, IVolumes, is_volume_id
 from infranetes_common.errors import InvalidArgument, NotFound, OutOfRange, Unimplemented
-
-if TYPE_CHECKING:
-    _Base = TestCase
-else:
-    _Base = object
+from tests.support.failures import FailureAssertions
 
 STRANGE_NAMES = ("../data", "Data", "data ", "ü" * (MAX_NAME // 2), "-", ".", "x" * MAX_NAME)
 
 
-class VolumesContract(_Base):
+class VolumesContract(FailureAssertions):
     """The promises of `IVolumes`, attaching left out."""
 
     # Hooks.
@@ -40,15 +34,6 @@ class VolumesContract(_Base):
     async def next_volumes(self, volumes: IVolumes) -> IVolumes:
         """Have the daemon go and the next one come."""
         raise NotImplementedError
-
-    # Helpers.
-
-    async def fails(
-        self, error: type[Exception], waiting: Deferred[Any]
-    ) -> str:  # Any: a result that does not come
-        raised = await self.assertFailure(waiting, error)
-        self.assertGreater(len(str(raised)), 10, f"{error.__name__} says too little: {raised}")
-        return str(raised)
 
     # The promises.
 
@@ -138,16 +123,16 @@ class VolumesContract(_Base):
 
     async def test_who_stops_waiting_leaves_nothing_half_made(self) -> None:
         volumes = await self.volumes()
-        waiting: list[Deferred[Any]] = [volumes.create("data", volumes.unit)]  # Any: results that do not come
-        waiting[0].cancel()
+        making = volumes.create("data", volumes.unit)
+        making.cancel()
         made = await volumes.create("data", volumes.unit)
         self.assertEqual(await volumes.list(), [made])
-        waiting.append(volumes.expand(made.id, 2 * volumes.unit))
-        waiting[1].cancel()
+        growing = volumes.expand(made.id, 2 * volumes.unit)
+        growing.cancel()
         self.assertEqual((await volumes.expand(made.id, 2 * volumes.unit)).size, 2 * volumes.unit)
-        waiting.append(volumes.delete(made.id))
-        waiting[2].cancel()
+        deleting = volumes.delete(made.id)
+        deleting.cancel()
         await volumes.delete(made.id)
         self.assertEqual(await volumes.list(), [])
-        for each in waiting:
+        for each in (making, growing, deleting):
             each.addErrback(lambda failure: None)

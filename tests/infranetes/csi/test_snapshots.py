@@ -38,9 +38,7 @@ class SnapshotCase(CsiCase):
 
     @property
     def snapshots(self) -> ISnapshots:
-        assert IHasSnapshots.providedBy(self.volumes)
-        found: ISnapshots = self.volumes.snapshots
-        return found
+        return IHasSnapshots(self.volumes).snapshots
 
     async def setUp(self) -> None:
         await super().setUp()

@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any
 
 from infranetes.providers.qemu.bridge import Bridge
 from infranetes.providers.qemu.firewalls import Firewalls
@@ -23,6 +22,7 @@ from tests.infranetes.providers.firewall_case import (
     blocking,
     reactor,
 )
+from tests.support.failures import FailureAssertions
 from tests.support.pod_namespaces import Datagrams, Pod
 
 EVERYWHERE = ip_network("0.0.0.0/0")
@@ -165,7 +165,7 @@ class ChangeTests(FirewallCase):
         )
 
 
-class PodNetworkTests(FirewallCase):
+class PodNetworkTests(FailureAssertions, FirewallCase):
     """Firewalls as the provider keeps them."""
 
     async def setUp(self) -> None:
@@ -183,13 +183,6 @@ class PodNetworkTests(FirewallCase):
 
     async def put(self, pod: Pod, firewall: PodFirewall) -> None:
         await self.pods.set_firewall(pod.port, self.directories[pod.port], firewall)
-
-    async def fails(
-        self, error: type[Exception], work: Coroutine[Any, Any, None]
-    ) -> str:  # Any: of no interest
-        with self.assertRaises(error) as caught:
-            await work
-        return str(caught.exception)
 
     async def test_a_firewall_outlives_the_daemon_and_the_tables(self) -> None:
         """The daemon is killed, and somebody takes the tables away before the next one is there."""

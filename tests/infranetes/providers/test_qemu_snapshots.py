@@ -1,46 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of volumes of this node: copies, shared blocks, and what a QEMU copies while a VM writes."""
+"""Snapshots of volumes of this node that no VM has: copies, and shared blocks."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
-from typing import Any
+from threading import Event
 
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import TestCase
 
-from infranetes.providers.qemu import copies, mirrors, sparse_files
-from infranetes.providers.qemu.qmp import QmpConnection
+from infranetes.providers.qemu import copies, sparse_files
 from infranetes.providers.qemu.volumes import QemuVolumes
 from infranetes.providers.volumes import FromSnapshot, FromVolume, IHasSnapshots
-from infranetes_common.concurrency import Flight, settled, sleep
+from infranetes_common.concurrency import Flight
 from infranetes_common.errors import FailedPrecondition, NotFound, ResourceExhausted, Unavailable
-from infranetes_common.volume_disks import serial_of
 from tests.contract.snapshots import SnapshotsContract
 from tests.infranetes.csi.case import without_vms
-from tests.infranetes.providers.bare_qemu import BareQemuCase, reactor
-from tests.infranetes.providers.test_qemu_attached import BareQemus
+from tests.infranetes.providers.bare_qemu import reactor
+from tests.support.file_systems import mounted
 
 MIB = 1 << 20
-
-
-def mounted(case: TestCase, kind: str, size: int) -> Path:
-    """A file system of its own, as long as the test takes."""
-    root = Path(case.mktemp()).absolute()
-    directory, image = root / "mounted", root / "image"
-    directory.mkdir(parents=True)
-    if kind == "tmpfs":
-        what = ["-t", "tmpfs", "-o", f"size={size}", "none"]
-    else:
-        image.touch()
-        os.truncate(image, size)
-        subprocess.run([f"mkfs.{kind}", "-q", image], check=True)
-        what = ["-o", "loop", str(image)]
-    subprocess.run(["mount", *what, directory], check=True)
-    case.addCleanup(lambda: subprocess.run(["umount", "-l", directory], check=True))
-    return directory
 
 
 class FileCase(TestCase):
@@ -194,7 +174,7 @@ class CopiedTests(FileCase, SnapshotsContract):
         self.file("data").write_bytes(bytes(4 * MIB))
         began: Deferred[None] = Deferred()
 
-        def endless(source: int, target: int, stop: Any) -> None:  # Any: an Event
+        def endless(source: int, target: int, stop: Event) -> None:
             reactor.callFromThread(began.callback, None)
             stop.wait(30)
             raise sparse_files.Cancelled
@@ -248,225 +228,3 @@ class SharedBlocksTests(FileCase, SnapshotsContract):
         await self.fails(ResourceExhausted, self.volumes.snapshots.create("one", "data"))
         cloning = self.volumes.snapshots.restore("clone", size, FromVolume("data"))
         await self.fails(ResourceExhausted, cloning)
-
-
-class AttachedCase(BareQemuCase, TestCase):
-    """While a VM has the volume."""
-
-    timeout = 60
-
-    def place(self) -> Path:
-        return mounted(self, "tmpfs", 64 * MIB)  # on which no blocks can be shared
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.kept: list[Deferred[None]] = []
-        self.killed_calls: list[Flight[Any]] = []  # Any: what does not come
-        self.addCleanup(self.let_go)
-        self.directory = self.place()
-
-    async def let_go(self) -> None:
-        """Have daemons that were killed be gone indeed, once there are no VMs any more."""
-        for each in self.kept:
-            if not each.called:
-                each.errback(Unavailable("its daemon was killed"))
-        await settled([flight.join() for flight in self.killed_calls])
-
-    async def with_volume(self, size: int = 8 * MIB) -> tuple[BareQemus, str]:
-        """What attaches, and a machine that has the volume `data`."""
-        attacher = BareQemus(self.directory, {})
-        vm = self.bare_vm()
-        attacher.vms[vm.record.id] = vm
-        await attacher.files.create("data", size)
-        await attacher.attach(vm.record.id, "data", False)
-        return attacher, vm.record.id
-
-    async def monitor(self, attacher: BareQemus, machine: str) -> QmpConnection:
-        return (await attacher.vms[machine].monitor(reactor)).qmp
-
-    async def write(self, attacher: BareQemus, machine: str, at: int, value: int) -> None:
-        """Write a sector as the VM does, to its device."""
-        qmp = await self.monitor(attacher, machine)
-        device = f"volume-0-{serial_of('data')}"
-        command = f'qemu-io -d {device} "write -q -f -P {value} {at * 512} 512"'
-        self.assertEqual(await qmp.execute("human-monitor-command", command_line=command), "")
-
-    def sectors(self, path: Path) -> bytes:
-        """The first byte of each sector."""
-        return path.read_bytes()[::512]
-
-    def snapshot(self, name: str) -> Path:
-        return self.directory / "snapshots" / f"{name}.snapshot" / "disk.raw"
-
-    async def nothing_is_left(self, attacher: BareQemus, machine: str) -> None:
-        qmp = await self.monitor(attacher, machine)
-        names = [each["node-name"] for each in await qmp.execute("query-named-block-nodes", flat=True)]
-        self.assertEqual([name for name in names if not name.startswith("volume-")], [])
-        self.assertEqual(await qmp.execute("query-jobs"), [])
-        file_sets = await qmp.execute("query-fdsets")  # one is the volume's
-        self.assertEqual([each["fds"] for each in file_sets if each["fds"] or len(file_sets) > 1], [])
-
-    async def fails(self, error: type[Exception], waiting: Deferred[Any]) -> str:  # Any: what does not come
-        return str(await self.assertFailure(waiting, error))
-
-    async def check_written_meanwhile(self) -> None:
-        """Take one while the VM writes: it has all that was written before, and of the rest a beginning."""
-        attacher, machine = await self.with_volume()
-        for number in range(20):
-            await self.write(attacher, machine, number, 1 + number % 255)
-        taking = attacher.files.snapshots.create("one", "data")
-        number = 20
-        while not taking.called:
-            await self.write(attacher, machine, number, 1 + number % 255)
-            number += 1
-        taken = await taking
-        for more in range(20):
-            await self.write(attacher, machine, number + more, 255)
-        self.assertEqual((taken.volume, taken.size), ("data", 8 * MIB))
-        found = self.sectors(self.snapshot("one"))
-        count = len(found.rstrip(b"\0"))
-        self.assertGreaterEqual(count, 20)
-        self.assertLessEqual(count, number)
-        self.assertEqual(list(found[:count]), [1 + each % 255 for each in range(count)])
-        self.assertLess(self.snapshot("one").stat().st_blocks * 512, MIB, "holes take no room")
-        await self.nothing_is_left(attacher, machine)
-
-
-class AttachedTests(AttachedCase):
-    """QEMU copies it."""
-
-    async def test_it_has_all_that_was_written_before_and_of_the_rest_a_beginning(self) -> None:
-        await self.check_written_meanwhile()
-
-    async def test_a_clone_of_it_may_be_larger(self) -> None:
-        attacher, machine = await self.with_volume()
-        await self.write(attacher, machine, 3, 7)
-        clone = await attacher.files.snapshots.restore("clone", 10 * MIB, FromVolume("data"))
-        self.assertEqual(clone.size, 10 * MIB)
-        self.assertEqual(self.sectors(self.directory / "clone.raw")[:5], bytes([0, 0, 0, 7, 0]))
-        await self.nothing_is_left(attacher, machine)
-        await attacher.detach(machine, "data")
-        await attacher.attach(machine, "clone", False)
-
-    async def test_one_that_is_attached_read_only(self) -> None:
-        attacher, machine = await self.with_volume()
-        await self.write(attacher, machine, 3, 7)
-        await attacher.detach(machine, "data")
-        await attacher.attach(machine, "data", True)
-        await attacher.files.snapshots.create("one", "data")
-        self.assertEqual(self.sectors(self.snapshot("one"))[3], 7)
-        await self.nothing_is_left(attacher, machine)
-
-    def endless(self) -> Deferred[None]:
-        """Have copies be complete and go on: return what fires when one is."""
-        ready: Deferred[None] = Deferred()
-        hung: Deferred[None] = Deferred()
-        self.kept.append(hung)  # else whoever awaits it would be ended with it
-
-        async def never(on: Any, qmp: QmpConnection, name: str) -> float:
-            while (await qmp.execute("query-jobs"))[0]["status"] != "ready":
-                await sleep(reactor, 0.01)
-            reactor.callLater(0, ready.callback, None)
-            await hung
-            raise AssertionError
-
-        self.patch(mirrors, "_finish", never)
-        return ready
-
-    async def test_it_gives_way_to_whoever_needs_the_volume(self) -> None:
-        for what in ("detach", "expand", "attach"):
-            attacher, machine = await self.with_volume()
-            ready = self.endless()
-            taking = Flight(attacher.files.snapshots.create("one", "data"))
-            await ready
-            if what == "detach":
-                await attacher.detach(machine, "data")
-            elif what == "expand":
-                await attacher.files.expand("data", 9 * MIB)
-            else:
-                await attacher.attach(machine, "data", False)
-            self.assertIn("Try again", await self.fails(Unavailable, taking.join()))
-            self.assertEqual(os.listdir(self.directory / "snapshots"), [])
-            await self.nothing_is_left(attacher, machine)
-            await attacher.detach(machine, "data")
-            await attacher.files.delete("data")
-
-    async def test_what_a_killed_daemon_had_copied_ends_with_the_next(self) -> None:
-        attacher, machine = await self.with_volume()
-        ready = self.endless()
-        self.killed_calls.append(Flight(attacher.files.snapshots.create("one", "data")))
-        await ready
-        after = BareQemus(self.directory, {machine: self.found_again(attacher.vms[machine])})
-        self.assertEqual(await after.files.snapshots.list(), [])
-        await after.files.snapshots.sweep()
-        self.assertEqual(os.listdir(self.directory / "snapshots"), [])
-        await self.nothing_is_left(after, machine)
-        await self.write(after, machine, 0, 1)
-
-    async def test_a_volume_is_detached_whatever_a_killed_daemon_had_copied(self) -> None:
-        attacher, machine = await self.with_volume()
-        ready = self.endless()
-        self.killed_calls.append(Flight(attacher.files.snapshots.create("one", "data")))
-        await ready
-        after = BareQemus(self.directory, {machine: self.found_again(attacher.vms[machine])})
-        await after.detach(machine, "data")
-        await self.nothing_is_left(after, machine)
-
-    async def test_when_the_vm_ends_the_snapshot_is_taken_of_what_it_left(self) -> None:
-        attacher, machine = await self.with_volume()
-        await self.write(attacher, machine, 3, 7)
-        ready = self.endless()
-        taking = Flight(attacher.files.snapshots.create("one", "data"))
-        await ready
-        await self.killed(attacher.vms[machine])
-        attacher.vms[machine].detach()
-        await attacher.files.stop()
-        await self.fails(Unavailable, taking.join())
-        self.assertEqual(os.listdir(self.directory / "snapshots"), [])
-        await attacher.files.snapshots.create("one", "data")
-        self.assertEqual(self.sectors(self.snapshot("one"))[3], 7)
-
-    async def test_its_whole_size_is_kept_meanwhile(self) -> None:
-        attacher, _ = await self.with_volume(30 * MIB)
-        ready = self.endless()
-        taking = Flight(attacher.files.snapshots.create("one", "data"))
-        await ready
-        self.assertEqual(await attacher.files.free(), 4 * MIB)
-        await attacher.files.stop()
-        await self.fails(Unavailable, taking.join())
-        self.assertEqual(await attacher.files.free(), 34 * MIB)
-        await attacher.files.create("more", 10 * MIB)
-        await self.fails(ResourceExhausted, attacher.files.snapshots.create("one", "data"))
-
-    async def test_a_copy_that_fails_does_the_vm_no_harm(self) -> None:
-        """The disk of the node is full, by others."""
-        attacher, machine = await self.with_volume(40 * MIB)
-        qmp = await self.monitor(attacher, machine)
-        command = f'qemu-io -d volume-0-{serial_of("data")} "write -q -P 1 0 30M"'
-        await qmp.execute("human-monitor-command", 30.0, command_line=command)
-        (self.directory / "others").write_bytes(bytes(20 * MIB))
-        self.patch(attacher.files._files._room, "check", lambda free, needed: None)
-        words = await self.fails(Unavailable, attacher.files.snapshots.create("one", "data"))
-        self.assertIn("No space left", words)
-        await self.nothing_is_left(attacher, machine)
-        self.assertEqual(os.listdir(self.directory / "snapshots"), [])
-        (self.directory / "others").unlink()
-        await self.write(attacher, machine, 0, 2)
-
-
-class AttachedSharingTests(AttachedCase):
-    """Its blocks are shared while the VM writes."""
-
-    def place(self) -> Path:
-        return mounted(self, "xfs", 320 * MIB)
-
-    def setUp(self) -> None:
-        super().setUp()
-
-        def mirrored(*arguments: object) -> None:
-            raise AssertionError("QEMU was to copy it")
-
-        self.patch(mirrors, "mirror", mirrored)
-
-    async def test_it_has_all_that_was_written_before_and_of_the_rest_a_beginning(self) -> None:
-        await self.check_written_meanwhile()

@@ -7,16 +7,16 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, cast
 
 from twisted.trial.unittest import TestCase
 
-from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.reactors import installed
 from infranetes_common.volume_disks import serial_of
+from tests.support.failures import FailureAssertions
 from vmserver.layers.disks import ScsiDisks
 from vmserver.mounts import mounts_below, unmount
 from vmserver.volumes.disk_records import DiskMount
@@ -53,7 +53,7 @@ class Loops:
             subprocess.run(["losetup", "--set-capacity", path], check=True)
 
 
-class PodDiskCase(TestCase):
+class PodDiskCase(FailureAssertions, TestCase):
     """With a disk, blank and of 24 MiB, on a loop device."""
 
     def setUp(self) -> None:
@@ -86,7 +86,3 @@ class PodDiskCase(TestCase):
         words = await self.fails(FailedPrecondition, self.mounted(**fields))
         self.assertFalse(os.path.ismount(self.point))
         return words
-
-    async def fails(self, kind: type[Exception], work: Coroutine[Any, Any, Any]) -> str:  # Any: no result
-        raised = await self.assertFailure(start(work), kind)
-        return str(raised)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, Resou
 from infranetes_common.filesync.wire import PREFIX
 from infranetes_common.nfs import NfsMount, checked
 from infranetes_common.reactors import installed
+from tests.support.failures import FailureAssertions
 from tests.support.fuse import HangingMounts
 from vmserver.mounts import Flag, mount, mounts, mounts_below, unmount
 from vmserver.volumes import nfs as nfs_module
@@ -33,7 +33,7 @@ _OPTIONS = ("vers=4.2", "addr=192.0.2.7")
 WANTED = checked("files:/data", _OPTIONS)
 
 
-class NfsCase(TestCase):
+class NfsCase(FailureAssertions, TestCase):
     """:ivar asked: what has been mounted. :ivar error: what the next mounts fail with."""
 
     timeout = 60
@@ -79,9 +79,6 @@ class NfsCase(TestCase):
 
     def is_mounted(self, wanted: NfsMount = WANTED) -> bool:
         return any(one.point == str(self.point(wanted)) for one in mounts())
-
-    async def fails(self, kind: type[Exception], work: Coroutine[Any, Any, Any]) -> str:  # Any: no result
-        return str(await self.assertFailure(start(work), kind))
 
 
 class NfsMountsTests(NfsCase):

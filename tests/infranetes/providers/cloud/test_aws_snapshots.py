@@ -33,10 +33,7 @@ class AwsSnapshotsCase(AwsVolumesCase):
 
     async def snapshots(self) -> ISnapshots:
         """The snapshots of a new daemon."""
-        volumes = await self.volumes()
-        assert IHasSnapshots.providedBy(volumes)
-        found: ISnapshots = volumes.snapshots
-        return found
+        return IHasSnapshots(await self.volumes()).snapshots
 
     async def write(self, volume_id: str, content: bytes) -> None:
         contents = self.world.snapshots.contents
@@ -63,8 +60,7 @@ class AwsSnapshotsTests(AwsSnapshotsCase, SnapshotsContract, TestCase):
         return result
 
     async def made(self) -> IHasSnapshots:
-        await self.snapshots()
-        return self.provider.volumes  # type: ignore[return-value]  # zope's mypy plug-in does not narrow
+        return IHasSnapshots(await self.volumes())
 
     async def next_daemon(self, volumes: IHasSnapshots) -> IHasSnapshots:
         await self.within(self.provider.stop())

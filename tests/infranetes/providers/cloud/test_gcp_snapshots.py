@@ -48,16 +48,11 @@ class GcpSnapshotsTests(GcpSnapshotsCase, SnapshotsContract, TestCase):
     size = 2 * GIB
 
     async def made(self) -> IHasSnapshots:
-        return await self.snapshotted()
+        return IHasSnapshots(await self.volumes())
 
     async def next_daemon(self, volumes: IHasSnapshots) -> IHasSnapshots:
         await self.within(self.provider.stop())
-        return await self.snapshotted()
-
-    async def snapshotted(self) -> IHasSnapshots:
-        volumes = await self.volumes()
-        assert IHasSnapshots.providedBy(volumes)
-        return volumes  # type: ignore[return-value]  # zope's mypy plug-in does not narrow
+        return await self.made()
 
 
 class FaultTests(GcpSnapshotsCase, TestCase):

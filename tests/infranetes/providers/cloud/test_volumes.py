@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import attrs
-from twisted.internet import reactor
-from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import Clock
 from twisted.trial.unittest import TestCase
 
@@ -25,26 +24,31 @@ from infranetes_common.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from infranetes_common.reactors import installed
 from tests.contract.attached_volumes import AttachedVolumesContract, Attacher
 from tests.contract.volumes import VolumesContract
 from tests.support.clouds.disks import GIB, MemoryCalls, MemoryDisks, NoDriver
+from tests.support.failures import FailureAssertions
 
+reactor = installed()
 _VM, _OTHER = "vm-1", "vm-2"
 
 
 class HurriedClock(Clock):
     """Time passes as fast as somebody waits for it."""
 
-    def callLater(self, delay, callable, *args, **kwargs):  # type: ignore[no-untyped-def]
-        reactor.callLater(0, self.advance, delay)  # type: ignore[attr-defined]
-        return super().callLater(delay, callable, *args, **kwargs)
+    def callLater(
+        self, when: float, what: Callable[..., object], *args: object, **kwargs: object
+    ) -> IDelayedCall:
+        reactor.callLater(0, self.advance, when)
+        return super().callLater(when, what, *args, **kwargs)
 
 
 class World:
     """A cloud with some VMs, and the daemons that use it one after the other."""
 
-    def __init__(self, **options: object) -> None:
-        self.disks = MemoryDisks(**options)  # type: ignore[arg-type]
+    def __init__(self, looks: int = 0, has_modes: bool = False) -> None:
+        self.disks = MemoryDisks(looks, has_modes=has_modes)
         self.vms: dict[str, CloudVM] = {}
         self.settings = CloudSettings(volume_seconds=600.0, settle_seconds=30.0)
         self.clock = HurriedClock()
@@ -127,7 +131,7 @@ class SlowCloudAttachedTests(CloudAttachedTests):
     has_modes = False
 
 
-class FaultTests(TestCase):
+class FaultTests(FailureAssertions, TestCase):
     """What goes wrong between the daemon and the cloud."""
 
     def setUp(self) -> None:
@@ -135,10 +139,6 @@ class FaultTests(TestCase):
         self.disks = self.world.disks
         self.world.vm(_VM)
         self.world.vm(_OTHER)
-
-    async def fails(self, waiting: Deferred[Any], error: type[Exception]) -> Exception:
-        # Any: a result that does not come
-        return await self.assertFailure(waiting, error)
 
     async def test_answers_that_are_lost_change_nothing(self) -> None:
         """Each call has its effect, and its answer is lost as often as it may be made again."""
@@ -157,8 +157,8 @@ class FaultTests(TestCase):
     async def test_a_step_that_was_broken_off_after_its_call_is_finished_by_the_next_daemon(self) -> None:
         async def fails_then_succeeds(call: str, step: str, *arguments: object) -> None:
             self.disks.cut = call
-            raised = await self.fails(getattr(self.world.volumes(), step)(*arguments), Unavailable)
-            self.assertIn("no answer", str(raised))
+            words = await self.fails(Unavailable, getattr(self.world.volumes(), step)(*arguments))
+            self.assertIn("no answer", words)
             self.disks.cut = ""
             await getattr(self.world.volumes(), step)(*arguments)
 
@@ -174,7 +174,7 @@ class FaultTests(TestCase):
     async def test_nothing_is_waited_for_longer_than_configured(self) -> None:
         self.disks.looks = 10**6
         volumes = self.world.volumes()
-        words = str(await self.fails(volumes.create("data", GIB), Unavailable))
+        words = await self.fails(Unavailable, volumes.create("data", GIB))
         self.assertIn("make volume 'data': the cloud has not finished it", words)
         disk = self.disks.put(CloudDisk("disk-1", GIB, DiskState.READY, "serial", True, "data"))
         for waiting in (
@@ -183,7 +183,7 @@ class FaultTests(TestCase):
             volumes.expand(disk.id, 2 * GIB),
         ):
             began = self.world.clock.seconds()
-            await self.fails(waiting, Unavailable)
+            await self.fails(Unavailable, waiting)
             self.assertLess(self.world.clock.seconds() - began, 3 * 600.0)
         self.assertEqual(self.disks.most_holds, 1)
 
@@ -192,10 +192,10 @@ class FaultTests(TestCase):
         self.disks.blind = True
         volumes = self.world.volumes()
         self.world.settings = CloudSettings(volume_seconds=20.0, settle_seconds=30.0)
-        await self.fails(self.world.volumes().create("data", GIB), Unavailable)
+        await self.fails(Unavailable, self.world.volumes().create("data", GIB))
         self.assertEqual(len(self.disks.tokens), 1)
         for _ in range(5):
-            words = str(await self.fails(volumes.create("data", GIB), Unavailable))
+            words = await self.fails(Unavailable, volumes.create("data", GIB))
         self.assertIn("shows no volume", words)
         self.assertLess(len(self.disks.tokens), 20)
 
@@ -203,8 +203,8 @@ class FaultTests(TestCase):
         self.disks.put(
             CloudDisk("disk-7", GIB, DiskState.FAILED, ours=True, name="data", detail="no such key")
         )
-        raised = await self.fails(self.world.volumes().create("data", GIB), ResourceExhausted)
-        self.assertIn("no such key", str(raised))
+        words = await self.fails(ResourceExhausted, self.world.volumes().create("data", GIB))
+        self.assertIn("no such key", words)
         self.assertEqual((await self.world.volumes().create("data", GIB)).id, "disk-0000")
         self.assertEqual(list(self.disks.disks), ["disk-0000"])
 
@@ -216,7 +216,7 @@ class FaultTests(TestCase):
             self.assertEqual(await volumes.attach(_VM, theirs.id, False), "serial-1")
         for _ in range(2):
             await volumes.detach(_VM, theirs.id)
-        words = str(await self.fails(volumes.delete(theirs.id), FailedPrecondition))
+        words = await self.fails(FailedPrecondition, volumes.delete(theirs.id))
         self.assertIn("person", words)
         self.assertNotIn("delete", self.disks.calls)
 
@@ -224,7 +224,7 @@ class FaultTests(TestCase):
         volumes = self.world.volumes()
         made = await volumes.create("data", GIB)
         await volumes.attach(_VM, made.id, False)
-        words = str(await self.fails(volumes.delete(made.id), FailedPrecondition))
+        words = await self.fails(FailedPrecondition, volumes.delete(made.id))
         self.assertIn(_VM, words)
         self.assertNotIn("delete", self.disks.calls)
         await volumes.detach(_VM, made.id)
@@ -267,10 +267,10 @@ class FaultTests(TestCase):
         self.disks.calls.clear()
         for _ in range(2):
             volumes = self.world.volumes()
-            words = str(await self.fails(volumes.attach(_OTHER, made.id, False), FailedPrecondition))
+            words = await self.fails(FailedPrecondition, volumes.attach(_OTHER, made.id, False))
             self.assertIn(_VM, words)
             await volumes.detach(_OTHER, made.id)
-            await self.fails(volumes.delete(made.id), FailedPrecondition)
+            await self.fails(FailedPrecondition, volumes.delete(made.id))
         self.assertEqual(set(self.disks.calls), {"get"})
         self.assertEqual(self.disks.disks[made.id].holds, (Hold(_VM),))
         self.disks.put(attrs.evolve(self.disks.disks[made.id], holds=()))  # the VM is ended, by a person
@@ -283,19 +283,19 @@ class FaultTests(TestCase):
         disk = self.disks.put(CloudDisk("disk-1", GIB, DiskState.READY, "serial", True, "data"))
         waiting = volumes.attach(_VM, disk.id, False)
         self.world.vm(_VM, InstanceState.ENDED)
-        self.assertIn("ended", str(await self.fails(waiting, Unavailable)))
+        self.assertIn("ended", await self.fails(Unavailable, waiting))
         self.assertLess(self.world.clock.seconds(), 10.0)
 
     async def test_a_growth_that_is_refused_says_why(self) -> None:
         volumes = self.world.volumes()
         made = await volumes.create("data", GIB)
         self.disks.refused["grow"] = CloudError(ErrorKind.STATE, "wait at least 6 hours")
-        self.assertIn("6 hours", str(await self.fails(volumes.expand(made.id, 2 * GIB), Unavailable)))
+        self.assertIn("6 hours", await self.fails(Unavailable, volumes.expand(made.id, 2 * GIB)))
         self.disks.refused["attach"] = CloudError(ErrorKind.INVALID, "it is in zone-b")
-        words = await self.fails(volumes.attach(_VM, made.id, False), FailedPrecondition)
-        self.assertIn("zone-b", str(words))
+        words = await self.fails(FailedPrecondition, volumes.attach(_VM, made.id, False))
+        self.assertIn("zone-b", words)
         self.disks.refused["attach"] = CloudError(ErrorKind.QUOTA, "it has 28 disks")
-        await self.fails(volumes.attach(_VM, made.id, False), ResourceExhausted)
+        await self.fails(ResourceExhausted, volumes.attach(_VM, made.id, False))
 
     async def test_volumes_are_where_the_cloud_makes_them(self) -> None:
         self.assertEqual(self.world.volumes().topology, {ZONE: "zone-a"})

@@ -37,8 +37,7 @@ class VolumesCase(VsphereCase):
         return self.of(self.provider)
 
     def of(self, provider: IPodProvider) -> IVolumes:
-        self.assertTrue(IHasVolumes.providedBy(provider))
-        return IHasVolumes(provider).volumes  # type: ignore[no-any-return]
+        return IHasVolumes(provider).volumes
 
     async def next_volumes(self, volumes: IVolumes) -> IVolumes:
         self.provider = await self.restarted(self.provider)
