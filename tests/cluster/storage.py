@@ -14,13 +14,17 @@ from tests.cluster.paths import ROOT
 from tests.cluster.pki import Authority
 
 PAGES = ("volumes-csi.yaml", "volumes-resizer.yaml", "volumes-snapshotter.yaml")
+_ONE_NODE = "volumes-snapshots-one-node.yaml"
 _PODS = ("DaemonSet", "Deployment")
 _SNAPSHOTS = PROGRAMS / "snapshots.yaml"  # their CustomResourceDefinitions
 
 
-def manifests() -> str:
-    """What the docs have a cluster given, but for the sidecars' pods, and what snapshots are."""
+def manifests(node: Node) -> str:
+    """What the docs have a cluster given, but for the sidecars' pods, and what snapshots are.
+
+    :param node: the one that has volumes."""
     texts = [_SNAPSHOTS.read_text(), *((ROOT / "docs" / page).read_text() for page in PAGES)]
+    texts.append((ROOT / "docs" / _ONE_NODE).read_text().replace("'NODE'", f"'{node.name}'"))
     documents = [
         each for text in texts for each in yaml.safe_load_all(text) if each and each["kind"] not in _PODS
     ]

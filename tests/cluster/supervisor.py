@@ -147,7 +147,7 @@ class Supervisor:
 
     def _start_storage(self, ca: Authority) -> None:
         """Volumes are made for claims, beside kubelet."""
-        self._apply("storage", storage.manifests(), "there is a StorageClass")
+        self._apply("storage", storage.manifests(self.nodes[0]), "there is a StorageClass")
         for program in storage.programs(ca, self.nodes[0]):
             self._start(program)
 
