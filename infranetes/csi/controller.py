@@ -8,7 +8,9 @@ from infranetes.csi.checks import InFlight
 from infranetes.csi.pages import page
 from infranetes.csi.snapshots import offered, shown_source, source_of
 from infranetes.providers.volumes import (
+    ZONE,
     FromSnapshot,
+    FromVolume,
     ISnapshots,
     IVolumes,
     VolumeDisk,
@@ -69,7 +71,7 @@ class Controller:
         if request.mutable_parameters:
             raise InvalidArgument("mutable_parameters: volumes have none")
         source = source_of(request, self._snapshots)
-        self._check_place(request.accessibility_requirements)
+        await self._check_place(request.accessibility_requirements, source)
         wanted = checks.size(request.capacity_range, DEFAULT_SIZE, self._volumes.unit)
         with self._in_flight.only(name):
             disk = await self._made(name, wanted, source, request.capacity_range)
@@ -175,16 +177,28 @@ class Controller:
             raise NotFound(f"there is no volume {volume_id[:80]!r}: none can have this id")
         return volume_id
 
-    def _check_place(self, wanted: csi.TopologyRequirement) -> None:
-        own = dict(self._volumes.topology)
-        if own and wanted.requisite and not any(dict(each.segments) == own for each in wanted.requisite):
-            where = ", ".join(f"{key}={value}" for key, value in own.items())
-            raise ResourceExhausted(f"accessibility_requirements: volumes are made here with {where} alone")
+    async def _check_place(self, wanted: csi.TopologyRequirement, source: VolumeSource | None) -> None:
+        place, what = dict(self._volumes.topology), "volumes are made here"
+        if not place or not wanted.requisite:
+            return
+        if isinstance(source, FromVolume):
+            try:
+                place = self._topology(await self._volumes.get(source.id))
+            except NotFound:
+                return  # there may be a clone all the same, made by an earlier call
+            what = f"clones of volume {source.id} are made"
+        if not any(dict(each.segments) == place for each in wanted.requisite):
+            where = ", ".join(f"{key}={value}" for key, value in place.items())
+            raise ResourceExhausted(f"accessibility_requirements: {what} with {where} alone")
+
+    def _topology(self, disk: VolumeDisk) -> dict[str, str]:
+        """Where a volume is, which need not be where others are made."""
+        return {ZONE: disk.zone} if disk.zone else dict(self._volumes.topology)
 
     def _shown(self, disk: VolumeDisk) -> csi.Volume:
         volume = csi.Volume(volume_id=disk.id, capacity_bytes=disk.size)
         if disk.source is not None:
             volume.content_source.CopyFrom(shown_source(disk.source))
-        if self._volumes.topology:
-            volume.accessible_topology.add(segments=self._volumes.topology)
+        if topology := self._topology(disk):
+            volume.accessible_topology.add(segments=topology)
         return volume

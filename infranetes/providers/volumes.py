@@ -12,6 +12,7 @@ from twisted.internet.defer import Deferred
 from zope.interface import Attribute, Interface
 
 MAX_NAME = 128  # bytes of a name, as CSI has it
+ZONE = "topology.kubernetes.io/zone"  # Kubernetes' label of what is in a zone
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 
 
@@ -43,8 +44,8 @@ class VolumeDisk:
     """A volume as the IaaS knows it.
 
     :ivar id: chosen by the provider; see `is_volume_id`. :ivar size: in bytes.
-    :ivar zone: where a VM has to be to be given it, in the IaaS' words; "": anywhere that this provider
-        launches.
+    :ivar zone: where a VM has to be to be given it, as the label `ZONE` says it; "": anywhere that this
+        provider launches.
     :ivar source: what it began with, also if that is gone by now; None: with zeros."""
 
     id: str

@@ -46,7 +46,7 @@ from infranetes.providers.cloud.interface import CloudError, CloudVM, D, ErrorKi
 from infranetes.providers.cloud.tasks import Tasks
 from infranetes.providers.cloud.translate import to_infranetes_error
 from infranetes.providers.interface import InstanceState
-from infranetes.providers.volumes import MAX_NAME, ISnapshots, IVolumes, VolumeDisk, VolumeSource
+from infranetes.providers.volumes import MAX_NAME, ZONE, ISnapshots, IVolumes, VolumeDisk, VolumeSource
 from infranetes_common.concurrency import KeyedLock
 from infranetes_common.errors import (
     AlreadyExists,
@@ -60,8 +60,6 @@ from infranetes_common.errors import (
 
 T = TypeVar("T")
 
-
-ZONE = "topology.kubernetes.io/zone"
 _MOST_REFUSALS = 5  # of a volume's growth
 _MOST_NUMBERS = 16  # of disks of a name that were asked for and are never shown
 _MOST_DELETED = 10_000  # that are remembered

@@ -13,9 +13,8 @@ from twisted.trial.unittest import TestCase
 from infranetes.providers.cloud.disks import VOLUME
 from infranetes.providers.cloud.interface import CLUSTER, NODE
 from infranetes.providers.cloud.provider import CloudProvider
-from infranetes.providers.cloud.volumes import ZONE
 from infranetes.providers.interface import InstanceState
-from infranetes.providers.volumes import IVolumes
+from infranetes.providers.volumes import ZONE, IVolumes
 from infranetes_common.concurrency import deferred, settled
 from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unavailable
 from tests.contract.attached_volumes import AttachedVolumesContract, Attacher

@@ -4,16 +4,32 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 from twisted.trial.unittest import TestCase
 
+from infranetes.csi.checks import InFlight
+from infranetes.csi.controller import Controller
 from infranetes.providers.cloud.gcp.names import split_id
-from infranetes.providers.volumes import FromSnapshot, FromVolume, IHasSnapshots, ISnapshots, VolumeSnapshot
-from infranetes_common.errors import FailedPrecondition, Unavailable
+from infranetes.providers.volumes import (
+    ZONE,
+    FromSnapshot,
+    FromVolume,
+    IHasSnapshots,
+    ISnapshots,
+    VolumeSnapshot,
+)
+from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unavailable
+from infranetes_common.wire import csi
 from tests.contract.snapshots import SnapshotsContract
+from tests.infranetes.csi.case import capability
+from tests.infranetes.csi.test_snapshots import of_volume
 from tests.infranetes.providers.cloud.test_gcp_volumes import GIB, GcpVolumesCase
 from tests.support.clouds.faults import FaultKind
+from tests.support.clouds.gce_resources import ZONES
+from txgrpc import Call
+
+CALL = cast(Call, None)  # which nothing here looks at
 
 
 class GcpSnapshotsCase(GcpVolumesCase):
@@ -152,3 +168,54 @@ class FaultTests(GcpSnapshotsCase, TestCase):
         self.assertEqual(await self.read(restored, 5), b"first")
         await self.killed("delete snapshot", lambda snapshots: snapshots.delete(id))
         await self.until(lambda: not self.taken(), "the snapshot is gone")
+
+
+class ZoneTests(GcpSnapshotsCase, TestCase):
+    """What CSI is told of volumes of another zone than the one in which the daemon makes them."""
+
+    async def make_far(self) -> None:
+        """Make a volume in the second zone, and have a daemon that makes them in the first."""
+        self.settings["zones"] = list(reversed(ZONES))
+        self.far = await (await self.volumes()).create("far", GIB)
+        self.settings["zones"] = list(ZONES)
+        self.controller = await self.next_controller()
+
+    async def next_controller(self) -> Controller:
+        """The Controller service of the next daemon."""
+        await self.within(self.provider.stop())
+        volumes = await self.volumes()
+        return Controller(volumes, InFlight(), False, self.provider.volumes.snapshots)
+
+    async def cloned(self, *zones: str) -> csi.Volume:
+        """Have `far` cloned for a pod that is to be in one of these zones."""
+        places = [csi.Topology(segments={ZONE: zone}) for zone in zones]
+        request = csi.CreateVolumeRequest(
+            name="clone",
+            capacity_range=csi.CapacityRange(required_bytes=GIB),
+            volume_capabilities=[capability()],
+            volume_content_source=of_volume(self.far.id),
+            accessibility_requirements=csi.TopologyRequirement(requisite=places),
+        )
+        return (await self.controller.CreateVolume(request, CALL)).volume
+
+    def zones_of(self, volume: csi.Volume) -> list[dict[str, str]]:
+        return [dict(each.segments) for each in volume.accessible_topology]
+
+    async def test_a_clone_is_said_to_be_where_its_source_is(self) -> None:
+        await self.make_far()
+        far = [{ZONE: ZONES[1]}]
+        made = await self.cloned(*ZONES)
+        self.assertEqual((split_id(made.volume_id)[0], self.zones_of(made)), (ZONES[1], far))
+        self.assertEqual(self.zones_of(await self.cloned()), far)
+        listed = await self.controller.ListVolumes(csi.ListVolumesRequest(), CALL)
+        self.assertEqual([self.zones_of(each.volume) for each in listed.entries], [far, far])
+        self.controller = await self.next_controller()
+        await self.provider.volumes.delete(self.far.id)
+        self.assertEqual(await self.cloned(ZONES[1]), made)  # though nothing is left that tells the zone
+
+    async def test_a_clone_is_made_only_for_pods_that_can_be_where_its_source_is(self) -> None:
+        await self.make_far()
+        with self.assertRaisesRegex(ResourceExhausted, ZONES[1]):
+            await self.cloned(ZONES[0])
+        self.assertEqual(list(self.disks()), [self.far.id])
+        self.assertEqual(self.zones_of(await self.cloned(ZONES[1])), [{ZONE: ZONES[1]}])

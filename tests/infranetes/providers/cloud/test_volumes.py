@@ -15,9 +15,9 @@ from infranetes.providers.cloud.disks import CloudDisk, DiskState, Hold, HoldSta
 from infranetes.providers.cloud.interface import CloudError, CloudVM, ErrorKind
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes.providers.cloud.tasks import Tasks
-from infranetes.providers.cloud.volumes import ZONE, CloudVolumes, Vms
+from infranetes.providers.cloud.volumes import CloudVolumes, Vms
 from infranetes.providers.interface import InstanceState
-from infranetes.providers.volumes import IVolumes
+from infranetes.providers.volumes import ZONE, IVolumes
 from infranetes_common.errors import (
     FailedPrecondition,
     NotFound,
