@@ -31,7 +31,8 @@ from twisted.web.client import Agent, FileBodyProducer, HTTPConnectionPool, read
 from twisted.web.http_headers import Headers
 
 from infranetes.providers.cloud.interface import CLUSTER, SANDBOX, TOKEN
-from tests.support.clouds import agent_processes, aws_policy, moto
+from tests.support.clouds import agent_processes, aws_policy, ec2_model, moto
+from tests.support.clouds.ec2_endings import Ec2Endings
 from tests.support.clouds.ec2_snapshots import Ec2Snapshots
 from tests.support.clouds.ec2_volumes import Ec2Volumes
 from tests.support.clouds.ec2errors import error, refusal
@@ -44,6 +45,7 @@ IMAGE = "ami-785db401"
 NETWORK = "127.77.0.0/16"
 SUBNETS = (("127.77.0.0/20", "a"), ("127.77.16.0/20", "b"))
 BOOT_SECONDS = 0.1
+ENDING_SECONDS = 0.0
 PAGE = 1000  # instances in a page of a list: the most that EC2 has
 _NAMESPACE = re.compile(rb'xmlns="http://ec2\.amazonaws\.com/doc/[0-9-]+/?"')
 _EC2 = b'xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"'
@@ -76,6 +78,7 @@ class SimulatedAws:
     :ivar volumes: EC2's calls about volumes. :ivar snapshots: those about snapshots.
     :ivar faults: what goes wrong. :ivar behaviour: of instances that are launched from now on.
     :ivar user_data: of the metadata service, by address. :ivar vm_images: its images of VM-image pods.
+    :ivar malformed: what AWS' model of the API does not have of requests. :ivar endings: of its instances.
     """
 
     def __init__(self, reactor: Any, directory: Path, cluster: str = "") -> None:
@@ -94,6 +97,7 @@ class SimulatedAws:
         self.behaviour = NORMAL
         self.user_data: dict[str, bytes] = {}
         self.requests: list[dict[str, str]] = []
+        self.malformed: list[str] = []
         self.vm_images = VMImageInstances(reactor, self._switched_off)
         self._deregistered: set[str] = set()
         self._imds_site, self._proxy_site = (
@@ -104,6 +108,7 @@ class SimulatedAws:
         self.granted: set[str] = set()
         self.volumes = Ec2Volumes(reactor, self._forward_as_ec2)
         self.snapshots = Ec2Snapshots(reactor, self._forward_as_ec2)
+        self.endings = Ec2Endings(reactor.seconds, ENDING_SECONDS)
 
     def start(self) -> None:
         """Start a cloud with a VPC, two subnets and a security group. Instances of earlier tests have ended
@@ -249,6 +254,10 @@ class SimulatedAws:
         early: Any = refusal(fault) if fault is not None else None
         if early is not None:
             return early  # type: ignore[no-any-return]
+        wrong = ec2_model.wrong(parameters)
+        if wrong:
+            self.malformed += wrong
+            return 400, error("InvalidParameter", "; ".join(wrong))
         denied = await self._denied(parameters)
         if denied:
             return 403, error("UnauthorizedOperation", denied)
@@ -283,9 +292,11 @@ class SimulatedAws:
         if image in self._deregistered:
             return 400, error("InvalidAMIID.NotFound", f"The image id '[{image}]' does not exist")
         status, body = await self._forward(parameters)
+        if action == "TerminateInstances":
+            status, body = self.endings.answer(parameters, (status, body))
         if status != 200:
             return status, _NAMESPACE.sub(b"", body)
-        body = self._as_booted(_NAMESPACE.sub(_EC2, body))
+        body = self._as_shown(_NAMESPACE.sub(_EC2, body))
         if action == "RunInstances":
             self._launched(parameters, body)
             if token:
@@ -335,16 +346,16 @@ class SimulatedAws:
         body: bytes = await readBody(response)
         return int(response.code), body
 
-    def _as_booted(self, body: bytes) -> bytes:
-        """Show instances that have not booted as pending, whatever moto says."""
+    def _as_shown(self, body: bytes) -> bytes:
+        """Show instances that have not booted as pending, and those that are ending as shutting down,
+        whatever moto says."""
         pending = {vm.id.encode() for vm in self._vms.values() if not vm.booted}
-        if not pending:
-            return body
         parts = re.split(rb"(?=<item><architecture>)", body)
         for number, part in enumerate(parts):
             found = _ITEM.search(part)
             if found is not None and found[1] in pending:
                 parts[number] = _RUNNING.sub(_PENDING, part)
+            parts[number] = self.endings.shown(parts[number])
         return b"".join(parts)
 
     # ---- AgentProcesses

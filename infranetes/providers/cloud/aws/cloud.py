@@ -179,6 +179,8 @@ class AwsCloud:
             "InstanceInitiatedShutdownBehavior": "terminate",
             "MetadataOptions.HttpTokens": "required",  # against requests that pods are tricked into
             "MetadataOptions.HttpPutResponseHopLimit": "1",
+            # Said either way: left out, a subnet's own setting would decide, and bill an address.
+            "NetworkInterface.1.AssociatePublicIpAddress": "true" if public else "false",
             **addresses.tag_parameters("volume", request.tags, number=2),
         }
         if wishes.spot:
@@ -204,7 +206,6 @@ class AwsCloud:
                 client_token=_client_token(request),
                 disks=self._disks(root_disk),
                 instance_profile=wishes.instance_profile or settings.instance_profile,
-                public_address=public,
             )
         return _vm(instance)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """libcloud's EC2 driver, with what it lacks or gets wrong.
 
-- `create_node` has no argument for the metadata service's settings or for the tags of disks:
-  `Connection.adding` adds such parameters to its own.
+- `create_node` has no argument for the metadata service's settings or for the tags of disks, and can't ask for
+  no public address: `Connection.adding` adds such parameters to its own, or replaces these.
 - It sends everything as a GET, so user-data, which for us holds a key, would be in a URL and so in proxies'
   logs: requests are POSTed.
 - It ignores `nextToken`, so long lists end early: all pages are requested.
@@ -162,7 +162,6 @@ class Driver(EC2NodeDriver):  # type: ignore[misc]
         client_token: str,
         disks: Sequence[BlockDevice],
         instance_profile: str,
-        public_address: bool,
     ) -> Instance:
         """Launch one instance; empty arguments are left out of the request."""
         instance: Instance = self.create_node(
@@ -177,7 +176,7 @@ class Driver(EC2NodeDriver):  # type: ignore[misc]
             ex_clienttoken=client_token,
             ex_blockdevicemappings=list(disks) or None,
             ex_iamprofile=instance_profile or None,
-            ex_assign_public_ip=public_address,
+            ex_assign_public_ip=True,  # describes the interface; `Connection.adding` says whether it is so
         )
         return instance
 
@@ -195,7 +194,8 @@ class Driver(EC2NodeDriver):  # type: ignore[misc]
 
     def detach(self, volume: str, instance: str, *, force: bool) -> None:
         """Ask for a volume to be detached from this instance; libcloud would say from any."""
-        with self.connection.adding({"InstanceId": instance}):
+        forced = {"Force": "true"} if force else {}  # libcloud would say 1
+        with self.connection.adding({"InstanceId": instance, **forced}):
             self.detach_volume(self._volume(volume), ex_force=force)
 
     def delete_volume(self, id: str) -> None:

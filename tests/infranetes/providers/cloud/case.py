@@ -11,7 +11,7 @@ from infranetes.providers.cloud.aws.cloud import offers
 from infranetes.providers.cloud.gcp.sizes import prices
 from infranetes.providers.interface import Instance
 from tests.contract.pod_provider_case import ProviderCase, reactor
-from tests.support.clouds import discovery
+from tests.support.clouds import discovery, ec2_model
 from tests.support.clouds.aws import SimulatedAws
 from tests.support.clouds.faults import FaultKind
 from tests.support.clouds.gce import SimulatedGce
@@ -21,6 +21,7 @@ from tests.support.clouds.moto import REGION
 offers(REGION)  # libcloud's large files, which the daemon reads before its reactor runs
 prices()
 discovery.compute()
+ec2_model.model()
 
 Call = Mapping[str, str]
 
@@ -102,6 +103,10 @@ class AwsCase(CloudCase):
     def make_world(self) -> SimulatedAws:
         return SimulatedAws(reactor, self.run_dir / "machines", self.cluster)
 
+    async def finish(self) -> None:
+        await super().finish()
+        self.assertEqual(set(self.world.malformed), set())
+
     def is_list(self, call: Call) -> bool:
         return super().is_list(call) and "InstanceId.1" not in call
 
@@ -109,7 +114,7 @@ class AwsCase(CloudCase):
         return self.world.subnets
 
     def asked(self, launch: Call) -> tuple[str, str]:
-        return launch["InstanceType"], launch["SubnetId"]
+        return launch["InstanceType"], launch["NetworkInterface.1.SubnetId"]
 
     def key(self, launch: Call) -> str:
         return launch["ClientToken"]

@@ -251,7 +251,7 @@ class DiskTests(AwsVolumesCase, TestCase):
         while (await self.provider.get(vm)).state is not InstanceState.ENDED:
             await self.sleep(0.05)
         await volumes.detach(vm, made.id)
-        self.assertEqual(self.asked("DetachVolume")[-1].get("Force"), "1")
+        self.assertEqual(self.asked("DetachVolume")[-1].get("Force"), "true")
         self.assertNotIn("Force", self.asked("DetachVolume")[0])
         await volumes.attach(next_vm, made.id, False)
         await volumes.detach(next_vm, made.id)

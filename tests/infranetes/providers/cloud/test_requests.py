@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+from functools import partial
 from typing import Any
 
 from twisted.trial.unittest import TestCase
@@ -50,7 +51,7 @@ class LaunchTests(AwsCase, TestCase):
         [launch] = [one for one in self.world.requests if one["Action"] == "RunInstances"]
         self.assertEqual(launch["MetadataOptions.HttpTokens"], "required")
         self.assertEqual(launch["InstanceInitiatedShutdownBehavior"], "terminate")
-        self.assertEqual(launch["SecurityGroupId.1"], self.world.group)
+        self.assertEqual(launch["NetworkInterface.1.SecurityGroupId.1"], self.world.group)
         self.assertEqual(launch["BlockDeviceMapping.1.Ebs.DeleteOnTermination"], "true")
 
     async def test_the_identity_is_user_data_and_in_no_url(self) -> None:
@@ -98,7 +99,7 @@ class LaunchTests(AwsCase, TestCase):
         await self.within(provider.launch(self.spec(annotations=wanted)))
         [launch] = [one for one in self.world.requests if one["Action"] == "RunInstances"]
         self.assertEqual(launch["InstanceType"], "t3.large")
-        self.assertEqual(launch["SubnetId"], self.world.subnets[1])
+        self.assertEqual(launch["NetworkInterface.1.SubnetId"], self.world.subnets[1])
         self.assertEqual(launch["InstanceMarketOptions.MarketType"], "spot")
         self.assertEqual(launch["InstanceMarketOptions.SpotOptions.MaxPrice"], "0.05")
         self.assertEqual(launch["ImageId"], "ami-760aaa0f")
@@ -136,7 +137,7 @@ class LaunchTests(AwsCase, TestCase):
         self.assertEqual(self.world.instances(), [])
         for asked, group in (({name: web}, web), ({}, self.world.group)):
             await self.within(provider.launch(self.spec(annotations=asked)))
-            self.assertEqual(self.groups(), {"SecurityGroupId.1": group})
+            self.assertEqual(self.groups(), {"NetworkInterface.1.SecurityGroupId.1": group})
             public = {**asked, "infranetes.io/public-address": "true"}
             await self.within(provider.launch(self.spec(annotations=public)))
             self.assertEqual(self.groups(), {"NetworkInterface.1.SecurityGroupId.1": group})
@@ -160,11 +161,25 @@ class LaunchTests(AwsCase, TestCase):
         self.assertIn("ami-00000000", str(error))
         self.settings["image"] = IMAGE
 
-    async def test_a_public_address(self) -> None:
+    async def test_a_public_address_only_for_pods_that_shall_have_one_whatever_the_subnet_says(self) -> None:
+        name = "infranetes.io/public-address"
+        ec2 = self.world.ec2
+        for subnet in self.world.subnets:  # as those of a default VPC
+            give = partial(ec2.modify_subnet_attribute, SubnetId=subnet)
+            give(MapPublicIpOnLaunch={"Value": True})
+            self.addCleanup(give, MapPublicIpOnLaunch={"Value": False})
         provider = await self.started()
-        await self.within(provider.launch(self.spec(annotations={"infranetes.io/public-address": "true"})))
-        [launch] = [one for one in self.world.requests if one["Action"] == "RunInstances"]
-        self.assertEqual(launch["NetworkInterface.1.AssociatePublicIpAddress"], "true")
+        for annotations, expected in (({name: "true"}, True), ({name: "false"}, False), ({}, False)):
+            launched = await self.within(provider.launch(self.spec(annotations=annotations)))
+            described = ec2.describe_instances(InstanceIds=[launched.id])["Reservations"][0]["Instances"][0]
+            self.assertEqual("PublicIpAddress" in described, expected, annotations)
+        await self.within(provider.stop())
+        self.settings["public_address"] = True
+        provider = await self.started()
+        for annotations, expected in (({name: "false"}, "false"), ({}, "true")):
+            await self.within(provider.launch(self.spec(annotations=annotations)))
+            *_, launch = [one for one in self.world.requests if one["Action"] == "RunInstances"]
+            self.assertEqual(launch["NetworkInterface.1.AssociatePublicIpAddress"], expected)
 
 
 class AddressTests(AwsCase, TestCase):
