@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How instances end at EC2: they shut down for a while, and may be terminated any number of times.
 
-At moto they have ended at once, and a second TerminateInstances looks for the network interface that the first
-one deleted.
+At moto they have ended at once, and a second TerminateInstances looks for the network interface that the
+first one deleted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """AWS' own model of EC2's API, by which requests are judged.
 
-It is botocore's, of the release that moto stands on: Debian's is older than what is asked for here. A request's
-form is turned back into the structure that it was made of, which botocore then validates.
+It is botocore's, of the release that moto stands on: Debian's is older than what is asked for here. A
+request's form is turned back into the structure that it was made of, which botocore then validates.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """libcloud's EC2 driver, with what it lacks or gets wrong.
 
-- `create_node` has no argument for the metadata service's settings or for the tags of disks, and can't ask for
-  no public address: `Connection.adding` adds such parameters to its own, or replaces these.
+- `create_node` has no argument for the metadata service's settings or for the tags of disks, and can't say
+  that there is no public address: `Connection.adding` adds such parameters to its own, or replaces these.
 - It sends everything as a GET, so user-data, which for us holds a key, would be in a URL and so in proxies'
   logs: requests are POSTed.
 - It ignores `nextToken`, so long lists end early: all pages are requested.

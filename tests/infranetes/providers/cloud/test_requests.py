@@ -169,17 +169,17 @@ class LaunchTests(AwsCase, TestCase):
             give(MapPublicIpOnLaunch={"Value": True})
             self.addCleanup(give, MapPublicIpOnLaunch={"Value": False})
         provider = await self.started()
-        for annotations, expected in (({name: "true"}, True), ({name: "false"}, False), ({}, False)):
-            launched = await self.within(provider.launch(self.spec(annotations=annotations)))
+        for asked, expected in (({name: "true"}, True), ({name: "false"}, False), ({}, False)):
+            launched = await self.within(provider.launch(self.spec(annotations=asked)))
             described = ec2.describe_instances(InstanceIds=[launched.id])["Reservations"][0]["Instances"][0]
-            self.assertEqual("PublicIpAddress" in described, expected, annotations)
+            self.assertEqual("PublicIpAddress" in described, expected, asked)
         await self.within(provider.stop())
         self.settings["public_address"] = True
         provider = await self.started()
-        for annotations, expected in (({name: "false"}, "false"), ({}, "true")):
-            await self.within(provider.launch(self.spec(annotations=annotations)))
+        for asked, said in (({name: "false"}, "false"), ({}, "true")):
+            await self.within(provider.launch(self.spec(annotations=asked)))
             *_, launch = [one for one in self.world.requests if one["Action"] == "RunInstances"]
-            self.assertEqual(launch["NetworkInterface.1.AssociatePublicIpAddress"], expected)
+            self.assertEqual(launch["NetworkInterface.1.AssociatePublicIpAddress"], said)
 
 
 class AddressTests(AwsCase, TestCase):
