@@ -12,6 +12,7 @@ from infranetes.guest.image import DEFAULT_DIR, current
 from infranetes.providers.qemu.bridge import Bridge
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.wire import cri
+from tests.e2e.pod_network import pod_network
 from tests.infranetes.daemon.case import DaemonCase, reactor
 
 IMAGES = os.environ.get("INFRANETES_TEST_IMAGES", str(DEFAULT_DIR))
@@ -19,7 +20,6 @@ DOCKER_ALONE = f"{IMAGES}-docker"  # of `make image-docker`
 # What the node has run containers of pods that choose nothing; empty: what their image has first.
 CONTPROVIDER = os.environ.get("INFRANETES_TEST_CONTPROVIDER", "")
 TEMPLATES = os.environ.get("INFRANETES_TEST_TEMPLATES", "/var/lib/infranetes/test-templates")
-BRIDGE = "infpod0"
 
 
 def providers(images: str) -> tuple[str, ...]:
@@ -43,12 +43,13 @@ class PodCase(DaemonCase):
 
     def setUp(self) -> None:
         super().setUp()
+        self.network = pod_network()
         self.config["provider"] = "qemu"
         self.config["contprovider"] = self.contprovider
         self.config["providers"] = {
             "qemu": {
-                "bridge": BRIDGE,
-                "pod_cidr": "10.85.0.0/24",
+                "bridge": self.network.bridge,
+                "pod_cidr": self.network.subnet,
                 "image_dir": self.images,
                 "template_dir": TEMPLATES,
             }
@@ -62,11 +63,11 @@ class PodCase(DaemonCase):
                     await self.remove_pod(sandbox.id)
         finally:
             await super().end_everything()
-            await Bridge(reactor, BRIDGE, 0).remove()
+            await Bridge(reactor, self.network.bridge, 0).remove()
 
     def taps(self) -> str:
         """The VMs' network cards on the node: one for each QEMU, and gone with it."""
-        command = ["ip", "-o", "link", "show", "master", BRIDGE]
+        command = ["ip", "-o", "link", "show", "master", self.network.bridge]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     def lines(self, name: str) -> list[str]:

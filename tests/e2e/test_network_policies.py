@@ -9,7 +9,7 @@ from typing import Any
 from infranetes.providers.qemu.firewalls import Firewalls
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.wire import cri
-from tests.e2e.pod_case import BRIDGE, PodCase
+from tests.e2e.pod_case import PodCase
 from tests.infranetes.daemon.case import reactor
 from tests.infranetes.kubernetes.api_server import SimulatedApiServer
 from tests.infranetes.policies.objects import labelled, namespace, policy
@@ -24,7 +24,7 @@ DOES_NOT = 3.0  # seconds in which an emulated VM would have answered
 
 class NetworkPolicyTests(PodCase):
     def connect_outside(self) -> None:
-        self.node = Node("10.85.0.1")
+        self.node = Node(self.network.node)
         self.addCleanup(self.node.end)
         interface = f"out{secrets.token_hex(4)}"
         self.outside = Machine(interface, OUTSIDE, OUTSIDE_OF_NODE, "02:00:00:00:00:04")
@@ -48,7 +48,7 @@ class NetworkPolicyTests(PodCase):
         try:
             await super().end_everything()
         finally:
-            await Firewalls(reactor, BRIDGE).remove()
+            await Firewalls(reactor, self.network.bridge).remove()
 
     def allow(self, address: str) -> None:
         """Have a policy that lets this address reach the pod's agent."""

@@ -25,15 +25,14 @@ from tests.support.nfs3 import Nfs3Server
 from txgrpc import Code
 
 _CLIENT = "/sys/fs/nfs/net/nfs_client/identifier"  # what the VM's kernel is called by servers
-_NODE = "10.85.0.1"  # the bridge's address, which VMs reach
 _TIMES = "acregmin=1,acregmax=1,acdirmin=1,acdirmax=1"
 _V4 = (
     f"rw,vers=4.2,rsize=262144,wsize=262144,namlen=255,{_TIMES},hard,proto=tcp,port=%d,timeo=600,retrans=2,"
-    f"sec=sys,clientaddr={_NODE},local_lock=none,addr={_NODE}"
+    "sec=sys,clientaddr=%s,local_lock=none,addr=%s"
 )
 _V3 = (
     f"rw,vers=3,rsize=65536,wsize=65536,namlen=255,{_TIMES},hard,nolock,proto=tcp,port=%d,timeo=600,retrans=2,"
-    f"sec=sys,mountaddr={_NODE},mountvers=3,mountport=%d,mountproto=tcp,local_lock=all,addr={_NODE}"
+    "sec=sys,mountaddr=%s,mountvers=3,mountport=%d,mountproto=tcp,local_lock=all,addr=%s"
 )
 # Takes a lock on a file's first byte and keeps it, or says that another has it.
 _LOCK = r"""
@@ -87,11 +86,13 @@ class NfsTests(PodCase):
         """A line of the mount table."""
         number = next(self.numbers)
         device = "0:1000" if export.startswith("/data") else f"0:{number}"
-        kind, options = "nfs4", _V4 % self.server.port
+        server = self.network.node
+        kind, options = "nfs4", _V4 % (self.server.port, server, server)
         if export == "/mount":
-            kind, options = "nfs", _V3 % (self.old_server.port, self.old_server.port)
+            port = self.old_server.port
+            kind, options = "nfs", _V3 % (port, server, port, server)
         path = f"{self.kubelet(pod)}/{at}"
-        return f"{number} {self.root_mount} {device} / {path} {own} - {kind} {_NODE}:{export} {options}\n"
+        return f"{number} {self.root_mount} {device} / {path} {own} - {kind} {server}:{export} {options}\n"
 
     def kubelet(self, pod: str) -> Path:
         """kubelet's directory of a pod."""
