@@ -40,6 +40,7 @@ from infranetes.machines.agent.client import connector
 from infranetes.machines.agent.container_watch import WatchTimes
 from infranetes.machines.context import NodeNames
 from infranetes.machines.renewal import Renewal
+from infranetes.machines.timekeeping import Timekeeping
 from infranetes.overlay.overlay import Overlay
 from infranetes.overlay.tunnels import Tunnels
 from infranetes.overlay.walls import Walls
@@ -194,6 +195,7 @@ class Daemon(OrderedServices):
         node.nfs_volumes = NfsVolumes(node, self._nfs.find)
         make_handlers(node, config, self._source)
         node.renewal = Renewal(node.side, partial(reachable_machines, node))
+        node.timekeeping = Timekeeping(reactor, partial(reachable_machines, node))
         log_container_events(node)
         return node
 

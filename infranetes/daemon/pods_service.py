@@ -66,6 +66,7 @@ class PodsService(Service):
             pool.load(records, contents.settings)
         await self.reconciler.load(contents, lambda: sleep(node.clock, 0))
         node.renewal.start()
+        node.timekeeping.start()
         await node.volumes.resume(node.inventory)
         await restore_pod_network(node, self.pod_cidr)
         await node.hostports.restore(ports_in_force(node.inventory))
@@ -136,6 +137,7 @@ class PodsService(Service):
         node.stopping = True
         self.reconciler.stop()
         node.renewal.stop()
+        node.timekeeping.stop()
         if node.firewalls is not None:
             node.firewalls.stop()
         if node.overlay is not None:

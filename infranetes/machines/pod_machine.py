@@ -28,6 +28,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Callable
+from functools import partial
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
@@ -35,6 +36,7 @@ from twisted.logger import Logger
 
 from infranetes.certificates import Signed
 from infranetes.machines.agent.client import AgentClient
+from infranetes.machines.clock_reading import correct_clock, read_clock
 from infranetes.machines.context import MachineContext, RuleSender, VmFacts, VmOwner, VmRequest
 from infranetes.providers.interface import Instance, InstanceSpec, InstanceState, IPlacesVms, Size
 from infranetes_common.concurrency import Flight, backoff, sleep, start, within
@@ -228,6 +230,15 @@ class PodMachine:
             written = self._owner.write(_certified(self.facts, signed))
             self._context.note(written, f"the certificate of sandbox {self.id}")
 
+    async def correct_clock(self) -> None:
+        """Have the VM's clock become right, if it is not.
+
+        :raise InfranetesError: the agent can't be asked."""
+        client = self.client
+        if client is not None:
+            _, reading = await read_clock(client.info, self._context.now)
+            await correct_clock(self.id, client, reading)
+
     # ---- the provider
 
     async def look(self, seconds: float) -> Instance | None:
@@ -321,7 +332,8 @@ class PodMachine:
         while True:
             left, pause = deadline - clock.seconds(), next(pauses)
             try:
-                info = await client.info(within=max(min(left, INFO_SECONDS), 0.1))
+                asked = partial(client.info, within=max(min(left, INFO_SECONDS), 0.1))
+                info, reading = await read_clock(asked, self._context.now)
                 break
             except (Unavailable, DeadlineExceeded) as error:
                 if left <= pause:
@@ -336,6 +348,7 @@ class PodMachine:
                 f"{info.sandbox_id[:64] or 'none'}"
             )
         self._takes_layers, self._keeps_volumes = info.takes_layers, info.keeps_volumes
+        await correct_clock(self.id, client, reading)
 
     # ---- the end
 

@@ -37,6 +37,7 @@ from infranetes_common.wire import cri
 if TYPE_CHECKING:
     from infranetes.machines.pool import Pool
     from infranetes.machines.renewal import Renewal
+    from infranetes.machines.timekeeping import Timekeeping
     from infranetes.pods.shadows import Shadows
     from infranetes.volumes.nfs_volumes import NfsVolumes
     from infranetes.volumes.pod_volumes import PodVolumes
@@ -113,7 +114,8 @@ class NodeContext:
     :param parallel: how many agents are connected to at once.
     :param provider: the node's own, of pods whose handler names none.
     :ivar side: that of the node's own provider. :ivar sides: those of all providers, by their names.
-    :ivar pool: VMs that wait for a pod. :ivar renewal: replaces certificates. Both are set before use.
+    :ivar pool: VMs that wait for a pod. :ivar renewal: replaces certificates. :ivar timekeeping: keeps VMs'
+        clocks right. All three are set before use.
     :ivar pools: those of handlers that have their own.
     :ivar apparmor: the directory of the node's AppArmor profiles.
     :ivar contprovider: what runs containers of pods that choose nothing; "": what the VMs' image has first.
@@ -132,6 +134,7 @@ class NodeContext:
 
     pool: Pool
     renewal: Renewal
+    timekeeping: Timekeeping
 
     def __init__(
         self,

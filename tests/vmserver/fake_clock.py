@@ -11,10 +11,12 @@ SECOND = 10**9
 class FakeClock:
     """A `SystemClock`.
 
+    :param drift: how much too fast it runs: seconds in a second.
     :ivar settings: the times that it was set to. :ivar refuses: it can't be changed.
     """
 
-    def __init__(self, nanos: int) -> None:
+    def __init__(self, nanos: int, drift: float = 0.0) -> None:
+        self._drift = drift
         self.settings: list[int] = []
         self.refuses = False
         self.others_keep_it = False
@@ -24,8 +26,9 @@ class FakeClock:
 
     def pass_time(self, seconds: float) -> None:
         """Have so much time go by."""
-        self._steady += round(seconds * SECOND)
-        self._now += round(seconds * SECOND * self._ticks / TICKS)
+        passed = seconds * SECOND * (1 + self._drift)
+        self._steady += round(passed)
+        self._now += round(passed * self._ticks / TICKS)
 
     def now(self) -> int:
         return self._now

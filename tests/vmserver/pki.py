@@ -18,6 +18,7 @@ from infranetes_common.identity import Identity
 NODE_URI = "infranetes:node"
 CLIENT, SERVER = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
 DAY = datetime.timedelta(days=1)
+NO_TIME = datetime.timedelta(0)
 
 
 @attrs.frozen
@@ -48,11 +49,11 @@ class Authority:
         names: Sequence[x509.GeneralName],
         usage: x509.ObjectIdentifier,
         *,
-        expired: bool = False,
+        shift: datetime.timedelta = NO_TIME,
     ) -> Pair:
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        builder = self._builder(key, subject, -3 * DAY if expired else datetime.timedelta(0))
+        builder = self._builder(key, subject, shift)
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
@@ -79,8 +80,8 @@ class Authority:
             .not_valid_after(now + 2 * DAY)
         )
 
-    def node(self, *, expired: bool = False) -> Pair:
-        return self.issue("node", [x509.UniformResourceIdentifier(NODE_URI)], CLIENT, expired=expired)
+    def node(self, shift: datetime.timedelta = NO_TIME) -> Pair:
+        return self.issue("node", [x509.UniformResourceIdentifier(NODE_URI)], CLIENT, shift=shift)
 
     def vm(self, sandbox_id: str, usage: x509.ObjectIdentifier = SERVER) -> Pair:
         names = [

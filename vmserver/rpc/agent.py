@@ -16,6 +16,7 @@ from vmserver.provider_choice import ProviderChoice
 from vmserver.proxy.kernel import Kernel
 from vmserver.proxy.proxy import ServiceProxy
 from vmserver.proxy.upkeep import Upkeep
+from vmserver.rpc.clock import ClockCalls
 from vmserver.rpc.containers import ContainerCalls
 from vmserver.rpc.disks import DiskCalls
 from vmserver.rpc.firewall import FirewallCalls
@@ -30,6 +31,8 @@ from vmserver.rpc.services import ServiceCalls
 from vmserver.rpc.sessions import SessionCalls
 from vmserver.rpc.watch import WatchCalls
 from vmserver.stats.calls import StatsCalls
+from vmserver.system_clock import KernelClock
+from vmserver.timekeeping import Timekeeping
 from vmserver.volumes.calls import VolumeCalls
 from vmserver.volumes.disks import PodDisks
 from vmserver.volumes.guest_disks import GuestDisks
@@ -58,7 +61,9 @@ class AgentService:
         limits: LimitsConfig,
         own_machine: bool = True,
     ) -> None:
-        self.machine = MachineCalls(reactor, choice, settings, identity, gate)
+        self._timekeeping = Timekeeping(reactor, KernelClock()) if own_machine else None
+        self.machine = MachineCalls(reactor, choice, settings, identity, gate, self._timekeeping)
+        self.clock = ClockCalls(self._timekeeping)
         self.watch = WatchCalls(choice)
         points = volumes.attached if own_machine else None
         self._nfs = NfsMounts(reactor, points, lambda: identity.sandbox_id) if points is not None else None
@@ -83,6 +88,7 @@ class AgentService:
         self._upkeep = Upkeep(reactor, kernel, proxy, firewall) if own_machine else None
         self.implementations: tuple[object, ...] = (
             self.machine,
+            self.clock,
             self.watch,
             self.containers,
             self.sessions,
@@ -103,6 +109,8 @@ class AgentService:
     def _begin(self) -> None:
         """Begin what a machine without an identity does not need."""
         self.stats.begin_stats()
+        if self._timekeeping is not None:
+            self._timekeeping.begin()
         if self._upkeep is not None:
             self._upkeep.begin()
         if self._memory is not None:
@@ -121,6 +129,8 @@ class AgentService:
     def stop(self) -> None:
         """Do nothing by itself any more. Idempotent."""
         self.volumes.stop()
+        if self._timekeeping is not None:
+            self._timekeeping.stop()
         if self._pod_disks is not None:
             self._pod_disks.stop()
         if self._nfs is not None:

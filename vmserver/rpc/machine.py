@@ -20,10 +20,11 @@ from vmserver.identity.metadata import MetadataGate
 from vmserver.pod_settings import PodSettings
 from vmserver.prewarm import warm_up
 from vmserver.provider_choice import ProviderChoice
+from vmserver.timekeeping import Timekeeping
 
 
 class MachineCalls:
-    """Answers for the VM."""
+    """Answers for the VM. :param timekeeping: None: its clock is not its own."""
 
     def __init__(
         self,
@@ -32,12 +33,14 @@ class MachineCalls:
         settings: PodSettings,
         identity: CurrentIdentity,
         gate: MetadataGate,
+        timekeeping: Timekeeping | None,
     ) -> None:
         self._reactor = reactor
         self._choice = choice
         self._settings = settings
         self._identity = identity
         self._gate = gate
+        self._timekeeping = timekeeping
         self._warming: Flight[None] | None = None
 
     async def Info(self, request: messages.InfoRequest, call: Call) -> messages.InfoResponse:
@@ -52,6 +55,7 @@ class MachineCalls:
             now_nanos=time.time_ns(),
             takes_layers=ITakesLayers.providedBy(self._choice.provider),
             keeps_volumes=True,
+            steady_nanos=self._timekeeping.steady() if self._timekeeping is not None else 0,
         )
 
     async def NewKey(self, request: messages.NewKeyRequest, call: Call) -> messages.NewKeyResponse:

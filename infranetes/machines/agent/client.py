@@ -12,6 +12,7 @@ from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
 from infranetes.authority import Authority
 from infranetes.machines.agent import checks, limits
 from infranetes.machines.agent.calls import CHUNK_BYTES, closing
+from infranetes.machines.agent.clock import ClockClient
 from infranetes.machines.agent.disks import DiskClient
 from infranetes.machines.agent.firewall import FirewallClient
 from infranetes.machines.agent.layers import LayerClient
@@ -52,7 +53,7 @@ def _ahead(call: _Streams) -> _Streams:
 
 
 class AgentClient(
-    VolumeClient, DiskClient, NfsClient, LayerClient, ServiceClient, FirewallClient, SizeClient
+    VolumeClient, DiskClient, NfsClient, LayerClient, ServiceClient, FirewallClient, SizeClient, ClockClient
 ):
     """The client of one sandbox's agent. Connects when it is first used, and again after a loss.
 

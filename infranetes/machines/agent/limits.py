@@ -23,6 +23,7 @@ MESSAGE_BYTES: Mapping[str, int] = {
     "ReleaseMemory": 4 * KIB,
     "RestoreMemory": 4 * KIB,
     "UseProcessors": 4 * KIB,
+    "CorrectClock": 4 * KIB,
     "Watch": 256 * KIB,
     "CreateContainer": 256 * KIB,
     "StartContainer": 256 * KIB,

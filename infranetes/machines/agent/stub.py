@@ -72,6 +72,7 @@ class AgentStub(Protocol):
     ReleaseMemory: Unary[messages.ReleaseMemoryRequest, messages.ReleaseMemoryResponse]
     RestoreMemory: Unary[messages.RestoreMemoryRequest, messages.RestoreMemoryResponse]
     UseProcessors: Unary[messages.UseProcessorsRequest, messages.UseProcessorsResponse]
+    CorrectClock: Unary[messages.CorrectClockRequest, messages.CorrectClockResponse]
     NewKey: Unary[messages.NewKeyRequest, messages.NewKeyResponse]
     Rekey: Unary[messages.RekeyRequest, messages.RekeyResponse]
     Watch: Download[messages.WatchRequest, messages.WatchEvent]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -60,6 +60,8 @@ class FakeAgent:
 
     :ivar away: it can't be reached. :ivar silent: streams open and say nothing.
     :ivar holding: a Deferred that each create and load waits for first.
+    :ivar clocks: what its machine's clocks say when it is asked: the time, and the steady one.
+    :ivar corrections: what it was told of them.
     :ivar old: of a release in which what runs containers can't be chosen: Docker does.
     """
 
@@ -76,6 +78,9 @@ class FakeAgent:
         self.configure_error: Exception | None = None
         self.old = False
         self.certificates: list[str] = []
+        self.clocks: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self.corrections: list[tuple[int, int, int]] = []
+        self.correct_error: Exception | None = None
         self.warmed_up = 0
         self.firewalls: list[PodFirewall] = []
         self.tunnel_port = 0
@@ -98,7 +103,16 @@ class FakeAgent:
 
     async def info(self, within: float = 30.0) -> Any:
         self._reach()
-        return vmserver.InfoResponse(sandbox_id=self.sandbox_id, container_provider="docker")
+        now, steady = self.clocks()
+        return vmserver.InfoResponse(
+            sandbox_id=self.sandbox_id, container_provider="docker", now_nanos=now, steady_nanos=steady
+        )
+
+    async def correct_clock(self, steady: int, earliest: int, latest: int) -> None:
+        self._reach()
+        if self.correct_error is not None:
+            raise self.correct_error
+        self.corrections.append((steady, earliest, latest))
 
     async def new_key(self, within: float = 30.0) -> bytes:
         self._reach()

@@ -25,6 +25,7 @@ from infranetes.machines.pod_machine import PodMachine
 from infranetes.machines.pool import Pool
 from infranetes.machines.pool_config import PoolConfig
 from infranetes.machines.renewal import Renewal
+from infranetes.machines.timekeeping import Timekeeping
 from infranetes.pods import database
 from infranetes.pods.containers import Containers
 from infranetes.pods.context import NodeContext, Times
@@ -310,6 +311,7 @@ class FakeNode:
         self.side = self.node.side
         self.node.pool = Pool(self.side, self.pool_config)
         self.node.renewal = Renewal(self.side, lambda: reachable_machines(self.node))
+        self.node.timekeeping = Timekeeping(self.clock, lambda: reachable_machines(self.node))
         self.sandboxes = Sandboxes(self.node)
         self.containers = Containers(self.node, self.sandboxes)
         self.reconciler = Reconciler(self.node, self.sandboxes, self.containers)
@@ -321,6 +323,7 @@ class FakeNode:
         assert loaded.called
         loaded.addErrback(lambda failure: failure.raiseException())
         self.node.renewal.start()
+        self.node.timekeeping.start()
 
     def make_provider(self) -> FakeProvider:
         """Where the VMs are, for every daemon."""
@@ -359,6 +362,7 @@ class FakeNode:
         self.node.store = DeadStore()
         self.reconciler.stop()
         self.node.renewal.stop()
+        self.node.timekeeping.stop()
         if self.node.firewalls is not None:
             self.node.firewalls.stop()
         for sandbox in self.node.inventory:

@@ -20,7 +20,7 @@ from infranetes_common.wire import vmserver
 from tests.support.waiting import until
 from tests.vmserver import harness, pki
 from tests.vmserver.harness import SANDBOX, Agent, run_directory
-from tests.vmserver.pki import CLIENT, SERVER, Authority, Pair
+from tests.vmserver.pki import CLIENT, DAY, SERVER, Authority, Pair
 from txgrpc import Code, GrpcError
 from vmserver.config import LimitsConfig
 from vmserver.identity import tls
@@ -104,7 +104,16 @@ class DoorTests(TestCase):
         await self._refused(self.agent.authority.issue("node", names, CLIENT))
 
     async def test_an_expired_certificate_of_the_node_is_refused(self) -> None:
-        await self._refused(self.agent.authority.node(expired=True))
+        await self._refused(self.agent.authority.node(-3 * DAY))
+
+    async def test_one_that_is_newer_than_the_machines_clock_is_taken(self) -> None:
+        info = await self._call(self.agent.authority.node(3 * DAY))
+        self.assertEqual(info.sandbox_id, SANDBOX)
+
+    async def test_though_not_of_another_ca_or_of_another_than_the_node(self) -> None:
+        await self._refused(Authority().node(3 * DAY))
+        names = [x509.UniformResourceIdentifier("infranetes:vm:" + "6b" * 16)]
+        await self._refused(self.agent.authority.issue("vm", names, CLIENT, shift=3 * DAY))
 
     async def test_tls_before_1_3_is_refused(self) -> None:
         def older(ca_pem: str, pair: Pair | None) -> Any:

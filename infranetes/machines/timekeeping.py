@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The clocks of VMs are kept right while they live, by the node's own clock, on every provider alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+
+from infranetes.machines.pod_machine import PodMachine
+from infranetes_common.concurrency import sleep, start
+from infranetes_common.errors import InfranetesError
+
+ROUND_SECONDS = 60.0  # in which each VM is asked once
+FIRST_SECONDS = 5.0  # until there are VMs to ask
+
+_log = Logger()
+
+
+class Timekeeping:
+    """Asks one VM after the other what its clock says, and has it corrected.
+
+    :param machines: gives the VMs whose agents can be reached now.
+    """
+
+    def __init__(self, clock: IReactorTime, machines: Callable[[], Iterable[PodMachine]]) -> None:
+        self._clock = clock
+        self._machines = machines
+        self._rounds: Deferred[None] | None = None
+        self._asked: set[Deferred[None]] = set()
+
+    def start(self) -> None:
+        """Begin the rounds."""
+        self._rounds = start(self._go_on())
+        self._rounds.addErrback(lambda _: None)
+
+    def stop(self) -> None:
+        """End the rounds. Idempotent."""
+        for under_way in (self._rounds, *self._asked):
+            if under_way is not None:
+                under_way.cancel()
+
+    async def _go_on(self) -> None:
+        while True:
+            machines = self._reachable()
+            for machine in machines:
+                self._ask(machine)
+                await sleep(self._clock, ROUND_SECONDS / len(machines))
+            if not machines:
+                await sleep(self._clock, FIRST_SECONDS)
+
+    def _reachable(self) -> list[PodMachine]:
+        try:
+            return list(self._machines())
+        except Exception:  # the next round comes all the same
+            _log.failure("looking for VMs whose clocks to keep failed")
+            return []
+
+    def _ask(self, machine: PodMachine) -> None:
+        """Go on with this by itself: a VM that does not answer keeps no other waiting."""
+        asked = start(_correct(machine))
+        self._asked.add(asked)
+        asked.addErrback(lambda _: None).addBoth(lambda _: self._asked.discard(asked))
+
+
+async def _correct(machine: PodMachine) -> None:
+    try:
+        await machine.correct_clock()
+    except (InfranetesError, CancelledError) as error:
+        _log.debug("vm {vm}: its clock can't be read now: {error}", vm=machine.id, error=error)
+    except Exception:
+        _log.failure("vm {vm}: its clock can't be read", vm=machine.id)

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CorrectClock: what time it was when the node read this machine's clocks."""
+
+from __future__ import annotations
+
+from infranetes_common.errors import Unimplemented
+from infranetes_common.wire import vmserver as messages
+from txgrpc import Call
+from vmserver.timekeeping import Timekeeping
+
+
+class ClockCalls:
+    """Hands the times on. :param timekeeping: None: this machine is not its pod's alone."""
+
+    def __init__(self, timekeeping: Timekeeping | None) -> None:
+        self._timekeeping = timekeeping
+
+    async def CorrectClock(
+        self, request: messages.CorrectClockRequest, call: Call
+    ) -> messages.CorrectClockResponse:
+        if self._timekeeping is None:
+            raise Unimplemented("this machine is not one pod's alone, and keeps its own time")
+        self._timekeeping.correct(request.steady_nanos, request.earliest_nanos, request.latest_nanos)
+        return messages.CorrectClockResponse()
