@@ -5,20 +5,53 @@ from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 from infranetes.providers.qemu.process import pids_by_argument
-from infranetes.volumes import published
+from infranetes.volumes import published, published_devices
 from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.published import PublishedVolume
 from infranetes_common.wire import cri
 from tests.e2e.pod_case import PodCase
 
 GROUP = 4711
+DISK_GROUP = 6  # Debian's `disk`
 
 
-class VolumeCase(PodCase):
+class VolumesCase(PodCase):
+    """With a directory of volumes. :ivar volumes: it."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.volumes = self.make_volumes()
+        self.config["providers"]["qemu"]["volumes_dir"] = str(self.volumes)
+        self.table = MountTable()
+        self.addCleanup(self.table.close)
+
+    def make_volumes(self) -> Path:
+        """The directory of volumes."""
+        directory = self.root / "volumes"
+        directory.mkdir(mode=0o700)
+        return directory
+
+    def make_volume(self, id: str, size: int) -> Path:
+        """A volume of so many bytes, which takes no room yet."""
+        file = self.volumes / f"{id}.raw"
+        file.touch(mode=0o600)
+        os.truncate(file, size)
+        return file
+
+    def loop(self, path: Path) -> str:
+        """Have a loop device of a file, or of another one, until the test ends."""
+        command = ["losetup", "--find", "--show", str(path)]
+        device = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        self.addCleanup(subprocess.run, ["losetup", "--detach", device], check=True)
+        return device
+
+
+class VolumeCase(VolumesCase):
     """With a volume that is published as kubelet has it done.
 
     :ivar file: the volume. :ivar published: where it was published last.
@@ -29,19 +62,7 @@ class VolumeCase(PodCase):
 
     def setUp(self) -> None:
         super().setUp()
-        directory = self.make_volumes()
-        self.config["providers"]["qemu"]["volumes_dir"] = str(directory)
-        self.file = directory / "pvc-1.raw"
-        self.file.touch(mode=0o600)
-        os.truncate(self.file, self.size)
-        self.table = MountTable()
-        self.addCleanup(self.table.close)
-
-    def make_volumes(self) -> Path:
-        """The directory of volumes."""
-        directory = self.root / "volumes"
-        directory.mkdir(mode=0o700)
-        return directory
+        self.file = self.make_volume("pvc-1", self.size)
 
     def publish(self, pod: str, *, group: int | None = None) -> Path:
         """Have the volume published for a pod; return where."""
@@ -71,3 +92,51 @@ class VolumeCase(PodCase):
         [directory] = (self.root / "state" / "qemu" / "vms").glob("[!.]*")
         [pids] = pids_by_argument([f"guest=infranetes-{directory.name}"]).values()
         return pids[0]
+
+
+class RawVolumeCase(VolumesCase):
+    """With a raw volume that is published, and locked, as kubelet has it done, and a device of the node's.
+
+    :ivar raw_file: the volume. :ivar node_disk: what the device has.
+    """
+
+    raw_size = 16 << 20
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.raw_file = self.make_volume("raw-1", self.raw_size)
+        self.node_disk = self.root / "disk"
+        self.node_disk.write_bytes(bytes(self.raw_size))
+        self.node_device = self.loop(self.node_disk)
+        self.config["providers"]["qemu"]["devices"] = [self.node_device]
+
+    def publish_raw(self, pod: str, *, read_only: bool = False) -> Path:
+        """Have the raw volume published for a pod, and hold kubelet's lock on it; return kubelet's link."""
+        target = self.root / f"kubelet/plugins/kubernetes.io/csi/volumeDevices/publish/pv/{pod}"
+        published_devices.publish(str(target), PublishedVolume("raw-1", "", read_only=read_only), self.table)
+        link = self.root / f"kubelet/pods/{pod}/volumeDevices/kubernetes.io~csi/pv"
+        link.parent.mkdir(parents=True)
+        link.symlink_to(target)
+        self.addCleanup(published_devices.unpublish, str(target), self.table)
+        self.loop(target)
+        return link
+
+    def unpublish_raw(self, pod: str) -> None:
+        """Have it free for the next pod; kubelet's lock goes later."""
+        target = self.root / f"kubelet/plugins/kubernetes.io/csi/volumeDevices/publish/pv/{pod}"
+        published_devices.unpublish(str(target), self.table)
+
+    def raw_volume(self, link: Path, permissions: str = "mrw") -> Any:
+        """The raw volume as a container's device."""
+        return cri.Device(container_path="/dev/xvda", host_path=str(link), permissions=permissions)
+
+    def lent_device(self) -> Any:
+        """The node's device as a container's."""
+        return cri.Device(container_path="/dev/node", host_path=self.node_device, permissions="rw")
+
+
+def of_user(*groups: int) -> Any:
+    """What is Linux's own of a container that is not root, with these groups besides its own."""
+    context = cri.LinuxContainerSecurityContext(supplemental_groups=groups)
+    context.run_as_user.value = context.run_as_group.value = 1000
+    return cri.LinuxContainerConfig(security_context=context)
