@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from infranetes.machines.agent.container_watch import ContainerWatch, IContainerListener, Reach
@@ -67,6 +69,7 @@ class AgentListener:
         self._sandbox = sandbox
         self._expected: list[Container] = []
         self._purging: set[str] = set()
+        self._bringing: Deferred[None] | None = None
         self._purges = Allowance(4 * PURGES, 1.0, node.clock.seconds())
 
     def snapshot_requested(self) -> None:
@@ -111,8 +114,16 @@ class AgentListener:
             tell_of_services(self._sandbox)  # as a daemon that follows another one has not
             join_again(self._node, self._sandbox)
             enforce_again(self._node, self._sandbox)
+            self._bring_volumes_again()
         for container in self._sandbox.containers.values():
             container.cache.clear()
+
+    def _bring_volumes_again(self) -> None:
+        """Have the VM have what it lost of its pod's volumes, if it has rebooted."""
+        if self._bringing is not None:
+            self._bringing.cancel()
+        self._bringing = start(_bring_volumes_again(self._node, self._sandbox))
+        self._bringing.addErrback(_log_unless_cancelled)
 
     def _lost(self, container: Container) -> None:
         if container.id not in self._sandbox.containers:
@@ -151,3 +162,21 @@ class AgentListener:
                 sandbox=self._sandbox.id,
                 error=error,
             )
+
+
+async def _bring_volumes_again(node: NodeContext, sandbox: Sandbox) -> None:
+    try:
+        await node.volumes.bring_again(sandbox)
+        if node.nfs_volumes is not None:
+            await node.nfs_volumes.bring_again(sandbox)
+    except InfranetesError as error:
+        _log.warn(
+            "if the VM of sandbox {sandbox} has rebooted, some of its volumes are missing there: {error}",
+            sandbox=sandbox.id,
+            error=error,
+        )
+
+
+def _log_unless_cancelled(failure: Failure) -> None:
+    if not failure.check(CancelledError):
+        _log.failure("volumes are not brought to a VM again", failure)

@@ -14,6 +14,7 @@ from twisted.logger import Logger
 
 from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Container, Sandbox
+from infranetes.pods.states import ContainerState
 from infranetes.volumes import mounts
 from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.nfs import NfsVolume, find_nfs, may_be_nfs
@@ -80,6 +81,19 @@ class NfsVolumes:
             mount.host_path = PREFIX + id + (f"/{volume.below}" if volume.below else "")
             mount.readonly = mount.readonly or volume.read_only
         return changed
+
+    async def bring_again(self, sandbox: Sandbox) -> None:
+        """Have the VM mount what its running containers have, if it has rebooted.
+
+        :raise InfranetesError: a volume can't be had."""
+        uid = sandbox.config.metadata.uid
+        for container in list(sandbox.containers.values()):
+            if container.state not in (ContainerState.CREATED, ContainerState.RUNNING):
+                continue
+            for mount in container.config.mounts:
+                volume = await self._find(mount.host_path, uid) if may_be_nfs(mount.host_path, uid) else None
+                if volume is not None:
+                    await self._have(container, mount, volume)
 
     async def _have(self, container: Container, mount: cri.Mount, volume: NfsVolume) -> str:
         if mount.uidMappings or mount.gidMappings:

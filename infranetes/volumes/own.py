@@ -114,6 +114,16 @@ class OwnVolumes:
         self._show(sandbox)
         return found.name
 
+    async def bring_again(self, sandbox: Sandbox) -> None:
+        """Bring those in memory again if the VM has rebooted. :raise InfranetesError: one can't be had."""
+        for volume in list(self._volumes.get(sandbox.id, {}).values()):
+            if not volume.source.in_memory or not volume.vm:
+                continue
+            async with volume.lock:
+                vm = await _vm(sandbox, volume.source)
+                if volume.vm != vm:
+                    await self._bring(sandbox, volume, volume.source, vm, volume.users)
+
     async def _find(self, sandbox: Sandbox, source: Source) -> EmptyDir | None:
         uid = sandbox.config.metadata.uid
         if not may_be_empty_dir(source.path, uid):

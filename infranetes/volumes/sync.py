@@ -50,9 +50,10 @@ class VolumeSync:
     async def sync(self, sandbox: Sandbox, volume: Volume, *, first: bool = False) -> None:
         """Make both sides the same. One comparison of a volume at a time.
 
-        :param first: a container is about to be created with it: make the volume in the VM."""
+        :param first: a container is about to be created with it: make the volume in the VM.
+        :raise NotFound: it is not there, and is not to be made."""
         async with volume.lock:
-            await self._sync(sandbox, volume, first)
+            await self._sync(sandbox, volume, make=first)
 
     async def bring(self, sandbox: Sandbox, volume: Volume) -> None:
         """Make a volume in the VM, with what the node has of it now. Nothing is compared."""
@@ -63,9 +64,12 @@ class VolumeSync:
         await self._put(agent, volume, ordered(node.values()), [])
 
     async def try_sync(self, sandbox: Sandbox, volume: Volume) -> None:
-        """As `sync`, but failures are logged; the volume is compared again in time."""
+        """As `sync`, but failures are logged; the volume is compared again in time.
+
+        One that containers have is made in a VM which lacks it."""
         try:
-            await self.sync(sandbox, volume)
+            async with volume.lock:
+                await self._sync(sandbox, volume, make=bool(volume.containers))
         except CancelledError:
             raise
         except Unavailable:
@@ -78,13 +82,21 @@ class VolumeSync:
                 _log.warn("{path} is not carried to the VM of sandbox {sandbox} at present: {error}",
                           path=volume.source.path, sandbox=sandbox.id, error=error)  # fmt: skip
 
-    async def _sync(self, sandbox: Sandbox, volume: Volume, first: bool) -> None:
+    async def _sync(self, sandbox: Sandbox, volume: Volume, make: bool) -> None:
         agent = sandbox.client
         if agent is None:
             raise Unavailable(f"sandbox {sandbox.id} has no agent")
         volume.due = True
+        if volume.unsure and not volume.writable:
+            volume.base = None  # so that the VM is asked
+        volume.unsure = False
         node, hidden = await self.at_source(volume.source, volume.scan, self.bounds)
-        vm = await self._list(agent, volume, first)
+        there = await self._list(agent, volume)
+        if there is None and not make:
+            raise NotFound(f"{volume.source.path} is not in the VM of sandbox {sandbox.id}")
+        if there is None:
+            volume.base = {}
+        vm = there or {}
         if hidden:
             before = vm if volume.base is None else volume.base
             node = await run_in_thread(self._reactor, with_previous, node, before, hidden)
@@ -94,7 +106,7 @@ class VolumeSync:
         applier = Applier(volume.tree, self.bounds)
         if todo.pulls:
             await self._pull(agent, volume, applier, todo.pull, todo.pull_removed)
-        if todo.pushes or (first and not vm):
+        if todo.pushes or there is None:
             await self._put(agent, volume, todo.push, todo.push_removed)
         base = volume.base
         volume.put_off = frozenset(left)
@@ -108,17 +120,15 @@ class VolumeSync:
             volume.trouble = ""
             _log.info("{path} is carried again", path=volume.source.path)
 
-    async def _list(self, agent: AgentClient, volume: Volume, first: bool) -> Manifest:
-        """What the VM has. If nothing can have changed there since the last comparison it is not asked."""
+    async def _list(self, agent: AgentClient, volume: Volume) -> Manifest | None:
+        """What the VM has; None: no such volume. If nothing can have changed there since the last comparison
+        it is not asked."""
         if volume.base is not None and not volume.writable:
             return volume.base
         try:
             found = await agent.list_volume(volume.source.id, self.bounds)
         except NotFound:
-            if not first:
-                raise
-            volume.base = {}
-            return {}
+            return None
         if volume.users is None:
             return found
         return await run_in_thread(self._reactor, inside, found, volume.users)

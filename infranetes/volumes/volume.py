@@ -27,6 +27,7 @@ class Volume:
     :ivar hidden: the paths that did not count in it,
         because something was mounted or unmounted there after a container began.
     :ivar due: whether it has to be compared again.
+    :ivar unsure: whether the VM may have rebooted since it was compared: what it had in memory is gone then.
     :ivar put_off: paths that are to be removed from the VM the next time.
     :ivar being_checked: whether it is being looked at for changes on the node.
     :ivar received: how many pieces have ever come from the VM.
@@ -45,6 +46,7 @@ class Volume:
         self.last_seen: Manifest | None = None
         self.hidden: frozenset[bytes] = frozenset()
         self.due = True
+        self.unsure = False
         self.reported_at = 0.0
         self.trouble = ""
         self.put_off: frozenset[bytes] = frozenset()

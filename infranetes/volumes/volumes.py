@@ -92,6 +92,12 @@ class Volumes:
                     await run_in_thread(self._reactor, self._records.delete, sandbox.id, volume.source.id)
             self._watch.watch(sandbox)
 
+    async def bring_again(self, sandbox: Sandbox) -> None:
+        """Bring what the VM of a sandbox, which is connected again, has lost if it has rebooted meanwhile."""
+        for volume in self._volumes.get(sandbox.id, {}).values():
+            volume.unsure = True  # so it is compared at the next look
+        await self._own.bring_again(sandbox)
+
     async def stop(self) -> None:
         """Copy no more between mounts and VMs. The next daemon goes on with it."""
         self._watch.stop()

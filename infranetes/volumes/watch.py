@@ -101,8 +101,10 @@ class VolumeWatch:
 
     async def _sync_if_changed(self, sandbox: Sandbox, volume: Volume) -> None:
         try:
-            changed = volume.due or await self._sync.at_source(
-                volume.source, volume.changed, self._sync.bounds
+            changed = (
+                volume.due
+                or volume.unsure
+                or await self._sync.at_source(volume.source, volume.changed, self._sync.bounds)
             )
         except (InfranetesError, OSError):
             changed = True  # comparing it tells what is wrong

@@ -120,6 +120,8 @@ class AgentService:
         """Have what containers of a VM that has rebooted mount; before their provider is started."""
         if self._pod_disks is not None:
             await self._pod_disks.restore()
+        if self._nfs is not None:
+            await self._nfs.restore()
 
     async def prepare(self) -> None:
         """Do once in a template what every clone would have to."""

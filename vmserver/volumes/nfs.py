@@ -77,6 +77,12 @@ class NfsMounts:
         self._lanes = Lanes(reactor, "nfs", THREADS)
         self._names: dict[str, str] = {}  # for people, by id
 
+    async def restore(self) -> None:
+        """Have nothing taken for what a server exports that a VM which has rebooted no longer has mounted.
+
+        The node has it mounted again. Idempotent."""
+        await run_in_thread(self._reactor, self._thd_remove_mount_points)
+
     async def mount(self, container: str, wanted: NfsMount) -> str:
         """Mount for a container that is created next; return the volume's id. Idempotent.
 
@@ -162,6 +168,18 @@ class NfsMounts:
         """The ids of what is mounted. It is read from the mount table: a server is asked nothing."""
         points = {one.point for one in mounts()}
         return [one.name for one in self._base.glob("nfs-*") if str(one / DIRECTORY) in points]
+
+    def _thd_remove_mount_points(self) -> None:
+        there = self._thd_mounted()
+        for top in self._base.glob("nfs-*"):
+            if top.name in there:
+                continue
+            try:
+                (top / DIRECTORY).rmdir()
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                _log.error("{path} is not removed: {error}", path=str(top / DIRECTORY), error=error.strerror)
 
     def _thd_mount_for(self, container: str, wanted: NfsMount, attempt: _Attempt) -> None:
         there = self._thd_mounted()

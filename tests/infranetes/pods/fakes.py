@@ -247,6 +247,9 @@ class NoVolumes:
     def possibly_missing(self, container: Container) -> str:
         return ""
 
+    async def bring_again(self, sandbox: Sandbox) -> None:
+        pass
+
     def forget(self, sandbox: Sandbox) -> None:
         pass
 

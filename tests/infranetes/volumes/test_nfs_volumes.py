@@ -101,6 +101,20 @@ class NfsVolumesTests(NfsVolumesCase):
         )
         self.assertEqual(self.agent.nfs, {OF_DATA.id: {container}, OF_LOGS.id: {container}})
 
+    def test_a_vm_that_has_rebooted_mounts_again_what_its_running_containers_have(self) -> None:
+        ended = self.create(mounting(LOGS))
+        container = self.create(mounting(DATA, "/etc/hosts", PART, name="second"))
+        self.do(self.world.containers.start(container))
+        self.do(self.world.containers.start(ended))
+        self.do(self.world.containers.stop(ended, 1))
+        for _ in range(2):
+            self.agent.nfs.clear()
+            self.world.restart()
+            self.assertEqual(self.agent.nfs, {OF_DATA.id: {container}})
+        self.agent.mount_error = DeadlineExceeded("the server does not answer")
+        self.world.restart()  # which is logged
+        self.agent.mount_error = None
+
     def test_a_volume_that_is_not_nfs_is_left_as_it_is(self) -> None:
         self.create(mounting(FILES))
         self.assertEqual(self.created[0].mounts[0].host_path, FILES)

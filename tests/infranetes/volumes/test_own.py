@@ -180,6 +180,27 @@ class OwnVolumeTests(TestCase):
         self.assertEqual(len(self.sync.brought), 2)
         self.assertEqual(self.space.shown(), {})
 
+    async def test_in_memory_it_is_brought_again_to_a_vm_that_has_rebooted(self) -> None:
+        source = attrs.evolve(self.source, in_memory=True)
+        self.patch_find(source)
+        await self.prepare(source)
+        self.sync.brought.clear()
+        for boot, brought in (("first", 0), ("second", 1), ("second", 1)):
+            self.sandbox.machine.boot_id = boot
+            await self.volumes.bring_again(cast(Any, self.sandbox))
+            self.assertEqual(len(self.sync.brought), brought)
+        self.sandbox.machine.boot_id = "third"
+        self.volumes = self.made()
+        await self.volumes.load()
+        await self.volumes.bring_again(cast(Any, self.sandbox))
+        self.assertEqual(len(self.sync.brought), 2, "by the next daemon too")
+
+    async def test_on_disk_it_is_still_there(self) -> None:
+        await self.prepare()
+        self.sandbox.machine.boot_id = "second"
+        await self.volumes.bring_again(cast(Any, self.sandbox))
+        self.assertEqual(len(self.sync.brought), 1)
+
     def patch_find(self, source: Source) -> None:
         """Have the emptyDir be on a tmpfs, without mounting one."""
         self.patch(own, "find_empty_dir", lambda *_: EmptyDir(source, ""))

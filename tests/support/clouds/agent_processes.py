@@ -5,6 +5,7 @@
 ends with it, as do all agents. It has imported the agent's code, so that forking one is quick::
 
     {"op": "start", "id": "i-1", "config": {...}}      with the agent's configuration
+    {"op": "reboot", "id": "i-1", "config": {...}}     kill it first, and empty its run_dir but for `DISK`
     {"op": "kill", "id": "i-1"}                        like a power cut
 """
 
@@ -15,6 +16,7 @@ import ctypes
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 ROOT = Path(__file__).resolve().parents[3]
+DISK = "disk"  # in an agent's run_dir: what is on its VM's disk
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
@@ -31,6 +34,11 @@ class AgentProcesses:
 
     def __init__(self) -> None:
         self._input: Any = None
+
+    @property
+    def started(self) -> bool:
+        """Whether there is the process that agents are forked from."""
+        return self._input is not None
 
     def start(self) -> None:
         """Start the process that agents are forked from. It ends with this one."""
@@ -52,12 +60,16 @@ class AgentProcesses:
         """Start an agent."""
         self._say(op="start", id=id, config=config)
 
+    def reboot(self, id: str, config: dict[str, Any]) -> None:
+        """Kill an agent, and start it with no more than is on its disk."""
+        self._say(op="reboot", id=id, config=config)
+
     def kill(self, id: str) -> None:
         """Kill an agent, like a power cut. Idempotent."""
         self._say(op="kill", id=id)
 
     def _say(self, **command: Any) -> None:
-        if self._input is None:
+        if not self.started:
             self.start()
         self._input.write(json.dumps(command).encode() + b"\n")
         self._input.flush()
@@ -67,7 +79,9 @@ _shared = AgentProcesses()
 
 
 def shared() -> AgentProcesses:
-    """Return the one for all tests of this process."""
+    """Return the one for all tests of this process, started."""
+    if not _shared.started:
+        _shared.start()
     return _shared
 
 
@@ -114,6 +128,15 @@ def _start(config: dict[str, Any]) -> int:
         os._exit(status)
 
 
+def _empty(run_dir: Path) -> None:
+    """Remove what is not on the disk."""
+    for each in run_dir.iterdir():
+        if each.is_dir() and each.name != DISK:
+            shutil.rmtree(each)
+        elif not each.is_dir():
+            each.unlink()
+
+
 def _kill(pid: int) -> None:
     """Kill an agent with its containers."""
     _signal(pid, signal.SIGSTOP)
@@ -157,7 +180,9 @@ def _serve(commands: BinaryIO) -> None:
                 old = pids.pop(command["id"], None)
                 if old is not None:
                     _kill(old)
-                if command["op"] == "start":
+                if command["op"] == "reboot":
+                    _empty(Path(command["config"]["run_dir"]))
+                if command["op"] != "kill":
                     pids[command["id"]] = _start(command["config"])
     finally:
         for pid in pids.values():

@@ -374,22 +374,27 @@ class SimulatedAws:
         vm.booted = True
         if vm.behaviour == NO_AGENT:
             return
+        self._agent_processes.run(vm.id, self._agent_config(vm))
+
+    def reboot(self, id: str) -> None:
+        """Have an instance boot again by itself: it has no more than what is on its disk."""
+        self._agent_processes.reboot(id, self._agent_config(self._vms[id]))
+
+    def _agent_config(self, vm: _Vm) -> dict[str, Any]:
         directory = self._directory / vm.id
-        self._agent_processes.run(
-            vm.id,
-            {
-                **self.vm_images.containers(vm.image, vm.id, directory),
-                "listen": f"{vm.address}:2475",
-                "run_dir": str(directory),
-                "volumes_dir": str(directory / "volumes"),
-                "etc_dir": str(directory),
-                "identity": {
-                    "source": "aws",
-                    "apply": False,
-                    "endpoint": f"http://{vm.address}:{self._imds.getHost().port}",
-                },
+        disk = directory / agent_processes.DISK
+        return {
+            **self.vm_images.containers(vm.image, vm.id, disk),
+            "listen": f"{vm.address}:2475",
+            "run_dir": str(directory),
+            "volumes_dir": str(disk / "volumes"),
+            "etc_dir": str(directory),
+            "identity": {
+                "source": "aws",
+                "apply": False,
+                "endpoint": f"http://{vm.address}:{self._imds.getHost().port}",
             },
-        )
+        }
 
     def _switched_off(self, id: str) -> None:
         """End an instance that powers itself off."""

@@ -139,6 +139,22 @@ class NfsMountsTests(NfsCase):
         self.error = 0
         await self.nfs.mount("a", WANTED)
 
+    async def test_after_a_reboot_its_place_is_not_taken_for_it_until_the_node_has_it_mounted(self) -> None:
+        await self.nfs.mount("a", WANTED)
+        (self.export / "file").write_text("here")
+        self.nfs = self.made()
+        await self.nfs.restore()
+        self.assertTrue(self.is_mounted(), "the agent alone was restarted")
+        unmount(str(self.point()))
+        self.nfs = self.made()
+        for _ in range(2):
+            await self.nfs.restore()
+            self.assertFalse(self.point().exists())
+        await self.nfs.mount("a", WANTED)
+        self.assertEqual((self.point() / "file").read_text(), "here")
+        await self.nfs.release("a")
+        self.assertEqual(os.listdir(self.top / "disks"), [])
+
     async def test_a_refusal_for_one_container_leaves_others_what_they_have(self) -> None:
         await self.nfs.mount("a", WANTED)
         other = checked("files:/other", _OPTIONS)
