@@ -10,8 +10,9 @@ an identity that was kept (cloud, file)       is set: it is later   stays: the m
 a clock line, right after the identity        is set                stays
 ============================================  ====================  =======================================
 
-So a certificate that comes with an identity is valid in the machine: never too early for it, and too late
-only where the machine's RTC is.
+From then on `timekeeping` keeps it right. Certificates hold meanwhile: that of the machine is checked by the
+node's clock, and that of the node may be newer than this one (`identity.tls`). Only a machine that is ahead
+by more than the node's certificate is valid for, a day at least, refuses the node.
 """
 
 from __future__ import annotations
