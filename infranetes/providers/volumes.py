@@ -175,12 +175,15 @@ class ISnapshots(Interface):
       nothing that was written after something it lacks and that had been flushed. Nobody has to
       stop writing, and the VM is not held up for as long as the content takes to be copied.
     - It depends on nothing else: its volume may be changed, enlarged or deleted, and so may a snapshot of
-      which volumes were made.
-    - It never keeps a volume from being attached, detached, enlarged or deleted: where one has to wait for
-      the other, taking the snapshot fails with `Unavailable`, and may be tried again.
+      which volumes were made. Without `outlive_volumes`, a volume that has snapshots is neither enlarged nor
+      deleted: both fail with `FailedPrecondition`.
+    - Taking it never keeps a volume from being attached, detached, enlarged or deleted: where one has to wait
+      for the other, taking the snapshot fails with `Unavailable`, and may be tried again.
     """
 
     clones: bool = Attribute("Whether volumes can be made from volumes too: `restore` takes a `FromVolume`.")
+
+    outlive_volumes: bool = Attribute("Whether snapshots are kept apart from their volumes.")
 
     def create(name: str, volume_id: str) -> Deferred[VolumeSnapshot]:
         """Take a snapshot. Once this has succeeded it stays, although it may not be `ready` yet: see `get`.

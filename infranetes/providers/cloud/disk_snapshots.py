@@ -55,6 +55,7 @@ class DiskSnapshots(Protocol[D_contra]):
     """The snapshots of one cloud's disks, for one cluster."""
 
     clones: bool  # whether disks can be made from disks: see `DiskRequest.source`
+    outlive_volumes: bool  # as `ISnapshots.outlive_volumes`; else `CloudDisks` refuse with INVALID
 
     def is_id(self, text: str) -> bool:
         """Whether this could be a snapshot's id. Nothing else is ever sent to the cloud as one."""

@@ -74,6 +74,7 @@ class CloudSnapshots(Generic[D]):
         self._cluster = cluster
         self._in_work: KeyedLock[tuple[str, str]] = KeyedLock()  # kind of key, key
         self.clones = snapshots.clones
+        self.outlive_volumes = snapshots.outlive_volumes
 
     # ---- ISnapshots
 

@@ -14,7 +14,8 @@ another VM's  done               refuse (2)       done             refuse (2)   
 deleting      look again         refuse (1)       done             done             refuse (1)
 failed        delete and refuse  refuse (2)       as if free       ask, look again  refuse (2)
 
-(1) NotFound (2) FailedPrecondition
+(1) NotFound (2) FailedPrecondition, as with deleting and enlarging a disk with snapshots where these are a
+part of it
 
 Looks are ever rarer, until `CloudSettings.volume_seconds` are over: then the call fails with Unavailable, and
 the next one goes on from there. So does one of the next daemon, and one whose request was carried out though

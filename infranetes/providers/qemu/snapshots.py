@@ -31,6 +31,7 @@ class QemuSnapshots:
     :param room: held by whoever gives away room."""
 
     clones = True
+    outlive_volumes = True
 
     def __init__(
         self,

@@ -5,7 +5,8 @@
   refused with AlreadyExists (vcsim: InvalidArgument);
 - disks are attached and detached as such, to one VM at a time (vcsim: only their files, to any number);
 - one that a VM has is not deleted; disks have control flags and tell who has them;
-- what is refused once its task runs ends that task with the fault.
+- what is refused once its task runs ends that task with the fault;
+- what `disk_snapshots` says of snapshots.
 
 Like vcsim, and other than vCenter, it deletes the file of an attached disk with the VM, although the disk has
 the flag that has vCenter keep it.
@@ -22,6 +23,7 @@ from typing import Any
 from pyVmomi import vim, vmodl
 from twisted.internet.threads import deferToThread
 
+from tests.support.clouds.disk_snapshots import DiskSnapshots
 from tests.support.clouds.soap import envelope, fault
 from tests.support.clouds.vcsim import Vcsim, done
 
@@ -33,6 +35,7 @@ _FLAG = re.compile(r"<controlFlags[^>]*>([^<]+)</controlFlags>")
 _CONTROLLER = re.compile(r"<controllerKey[^>]*>([0-9]+)</controllerKey>")
 _TASK = re.compile(r'<obj[^>]*type="Task"[^>]*>([^<]+)</obj>')
 _BEGUN = re.compile(rb'<returnval[^>]*type="Task"[^>]*>([^<]+)</returnval>')
+_FREE = re.compile(rb"(<name>summary.freeSpace</name><val[^>]*>)[0-9]+(</val>)")
 _FILE = re.compile(r"<path[^>]*>https://[^/]+/folder/([^?<]+)\?[^<]*dsName=([^<&]+)</path>")
 
 Answer = tuple[int, bytes, list[tuple[str, str]]]
@@ -41,9 +44,10 @@ Answer = tuple[int, bytes, list[tuple[str, str]]]
 class FirstClassDisks:
     """One test's.
 
+    :ivar datastore: where they are. :ivar snapshots: theirs.
     :ivar flags: each disk's control flags. :ivar refused: the fault that ends each task of a method, by the
         method. :ivar looks: how many looks at the next task of a method it takes to see its end, by the
-        method.
+        method. :ivar free: the datastore's room in bytes; None: as vcsim says.
     :param vms: returns the VMs of the test."""
 
     def __init__(self, vcsim: Vcsim, vms: Callable[[], list[Any]]) -> None:
@@ -56,14 +60,16 @@ class FirstClassDisks:
         self.flags: dict[str, set[str]] = {}
         self.refused: dict[str, str] = {}
         self.looks: dict[str, int] = {}
+        self.free: int | None = None
         self.datastore = vcsim.find("datastore/LocalDS_0")
+        self.snapshots = DiskSnapshots(self)
 
     # ---- From outside
 
     def get(self, id: str) -> Any:
         """Return a disk; None: there is none."""
         try:
-            found: Any = self._manager.RetrieveVStorageObject(vim.vslm.ID(id=id), self.datastore)
+            found: Any = self.manager.RetrieveVStorageObject(vim.vslm.ID(id=id), self.datastore)
         except vim.fault.NotFound:
             return None
         return found
@@ -74,17 +80,22 @@ class FirstClassDisks:
         return [id for id in self._made if id in there]
 
     def _all(self) -> list[str]:
-        return [each.id for each in self._manager.ListVStorageObject(self.datastore)]
+        return [each.id for each in self.manager.ListVStorageObject(self.datastore)]
 
     def make(self, name: str, mib: int) -> str:
         """Make a disk without flags, as somebody else would; return its id."""
+        return self.made(name, mib)[0]
+
+    def made(self, name: str, mib: int) -> tuple[str, str]:
+        """Make a disk without flags; return its id, and the task that made it."""
         backing = vim.vslm.CreateSpec.DiskFileBackingSpec(datastore=self.datastore)
         spec = vim.vslm.CreateSpec(name=name, backingSpec=backing, capacityInMB=mib)
         before = set(self._all())
-        self._wait(self._manager.CreateDisk_Task(spec))
+        task = self.manager.CreateDisk_Task(spec)
+        self.wait(task)
         [made] = set(self._all()) - before
         self._made.append(made)
-        return made
+        return made, str(task._moId)
 
     def users(self, id: str) -> list[Any]:
         """Return the VMs that have a disk."""
@@ -113,10 +124,10 @@ class FirstClassDisks:
     def remove_all(self) -> None:
         """Delete the test's disks, which no VM has any more."""
         for id in self.ids():
-            self._manager.DeleteVStorageObject_Task(vim.vslm.ID(id=id), self.datastore)
+            self.manager.DeleteVStorageObject_Task(vim.vslm.ID(id=id), self.datastore)
 
     @property
-    def _manager(self) -> Any:
+    def manager(self) -> Any:
         return self._vcsim.content.vStorageObjectManager
 
     # ---- Calls
@@ -138,6 +149,8 @@ class FirstClassDisks:
                 return (500 if b"soapenv:Fault>" in served else 200), served, []
         status, found, headers = await forward()
         self._slow_down(action, found)
+        if self.free is not None and "summary.freeSpace" in body:
+            found = _FREE.sub(rb"\g<1>%d\g<2>" % self.free, found)
         change = getattr(self, f"_thd_after_{action}", None)
         if change is not None:
             status, found = await deferToThread(change, body, status, found.decode())
@@ -153,6 +166,8 @@ class FirstClassDisks:
         """Return what a task of ours looks like; None: as vcsim says."""
         if task in self._faults:
             return _task(task, "error", self._faults[task].decode())
+        if self.snapshots.is_running(task):
+            return _task(task, "running")
         left = self._looks.get(task, 0)
         self._looks[task] = left - 1
         return _task(task, "running") if left > 0 else None
@@ -163,6 +178,44 @@ class FirstClassDisks:
         value = f'<fault xsi:type="{name}">{inner}</fault><localizedMessage>the test\'s</localizedMessage>'
         self._faults[id] = f'<val xsi:type="LocalizedMethodFault">{value}</val>'.encode()
         return _begun(action, id)
+
+    def _thd_RenameVStorageObject(self, this: str, body: str) -> bytes:
+        return self.snapshots.rename(_id(body), body)
+
+    def _thd_RetrieveVStorageObjectState(self, this: str, body: str) -> bytes:
+        return self.snapshots.state(_id(body))
+
+    def _thd_RetrieveSnapshotInfo(self, this: str, body: str) -> bytes | None:
+        return fault("NotFound") if self.get(_id(body)) is None else None
+
+    def _thd_VStorageObjectCreateSnapshot_Task(self, this: str, body: str) -> bytes | None:
+        action = "VStorageObjectCreateSnapshot_Task"
+        return self._failed(action, "NotFound") if self.get(_id(body)) is None else None
+
+    def _thd_after_VStorageObjectCreateSnapshot_Task(
+        self, body: str, status: int, answer: str
+    ) -> tuple[int, bytes]:
+        begun = _BEGUN.search(answer.encode())
+        assert begun is not None, answer
+        self.wait(vim.Task(begun[1].decode(), self._vcsim.content.sessionManager._stub))
+        self.snapshots.taken(_id(body))
+        return status, answer.encode()
+
+    def _thd_DeleteSnapshot_Task(self, this: str, body: str) -> bytes | None:
+        found = self.snapshots.has(_id(body), body)
+        return None if found else self._failed("DeleteSnapshot_Task", "NotFound")
+
+    def _thd_CreateDiskFromSnapshot_Task(self, this: str, body: str) -> bytes:
+        if not self.snapshots.has(_id(body), body):
+            return self._failed("CreateDiskFromSnapshot_Task", "NotFound")
+        return _begun("CreateDiskFromSnapshot_Task", self.snapshots.make_disk(_id(body), body))
+
+    def _thd_ExtendDisk_Task(self, this: str, body: str) -> bytes | None:
+        refused = self.snapshots.refuses_changes(_id(body))
+        return self._failed("ExtendDisk_Task", "InvalidState") if refused else None
+
+    def _thd_after_ListVStorageObject(self, body: str, status: int, answer: str) -> tuple[int, bytes]:
+        return status, self.snapshots.listed(answer).encode()
 
     def _thd_CreateVirtualDisk_Task(self, this: str, body: str) -> None:
         size, name = _SIZE.search(body), _NAME.search(body)
@@ -177,7 +230,7 @@ class FirstClassDisks:
             return status, answer.encode()
         self._made.append(found[1])
         mib = self._sizes[f"[{file[2]}] {file[1]}"] // 1024
-        self._wait(self._manager.ExtendDisk_Task(vim.vslm.ID(id=found[1]), self.datastore, mib))
+        self.wait(self.manager.ExtendDisk_Task(vim.vslm.ID(id=found[1]), self.datastore, mib))
         return status, re.sub("<capacityInMB>0<", f"<capacityInMB>{mib}<", answer).encode()
 
     def _thd_after_RetrieveVStorageObject(self, body: str, status: int, answer: str) -> tuple[int, bytes]:
@@ -186,7 +239,7 @@ class FirstClassDisks:
             if KEEP in self.flags.get(id, ()):
                 answer = answer.replace("</createTime>", f"</createTime><{KEEP}>true</{KEEP}>")
             users = "".join(f"<consumerId><id>{vm._moId}</id></consumerId>" for vm in self.users(id))
-            answer = answer.replace("</config>", f"{users}</config>")
+            answer = self.snapshots.shown(id, answer.replace("</config>", f"{users}</config>"))
         return status, answer.encode()
 
     def _thd_SetVStorageObjectControlFlags(self, this: str, body: str) -> bytes:
@@ -201,7 +254,7 @@ class FirstClassDisks:
         found = self.get(_id(body))
         if found is None:
             return self._failed("DeleteVStorageObject_Task", "NotFound")
-        if self.users(_id(body)):
+        if self.users(_id(body)) or self.snapshots.refuses_changes(_id(body)):
             return self._failed("DeleteVStorageObject_Task", "InvalidState")
         self._sizes.pop(found.config.backing.filePath, None)
         return None
@@ -247,7 +300,7 @@ class FirstClassDisks:
     def _vm(self, id: str) -> Any:
         return vim.VirtualMachine(id, self._vcsim.content.sessionManager._stub)
 
-    def _wait(self, task: Any) -> None:
+    def wait(self, task: Any) -> None:
         """Wait for a task of a manager's, of which pyVmomi can't read the whole that vcsim says."""
         collector = vmodl.query.PropertyCollector
         spec = collector.FilterSpec(

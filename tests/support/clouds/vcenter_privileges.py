@@ -46,9 +46,11 @@ _DEVICES = {
 _METHODS = {
     "AttachDisk_Task": {"VirtualMachine.Config.AddExistingDisk"},
     "CloneVM_Task": _CLONE,
+    "CreateDiskFromSnapshot_Task": _FILES,
     "CreateSnapshot_Task": {"VirtualMachine.State.CreateSnapshot"},
     "CreateVirtualDisk_Task": _FILES,
     "DeleteVStorageObject_Task": _FILES,
+    "DeleteSnapshot_Task": _FILES,
     "Destroy_Task": {"VirtualMachine.Inventory.Delete"},
     "DetachDisk_Task": {"VirtualMachine.Config.RemoveDisk"},
     "ExtendDisk_Task": _FILES,
@@ -60,8 +62,12 @@ _METHODS = {
     "ReconfigVM_Task": set(),
     "RegisterDisk": _FILES,
     "Rename_Task": {"VirtualMachine.Config.Rename"},
+    "RenameVStorageObject": _FILES,
+    "RetrieveSnapshotInfo": _FILES,
     "RetrieveVStorageObject": _FILES,
+    "RetrieveVStorageObjectState": _FILES,
     "SetVStorageObjectControlFlags": _FILES,
+    "VStorageObjectCreateSnapshot_Task": _FILES,
 }
 _OPERATION = re.compile(r"<operation[^>]*>(add|edit)</operation>")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pyVmomi import SoapStubAdapter, vim
 
-from infranetes.providers.cloud.vsphere.session import API
+from infranetes.providers.cloud.vsphere.session import VOLUMES_API
 from tests.support.clouds.agent_processes import ROOT
 
 PROGRAM = ROOT / "build" / "tools" / "vcsim"
@@ -57,7 +57,7 @@ class Vcsim:
             assert line, f"{PROGRAM} does not start; tests/interop/tools builds it"
             found = re.search(r"127\.0\.0\.1:([0-9]+)", line)
         self.port = int(found[1])
-        stub = SoapStubAdapter(host="127.0.0.1", port=-self.port, path="/sdk", version=API)
+        stub = SoapStubAdapter(host="127.0.0.1", port=-self.port, path="/sdk", version=VOLUMES_API)
         self.content = vim.ServiceInstance("ServiceInstance", stub).RetrieveContent()
         self.content.sessionManager.Login(USER, PASSWORD, None)
         self._prepare()

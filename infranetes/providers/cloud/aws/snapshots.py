@@ -42,6 +42,7 @@ class AwsSnapshots:
     """See `DiskSnapshots`."""
 
     clones = False
+    outlive_volumes = True
 
     def __init__(self, cluster: str) -> None:
         self._cluster = cluster

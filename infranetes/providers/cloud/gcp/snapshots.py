@@ -49,6 +49,7 @@ class GcpSnapshots:
     """See `DiskSnapshots`."""
 
     clones = True
+    outlive_volumes = True
 
     def __init__(self, settings: Settings, cluster: str) -> None:
         self._settings = settings

@@ -31,4 +31,4 @@ def create(reactor: IReactor, table: Mapping[str, object], context: ProviderCont
     from infranetes.providers.cloud.vsphere.cloud import VsphereCloud
 
     cloud = VsphereCloud(settings, context)
-    return CloudProvider(reactor, cloud, settings, context, cloud.disks)
+    return CloudProvider(reactor, cloud, settings, context, cloud.disks, cloud.snapshots)

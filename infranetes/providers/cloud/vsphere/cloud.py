@@ -30,6 +30,7 @@ from infranetes.providers.cloud.vsphere.pyvmomi_types import Entity
 from infranetes.providers.cloud.vsphere.rest import Rest
 from infranetes.providers.cloud.vsphere.session import VOLUMES_API, Session
 from infranetes.providers.cloud.vsphere.settings import Settings
+from infranetes.providers.cloud.vsphere.snapshots import VsphereSnapshots
 from infranetes.providers.cloud.vsphere.storage import Storage
 from infranetes.providers.cloud.vsphere.vms import VMs, launching_vm
 from infranetes.providers.interface import ProviderContext
@@ -48,7 +49,9 @@ _NOT_OFFERED = {
 
 
 class VsphereCloud:
-    """One folder of one datacenter. :ivar disks: for volumes; None: no datastore is for them."""
+    """One folder of one datacenter.
+
+    :ivar disks: for volumes; None: no datastore is for them. :ivar snapshots: of these; None: likewise."""
 
     name = "vsphere"
 
@@ -60,6 +63,7 @@ class VsphereCloud:
         self._vms = VMs(context, self._launches, settings.addresses)
         has_volumes = bool(settings.volumes_datastore)
         self.disks = VsphereDisks(self._inventory, self._vms, context.cluster) if has_volumes else None
+        self.snapshots = VsphereSnapshots(self.disks, settings.snapshots_per_volume) if self.disks else None
         self.offers = sizes.offers()
         self.location = f"vsphere {settings.host} {settings.datacenter}/vm/{settings.folder}"
 

@@ -12,25 +12,28 @@ there    no                 no     registers it as a first class disk
 there    yes                no     has vCenter keep it when a VM is deleted
 there    yes                yes    is done
 
+A volume that is made from a snapshot has no file of its own choice: see `copies`.
+
 A volume is ours by its name, which begins with the cluster's: its file may be moved, and on some datastores
-vCenter itself calls the folder something else.
+vCenter itself calls the folder something else. While it has snapshots it is neither enlarged nor deleted.
 
 vSphere can't attach a disk for reading only. It refuses to attach one that another VM has.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import cast
 
 from pyVmomi import vim, vmodl
 
 from infranetes.providers.cloud.disks import CloudDisk, DiskRequest, DiskState, Hold
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
+from infranetes.providers.cloud.vsphere.copies import Copies, Copying
+from infranetes.providers.cloud.vsphere.disk_names import DiskNames, is_disk_id
 from infranetes.providers.cloud.vsphere.driver import Driver
 from infranetes.providers.cloud.vsphere.errors import message_of
 from infranetes.providers.cloud.vsphere.hardware import DEVICES, AttachedDisk, Hardware, hardware
@@ -39,13 +42,15 @@ from infranetes.providers.cloud.vsphere.launches import _thd_wait_briefly
 from infranetes.providers.cloud.vsphere.pyvmomi_types import Node
 from infranetes.providers.cloud.vsphere.storage import MIB, FirstClassDisk, Place, disk_id
 from infranetes.providers.cloud.vsphere.vms import VMs
+from infranetes.providers.volumes import FromSnapshot
 
-_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _REFUSED = (vim.fault.InvalidState, vim.fault.ResourceInUse, vim.fault.FileLocked)
 
 
 class VsphereDisks:
-    """The first class disks of one datastore, and the VMs of this node that have them. See `CloudDisks`."""
+    """The first class disks of one datastore, and the VMs of this node that have them. See `CloudDisks`.
+
+    :ivar disk_names: what they are called."""
 
     unit = MIB
     max_size = 62 << 40
@@ -55,12 +60,13 @@ class VsphereDisks:
     def __init__(self, inventory: VCenterInventory, vms: VMs, cluster: str) -> None:
         self._inventory = inventory
         self._vms = vms
-        self._folder = f"infranetes-{hashlib.sha256(cluster.encode()).hexdigest()[:12]}"
+        self.disk_names = DiskNames(cluster)
+        self._copies = Copies(self.disk_names)
         self._lock = threading.Lock()
         self._names: dict[str, str] = {}  # at vCenter, of all disks of the datastore, by id
 
     def is_id(self, text: str) -> bool:
-        return _ID.fullmatch(text) is not None
+        return is_disk_id(text)
 
     def _thd_free(self, driver: Driver) -> int:
         datastore = self._thd_place(driver).datastore
@@ -69,13 +75,14 @@ class VsphereDisks:
     # ---- Finding
 
     def _thd_place(self, driver: Driver) -> Place:
-        return self._inventory._thd_place(driver, self._folder)
+        return self._inventory._thd_place(driver, self.disk_names.folder)
 
     def _thd_find(self, driver: Driver, names: Sequence[str]) -> list[CloudDisk]:
         """Leave out those that vCenter was not told to keep: `_thd_create` tells it."""
         place = self._thd_place(driver)
-        asked = {self._name(name): name for name in names}
-        ids = [id for id, name in self._thd_names(driver, place).items() if name in asked]
+        asked = {key: name for name in names for key in self.disk_names.keys(name)}
+        key = self.disk_names.key
+        ids = [id for id, name in self._thd_names(driver, place).items() if key(name) in asked]
         found = [disk for disk in _thd_existing(driver, place, ids) if disk.kept]
         return self._thd_shown(driver, found, asked)
 
@@ -84,30 +91,35 @@ class VsphereDisks:
 
     def _thd_list(self, driver: Driver) -> list[CloudDisk]:
         place = self._thd_place(driver)
-        ours = [id for id, name in self._thd_names(driver, place).items() if self._is_ours(name)]
+        is_ours = self.disk_names.is_ours
+        ours = [id for id, name in self._thd_names(driver, place).items() if is_ours(name)]
         return self._thd_shown(driver, _thd_existing(driver, place, ours), {})
 
     def _thd_names(self, driver: Driver, place: Place) -> Mapping[str, str]:
-        """Return the names of all first class disks of the datastore by their ids. Only what is new is asked
-        for, one by one, as vSphere 6.7 has no other call."""
+        """Return the names of all first class disks of the datastore by their ids. Only what is new, or will
+        have another name, is asked for, one by one, as vSphere 6.7 has no other call."""
         ids = driver.storage.ids(place)
         with self._lock:
             known = {id: self._names[id] for id in ids if id in self._names}
         for id in ids:
             if id not in known and (disk := driver.storage.get(place, id)) is not None:
                 known[id] = disk.name
-                with self._lock:
-                    self._names[id] = disk.name
+                self._remember(disk)
         with self._lock:
-            self._names = {**known}
+            self._names = {id: self._names[id] for id in known if id in self._names}
         return known
+
+    def _remember(self, disk: FirstClassDisk) -> None:
+        if not self.disk_names.is_unfinished(disk.name):
+            with self._lock:
+                self._names[disk.id] = disk.name
 
     def _thd_shown(
         self, driver: Driver, found: Sequence[FirstClassDisk], asked: Mapping[str, str]
     ) -> list[CloudDisk]:
         """Return disks with the VMs that have them.
 
-        :param asked: names of volumes by their names at vCenter."""
+        :param asked: names of volumes by the keys of their names at vCenter."""
         holders = self._thd_holders(driver) if found else {}
         return [self._shown(disk, holders.get(disk.id), asked) for disk in found]
 
@@ -117,22 +129,17 @@ class VsphereDisks:
         vm, serial = holder or ("", "")
         # Another node's VM is not in our folder: vCenter's own id of it has to do.
         users = [vm] if vm else [f"{user} of another node" for user in disk.users]
+        unfinished = self.disk_names.is_unfinished(disk.name)
         return CloudDisk(
             id=disk.id,
             size=disk.size,
-            state=DiskState.READY,
+            state=DiskState.CREATING if unfinished else DiskState.READY,
             serial=serial,
-            ours=self._is_ours(disk.name),
-            name=asked.get(disk.name, ""),
+            ours=self.disk_names.is_ours(disk.name),
+            name=asked.get(self.disk_names.key(disk.name), ""),
+            source=self.disk_names.source(disk.name),
             holds=tuple(Hold(user) for user in users),
         )
-
-    def _name(self, name: str) -> str:
-        """Return a volume's name at vCenter, which is its file's too."""
-        return f"{self._folder}-{hashlib.sha256(name.encode()).hexdigest()[:40]}"
-
-    def _is_ours(self, name: str) -> bool:
-        return name.startswith(f"{self._folder}-")
 
     def _thd_holders(self, driver: Driver) -> dict[str, tuple[str, str]]:
         """Return each attached disk's VM and serial number, by the disk's id."""
@@ -149,14 +156,41 @@ class VsphereDisks:
 
     def _thd_create(self, driver: Driver, request: DiskRequest) -> tuple[CloudDisk, str]:
         """The request's number is not needed: once a disk is gone, its file's path is free."""
-        place, name = self._thd_place(driver), self._name(request.name)
-        if request.size > (room := self._thd_free(driver)):
-            raise CloudError(ErrorKind.CAPACITY, f"datastore {place.name} has {room // MIB} MiB left")
+        place, name = self._thd_place(driver), self.disk_names.of(request.name)
+        if isinstance(request.source, FromSnapshot):
+            return self._thd_copy(driver, place, request, request.source)
+        self._thd_check_room(driver, place, request.size)
         self._thd_create_file(driver, place, f"{name}.vmdk", request.size)
         disk = self._thd_registered(driver, place, name)
         if not disk.kept:
             driver.storage.keep(place, disk.id)
         return self._shown(disk, None, {name: request.name}), ""
+
+    def _thd_check_room(self, driver: Driver, place: Place, size: int) -> None:
+        """:raise CloudError: no disk of this size can be made now."""
+        if size > (room := self._thd_free(driver)):
+            raise CloudError(ErrorKind.CAPACITY, f"datastore {place.name} has {room // MIB} MiB left")
+
+    def _thd_copy(
+        self, driver: Driver, place: Place, request: DiskRequest, source: FromSnapshot
+    ) -> tuple[CloudDisk, str]:
+        there = self._thd_unfinished(driver, place)
+        check_room = partial(self._thd_check_room, driver, place, request.size)
+        with refusals():
+            made = self._copies._thd_make(driver, place, request, source, there, check_room)
+        if not isinstance(made, Copying):
+            self._remember(made)
+            return self._shown(made, None, {self.disk_names.key(made.name): request.name}), ""
+        if made.disk is not None:
+            return self._shown(made.disk, None, {}), made.task
+        return CloudDisk("", request.size, DiskState.CREATING), made.task
+
+    def _thd_unfinished(self, driver: Driver, place: Place) -> list[FirstClassDisk]:
+        """Return all disks of the cluster that are still being made from snapshots."""
+        names = self._thd_names(driver, place)
+        return _thd_existing(
+            driver, place, [id for id, name in names.items() if self.disk_names.is_unfinished(name)]
+        )
 
     def _thd_create_file(self, driver: Driver, place: Place, file: str, size: int) -> None:
         for has_folder in (False, True):
@@ -174,8 +208,7 @@ class VsphereDisks:
         """Make a first class disk of a file, unless it is one."""
         disk = driver.storage.register(place, f"{name}.vmdk", name)
         if disk is not None:
-            with self._lock:
-                self._names[disk.id] = name
+            self._remember(disk)
             return disk
         for id, each in self._thd_names(driver, place).items():
             if each == name and (disk := driver.storage.get(place, id)) is not None:
@@ -183,14 +216,20 @@ class VsphereDisks:
         raise CloudError(ErrorKind.TRANSIENT, f"the disk of {place.path(name)}.vmdk is not shown yet")
 
     def _thd_delete(self, driver: Driver, disk: CloudDisk) -> str:
-        with _refusals():
-            task = driver.storage.delete(self._thd_place(driver), disk.id)
+        place = self._thd_place(driver)
+        _thd_check_no_snapshots(driver, place, disk)
+        if disk.source is not None and (known := driver.storage.get(place, disk.id)) is not None:
+            self._copies._thd_delete_twins(driver, place, known.name, self._thd_unfinished(driver, place))
+        with refusals():
+            task = driver.storage.delete(place, disk.id)
         return task._moId if task is not None else ""
 
     def _thd_grow(self, driver: Driver, disk: CloudDisk, size: int) -> str:
         """vCenters before 7.0 U2 refuse this while a VM has the disk."""
-        with _refusals():
-            return driver.storage.extend(self._thd_place(driver), disk.id, size)._moId
+        place = self._thd_place(driver)
+        _thd_check_no_snapshots(driver, place, disk)
+        with refusals():
+            return driver.storage.extend(place, disk.id, size)._moId
 
     # ---- Attaching and detaching
 
@@ -205,7 +244,7 @@ class VsphereDisks:
         if known is not None and not known.kept:  # one that a person made, or that was half made
             driver.storage.keep(place, disk.id)
         controller = self._thd_controller(driver, node)
-        with _refusals():
+        with refusals():
             vm = driver.vm(node.id)
             return vm.AttachDisk_Task(disk_id(disk.id), place.datastore, controller)._moId
 
@@ -227,7 +266,7 @@ class VsphereDisks:
         node = self._thd_vm(driver, vm_id)
         if node is None or disk.id not in [each.id for each in _thd_attached(driver, node)]:
             return ""
-        with _refusals():
+        with refusals():
             return driver.vm(node.id).DetachDisk_Task(disk_id(disk.id))._moId
 
     def _thd_vm(self, driver: Driver, vm_id: str) -> Node | None:
@@ -238,9 +277,19 @@ class VsphereDisks:
     def _thd_is_done(self, driver: Driver, operation: str) -> bool:
         ended, fault = driver.ex_tasks([operation]).get(operation, (True, None))
         if fault is not None and not isinstance(fault, vim.fault.NotFound):
-            with _refusals():
+            with refusals():
                 raise fault
         return ended
+
+
+def _thd_check_no_snapshots(driver: Driver, place: Place, disk: CloudDisk) -> None:
+    """:raise CloudError: the disk has snapshots. They would end with it, and vCenter enlarges none that has
+    any."""
+    if found := driver.storage.snapshots(place, disk.id):
+        raise CloudError(
+            ErrorKind.INVALID,
+            f"it has {len(found)} snapshots, and at a vCenter these are a part of it: delete them first",
+        )
 
 
 def _thd_make_folder(driver: Driver, place: Place) -> None:
@@ -287,7 +336,7 @@ def _thd_attached(driver: Driver, node: Node) -> Sequence[AttachedDisk]:
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
+def refusals() -> Iterator[None]:
     """Tell faults that are about a disk's or a VM's state."""
     try:
         yield

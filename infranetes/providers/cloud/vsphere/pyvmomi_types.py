@@ -99,6 +99,7 @@ class StorageConfig(Protocol):
     id: DiskId
     name: str
     capacityInMB: int
+    createTime: datetime
     keepAfterDeleteVm: bool | None
     consumerId: Sequence[DiskId]
 
@@ -107,6 +108,26 @@ class StorageObject(Protocol):
     """A first class disk."""
 
     config: StorageConfig
+
+
+class StorageObjectState(Protocol):
+    """How far a first class disk is made."""
+
+    tentative: bool | None
+
+
+class StorageObjectSnapshot(Protocol):
+    """A first class disk's snapshot."""
+
+    id: DiskId | None
+    createTime: datetime
+    description: str
+
+
+class StorageObjectSnapshots(Protocol):
+    """A first class disk's snapshots."""
+
+    snapshots: Sequence[StorageObjectSnapshot] | None
 
 
 class StorageObjectManager(ManagedObject, Protocol):
@@ -120,6 +141,18 @@ class StorageObjectManager(ManagedObject, Protocol):
     ) -> None: ...
     def ExtendDisk_Task(self, id: DataObject, datastore: ManagedObject, newCapacityInMB: int) -> Task: ...
     def DeleteVStorageObject_Task(self, id: DataObject, datastore: ManagedObject) -> Task: ...
+    def RenameVStorageObject(self, id: DataObject, datastore: ManagedObject, name: str) -> None: ...
+    def RetrieveVStorageObjectState(self, id: DataObject, datastore: ManagedObject) -> StorageObjectState: ...
+    def RetrieveSnapshotInfo(self, id: DataObject, datastore: ManagedObject) -> StorageObjectSnapshots: ...
+    def VStorageObjectCreateSnapshot_Task(
+        self, id: DataObject, datastore: ManagedObject, description: str
+    ) -> Task: ...
+    def DeleteSnapshot_Task(
+        self, id: DataObject, datastore: ManagedObject, snapshotId: DataObject
+    ) -> Task: ...
+    def CreateDiskFromSnapshot_Task(
+        self, id: DataObject, datastore: ManagedObject, snapshotId: DataObject, name: str
+    ) -> Task: ...
 
 
 class VirtualDiskManager(ManagedObject, Protocol):

@@ -12,6 +12,8 @@ import attrs
 
 from infranetes.providers.cloud.settings import CloudSettings
 
+MOST_SNAPSHOTS = 32  # that vSphere keeps of one disk
+
 _PATH = re.compile(r"[^/\x00-\x1f]{1,240}(?:/[^/\x00-\x1f]{1,240}){0,20}")
 
 
@@ -76,6 +78,10 @@ class Settings(CloudSettings):
     datastore: str = attrs.field(default="", validator=_is_path_or_empty)  # empty: where the template is
     # Of volumes, below datastore/; empty: there are none.
     volumes_datastore: str = attrs.field(default="", validator=_is_path_or_empty)
+    # Snapshots of one volume, each of which slows it down.
+    snapshots_per_volume: int = attrs.field(
+        default=3, validator=[attrs.validators.ge(1), attrs.validators.le(MOST_SNAPSHOTS)]
+    )
     # The network of pods' addresses; empty: any.
     addresses: str = attrs.field(default="", validator=_is_network)
     # A larger size is not more likely to be available: other resource pools are tried instead.

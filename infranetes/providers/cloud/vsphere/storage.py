@@ -53,13 +53,24 @@ class FirstClassDisk:
     """A first class disk.
 
     :ivar kept: whether vCenter keeps it when a VM that has it is deleted.
+    :ivar created: when, in seconds since the epoch.
     :ivar users: the VMs that have it, by an id of vCenter's."""
 
     id: str
     name: str
     size: int
     kept: bool
+    created: float
     users: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class DiskSnapshot:
+    """A snapshot of a first class disk. :ivar created: when, in seconds since the epoch."""
+
+    id: str
+    description: str
+    created: float
 
 
 class Storage:
@@ -130,6 +141,46 @@ class Storage:
         except _GONE:
             return None
 
+    def rename(self, place: Place, id: str, name: str) -> None:
+        """Give a disk another name."""
+        self._managers.vStorageObjectManager.RenameVStorageObject(disk_id(id), place.datastore, name)
+
+    def is_tentative(self, place: Place, id: str) -> bool:
+        """Whether vCenter still makes a disk that it shows already, or may remove it as half made."""
+        manager = self._managers.vStorageObjectManager
+        return bool(manager.RetrieveVStorageObjectState(disk_id(id), place.datastore).tentative)
+
+    def snapshots(self, place: Place, id: str) -> list[DiskSnapshot]:
+        """Return a disk's snapshots; those of a disk that is gone: none."""
+        manager = self._managers.vStorageObjectManager
+        try:
+            found = manager.RetrieveSnapshotInfo(disk_id(id), place.datastore)
+        except _GONE:
+            return []
+        return [
+            DiskSnapshot(each.id.id, each.description, each.createTime.timestamp())
+            for each in found.snapshots or ()
+            if each.id is not None
+        ]
+
+    def take_snapshot(self, place: Place, id: str, description: str) -> Task:
+        """Begin to take a snapshot of a disk."""
+        manager = self._managers.vStorageObjectManager
+        return manager.VStorageObjectCreateSnapshot_Task(disk_id(id), place.datastore, description)
+
+    def delete_snapshot(self, place: Place, id: str, snapshot: str) -> Task | None:
+        """Begin to delete a disk's snapshot; None: there is none."""
+        try:
+            manager = self._managers.vStorageObjectManager
+            return manager.DeleteSnapshot_Task(disk_id(id), place.datastore, disk_id(snapshot))
+        except _GONE:
+            return None
+
+    def copy(self, place: Place, id: str, snapshot: str, name: str) -> Task:
+        """Begin to make a disk of what a disk's snapshot holds, which depends on neither."""
+        manager = self._managers.vStorageObjectManager
+        return manager.CreateDiskFromSnapshot_Task(disk_id(id), place.datastore, disk_id(snapshot), name)
+
     def close(self) -> None:
         """End the session."""
         self._session.close()
@@ -147,5 +198,6 @@ def _disk(found: StorageObject) -> FirstClassDisk:
         name=config.name,
         size=config.capacityInMB * MIB,
         kept=bool(config.keepAfterDeleteVm),
+        created=config.createTime.timestamp(),
         users=tuple(each.id for each in config.consumerId or ()),
     )

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""First class disks that are made from snapshots.
+
+vCenter copies for minutes, and a request has no idempotency key before vSphere 9.1: the new disk's name can
+be chosen, and does not have to be the only one. So a copy has a name that is no volume's until it is whole:
+
+copies of that name        what `_thd_make` does
+none                       asks for one, whose task is followed; a daemon that is killed forgets the task
+one that vCenter makes     waits for it
+one that is too small      has it enlarged
+one that is large enough   has vCenter keep it when a VM is deleted, and gives it the volume's name
+several                    the oldest is the volume; the others are deleted
+
+A second copy may be asked for when an answer is lost while vCenter does not show the first yet. What comes
+too late to be deleted here is deleted with the volume, and else once it is a day old, when another is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+import attrs
+from pyVmomi import vim
+
+from infranetes.providers.cloud.disks import DiskRequest
+from infranetes.providers.cloud.interface import CloudError, ErrorKind
+from infranetes.providers.cloud.vsphere.disk_names import DiskNames
+from infranetes.providers.cloud.vsphere.driver import Driver
+from infranetes.providers.cloud.vsphere.errors import classify
+from infranetes.providers.cloud.vsphere.storage import FirstClassDisk, Place
+from infranetes.providers.volumes import FromSnapshot
+
+_ABANDONED_SECONDS = 86_400.0
+_BUSY = (vim.fault.InvalidState, vim.fault.TaskInProgress, vim.fault.FileFault)
+
+
+@attrs.frozen
+class Copying:
+    """A step that vCenter has begun. :ivar disk: None: vCenter has not said which it will be."""
+
+    task: str
+    disk: FirstClassDisk | None = None
+
+
+class Copies:
+    """Makes disks from snapshots. Methods may be called by any thread."""
+
+    def __init__(self, names: DiskNames) -> None:
+        self._names = names
+        self._lock = threading.Lock()
+        self._tasks: dict[str, str] = {}  # of copies that this daemon has asked for, by their names
+
+    def _thd_make(
+        self,
+        driver: Driver,
+        place: Place,
+        request: DiskRequest,
+        source: FromSnapshot,
+        there: Iterable[FirstClassDisk],
+        check_room: Callable[[], None],
+    ) -> FirstClassDisk | Copying:
+        """Take the next step to a disk.
+
+        :param there: all copies that are unfinished, of any volume of the cluster's.
+        :param check_room: called before one is asked for: whether the datastore has room for it.
+        :raise CloudError: `ErrorKind.STATE`: vCenter still makes one that another daemon asked for."""
+        name = self._names.copy_of(request.name, source, whole=False)
+        if task := self._thd_running(driver, name):
+            return Copying(task)
+        copies = [disk for disk in there if disk.name == name]
+        if not copies:
+            _thd_delete(driver, place, [disk for disk in there if _is_abandoned(disk)])
+            check_room()
+            return self._thd_begin(driver, place, name, source)
+        whole = [disk for disk in copies if not driver.storage.is_tentative(place, disk.id)]
+        if not whole:
+            raise CloudError(ErrorKind.STATE, "the copy is still being made")
+        first = min(whole, key=lambda disk: (disk.created, disk.id))
+        if first.size < request.size:
+            return Copying(driver.storage.extend(place, first.id, request.size)._moId, first)
+        if not first.kept:
+            driver.storage.keep(place, first.id)
+        made = attrs.evolve(first, name=self._names.copy_of(request.name, source), kept=True)
+        driver.storage.rename(place, made.id, made.name)
+        _thd_delete(driver, place, [disk for disk in copies if disk.id != made.id])
+        return made
+
+    def _thd_delete_twins(
+        self, driver: Driver, place: Place, disk_name: str, there: Iterable[FirstClassDisk]
+    ) -> None:
+        """Delete what was to be the same volume. :param there: as in `_thd_make`."""
+        name = self._names.unfinished(disk_name)
+        _thd_delete(driver, place, [disk for disk in there if disk.name == name])
+
+    def _thd_running(self, driver: Driver, name: str) -> str:
+        """Return the task of a copy that this daemon has asked for; "": none is being made.
+
+        :raise CloudError: the snapshot is gone; nothing else, as whoever followed the task knows the rest."""
+        with self._lock:
+            task = self._tasks.get(name, "")
+        if not task:
+            return ""
+        ended, fault = driver.ex_tasks([task]).get(task, (True, None))
+        if not ended:
+            return task
+        with self._lock:
+            self._tasks.pop(name, None)
+        if isinstance(fault, vim.fault.NotFound) and (error := classify(fault)) is not None:
+            raise error
+        return ""
+
+    def _thd_begin(self, driver: Driver, place: Place, name: str, source: FromSnapshot) -> Copying:
+        disk, _, snapshot = source.id.partition("/")
+        task = driver.storage.copy(place, disk, snapshot, name)._moId
+        with self._lock:
+            self._tasks[name] = task
+        return Copying(task)
+
+
+def _is_abandoned(disk: FirstClassDisk) -> bool:
+    return disk.created < time.time() - _ABANDONED_SECONDS
+
+
+def _thd_delete(driver: Driver, place: Place, copies: Iterable[FirstClassDisk]) -> None:
+    """Begin to delete copies, and wait for none: nobody has them, and what stays is found again."""
+    for disk in copies:
+        with contextlib.suppress(*_BUSY):
+            driver.storage.delete(place, disk.id)

@@ -1,0 +1,412 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots of a simulated vCenter's first class disks, and volumes made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from infranetes.providers.cloud.vsphere.disk_names import DiskNames, is_snapshot_id
+from infranetes.providers.volumes import FromSnapshot, IHasSnapshots, ISnapshots, VolumeDisk, is_volume_id
+from infranetes_common.errors import FailedPrecondition, NotFound, ResourceExhausted, Unavailable
+from tests.contract.snapshots import SnapshotsContract
+from tests.infranetes.providers.cloud.test_vsphere_volumes import MIB, VolumesCase
+from tests.support.clouds.faults import FaultKind
+from tests.support.clouds.first_class_disks import KEEP
+
+DISK, SNAPSHOT = "0f2e6d6a-52a1-4b1c-8b0e-3f1f5f0c9a11", "9a4b7c1d-0000-4fff-bfff-ffffffffffff"
+
+
+def _restore(snapshots: ISnapshots, name: str, source: FromSnapshot) -> Deferred[VolumeDisk]:
+    return snapshots.restore(name, 2 * MIB, source)
+
+
+class SnapshotsCase(VolumesCase):
+    """A provider whose snapshots are looked at from outside."""
+
+    async def snapshotted(self) -> IHasSnapshots:
+        return IHasSnapshots(await self.volumes())
+
+    async def next_snapshotted(self) -> IHasSnapshots:
+        """The volumes of the next daemon."""
+        self.provider = await self.restarted(self.provider)
+        return IHasSnapshots(self.of(self.provider))
+
+    def snapshots(self) -> ISnapshots:
+        """The snapshots of the daemon of now."""
+        return IHasSnapshots(self.of(self.provider)).snapshots
+
+    async def write(self, volume_id: str, content: bytes) -> None:
+        contents = self.world.disks.snapshots.contents
+        contents[volume_id] = content + contents.get(volume_id, b"")[len(content) :]
+
+    async def read(self, volume_id: str, count: int) -> bytes:
+        return self.world.disks.snapshots.contents.get(volume_id, b"").ljust(count, b"\0")[:count]
+
+    async def with_snapshot(self) -> tuple[IHasSnapshots, ISnapshots, str, FromSnapshot]:
+        """Volumes, their snapshots, a volume that begins with `first`, and a snapshot of it."""
+        volumes = await self.snapshotted()
+        volume = (await volumes.create("data", MIB)).id
+        await self.write(volume, b"first")
+        taken = await volumes.snapshots.create("one", volume)
+        return volumes, volumes.snapshots, volume, FromSnapshot(taken.id)
+
+
+class SnapshotsTests(SnapshotsCase, SnapshotsContract, TestCase):
+    """The promises of all snapshots."""
+
+    async def made(self) -> IHasSnapshots:
+        return await self.snapshotted()
+
+    async def next_daemon(self, volumes: IHasSnapshots) -> IHasSnapshots:
+        return await self.next_snapshotted()
+
+
+class NameTests(SynchronousTestCase):
+    """What disks are called at the vCenter."""
+
+    names = DiskNames("production")
+    source = FromSnapshot(f"{DISK}/{SNAPSHOT}")
+
+    def test_names_are_no_longer_than_a_vcenter_has_them(self) -> None:
+        longest = "ü" * 64
+        for name in (
+            self.names.of(longest),
+            self.names.copy_of(longest, self.source),
+            self.names.copy_of(longest, self.source, whole=False),
+        ):
+            self.assertLessEqual(len(name), 80)
+            self.assertTrue(name.startswith(self.names.folder))
+
+    def test_a_volume_is_found_whatever_it_began_with(self) -> None:
+        plain, copy = self.names.of("data"), self.names.copy_of("data", self.source)
+        self.assertEqual({self.names.key(plain), self.names.key(copy)}, set(self.names.keys("data")))
+        self.assertNotIn(self.names.key(self.names.copy_of("other", self.source)), self.names.keys("data"))
+
+    def test_a_name_tells_what_the_volume_began_with(self) -> None:
+        copy = self.names.copy_of("data", self.source)
+        self.assertEqual(self.names.source(copy), self.source)
+        self.assertIsNone(self.names.source(self.names.of("data")))
+        self.assertIsNone(self.names.source("of-a-person"))
+
+    def test_an_unfinished_volume_is_none_of_ours_yet(self) -> None:
+        copy = self.names.copy_of("data", self.source)
+        unfinished = self.names.copy_of("data", self.source, whole=False)
+        self.assertEqual(self.names.unfinished(copy), unfinished)
+        self.assertEqual(
+            [(self.names.is_ours(each), self.names.is_unfinished(each)) for each in (copy, unfinished)],
+            [(True, False), (False, True)],
+        )
+        self.assertNotIn(self.names.key(unfinished), self.names.keys("data"))
+        self.assertFalse(DiskNames("other").is_unfinished(unfinished))
+
+    def test_every_source_can_be_told(self) -> None:
+        """Also one whose text has signs that names have too."""
+        for number in range(300):
+            disk = f"{number:08x}-fbef-befb-efbe-{number * 7919:012x}"
+            source = FromSnapshot(f"{disk}/{SNAPSHOT}")
+            for whole in (True, False):
+                name = self.names.copy_of(f"data-{number}", source, whole)
+                self.assertEqual(self.names.source(name), source)
+                self.assertEqual(self.names.is_unfinished(name), not whole)
+
+    def test_a_snapshots_id_has_its_disks(self) -> None:
+        self.assertTrue(is_snapshot_id(self.source.id))
+        self.assertTrue(is_volume_id(self.source.id))
+        for other in (DISK, f"{DISK}/", f"{DISK}/{SNAPSHOT}/x", f"{DISK}/../{SNAPSHOT}", ""):
+            self.assertFalse(is_snapshot_id(other), other)
+
+
+class LimitTests(SnapshotsCase, TestCase):
+    """What a vCenter's snapshots do not allow."""
+
+    async def test_a_volume_with_snapshots_says_why_it_stays_as_it_is(self) -> None:
+        volumes, snapshots, volume, source = await self.with_snapshot()
+        for refused in (volumes.delete(volume), volumes.expand(volume, 2 * MIB)):
+            words = await self.refused(FailedPrecondition, refused)
+            self.assertIn("delete them first", str(words))
+        self.assertEqual(self.world.asked("ExtendDisk_Task"), [])
+        self.assertEqual(self.world.asked("DeleteVStorageObject_Task"), [])
+        await snapshots.delete(source.id)
+        self.assertEqual((await volumes.expand(volume, 2 * MIB)).size, 2 * MIB)
+        await volumes.delete(volume)
+
+    async def test_a_volume_has_no_more_than_it_may_have(self) -> None:
+        self.settings["snapshots_per_volume"] = 2
+        _, snapshots, volume, source = await self.with_snapshot()
+        other = await snapshots.create("two", volume)
+        for _ in range(2):
+            words = await self.refused(ResourceExhausted, snapshots.create("three", volume))
+            self.assertIn("snapshots_per_volume", str(words))
+        self.assertEqual(len(self.world.disks.snapshots.of(volume)), 2)
+        self.assertEqual(await snapshots.create("two", volume), other)
+        await snapshots.delete(source.id)
+        await snapshots.create("three", volume)
+
+    async def test_a_volume_that_a_vm_has_is_taken_as_it_is(self) -> None:
+        volumes = await self.snapshotted()
+        machine = await self.machine(volumes)
+        volume = (await volumes.create("data", MIB)).id
+        await volumes.attach(machine, volume, False)
+        taken = await volumes.snapshots.create("one", volume)
+        self.assertTrue(self.has(machine, volume))
+        await volumes.detach(machine, volume)
+        await volumes.attach(machine, volume, False)
+        await volumes.detach(machine, volume)
+        self.assertEqual([each.id for each in await volumes.snapshots.list()], [taken.id])
+
+    async def test_a_persons_snapshot_is_used_and_never_deleted(self) -> None:
+        volumes, snapshots, volume, source = await self.with_snapshot()
+        theirs = self.world.disks.snapshots.take(volume, "before the upgrade")
+        self.assertEqual([each.id for each in await snapshots.list()], [source.id])
+        with self.assertRaisesRegex(FailedPrecondition, "person"):
+            await snapshots.delete(theirs)
+        restored = await snapshots.restore("restored", MIB, FromSnapshot(theirs))
+        self.assertEqual(await self.read(restored.id, 5), b"first")
+        await snapshots.delete(source.id)
+        await self.refused(FailedPrecondition, volumes.delete(volume))
+
+    async def test_clusters_do_not_list_each_others(self) -> None:
+        _, _, volume, source = await self.with_snapshot()
+        other = await self.started(cluster=f"{self.cluster}-other")
+        snapshots = IHasSnapshots(self.of(other)).snapshots
+        self.assertEqual(await snapshots.list(), [])
+        with self.assertRaisesRegex(FailedPrecondition, "person"):
+            await snapshots.delete(source.id)
+        self.assertNotEqual((await snapshots.create("one", volume)).id, source.id)
+
+    async def test_twins_are_one_snapshot_and_end_with_it(self) -> None:
+        """A request that is repeated before the first one is shown makes a second."""
+        _, snapshots, volume, source = await self.with_snapshot()
+        self.world.disks.snapshots.take(volume, DiskNames(self.cluster).of("one"))
+        self.assertEqual(len(self.world.disks.snapshots.of(volume)), 2)
+        self.assertEqual([each.id for each in await snapshots.list()], [source.id])
+        self.assertEqual((await snapshots.create("one", volume)).id, source.id)
+        await snapshots.delete(source.id)
+        self.assertEqual(self.world.disks.snapshots.of(volume), [])
+
+    async def test_one_that_this_daemon_took_costs_no_look_at_other_volumes(self) -> None:
+        volumes, snapshots, volume, _ = await self.with_snapshot()
+        for number in range(5):
+            await volumes.create(f"other-{number}", MIB)
+        asked = len(self.world.asked("RetrieveSnapshotInfo"))
+        await snapshots.create("one", volume)
+        self.assertEqual(len(self.world.asked("RetrieveSnapshotInfo")) - asked, 1)
+
+
+class CopyTests(SnapshotsCase, TestCase):
+    """Volumes that vCenter makes from snapshots."""
+
+    def disks(self) -> list[str]:
+        """The names of all disks."""
+        return sorted(self.world.disks.snapshots.name(id) for id in self.world.disks.ids())
+
+    async def begun(self, number: int = 1) -> str:
+        """Wait until vCenter makes so many disks; return the last one's id."""
+        made = self.world.disks.snapshots
+        await self.until(lambda: len(made.copying()) == number, "a disk is being made")
+        return made.copying()[-1]
+
+    def restoring(self, source: FromSnapshot) -> Deferred[VolumeDisk]:
+        """Ask for the volume `restored` with the daemon of now."""
+        return self.snapshots().restore("restored", MIB, source)
+
+    async def test_it_is_a_volume_once_it_is_whole(self) -> None:
+        volumes, snapshots, volume, source = await self.with_snapshot()
+        self.world.disks.snapshots.slow = True
+        waiting = snapshots.restore("restored", 2 * MIB, source)
+        half = await self.begun()
+        self.assertEqual([each.id for each in await volumes.list()], [volume])
+        self.world.disks.snapshots.finish(half)
+        restored = await waiting
+        self.assertEqual((restored.id, restored.size, restored.source), (half, 2 * MIB, source))
+        self.assertIn(KEEP, self.world.disks.flags[half])
+        self.assertEqual(len(await volumes.list()), 2)
+        self.assertEqual(len(self.world.asked("CreateDiskFromSnapshot_Task")), 1)
+        self.assertEqual(await snapshots.restore("restored", 2 * MIB, source), restored)
+
+    async def test_one_that_is_being_made_is_no_volume_by_its_id_either(self) -> None:
+        volumes, _, _, source = await self.with_snapshot()
+        machine = await self.machine(volumes)
+        self.world.disks.snapshots.slow = True
+        waiting = self.restoring(source)
+        half = await self.begun()
+        await self.refused(FailedPrecondition, volumes.delete(half))
+        attaching = volumes.attach(machine, half, False)
+        await self.sleep(0.5)
+        self.assertFalse(self.has(machine, half))
+        self.world.disks.snapshots.finish(half)
+        self.assertEqual((await waiting).id, half)
+        await attaching
+        self.assertTrue(self.has(machine, half))
+
+    async def test_a_copy_that_takes_longer_than_a_call_is_waited_for_by_the_next(self) -> None:
+        self.settings["volume_seconds"] = 3.0
+        _, _, _, source = await self.with_snapshot()
+        self.world.disks.snapshots.slow = self.world.disks.snapshots.hides_copies = True
+        await self.refused(Unavailable, self.restoring(source))
+        self.world.disks.snapshots.finish(await self.begun())
+        await self.restoring(source)
+        self.assertEqual(len(self.world.asked("CreateDiskFromSnapshot_Task")), 1)
+        self.assertEqual(len(self.disks()), 2)
+
+    async def gone_while_restoring(self) -> tuple[FromSnapshot, str]:
+        """Have a daemon go while vCenter makes a disk. Return what it is made from, and the disk."""
+        _, _, _, source = await self.with_snapshot()
+        self.world.disks.snapshots.slow = True
+        waiting = self.restoring(source)
+        waiting.addErrback(lambda failure: None)
+        half = await self.begun()
+        await self.next_snapshotted()
+        return source, half
+
+    async def test_the_next_daemon_waits_for_a_copy_that_vcenter_shows(self) -> None:
+        source, half = await self.gone_while_restoring()
+        waiting = self.restoring(source)
+        await self.until(lambda: self.world.asked("RetrieveVStorageObjectState"), "it is looked at")
+        self.world.disks.snapshots.finish(half)
+        self.assertEqual((await waiting).id, half)
+        self.assertEqual(await self.read(half, 5), b"first")
+        self.assertEqual(len(self.world.asked("CreateDiskFromSnapshot_Task")), 1)
+        self.assertEqual(len(self.disks()), 2)
+
+    async def test_of_two_copies_for_one_volume_the_older_is_the_volume(self) -> None:
+        self.world.disks.snapshots.hides_copies = True
+        source, half = await self.gone_while_restoring()
+        waiting = self.restoring(source)
+        second = await self.begun(2)
+        self.world.disks.snapshots.ages = {half: 60.0}
+        for disk in (half, second):
+            self.world.disks.snapshots.finish(disk)
+        self.assertEqual((await waiting).id, half)
+        await self.until(lambda: len(self.disks()) == 2, "the other one is deleted")
+
+    async def test_a_copy_that_comes_too_late_ends_with_its_volume(self) -> None:
+        self.world.disks.snapshots.hides_copies = True
+        source, half = await self.gone_while_restoring()
+        waiting = self.restoring(source)
+        second = await self.begun(2)
+        self.world.disks.snapshots.finish(second)
+        self.assertEqual((await waiting).id, second)
+        self.world.disks.snapshots.finish(half)
+        volumes = self.of(self.provider)
+        self.assertNotIn(half, [each.id for each in await volumes.list()])
+        self.assertEqual((await self.restoring(source)).id, second)
+        await volumes.delete(second)
+        await self.until(lambda: len(self.disks()) == 1, "all that was to be the volume is gone")
+
+    async def test_what_nobody_has_finished_for_a_day_is_deleted(self) -> None:
+        _, snapshots, _, source = await self.with_snapshot()
+        names = DiskNames(self.cluster)
+        old, new, theirs = (
+            self.world.disks.make(name, 1)
+            for name in (
+                names.copy_of("abandoned", source, whole=False),
+                names.copy_of("going", source, whole=False),
+                DiskNames("another").copy_of("abandoned", source, whole=False),
+            )
+        )
+        self.world.disks.snapshots.ages = {old: 90_000.0, new: 80_000.0, theirs: 90_000.0}
+        await snapshots.restore("restored", MIB, source)
+        await self.until(lambda: old not in self.world.disks.ids(), "the old one is deleted")
+        self.assertLess({new, theirs}, set(self.world.disks.ids()))
+
+    async def test_a_snapshot_that_is_gone_meanwhile_is_told(self) -> None:
+        _, snapshots, _, source = await self.with_snapshot()
+        self.world.disks.refused["CreateDiskFromSnapshot_Task"] = "NotFound"
+        await self.refused(NotFound, snapshots.restore("restored", MIB, source))
+
+    async def test_a_datastore_that_is_full_is_told_and_the_next_call_tries_again(self) -> None:
+        _, snapshots, _, source = await self.with_snapshot()
+        self.world.disks.refused["CreateDiskFromSnapshot_Task"] = "NoDiskSpace"
+        for _ in range(2):
+            await self.refused(ResourceExhausted, snapshots.restore("restored", MIB, source))
+        self.world.disks.refused.clear()
+        restored = await snapshots.restore("restored", MIB, source)
+        self.assertEqual(await self.read(restored.id, 5), b"first")
+
+    async def test_the_datastores_room_is_not_exceeded(self) -> None:
+        _, snapshots, _, source = await self.with_snapshot()
+        room = self.world.disks.datastore.summary.freeSpace // MIB * MIB
+        await self.refused(ResourceExhausted, snapshots.restore("restored", room + MIB, source))
+        self.assertEqual(self.world.asked("CreateDiskFromSnapshot_Task"), [])
+
+    async def test_a_copy_that_has_taken_the_room_is_finished(self) -> None:
+        """There need not be room for another."""
+        source, half = await self.gone_while_restoring()
+        self.world.disks.snapshots.finish(half)
+        self.world.disks.free = 0
+        self.assertEqual((await self.restoring(source)).id, half)
+        await self.refused(ResourceExhausted, self.snapshots().restore("other", MIB, source))
+
+
+class FaultTests(SnapshotsCase, TestCase):
+    """What goes wrong between the daemon and vCenter."""
+
+    ACTIONS = (
+        "VStorageObjectCreateSnapshot_Task",
+        "CreateDiskFromSnapshot_Task",
+        "ExtendDisk_Task",
+        "SetVStorageObjectControlFlags",
+        "RenameVStorageObject",
+        "DeleteSnapshot_Task",
+    )
+
+    async def life(self, kind: FaultKind) -> None:
+        volumes = await self.snapshotted()
+        made = await volumes.create("data", MIB)
+        await self.write(made.id, b"first")
+        faults = [self.world.faults.add(kind, action, times=1) for action in self.ACTIONS]
+        taken = await volumes.snapshots.create("one", made.id)
+        self.assertEqual(self.world.disks.snapshots.of(made.id), [taken.id])
+        restored = await volumes.snapshots.restore("restored", 2 * MIB, FromSnapshot(taken.id))
+        self.assertEqual(await self.read(restored.id, 5), b"first")
+        self.assertEqual(await volumes.list(), sorted([made, restored], key=lambda each: each.id))
+        await volumes.snapshots.delete(taken.id)
+        self.assertEqual(self.world.disks.snapshots.of(made.id), [])
+        self.assertEqual([fault.happened for fault in faults], [1] * len(faults))
+        for each in (made, restored):
+            await volumes.delete(each.id)
+        await self.until(lambda: not self.world.disks.ids(), "the disks are gone")
+
+    async def test_the_connection_breaks(self) -> None:
+        await self.life(FaultKind.LOST)
+
+    async def test_the_answer_is_an_error(self) -> None:
+        await self.life(FaultKind.ACTED)
+
+    async def test_nothing_was_done(self) -> None:
+        await self.life(FaultKind.ERROR)
+
+    async def killed(self, action: str, step: Callable[[ISnapshots], Awaitable[object]]) -> None:
+        """Have a daemon go once vCenter has served `action`, and the next one take the same step."""
+        served = self.world.faults.add(FaultKind.LOST, action)
+        waiting = step(self.snapshots())
+        await self.until(lambda: served.happened, action)
+        await self.provider.stop()
+        with self.assertRaises(Unavailable):
+            await waiting
+        self.world.faults.clear()
+        volumes = await self.next_snapshotted()
+        await step(volumes.snapshots)
+
+    async def test_each_step_is_finished_by_the_next_daemon(self) -> None:
+        volumes = await self.snapshotted()
+        made = await volumes.create("data", MIB)
+        await self.write(made.id, b"first")
+        await self.killed(self.ACTIONS[0], lambda snapshots: snapshots.create("one", made.id))
+        taken = self.world.disks.snapshots.of(made.id)
+        self.assertEqual(len(taken), 1)
+        source = FromSnapshot(taken[0])
+        for number, action in enumerate(self.ACTIONS[1:5]):
+            restore = partial(_restore, name=f"restored-{number}", source=source)
+            await self.killed(action, restore)
+            self.assertEqual(len(self.world.disks.ids()), number + 2, action)
+            restored = self.world.disks.ids()[-1]
+            self.assertEqual(await self.read(restored, 5), b"first")
+            self.assertIn(KEEP, self.world.disks.flags[restored])
+        await self.killed(self.ACTIONS[5], lambda snapshots: snapshots.delete(source.id))
+        self.assertEqual(self.world.disks.snapshots.of(made.id), [])
