@@ -21,6 +21,7 @@ from infranetes.providers.volumes import IHasVolumes, IVolumes, VolumeDisk
 from infranetes.volumes.published import PublishedVolume
 from infranetes_common.concurrency import Event, Flight, settled, start, within
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, InfranetesError, Unavailable
+from infranetes_common.user_namespaces import user_namespace
 from infranetes_common.volume_disks import checked_options
 
 LOOK_SECONDS = 60.0
@@ -150,6 +151,9 @@ class VolumesAtLaunch:
 
     async def _wanted(self, sandbox: Sandbox) -> Sequence[PublishedVolume]:
         """What is published for the pod, as far as it can be told."""
+        options = sandbox.config.linux.security_context.namespace_options
+        if user_namespace(options, "config.linux.security_context.namespace_options") is not None:
+            return []  # its containers are refused them
         try:
             return await self._find(sandbox.config.metadata.uid)
         except InfranetesError as error:

@@ -3,7 +3,9 @@
 
 Who shows the rows of the manual's table:
 
+    the node's disk is full                    tests.e2e.test_full_volumes
     the node's disk fails                      here
+    the volume is full                         tests.e2e.test_full_volumes
     it holds something else                    tests.vmserver.volumes.test_disks: "never formatted"
     the VM ended while a file system was made  tests.vmserver.volumes.test_disks_ends: "is made again"
     a VM-image pod's VM reboots                the same: "after a reboot"
@@ -23,52 +25,12 @@ import subprocess
 
 from twisted.internet.threads import deferToThread
 
-from tests.e2e.volume_case import VolumeCase
-from tests.infranetes.daemon.case import reactor
+from tests.e2e.volume_case import VolumeTroubleCase
 from tests.support.power_loss import VolatileFile
 from txgrpc import Code, GrpcError
 
-STOP_SECONDS = 30.0
-KEEP = "echo kept >/data/file; sync; exec sleep 1000"
 
-
-class VolumeTroubleTests(VolumeCase):
-    pods = 0
-
-    async def having(self, pod: str, script: str = KEEP) -> tuple[str, str]:
-        """A pod that has the volume, once its script has begun; and its container."""
-        sandbox = await self.run_pod("web", attempt=self.pods)
-        self.pods += 1
-        container = await self.run_container(sandbox, self.mounting(self.publish(pod), pod, script))
-        return sandbox, container
-
-    async def end(self, sandbox: str) -> None:
-        """Have the pod stopped in good time."""
-        began = reactor.seconds()
-        await self.stop_pod(sandbox)
-        self.assertLess(reactor.seconds() - began, STOP_SECONDS)
-        await self.remove_pod(sandbox)
-
-    async def has_written(self, container: str) -> None:
-        """Return once the script has written its file."""
-
-        async def there() -> bool:
-            return bool((await self.execute(container, "test", "-s", "/data/file")).exit_code == 0)
-
-        until = reactor.seconds() + 60.0
-        while not await there():
-            self.assertLess(reactor.seconds(), until)
-            await self.sleep(0.1)
-        await self.execute(container, "sync")
-
-    async def assert_kept(self) -> None:
-        """The next pod has what was written, and may write."""
-        sandbox, container = await self.having("next", "exec sleep 1000")
-        self.assertEqual((await self.execute(container, "cat", "/data/file")).stdout, b"kept\n")
-        wrote = await self.execute(container, "sh", "-c", "echo more >/data/more && sync")
-        self.assertEqual(wrote.exit_code, 0, wrote.stderr)
-        await self.end(sandbox)
-
+class VolumeTroubleTests(VolumeTroubleCase):
     async def test_when_the_disk_fails_the_pod_goes_on(self) -> None:
         """And what was flushed is on the disk, once that is back."""
         disk = await deferToThread(VolatileFile, self.file, self.root / "volatile")
@@ -97,7 +59,7 @@ class VolumeTroubleTests(VolumeCase):
         sandbox = await self.run_pod("web", attempt=7)
         for _ in range(2):
             with self.assertRaises(GrpcError) as caught:
-                await self.create(sandbox, self.mounting(self.publish("damaged"), "damaged", KEEP))
+                await self.create(sandbox, self.mounting(self.publish("damaged"), "damaged", self.keep))
             self.assertIs(caught.exception.code, Code.FAILED_PRECONDITION)
             self.assertIn("can't be mounted", caught.exception.message)
         await self.end(sandbox)

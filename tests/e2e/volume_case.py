@@ -15,6 +15,7 @@ from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.published import PublishedVolume
 from infranetes_common.wire import cri
 from tests.e2e.pod_case import PodCase
+from tests.infranetes.daemon.case import reactor
 
 GROUP = 4711
 DISK_GROUP = 6  # Debian's `disk`
@@ -140,3 +141,45 @@ def of_user(*groups: int) -> Any:
     context = cri.LinuxContainerSecurityContext(supplemental_groups=groups)
     context.run_as_user.value = context.run_as_group.value = 1000
     return cri.LinuxContainerConfig(security_context=context)
+
+
+class VolumeTroubleCase(VolumeCase):
+    """With pods that have the volume one after the other."""
+
+    stop_seconds = 30.0
+    keep = "echo kept >/data/file; sync; exec sleep 1000"
+    pods = 0
+
+    async def having(self, pod: str, script: str = keep) -> tuple[str, str]:
+        """A pod that has the volume, once its script has begun; and its container."""
+        sandbox = await self.run_pod("web", attempt=self.pods)
+        self.pods += 1
+        container = await self.run_container(sandbox, self.mounting(self.publish(pod), pod, script))
+        return sandbox, container
+
+    async def end(self, sandbox: str) -> None:
+        """Have the pod stopped in good time."""
+        began = reactor.seconds()
+        await self.stop_pod(sandbox)
+        self.assertLess(reactor.seconds() - began, self.stop_seconds)
+        await self.remove_pod(sandbox)
+
+    async def has_written(self, container: str) -> None:
+        """Return once the script has written its file."""
+
+        async def there() -> bool:
+            return bool((await self.execute(container, "test", "-s", "/data/file")).exit_code == 0)
+
+        until = reactor.seconds() + 60.0
+        while not await there():
+            self.assertLess(reactor.seconds(), until)
+            await self.sleep(0.1)
+        await self.execute(container, "sync")
+
+    async def assert_kept(self) -> None:
+        """The next pod has what was written, and may write."""
+        sandbox, container = await self.having("next", "exec sleep 1000")
+        self.assertEqual((await self.execute(container, "cat", "/data/file")).stdout, b"kept\n")
+        wrote = await self.execute(container, "sh", "-c", "echo more >/data/more && sync")
+        self.assertEqual(wrote.exit_code, 0, wrote.stderr)
+        await self.end(sandbox)

@@ -31,6 +31,7 @@ from tests.infranetes.volumes.pod_volumes_case import (
     VolumesNode,
     mounting,
 )
+from tests.support.user_namespaces import namespaces, of_pod
 
 VOLUMES = [PublishedVolume("vol-data"), PublishedVolume("vol-logs", read_only=True)]
 
@@ -55,6 +56,13 @@ class AttachTests(AtLaunchCase):
         self.assertEqual(self.kept(), [("vol-data", instance), ("vol-logs", instance)])
         self.stop(sandbox)
         self.assert_nobody_has_them()
+
+    def test_a_pod_with_user_namespaces_is_given_none_since_its_containers_are_refused(self) -> None:
+        self.new.annotations["infranetes.io/containers"] = "oci"
+        self.new.linux.CopyFrom(of_pod(namespaces()))
+        self.run_pod(self.new)
+        self.assert_nobody_has_them()
+        self.assertEqual(self.volumes.calls, [])
 
     def test_the_record_is_there_first_and_the_vm_runs_by_then(self) -> None:
         seen = []

@@ -183,7 +183,8 @@ class PodVolumesTests(PodVolumesCase):
         for mappings in (options.uids, options.gids):
             mappings.add(container_id=0, host_id=65536, length=65536)
         mapped.linux.security_context.namespace_options.userns_options.CopyFrom(options)
-        self.assertIn("mapped", self.refused(FailedPrecondition, mapped, self.run_pod(userns)))
+        words = self.refused(FailedPrecondition, mapped, self.run_pod(userns))
+        self.assertIn("leave out hostUsers: false", words)
         self.assertEqual((self.kept(), self.volumes.calls), ([], []))
 
     def test_a_killed_daemon_s_volumes_are_known_to_the_next(self) -> None:

@@ -81,7 +81,8 @@ class RawVolumeTests(PodVolumesCase):
             mappings.add(container_id=0, host_id=65536, length=65536)
         wanted = with_devices(DISK)
         wanted.linux.security_context.namespace_options.userns_options.CopyFrom(options)
-        self.assertIn("hostUsers", self.refused(FailedPrecondition, wanted, self.run_pod(userns)))
+        words = self.refused(FailedPrecondition, wanted, self.run_pod(userns))
+        self.assertIn("leave out hostUsers: false", words)
         self.assertEqual((self.kept(), self.volumes.calls), ([], []))
 
 
