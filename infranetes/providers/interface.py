@@ -378,7 +378,8 @@ class IPodProvider(Interface):
         """
 
     def destroy(instance_id: str) -> Deferred[None]:
-        """End a VM and release its address, disk and interface. Fires when that is done. Idempotent.
+        """End a VM and release its address, disk and interface. Fires when that is done, or when a cloud has
+        taken it and goes on by itself. Idempotent.
 
         It is no error if there is no such VM.
         """

@@ -101,6 +101,7 @@ class CloudVM:
     detail: str = ""  # why it ended, for people
     operation: str = ""  # of a launch: the cloud's operation that is still running and may fail
     zone: str = ""  # whose volumes it can be given, as `InstanceSpec.zone`; "": the cloud has no zones
+    gone: bool = False  # nothing is left of it but what the cloud tells of it for a while
 
 
 @attrs.frozen
@@ -184,8 +185,8 @@ class Cloud(Protocol[D]):
         """Give a running VM its `wanted_address`. Idempotent."""
 
     def _thd_destroy(self, driver: D, vm: CloudVM) -> bool:
-        """Destroy a VM and, once it has ended, release what it held. Returns whether all of that is done;
-        called again until it is.
+        """Ask for a VM's end, and release what it held. Returns whether the cloud has taken that: the VM ends
+        without another call. Called again until it has, and later if the VM is still there. Idempotent.
 
         :raise CloudError: `ErrorKind.NOT_FOUND`: the VM is gone, or too new to be known everywhere. The
             caller knows which, and calls `_thd_release_resources` if it is gone."""

@@ -7,7 +7,7 @@ ever advances, and a VM launched a moment ago is listed even if the cloud's list
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import attrs
 
@@ -39,6 +39,8 @@ class Ledger:
     entries: dict[str, LedgerEntry] = attrs.field(factory=dict)
     destroyed: dict[str, str] = attrs.field(factory=dict)  # the tokens of destroyed VMs, by id
     destroyed_at: dict[str, float] = attrs.field(factory=dict)  # of those that this daemon destroyed
+    ending: set[str] = attrs.field(factory=set)  # destroyed, and no list has confirmed that they are gone
+    lasting: set[str] = attrs.field(factory=set)  # that were destroyed, and are there all the same
     changed: set[str] = attrs.field(factory=set)  # ids of VMs with changes that were not published yet
     started_at: float = attrs.field(init=False)
 
@@ -80,20 +82,24 @@ class Ledger:
     def record_list(self, listed: Iterable[CloudVM]) -> list[CloudVM]:
         """Record the cloud's list. Returns the VMs that exist: those listed, and those too new to be."""
         vms = list(listed)
+        there = {vm.id for vm in vms if not vm.gone}
+        self.ending &= there
         for vm in vms:
-            self._revive_if_alive(vm)
+            self._revive_if_there(vm)
         current = [self.record(vm) for vm in vms if vm.id not in self.destroyed]
         ids = {vm.id for vm in current}
         new = [entry.vm for entry in self.entries.values() if entry.vm.id not in ids and self.is_new(entry)]
         return sorted([*current, *new], key=lambda vm: (vm.created_at, vm.id))
 
-    def _revive_if_alive(self, vm: CloudVM) -> None:
-        """Forget that a VM was destroyed if the cloud shows it alive for longer than its answers may be
-        stale: better to destroy it again than to pay for it forever."""
-        if vm.state is InstanceState.ENDED or vm.id not in self.destroyed:
+    def _revive_if_there(self, vm: CloudVM) -> None:
+        """Forget that a VM was destroyed if it is not gone for longer than the cloud's answers may be stale:
+        better to destroy it again than to pay for it forever."""
+        if vm.id not in self.destroyed or not (vm.id in self.ending or vm.state is not InstanceState.ENDED):
             return
         if self.now() - self.destroyed_at.get(vm.id, self.started_at) > self.staleness:
             del self.destroyed[vm.id]
+            self.ending.discard(vm.id)
+            self.lasting.add(vm.id)
 
     def is_new(self, entry: LedgerEntry) -> bool:
         """Whether a VM was launched so recently that the cloud's answers may lack it."""
@@ -126,9 +132,16 @@ class Ledger:
         entry.vm = attrs.evolve(entry.vm, state=InstanceState.ENDED, detail=detail)
         self.changed.add(entry.vm.id)
 
+    def record_destroyed_before(self, tokens: Mapping[str, str]) -> None:
+        """Record which VMs earlier daemons destroyed. :param tokens: by the VM's id."""
+        self.destroyed.update(tokens)
+        self.ending.update(tokens)
+
     def record_destroyed(self, id: str, token: str) -> None:
-        """Record that a VM is destroyed."""
+        """Record that a VM is destroyed: the cloud has taken its end."""
         self.entries.pop(id, None)
+        self.lasting.discard(id)
+        self.ending.add(id)
         self.changed.add(id)
         self.destroyed[id] = token
         self.destroyed_at[id] = self.now()

@@ -8,6 +8,13 @@ launched       PENDING         RUNNING, ENDED
 executing      RUNNING         ENDED       watchers are told unless `destroy` was called
 stopped, gone  ENDED           (none)      `destroy`
 
+What becomes of a VM that is destroyed:
+
+state      left when                                          next
+asked      the cloud has taken its end: `destroy` fires       ending
+ending     a list lacks it, or shows that it is gone          (none)
+ending     lists show it for longer than they may be stale    asked, unasked for by a caller
+
 A launch goes on when its caller goes away; the next call for its token waits for it and returns its VM.
 """
 
@@ -184,7 +191,7 @@ class CloudProvider(Generic[D]):
         async def destroy() -> None:
             self._check_started()
             try:
-                vm = await self._get(instance_id)
+                vm = self._ledger.last_said(instance_id) or await self._get(instance_id)
             except NotFound:
                 return
             async with self._locks.held(vm.token):
@@ -232,7 +239,8 @@ class CloudProvider(Generic[D]):
         progress(f"asking {self._cloud.location} for what the configuration names")
         if not self._started:
             await self._calls.start()
-        self._ledger.destroyed.update(await run_in_thread(self._reactor, self._tombstones._thd_load))
+        destroyed = await run_in_thread(self._reactor, self._tombstones._thd_load)
+        self._ledger.record_destroyed_before(destroyed)
         try:
             architecture = await self._calls.call("check the configuration", self._cloud._thd_check)
         except CloudError as error:
@@ -301,7 +309,7 @@ class CloudProvider(Generic[D]):
     # ---- Destroying
 
     async def _destroy(self, vm: CloudVM) -> None:
-        """Destroy a VM, release what it held, and leave a tombstone."""
+        """Destroy a VM, release what it held, and leave a tombstone. The cloud's list confirms the end."""
         if vm.id in self._ledger.destroyed:
             return
         self._watcher.destroying.add(vm.id)
@@ -310,7 +318,7 @@ class CloudProvider(Generic[D]):
             what = f"destroy VM {vm.id}"
             while not await self._is_destroyed(vm, what):
                 if self._reactor.seconds() > deadline:
-                    raise CloudError(ErrorKind.TRANSIENT, f"{what}: it is still ending")
+                    raise CloudError(ErrorKind.TRANSIENT, f"{what}: the cloud has not taken its end yet")
                 await sleep(self._reactor, self._settings.poll_seconds)
             await run_in_thread(self._reactor, self._tombstones._thd_add, vm.id, vm.token)
             self._ledger.record_destroyed(vm.id, vm.token)
@@ -319,7 +327,7 @@ class CloudProvider(Generic[D]):
             self._watcher.destroying.discard(vm.id)
 
     async def _is_destroyed(self, vm: CloudVM, what: str) -> bool:
-        """Ask the cloud to destroy a VM. Returns whether it is gone with all that it held."""
+        """Ask the cloud to destroy a VM. Returns whether it has taken that."""
         try:
             return await self._calls.call(what, partial(self._cloud._thd_destroy, vm=vm))
         except CloudError as error:

@@ -84,7 +84,7 @@ class Watcher(Generic[D]):
         """Poll until stopped."""
         while not self._stopped:
             await self._wait_for_next_poll()
-            if not (self._waiting or self._ledger.live() or self.unwanted):
+            if not (self._waiting or self._ledger.live() or self._ledger.ending or self.unwanted):
                 continue
             try:
                 await self.poll()
@@ -160,6 +160,11 @@ class Watcher(Generic[D]):
             (entry.vm, "its launch failed")
             for entry in self._ledger.entries.values()
             if entry.vm.token in self.unwanted
+        ]
+        unwanted += [
+            (self._ledger.entries[id].vm, "it was destroyed, and is still there")
+            for id in self._ledger.lasting
+            if id in self._ledger.entries
         ]
         for vm, why in unwanted:
             self._destroy(vm, why)

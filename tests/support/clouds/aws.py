@@ -44,8 +44,7 @@ from tests.support.clouds.vm_image_instances import RunningVM, VMImageInstances
 IMAGE = "ami-785db401"
 NETWORK = "127.77.0.0/16"
 SUBNETS = (("127.77.0.0/20", "a"), ("127.77.16.0/20", "b"))
-BOOT_SECONDS = 0.1
-ENDING_SECONDS = 0.0
+BOOT_SECONDS = ENDING_SECONDS = 0.1
 PAGE = 1000  # instances in a page of a list: the most that EC2 has
 _NAMESPACE = re.compile(rb'xmlns="http://ec2\.amazonaws\.com/doc/[0-9-]+/?"')
 _EC2 = b'xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"'
@@ -261,6 +260,8 @@ class SimulatedAws:
         denied = await self._denied(parameters)
         if denied:
             return 403, error("UnauthorizedOperation", denied)
+        if fault is not None and fault.kind is FaultKind.IGNORED:
+            return self.endings.ignored(parameters)
         status, body = await self._served(parameters)
         if fault is not None and fault.kind is FaultKind.STALE:
             body = self._stale.get(_key(parameters), EMPTY_LIST)

@@ -10,7 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
+State = tuple[int, str]
+"""A state's code and name."""
+
 TERMINATED, SHUTTING_DOWN = (48, "terminated"), (32, "shutting-down")
+_NAMESPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
 _NO_INTERFACE = b"InvalidNetworkInterfaceID.NotFound"
 _ITEM = re.compile(rb"<instanceId>(i-[0-9a-f]+)</instanceId>")
 
@@ -29,20 +33,16 @@ class Ec2Endings:
     def answer(self, form: Mapping[str, str], answered: tuple[int, bytes]) -> tuple[int, bytes]:
         """Return EC2's answer to TerminateInstances. :param answered: what moto answered."""
         status, body = answered
-        ids = [value for name, value in form.items() if name.startswith("InstanceId.")]
+        ids = _ids(form)
         if status != 200 and _NO_INTERFACE not in body:
             return answered
         for id in ids:
             self._until.setdefault(id, self._now() + (self.seconds if status == 200 else 0))
-        items = "".join(
-            f"<item><instanceId>{id}</instanceId><currentState>{self._state(id)}</currentState></item>"
-            for id in ids
-        )
-        namespace = "http://ec2.amazonaws.com/doc/2016-11-15/"
-        return 200, (
-            f'<TerminateInstancesResponse xmlns="{namespace}"><instancesSet>{items}</instancesSet>'
-            "</TerminateInstancesResponse>"
-        ).encode()
+        return 200, _answer({id: self._state(id) for id in ids})
+
+    def ignored(self, form: Mapping[str, str]) -> tuple[int, bytes]:
+        """Return the answer to TerminateInstances, of which nothing comes."""
+        return 200, _answer({id: SHUTTING_DOWN for id in _ids(form)})
 
     def shown(self, part: bytes) -> bytes:
         """Return the part of a description that is about one instance as EC2 has it."""
@@ -54,9 +54,24 @@ class Ec2Endings:
     def _is_shutting_down(self, id: str) -> bool:
         return self._until.get(id, 0.0) > self._now()
 
-    def _state(self, id: str) -> str:
-        code, name = SHUTTING_DOWN if self._is_shutting_down(id) else TERMINATED
-        return f"<code>{code}</code><name>{name}</name>"
+    def _state(self, id: str) -> State:
+        return SHUTTING_DOWN if self._is_shutting_down(id) else TERMINATED
+
+
+def _ids(form: Mapping[str, str]) -> list[str]:
+    return [value for name, value in form.items() if name.startswith("InstanceId.")]
+
+
+def _answer(states: Mapping[str, State]) -> bytes:
+    items = "".join(
+        f"<item><instanceId>{id}</instanceId><currentState><code>{code}</code><name>{name}</name></currentState>"
+        "</item>"
+        for id, (code, name) in states.items()
+    )
+    return (
+        f'<TerminateInstancesResponse xmlns="{_NAMESPACE}"><instancesSet>{items}</instancesSet>'
+        "</TerminateInstancesResponse>"
+    ).encode()
 
 
 def _described(code: int, name: str) -> bytes:

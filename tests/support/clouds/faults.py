@@ -25,6 +25,7 @@ class FaultKind(enum.Enum):
     CAPACITY = "capacity"
     REVOKED = "revoked"
     BUSY = "busy"  # refused: the VM is busy
+    IGNORED = "ignored"  # answered as if it were done, and not done
     UNKNOWN = "unknown"  # refused: the VM is not known (yet)
 
 

@@ -173,10 +173,12 @@ class SimulatedGce:
         return found
 
     def held(self) -> dict[str, str]:
-        """Return descriptions of everything that costs money, with the token that it is tagged with. Thread-
-        safe."""
+        """Return descriptions of everything that costs money, with the token that it is tagged with, but for
+        what Google is deleting. Thread-safe."""
+        going = self.api.going()
         found = {f"instance {zone}.{name}": one for (zone, name), one in list(self.api.instances.items())}
         found |= {f"disk {zone}.{name}": one for (zone, name), one in list(self.api.disks.items())}
+        found = {words: one for words, one in found.items() if words not in going}
         found |= {f"snapshot {name}": one for name, one in list(self.api.snapshots.snapshots.items())}
         found |= {f"address {name}": one for name, one in list(self.api.addresses.items())}
         return {words: value(one.get("labels", {}).get(TOKEN, "")) for words, one in found.items()}
@@ -242,6 +244,9 @@ class SimulatedGce:
         self.refused = fault if fault is not None and fault.kind is FaultKind.CAPACITY else None
         if parameters["Action"] == "launch":
             self.bodies.append(body)
+        if fault is not None and fault.kind is FaultKind.IGNORED:
+            _, _, zone, _, name = path.split("/")
+            return 200, json.dumps(self.api.ignore_delete(zone, name)).encode()
         try:
             answer = self.api.answer(request.method.decode(), path, query, body)
         except Refusal as refusal:

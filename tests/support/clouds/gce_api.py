@@ -52,6 +52,7 @@ class Gce:
         self._launched = launched
         self._ended = ended
         self.instances: dict[tuple[str, str], dict[str, Any]] = {}
+        self._deleted: set[tuple[str, str]] = set()
         self.operations = Operations()
         self.volumes = Disks(self.operations, self.instances, lambda name: self.snapshots.there(name))
         self.snapshots = Snapshots(self.operations, self.volumes)
@@ -250,10 +251,29 @@ class Gce:
             address = str(NETWORK[256 + secrets.randbelow(60000)])
         return resources.instance(zone, body, address)
 
+    def going(self) -> set[str]:
+        """Return descriptions of the instances that are being deleted, and of the disks that go with them."""
+        found = set()
+        for zone, name in set(self._deleted):
+            one = self.instances.get((zone, name))
+            if one is not None and one["status"] == "STOPPING":
+                disks = [each for each in one["disks"] if each.get("autoDelete")]
+                found |= {f"instance {zone}.{name}"}
+                found |= {f"disk {zone}.{each['source'].rpartition('/')[2]}" for each in disks}
+        return found
+
+    def ignore_delete(self, zone: str, name: str) -> dict[str, Any]:
+        """Return the answer to a deletion that fails later."""
+        task = self.operations.begin(zone, "delete", self._there(self.instances.get((zone, name)), name))
+        asked = dict(task.answer)
+        self.operations.finish(task, "INTERNAL_ERROR", "Internal error")
+        return asked
+
     def _delete(self, one: dict[str, Any], zone: str) -> dict[str, Any]:
         task = self.operations.begin(zone, "delete", one)
         asked = dict(task.answer)
         one["status"] = "STOPPING"
+        self._deleted.add((zone, one["name"]))
         self._ended(one["name"])
 
         def gone() -> None:

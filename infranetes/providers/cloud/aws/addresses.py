@@ -36,6 +36,14 @@ class ElasticAddress:
     association_id: str
 
 
+@attrs.frozen
+class Association:
+    """An address' association with an instance."""
+
+    address_id: str
+    id: str
+
+
 def tag_parameters(kind: str, tags: Mapping[str, str], number: int = 1) -> dict[str, str]:
     """Return parameters that tag a resource when it is created."""
     root = f"TagSpecification.{number}"
@@ -69,8 +77,8 @@ def _thd_list(driver: Driver, filters: Mapping[str, str]) -> list[ElasticAddress
     ]
 
 
-def _thd_associate(driver: Driver, vm: CloudVM, tags: Mapping[str, str]) -> None:
-    """Give an instance its wanted address. A new address gets `tags`."""
+def _thd_associate(driver: Driver, vm: CloudVM, tags: Mapping[str, str]) -> Association | None:
+    """Give an instance its wanted address. A new address gets `tags`. Returns None if it has it already."""
     if vm.wanted_address == "new":
         allocated = _thd_list(driver, {f"tag:{TOKEN}": vm.token})
         if not allocated:
@@ -81,12 +89,17 @@ def _thd_associate(driver: Driver, vm: CloudVM, tags: Mapping[str, str]) -> None
             id, holder = allocated[0].id, allocated[0].instance_id
     else:
         id, holder = vm.wanted_address, ""
-    if holder != vm.id:
-        driver.request("AssociateAddress", InstanceId=vm.id, AllocationId=id)
+    if holder == vm.id:
+        return None
+    answer = driver.request("AssociateAddress", InstanceId=vm.id, AllocationId=id)
+    return Association(id, text(answer, "associationId"))
 
 
-def _thd_release_of(driver: Driver, token: str) -> None:
-    """Release the addresses that were allocated for an instance."""
+def _thd_release_of(driver: Driver, token: str, given: Association | None) -> None:
+    """Release the addresses that were allocated for an instance. :param given: what is known of it."""
+    if given is not None:
+        _thd_release_address(driver, given.address_id, given.id)
+        return
     for address in _thd_list(driver, {f"tag:{TOKEN}": token}):
         _thd_release_address(driver, address.id, address.association_id)
 

@@ -76,6 +76,7 @@ class AwsCloud:
         self._credentials = Credentials(settings.access_key, settings.secret_key, settings.profile)
         self._images = Images(settings.image_owners)
         self._architecture = "x86_64"  # of the configured image; all others have to fit
+        self._given: dict[str, addresses.Association] = {}  # by the VM's id, of addresses of its own
         self._subnet_zones: Mapping[str, str] = {}  # of the configured subnets
         self.offers = offers
         self.location = f"aws {settings.region}"
@@ -244,21 +245,22 @@ class AwsCloud:
         return tags.get(CLUSTER) == self._cluster and tags.get(NODE) == self._node
 
     def _thd_destroy(self, driver: Driver, vm: CloudVM) -> bool:
-        driver.terminate_instance(vm.id)
-        if any(instance.extra.get("status") != "terminated" for instance in driver.instances([vm.id])):
+        if not driver.terminate_instance(vm.id):
             return False
         self._thd_release_resources(driver, vm)
         return True
 
     def _thd_release_resources(self, driver: Driver, vm: CloudVM) -> None:
         if vm.wanted_address == "new":
-            addresses._thd_release_of(driver, vm.token)
+            addresses._thd_release_of(driver, vm.token, self._given.pop(vm.id, None))
 
     # ---- Addresses, disks, consoles
 
     def _thd_assign_address(self, driver: Driver, vm: CloudVM) -> None:
         tags = {CLUSTER: self._cluster, NODE: self._node, SANDBOX: vm.sandbox_id, TOKEN: vm.token}
-        addresses._thd_associate(driver, vm, tags)
+        given = addresses._thd_associate(driver, vm, tags)
+        if vm.wanted_address == "new" and given is not None:
+            self._given[vm.id] = given
 
     def _thd_leftovers(self, driver: Driver) -> list[Leftover]:
         return addresses._thd_leftovers(driver, self._cluster, self._node)
@@ -286,6 +288,7 @@ def _vm(instance: Instance) -> CloudVM:
         wanted_address=tags.get(ADDRESS, ""),
         detail=(extra.get("state_reason") or extra.get("reason") or "") if ended else "",
         zone=extra.get("availability") or "",
+        gone=extra.get("status") == "terminated",
     )
 
 

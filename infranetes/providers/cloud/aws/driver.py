@@ -180,9 +180,10 @@ class Driver(EC2NodeDriver):  # type: ignore[misc]
         )
         return instance
 
-    def terminate_instance(self, id: str) -> None:
-        """Ask for an instance's end."""
-        self.destroy_node(self._node(id))
+    def terminate_instance(self, id: str) -> bool:
+        """Ask for an instance's end, without waiting for its system. Returns whether it shuts down."""
+        with self.connection.adding({"SkipOsShutdown": "true"}):
+            return bool(self.destroy_node(self._node(id)))
 
     def console_output(self, id: str) -> str:
         """The end of an instance's console output."""

@@ -70,7 +70,7 @@ class GcpCloud:
         self._ours = {CLUSTER: context.cluster, NODE: context.node}
         self._credentials = Credentials(settings)
         self._types: dict[str, dict[str, Offer]] = {}  # by zone
-        self._deletions: dict[str, str] = {}  # operations that delete VMs, by the VM's id
+        self._destroyed: set[str] = set()  # ids of VMs of which nobody asks why they ended
         self._details: dict[str, str] = {}  # why VMs ended, by id
         self._architecture = "x86_64"  # of the configured image; all others have to fit
         self._disk_gib = 0  # of VMs of the configured image; 0: as the image says
@@ -248,7 +248,7 @@ class GcpCloud:
         """Return why a VM has ended. Only its zone's operations tell that it was preempted."""
         zone = last(instance["zone"])
         id = id_of(zone, instance["name"])
-        if id in self._deletions or id in self._details:
+        if id in self._destroyed or id in self._details:
             return self._details.get(id, "")
         detail = instance.get("statusMessage") or f"its status is {instance.get('status')}"
         if (instance.get("scheduling") or {}).get("provisioningModel") == "SPOT":
@@ -262,26 +262,11 @@ class GcpCloud:
         return detail
 
     def _thd_destroy(self, driver: Driver, vm: CloudVM) -> bool:
-        if self._thd_is_being_deleted(driver, vm.id):
-            return vm.id not in self._deletions
-        self._deletions[vm.id] = driver.delete_instance(*split_id(vm.id))["name"]
-        return False
-
-    def _thd_is_being_deleted(self, driver: Driver, id: str) -> bool:
-        """Whether a deletion of the VM is running or has succeeded; it is forgotten once the VM is gone."""
-        operation = self._deletions.get(id)
-        if operation is None:
-            return False
-        instance = driver.instance(*split_id(id))
-        if instance is None:
-            self._deletions.pop(id, None)
-            self._details.pop(id, None)
-            return True
-        try:
-            return instance.get("status") == "STOPPING" or not self._thd_done(driver, id, operation)
-        except GoogleBaseError:
-            self._deletions.pop(id, None)
-            raise
+        if len(self._destroyed) > _MAX_DETAILS:
+            self._destroyed.clear()
+        self._destroyed.add(vm.id)  # before lists can show it stopping
+        driver.delete_instance(*split_id(vm.id))
+        return True
 
     def _thd_release_resources(self, driver: Driver, vm: CloudVM) -> None:
         """Do nothing: a VM's disk and address are deleted with it."""

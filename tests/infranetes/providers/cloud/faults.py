@@ -112,6 +112,25 @@ class PassingFaults(FaultCase):
         self.assertEqual(fault.happened, 3)
         self.assertEqual(self.world.holdings(), [])
 
+    async def test_a_vm_that_is_still_there_after_its_end_was_taken_is_destroyed_again(self) -> None:
+        provider = await self.started()
+        ignored = self.world.faults.add(FaultKind.IGNORED, self.destroy_action, times=1)
+        instance = await self.running(provider, self.spec())
+        await self.within(provider.destroy(instance.id))
+        self.assertEqual(self.world.running(), [instance.id])
+        self.assertEqual(await self.within(provider.list()), [])
+        await self.until(lambda: not self.world.holdings(), "what the list shows is ended")
+        self.assertEqual(ignored.happened, 1)
+
+    async def test_a_daemon_that_was_killed_leaves_such_a_vm_to_the_next(self) -> None:
+        provider = await self.started()
+        self.world.faults.add(FaultKind.IGNORED, self.destroy_action, times=1)
+        instance = await self.running(provider, self.spec())
+        await self.within(provider.destroy(instance.id))
+        await self.within(provider.stop())
+        await self.started()
+        await self.until(lambda: not self.world.holdings(), "the next daemon ends it")
+
     async def test_a_second_vm_of_a_token_is_destroyed(self) -> None:
         provider = await self.started()
         instance = await self.running(provider, self.spec())

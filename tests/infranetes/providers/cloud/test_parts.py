@@ -198,8 +198,30 @@ class LedgerTests(SynchronousTestCase):
         alive = self.found(state=InstanceState.RUNNING)
         self.assertEqual(self.ledger.record_list([alive]), [])
         self.clock.advance(61.0)
-        self.assertEqual(self.ledger.record_list([self.found(state=InstanceState.ENDED)]), [])
+        self.assertEqual(self.ledger.record_list([self.found(state=InstanceState.ENDED, gone=True)]), [])
         self.assertEqual(self.ledger.record_list([alive]), [alive])
+
+    def test_a_destroyed_vm_is_ending_until_a_list_shows_that_it_is_gone(self) -> None:
+        ended = self.found(state=InstanceState.ENDED)
+        for gone in ([], [attrs.evolve(ended, gone=True)]):
+            self.ledger.record_launch(self.found())
+            self.ledger.record_destroyed("i-1", "t")
+            self.clock.advance(59.0)
+            self.assertEqual(self.ledger.record_list([ended]), [])
+            self.assertEqual((self.ledger.ending, self.ledger.lasting), ({"i-1"}, set()))
+            self.ledger.record_list(gone)
+            self.clock.advance(60.0)
+            self.assertEqual(self.ledger.record_list([ended]), [])
+            self.assertEqual((self.ledger.ending, self.ledger.lasting), (set(), set()))
+
+    def test_a_destroyed_vm_that_does_not_go_lasts_until_it_is_destroyed_again(self) -> None:
+        stopped = self.found(state=InstanceState.ENDED)
+        self.ledger.record_destroyed_before({"i-1": "t"})
+        self.clock.advance(61.0)
+        self.assertEqual(self.ledger.record_list([stopped]), [stopped])
+        self.assertEqual(self.ledger.lasting, {"i-1"})
+        self.ledger.record_destroyed("i-1", "t")
+        self.assertEqual((self.ledger.ending, self.ledger.lasting), ({"i-1"}, set()))
 
     def test_of_two_vms_of_a_token_the_launched_one_is_kept(self) -> None:
         self.ledger.record(self.found("i-0", created_at=1.0))

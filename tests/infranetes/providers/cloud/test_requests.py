@@ -8,6 +8,7 @@ import json
 from functools import partial
 from typing import Any
 
+from twisted.internet.task import Clock
 from twisted.trial.unittest import TestCase
 
 from infranetes.providers.interface import Size
@@ -15,6 +16,7 @@ from infranetes_common.errors import ConfigError, FailedPrecondition, InvalidArg
 from tests.infranetes.providers.cloud.case import AwsCase
 from tests.support.clouds import aws
 from tests.support.clouds.aws import IMAGE
+from tests.support.clouds.ec2_endings import Ec2Endings
 
 
 def _tags(resource: Any) -> dict[str, str]:
@@ -71,8 +73,32 @@ class LaunchTests(AwsCase, TestCase):
         self.assertEqual([one["Action"] for one in self.world.requests[begun:]], ["RunInstances"])
         await self.within(provider.wait_running(launched.id, self.boot_timeout))
         begun = len(self.world.requests)
-        await self.within(provider.destroy(launched.id))
-        self.assertLessEqual(len(self.world.requests) - begun, 4)
+        for _ in range(2):
+            await self.within(provider.destroy(launched.id))
+        [ending] = self.world.requests[begun:]
+        self.assertEqual((ending["Action"], ending["SkipOsShutdown"]), ("TerminateInstances", "true"))
+
+    async def test_an_end_that_takes_long_is_waited_for_by_the_shared_list_alone(self) -> None:
+        clock = Clock()
+        self.world.endings = Ec2Endings(clock.seconds, 45.0)
+        self.settings["settle_seconds"] = 60.0
+        provider = await self.started()
+        ids = [(await self.within(provider.launch(self.spec()))).id for _ in range(4)]
+        for id in ids:
+            await self.within(provider.wait_running(id, self.boot_timeout))
+        for id in ids:
+            await self.within(provider.destroy(id))
+        self.assertEqual(await self.within(provider.list()), [])
+        begun = len(self.world.requests)
+        await self.until(lambda: len(self.world.requests) >= begun + 2, "lists look for their ends")
+        clock.advance(45.0)
+        await self.sleep(1.0)  # three lists
+        settled = len(self.world.requests)
+        await self.sleep(1.0)
+        self.assertEqual(len(self.world.requests), settled, "nobody looks for what has ended")
+        actions = [one["Action"] for one in self.world.requests]
+        self.assertEqual(actions.count("TerminateInstances"), len(ids))
+        self.assertTrue(all("InstanceId.1" not in one for one in self.world.requests[begun:]))
 
     async def test_the_cheapest_type_that_fits(self) -> None:
         provider = await self.started()
@@ -194,6 +220,20 @@ class AddressTests(AwsCase, TestCase):
         again = await self.within(provider.wait_running(instance.id, self.boot_timeout))
         self.assertEqual(again.id, instance.id)
         self.assertEqual(len(self.world.ec2.describe_addresses()["Addresses"]), 1)
+        begun = len(self.world.requests)
+        await self.within(provider.destroy(instance.id))
+        self.assertEqual(self.world.holdings(), [])
+        calls = [one["Action"] for one in self.world.requests[begun:]]
+        ours = [action for action in calls if action != "DescribeInstances"]  # which is for all
+        self.assertEqual(ours, ["TerminateInstances", "DisassociateAddress", "ReleaseAddress"])
+
+    async def test_a_new_elastic_address_is_released_by_a_daemon_that_did_not_give_it(self) -> None:
+        provider = await self.started()
+        instance = await self.running(
+            provider, self.spec(annotations={"infranetes.io/elastic-address": "new"})
+        )
+        await self.within(provider.stop())
+        provider = await self.started()
         await self.within(provider.destroy(instance.id))
         self.assertEqual(self.world.holdings(), [])
 
