@@ -174,16 +174,19 @@ class VsphereDisks:
     def _thd_copy(
         self, driver: Driver, place: Place, request: DiskRequest, source: FromSnapshot
     ) -> tuple[CloudDisk, str]:
+        whole = self.disk_names.copy_of(request.name, source)
+        if (made := self._thd_called(driver, place, whole)) is not None:
+            return self._shown(made, None, {self.disk_names.key(whole): request.name}), ""
         there = self._thd_unfinished(driver, place)
         check_room = partial(self._thd_check_room, driver, place, request.size)
         with refusals():
-            made = self._copies._thd_make(driver, place, request, source, there, check_room)
-        if not isinstance(made, Copying):
-            self._remember(made)
-            return self._shown(made, None, {self.disk_names.key(made.name): request.name}), ""
-        if made.disk is not None:
-            return self._shown(made.disk, None, {}), made.task
-        return CloudDisk("", request.size, DiskState.CREATING), made.task
+            step = self._copies._thd_make(driver, place, request, source, there, check_room)
+        if not isinstance(step, Copying):
+            self._remember(step)
+            return self._shown(step, None, {self.disk_names.key(whole): request.name}), ""
+        if step.disk is not None:
+            return self._shown(step.disk, None, {}), step.task
+        return CloudDisk("", request.size, DiskState.CREATING), step.task
 
     def _thd_unfinished(self, driver: Driver, place: Place) -> list[FirstClassDisk]:
         """Return all disks of the cluster that are still being made from snapshots."""
@@ -210,10 +213,15 @@ class VsphereDisks:
         if disk is not None:
             self._remember(disk)
             return disk
-        for id, each in self._thd_names(driver, place).items():
-            if each == name and (disk := driver.storage.get(place, id)) is not None:
-                return disk
-        raise CloudError(ErrorKind.TRANSIENT, f"the disk of {place.path(name)}.vmdk is not shown yet")
+        disk = self._thd_called(driver, place, name)
+        if disk is None:
+            raise CloudError(ErrorKind.TRANSIENT, f"the disk of {place.path(name)}.vmdk is not shown yet")
+        return disk
+
+    def _thd_called(self, driver: Driver, place: Place, name: str) -> FirstClassDisk | None:
+        """Return the disk of that name at vCenter; None: there is none."""
+        ids = [id for id, each in self._thd_names(driver, place).items() if each == name]
+        return next(iter(_thd_existing(driver, place, ids)), None)
 
     def _thd_delete(self, driver: Driver, disk: CloudDisk) -> str:
         place = self._thd_place(driver)

@@ -364,6 +364,7 @@ class FaultTests(SnapshotsCase, TestCase):
         self.assertEqual(self.world.disks.snapshots.of(made.id), [taken.id])
         restored = await volumes.snapshots.restore("restored", 2 * MIB, FromSnapshot(taken.id))
         self.assertEqual(await self.read(restored.id, 5), b"first")
+        self.assertEqual(self.world.disks.ids(), [made.id, restored.id])
         self.assertEqual(await volumes.list(), sorted([made, restored], key=lambda each: each.id))
         await volumes.snapshots.delete(taken.id)
         self.assertEqual(self.world.disks.snapshots.of(made.id), [])
@@ -380,6 +381,14 @@ class FaultTests(SnapshotsCase, TestCase):
 
     async def test_nothing_was_done(self) -> None:
         await self.life(FaultKind.ERROR)
+
+    async def test_a_volume_that_has_its_name_is_not_made_again(self) -> None:
+        """Though nobody was told, however often it was asked for."""
+        _, snapshots, _, source = await self.with_snapshot()
+        lost = self.world.faults.add(FaultKind.ACTED, "RenameVStorageObject", times=2)
+        restored = await snapshots.restore("restored", MIB, source)
+        self.assertEqual(lost.happened, 2)
+        self.assertEqual(self.world.disks.ids()[1:], [restored.id])
 
     async def killed(self, action: str, step: Callable[[ISnapshots], Awaitable[object]]) -> None:
         """Have a daemon go once vCenter has served `action`, and the next one take the same step."""
