@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from infranetes.providers.cloud.aws.cloud import offers
 from infranetes.providers.cloud.gcp.sizes import prices
-from infranetes.providers.interface import Instance
-from tests.contract.pod_provider_case import ProviderCase, reactor
+from tests.contract.pod_provider_case import reactor
+from tests.infranetes.providers.cloud.world_case import WorldCase
 from tests.support.clouds import discovery, ec2_model
 from tests.support.clouds.aws import SimulatedAws
 from tests.support.clouds.faults import FaultKind
@@ -26,22 +25,15 @@ ec2_model.model()
 Call = Mapping[str, str]
 
 
-class CloudCase(ProviderCase):
-    """A simulated cloud for each test, and what tests have to know of it."""
+class CloudCase(WorldCase):
+    """EC2 or Compute Engine, and what tests of both have to know of it."""
 
-    boot_timeout: ClassVar[float] = 30.0
-    agent_timeout: ClassVar[float] = 60.0
-    interrupt_after = (0.05, 0.5)
     launch_action: ClassVar[str]  # as in the cloud's `requests`
     destroy_action: ClassVar[str]
     list_action: ClassVar[str]
     cheapest: ClassVar[tuple[str, str]]  # the first two sizes that are tried for a pod without requests
     large: ClassVar[str]  # a size that is tried for 4 CPUs
     quota: ClassVar[str]  # a part of the message about a full quota
-
-    def make_world(self) -> Any:
-        """Return a cloud that is not started yet."""
-        raise NotImplementedError
 
     def is_list(self, call: Call) -> bool:
         """Whether a call lists the VMs."""
@@ -59,20 +51,6 @@ class CloudCase(ProviderCase):
         """Return the idempotency key of a launch."""
         raise NotImplementedError
 
-    def setUp(self) -> Any:
-        self.cluster = f"contract-{secrets.token_hex(4)}"  # type: ignore[misc]
-        result = super().setUp()
-        self.world = self.make_world()
-        self.world.start()
-        self.settings: dict[str, Any] = self.world.table()
-        return result
-
-    def table(self) -> Mapping[str, Any]:
-        return self.settings
-
-    async def end_from_outside(self, instance: Instance) -> None:
-        self.world.end(instance.id)
-
     def break_launches(self) -> Callable[[], None]:
         """Answer each launch with an error though the instance is created."""
         self.world.faults.add(FaultKind.ACTED, self.launch_action)
@@ -83,13 +61,6 @@ class CloudCase(ProviderCase):
             self.settings["retry_seconds"] = 5.0
 
         return mend
-
-    def leftovers(self) -> list[str]:
-        found: list[str] = self.world.holdings()
-        return found
-
-    async def finish(self) -> None:
-        await self.world.stop()
 
 
 class AwsCase(CloudCase):

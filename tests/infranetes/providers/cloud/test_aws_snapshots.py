@@ -3,22 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from twisted.trial.unittest import TestCase
 
+from infranetes.providers.cloud.aws.driver import Driver
 from infranetes.providers.cloud.disk_snapshots import SNAPSHOT
 from infranetes.providers.cloud.interface import CLUSTER
-from infranetes.providers.volumes import FromSnapshot, IHasSnapshots, ISnapshots, VolumeSnapshot
+from infranetes.providers.volumes import FromSnapshot
 from infranetes_common.errors import FailedPrecondition, Unavailable
-from tests.contract.snapshots import SnapshotsContract
 from tests.infranetes.providers.cloud.test_aws_volumes import GIB, AwsVolumesCase
+from tests.infranetes.providers.cloud.volumes_case import CloudSnapshotsCase, CloudSnapshotsContract
 from tests.support.clouds.faults import FaultKind
 
 
-class AwsSnapshotsCase(AwsVolumesCase):
-    """A provider whose snapshots are looked at from outside."""
+class AwsSnapshotsCase(AwsVolumesCase, CloudSnapshotsCase[Driver]):
+    """What EC2 has of snapshots."""
 
     def taken(self) -> dict[str, Any]:
         """The cluster's snapshots, as EC2 describes them, by their ids."""
@@ -31,10 +31,6 @@ class AwsSnapshotsCase(AwsVolumesCase):
             self.world.ec2.delete_snapshot(SnapshotId=id)
         return super().leftovers()
 
-    async def snapshots(self) -> ISnapshots:
-        """The snapshots of a new daemon."""
-        return IHasSnapshots(await self.volumes()).snapshots
-
     async def write(self, volume_id: str, content: bytes) -> None:
         contents = self.world.snapshots.contents
         contents[volume_id] = content + contents.get(volume_id, b"")[len(content) :]
@@ -42,29 +38,16 @@ class AwsSnapshotsCase(AwsVolumesCase):
     async def read(self, volume_id: str, count: int) -> bytes:
         return self.world.snapshots.contents.get(volume_id, b"").ljust(count, b"\0")[:count]
 
-    async def until_ready(self, snapshots: ISnapshots, found: VolumeSnapshot) -> VolumeSnapshot:
-        while not found.ready:
-            await self.sleep(0.05)
-            found = await snapshots.get(found.id)
-        return found
 
-
-class AwsSnapshotsTests(AwsSnapshotsCase, SnapshotsContract, TestCase):
+class AwsSnapshotsTests(AwsSnapshotsCase, CloudSnapshotsContract[Driver], TestCase):
     """The contract of snapshots."""
 
     size = 2 * GIB
 
-    def setUp(self) -> Any:
+    def setUp(self) -> object:
         result = super().setUp()
         self.world.volumes.six_hours = False
         return result
-
-    async def made(self) -> IHasSnapshots:
-        return IHasSnapshots(await self.volumes())
-
-    async def next_daemon(self, volumes: IHasSnapshots) -> IHasSnapshots:
-        await self.within(self.provider.stop())
-        return await self.made()
 
 
 class RequestTests(AwsSnapshotsCase, TestCase):
@@ -154,29 +137,18 @@ class FaultTests(AwsSnapshotsCase, TestCase):
                 await self.provider.volumes.delete(each.id)
             await self.within(self.provider.stop())
 
-    async def killed(self, action: str, step: Callable[[ISnapshots], Awaitable[object]]) -> None:
-        """Have a daemon go once it has asked for `action`, and the next one take the same step."""
-        snapshots = await self.snapshots()
-        asked = self.world.faults.calls.get(action, 0)
-        waiting = step(snapshots)
-        await self.until(lambda: self.world.faults.calls.get(action, 0) > asked, action)
-        await self.within(self.provider.stop())
-        with self.assertRaises(Unavailable):
-            await waiting
-        await step(await self.snapshots())
-
     async def test_each_step_is_finished_by_the_next_daemon(self) -> None:
         self.world.snapshots.seconds = 0.3
         await self.snapshots()
         made = await self.provider.volumes.create("data", GIB)
         await self.write(made.id, b"first")
-        await self.killed("CreateSnapshot", lambda snapshots: snapshots.create("one", made.id))
+        await self.killed_at("CreateSnapshot", lambda snapshots: snapshots.create("one", made.id))
         [id] = self.taken()
         snapshots = await self.snapshots()
         await self.until_ready(snapshots, await snapshots.get(id))
         source = FromSnapshot(id)
-        await self.killed("CreateVolume", lambda snapshots: snapshots.restore("restored", GIB, source))
+        await self.killed_at("CreateVolume", lambda snapshots: snapshots.restore("restored", GIB, source))
         [restored] = [each for each in self.disks() if each != made.id]
         self.assertEqual(await self.read(restored, 5), b"first")
-        await self.killed("DeleteSnapshot", lambda snapshots: snapshots.delete(id))
+        await self.killed_at("DeleteSnapshot", lambda snapshots: snapshots.delete(id))
         self.assertEqual(self.taken(), {})

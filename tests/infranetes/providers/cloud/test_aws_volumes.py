@@ -3,54 +3,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from twisted.internet.defer import gatherResults
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
+from infranetes.providers.cloud.aws.driver import Driver
 from infranetes.providers.cloud.disks import VOLUME
 from infranetes.providers.cloud.interface import CLUSTER, NODE
-from infranetes.providers.cloud.provider import CloudProvider
-from infranetes.providers.interface import InstanceState
-from infranetes.providers.volumes import ZONE, IVolumes
-from infranetes_common.concurrency import deferred, settled
+from infranetes.providers.volumes import ZONE
+from infranetes_common.concurrency import settled
 from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unavailable
-from tests.contract.attached_volumes import AttachedVolumesContract, Attacher
+from tests.contract.attached_volumes import Attacher
 from tests.contract.volumes import VolumesContract
 from tests.infranetes.providers.cloud.case import AwsCase
-from tests.support.clouds.faults import NO_AGENT, FaultKind
+from tests.infranetes.providers.cloud.volumes_case import CloudAttachedVolumesContract, CloudVolumesCase
+from tests.support.clouds.faults import FaultKind
 from tests.support.clouds.moto import REGION
 
 GIB = 1 << 30
 STEPS = ("CreateVolume", "ModifyVolume", "AttachVolume", "DetachVolume", "DeleteVolume")
 
 
-class AwsVolumesCase(AwsCase):
-    """A provider, and VMs without agents."""
+class AwsVolumesCase(AwsCase, CloudVolumesCase[Driver]):
+    """What EC2 has of volumes. :ivar others: those that are not the cluster's."""
 
-    provider: CloudProvider[Any]  # Any: its driver
-
-    def setUp(self) -> Any:
-        result = super().setUp()
-        self.world.behaviour = NO_AGENT
-        self.others: list[str] = []  # volumes that are not the cluster's
-        return result
-
-    async def volumes(self) -> IVolumes:
-        """The volumes of a new daemon."""
-        provider = await self.started()
-        assert isinstance(provider, CloudProvider)
-        self.provider = provider
-        return provider.volumes
-
-    async def next_volumes(self, volumes: IVolumes) -> IVolumes:
-        await self.within(self.provider.stop())
-        return await self.volumes()
+    def setUp(self) -> object:
+        self.others: list[str] = []
+        return super().setUp()
 
     async def vm(self, subnet: str = "") -> str:
-        """Launch a VM; return its id."""
         wishes = {"annotations": {"infranetes.io/subnet": subnet}} if subnet else {}
         return (await self.running(self.provider, self.spec(**wishes))).id
 
@@ -90,7 +73,7 @@ class AwsVolumesTests(AwsVolumesCase, VolumesContract, TestCase):
     """The contract of volumes."""
 
 
-class AwsAttachedVolumesTests(AwsVolumesCase, AttachedVolumesContract, TestCase):
+class AwsAttachedVolumesTests(AwsVolumesCase, CloudAttachedVolumesContract[Driver], TestCase):
     """The contract of volumes that VMs have."""
 
     has_modes = False
@@ -99,22 +82,8 @@ class AwsAttachedVolumesTests(AwsVolumesCase, AttachedVolumesContract, TestCase)
     def serial(self, volume: str) -> str:
         return volume.replace("-", "")
 
-    async def attacher(self) -> Attacher:
-        return await self.volumes()
-
     async def machine(self, attacher: Attacher) -> str:
         return await self.vm(self.world.subnets[0])
-
-    async def next_daemon(self, attacher: Attacher) -> Attacher:
-        return await self.next_volumes(self.provider.volumes)
-
-    async def end(self, attacher: Attacher, machine: str) -> None:
-        self.world.end(machine)
-        while (await self.provider.get(machine)).state is not InstanceState.ENDED:
-            await self.sleep(0.05)
-
-    async def volume(self, attacher: Attacher, name: str) -> str:
-        return (await self.provider.volumes.create(name, GIB)).id
 
 
 class DiskTests(AwsVolumesCase, TestCase):
@@ -248,8 +217,7 @@ class DiskTests(AwsVolumesCase, TestCase):
             await volumes.attach(next_vm, made.id, False)
         self.assertEqual(self.holders(made.id), [vm])
         self.world.ec2.stop_instances(InstanceIds=[vm])  # certainly runs no more
-        while (await self.provider.get(vm)).state is not InstanceState.ENDED:
-            await self.sleep(0.05)
+        await self.until_ended(vm)
         await volumes.detach(vm, made.id)
         self.assertEqual(self.asked("DetachVolume")[-1].get("Force"), "true")
         self.assertNotIn("Force", self.asked("DetachVolume")[0])
@@ -324,16 +292,6 @@ class LostAnswerTests(AwsVolumesCase, TestCase):
 class KilledTests(AwsVolumesCase, TestCase):
     """The daemon ends right after a request had its effect, and the next one goes on from there."""
 
-    async def killed(self, action: str, step: Callable[[IVolumes], Awaitable[object]]) -> None:
-        volumes = await self.volumes()
-        asked = self.world.faults.calls.get(action, 0)
-        waiting = step(volumes)
-        await self.until(lambda: self.world.faults.calls.get(action, 0) > asked, action)
-        await self.within(self.provider.stop())
-        with self.assertRaises(Unavailable):
-            await waiting
-        await step(await self.volumes())
-
     async def test_each_step_is_finished_by_the_next_daemon(self) -> None:
         self.world.volumes.seconds = 0.2
         await self.volumes()
@@ -351,17 +309,6 @@ class KilledTests(AwsVolumesCase, TestCase):
         self.world.volumes.seconds = 0.2
         volumes = await self.volumes()
         id = (await volumes.create("data", GIB)).id
-
-        @deferred
-        async def grow(volumes: IVolumes) -> None:
-            while True:
-                try:
-                    await volumes.expand(id, 2 * GIB)
-                    return
-                except Unavailable as error:
-                    if "being modified" not in str(error):
-                        raise
-                await self.sleep(0.05)
-
+        grow = self.patient(lambda volumes: volumes.expand(id, 2 * GIB), "being modified")
         await self.killed("ModifyVolume", grow)
         self.assertEqual((await self.provider.volumes.get(id)).size, 2 * GIB)

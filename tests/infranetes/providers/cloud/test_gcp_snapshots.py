@@ -3,28 +3,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from twisted.trial.unittest import TestCase
 
 from infranetes.csi.checks import InFlight
 from infranetes.csi.controller import Controller
+from infranetes.providers.cloud.gcp.driver import Driver
 from infranetes.providers.cloud.gcp.names import split_id
 from infranetes.providers.volumes import (
     ZONE,
     FromSnapshot,
     FromVolume,
-    IHasSnapshots,
-    ISnapshots,
-    VolumeSnapshot,
 )
 from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unavailable
 from infranetes_common.wire import csi
-from tests.contract.snapshots import SnapshotsContract
 from tests.infranetes.csi.case import capability
 from tests.infranetes.csi.test_snapshots import of_volume
 from tests.infranetes.providers.cloud.test_gcp_volumes import GIB, GcpVolumesCase
+from tests.infranetes.providers.cloud.volumes_case import CloudSnapshotsCase, CloudSnapshotsContract
 from tests.support.clouds.faults import FaultKind
 from tests.support.clouds.gce_resources import ZONES
 from txgrpc import Call
@@ -32,8 +29,8 @@ from txgrpc import Call
 CALL = cast(Call, None)  # which nothing here looks at
 
 
-class GcpSnapshotsCase(GcpVolumesCase):
-    """A provider whose snapshots are looked at from outside."""
+class GcpSnapshotsCase(GcpVolumesCase, CloudSnapshotsCase[Driver]):
+    """What Compute Engine has of snapshots."""
 
     def taken(self) -> dict[str, Any]:
         """The snapshots, by name."""
@@ -51,24 +48,11 @@ class GcpSnapshotsCase(GcpVolumesCase):
         disk = self.world.api.disks[split_id(volume_id)]
         return self.world.api.volumes.contents[disk["id"]].ljust(count, b"\0")[:count]
 
-    async def until_ready(self, snapshots: ISnapshots, found: VolumeSnapshot) -> VolumeSnapshot:
-        while not found.ready:
-            await self.sleep(0.05)
-            found = await snapshots.get(found.id)
-        return found
 
-
-class GcpSnapshotsTests(GcpSnapshotsCase, SnapshotsContract, TestCase):
+class GcpSnapshotsTests(GcpSnapshotsCase, CloudSnapshotsContract[Driver], TestCase):
     """The contract of snapshots."""
 
     size = 2 * GIB
-
-    async def made(self) -> IHasSnapshots:
-        return IHasSnapshots(await self.volumes())
-
-    async def next_daemon(self, volumes: IHasSnapshots) -> IHasSnapshots:
-        await self.within(self.provider.stop())
-        return await self.made()
 
 
 class FaultTests(GcpSnapshotsCase, TestCase):
@@ -142,31 +126,19 @@ class FaultTests(GcpSnapshotsCase, TestCase):
         clone = await self.provider.volumes.snapshots.restore("clone", GIB, FromVolume(made.id))
         self.assertTrue(self.disks()[clone.id]["type"].endswith("/pd-ssd"))
 
-    async def killed(self, action: str, step: Callable[[ISnapshots], Awaitable[object]]) -> None:
-        """Have a daemon go once it has asked for `action`, and the next one take the same step."""
-        await self.volumes()
-        asked = self.world.faults.calls.get(action, 0)
-        waiting = step(self.provider.volumes.snapshots)
-        await self.until(lambda: self.world.faults.calls.get(action, 0) > asked, action)
-        await self.within(self.provider.stop())
-        with self.assertRaises(Unavailable):
-            await waiting
-        await self.volumes()
-        await step(self.provider.volumes.snapshots)
-
     async def test_each_step_is_finished_by_the_next_daemon(self) -> None:
         self.world.operation_seconds = 0.3
         made = await (await self.volumes()).create("data", GIB)
         await self.write(made.id, b"first")
-        await self.killed("create snapshot", lambda snapshots: snapshots.create("one", made.id))
+        await self.killed_at("create snapshot", lambda snapshots: snapshots.create("one", made.id))
         [id] = self.taken()
         snapshots = self.provider.volumes.snapshots
         await self.until_ready(snapshots, await snapshots.get(id))
         source = FromSnapshot(id)
-        await self.killed("create disk", lambda snapshots: snapshots.restore("restored", GIB, source))
+        await self.killed_at("create disk", lambda snapshots: snapshots.restore("restored", GIB, source))
         [restored] = [each for each in self.disks() if each != made.id]
         self.assertEqual(await self.read(restored, 5), b"first")
-        await self.killed("delete snapshot", lambda snapshots: snapshots.delete(id))
+        await self.killed_at("delete snapshot", lambda snapshots: snapshots.delete(id))
         await self.until(lambda: not self.taken(), "the snapshot is gone")
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -11,12 +10,11 @@ from twisted.internet.defer import gatherResults
 from twisted.trial.unittest import TestCase
 
 from infranetes.providers.cloud.gcp.disks import GcpDisks
+from infranetes.providers.cloud.gcp.driver import Driver
 from infranetes.providers.cloud.gcp.names import split_id
 from infranetes.providers.cloud.gcp.settings import Settings
 from infranetes.providers.cloud.interface import CLUSTER, NODE, TOKEN, CloudError, ErrorKind
 from infranetes.providers.cloud.provider import CloudProvider
-from infranetes.providers.interface import InstanceState
-from infranetes.providers.volumes import IVolumes
 from infranetes_common import config
 from infranetes_common.concurrency import settled
 from infranetes_common.errors import (
@@ -24,44 +22,30 @@ from infranetes_common.errors import (
     InvalidArgument,
     NotFound,
     ResourceExhausted,
-    Unavailable,
 )
 from infranetes_common.volume_disks import serial_of
-from tests.contract.attached_volumes import AttachedVolumesContract, Attacher
 from tests.contract.volumes import VolumesContract
 from tests.infranetes.providers.cloud.case import GcpCase
-from tests.support.clouds.faults import NO_AGENT, FaultKind
+from tests.infranetes.providers.cloud.volumes_case import (
+    CloudAttachedVolumesContract,
+    CloudVolumesCase,
+    Step,
+)
+from tests.support.clouds.faults import FaultKind
 from tests.support.clouds.gce_resources import ZONES
 
 GIB = 1 << 30
 
 
-class GcpVolumesCase(GcpCase):
-    """A provider, and VMs without agents."""
+class GcpVolumesCase(GcpCase, CloudVolumesCase[Driver]):
+    """What Compute Engine has of volumes."""
 
-    provider: CloudProvider[Any]  # Any: its driver
     operation_seconds = 0.02
 
-    def setUp(self) -> Any:
+    def setUp(self) -> object:
         result = super().setUp()
-        self.world.behaviour = NO_AGENT
         self.world.operation_seconds = self.operation_seconds
         return result
-
-    async def volumes(self) -> IVolumes:
-        """The volumes of a new daemon."""
-        provider = await self.started()
-        assert isinstance(provider, CloudProvider)
-        self.provider = provider
-        return provider.volumes
-
-    async def next_volumes(self, volumes: IVolumes) -> IVolumes:
-        await self.within(self.provider.stop())
-        return await self.volumes()
-
-    async def vm(self) -> str:
-        """Launch a VM; return its id."""
-        return (await self.running(self.provider, self.spec())).id
 
     def disks(self) -> dict[str, Any]:
         """The disks of volumes, by their ids."""
@@ -89,27 +73,10 @@ class GcpVolumesTests(GcpVolumesCase, VolumesContract, TestCase):
     """The contract of volumes."""
 
 
-class GcpAttachedVolumesTests(GcpVolumesCase, AttachedVolumesContract, TestCase):
+class GcpAttachedVolumesTests(GcpVolumesCase, CloudAttachedVolumesContract[Driver], TestCase):
     """The contract of volumes that VMs have."""
 
     unknown_machine = f"{ZONES[0]}.infranetes-none"
-
-    async def attacher(self) -> Attacher:
-        return await self.volumes()
-
-    async def machine(self, attacher: Attacher) -> str:
-        return await self.vm()
-
-    async def next_daemon(self, attacher: Attacher) -> Attacher:
-        return await self.next_volumes(self.provider.volumes)
-
-    async def end(self, attacher: Attacher, machine: str) -> None:
-        self.world.end(machine)
-        while (await self.provider.get(machine)).state is not InstanceState.ENDED:
-            await self.sleep(0.05)
-
-    async def volume(self, attacher: Attacher, name: str) -> str:
-        return (await self.provider.volumes.create(name, GIB)).id
 
 
 class DiskTests(GcpVolumesCase, TestCase):
@@ -343,25 +310,8 @@ class KilledTests(GcpVolumesCase, TestCase):
 
     operation_seconds = 0.3
 
-    async def killed(self, action: str, step: Callable[[IVolumes], Awaitable[object]]) -> None:
-        """Have a daemon go once it has asked for `action`, and the next one take the same step, again while
-        the disk is busy with what the first has asked for."""
-        volumes = await self.volumes()
-        asked = self.world.faults.calls.get(action, 0)
-        waiting = step(volumes)
-        await self.until(lambda: self.world.faults.calls.get(action, 0) > asked, action)
-        await self.within(self.provider.stop())
-        with self.assertRaises(Unavailable):
-            await waiting
-        volumes = await self.volumes()
-        while True:
-            try:
-                await step(volumes)
-            except Unavailable as error:
-                self.assertIn("is not ready", str(error))
-            else:
-                return
-            await self.sleep(0.05)
+    async def killed(self, action: str, step: Step) -> None:
+        await super().killed(action, self.patient(step, "is not ready"))
 
     async def test_each_step_is_finished_by_the_next_daemon(self) -> None:
         await self.volumes()

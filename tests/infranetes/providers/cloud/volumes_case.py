@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of all simulated clouds' volumes and snapshots share."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Generic
+
+from infranetes.providers.cloud.interface import D
+from infranetes.providers.cloud.provider import CloudProvider
+from infranetes.providers.interface import InstanceState
+from infranetes.providers.volumes import IHasSnapshots, ISnapshots, IVolumes, VolumeSnapshot
+from infranetes_common.concurrency import deferred
+from infranetes_common.errors import Unavailable
+from tests.contract.attached_volumes import AttachedVolumesContract, Attacher
+from tests.contract.snapshots import SnapshotsContract
+from tests.infranetes.providers.cloud.world_case import WorldCase
+from tests.support.clouds.faults import NO_AGENT
+
+Step = Callable[[IVolumes], Awaitable[object]]
+"""What is done with a volume, once it is called."""
+
+
+class CloudVolumesCase(WorldCase, Generic[D]):
+    """Daemons with volumes, one after the other, and VMs without agents.
+
+    :ivar provider: the last daemon's."""
+
+    provider: CloudProvider[D]
+
+    async def volumes(self) -> IVolumes:
+        """The volumes of a new daemon."""
+        self.world.behaviour = NO_AGENT
+        provider = await self.started()
+        assert isinstance(provider, CloudProvider)
+        self.provider = provider
+        return self.provider.volumes
+
+    async def next_volumes(self, volumes: IVolumes) -> IVolumes:
+        await self.within(self.provider.stop())
+        return await self.volumes()
+
+    async def vm(self) -> str:
+        """Launch a VM; return its id."""
+        return (await self.running(self.provider, self.spec())).id
+
+    async def until_ended(self, vm: str) -> None:
+        """Wait until the daemon knows that a VM has ended."""
+        while (await self.provider.get(vm)).state is not InstanceState.ENDED:
+            await self.sleep(0.05)
+
+    async def killed(self, action: str, step: Step) -> None:
+        """Have a daemon go once it has asked for `action`, and the next one take the same step."""
+        volumes = await self.volumes()
+        asked = self.world.faults.calls.get(action, 0)
+        waiting = step(volumes)
+        await self.until(lambda: self.world.faults.calls.get(action, 0) > asked, action)
+        await self.within(self.provider.stop())
+        with self.assertRaises(Unavailable):
+            await waiting
+        await step(await self.volumes())
+
+    def patient(self, step: Step, words: str) -> Step:
+        """A step that is taken again while it fails with these words: the disk is busy with another."""
+
+        @deferred
+        async def taken(volumes: IVolumes) -> None:
+            while True:
+                try:
+                    await step(volumes)
+                    return
+                except Unavailable as error:
+                    if words not in str(error):
+                        raise
+                await self.sleep(0.05)
+
+        return taken
+
+
+class CloudAttachedVolumesContract(CloudVolumesCase[D], AttachedVolumesContract):
+    """The hooks of the contract of volumes that VMs have."""
+
+    async def attacher(self) -> Attacher:
+        return await self.volumes()
+
+    async def machine(self, attacher: Attacher) -> str:
+        return await self.vm()
+
+    async def next_daemon(self, attacher: Attacher) -> Attacher:
+        return await self.next_volumes(self.provider.volumes)
+
+    async def end(self, attacher: Attacher, machine: str) -> None:
+        self.world.end(machine)
+        await self.until_ended(machine)
+
+    async def volume(self, attacher: Attacher, name: str) -> str:
+        volumes = self.provider.volumes
+        return (await volumes.create(name, volumes.unit)).id
+
+
+class CloudSnapshotsCase(CloudVolumesCase[D]):
+    """The same with snapshots."""
+
+    async def snapshots(self) -> ISnapshots:
+        """The snapshots of a new daemon."""
+        return IHasSnapshots(await self.volumes()).snapshots
+
+    async def until_ready(self, snapshots: ISnapshots, found: VolumeSnapshot) -> VolumeSnapshot:
+        while not found.ready:
+            await self.sleep(0.05)
+            found = await snapshots.get(found.id)
+        return found
+
+    async def killed_at(self, action: str, step: Callable[[ISnapshots], Awaitable[object]]) -> None:
+        """See `killed`."""
+        await self.killed(action, lambda volumes: step(IHasSnapshots(volumes).snapshots))
+
+
+class CloudSnapshotsContract(CloudSnapshotsCase[D], SnapshotsContract):
+    """The hooks of the contract of snapshots."""
+
+    async def made(self) -> IHasSnapshots:
+        return IHasSnapshots(await self.volumes())
+
+    async def next_daemon(self, volumes: IHasSnapshots) -> IHasSnapshots:
+        return IHasSnapshots(await self.next_volumes(volumes))
