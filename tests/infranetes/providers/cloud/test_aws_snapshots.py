@@ -13,7 +13,11 @@ from infranetes.providers.cloud.interface import CLUSTER
 from infranetes.providers.volumes import FromSnapshot
 from infranetes_common.errors import FailedPrecondition, Unavailable
 from tests.infranetes.providers.cloud.test_aws_volumes import GIB, AwsVolumesCase
-from tests.infranetes.providers.cloud.volumes_case import CloudSnapshotsCase, CloudSnapshotsContract
+from tests.infranetes.providers.cloud.volumes_case import (
+    CloudSnapshotsCase,
+    CloudSnapshotsContract,
+    of_snapshots,
+)
 from tests.support.clouds.faults import FaultKind
 
 
@@ -142,13 +146,17 @@ class FaultTests(AwsSnapshotsCase, TestCase):
         await self.snapshots()
         made = await self.provider.volumes.create("data", GIB)
         await self.write(made.id, b"first")
-        await self.killed_at("CreateSnapshot", lambda snapshots: snapshots.create("one", made.id))
+        await self.killed_at(
+            "CreateSnapshot", of_snapshots(lambda snapshots: snapshots.create("one", made.id))
+        )
         [id] = self.taken()
         snapshots = await self.snapshots()
         await self.until_ready(snapshots, await snapshots.get(id))
         source = FromSnapshot(id)
-        await self.killed_at("CreateVolume", lambda snapshots: snapshots.restore("restored", GIB, source))
+        await self.killed_at(
+            "CreateVolume", of_snapshots(lambda snapshots: snapshots.restore("restored", GIB, source))
+        )
         [restored] = [each for each in self.disks() if each != made.id]
         self.assertEqual(await self.read(restored, 5), b"first")
-        await self.killed_at("DeleteSnapshot", lambda snapshots: snapshots.delete(id))
+        await self.killed_at("DeleteSnapshot", of_snapshots(lambda snapshots: snapshots.delete(id)))
         self.assertEqual(self.taken(), {})

@@ -206,16 +206,17 @@ class DiskTests(AwsVolumesCase, TestCase):
 
     async def test_a_detach_that_hangs_is_reported_and_ends_with_the_vm(self) -> None:
         """The guest does not let go, so the volume stays attached, and nobody else gets it."""
-        self.settings["volume_seconds"] = 0.5
         volumes, vm, next_vm = await self.volumes(), await self.vm(), await self.vm()
         made = await volumes.create("data", GIB)
         await volumes.attach(vm, made.id, False)
         self.world.volumes.stuck.add(made.id)
+        hurried = await self.hurried_volumes()
         with self.assertRaisesRegex(Unavailable, "detach volume"):
-            await volumes.detach(vm, made.id)
+            await hurried.detach(vm, made.id)
         with self.assertRaises(Unavailable):
-            await volumes.attach(next_vm, made.id, False)
+            await hurried.attach(next_vm, made.id, False)
         self.assertEqual(self.holders(made.id), [vm])
+        volumes = await self.next_volumes(hurried)
         self.world.ec2.stop_instances(InstanceIds=[vm])  # certainly runs no more
         await self.until_ended(vm)
         await volumes.detach(vm, made.id)
@@ -276,15 +277,16 @@ class LostAnswerTests(AwsVolumesCase, TestCase):
 
     async def test_lists_that_lack_a_new_volume_make_no_second(self) -> None:
         """Nor does the next daemon, which knows nothing of the first one's request."""
-        self.settings |= {"volume_seconds": 0.3, "settle_seconds": 20.0}
-        volumes = await self.volumes()
+        self.settings["settle_seconds"] = 20.0
+        await self.volumes()
         stale = self.world.faults.add(FaultKind.STALE_VOLUMES, "DescribeVolumes")
         for _ in range(2):
+            hurried = await self.hurried_volumes()
             with self.assertRaises(Unavailable):
-                await volumes.create("data", GIB)
-            volumes = await self.next_volumes(volumes)
+                await hurried.create("data", GIB)
         self.assertEqual(len(self.disks()), 1)
         self.world.faults.rules.remove(stale)
+        volumes = await self.next_volumes(hurried)
         made = await volumes.create("data", GIB)
         self.assertEqual(list(self.disks()), [made.id])
 
@@ -296,13 +298,13 @@ class KilledTests(AwsVolumesCase, TestCase):
         self.world.volumes.seconds = 0.2
         await self.volumes()
         vm = await self.vm()
-        await self.killed("CreateVolume", lambda volumes: volumes.create("data", GIB))
+        await self.killed_at("CreateVolume", lambda volumes: volumes.create("data", GIB))
         [id] = self.disks()
-        await self.killed("AttachVolume", lambda volumes: volumes.attach(vm, id, False))
+        await self.killed_at("AttachVolume", lambda volumes: volumes.attach(vm, id, False))
         self.assertEqual(self.holders(id), [vm])
-        await self.killed("DetachVolume", lambda volumes: volumes.detach(vm, id))
+        await self.killed_at("DetachVolume", lambda volumes: volumes.detach(vm, id))
         self.assertEqual(self.holders(id), [])
-        await self.killed("DeleteVolume", lambda volumes: volumes.delete(id))
+        await self.killed_at("DeleteVolume", lambda volumes: volumes.delete(id))
         self.assertEqual(await deferToThread(self.disks), {})
 
     async def test_a_growth_is_finished_by_the_next_daemon(self) -> None:
@@ -310,5 +312,5 @@ class KilledTests(AwsVolumesCase, TestCase):
         volumes = await self.volumes()
         id = (await volumes.create("data", GIB)).id
         grow = self.patient(lambda volumes: volumes.expand(id, 2 * GIB), "being modified")
-        await self.killed("ModifyVolume", grow)
+        await self.killed_at("ModifyVolume", grow)
         self.assertEqual((await self.provider.volumes.get(id)).size, 2 * GIB)

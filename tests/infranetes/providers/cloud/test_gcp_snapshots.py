@@ -21,7 +21,11 @@ from infranetes_common.wire import csi
 from tests.infranetes.csi.case import capability
 from tests.infranetes.csi.test_snapshots import of_volume
 from tests.infranetes.providers.cloud.test_gcp_volumes import GIB, GcpVolumesCase
-from tests.infranetes.providers.cloud.volumes_case import CloudSnapshotsCase, CloudSnapshotsContract
+from tests.infranetes.providers.cloud.volumes_case import (
+    CloudSnapshotsCase,
+    CloudSnapshotsContract,
+    of_snapshots,
+)
 from tests.support.clouds.faults import FaultKind
 from tests.support.clouds.gce_resources import ZONES
 from txgrpc import Call
@@ -130,15 +134,19 @@ class FaultTests(GcpSnapshotsCase, TestCase):
         self.world.operation_seconds = 0.3
         made = await (await self.volumes()).create("data", GIB)
         await self.write(made.id, b"first")
-        await self.killed_at("create snapshot", lambda snapshots: snapshots.create("one", made.id))
+        await self.killed_at(
+            "create snapshot", of_snapshots(lambda snapshots: snapshots.create("one", made.id))
+        )
         [id] = self.taken()
         snapshots = self.provider.volumes.snapshots
         await self.until_ready(snapshots, await snapshots.get(id))
         source = FromSnapshot(id)
-        await self.killed_at("create disk", lambda snapshots: snapshots.restore("restored", GIB, source))
+        await self.killed_at(
+            "create disk", of_snapshots(lambda snapshots: snapshots.restore("restored", GIB, source))
+        )
         [restored] = [each for each in self.disks() if each != made.id]
         self.assertEqual(await self.read(restored, 5), b"first")
-        await self.killed_at("delete snapshot", lambda snapshots: snapshots.delete(id))
+        await self.killed_at("delete snapshot", of_snapshots(lambda snapshots: snapshots.delete(id)))
         await self.until(lambda: not self.taken(), "the snapshot is gone")
 
 

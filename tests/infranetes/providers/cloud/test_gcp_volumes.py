@@ -310,20 +310,20 @@ class KilledTests(GcpVolumesCase, TestCase):
 
     operation_seconds = 0.3
 
-    async def killed(self, action: str, step: Step) -> None:
-        await super().killed(action, self.patient(step, "is not ready"))
+    async def killed_at(self, action: str, step: Step) -> None:
+        await super().killed_at(action, self.patient(step, "is not ready"))
 
     async def test_each_step_is_finished_by_the_next_daemon(self) -> None:
         await self.volumes()
         vm = await self.vm()
-        await self.killed("create disk", lambda volumes: volumes.create("data", GIB))
+        await self.killed_at("create disk", lambda volumes: volumes.create("data", GIB))
         [id] = self.disks()
-        await self.killed("resize disk", lambda volumes: volumes.expand(id, 2 * GIB))
+        await self.killed_at("resize disk", lambda volumes: volumes.expand(id, 2 * GIB))
         self.assertEqual(self.disks()[id]["sizeGb"], "2")
-        await self.killed("attach disk", lambda volumes: volumes.attach(vm, id, False))
+        await self.killed_at("attach disk", lambda volumes: volumes.attach(vm, id, False))
         self.assertEqual(len(self.disks()[id]["users"]), 1)
         self.assertTrue(self.has(vm, id))
-        await self.killed("detach disk", lambda volumes: volumes.detach(vm, id))
+        await self.killed_at("detach disk", lambda volumes: volumes.detach(vm, id))
         self.assertFalse(self.has(vm, id))
-        await self.killed("delete disk", lambda volumes: volumes.delete(id))
+        await self.killed_at("delete disk", lambda volumes: volumes.delete(id))
         await self.until(lambda: not self.disks(), "the disk is gone")

@@ -3,48 +3,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from operator import methodcaller
+from unittest.mock import patch
 
 from pyVmomi import vim
-from twisted.trial.unittest import SynchronousTestCase, TestCase
+from twisted.trial.unittest import TestCase
 
-from infranetes.providers.cloud.interface import CloudError, ErrorKind
-from infranetes.providers.cloud.vsphere.hardware import AttachedDisk, hardware
-from infranetes.providers.interface import InstanceState, IPodProvider
+from infranetes.providers.cloud.vsphere.driver import Driver
+from infranetes.providers.interface import IPodProvider
 from infranetes.providers.volumes import IHasVolumes, IVolumes
 from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unavailable
-from tests.contract.attached_volumes import AttachedVolumesContract, Attacher
+from tests.contract.attached_volumes import Attacher
 from tests.contract.volumes import VolumesContract
+from tests.infranetes.providers.cloud.volumes_case import CloudAttachedVolumesContract, CloudVolumesCase
 from tests.infranetes.providers.cloud.vsphere_case import VsphereCase
 from tests.support.clouds import vcsim
-from tests.support.clouds.faults import NO_AGENT, FaultKind
+from tests.support.clouds.faults import FaultKind
 from tests.support.clouds.first_class_disks import KEEP
 
 MIB = 1 << 20
-ParaVirtualSCSIController: Any = vim.vm.device.ParaVirtualSCSIController
-VirtualLsiLogicController: Any = vim.vm.device.VirtualLsiLogicController
-VirtualDisk: Any = vim.vm.device.VirtualDisk
 
 
-class VolumesCase(VsphereCase):
-    """A provider with volumes, whose VMs have no agents."""
-
-    provider: IPodProvider
-
-    async def volumes(self) -> IVolumes:
-        self.world.behaviour = NO_AGENT
-        self.provider = await self.started()
-        return self.of(self.provider)
+class VolumesCase(VsphereCase, CloudVolumesCase[Driver]):
+    """What a vCenter has of volumes."""
 
     def of(self, provider: IPodProvider) -> IVolumes:
         return IHasVolumes(provider).volumes
 
-    async def next_volumes(self, volumes: IVolumes) -> IVolumes:
-        self.provider = await self.restarted(self.provider)
-        return self.of(self.provider)
-
-    async def machine(self, attacher: Attacher) -> str:
-        return (await self.running(self.provider, self.spec())).id
+    async def machine(self, volumes: Attacher) -> str:
+        return await self.vm()
 
     def has(self, machine: str, volume: str) -> bool:
         return machine in [vm.name for vm in self.world.disks.users(volume)]
@@ -64,27 +51,11 @@ class VolumesTests(VolumesCase, VolumesContract, TestCase):
     """The promises of all volumes that nobody has."""
 
 
-class AttachedVolumesTests(VolumesCase, AttachedVolumesContract, TestCase):
+class AttachedVolumesTests(VolumesCase, CloudAttachedVolumesContract[Driver], TestCase):
     """The promises of all volumes that VMs have."""
 
     has_modes = False
     unknown_machine = "infranetes-" + "0" * 12 + "-" + "0" * 32 + "-0"
-
-    async def attacher(self) -> Attacher:
-        return await self.volumes()
-
-    async def next_daemon(self, attacher: Attacher) -> Attacher:
-        return await self.next_volumes(self.of(self.provider))
-
-    async def volume(self, attacher: Attacher, name: str) -> str:
-        return (await self.of(self.provider).create(name, MIB)).id
-
-    async def end(self, attacher: Attacher, machine: str) -> None:
-        ended: list[str] = []
-        self.provider.watch(lambda instance: ended.append(instance.id))
-        self.world.end(machine)
-        await self.until(lambda: machine in ended, "the end of the VM is noticed")
-        self.assertIs((await self.provider.get(machine)).state, InstanceState.ENDED)
 
 
 class DestroyedVmTests(VolumesCase, TestCase):
@@ -111,8 +82,8 @@ class DestroyedVmTests(VolumesCase, TestCase):
         """Also by the next daemon."""
         volumes, machine, volume = await self.attached()
         stuck = self.world.faults.add(FaultKind.BUSY, "DetachDisk_Task")
-        self.settings["destroy_seconds"] = 1.0
-        volumes = await self.next_volumes(volumes)
+        with patch.dict(self.settings, destroy_seconds=1.0):
+            volumes = await self.next_volumes(volumes)
         await self.refused(Unavailable, self.provider.destroy(machine))
         self.assertGreater(stuck.happened, 0)
         self.assertTrue(self.has(machine, volume))
@@ -193,7 +164,7 @@ class LostAnswerTests(VolumesCase, TestCase):
 class SessionTests(VolumesCase, TestCase):
     """Volumes have sessions of their own at the vCenter."""
 
-    def sessions(self) -> list[Any]:
+    def sessions(self) -> list[str]:
         """All but the test's own."""
         manager = self.world.vcsim.content.sessionManager
         mine = manager.currentSession.key
@@ -215,40 +186,26 @@ class SessionTests(VolumesCase, TestCase):
 class NextDaemonTests(VolumesCase, TestCase):
     """A daemon that is gone after any step: the next one finishes what it finds."""
 
-    async def stopped_after(self, action: str, asking: Any, *arguments: object) -> IVolumes:
-        """Ask for something, and stop the daemon once vCenter has served the request `action`."""
-        served = self.world.faults.add(FaultKind.LOST, action)
-        waiting = asking(*arguments)
-        waiting.addErrback(lambda failure: None)
-        await self.until(lambda: served.happened, action)
-        await self.provider.stop()
-        self.world.faults.clear()
-        return await self.next_volumes(self.of(self.provider))
-
     async def test_each_step_of_making_one(self) -> None:
         for number, action in enumerate(
             ("CreateVirtualDisk_Task", "RegisterDisk", "SetVStorageObjectControlFlags")
         ):
-            volumes = await self.volumes()
-            name = f"data-{number}"
-            volumes = await self.stopped_after(action, volumes.create, name, MIB)
-            made = await volumes.create(name, MIB)
-            self.assertIn(made.id, [disk.id for disk in await volumes.list()])
+            make = methodcaller("create", f"data-{number}", MIB)
+            await self.killed_at(action, make)
+            made = await make(self.provider.volumes)
+            self.assertIn(made.id, [disk.id for disk in await self.provider.volumes.list()])
             self.assertIn(KEEP, self.world.disks.flags[made.id])
             self.assertEqual(len(self.world.disks.ids()), number + 1)
 
     async def test_each_step_with_a_vm(self) -> None:
         volumes = await self.volumes()
-        machine = await self.machine(volumes)
+        machine = await self.vm()
         volume = (await volumes.create("data", MIB)).id
-        volumes = await self.stopped_after("AttachDisk_Task", volumes.attach, machine, volume, False)
-        await volumes.attach(machine, volume, False)
+        await self.killed_at("AttachDisk_Task", methodcaller("attach", machine, volume, False))
         self.assertTrue(self.has(machine, volume))
-        volumes = await self.stopped_after("DetachDisk_Task", volumes.detach, machine, volume)
-        await volumes.detach(machine, volume)
+        await self.killed_at("DetachDisk_Task", methodcaller("detach", machine, volume))
         self.assertFalse(self.has(machine, volume))
-        volumes = await self.stopped_after("DeleteVStorageObject_Task", volumes.delete, volume)
-        await volumes.delete(volume)
+        await self.killed_at("DeleteVStorageObject_Task", methodcaller("delete", volume))
         self.assertEqual(self.world.disks.ids(), [])
 
 
@@ -280,26 +237,27 @@ class TaskTests(VolumesCase, TestCase):
 
     async def test_one_that_cannot_be_detached_stays_and_says_why(self) -> None:
         """Such as with a snapshot of the VM that somebody made."""
-        self.settings["volume_seconds"] = 1.0
         volumes = await self.volumes()
         machine = await self.machine(volumes)
         volume = (await volumes.create("data", MIB)).id
         await volumes.attach(machine, volume, False)
         self.world.disks.refused["DetachDisk_Task"] = "InvalidState"
-        words = await self.refused(Unavailable, volumes.detach(machine, volume))
+        hurried = await self.hurried_volumes()
+        words = await self.refused(Unavailable, hurried.detach(machine, volume))
         self.assertIn("InvalidState", str(words))
         self.assertTrue(self.has(machine, volume))
         self.world.disks.refused.clear()
+        volumes = await self.next_volumes(hurried)
         await volumes.detach(machine, volume)
 
     async def test_a_vcenter_that_enlarges_none_that_is_attached_says_so(self) -> None:
-        self.settings["volume_seconds"] = 1.0
         volumes = await self.volumes()
         volume = (await volumes.create("data", MIB)).id
         self.world.disks.refused["ExtendDisk_Task"] = "InvalidState"
-        words = await self.refused(Unavailable, volumes.expand(volume, 2 * MIB))
+        hurried = await self.hurried_volumes()
+        words = await self.refused(Unavailable, hurried.expand(volume, 2 * MIB))
         self.assertIn("InvalidState", str(words))
-        self.assertEqual((await volumes.get(volume)).size, MIB)
+        self.assertEqual((await hurried.get(volume)).size, MIB)
 
     async def test_a_datastore_that_is_full_is_told(self) -> None:
         volumes = await self.volumes()
@@ -310,62 +268,20 @@ class TaskTests(VolumesCase, TestCase):
         self.assertEqual(await volumes.list(), [made])
 
     async def test_a_vm_that_is_being_destroyed_gets_none(self) -> None:
-        self.settings["volume_seconds"] = 1.0
-        self.settings["destroy_seconds"] = 1.0
         volumes = await self.volumes()
         machine = await self.machine(volumes)
         one, other = [(await volumes.create(name, MIB)).id for name in ("one", "other")]
         await volumes.attach(machine, one, False)
         self.world.disks.refused["DetachDisk_Task"] = "TaskInProgress"
+        with patch.dict(self.settings, destroy_seconds=1.0):
+            hurried = await self.hurried_volumes()
         await self.refused(Unavailable, self.provider.destroy(machine))
-        await self.refused(Unavailable, volumes.attach(machine, other, False))
+        await self.refused(Unavailable, hurried.attach(machine, other, False))
         self.assertFalse(self.has(machine, other))
         self.world.disks.refused.clear()
+        volumes = await self.next_volumes(hurried)
         await self.provider.destroy(machine)
         self.assertEqual(len(await volumes.list()), 2)
-
-
-class ControllerTests(SynchronousTestCase):
-    """Which controllers a VM's disks are on."""
-
-    def vm(self, *disks: int, kind: type = ParaVirtualSCSIController) -> list[Any]:
-        """The devices of a VM with a controller for each number, and so many disks on it."""
-        found = []
-        for bus, number in enumerate(disks):
-            found.append(kind(key=1000 + bus, busNumber=bus))
-            found += [
-                VirtualDisk(
-                    controllerKey=1000 + bus,
-                    backing=VirtualDisk.FlatVer2BackingInfo(uuid="6000C293-7BA0-3a03-9f22-562993b727b1"),
-                    vDiskId=vim.vslm.ID(id=f"{bus}-{unit}") if unit else None,
-                )
-                for unit in range(number)
-            ]
-        return found
-
-    def test_the_first_one_with_room_is_taken(self) -> None:
-        self.assertEqual(hardware(self.vm(14, 3)).controller(), 1000)
-        self.assertEqual(hardware(self.vm(15, 3)).controller(), 1001)
-
-    def test_one_is_added_on_a_bus_that_is_free(self) -> None:
-        full = hardware(self.vm(15, 15))
-        self.assertIsNone(full.controller())
-        spec: Any = full.one_more_controller()
-        [change] = spec.deviceChange
-        self.assertEqual((type(change.device), change.device.busNumber), (ParaVirtualSCSIController, 2))
-
-    def test_those_that_the_guest_does_not_know_are_not_used(self) -> None:
-        self.assertIsNone(hardware(self.vm(1, kind=VirtualLsiLogicController)).controller())
-
-    def test_a_vm_with_four_full_ones_has_no_place_left(self) -> None:
-        with self.assertRaisesRegex(CloudError, "56 volumes") as caught:
-            hardware(self.vm(15, 15, 15, 15)).controller()
-        self.assertIs(caught.exception.kind, ErrorKind.QUOTA)
-
-    def test_a_disk_is_known_by_its_id_and_found_by_its_files_uuid(self) -> None:
-        """The VM's own disk is no first class disk, and none of ours."""
-        found = hardware(self.vm(2)).disks
-        self.assertEqual(found, [AttachedDisk("0-1", "6000c2937ba03a039f22562993b727b1")])
 
 
 class PlacesTests(VolumesCase, TestCase):
@@ -379,7 +295,7 @@ class PlacesTests(VolumesCase, TestCase):
         for volume in made:
             await volumes.attach(machine, volume, False)
         devices = self.world.vm(machine).config.hardware.device
-        controllers = [each for each in devices if isinstance(each, ParaVirtualSCSIController)]
+        controllers = [each for each in devices if isinstance(each, vim.vm.device.ParaVirtualSCSIController)]
         self.assertEqual([each.busNumber for each in controllers], [0, 1])
         self.assertTrue(all(self.has(machine, volume) for volume in made))
 

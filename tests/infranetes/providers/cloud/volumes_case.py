@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Generic
+from unittest.mock import patch
 
 from infranetes.providers.cloud.interface import D
 from infranetes.providers.cloud.provider import CloudProvider
@@ -15,10 +16,15 @@ from infranetes_common.errors import Unavailable
 from tests.contract.attached_volumes import AttachedVolumesContract, Attacher
 from tests.contract.snapshots import SnapshotsContract
 from tests.infranetes.providers.cloud.world_case import WorldCase
-from tests.support.clouds.faults import NO_AGENT
+from tests.support.clouds.faults import NO_AGENT, FaultKind
 
 Step = Callable[[IVolumes], Awaitable[object]]
-"""What is done with a volume, once it is called."""
+"""What asks volumes for something once it is called."""
+
+
+def of_snapshots(step: Callable[[ISnapshots], Awaitable[object]]) -> Step:
+    """What asks the snapshots of volumes."""
+    return lambda volumes: step(IHasSnapshots(volumes).snapshots)
 
 
 class CloudVolumesCase(WorldCase, Generic[D]):
@@ -40,6 +46,11 @@ class CloudVolumesCase(WorldCase, Generic[D]):
         await self.within(self.provider.stop())
         return await self.volumes()
 
+    async def hurried_volumes(self) -> IVolumes:
+        """The next daemon's, which gives up soon: only what can't succeed is asked of it."""
+        with patch.dict(self.settings, volume_seconds=0.5):
+            return await self.next_volumes(self.provider.volumes)
+
     async def vm(self) -> str:
         """Launch a VM; return its id."""
         return (await self.running(self.provider, self.spec())).id
@@ -49,13 +60,14 @@ class CloudVolumesCase(WorldCase, Generic[D]):
         while (await self.provider.get(vm)).state is not InstanceState.ENDED:
             await self.sleep(0.05)
 
-    async def killed(self, action: str, step: Step) -> None:
-        """Have a daemon go once it has asked for `action`, and the next one take the same step."""
+    async def killed_at(self, action: str, step: Step) -> None:
+        """Have a daemon go that was not told that the cloud did `action`; the next one takes the step."""
         volumes = await self.volumes()
-        asked = self.world.faults.calls.get(action, 0)
+        untold = self.world.faults.add(FaultKind.LOST, action)
         waiting = step(volumes)
-        await self.until(lambda: self.world.faults.calls.get(action, 0) > asked, action)
+        await self.until(lambda: untold.happened, action)
         await self.within(self.provider.stop())
+        self.world.faults.rules.remove(untold)
         with self.assertRaises(Unavailable):
             await waiting
         await step(await self.volumes())
@@ -110,10 +122,6 @@ class CloudSnapshotsCase(CloudVolumesCase[D]):
             await self.sleep(0.05)
             found = await snapshots.get(found.id)
         return found
-
-    async def killed_at(self, action: str, step: Callable[[ISnapshots], Awaitable[object]]) -> None:
-        """See `killed`."""
-        await self.killed(action, lambda volumes: step(IHasSnapshots(volumes).snapshots))
 
 
 class CloudSnapshotsContract(CloudSnapshotsCase[D], SnapshotsContract):
