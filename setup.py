@@ -34,7 +34,14 @@ REQUIRES = [
 ]
 
 EXTRAS = {
-    "test": ["hypothesis>=6.67", "grpcio>=1.51", "moto[server,ec2]>=5.2", "boto3>=1.26", "pyvmomi>=6.7.1"],
+    "test": [
+        "hypothesis>=6.67",
+        "grpcio>=1.51",
+        "moto[server,ec2]>=5.2",
+        "boto3>=1.26",
+        "pyvmomi>=6.7.1",
+        "Twisted[conch]",
+    ],
     "aws": ["botocore>=1.29"],
     "vsphere": ["pyvmomi>=6.7.1"],
     "bench": ["grpcio>=1.51"],

@@ -45,6 +45,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--proxy", action="store_true", help="with kube-proxy")
     parser.add_argument("--policies", action="store_true", help="with NetworkPolicies")
     parser.add_argument("--storage", action="store_true", help="with volumes of pods' own")
+    parser.add_argument("--ssh", action="store_true", help="with an sshd, by which kubelet may be stopped")
     parser.add_argument("--image-dir", default=IMAGE_DIR, help="of guest images (%(default)s)")
     parser.add_argument("--until", type=int, default=0, metavar="PID", help="end with that process")
     given = parser.parse_args(arguments)
@@ -90,7 +91,7 @@ class Keeper:
     def _kept(self) -> int:
         given = self.given
         words = [self.paths.name, given.image_dir, given.provider, "--nodes", str(given.nodes)]
-        words += [f"--{name}" for name in ("proxy", "policies", "storage") if getattr(given, name)]
+        words += [f"--{name}" for name in ("proxy", "policies", "storage", "ssh") if getattr(given, name)]
         words += ["--runtime", given.runtime, "--accelerator", given.accelerator]
         command = [
             *("setpriv", "--pdeathsig", "KILL", "--", *NAMESPACES),  # killed, this takes the cluster along

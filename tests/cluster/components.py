@@ -36,6 +36,8 @@ KUBELET_DIRECTORY = "/var/lib/kubelet"
 INFRANETES, CONTAINERD, MIXED = "infranetes", "containerd", "mixed"
 #: What kubelet may have: every pod is a VM; none is, to compare with; the RuntimeClass says which are.
 RUNTIMES = (INFRANETES, CONTAINERD, MIXED)
+#: As whom commands run that come by ssh.
+SSH_USER = "root"
 #: In place of a provider's name: simulated VMs that are like a cloud's.
 CLOUD = "cloud"
 #: Logs are rotated at this size, so that tests see it happen.
@@ -164,6 +166,11 @@ def dns(place: Path, kubeconfig: Path) -> Program:
 def logind(paths: Paths) -> Program:
     """What tells the first node's kubelet that its machine is about to be switched off."""
     return Program("logind", [sys.executable, "-m", "tests.cluster.logind", paths.name])
+
+
+def sshd(paths: Paths) -> Program:
+    """What lets Kubernetes' suite stop and start the first node's kubelet."""
+    return Program("sshd", [sys.executable, "-m", "tests.cluster.sshd", paths.name])
 
 
 def kubelet(ca: Authority, node: Node, cgroup: str, socket: str | Path = SOCKET) -> Program:

@@ -68,6 +68,15 @@ class Paths:
         """A file; while it is there, no program is started again."""
         return self.place / "off"
 
+    def stopped(self, program: str) -> Path:
+        """A file; while it is there, that program is not started again."""
+        return self.place / f"{program}.stopped"
+
+    @property
+    def ssh_key(self) -> Path:
+        """Whoever has it may run commands on the first node; see `tests.cluster.sshd`."""
+        return self.place / "ssh" / "key"
+
     @property
     def system_bus(self) -> Path:
         """The socket of the first machine's D-Bus."""

@@ -21,6 +21,7 @@ from types import FrameType
 
 import attrs
 
+from infranetes_common.concurrency import replace_file
 from tests.cluster import cgroups, components, containerd, images, neighbour, storage, world
 from tests.cluster.components import Program
 from tests.cluster.nodes import Node
@@ -55,6 +56,7 @@ class Supervisor:
         self.with_proxy: bool = given.proxy
         self.with_policies: bool = given.policies
         self.with_storage: bool = given.storage
+        self.with_ssh: bool = given.ssh
         self.runtime: str = given.runtime
         with_containerd = self.runtime in (components.CONTAINERD, components.MIXED)
         self.containerd = containerd.Node(self.place) if with_containerd else None
@@ -120,6 +122,8 @@ class Supervisor:
         self._start_nodes(ca)
         if self.with_storage:
             self._start_storage(ca)
+        if self.with_ssh:
+            self._start(components.sshd(self.paths))
         if self.with_policies and self.with_vms:
             self._until(self._policies_known, "NetworkPolicies are known")
         self._until(lambda: _answers("http://127.0.0.1:8181/ready"), "DNS answers")
@@ -205,7 +209,7 @@ Ctrl-C ends the cluster and leaves nothing of it.""")
                 program.command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,  # Ctrl-C is for us alone
             )  # fmt: skip
-        self.paths.pid(program.name).write_text(str(process.pid))
+        replace_file(self.paths.pid(program.name), str(process.pid), durable=False)
         self._running[program.name] = _Running(program, process)
 
     def _look(self) -> None:
@@ -220,7 +224,7 @@ Ctrl-C ends the cluster and leaves nothing of it.""")
                 log = self.paths.logs / f"{name}.log"
                 said = log.read_text(errors="replace")[-2000:]
                 raise Ended(f"{name} ended with {code}; its log is {log}:\n{said}")
-            if self.paths.off.exists():
+            if self.paths.off.exists() or self.paths.stopped(name).exists():
                 running.due = 0.0
             elif not running.due:
                 running.due = now + RESTART_SECONDS
@@ -335,6 +339,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--proxy", action="store_true")
     parser.add_argument("--policies", action="store_true")
     parser.add_argument("--storage", action="store_true")
+    parser.add_argument("--ssh", action="store_true")
     parser.add_argument("--runtime", required=True)
     parser.add_argument("--accelerator", required=True)
     given = parser.parse_args(arguments)

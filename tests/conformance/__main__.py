@@ -19,7 +19,7 @@ from types import FrameType
 from infranetes_common.concurrency import replace_file
 from tests.cluster.__main__ import IMAGE_DIR
 from tests.cluster.case import Cluster
-from tests.cluster.components import INFRANETES, NODE_ADDRESS, PROGRAMS, RUNTIMES
+from tests.cluster.components import INFRANETES, NODE_ADDRESS, PROGRAMS, RUNTIMES, SSH_USER
 from tests.cluster.paths import REGISTRY, ROOT
 from tests.conformance import images
 from tests.conformance.report import (
@@ -103,6 +103,12 @@ def _driver(given: argparse.Namespace) -> list[str]:
     return [f"--storage.testdriver={DRIVER}"] if given.storage else []
 
 
+def _ssh(given: argparse.Namespace, cluster: Cluster) -> list[str]:
+    """How the suite gets to the node, where it is to: it restarts kubelet while there are volumes."""
+    key = f"KUBE_SSH_KEY_PATH={cluster.paths.ssh_key}"
+    return [key, f"KUBE_SSH_USER={SSH_USER}"] if given.storage else []
+
+
 def _expected(given: argparse.Namespace) -> Path:
     """What says which specs fail."""
     return EXPECTED_OF_DRIVER if given.storage else EXPECTED
@@ -135,7 +141,8 @@ class Judge:
         flags = ["--runtime", self.given.runtime, "--image-dir", self.given.image_dir]
         flags += ["--policies"] if self.given.runtime == INFRANETES else []
         flags += ["--provider", self.given.provider, "--nodes", str(self.given.nodes)]
-        flags += [f"--{name}" for name in ("proxy", "storage") if getattr(self.given, name)]
+        flags += ["--proxy"] if self.given.proxy else []
+        flags += ["--storage", "--ssh"] if self.given.storage else []
         cluster = Cluster(NAME, *flags)
         shutil.rmtree(OUTPUTS, ignore_errors=True)
         try:
@@ -152,7 +159,9 @@ class Judge:
         place = cluster.paths.place
         return [
             *(str(cluster.paths.inside), "env", f"TMPDIR={place / 'tmp'}", "--unset=HTTPS_PROXY"),
-            *("--unset=https_proxy", "--unset=HTTP_PROXY", "--unset=http_proxy", str(SUITE)),
+            *("--unset=https_proxy", "--unset=HTTP_PROXY", "--unset=http_proxy"),
+            *_ssh(self.given, cluster),
+            str(SUITE),
             *(f"--kubeconfig={place / 'pki' / 'admin.conf'}", f"--host=https://{NODE_ADDRESS}:6443"),
             *(
                 f"--kubectl-path={PROGRAMS / 'kubectl'}",

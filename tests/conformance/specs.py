@@ -37,8 +37,8 @@ class Spec:
 
     @property
     def alone(self) -> bool:
-        """Whether it has to run alone. Kubernetes labels such specs [Serial] in their names."""
-        return "[Serial]" in self.name
+        """Whether it has to run alone: Kubernetes has [Serial] in the name then, or [Disruptive]."""
+        return "[Serial]" in self.name or "[Disruptive]" in self.name
 
     @property
     def focus(self) -> str:

@@ -48,6 +48,10 @@ class SpecTests(SynchronousTestCase):
         outcome = outcome_of(Spec("a"), report, 1.0)
         self.assertEqual((outcome.state, outcome.message), (FAILED, "x y"))
 
+    def test_what_would_disturb_others_runs_alone(self) -> None:
+        names = ("a", "b [Serial]", "c [Disruptive] [Slow]", "d [Slow]")
+        self.assertEqual([Spec(name).alone for name in names], [False, True, True, False])
+
 
 class SliceTests(SynchronousTestCase):
     def test_every_spec_is_in_one_part_and_stays_there(self) -> None:

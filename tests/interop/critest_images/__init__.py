@@ -132,12 +132,13 @@ def _base(cache: Path) -> dict[str, File]:
     return files
 
 
-def busybox(cache: Path, *command: str) -> oci.BuiltImage:
+def busybox(cache: Path, *command: str, groups: str = _GROUPS) -> oci.BuiltImage:
     """The first of `images`, by itself: unlike the static one it finds hosts by their names.
 
-    :param command: what it runs; none: a shell."""
+    :param command: what it runs; none: a shell. :param groups: its `/etc/group`."""
     cache.mkdir(parents=True, exist_ok=True)
-    return oci.image([layer(_base(cache))], {"Cmd": [*(command or ["sh"])], **_ENVIRONMENT})
+    files = {**_base(cache), "etc/group": File(groups.encode())}
+    return oci.image([layer(files)], {"Cmd": [*(command or ["sh"])], **_ENVIRONMENT})
 
 
 def compiled(source: str, cache: Path) -> bytes:
