@@ -170,6 +170,8 @@ async def _bring_volumes_again(node: NodeContext, sandbox: Sandbox) -> None:
         if node.nfs_volumes is not None:
             await node.nfs_volumes.bring_again(sandbox)
     except InfranetesError as error:
+        if sandbox.watch is None:
+            return  # its VM is given up
         _log.warn(
             "if the VM of sandbox {sandbox} has rebooted, some of its volumes are missing there: {error}",
             sandbox=sandbox.id,

@@ -19,6 +19,7 @@ from infranetes.volumes.mounts import Source
 from infranetes.volumes.own import OwnVolumes
 from infranetes.volumes.records import VolumeRecords
 from infranetes.volumes.volume import Volume
+from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, Unavailable
 from infranetes_common.wire import cri, vmserver
 from tests.support.user_namespaces import ids
@@ -194,6 +195,25 @@ class OwnVolumeTests(TestCase):
         await self.volumes.load()
         await self.volumes.bring_again(cast(Any, self.sandbox))
         self.assertEqual(len(self.sync.brought), 2, "by the next daemon too")
+
+    async def test_what_is_brought_again_and_not_recorded_is_brought_once_more(self) -> None:
+        """By the next daemon: nothing of what the pod has written meanwhile is removed by that."""
+        source = attrs.evolve(self.source, in_memory=True)
+        self.patch_find(source)
+        await self.prepare(source)
+        self.sandbox.machine.boot_id = "second"
+        save = self.records.save_own
+        self.patch(self.records, "save_own", self.fail_to_save)
+        await self.assertFailure(start(self.volumes.bring_again(cast(Any, self.sandbox))), FailedPrecondition)
+        self.patch(self.records, "save_own", save)
+        self.volumes = self.made()
+        await self.volumes.load()
+        for _ in range(2):
+            await self.volumes.bring_again(cast(Any, self.sandbox))
+            self.assertEqual(len(self.sync.brought), 3)
+
+    def fail_to_save(self, *_: object) -> None:
+        raise FailedPrecondition("the disk is full")
 
     async def test_on_disk_it_is_still_there(self) -> None:
         await self.prepare()
