@@ -59,14 +59,17 @@ class Timekeeping:
         if self._slew is not None:
             self._end_slew()
 
-    def steady(self) -> int:
-        """The steady clock, for `correct`."""
-        return self._system.steady()
+    def reading(self) -> int:
+        """The steady clock, for `correct`; 0: the clock is not the node's to correct."""
+        try:
+            return 0 if self._system.kept_by_others() else self._system.steady()
+        except OSError:
+            return 0
 
     def correct(self, steady: int, earliest: int, latest: int) -> None:
         """Have the clock become right. Idempotent.
 
-        :param steady: what `steady` was when it was neither before `earliest` nor after `latest`.
+        :param steady: what `reading` was when it was neither before `earliest` nor after `latest`.
         :raise InvalidArgument: such times can't be.
         :raise FailedPrecondition: that was long ago, or the kernel refuses.
         """

@@ -23,7 +23,7 @@ _log = Logger()
 class ClockReading:
     """When a VM read its clocks. Times are nanoseconds.
 
-    :ivar machine: the VM's time then. :ivar steady: its clock that is never set; 0: it can't be corrected.
+    :ivar machine: the VM's time then. :ivar steady: its clock that is never set; 0: do not correct it.
     :ivar earliest: the node's time before the VM was asked. :ivar latest: the same after the answer.
     """
 

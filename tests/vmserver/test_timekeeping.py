@@ -39,7 +39,7 @@ class TimekeepingTestCase(SynchronousTestCase):
 
     def tell(self, within: int = 0) -> None:
         """Have the node read the clock and say what time it was. :param within: how well it knows that."""
-        self.agent.correct(self.agent.steady(), self.node - within, self.node + within)
+        self.agent.correct(self.system.steady(), self.node - within, self.node + within)
 
     def pass_time(self, seconds: float, step: float = 0.02) -> None:
         """Have time go by: reactors count by the machine's clock, which is never to go back."""
@@ -56,6 +56,9 @@ class TimekeepingTestCase(SynchronousTestCase):
 
 
 class CorrectTests(TimekeepingTestCase):
+    def test_what_the_node_reads_is_the_steady_clock(self) -> None:
+        self.assertEqual(self.agent.reading(), self.system.steady())
+
     def test_one_that_is_right_is_left_alone(self) -> None:
         for ahead in (0, TOLERANCE_NANOS, -TOLERANCE_NANOS):
             self.make(ahead)
@@ -102,7 +105,7 @@ class CorrectTests(TimekeepingTestCase):
     def test_saying_it_twice_or_late_changes_nothing(self) -> None:
         for ahead in (-5 * SECOND, -500 * MILLI, 500 * MILLI):
             self.make(ahead)
-            steady, told = self.agent.steady(), self.node
+            steady, told = self.system.steady(), self.node
             self.pass_time(2)
             for _ in range(2):
                 self.agent.correct(steady, told, told)
@@ -125,18 +128,19 @@ class CorrectTests(TimekeepingTestCase):
     def test_a_time_service_of_the_image_is_left_to_it(self) -> None:
         self.make(-3600 * SECOND)
         self.system.others_keep_it = True
+        self.assertEqual(self.agent.reading(), 0, "the node is not to correct it")
         self.tell()
         self.assertEqual((self.system.ticks(), self.system.settings), (TICKS, []))
 
 
 class RefusedTests(TimekeepingTestCase):
     def test_times_that_can_not_be(self) -> None:
-        steady = self.agent.steady()
+        steady = self.system.steady()
         for earliest, latest in ((NOW, NOW - 1), (NOW, NOW + 61 * SECOND), (0, NOW), (NOW, 2**62), (0, 0)):
             self.assertRaises(InvalidArgument, self.agent.correct, steady, earliest, latest)
 
     def test_a_reading_of_long_ago_or_of_another_boot(self) -> None:
-        steady = self.agent.steady()
+        steady = self.system.steady()
         self.assertRaises(FailedPrecondition, self.agent.correct, steady + SECOND, NOW, NOW)
         self.pass_time(61)
         self.assertRaises(FailedPrecondition, self.agent.correct, steady, NOW, NOW)
@@ -152,7 +156,7 @@ class RefusedTests(TimekeepingTestCase):
     def test_calls_hand_the_times_on(self) -> None:
         self.make(-3 * SECOND)
         request = messages.CorrectClockRequest(
-            steady_nanos=self.agent.steady(), earliest_nanos=NOW, latest_nanos=NOW
+            steady_nanos=self.system.steady(), earliest_nanos=NOW, latest_nanos=NOW
         )
         call: Any = None
         self.successResultOf(start(ClockCalls(self.agent).CorrectClock(request, call)))

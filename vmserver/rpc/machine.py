@@ -55,7 +55,7 @@ class MachineCalls:
             now_nanos=time.time_ns(),
             takes_layers=ITakesLayers.providedBy(self._choice.provider),
             keeps_volumes=True,
-            steady_nanos=self._timekeeping.steady() if self._timekeeping is not None else 0,
+            steady_nanos=self._timekeeping.reading() if self._timekeeping is not None else 0,
         )
 
     async def NewKey(self, request: messages.NewKeyRequest, call: Call) -> messages.NewKeyResponse:

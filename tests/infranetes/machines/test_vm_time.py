@@ -38,7 +38,7 @@ class _Machine(FakeAgent):
         self._etc = etc
         self.system = system
         self.lowest = system.now()
-        self.clocks = lambda: (self.system.now(), self.system.steady())
+        self.clocks = lambda: (self.system.now(), self._timekeeping.reading())
         self.begin()
 
     def begin(self) -> None:

@@ -115,6 +115,7 @@ class AgentTests(AgentCase):
         self.assertEqual(len(info.agent_id), 32)
         self.assertNotEqual(info.boot_id, info.agent_id)
         self.assertLess(abs(info.now_nanos - time.time_ns()), 10**10)
+        self.assertEqual(info.steady_nanos, 0, "the machine's clock is not the pod's alone")
         self.assertGreaterEqual(info.cpus, 1)
         self.assertTrue(info.version)
 

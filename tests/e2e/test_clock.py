@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The clock of a real VM that went wrong becomes right while its pod runs, and never goes back."""
+
+from __future__ import annotations
+
+import time
+
+from infranetes_common.wire import cri
+from tests.e2e.pod_case import PodCase
+
+# A line each second or so: how fast the kernel has the clock run, and what it says.
+WATCHER = (
+    "while :; do adjtimex | awk '/tick:/ {tick = $3} /tv_sec:/ {seconds = $2} /tv_usec:/ {parts = $2}"
+    ' END {printf "%d %d.%06d\\n", tick, seconds, parts}\'; sleep 1; done'
+)
+OWN_SPEED = 10_000
+WRONG_SECONDS = 3
+RIGHT_SECONDS = 0.3  # a container's start is on the way of what is read here
+ROUND_SECONDS = 150.0  # the node asks each minute; then the clock has to be moved by seconds
+
+
+class ClockTests(PodCase):
+    """With a container that may set its VM's clock."""
+
+    async def test_a_clock_that_root_has_set_wrong_becomes_right_and_is_never_set_back(self) -> None:
+        await self.start()
+        sandbox = await self.run_pod()
+        security = cri.LinuxContainerSecurityContext(privileged=True)
+        linux = cri.LinuxContainerConfig(security_context=security)
+        self.main = await self.run_container(sandbox, self.box(script=WATCHER, linux=linux))
+        await self.until(lambda: self.has_lines(1), "the clock is watched", 60.0)
+        self.assertLess(abs(await self.ahead()), RIGHT_SECONDS, "it is right from the beginning")
+
+        await self.put_ahead(WRONG_SECONDS)
+        first = self.next_lines()
+        await self.restart()
+        await self.until(lambda: self.slows_down(first), "the next daemon has it run slower", ROUND_SECONDS)
+        await self.until(self.own_speed, "it is right again", ROUND_SECONDS)
+        self.assertLess(abs(await self.ahead()), RIGHT_SECONDS, self.lines("main"))
+        times = [seconds for _, seconds in self.watched()[first:]]
+        self.assertEqual(times, sorted(times), "it never went back")
+
+        await self.put_ahead(-100)  # as after so long a suspension
+        first = self.next_lines()
+        await self.until(lambda: self.set_forward(first), "it is set", ROUND_SECONDS)
+        self.assertLess(abs(await self.ahead()), RIGHT_SECONDS, self.lines("main"))
+
+    def watched(self) -> list[tuple[int, float]]:
+        """The clock's speed and time, as often as they were read."""
+        return [(int(tick), float(seconds)) for tick, seconds in map(str.split, self.lines("main"))]
+
+    def slows_down(self, first: int) -> bool:
+        return any(tick < OWN_SPEED for tick, _ in self.watched()[first:])
+
+    def own_speed(self) -> bool:
+        return self.watched()[-1][0] == OWN_SPEED
+
+    def set_forward(self, first: int) -> bool:
+        return any(abs(seconds - time.time()) < 30 for _, seconds in self.watched()[first:])
+
+    def next_lines(self) -> int:
+        """The number of the first line that is surely later than what root did."""
+        return len(self.lines("main")) + 2
+
+    async def ahead(self) -> float:
+        """By how many seconds the VM's clock is ahead of the node's at least; below 0: behind."""
+        before = time.time()
+        answer = await self.execute(self.main, "adjtimex")
+        after = time.time()
+        self.assertEqual(answer.exit_code, 0, answer.stderr)
+        found = dict(line.split(":", 1) for line in answer.stdout.decode().splitlines() if "time.tv" in line)
+        seconds, parts = (int(found[f"    time.tv_{name}"]) for name in ("sec", "usec"))
+        machine = seconds + parts / 1e6
+        return machine - min(max(machine, before), after)
+
+    async def put_ahead(self, seconds: int) -> None:
+        """Have root in the VM set its clock wrong, by so many seconds and up to one more."""
+        command = f"date -s @$(($(date +%s) + {seconds} + {int(seconds > 0)}))"
+        answer = await self.execute(self.main, "sh", "-c", command)
+        self.assertEqual(answer.exit_code, 0, answer.stderr)
