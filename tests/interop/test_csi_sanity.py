@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,13 +16,15 @@ from infranetes.csi.config import CsiConfig
 from infranetes.providers.cloud import aws, gcp, vsphere
 from infranetes.providers.cloud.aws.cloud import offers
 from infranetes.providers.cloud.gcp.sizes import prices
-from infranetes.providers.interface import ProviderContext
-from infranetes.providers.volumes import IVolumes
+from infranetes.providers.interface import IPodProvider, ProviderContext
+from infranetes.providers.volumes import IHasVolumes, IVolumes
+from infranetes_common.reactors import IReactor
 from tests.infranetes.csi.case import MIB, NODE, CsiCase, Pods, reactor
 from tests.support.clouds.aws import SimulatedAws
 from tests.support.clouds.gce import SimulatedGce
 from tests.support.clouds.moto import REGION
 from tests.support.clouds.vsphere import SimulatedVcenter
+from tests.support.clouds.world import World
 
 if TYPE_CHECKING:
     _Base = CsiCase
@@ -31,6 +34,8 @@ else:
 offers(REGION)  # libcloud's large files, which the daemon reads before its reactor runs
 prices()
 GIB = 1 << 30
+Create = Callable[[IReactor, Mapping[str, object], ProviderContext], IPodProvider]
+"""What makes a provider, of its table and its context."""
 CSI_SANITY = Path(__file__).resolve().parents[2] / "build" / "tools" / "csi-sanity"
 
 # Specs that are skipped, by a part of their names, and why. One that is skipped for no reason fails the test.
@@ -133,10 +138,9 @@ class CloudSanity(Sanity):
         provider = factory(reactor, world.table(), ProviderContext(state, state, self.cluster, NODE))
         self.addCleanup(provider.stop)
         await provider.start(lambda words: None)
-        volumes: IVolumes = provider.volumes
-        return volumes
+        return IHasVolumes(provider).volumes
 
-    def make_world(self, directory: Path) -> tuple[Any, Any]:  # Any: simulated clouds have no type
+    def make_world(self, directory: Path) -> tuple[World, Create]:
         """Return a cloud that is not started yet, and the factory of its provider."""
         raise NotImplementedError
 
@@ -146,14 +150,14 @@ class AwsSanityTests(CloudSanity, CsiCase):
 
     skipped = NO_CLONES
 
-    def make_world(self, directory: Path) -> tuple[Any, Any]:  # Any: as above
+    def make_world(self, directory: Path) -> tuple[World, Create]:
         return SimulatedAws(reactor, directory, self.cluster), aws.create
 
 
 class GcpSanityTests(CloudSanity, CsiCase):
     """Volumes that are Google's disks."""
 
-    def make_world(self, directory: Path) -> tuple[Any, Any]:  # Any: as above
+    def make_world(self, directory: Path) -> tuple[World, Create]:
         world = SimulatedGce(reactor, directory)
         world.operation_seconds = 0.02
         return world, gcp.create
@@ -165,7 +169,7 @@ class VsphereSanityTests(CloudSanity, CsiCase):
     unit = 4 * MIB
     skipped = NO_CLONES
 
-    def make_world(self, directory: Path) -> tuple[Any, Any]:  # Any: as above
+    def make_world(self, directory: Path) -> tuple[World, Create]:
         world = SimulatedVcenter(reactor, directory)
         self.cluster = f"sanity-{world.folder}"
         return world, vsphere.create

@@ -18,6 +18,7 @@ from tests.support.clouds import tls, vcsim
 from tests.support.clouds.aws import SimulatedAws
 from tests.support.clouds.gce import SimulatedGce
 from tests.support.clouds.vsphere import SimulatedVcenter
+from tests.support.clouds.world import World
 from tests.support.fault_rotation import ACTIONS, PREEMPTED_TURN, TURNS, FaultRotation
 from txgrpc import Code
 
@@ -121,7 +122,7 @@ class SimulatedFarm(_Sound):
 class SimulatedCloud(_Sound):
     """A simulated cloud in this process, which outlives every daemon."""
 
-    def __init__(self, provider: str, world: Any, annotations: tuple[Annotations, ...]) -> None:
+    def __init__(self, provider: str, world: World, annotations: tuple[Annotations, ...]) -> None:
         super().__init__()
         self.provider = provider
         self.annotations = annotations

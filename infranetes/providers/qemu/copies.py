@@ -15,18 +15,17 @@ import fcntl
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 from twisted.internet.defer import CancelledError, DeferredLock, DeferredSemaphore
 
 from infranetes.providers.qemu import sparse_files
 from infranetes.providers.qemu.attached import VolumeAttacher
 from infranetes.providers.qemu.volume_files import MODE, VolumeFiles, as_error
-from infranetes_common.concurrency import Flight, run_in_thread, settled
+from infranetes_common.concurrency import Flight, Work, run_in_thread, settled
 from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import IReactor
 
@@ -86,7 +85,7 @@ class Copies:
                 flight.cancel()
         await settled([flight.join() for flight in flights])
 
-    async def _run(self, volume_id: str, work: Coroutine[Any, Any, float]) -> float:
+    async def _run(self, volume_id: str, work: Work[float]) -> float:
         flight = Flight(work)
         self._running[flight] = volume_id
         try:

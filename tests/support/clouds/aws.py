@@ -26,6 +26,7 @@ from urllib.parse import parse_qsl, urlencode
 
 import attrs
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.threads import deferToThread
 from twisted.web.client import Agent, FileBodyProducer, HTTPConnectionPool, readBody
 from twisted.web.http_headers import Headers
@@ -91,7 +92,7 @@ class SimulatedAws:
         self._vms: dict[str, _Vm] = {}
         self._tokens: dict[str, tuple[dict[str, str], bytes]] = {}
         self._stale: dict[str, bytes] = {}
-        self._timers: list[Any] = []
+        self._timers: list[IDelayedCall] = []
         self.faults = Faults()
         self.behaviour = NORMAL
         self.user_data: dict[str, bytes] = {}
@@ -246,13 +247,13 @@ class SimulatedAws:
         self.urls.append(request.uri)
         return await self.call(dict(parse_qsl(request.content.read().decode(), keep_blank_values=True)))
 
-    async def call(self, parameters: dict[str, str]) -> tuple[int, bytes]:
+    async def call(self, parameters: dict[str, str]) -> Answer:
         """Return EC2's answer. :raise ConnectionError: the connection breaks instead."""
         self.requests.append(parameters)
         fault = self.faults.befalling(parameters)
-        early: Any = refusal(fault) if fault is not None else None
+        early = refusal(fault) if fault is not None else None
         if early is not None:
-            return early  # type: ignore[no-any-return]
+            return early
         wrong = ec2_model.wrong(parameters)
         if wrong:
             self.malformed += wrong
@@ -283,12 +284,11 @@ class SimulatedAws:
                 return 400, error("IdempotentParameterMismatch", "The client token was used before")
             return 200, answered
         if self.snapshots.serves(action or ""):
-            return await self.snapshots.answer(parameters)  # type: ignore[return-value]
+            return await self.snapshots.answer(parameters)
         if action == "CreateVolume":
-            making = self.snapshots.make_volume(parameters, self.volumes.answer)
-            return await making  # type: ignore[return-value]
+            return await self.snapshots.make_volume(parameters, self.volumes.answer)
         if self.volumes.serves(action or ""):
-            return await self.volumes.answer(parameters)  # type: ignore[return-value]
+            return await self.volumes.answer(parameters)
         image = parameters.get("ImageId", "")
         if image in self._deregistered:
             return 400, error("InvalidAMIID.NotFound", f"The image id '[{image}]' does not exist")

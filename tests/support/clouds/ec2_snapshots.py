@@ -7,15 +7,14 @@ for the Amazon EC2 API".
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
 from xml.etree import ElementTree
 
 import attrs
+from twisted.internet.interfaces import IDelayedCall
 
-from tests.support.clouds.ec2_volumes import Call, Forward, parsed, path, text_of
+from infranetes_common.reactors import IReactor
+from tests.support.clouds.ec2_volumes import Answer, Call, Forward, parsed, path, text_of
 from tests.support.clouds.ec2errors import error
-from tests.support.clouds.http_sites import Answer
 
 
 @attrs.define
@@ -26,12 +25,12 @@ class Ec2Snapshots:
     :ivar seconds: for how long a snapshot is pending. :ivar contents: of volumes and snapshots, by their ids.
     :ivar states: of snapshots that are not complete."""
 
-    reactor: Any
+    reactor: IReactor
     forward: Forward
     seconds: float = 0.05
     contents: dict[str, bytes] = attrs.field(factory=dict)
     states: dict[str, str] = attrs.field(factory=dict)
-    _timers: list[Any] = attrs.field(factory=list)
+    _timers: list[IDelayedCall] = attrs.field(factory=list)
 
     def stop(self) -> None:
         """Make no more steps."""
@@ -53,12 +52,12 @@ class Ec2Snapshots:
             self._timers.append(self.reactor.callLater(self.seconds, self.states.pop, id, None))
         return status, self._shown(body) if status == 200 else body
 
-    async def make_volume(self, call: Call, make: Callable[[Call], Any]) -> Answer:
+    async def make_volume(self, call: Call, make: Forward) -> Answer:
         """Have a volume made, from a snapshot if the call says so."""
         snapshot = call.get("SnapshotId", "")
         if snapshot in self.states:
             return 400, error("IncorrectState", f"Snapshot is in invalid state - {self.states[snapshot]}")
-        answer: Answer = await make(call)
+        answer = await make(call)
         if snapshot and answer[0] == 200:
             made = text_of(parsed(answer[1]), "volumeId")
             self.contents.setdefault(made, self.contents[snapshot])

@@ -10,17 +10,20 @@ Amazon EC2 API"; EBS user guide, "Requirements for Amazon EBS volume modificatio
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
 from xml.etree import ElementTree
 
 import attrs
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall
 
+from infranetes_common.reactors import IReactor
 from tests.support.clouds.ec2errors import error
-from tests.support.clouds.http_sites import Answer
 
 Call = dict[str, str]
-Forward = Callable[[Call], Awaitable[tuple[int, bytes]]]
+Answer = tuple[int, bytes]
+"""Status and body."""
+
+Forward = Callable[[Call], Awaitable[Answer]]
 
 NAMESPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
 _NS = f"{{{NAMESPACE}}}"
@@ -45,7 +48,7 @@ class Ec2Volumes:
     :ivar six_hours: whether a volume may not be modified again yet.
     :ivar stuck: volumes that never get out of the state that they are on their way from."""
 
-    reactor: Any
+    reactor: IReactor
     forward: Forward
     seconds: float = 0.05
     most: int = 28
@@ -54,7 +57,7 @@ class Ec2Volumes:
     _tokens: dict[str, tuple[Call, bytes]] = attrs.field(factory=dict)
     _states: dict[str, str] = attrs.field(factory=dict)  # of volumes that are on their way
     _modified: set[str] = attrs.field(factory=set)
-    _timers: list[Any] = attrs.field(factory=list)
+    _timers: list[IDelayedCall] = attrs.field(factory=list)
 
     def stop(self) -> None:
         """Make no more steps."""

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tests.support.clouds.faults import Fault, FaultKind
+from tests.support.clouds.http_sites import Answer
 
 
-def refusal(fault: Fault) -> Any:
-    """Return the answer to a call that had no effect."""
+def refusal(fault: Fault) -> Answer | None:
+    """Return the answer to a call that had no effect; None: it has one."""
     if fault.kind is FaultKind.THROTTLE:
         body = error("RequestLimitExceeded", "Request limit exceeded.")
         header = [("Retry-After", f"{fault.retry_after:g}")] if fault.retry_after else []

@@ -20,6 +20,7 @@ from urllib.parse import parse_qs, parse_qsl, urlsplit
 import attrs
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from twisted.internet.interfaces import IDelayedCall
 
 from infranetes.providers.cloud.gcp.names import label, value
 from infranetes.providers.cloud.interface import SANDBOX, TOKEN
@@ -27,7 +28,7 @@ from tests.support.clouds import agent_processes, discovery, gce_permissions, gc
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Fault, FaultKind, Faults
 from tests.support.clouds.gce_api import Gce
 from tests.support.clouds.gce_operations import Refusal, Task
-from tests.support.clouds.gce_resources import PROJECT, ZONES
+from tests.support.clouds.gce_resources import PROJECT, ZONES, Json
 from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
 from tests.support.clouds.vm_image_instances import RunningVM, VMImageInstances
 
@@ -68,8 +69,8 @@ class SimulatedGce:
         self._agent_processes = agent_processes.shared()
         self._vms: dict[str, _Vm] = {}
         self._tokens: set[str] = set()
-        self._stale: dict[str, dict[str, Any]] = {}
-        self._timers: list[Any] = []
+        self._stale: dict[str, Json] = {}
+        self._timers: list[IDelayedCall] = []
         self.api = Gce(self._launched, self._agent_processes.kill)
         self.api.operations.later = lambda work: self._timers.append(
             reactor.callLater(self.operation_seconds, work)
@@ -85,7 +86,7 @@ class SimulatedGce:
         self.refused: Fault | None = None  # how the current launch shall fail
         self.malformed: list[str] = []
         self.requests: list[dict[str, str]] = []
-        self.bodies: list[dict[str, Any]] = []  # of launches
+        self.bodies: list[Json] = []  # of launches
         self.urls: list[bytes] = []
         self._sites = [
             ClosableSite(Answering(self._answer, "application/json; charset=UTF-8")),
@@ -122,7 +123,7 @@ class SimulatedGce:
             await site.close_connections()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def table(self) -> dict[str, Any]:
+    def table(self) -> Json:
         """Return the provider's configuration for this cloud."""
         return {
             "project": PROJECT,
@@ -258,7 +259,7 @@ class SimulatedGce:
         self.malformed += discovery.compute().wrong(verb, full_path, query, body, answer)
         return self._sent(parameters, answer, fault)
 
-    def _sent(self, parameters: dict[str, str], answer: dict[str, Any], fault: Fault | None) -> Answer:
+    def _sent(self, parameters: dict[str, str], answer: Json, fault: Fault | None) -> Answer:
         """Return what arrives of an answer."""
         key = json.dumps(parameters)
         kind = fault.kind if fault is not None else None
@@ -303,7 +304,7 @@ class SimulatedGce:
 
     # ---- AgentProcesses
 
-    def _launched(self, one: dict[str, Any], task: Task) -> None:
+    def _launched(self, one: Json, task: Task) -> None:
         items = {each["key"]: each["value"] for each in one["metadata"]["items"]}
         address = one["networkInterfaces"][0]["networkIP"]
         identity = items["infranetes-identity"].encode()
@@ -314,12 +315,12 @@ class SimulatedGce:
         elif vm.behaviour != NEVER:
             self.api.operations.later(partial(self._boot, one, task, vm))
 
-    def _refuse(self, one: dict[str, Any], task: Task) -> None:
+    def _refuse(self, one: Json, task: Task) -> None:
         """Refuse a launch as Google does without capacity: its operation fails."""
         self.api.remove(task.zone, one["name"])
         self.api.operations.finish(task, *self.refusal)
 
-    def _boot(self, one: dict[str, Any], task: Task, vm: _Vm) -> None:
+    def _boot(self, one: Json, task: Task, vm: _Vm) -> None:
         if one["status"] != "PROVISIONING":
             return
         one["status"] = "RUNNING"
@@ -349,7 +350,7 @@ class SimulatedGce:
             self.end(id)
 
 
-def _parameters(method: str, path: str, query: dict[str, str], body: dict[str, Any]) -> dict[str, str]:
+def _parameters(method: str, path: str, query: dict[str, str], body: Json) -> dict[str, str]:
     """Return a request's action and parameters, as rules of faults name them."""
     found = {"Action": "", "path": path, **query}
     match (method, *path.split("/")[1:]):

@@ -19,7 +19,7 @@ import attrs
 from tests.support.clouds import gce_resources as resources
 from tests.support.clouds.gce_disks import LABEL, NAME, Disks
 from tests.support.clouds.gce_operations import Operations, Refusal, Task
-from tests.support.clouds.gce_resources import HERE, NETWORK, PROJECT, REGION, ZONES
+from tests.support.clouds.gce_resources import HERE, NETWORK, PROJECT, REGION, ZONES, Json
 from tests.support.clouds.gce_snapshots import Snapshots
 
 IMAGE = "infranetes-guest"
@@ -46,26 +46,24 @@ class Gce:
     :param ended: told of instances that stop to execute.
     """
 
-    def __init__(
-        self, launched: Callable[[dict[str, Any], Task], None], ended: Callable[[str], None]
-    ) -> None:
+    def __init__(self, launched: Callable[[Json, Task], None], ended: Callable[[str], None]) -> None:
         self._launched = launched
         self._ended = ended
-        self.instances: dict[tuple[str, str], dict[str, Any]] = {}
+        self.instances: dict[tuple[str, str], Json] = {}
         self._deleted: set[tuple[str, str]] = set()
         self.operations = Operations()
         self.volumes = Disks(self.operations, self.instances, lambda name: self.snapshots.there(name))
         self.snapshots = Snapshots(self.operations, self.volumes)
         self.disks = self.volumes.disks
-        self.addresses: dict[str, dict[str, Any]] = {}
-        self.images: dict[str, dict[str, Any]] = {}
+        self.addresses: dict[str, Json] = {}
+        self.images: dict[str, Json] = {}
         self.unreachable = ""  # a zone that does not answer
         self.page = 500  # results per page
         self.add_image(IMAGE, family="infranetes")
 
     # ---- Requests
 
-    def answer(self, method: str, path: str, query: dict[str, str], body: Any) -> dict[str, Any]:
+    def answer(self, method: str, path: str, query: dict[str, str], body: Any) -> Json:
         """Answer a request. :param path: after `/compute/v1/projects/`. :raise Refusal: an error."""
         parts = [unquote(part) for part in path.strip("/").split("/")]
         if parts.pop(0) != PROJECT:
@@ -98,7 +96,7 @@ class Gce:
                 raise Refusal(400, "invalid", f"Invalid value for field 'zone': '{zone}'. Unknown zone.")
         raise Refusal(404, "notFound", f"The resource 'projects/{path}' was not found")
 
-    def _in_zone(self, method: str, zone: str, rest: list[str], query: Any, body: Any) -> dict[str, Any]:
+    def _in_zone(self, method: str, zone: str, rest: list[str], query: Any, body: Any) -> Json:
         if zone == self.unreachable:
             raise Refusal(503, "backendError", f"Zone {zone} is not reachable")
         found = self.volumes.answer(method, zone, rest, query, body)
@@ -136,34 +134,34 @@ class Gce:
         raise Refusal(404, "notFound", f"The resource '{'/'.join(rest)}' was not found")
 
     @staticmethod
-    def _there(found: dict[str, Any] | None, name: str) -> dict[str, Any]:
+    def _there(found: Json | None, name: str) -> Json:
         if found is None:
             raise Refusal(404, "notFound", f"The resource '{name}' was not found")
         return found
 
-    def _operation(self, zone: str, name: str) -> dict[str, Any]:
+    def _operation(self, zone: str, name: str) -> Json:
         task = self.operations.tasks.get(name)
         return self._there(task.answer if task is not None and task.zone == zone else None, name)
 
     # ---- Lists
 
-    def _list(self, kind: str, found: Any, query: dict[str, str]) -> dict[str, Any]:
+    def _list(self, kind: str, found: Any, query: dict[str, str]) -> Json:
         wanted = _filter(query.get("filter", ""))
         items, token = self._paged([one for one in found if wanted.fits(one)], query)
         plural = {"image": "images"}.get(kind, f"{kind}s")
-        answer: dict[str, Any] = {"kind": f"compute#{kind}List", "id": f"projects/{PROJECT}/{plural}"}
+        answer: Json = {"kind": f"compute#{kind}List", "id": f"projects/{PROJECT}/{plural}"}
         answer["selfLink"] = f"{HERE}/{plural}"
         return {**answer, **({"items": items} if items else {}), **token}
 
-    def _aggregated(self, kind: str, query: dict[str, str]) -> dict[str, Any]:
+    def _aggregated(self, kind: str, query: dict[str, str]) -> Json:
         all_of = self.instances if kind == "instances" else self.disks
         wanted = _filter(query.get("filter", ""))
         keys = [key for key in sorted(all_of) if wanted.fits(all_of[key])]
         shown, token = self._paged(keys, query)
-        scopes: dict[str, Any] = {}
+        scopes: Json = {}
         for zone in ZONES:
             mine = [all_of[key] for key in shown if key[0] == zone]
-            nothing: dict[str, Any] = {
+            nothing: Json = {
                 "code": "NO_RESULTS_ON_PAGE",
                 "data": [{"key": "scope", "value": f"zones/{zone}"}],
                 "message": f"There are no results for scope 'zones/{zone}' on this page.",
@@ -194,11 +192,11 @@ class Gce:
         """Add a reserved address."""
         self.addresses[name] = resources.address(name)
 
-    def add_disk(self, zone: str, name: str, labels: dict[str, str], gib: str = "10") -> dict[str, Any]:
+    def add_disk(self, zone: str, name: str, labels: dict[str, str], gib: str = "10") -> Json:
         """Add an unused disk."""
         return self.volumes.add(zone, name, labels, gib)
 
-    def _types(self, zone: str) -> list[dict[str, Any]]:
+    def _types(self, zone: str) -> list[Json]:
         return [
             resources.machine_type(zone, name.removesuffix("!"), *figures)
             for name, *figures in TYPES
@@ -207,7 +205,7 @@ class Gce:
 
     # ---- Instances
 
-    def _insert(self, zone: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _insert(self, zone: str, body: Json) -> Json:
         self._check(zone, body)
         name = body["name"]
         if (zone, name) in self.instances:
@@ -222,7 +220,7 @@ class Gce:
         self._launched(one, task)
         return asked
 
-    def _check(self, zone: str, body: dict[str, Any]) -> None:
+    def _check(self, zone: str, body: Json) -> None:
         """Refuse what Google refuses at once."""
         kind = body["machineType"].rpartition("/")[2]
         source = body["disks"][0]["initializeParams"]["sourceImage"]
@@ -244,7 +242,7 @@ class Gce:
             if is_wrong:
                 raise Refusal(400, "invalid", f"Invalid value for field 'resource.{field}'")
 
-    def _instance(self, zone: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _instance(self, zone: str, body: Json) -> Json:
         taken = {one["networkInterfaces"][0].get("networkIP") for one in self.instances.values()}
         address = ""
         while not address or address in taken:
@@ -262,14 +260,14 @@ class Gce:
                 found |= {f"disk {zone}.{each['source'].rpartition('/')[2]}" for each in disks}
         return found
 
-    def ignore_delete(self, zone: str, name: str) -> dict[str, Any]:
+    def ignore_delete(self, zone: str, name: str) -> Json:
         """Return the answer to a deletion that fails later."""
         task = self.operations.begin(zone, "delete", self._there(self.instances.get((zone, name)), name))
         asked = dict(task.answer)
         self.operations.finish(task, "INTERNAL_ERROR", "Internal error")
         return asked
 
-    def _delete(self, one: dict[str, Any], zone: str) -> dict[str, Any]:
+    def _delete(self, one: Json, zone: str) -> Json:
         task = self.operations.begin(zone, "delete", one)
         asked = dict(task.answer)
         one["status"] = "STOPPING"
@@ -304,7 +302,7 @@ class _Filter:
     any_does: bool
     terms: tuple[tuple[str, str], ...]
 
-    def fits(self, resource: dict[str, Any]) -> bool:
+    def fits(self, resource: Json) -> bool:
         labels = resource.get("labels") or {}
         has = {**resource, **{f"labels.{key}": value for key, value in labels.items()}}
         outcomes = [has.get(key) == wanted for key, wanted in self.terms]

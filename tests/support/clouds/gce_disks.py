@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.support.clouds import gce_resources as resources
 from tests.support.clouds.gce_operations import Error, Operations, Refusal, in_use, path_of
-from tests.support.clouds.gce_resources import HERE, ZONES
+from tests.support.clouds.gce_resources import HERE, ZONES, Json
 
 NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
 LABEL = re.compile(r"[a-z0-9_-]{0,63}")
@@ -28,7 +28,6 @@ MOST_GIB = 65536
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ATTACHABLE = ("RUNNING", "TERMINATED")  # statuses of instances
 
-Json = dict[str, Any]
 Key = tuple[str, str]
 """A zone and a name."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from tests.support.clouds import gce_resources as resources
+from tests.support.clouds.gce_resources import Json
 
 Error = tuple[str, str]
 """The code and the message of a failed operation; ("", ""): it has succeeded."""
@@ -23,7 +24,7 @@ class Refusal(Exception):
         self.status, self.reason, self.message = status, reason, message
 
 
-def in_use(disk: dict[str, Any], user: str) -> str:
+def in_use(disk: Json, user: str) -> str:
     """The message about a disk that an instance has."""
     return f"The disk resource '{path_of(disk['selfLink'])}' is already being used by '{path_of(user)}'"  #
 
@@ -38,7 +39,7 @@ class Task:
     """What an operation does, and how it ends."""
 
     zone: str
-    answer: dict[str, Any]
+    answer: Json
 
 
 class Operations:
@@ -56,7 +57,7 @@ class Operations:
         self.failing: dict[str, Error] = {}
         self._requests: dict[str, tuple[str, str]] = {}  # what was asked, and its operation, by requestId
 
-    def begin(self, zone: str, kind: str, target: dict[str, Any]) -> Task:
+    def begin(self, zone: str, kind: str, target: Json) -> Task:
         """Begin an operation that `finish` ends."""
         task = Task(zone, resources.operation(zone, kind, target))
         self.tasks[task.answer["name"]] = task
@@ -72,12 +73,12 @@ class Operations:
         self,
         zone: str,
         kind: str,
-        target: dict[str, Any],
+        target: Json,
         work: Callable[[], Error | None],
         *,
         undo: Callable[[], None] = lambda: None,
         alone: bool = True,
-    ) -> dict[str, Any]:
+    ) -> Json:
         """Answer with an operation that does `work`.
 
         :param undo: called in place of `work` if the operation fails. :param alone: whether it has `target`
@@ -103,13 +104,13 @@ class Operations:
         self.later(end)
         return asked
 
-    def check_ready(self, target: dict[str, Any]) -> None:
+    def check_ready(self, target: Json) -> None:
         """:raise Refusal: an operation has it to itself."""
         if target["selfLink"] in self.busy:
             message = f"The resource '{path_of(target['selfLink'])}' is not ready"
             raise Refusal(400, "resourceNotReady", message)
 
-    def once(self, request_id: str, asked: list[Any], answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def once(self, request_id: str, asked: list[Any], answer: Callable[[], Json]) -> Json:
         """Answer a request, and the same one with the same id with the operation that it has begun before."""
         if not request_id:
             return answer()

@@ -14,8 +14,12 @@ ZONES = (f"{REGION}-b", f"{REGION}-c")
 HERE = f"https://www.googleapis.com/compute/v1/projects/{PROJECT}"
 NETWORK = ipaddress.ip_network("127.78.0.0/16")  # all of it is the loopback interface's
 
+Json = dict[str, Any]
+"""A resource or an answer. Any: what is in it depends on its kind, and is held to Google's description by
+`discovery`, not by types."""
 
-def error(status: int, reason: str, message: str) -> dict[str, Any]:
+
+def error(status: int, reason: str, message: str) -> Json:
     """Return the body of an error."""
     one = {"domain": "global", "message": message, "reason": reason}
     return {"error": {"code": status, "errors": [one], "message": message}}
@@ -31,7 +35,7 @@ def number() -> str:
     return str(secrets.randbelow(9 * 10**18) + 10**18)
 
 
-def image(name: str, **fields: Any) -> dict[str, Any]:
+def image(name: str, **fields: Any) -> Json:
     """Return an image. :param fields: other values than the usual ones."""
     return {
         "kind": "compute#image",
@@ -50,7 +54,7 @@ def image(name: str, **fields: Any) -> dict[str, Any]:
     }
 
 
-def address(name: str) -> dict[str, Any]:
+def address(name: str) -> Json:
     """Return a reserved address."""
     return {
         "kind": "compute#address",
@@ -65,7 +69,7 @@ def address(name: str) -> dict[str, Any]:
     }
 
 
-def disk(zone: str, name: str, labels: dict[str, str], gib: str) -> dict[str, Any]:
+def disk(zone: str, name: str, labels: dict[str, str], gib: str) -> Json:
     """Return an unused disk."""
     return {
         "kind": "compute#disk",
@@ -82,7 +86,7 @@ def disk(zone: str, name: str, labels: dict[str, str], gib: str) -> dict[str, An
     }
 
 
-def snapshot(name: str, labels: dict[str, str], disk: dict[str, Any]) -> dict[str, Any]:
+def snapshot(name: str, labels: dict[str, str], disk: Json) -> Json:
     """Return a snapshot of a disk that is being taken."""
     return {
         "kind": "compute#snapshot",
@@ -105,7 +109,7 @@ def most_disks(machine_type: str) -> int:
     return 16 if machine_type in ("e2-micro", "e2-small", "e2-medium") else 128
 
 
-def attached_disk(index: int, disk: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+def attached_disk(index: int, disk: Json, asked: Json) -> Json:
     """Return what an instance shows of a disk that it was given. :param asked: how."""
     return {
         "kind": "compute#attachedDisk",
@@ -121,7 +125,7 @@ def attached_disk(index: int, disk: dict[str, Any], asked: dict[str, Any]) -> di
     }
 
 
-def subnetwork() -> dict[str, Any]:
+def subnetwork() -> Json:
     """Return the pods' subnetwork."""
     return {
         "kind": "compute#subnetwork",
@@ -136,7 +140,7 @@ def subnetwork() -> dict[str, Any]:
     }
 
 
-def machine_type(zone: str, name: str, cpus: int, mib: int, gpus: int) -> dict[str, Any]:
+def machine_type(zone: str, name: str, cpus: int, mib: int, gpus: int) -> Json:
     """Return a machine type."""
     accelerators = [{"guestAcceleratorType": "nvidia-l4", "guestAcceleratorCount": gpus}]
     return {
@@ -156,7 +160,7 @@ def machine_type(zone: str, name: str, cpus: int, mib: int, gpus: int) -> dict[s
     }
 
 
-def instance(zone: str, body: dict[str, Any], address: str) -> dict[str, Any]:
+def instance(zone: str, body: Json, address: str) -> Json:
     """Return a new instance, as requested."""
     name, asked = body["name"], body["networkInterfaces"][0]
     access = [
@@ -193,7 +197,7 @@ def instance(zone: str, body: dict[str, Any], address: str) -> dict[str, Any]:
     }
 
 
-def operation(zone: str, kind: str, target: dict[str, Any]) -> dict[str, Any]:
+def operation(zone: str, kind: str, target: Json) -> Json:
     """Return a running operation. :param zone: `""`: it is of no zone."""
     name = f"operation-{secrets.token_hex(12)}"
     here = f"{HERE}/zones/{zone}" if zone else f"{HERE}/global"

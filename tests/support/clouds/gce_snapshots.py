@@ -12,14 +12,10 @@ DELETING               gone
 
 from __future__ import annotations
 
-from typing import Any
-
 from tests.support.clouds import gce_resources as resources
 from tests.support.clouds.gce_disks import LABEL, NAME, Disks
 from tests.support.clouds.gce_operations import Operations, Refusal, path_of
-from tests.support.clouds.gce_resources import HERE
-
-Json = dict[str, Any]
+from tests.support.clouds.gce_resources import HERE, Json
 
 
 class Snapshots:

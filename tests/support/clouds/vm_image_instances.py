@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.threads import deferToThread
 from twisted.web.resource import Resource
 
@@ -43,7 +44,7 @@ class VMImageInstances:
         self._reactor = reactor
         self._off = off
         self._site = ClosableSite(_Switch(self._switched_off))
-        self._timers: list[Any] = []
+        self._timers: list[IDelayedCall] = []
         self._journal: systemd.Systemd | None = None
         self.images: list[str] = []
 

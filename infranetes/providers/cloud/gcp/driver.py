@@ -19,7 +19,7 @@ libcloud is untyped; from here on resources have the types of `libcloud_types`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from libcloud.common.base import ConnectionUserAndKey
 from libcloud.common.google import GoogleBaseError
@@ -44,11 +44,14 @@ _MAX_PAGES = 1000
 _PAGE = 500
 _ROOT = f"https://www.googleapis.com/compute/{API_VERSION}/"  # libcloud takes the path of such a URL
 
+_Json: TypeAlias = Any
+"""What Google answers, before whoever asked says which resource it is."""
+
 
 class Response(GCEResponse):  # type: ignore[misc]
     """Keeps the headers of errors."""
 
-    def parse_body(self) -> Any:  # Any: JSON
+    def parse_body(self) -> _Json:
         try:
             return super().parse_body()
         except GoogleBaseError as error:
@@ -271,7 +274,7 @@ class Driver(GCENodeDriver):  # type: ignore[misc]
         path: str,
         params: Mapping[str, str | int] | None = None,
         body: Mapping[str, object] | None = None,
-    ) -> Any:  # Any: JSON
+    ) -> _Json:
         """Return what the API answers.
 
         :param path: of this project, such as `/zones/Z/instances`; or of any: `projects/P/global/…`."""
@@ -280,14 +283,14 @@ class Driver(GCENodeDriver):  # type: ignore[misc]
             action, params=params, data=body, method=method, retry_failed=False
         ).object
 
-    def _find(self, path: str) -> Any:  # Any: JSON
+    def _find(self, path: str) -> _Json:
         """Return a resource; None: it does not exist."""
         return self._unless_missing("GET", path)
 
-    def _delete(self, path: str) -> Any:  # Any: JSON
+    def _delete(self, path: str) -> _Json:
         return self._unless_missing("DELETE", path)
 
-    def _unless_missing(self, method: str, path: str) -> Any:  # Any: JSON
+    def _unless_missing(self, method: str, path: str) -> _Json:
         try:
             return self._request(method, path)
         except GoogleBaseError as error:
@@ -295,7 +298,7 @@ class Driver(GCENodeDriver):  # type: ignore[misc]
                 return None
             raise
 
-    def _pages(self, path: str, **params: str | int) -> Iterator[Mapping[str, Any]]:  # Any: JSON
+    def _pages(self, path: str, **params: str | int) -> Iterator[Mapping[str, _Json]]:
         params["maxResults"] = _PAGE
         for _ in range(_MAX_PAGES):
             page = self._request("GET", path, params)
@@ -305,19 +308,19 @@ class Driver(GCENodeDriver):  # type: ignore[misc]
             params["pageToken"] = page["nextPageToken"]
         raise CloudError(ErrorKind.UNEXPECTED, f"the list {path} does not end")
 
-    def _in_zone(self, zone: str, kind: str, filter: str) -> Any:  # Any: JSON, a list
+    def _in_zone(self, zone: str, kind: str, filter: str) -> _Json:
         found: list[object] = []
         for page in self._pages(f"/zones/{zone}/{kind}", filter=filter):
             found += page.get("items") or []
         return found
 
-    def _in_all_zones(self, kind: str, filter: str) -> Any:  # Any: JSON, a list
+    def _in_all_zones(self, kind: str, filter: str) -> _Json:
         """Return resources of all zones.
 
         :raise CloudError: a zone did not answer, which does not mean that its resources are gone."""
         found: list[object] = []
         for page in self._pages(f"/aggregated/{kind}", filter=filter):
-            scopes: Mapping[str, Any] = page.get("items") or {}  # Any: JSON
+            scopes: Mapping[str, _Json] = page.get("items") or {}
             for name, scope in [*scopes.items(), ("the project", page)]:
                 if (scope.get("warning") or {}).get("code") == "UNREACHABLE":
                     raise CloudError(ErrorKind.TRANSIENT, f"Google itself can't reach {name}")
