@@ -9,6 +9,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 
 from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
+from infranetes_common.nfs import NfsMount
 from infranetes_common.pod_firewall import PodFirewall
 from infranetes_common.wire import cri, vmserver
 from txgrpc import Code, GrpcError
@@ -68,6 +69,7 @@ class FakeAgent:
     def __init__(self, sandbox_id: str) -> None:
         self.sandbox_id = sandbox_id
         self.containers: dict[str, Any] = {}
+        self.created: list[cri.ContainerConfig] = []  # what was asked for
         self.loaded: set[str] = set()
         self.loads: list[tuple[str, Any]] = []
         self.calls: list[tuple[str, str]] = []
@@ -201,8 +203,9 @@ class FakeAgent:
         self.loads.append((image_id, url))
         self.loaded.add(image_id)
 
-    async def create(self, id: str, image_id: str, config: Any, sandbox: Any) -> Any:
+    async def create(self, id: str, image_id: str, config: cri.ContainerConfig, sandbox: Any) -> Any:
         self.calls.append(("create", id))
+        self.created.append(config)
         self._reach()
         if self.create_error is not None:
             raise self.create_error
@@ -265,7 +268,7 @@ class FakeAgent:
             raise self.unmount_error
         self.disks.discard(serial)
 
-    async def mount_nfs(self, container_id: str, mount: Any) -> str:
+    async def mount_nfs(self, container_id: str, mount: NfsMount) -> str:
         self.calls.append((f"mount_nfs {mount.source}", container_id))
         self._reach()
         if self.mount_error is not None:

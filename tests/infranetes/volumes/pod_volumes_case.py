@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.python.monkey import MonkeyPatcher
 from zope.interface import implementer
 
+from infranetes.machines.pool_config import PoolConfig
 from infranetes.providers.volumes import IHasVolumes, ILendsDevices, VolumeDisk
 from infranetes.volumes.pod_volumes import PodVolumes
 from infranetes.volumes.published import PublishedVolume
@@ -17,9 +17,9 @@ from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.volume_disks import serial_of
 from infranetes_common.wire import cri
-from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fake_agent import FakeAgent
 from tests.infranetes.pods.fakes import FakeNode, FakeProvider, box, pod
+from tests.infranetes.volumes.mounting_case import MountingCase, mounting
 
 DATA, LOGS = "/pods/u1/volumes/kubernetes.io~csi/data/mount", "/pods/u1/volumes/kubernetes.io~csi/logs/mount"
 DISK, RO_DISK = "/pods/u1/volumeDevices/kubernetes.io~csi/disk", "/pods/u1/volumeDevices/kubernetes.io~csi/ro"
@@ -99,9 +99,9 @@ class VolumesNode(FakeNode):
 
     provider: FakeProvider
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, pool: PoolConfig | None = None) -> None:
         self.of_pods: dict[str, list[PublishedVolume]] = {}
-        super().__init__(**options)
+        super().__init__(pool)
 
     def make_provider(self) -> FakeProvider:
         return ProviderWithVolumes(self)
@@ -125,46 +125,23 @@ class NodeWithoutVolumes(VolumesNode):
         return FakeProvider(self)
 
 
-def mounting(*paths: str, name: str = "main", **fields: Any) -> Any:
-    """A container with these paths of the node mounted."""
-    mounts = [cri.Mount(container_path=f"/m{number}", host_path=path) for number, path in enumerate(paths)]
-    return box(name, mounts=mounts, **fields)
-
-
-def with_devices(*paths: str, name: str = "main", permissions: str = "mrw", **fields: Any) -> Any:
+def with_devices(*paths: str, name: str = "main", permissions: str = "mrw") -> cri.ContainerConfig:
     """A container with these devices of the node, as kubelet names them."""
     devices = [
         cri.Device(container_path=f"/dev/x{number}", host_path=path, permissions=permissions)
         for number, path in enumerate(paths)
     ]
-    return box(name, devices=devices, **fields)
+    config: cri.ContainerConfig = box(name, devices=devices)
+    return config
 
 
-class PodVolumesCase(PodsTestCase):
-    """A sandbox that runs, on a node with volumes."""
+class PodVolumesCase(MountingCase):
+    """On a node with volumes."""
 
     world: VolumesNode
 
     def make_world(self) -> FakeNode:
         return VolumesNode()
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.created: list[Any] = []
-        self.sandbox = self.run_pod()
-        self.watch_agent(self.sandbox)
-
-    def watch_agent(self, sandbox: str) -> Any:
-        """Keep what the sandbox's agent is asked to create."""
-        agent = self.agent = self.world.agents[sandbox]
-        create = agent.create
-
-        async def keeping(id: str, image_id: str, config: Any, sandbox: Any) -> Any:
-            self.created.append(config)
-            return await create(id, image_id, config, sandbox)
-
-        self.patch(agent, "create", keeping)
-        return agent
 
     @property
     def volumes(self) -> FakeVolumes:
@@ -178,16 +155,6 @@ class PodVolumesCase(PodsTestCase):
 
     def instance(self, sandbox: str) -> str:
         return str(self.record(sandbox).instance_id)
-
-    def create(self, config: Any, sandbox: str = "") -> str:
-        return str(self.do(self.world.containers.create(sandbox or self.sandbox, config)))
-
-    def refused(self, error: type[Exception], config: Any, sandbox: str = "") -> str:
-        creating = start(self.world.containers.create(sandbox or self.sandbox, config))
-        return str(self.failureResultOf(creating, error).value)
-
-    def stop(self, sandbox: str) -> None:
-        self.do(self.world.sandboxes.stop(sandbox))
 
     def kept(self) -> list[tuple[str, str]]:
         """The recorded volumes, with their VMs."""
@@ -212,18 +179,6 @@ class PodVolumesCase(PodsTestCase):
 class KilledCase(PodVolumesCase):
     """Kills the daemon before or after each step."""
 
-    def hang(self, holder: object, name: str, *, after: bool) -> MonkeyPatcher:
-        """Have a step begin and never be told to have ended, with its effect or without."""
-        step = getattr(holder, name)
-
-        async def hanging(*asked: Any, **more: Any) -> Any:
-            if after:
-                await step(*asked, **more)
-            await Deferred()
-
-        hung: MonkeyPatcher = self.patch(holder, name, lambda *asked, **more: start(hanging(*asked, **more)))
-        return hung
-
     def steps(self, *names: str) -> Iterator[tuple[object, str, bool]]:
         holders = {
             "put_attachment": self.world.store,
@@ -235,11 +190,6 @@ class KilledCase(PodVolumesCase):
         for name in names:
             for after in (False, True):
                 yield holders.get(name, self.agent), name, after
-
-    def next_daemon(self) -> None:
-        self.world.kill()
-        self.world.begin()
-        self.world.provider_ready()
 
     def assert_the_next_pod_has_it(self, number: int) -> None:
         self.assertEqual((self.kept(), self.volumes.at), ([], {}))

@@ -20,6 +20,7 @@ from infranetes_common.volume_disks import serial_of
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fake_agent import FakeAgent
 from tests.infranetes.pods.fakes import FakeNode, FakeProvider, pod
+from tests.infranetes.volumes.mounting_case import mounting
 from tests.infranetes.volumes.pod_volumes_case import (
     DATA,
     DISK,
@@ -29,7 +30,6 @@ from tests.infranetes.volumes.pod_volumes_case import (
     PodVolumesCase,
     ProviderWithVolumes,
     VolumesNode,
-    mounting,
 )
 from tests.support.user_namespaces import namespaces, of_pod
 

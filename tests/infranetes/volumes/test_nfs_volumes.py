@@ -3,21 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from twisted.internet.defer import Deferred
-from twisted.python.monkey import MonkeyPatcher
+from collections.abc import Awaitable, Callable, Mapping
 
 from infranetes.volumes.nfs import NfsVolume
 from infranetes.volumes.nfs_volumes import UNMOUNT_SECONDS, NfsVolumes
 from infranetes_common.concurrency import start
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, Unavailable, Unimplemented
 from infranetes_common.filesync.wire import PREFIX
-from infranetes_common.nfs import checked
-from infranetes_common.wire import cri
-from tests.infranetes.pods.case import PodsTestCase
-from tests.infranetes.pods.fakes import FakeNode, box, pod
+from infranetes_common.nfs import NfsMount, checked
+from tests.infranetes.pods.fakes import FakeNode
+from tests.infranetes.volumes.mounting_case import MountingCase, mounting
 
 UID = "u1"
 DATA = f"/pods/{UID}/volumes/kubernetes.io~nfs/data"
@@ -41,46 +36,13 @@ class NfsNode(FakeNode):
         return MOUNTED.get(path)
 
 
-def mounting(*paths: str, name: str = "main", **fields: Any) -> Any:
-    mounts = [
-        cri.Mount(container_path=f"/m{number}", host_path=path, **fields) for number, path in enumerate(paths)
-    ]
-    return box(name, mounts=mounts)
-
-
-class NfsVolumesCase(PodsTestCase):
-    """A sandbox that runs."""
+class NfsVolumesCase(MountingCase):
+    """On a node with NFS volumes."""
 
     world: NfsNode
 
     def make_world(self) -> FakeNode:
         return NfsNode()
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.begin("web")
-
-    def begin(self, name: str) -> None:
-        self.sandbox = self.run_pod(pod(name, uid=UID))
-        self.agent = self.world.agents[self.sandbox]
-        self.created: list[Any] = []
-        create = self.agent.create
-
-        async def keeping(id: str, image_id: str, config: Any, sandbox: Any) -> Any:
-            self.created.append(config)
-            return await create(id, image_id, config, sandbox)
-
-        self.patch(self.agent, "create", keeping)
-
-    def create(self, config: Any) -> str:
-        return str(self.do(self.world.containers.create(self.sandbox, config)))
-
-    def refused(self, kind: type[Exception], config: Any) -> str:
-        creating = start(self.world.containers.create(self.sandbox, config))
-        return str(self.failureResultOf(creating, kind).value)
-
-    def stop(self) -> None:
-        self.do(self.world.sandboxes.stop(self.sandbox))
 
     def calls(self, word: str) -> list[tuple[str, str]]:
         return [call for call in self.agent.calls if call[0].startswith(word)]
@@ -134,7 +96,7 @@ class NfsVolumesTests(NfsVolumesCase):
         self.assertEqual(self.agent.nfs, {})
         mount_nfs = self.agent.mount_nfs
 
-        async def one_mount(container_id: str, mount: Any) -> str:
+        async def one_mount(container_id: str, mount: NfsMount) -> str:
             id = await mount_nfs(container_id, mount)
             self.agent.mount_error = FailedPrecondition("no such directory")
             return str(id)
@@ -159,12 +121,12 @@ class NfsVolumesTests(NfsVolumesCase):
 
     def test_what_is_pending_is_written_before_the_vm_ends(self) -> None:
         self.create(mounting(DATA))
-        destroyed: list[Any] = []
+        destroyed: list[tuple[int, int]] = []
         self.patch(self.agent, "unmount_nfs", self.noting(destroyed))
         self.stop()
         self.assertEqual(destroyed, [(UNMOUNT_SECONDS, 0)])
 
-    def noting(self, seen: list[Any]) -> Any:
+    def noting(self, seen: list[tuple[int, int]]) -> Callable[[int], Awaitable[None]]:
         async def unmount_nfs(within: int) -> None:
             seen.append((within, len([one for one in self.world.provider.calls if one[0] == "destroy"])))
 
@@ -188,25 +150,9 @@ class NfsVolumesTests(NfsVolumesCase):
 class KilledAnywhereTests(NfsVolumesCase):
     """The daemon is killed before or after each step: the next one goes on, and nothing outlives the pod."""
 
-    def hang(self, name: str, *, after: bool) -> MonkeyPatcher:
-        step = getattr(self.agent, name)
-
-        async def hanging(*asked: Any, **more: Any) -> Any:
-            if after:
-                await step(*asked, **more)
-            await Deferred()
-
-        hung: MonkeyPatcher = self.patch(self.agent, name, hanging)
-        return hung
-
-    def next_daemon(self) -> None:
-        self.world.kill()
-        self.world.begin()
-        self.world.provider_ready()
-
     def test_while_it_mounts(self) -> None:
         for after in (False, True):
-            hung = self.hang("mount_nfs", after=after)
+            hung = self.hang(self.agent, "mount_nfs", after=after)
             creating = start(self.world.containers.create(self.sandbox, mounting(DATA)))
             creating.addErrback(lambda _: None)
             self.assertFalse(creating.called)
@@ -221,7 +167,7 @@ class KilledAnywhereTests(NfsVolumesCase):
     def test_while_it_unmounts(self) -> None:
         for after in (False, True):
             self.create(mounting(DATA))
-            hung = self.hang("unmount_nfs", after=after)
+            hung = self.hang(self.agent, "unmount_nfs", after=after)
             stopping = start(self.world.sandboxes.stop(self.sandbox))
             stopping.addErrback(lambda _: None)
             self.assertFalse(stopping.called)

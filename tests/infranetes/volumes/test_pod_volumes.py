@@ -24,13 +24,13 @@ from infranetes_common.volume_disks import serial_of
 from infranetes_common.wire import cri
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fakes import FakeNode, pod
+from tests.infranetes.volumes.mounting_case import mounting
 from tests.infranetes.volumes.pod_volumes_case import (
     DATA,
     LOGS,
     KilledCase,
     NodeWithoutVolumes,
     PodVolumesCase,
-    mounting,
 )
 
 
@@ -256,8 +256,7 @@ class KilledAnywhereTests(KilledCase):
             self.assertEqual(self.volumes.at, {"vol-data": self.instance(self.sandbox)})
             self.stop(self.sandbox)
             self.assert_the_next_pod_has_it(number)
-            self.sandbox = self.run_pod(pod(f"web{number}", uid=f"w{number}"))
-            self.watch_agent(self.sandbox)
+            self.begin(f"web{number}", f"w{number}")
 
     def test_while_it_detaches(self) -> None:
         steps = ("unmount_disk", "detach", "delete_attachment", "destroy")
@@ -272,8 +271,7 @@ class KilledAnywhereTests(KilledCase):
             self.next_daemon()
             self.stop(self.sandbox)
             self.assert_the_next_pod_has_it(number)
-            self.sandbox = self.run_pod(pod(f"web{number}", uid=f"w{number}"))
-            self.watch_agent(self.sandbox)
+            self.begin(f"web{number}", f"w{number}")
 
 
 class WithoutVolumesTests(PodsTestCase):

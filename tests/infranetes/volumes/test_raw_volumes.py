@@ -9,6 +9,7 @@ from infranetes_common.volume_disks import serial_of
 from infranetes_common.wire import cri
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fakes import FakeNode, pod
+from tests.infranetes.volumes.mounting_case import mounting
 from tests.infranetes.volumes.pod_volumes_case import (
     DATA,
     DISK,
@@ -16,7 +17,6 @@ from tests.infranetes.volumes.pod_volumes_case import (
     KilledCase,
     NodeWithoutVolumes,
     PodVolumesCase,
-    mounting,
     with_devices,
 )
 
@@ -153,5 +153,4 @@ class KilledAnywhereTests(KilledCase):
             self.assertEqual(self.volumes.at, {"vol-disk": self.instance(self.sandbox)})
             self.stop(self.sandbox)
             self.assert_the_next_pod_has_it(number)
-            self.sandbox = self.run_pod(pod(f"web{number}", uid=f"w{number}"))
-            self.watch_agent(self.sandbox)
+            self.begin(f"web{number}", f"w{number}")
