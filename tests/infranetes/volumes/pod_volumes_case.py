@@ -198,3 +198,18 @@ class KilledCase(PodVolumesCase):
         self.assertEqual(self.volumes.at, {"vol-data": self.instance(sandbox)})
         self.stop(sandbox)
         self.assertEqual((self.kept(), self.volumes.at), ([], {}))
+
+
+VOLUMES = [PublishedVolume("vol-data"), PublishedVolume("vol-logs", read_only=True)]
+
+
+class AtLaunchCase(PodVolumesCase):
+    """A pod, `new`, that has volumes published and no VM yet."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.world.of_pods["n1"] = list(VOLUMES)
+        self.new = pod("new", uid="n1")
+
+    def assert_nobody_has_them(self) -> None:
+        self.assertEqual((self.kept(), self.volumes.at), ([], {}))

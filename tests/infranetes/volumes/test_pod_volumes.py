@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from twisted.internet.defer import Deferred, fail
 
@@ -73,9 +72,9 @@ class PodVolumesTests(PodVolumesCase):
         seen = []
         attach = self.volumes.attach
 
-        def looking(*asked: Any) -> Any:
+        def looking(instance: str, volume: str, read_only: bool) -> Deferred[str]:
             seen.append(self.kept())
-            return attach(*asked)
+            return attach(instance, volume, read_only)
 
         self.patch(self.volumes, "attach", looking)
         self.create(mounting(DATA))

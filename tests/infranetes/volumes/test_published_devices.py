@@ -11,7 +11,6 @@ import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
@@ -154,13 +153,13 @@ class PublishTests(DeviceCase):
         self.assert_nothing_is_left()
 
     def test_a_node_without_loop_devices_is_told_what_to_do(self) -> None:
-        def missing(*_: Any) -> None:
+        def missing(*_: object) -> None:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", "/dev/loop-control")
 
         self.patch(published_devices, "new_loop_device", missing)
         self.assertRaisesRegex(FailedPrecondition, "load the kernel's module `loop`", self.publish)
 
-        def denied(*_: Any) -> None:
+        def denied(*_: object) -> None:
             raise PermissionError(errno.EPERM, "Operation not permitted", "/dev/loop-control")
 
         self.patch(published_devices, "new_loop_device", denied)
@@ -252,12 +251,12 @@ class InterruptedTests(DeviceCase):
     PUBLISHING = ((published_devices, "open_path"), (published_devices, "bind"), (LoopDevice, "keep"))
     UNPUBLISHING = ((LoopDevice, "end"), (published_devices, "unmount"), (os, "unlink"))
 
-    def killed(self, work: Callable[[], None], holder: Any, name: str) -> None:
+    def killed(self, work: Callable[[], None], holder: object, name: str) -> None:
         """Do work in a process that is killed once it has made one call."""
         if not (child := os.fork()):
             step = getattr(holder, name)
 
-            def last(*arguments: Any, **more: Any) -> None:
+            def last(*arguments: object, **more: object) -> None:
                 step(*arguments, **more)
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -270,15 +269,15 @@ class InterruptedTests(DeviceCase):
         _, status = os.waitpid(child, 0)
         self.assertEqual(os.waitstatus_to_exitcode(status), -signal.SIGKILL, f"{name} was not called")
 
-    def failing(self, work: Callable[[], None], holder: Any, name: str) -> None:
-        def fails(*_: Any, **__: Any) -> None:
+    def failing(self, work: Callable[[], None], holder: object, name: str) -> None:
+        def fails(*_: object, **__: object) -> None:
             raise OSError(errno.EIO, "Input/output error")
 
         patched = self.patch(holder, name, fails)
         self.assertRaises(Unavailable, work)
         patched.restore()
 
-    def interrupted(self, work: Callable[[], None], steps: tuple[tuple[Any, str], ...]) -> Iterator[None]:
+    def interrupted(self, work: Callable[[], None], steps: tuple[tuple[object, str], ...]) -> Iterator[None]:
         """Interrupt some work after, and at, each of its steps."""
         for holder, name in steps:
             self.killed(work, holder, name)
