@@ -11,9 +11,9 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Awaitable
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from infranetes.volumes import mount_table
 from infranetes_common.concurrency import start
@@ -98,13 +98,14 @@ class NfsTests(PodCase):
         """kubelet's directory of a pod."""
         return self.root / "kubelet" / "pods" / f"uid-{pod}"
 
-    def mounting(self, pod: str, name: str, script: str, **paths: str) -> Any:
+    def mounting(self, pod: str, name: str, script: str, **paths: str) -> cri.ContainerConfig:
         """A container with parts of kubelet's directory as /data and the like."""
         mounts = [
             cri.Mount(container_path=f"/{point}", host_path=f"{self.kubelet(pod)}/{path}")
             for point, path in paths.items()
         ]
-        return self.box(name, script, mounts=mounts)
+        config: cri.ContainerConfig = self.box(name, script, mounts=mounts)
+        return config
 
     def lines_of(self, pod: str, name: str = "main") -> list[str]:
         """What a container wrote."""
@@ -121,7 +122,7 @@ class NfsTests(PodCase):
         source.write_text(_LOCK)
         subprocess.run(["gcc", "-static", "-o", self.data / "lock", source], check=True)
 
-    async def timed(self, code: Code, call: Any) -> str:
+    async def timed(self, code: Code, call: Awaitable[object]) -> str:
         begun = time.monotonic()
         said = await self.refused(code, call)
         self.assertLess(time.monotonic() - begun, _BOUND)

@@ -16,7 +16,6 @@ import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from twisted.internet.threads import deferToThread
 
@@ -49,7 +48,7 @@ class PostgresqlTests(VolumeCase):
     def setUp(self) -> None:
         super().setUp()
         self.acknowledged: Mapping[int, int] = {}
-        self.killed: dict[str, Any] = {}
+        self.killed: dict[str, object] = {}
 
     async def set_up_image(self) -> None:
         self.tree = await deferToThread(PostgresqlTree.made, _CACHE)
@@ -77,7 +76,7 @@ class PostgresqlTests(VolumeCase):
         """Whether the present server's log has these words."""
         return any(words in line for line in self.lines(self.log_name))
 
-    def of_image(self, name: str, source: Path, script: str) -> Any:
+    def of_image(self, name: str, source: Path, script: str) -> cri.ContainerConfig:
         return self.mounting(source, name, script, image=cri.ImageSpec(image=self.reference))
 
     async def test_no_acknowledged_transaction_is_lost(self) -> None:
@@ -170,7 +169,7 @@ class PostgresqlTests(VolumeCase):
         self.assertTrue(any(line.split() == ["Bad", "checksums:", "0"] for line in self.lines("check")))
         await self.end_pod()
 
-    def note(self, **figures: Any) -> None:
+    def note(self, **figures: object) -> None:
         if FIGURES:
             with open(FIGURES, "a") as file:
                 file.write(json.dumps(figures) + "\n")

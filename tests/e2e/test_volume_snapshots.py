@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import UNIXClientEndpoint
@@ -20,6 +19,7 @@ from tests.e2e.volume_case import VolumeCase
 from tests.infranetes.csi.case import capability
 from tests.infranetes.daemon.case import reactor
 from txgrpc import Channel, GrpcError
+from txgrpc.client import Stub
 
 _FILLED = 96 << 20
 # A record is acknowledged once it is flushed.
@@ -50,17 +50,17 @@ class VolumeSnapshotTests(VolumeCase):
         finally:
             subprocess.run(["umount", directory], check=True)
 
-    def controller(self) -> Any:
+    def controller(self) -> Stub:
         channel = Channel(reactor, UNIXClientEndpoint(reactor, CsiConfig(str(self.root / "kubelet")).socket))
         self.addCleanup(channel.close)
         return channel.stub(csi.Controller)
 
-    def take(self, controller: Any, name: str) -> Deferred[csi.CreateSnapshotResponse]:
+    def take(self, controller: Stub, name: str) -> Deferred[csi.CreateSnapshotResponse]:
         request = csi.CreateSnapshotRequest(name=name, source_volume_id="pvc-1")
         taking: Deferred[csi.CreateSnapshotResponse] = controller.CreateSnapshot(request, timeout=120)
         return taking
 
-    async def restore(self, controller: Any, snapshot: str) -> None:
+    async def restore(self, controller: Stub, snapshot: str) -> None:
         request = csi.CreateVolumeRequest(name=f"from-{snapshot}")
         request.capacity_range.required_bytes = 2 * self.size
         request.volume_capabilities.append(capability())

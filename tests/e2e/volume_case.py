@@ -74,10 +74,11 @@ class VolumeCase(VolumesCase):
         self.published = target
         return target
 
-    def mounting(self, source: Path, name: str, script: str, **fields: Any) -> Any:
+    def mounting(self, source: Path, name: str, script: str, **fields: Any) -> cri.ContainerConfig:
         """A container that has the volume at /data."""
         mount = cri.Mount(container_path="/data", host_path=str(source))
-        return self.box(name, script, mounts=[mount], **fields)
+        config: cri.ContainerConfig = self.box(name, script, mounts=[mount], **fields)
+        return config
 
     def is_free(self) -> bool:
         """Whether another VM could have the volume."""
@@ -127,16 +128,16 @@ class RawVolumeCase(VolumesCase):
         target = self.root / f"kubelet/plugins/kubernetes.io/csi/volumeDevices/publish/pv/{pod}"
         published_devices.unpublish(str(target), self.table)
 
-    def raw_volume(self, link: Path, permissions: str = "mrw") -> Any:
+    def raw_volume(self, link: Path, permissions: str = "mrw") -> cri.Device:
         """The raw volume as a container's device."""
         return cri.Device(container_path="/dev/xvda", host_path=str(link), permissions=permissions)
 
-    def lent_device(self) -> Any:
+    def lent_device(self) -> cri.Device:
         """The node's device as a container's."""
         return cri.Device(container_path="/dev/node", host_path=self.node_device, permissions="rw")
 
 
-def of_user(*groups: int) -> Any:
+def of_user(*groups: int) -> cri.LinuxContainerConfig:
     """What is Linux's own of a container that is not root, with these groups besides its own."""
     context = cri.LinuxContainerSecurityContext(supplemental_groups=groups)
     context.run_as_user.value = context.run_as_group.value = 1000

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import yaml
 
@@ -53,7 +53,7 @@ class OwnVolumeCase(WorkloadCase):
     def claimed(self) -> list[Manifest]:
         """The volume, and a claim that only it fulfils."""
         self.addCleanup(self.kubectl, "delete", "persistentvolume", self.namespace, "--wait=false")
-        common: dict[str, Any] = {
+        common: Manifest = {
             "accessModes": ["ReadWriteOnce"],
             "storageClassName": self.namespace,
             **self.common,

@@ -7,9 +7,9 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
@@ -236,15 +236,15 @@ class ServerGoneTests(NfsCase):
         self.server.hang()
         await self.fails(DeadlineExceeded, self.nfs.mount("b", WANTED))
         self.server.go_on()
-        await self.eventually(self.nfs.mount, "b", WANTED)
+        await self.eventually(partial(self.nfs.mount, "b", WANTED))
         await self.nfs.release("a")
         await self.nfs.release("b")
         self.assertFalse(self.is_mounted())
 
-    async def eventually(self, work: Any, *args: Any) -> None:  # Any: of every kind
+    async def eventually(self, work: Callable[[], Awaitable[object]]) -> None:
         while True:
             try:
-                await work(*args)
+                await work()
                 return
             except DeadlineExceeded:
                 await deferLater(reactor, 0.1, lambda: None)
