@@ -12,6 +12,7 @@ is listed, and all of them are deleted with it.
 from __future__ import annotations
 
 import threading
+import time
 
 from infranetes.providers.cloud.disk_snapshots import CloudSnapshot, SnapshotRequest, SnapshotState
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
@@ -22,6 +23,7 @@ from infranetes.providers.cloud.vsphere.launches import _thd_wait_briefly
 from infranetes.providers.cloud.vsphere.storage import DiskSnapshot, Place
 
 _MOST_REMEMBERED = 1000
+_SEEN_SECONDS = 60.0  # for which what was seen of a disk counts, unless this daemon has changed it
 
 
 class VsphereSnapshots:
@@ -35,6 +37,8 @@ class VsphereSnapshots:
         self._most = most
         self._lock = threading.Lock()
         self._begun: dict[str, tuple[str, str]] = {}  # by name: the disk, and the task of the last request
+        self._changed: set[str] = set()  # disks
+        self._seen: dict[str, tuple[float, list[DiskSnapshot]]] = {}  # by disk, with the time
 
     def is_id(self, text: str) -> bool:
         return is_snapshot_id(text)
@@ -42,16 +46,20 @@ class VsphereSnapshots:
     # ---- Finding
 
     def _thd_find(self, driver: Driver, name: str) -> list[CloudSnapshot]:
-        """All disks are asked, unless this daemon has asked for the snapshot itself: then its disk is."""
+        """Look at all disks, unless this daemon has asked for the snapshot itself: then at its disk."""
         place, description = self._disks._thd_place(driver), self._disks.disk_names.of(name)
         with self._lock:
             volume, task = self._begun.get(name, ("", ""))
         if volume:
             found = self._thd_of(driver, place, volume, description)
-            if found or not driver.ex_tasks([task]).get(task, (True, None))[0]:
+            if found or (task and not driver.ex_tasks([task]).get(task, (True, None))[0]):
                 return found
-        ids = driver.storage.ids(place)
-        return [each for id in ids for each in self._thd_of(driver, place, id, description)]
+        holders = [
+            id
+            for id, taken in self._thd_look(driver, place).items()
+            if any(each.description == description for each in taken)
+        ]
+        return [each for id in holders for each in self._thd_of(driver, place, id, description)]
 
     def _thd_get(self, driver: Driver, id: str) -> CloudSnapshot | None:
         volume, _, _ = id.partition("/")
@@ -61,12 +69,40 @@ class VsphereSnapshots:
     def _thd_list(self, driver: Driver) -> list[CloudSnapshot]:
         place = self._disks._thd_place(driver)
         found = []
-        for id in driver.storage.ids(place):
-            taken = sorted(driver.storage.snapshots(place, id), key=_age, reverse=True)
-            oldest = {each.description: each for each in taken}.values()
+        for id, taken in self._thd_look(driver, place).items():
+            newest_first = sorted(taken, key=_age, reverse=True)
+            oldest = {each.description: each for each in newest_first}.values()
             ours = [each for each in oldest if self._disks.disk_names.is_ours(each.description)]
             found += self._thd_shown(driver, place, id, ours)
         return found
+
+    def _thd_look(self, driver: Driver, place: Place) -> dict[str, list[DiskSnapshot]]:
+        """Return the snapshots of all disks of the datastore. Each disk takes a call, so what was seen a
+        moment ago is not asked for again: a call that takes too long goes on when it is made again."""
+        found = {}
+        for id in driver.storage.ids(place):
+            with self._lock:
+                when, taken = self._seen.get(id, (-_SEEN_SECONDS, []))
+                is_known = id not in self._changed and time.monotonic() - when < _SEEN_SECONDS
+            if not is_known:
+                taken = driver.storage.snapshots(place, id)
+                with self._lock:
+                    self._seen[id] = (time.monotonic(), taken)
+            found[id] = taken
+        with self._lock:
+            self._seen = {id: self._seen[id] for id in found if id in self._seen}
+        return found
+
+    def _remember(self, volume: str, name: str = "", task: str = "") -> None:
+        """Note that this daemon changes a disk's snapshots. :param name: of the one that it asks for."""
+        with self._lock:
+            if len(self._changed) >= _MOST_REMEMBERED or len(self._begun) >= _MOST_REMEMBERED:
+                self._begun.clear()
+                self._changed.clear()
+                self._seen.clear()
+            self._changed.add(volume)
+            if name:
+                self._begun[name] = (volume, task)
 
     def _thd_of(
         self, driver: Driver, place: Place, volume: str, description: str = ""
@@ -101,6 +137,7 @@ class VsphereSnapshots:
         place, description = self._disks._thd_place(driver), self._disks.disk_names.of(request.name)
         taken = driver.storage.snapshots(place, request.volume)
         if any(each.description == description for each in taken):
+            self._remember(request.volume, request.name)
             return ""
         if len(taken) >= self._most:
             raise CloudError(
@@ -109,10 +146,7 @@ class VsphereSnapshots:
             )
         with refusals():
             task = driver.storage.take_snapshot(place, request.volume, description)._moId
-        with self._lock:
-            if len(self._begun) >= _MOST_REMEMBERED:
-                self._begun.clear()
-            self._begun[request.name] = (request.volume, task)
+        self._remember(request.volume, request.name, task)
         return task
 
     def _thd_delete(self, driver: Driver, snapshot: CloudSnapshot) -> str:
@@ -120,6 +154,7 @@ class VsphereSnapshots:
         volume, _, own = snapshot.id.partition("/")
         taken = driver.storage.snapshots(place, volume)
         name = next((each.description for each in taken if each.id == own), "")
+        self._remember(volume)
         for each in taken:
             if each.id != own and each.description == name:
                 self._thd_delete_twin(driver, place, volume, each.id)

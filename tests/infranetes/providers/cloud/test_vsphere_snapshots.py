@@ -11,7 +11,13 @@ from twisted.trial.unittest import TestCase
 
 from infranetes.providers.cloud.vsphere.disk_names import DiskNames
 from infranetes.providers.volumes import FromSnapshot, IHasSnapshots, ISnapshots, VolumeDisk
-from infranetes_common.errors import FailedPrecondition, NotFound, ResourceExhausted, Unavailable
+from infranetes_common.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
 from tests.contract.snapshots import SnapshotsContract
 from tests.infranetes.providers.cloud.test_vsphere_volumes import MIB, VolumesCase
 from tests.support.clouds.faults import FaultKind
@@ -137,6 +143,32 @@ class LimitTests(SnapshotsCase, TestCase):
         asked = len(self.world.asked("RetrieveSnapshotInfo"))
         await snapshots.create("one", volume)
         self.assertEqual(len(self.world.asked("RetrieveSnapshotInfo")) - asked, 1)
+
+    async def test_names_are_looked_for_in_all_volumes_once_a_minute(self) -> None:
+        """The vCenter tells them volume by volume only."""
+        volumes = await self.snapshotted()
+        made = [(await volumes.create(f"data-{number}", MIB)).id for number in range(6)]
+        asked: list[int] = []
+        for volume in made[:3]:
+            before = len(self.world.asked("RetrieveSnapshotInfo"))
+            await volumes.snapshots.create(f"of-{volume}", volume)
+            asked.append(len(self.world.asked("RetrieveSnapshotInfo")) - before)
+        self.assertGreaterEqual(asked[0], 6)
+        self.assertLess(max(asked[1:]), 6)
+        self.assertEqual(len(await volumes.snapshots.list()), 3)
+        await self.refused(AlreadyExists, volumes.snapshots.create(f"of-{made[0]}", made[5]))
+
+    async def test_one_that_another_node_took_meanwhile_is_found(self) -> None:
+        volumes, snapshots, volume, _ = await self.with_snapshot()
+        other = (await volumes.create("other", MIB)).id
+        await snapshots.create("of-other", other)  # all volumes have been looked at
+        elsewhere = IHasSnapshots(self.of(await self.started(node="node-2"))).snapshots
+        await snapshots.delete((await snapshots.create("one", volume)).id)
+        third = (await volumes.create("third", MIB)).id
+        await snapshots.list()
+        taken = await elsewhere.create("by-another", third)
+        self.assertEqual((await snapshots.create("by-another", third)).id, taken.id)
+        self.assertEqual(len(self.world.disks.snapshots.of(third)), 1)
 
 
 class CopyTests(SnapshotsCase, TestCase):
