@@ -13,9 +13,10 @@ from twisted.logger import Logger
 from twisted.python.threadpool import ThreadPool
 
 from infranetes.providers.cloud.errors import classify
-from infranetes.providers.cloud.interface import Cloud, CloudError, D, ErrorKind
+from infranetes.providers.cloud.interface import Action, Cloud, CloudError, D, ErrorKind, Rate
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes.providers.cloud.throttle import CircuitBreaker, RateLimit
+from infranetes.providers.cloud.turns import Turns
 from infranetes_common.concurrency import backoff, run_in_thread, sleep
 from infranetes_common.errors import InfranetesError
 from infranetes_common.reactors import IReactor
@@ -52,7 +53,7 @@ class Calls(Generic[D]):
         self._thread_local = threading.local()  # has each thread's driver
         self._drivers: set[D] = set()
         self._stopped = False
-        self.limit = RateLimit(reactor.seconds, settings.calls_per_second, settings.calls_per_second * 2)
+        self._turns: dict[Action, Turns] = {}
         # One for each kind of call: launches may fail while everything else works.
         self._circuits: dict[str, CircuitBreaker] = {}
         self.made = 0
@@ -95,28 +96,37 @@ class Calls(Generic[D]):
         return any(circuit.is_open for circuit in self._circuits.values())
 
     async def call(
-        self, what: str, work: Callable[[D], T], seconds: float | None = None, circuit: str = ""
+        self,
+        what: str,
+        work: Callable[[D], T],
+        seconds: float | None = None,
+        circuit: str = "",
+        action: Action = Action.LOOK,
     ) -> T:
         """Return what `work(driver)` returns, run in a thread.
 
         :param what: for people. :param seconds: including retries; None: as configured.
         :param circuit: the name of the circuit breaker that counts this call.
+        :param action: what the call is to the cloud, which limits how often that is done.
         :raise CloudError: it failed, and trying again did not help or would not.
         """
         deadline = self._reactor.seconds() + (seconds or self._settings.retry_seconds)
         breaker = self._circuits.setdefault(circuit, CircuitBreaker(self._reactor.seconds))
         pauses = backoff(self._settings.retry_first, self._settings.retry_most, jitter=0.5)
-        attempt = 0
+        turns = self._turns_of(action)
+        attempt, again = 0, False
         while True:
             attempt += 1
-            await self._wait_for_turn(what, deadline, breaker)
+            await self._wait_for_turn(what, deadline, breaker, turns, again)
             try:
                 result = await self._attempt(work)
             except CloudError as error:
-                self._record_failure(what, error, breaker)
+                self._record_failure(what, error, breaker, turns)
                 if error.kind not in RETRIED:
                     raise
-                pause = max(next(pauses), error.retry_after)
+                again = error.kind is ErrorKind.THROTTLED
+                # The limit has all calls of this kind pause, and this one is the next.
+                pause = 0.0 if again else max(next(pauses), error.retry_after)
                 if self._reactor.seconds() + pause > deadline:
                     raise CloudError(
                         error.kind, f"{what}: {error} (tried {attempt} times)", error.retry_after
@@ -126,11 +136,25 @@ class Calls(Generic[D]):
                 raise
             else:
                 breaker.succeeded()
-                self.limit.served()
                 return result
             await sleep(self._reactor, pause)
 
-    async def _wait_for_turn(self, what: str, deadline: float, breaker: CircuitBreaker) -> None:
+    def _turns_of(self, action: Action) -> Turns:
+        if action not in self._turns:
+            configured = self._settings.calls_per_second
+            rate = Rate(configured, configured * 2) if configured else self._cloud.rates[action]
+            limit = RateLimit(self._reactor.seconds, rate.per_second, rate.burst)
+            self._turns[action] = Turns(self._reactor, limit)
+        return self._turns[action]
+
+    def slowed(self) -> dict[Action, float]:
+        """The calls a second of what the cloud throttles."""
+        limits = {action: turns.limit for action, turns in self._turns.items()}
+        return {action: limit.current for action, limit in limits.items() if limit.current < limit.rate}
+
+    async def _wait_for_turn(
+        self, what: str, deadline: float, breaker: CircuitBreaker, turns: Turns, again: bool
+    ) -> None:
         """Wait until the circuit breaker and the rate limit let a call through."""
         while True:
             if self._stopped:
@@ -145,14 +169,20 @@ class Calls(Generic[D]):
                     wait,
                 )
             await self._sleep(wait, breaker)
-        wait = self.limit.reserve()
-        if wait:
-            if self._reactor.seconds() + wait > deadline:
-                breaker.abandoned()
-                raise CloudError(
-                    ErrorKind.THROTTLED, f"{what}: {self._cloud.location} wants to be asked less often", wait
-                )
-            await self._sleep(wait, breaker)
+        left = deadline - self._reactor.seconds()
+        expected = turns.expected(again=again)
+        try:
+            if expected > left:
+                raise TimeoutError
+            await turns.take(again=again).addTimeout(max(left, 0.0), self._reactor)
+        except TimeoutError:
+            breaker.abandoned()
+            raise CloudError(
+                ErrorKind.THROTTLED, f"{what}: {self._cloud.location} wants to be asked less often", expected
+            ) from None
+        except CancelledError:
+            breaker.abandoned()
+            raise
 
     async def _sleep(self, seconds: float, breaker: CircuitBreaker) -> None:
         try:
@@ -206,10 +236,10 @@ class Calls(Generic[D]):
             self._drivers.discard(driver)
             self._cloud._thd_disconnect(driver)
 
-    def _record_failure(self, what: str, error: CloudError, breaker: CircuitBreaker) -> None:
+    def _record_failure(self, what: str, error: CloudError, breaker: CircuitBreaker, turns: Turns) -> None:
         self.failed += 1
         if error.kind is ErrorKind.THROTTLED:
-            self.limit.throttled(error.retry_after)
+            turns.limit.throttled(error.retry_after)
         if error.kind is not ErrorKind.TRANSIENT:
             breaker.succeeded()
             return

@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 from twisted.internet.interfaces import IReactorTime
 
 from infranetes.providers.cloud.disks import CloudDisk, CloudDisks, DiskState
-from infranetes.providers.cloud.interface import CloudError, D, ErrorKind
+from infranetes.providers.cloud.interface import Action, CloudError, D, ErrorKind
 from infranetes.providers.cloud.looks import Looks
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes_common.concurrency import backoff, sleep
@@ -47,7 +47,12 @@ class MakesCalls(Protocol[D_co]):
     """What of `calls.Calls` is used here."""
 
     async def call(
-        self, what: str, work: Callable[[D_co], T], seconds: float | None = None, circuit: str = ""
+        self,
+        what: str,
+        work: Callable[[D_co], T],
+        seconds: float | None = None,
+        circuit: str = "",
+        action: Action = Action.LOOK,
     ) -> T: ...
 
 
@@ -76,9 +81,9 @@ class DiskCalls(Generic[D]):
         """The pauses of a call that begins now."""
         return Wait(self._clock, self._settings, f"{self.location}: {what}")
 
-    async def call(self, what: str, work: Callable[[D], T]) -> T:
+    async def call(self, what: str, work: Callable[[D], T], action: Action = Action.LOOK) -> T:
         """Return what `work(driver)` returns. :raise CloudError: it failed."""
-        return await self._calls.call(what, work, circuit=_CIRCUIT)
+        return await self._calls.call(what, work, circuit=_CIRCUIT, action=action)
 
     async def ask(self, verb: str, disk: CloudDisk, work: Callable[[D], str], wait: Wait) -> bool:
         """Ask for a change of a disk, and follow the operation.
@@ -89,7 +94,7 @@ class DiskCalls(Generic[D]):
     async def change(self, what: str, work: Callable[[D], str], wait: Wait) -> bool:
         """Ask for a change of anything else, as `ask` does."""
         try:
-            await self.follow(what, await self.call(what, work), wait)
+            await self.follow(what, await self.call(what, work, Action.CHANGE), wait)
         except CloudError as error:
             self._check_state_alone(what, error, wait)
             return False
@@ -98,7 +103,7 @@ class DiskCalls(Generic[D]):
     async def begin(self, what: str, work: Callable[[D], str], wait: Wait) -> str | None:
         """Ask for something, and return the operation; None: as where `ask` returns False."""
         try:
-            return await self.call(what, work)
+            return await self.call(what, work, Action.CHANGE)
         except CloudError as error:
             self._check_state_alone(what, error, wait)
             return None

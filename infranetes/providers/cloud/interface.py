@@ -58,6 +58,23 @@ class CloudError(Exception):
         self.retry_after = retry_after
 
 
+class Action(enum.Enum):
+    """What clouds count calls by, and how often each may be called."""
+
+    LAUNCH = "launches"
+    DESTROY = "ends of VMs"
+    CHANGE = "other changes"
+    LOOK = "looks"
+
+
+@attrs.frozen
+class Rate:
+    """How often a cloud serves calls. :ivar burst: calls at once after a rest."""
+
+    per_second: float
+    burst: float
+
+
 @attrs.frozen
 class Offer:
     """One size of VM that the cloud sells."""
@@ -129,6 +146,7 @@ class Cloud(Protocol[D]):
 
     name: str  # the provider's: `aws`, ...
     location: str  # for people: `aws eu-west-1`
+    rates: Mapping[Action, Rate]  # that the cloud documents for whoever has not asked for more
 
     @property
     def offers(self) -> Sequence[Offer]:

@@ -19,6 +19,7 @@ from infranetes.providers.cloud.interface import (
     NODE,
     SANDBOX,
     TOKEN,
+    Action,
     Cloud,
     CloudError,
     CloudVM,
@@ -162,6 +163,7 @@ class Launcher(Generic[D]):
                     f"launch a {attempt.size}",
                     partial(self._cloud._thd_launch, request=asked),
                     circuit="launch",
+                    action=Action.LAUNCH,
                 )
                 if not vm.operation:
                     return vm

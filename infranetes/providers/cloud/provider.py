@@ -35,7 +35,7 @@ from infranetes.providers.cloud.catalogue import MachineImages
 from infranetes.providers.cloud.disk_calls import DiskCalls
 from infranetes.providers.cloud.disk_snapshots import DiskSnapshots
 from infranetes.providers.cloud.disks import CloudDisks
-from infranetes.providers.cloud.interface import Cloud, CloudError, CloudVM, D, ErrorKind
+from infranetes.providers.cloud.interface import Action, Cloud, CloudError, CloudVM, D, ErrorKind
 from infranetes.providers.cloud.launch import Launcher
 from infranetes.providers.cloud.ledger import Ledger
 from infranetes.providers.cloud.settings import CloudSettings
@@ -205,9 +205,10 @@ class CloudProvider(Generic[D]):
     def status(self) -> Mapping[str, str]:
         states = [entry.vm.state for entry in self._ledger.entries.values()]
         calls = self._calls
+        slowed = "".join(f", {rate:.1f} {action.value} a second" for action, rate in calls.slowed().items())
         return {
             "cloud": f"{self._cloud.location}, {'not answering' if calls.is_open else 'answering'}",
-            "calls": f"{calls.made} made, {calls.failed} failed, {calls.limit.current:.1f} a second at most",
+            "calls": f"{calls.made} made, {calls.failed} failed{slowed}",
             **{f"VMs {state.value}": str(states.count(state)) for state in InstanceState},
         }
 
@@ -282,7 +283,9 @@ class CloudProvider(Generic[D]):
                     if not vm.wanted_address or vm.public_address:
                         return self._to_instance(vm)
                     await self._calls.call(
-                        f"give VM {instance_id} its address", partial(self._cloud._thd_assign_address, vm=vm)
+                        f"give VM {instance_id} its address",
+                        partial(self._cloud._thd_assign_address, vm=vm),
+                        action=Action.CHANGE,
                     )
                     vm = await self._get(instance_id)
                     if vm.public_address:
@@ -329,14 +332,16 @@ class CloudProvider(Generic[D]):
     async def _is_destroyed(self, vm: CloudVM, what: str) -> bool:
         """Ask the cloud to destroy a VM. Returns whether it has taken that."""
         try:
-            return await self._calls.call(what, partial(self._cloud._thd_destroy, vm=vm))
+            return await self._calls.call(
+                what, partial(self._cloud._thd_destroy, vm=vm), action=Action.DESTROY
+            )
         except CloudError as error:
             if error.kind is not ErrorKind.NOT_FOUND:
                 raise
             entry = self._ledger.entries.get(vm.id)
             if entry is not None and self._ledger.is_new(entry):
                 return False  # not all of the cloud knows it yet
-        await self._calls.call(what, partial(self._cloud._thd_release_resources, vm=vm))
+        await self._calls.call(what, partial(self._cloud._thd_release_resources, vm=vm), action=Action.CHANGE)
         return True
 
     def _destroy_unwanted(self, vm: CloudVM, why: str) -> None:

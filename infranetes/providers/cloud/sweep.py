@@ -12,7 +12,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from infranetes.providers.cloud.calls import Calls
-from infranetes.providers.cloud.interface import Cloud, CloudError, D, Leftover
+from infranetes.providers.cloud.interface import Action, Cloud, CloudError, D, Leftover
 from infranetes.providers.cloud.ledger import Ledger
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes.providers.cloud.translate import to_infranetes_error
@@ -79,5 +79,7 @@ class Sweeper(Generic[D]):
             id=leftover.id,
         )
         await self._calls.call(
-            f"release {leftover.kind} {leftover.id}", partial(self._cloud._thd_release, leftover=leftover)
+            f"release {leftover.kind} {leftover.id}",
+            partial(self._cloud._thd_release, leftover=leftover),
+            action=Action.CHANGE,
         )

@@ -3,25 +3,29 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import attrs
 
-_SLOWEST = 0.1  # of the configured rate
-_RECOVERY = 1.02  # the rate grows so with each call that is not throttled
+_SLOWER = 0.7  # the rate is multiplied by this when the cloud throttles us
+_SLOWEST = 0.1  # of the documented rate
+_RECOVERY = 0.1  # of the documented rate, that it grows by in a second
 
 
 @attrs.define
 class RateLimit:
-    """A token bucket that halves its rate when the cloud throttles us, and recovers while it serves.
+    """A token bucket, as clouds count calls, which slows down while the cloud throttles us: others share it.
 
     :param now: seconds of a monotonic clock.
     :param rate: calls per second. :param burst: calls at once after a rest.
+    :param chance: a number from 0 to 1, by which nodes that are throttled at once come back one by one.
     """
 
     now: Callable[[], float]
     rate: float
     burst: float
+    chance: Callable[[], float] = random.random
     _current: float = attrs.field(init=False)
     _tokens: float = attrs.field(init=False)
     _at: float = attrs.field(init=False)
@@ -30,28 +34,37 @@ class RateLimit:
     def __attrs_post_init__(self) -> None:
         self._current, self._tokens, self._at = self.rate, self.burst, self.now()
 
-    def reserve(self) -> float:
-        """Take the next turn. Returns the seconds until it comes; a turn that is not used is lost."""
-        now = self.now()
-        self._tokens = min(self.burst, self._tokens + (now - self._at) * self._current)
-        self._at = now
+    def wait(self, before: int = 0) -> float:
+        """Seconds until a call may be made, after `before` others."""
+        self._refill()
+        missing = 1.0 + before - self._tokens
+        # What is left of rounding would be a wait that no clock can make.
+        wait = missing / self._current if missing > 1e-6 else 0.0
+        return max(wait, self._closed_until - self._at, 0.0)
+
+    def take(self) -> None:
+        """Count a call that is made now."""
+        self._refill()
         self._tokens -= 1.0
-        wait = -self._tokens / self._current if self._tokens < 0 else 0.0
-        return max(wait, self._closed_until - now, 0.0)
 
     def throttled(self, retry_after: float) -> None:
-        """Slow down after the cloud throttled a call, and make none for `retry_after` seconds."""
-        self._current = max(self._current / 2, self.rate * _SLOWEST)
+        """Slow down after the cloud throttled a call, and make none for `retry_after` seconds or a moment."""
+        self._refill()
+        self._current = max(self._current * _SLOWER, self.rate * _SLOWEST)
         self._tokens = min(self._tokens, 0.0)
-        self._closed_until = max(self._closed_until, self.now() + retry_after)
+        pause = max(retry_after, (0.5 + self.chance()) / self._current)
+        self._closed_until = max(self._closed_until, self._at + pause)
 
-    def served(self) -> None:
-        """Recover a little after a call was answered."""
-        self._current = min(self._current * _RECOVERY, self.rate)
+    def _refill(self) -> None:
+        now = self.now()
+        past, self._at = now - self._at, now
+        self._tokens = min(self.burst, self._tokens + past * self._current)
+        self._current = min(self.rate, self._current + past * self.rate * _RECOVERY)
 
     @property
     def current(self) -> float:
         """The current rate, in calls per second."""
+        self._refill()
         return self._current
 
 

@@ -43,7 +43,7 @@ from infranetes.providers.cloud.disks import (
     HoldState,
     TellsRoom,
 )
-from infranetes.providers.cloud.interface import CloudError, CloudVM, D, ErrorKind
+from infranetes.providers.cloud.interface import Action, CloudError, CloudVM, D, ErrorKind
 from infranetes.providers.cloud.tasks import Tasks
 from infranetes.providers.cloud.translate import to_infranetes_error
 from infranetes.providers.interface import InstanceState
@@ -204,7 +204,8 @@ class CloudVolumes(Generic[D]):
         that it does not show yet."""
         what, disk = f"make volume {request.name!r}", None
         try:
-            asked, operation = await self._calls.call(what, partial(self._disks._thd_create, request=request))
+            create = partial(self._disks._thd_create, request=request)
+            asked, operation = await self._calls.call(what, create, Action.CHANGE)
             await self._calls.follow(what, operation, wait)
             disk = await self._calls.look(asked.id)
             deleted = asked.id in self._deleted or (disk is not None and disk.state is DiskState.DELETING)

@@ -33,6 +33,7 @@ from twisted.web.http_headers import Headers
 
 from infranetes.providers.cloud.interface import CLUSTER, SANDBOX, TOKEN
 from tests.support.clouds import agent_processes, aws_policy, ec2_model, moto
+from tests.support.clouds.ec2_buckets import Ec2Buckets
 from tests.support.clouds.ec2_endings import Ec2Endings
 from tests.support.clouds.ec2_snapshots import Ec2Snapshots
 from tests.support.clouds.ec2_volumes import Ec2Volumes
@@ -79,6 +80,7 @@ class SimulatedAws:
     :ivar faults: what goes wrong. :ivar behaviour: of instances that are launched from now on.
     :ivar user_data: of the metadata service, by address. :ivar vm_images: its images of VM-image pods.
     :ivar malformed: what AWS' model of the API does not have of requests. :ivar endings: of its instances.
+    :ivar buckets: of the account, which limit how often its nodes together may call; None: nothing does.
     """
 
     def __init__(self, reactor: Any, directory: Path, cluster: str = "") -> None:
@@ -98,6 +100,7 @@ class SimulatedAws:
         self.user_data: dict[str, bytes] = {}
         self.requests: list[dict[str, str]] = []
         self.malformed: list[str] = []
+        self.buckets: Ec2Buckets | None = None
         self.vm_images = VMImageInstances(reactor, self._switched_off)
         self._deregistered: set[str] = set()
         self._imds_site, self._proxy_site = (
@@ -254,6 +257,8 @@ class SimulatedAws:
         early = refusal(fault) if fault is not None else None
         if early is not None:
             return early
+        if self.buckets is not None and not self.buckets.take(parameters):
+            return 503, error("RequestLimitExceeded", "Request limit exceeded.")
         wrong = ec2_model.wrong(parameters)
         if wrong:
             self.malformed += wrong

@@ -9,7 +9,7 @@ from typing import TypeVar
 import attrs
 
 from infranetes.providers.cloud.disks import CloudDisk, DiskRequest, DiskState, Hold, HoldState
-from infranetes.providers.cloud.interface import CloudError, ErrorKind
+from infranetes.providers.cloud.interface import Action, CloudError, ErrorKind
 
 T = TypeVar("T")
 GIB = 1 << 30
@@ -166,7 +166,12 @@ class MemoryCalls:
     """See `disk_calls.MakesCalls`: calls are made at once, and again if their answer is lost."""
 
     async def call(
-        self, what: str, work: Callable[[NoDriver], T], seconds: float | None = None, circuit: str = ""
+        self,
+        what: str,
+        work: Callable[[NoDriver], T],
+        seconds: float | None = None,
+        circuit: str = "",
+        action: Action = Action.LOOK,
     ) -> T:
         for left in reversed(range(_RETRIES)):
             try:

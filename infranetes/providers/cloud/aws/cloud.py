@@ -22,6 +22,7 @@ from infranetes.providers.cloud.interface import (
     NODE,
     SANDBOX,
     TOKEN,
+    Action,
     CloudError,
     CloudVM,
     ErrorKind,
@@ -29,6 +30,7 @@ from infranetes.providers.cloud.interface import (
     Leftover,
     MachineImage,
     Offer,
+    Rate,
 )
 from infranetes.providers.interface import InstanceState, ProviderContext
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
@@ -43,6 +45,16 @@ _STATES = {
     "stopped": InstanceState.ENDED,
     "shutting-down": InstanceState.ENDED,
     "terminated": InstanceState.ENDED,
+}
+
+
+# Source: "Request throttling for the Amazon EC2 API". EC2 has a bucket for each action of an account and
+# region; looks have here the rate of those that name no filter.
+_RATES = {
+    Action.LAUNCH: Rate(2.0, 5.0),
+    Action.DESTROY: Rate(5.0, 100.0),
+    Action.CHANGE: Rate(5.0, 50.0),
+    Action.LOOK: Rate(10.0, 50.0),
 }
 
 
@@ -69,6 +81,7 @@ class AwsCloud:
     """One region of one account."""
 
     name = "aws"
+    rates: Mapping[Action, Rate] = _RATES
 
     def __init__(self, settings: Settings, context: ProviderContext, offers: Sequence[Offer]) -> None:
         self._settings = settings

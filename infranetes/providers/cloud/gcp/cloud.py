@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 import attrs
@@ -38,6 +38,7 @@ from infranetes.providers.cloud.interface import (
     NODE,
     SANDBOX,
     TOKEN,
+    Action,
     CloudError,
     CloudVM,
     ErrorKind,
@@ -45,6 +46,7 @@ from infranetes.providers.cloud.interface import (
     Leftover,
     MachineImage,
     Offer,
+    Rate,
 )
 from infranetes.providers.interface import InstanceState, ProviderContext
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
@@ -60,10 +62,16 @@ _PREEMPTED = 'operationType = "compute.instances.preempted"'
 _MAX_DETAILS = 1000
 
 
+# Source: "Compute Engine rate quotas": 1,500 calls a minute and project of each kind. A burst and what
+# follows it in that minute are that many together.
+_RATES = dict.fromkeys(Action, Rate(20.0, 300.0))
+
+
 class GcpCloud:
     """Zones of one region of one project."""
 
     name = "gcp"
+    rates: Mapping[Action, Rate] = _RATES
 
     def __init__(self, settings: Settings, context: ProviderContext) -> None:
         self._settings = settings

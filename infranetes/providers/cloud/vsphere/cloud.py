@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from libcloud.compute.types import NodeState
@@ -12,12 +12,14 @@ from pyVmomi import vmodl
 
 from infranetes.providers.annotations import PREFIX, Wishes
 from infranetes.providers.cloud.interface import (
+    Action,
     CloudError,
     CloudVM,
     ErrorKind,
     LaunchRequest,
     Leftover,
     MachineImage,
+    Rate,
 )
 from infranetes.providers.cloud.vsphere import errors, sizes
 from infranetes.providers.cloud.vsphere.deployments import LibraryDeployments
@@ -48,12 +50,17 @@ _NOT_OFFERED = {
 }
 
 
+# vCenter documents none; these leave room for its other clients.
+_RATES = dict.fromkeys(Action, Rate(10.0, 20.0))
+
+
 class VsphereCloud:
     """One folder of one datacenter.
 
     :ivar disks: for volumes; None: no datastore is for them. :ivar snapshots: of these; None: likewise."""
 
     name = "vsphere"
+    rates: Mapping[Action, Rate] = _RATES
 
     def __init__(self, settings: Settings, context: ProviderContext) -> None:
         self._settings = settings

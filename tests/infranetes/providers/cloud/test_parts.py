@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,31 +39,42 @@ CONTEXT = ProviderContext(Path("/nonexistent"), Path("/nonexistent"), "c", "n")
 class RateLimitTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
-        self.limit = RateLimit(self.clock.seconds, rate=10.0, burst=5.0)
+        self.limit = RateLimit(self.clock.seconds, rate=10.0, burst=5.0, chance=lambda: 0.5)
 
     def test_a_burst_is_free_and_further_calls_are_spread(self) -> None:
-        self.assertEqual([self.limit.reserve() for _ in range(5)], [0.0] * 5)
-        waits = [self.limit.reserve() for _ in range(10)]
-        for number, wait in enumerate(waits, start=1):
-            self.assertAlmostEqual(wait, number / 10)
+        for _ in range(5):
+            self.assertEqual(self.limit.wait(), 0.0)
+            self.limit.take()
+        for before in range(10):
+            self.assertAlmostEqual(self.limit.wait(before), (before + 1) / 10)
         self.clock.advance(2.0)
-        self.assertEqual(self.limit.reserve(), 0.0)
+        self.assertEqual(self.limit.wait(), 0.0)
+        self.assertAlmostEqual(self.limit.wait(5), 0.1)
 
-    def test_throttling_halves_the_rate_and_serving_restores_it(self) -> None:
+    def test_throttling_slows_down_and_time_restores_the_rate(self) -> None:
         self.limit.throttled(0)
-        self.assertEqual(self.limit.current, 5.0)
+        self.assertAlmostEqual(self.limit.current, 7.0)
         for _ in range(20):
             self.limit.throttled(0)
-        self.assertEqual(self.limit.current, 1.0)
-        for _ in range(500):
-            self.limit.served()
+        self.assertAlmostEqual(self.limit.current, 1.0)
+        self.clock.advance(4.0)
+        self.assertAlmostEqual(self.limit.current, 5.0)
+        self.clock.advance(100.0)
         self.assertEqual(self.limit.current, 10.0)
+
+    def test_after_throttling_nodes_come_back_one_by_one(self) -> None:
+        waits = []
+        for chance in (0.0, 1.0):
+            limit = RateLimit(self.clock.seconds, rate=10.0, burst=5.0, chance=partial(float, chance))
+            limit.throttled(0)
+            waits.append(limit.wait())
+        self.assertGreater(waits[1], waits[0])
 
     def test_retry_after_is_honoured(self) -> None:
         self.limit.throttled(7.0)
-        self.assertGreaterEqual(self.limit.reserve(), 7.0)
+        self.assertGreaterEqual(self.limit.wait(), 7.0)
         self.clock.advance(4.0)
-        self.assertGreaterEqual(self.limit.reserve(), 3.0)
+        self.assertGreaterEqual(self.limit.wait(), 3.0)
 
 
 class CircuitTests(SynchronousTestCase):

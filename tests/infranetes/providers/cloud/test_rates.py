@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many pods at once, with the settings that the provider has by default and the buckets that EC2 has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import attrs
+from twisted.internet.defer import Deferred, execute
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from infranetes.providers.cloud import calls
+from infranetes.providers.cloud.aws.cloud import AwsCloud
+from infranetes.providers.cloud.calls import Calls
+from infranetes.providers.cloud.interface import Action, CloudError, ErrorKind
+from infranetes.providers.cloud.settings import CloudSettings
+from infranetes_common.concurrency import start
+from tests.contract.pod_provider_case import reactor
+from tests.infranetes.providers.cloud.case import AwsCase
+from tests.support.clouds.ec2_buckets import Ec2Buckets
+
+T = TypeVar("T")
+
+FORMS = {
+    Action.LAUNCH: {"Action": "RunInstances"},
+    Action.DESTROY: {"Action": "TerminateInstances"},
+    Action.LOOK: {"Action": "DescribeInstances"},
+    Action.CHANGE: {"Action": "AssociateAddress"},
+}
+STEP = 0.01
+
+
+class FakeCloud:
+    """What `Calls` uses of a cloud: EC2's rates."""
+
+    name, location, rates = "fake", "fake", AwsCloud.rates
+
+    def classify(self, error: Exception) -> CloudError | None:
+        return None
+
+    def _thd_connect(self, timeout: float) -> object:
+        return object()
+
+    def _thd_disconnect(self, driver: object) -> None:
+        pass
+
+    def _thd_is_current(self, driver: object) -> bool:
+        return True
+
+
+class CrowdTests(SynchronousTestCase):
+    """Nodes of one account, on a clock that takes no time."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.buckets = Ec2Buckets(self.clock.seconds)
+
+        def in_this_thread(reactor: object, pool: object, work: Callable[..., T], *args: Any) -> Deferred[T]:
+            return execute(work, *args)
+
+        self.patch(calls, "deferToThreadPool", in_this_thread)
+
+    def nodes(self, count: int) -> list[Calls[Any]]:
+        return [Calls(self.clock, FakeCloud(), CloudSettings()) for _ in range(count)]  # type: ignore[arg-type]
+
+    def call(self, node: Calls[Any], action: Action) -> Deferred[float]:
+        """Make a call. Returns when it was served."""
+
+        def work(driver: object) -> float:
+            if not self.buckets.take(FORMS[action]):
+                raise CloudError(ErrorKind.THROTTLED, "RequestLimitExceeded")
+            return self.clock.seconds()
+
+        return start(node.call(action.value, work, action=action))
+
+    def all(self, count: int, nodes: Sequence[Calls[Any]], action: Action) -> float:
+        """Make so many calls at once, and return the seconds until the last one was served."""
+        begun = self.clock.seconds()
+        served = [self.call(nodes[number % len(nodes)], action) for number in range(count)]
+        while not all(each.called for each in served):
+            self.clock.advance(STEP)
+        return max(self.successResultOf(each) for each in served) - begun
+
+    def test_a_hundred_launches_take_as_long_as_ec2_takes(self) -> None:
+        for count in (1, 2, 3, 5):
+            self.buckets = Ec2Buckets(self.clock.seconds)
+            seconds = self.all(100, self.nodes(count), Action.LAUNCH)
+            self.assertLessEqual(seconds, 1.05 * (100 - 5) / 2.0, f"{count} nodes")
+
+    def test_one_node_alone_is_never_refused(self) -> None:
+        node = self.nodes(1)
+        for action in Action:
+            self.all(150, node, action)
+        self.assertEqual(self.buckets.refused, {})
+
+    def test_a_hundred_ends_take_no_time(self) -> None:
+        self.assertEqual(self.all(100, self.nodes(1), Action.DESTROY), 0.0)
+
+    def test_throttled_launches_hold_up_nothing_else(self) -> None:
+        others, mine = self.nodes(2)
+        self.all(5, [others], Action.LAUNCH)  # the account's bucket is empty
+        launches = [self.call(mine, Action.LAUNCH) for _ in range(20)]
+        self.clock.advance(STEP)
+        self.assertGreater(self.buckets.refused["RunInstances"], 0)
+        self.assertEqual(list(mine.slowed()), [Action.LAUNCH])
+        for action in (Action.LOOK, Action.DESTROY, Action.CHANGE):
+            self.assertEqual(self.all(20, [mine], action), 0.0, action)
+        while not all(launch.called for launch in launches):
+            self.clock.advance(STEP)
+
+    def test_what_can_not_be_served_in_time_is_refused_at_once(self) -> None:
+        [node] = self.nodes(1)
+        in_time = 5 + int(CloudSettings().retry_seconds * AwsCloud.rates[Action.LAUNCH].per_second)
+        made = [self.call(node, Action.LAUNCH) for _ in range(in_time + 20)]
+        for late in made[in_time:]:
+            self.assertIs(self.failureResultOf(late, CloudError).value.kind, ErrorKind.THROTTLED)
+        while not all(each.called for each in made):
+            self.clock.advance(STEP)
+        for each in made[: in_time - 1]:  # the last one's turn is at the deadline itself
+            self.successResultOf(each)
+        made[in_time - 1].addErrback(lambda failure: failure.trap(CloudError))
+
+    def test_who_stops_waiting_leaves_the_turn_to_the_next(self) -> None:
+        [node] = self.nodes(1)
+        self.all(5, [node], Action.LAUNCH)
+        first, second = (self.call(node, Action.LAUNCH) for _ in range(2))
+        first.cancel()
+        self.failureResultOf(first)
+        self.clock.advance(0.5)
+        self.assertTrue(second.called)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+
+class SharedAccountTests(AwsCase, TestCase):
+    """Two daemons with the same account."""
+
+    async def test_vms_are_launched_and_ended_although_ec2_throttles_both(self) -> None:
+        self.settings.update(calls_per_second=0.0, retry_seconds=60.0)
+        self.world.buckets = Ec2Buckets(reactor.seconds)
+        specs = [self.spec() for _ in range(4)], [attrs.evolve(self.spec(), node="another") for _ in range(4)]
+        daemons = await self.started(), await self.started(node="another")
+        launches = [
+            self.within(daemon.launch(spec))
+            for daemon, mine in zip(daemons, specs, strict=True)
+            for spec in mine
+        ]
+        launched = [await launch for launch in launches]
+        self.assertEqual(len({vm.id for vm in launched}), 8)
+        self.assertGreater(self.world.buckets.refused["RunInstances"], 0)
+        for number, vm in enumerate(launched):
+            await self.within(daemons[number // 4].destroy(vm.id))
+        self.assertEqual(self.world.holdings(), [])

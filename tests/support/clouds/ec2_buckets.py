@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EC2's token buckets: one for each action of an account and region, whoever calls.
+
+Source: Amazon EC2 Developer Guide, "Request throttling for the Amazon EC2 API", the tables of default sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import attrs
+
+_LOOKS = ("Describe", "Get", "List", "Search")
+_UNFILTERED = {  # have a smaller bucket where neither a filter nor pages are asked for
+    "DescribeInstances",
+    "DescribeInstanceStatus",
+    "DescribeNetworkInterfaces",
+    "DescribeSecurityGroups",
+    "DescribeSnapshots",
+    "DescribeSpotInstanceRequests",
+    "DescribeVolumes",
+}
+_UNCATEGORIZED = {
+    "RunInstances": (5.0, 2.0),
+    "TerminateInstances": (100.0, 5.0),
+    "CreateVolume": (100.0, 5.0),
+    "DeleteVolume": (100.0, 5.0),
+    "CreateSnapshot": (100.0, 5.0),
+    "DeleteSnapshot": (100.0, 5.0),
+    "CreateTags": (100.0, 10.0),
+}
+
+
+@attrs.define
+class _Bucket:
+    most: float
+    refill: float  # a second
+    tokens: float
+    at: float
+
+
+class Ec2Buckets:
+    """The buckets of one account and region.
+
+    :param now: seconds. :ivar refused: how many calls were, by action.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._buckets: dict[str, _Bucket] = {}
+        self.refused: dict[str, int] = {}
+
+    def take(self, form: Mapping[str, str]) -> bool:
+        """Take a call's token. Returns whether there was one."""
+        action = form["Action"]
+        name, most, refill = _kind(form)
+        bucket = self._buckets.setdefault(name, _Bucket(most, refill, most, self._now()))
+        past, bucket.at = self._now() - bucket.at, self._now()
+        bucket.tokens = min(bucket.most, bucket.tokens + past * bucket.refill)
+        if bucket.tokens < 1 - 1e-6:
+            self.refused[action] = self.refused.get(action, 0) + 1
+            return False
+        bucket.tokens -= 1
+        return True
+
+
+def _kind(form: Mapping[str, str]) -> tuple[str, float, float]:
+    """The name, size and refill a second of a call's bucket."""
+    action = form["Action"]
+    if action in _UNCATEGORIZED:
+        return (action, *_UNCATEGORIZED[action])
+    if not action.startswith(_LOOKS):
+        return action, 50.0, 5.0
+    narrowed = any(name.startswith(("Filter.", "MaxResults", "NextToken")) for name in form)
+    if action in _UNFILTERED and not narrowed:
+        return f"{action} of all", 50.0, 10.0
+    return action, 100.0, 20.0
