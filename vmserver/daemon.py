@@ -119,6 +119,7 @@ class Vmserver(Service):
             self._identity,
             gate,
             limits=config.limits,
+            run_dir=config.run_dir,
             own_machine=own_machine,
         )
         service = GrpcService(vmserver.Agent, *self._agent.implementations)

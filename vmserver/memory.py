@@ -120,7 +120,7 @@ class MachineMemory:
 
     async def _release(self, blocks: Sequence[Path], seconds: float) -> None:
         used = [block for block in blocks if _state(block) != OFFLINE]
-        size, available = len(used) * self._block_bytes(), self._available()
+        size, available = len(used) * self._block_bytes(), available_bytes(self._meminfo)
         if used and available < size + RESERVE:
             raise FailedPrecondition(
                 f"what runs leaves {available // _MIB} MiB; {size // _MIB} MiB can be taken out of use where "
@@ -168,11 +168,13 @@ class MachineMemory:
         except (OSError, ValueError) as error:
             raise FailedPrecondition(f"the kernel of this machine gives back no memory: {error}") from None
 
-    def _available(self) -> int:
-        found = _AVAILABLE.search(self._meminfo.read_text())
-        if found is None:
-            raise InfranetesError(f"{self._meminfo} does not say how much memory is available")
-        return int(found[1]) << 10
+
+def available_bytes(meminfo: Path = MEMINFO) -> int:
+    """Return how much memory there is for more than runs. :raise InfranetesError: the kernel does not say."""
+    found = _AVAILABLE.search(meminfo.read_text())
+    if found is None:
+        raise InfranetesError(f"{meminfo} does not say how much memory is available")
+    return int(found[1]) << 10
 
 
 def _state(block: Path) -> str:

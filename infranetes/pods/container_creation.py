@@ -12,6 +12,7 @@ from infranetes.machines.agent.client import AgentClient
 from infranetes.pods import apparmor, node_files, user_namespaces
 from infranetes.pods.context import NodeContext
 from infranetes.pods.handlers import check_image
+from infranetes.pods.huge_pages import check_huge_pages
 from infranetes.pods.image_loads import load_image
 from infranetes.pods.image_removal import remove_unused_later
 from infranetes.pods.inventory import Container, Sandbox, container_name
@@ -20,6 +21,7 @@ from infranetes.pods.records import ContainerRecord
 from infranetes.pods.states import ContainerState, SandboxState
 from infranetes_common.concurrency import Flight, run_in_thread, shielded
 from infranetes_common.errors import AlreadyExists, FailedPrecondition, InfranetesError, Unavailable
+from infranetes_common.huge_pages import pages_of
 from infranetes_common.wire import cri
 
 UNDO_SECONDS = 10.0  # that an agent may take to remove a container whose creation failed
@@ -92,6 +94,8 @@ class ContainerCreation:
             config = await self._with_profiles(container.config)
             if image.machine:
                 await self._machine_images.boot(sandbox, image)
+            if pages := pages_of(config.linux.resources):
+                await check_huge_pages(sandbox.agent(), pages)
             mounted = await node_files.mounted_images(config, self._node.images)
             for needed in {one.id: one for one in (image, *mounted.values())}.values():
                 await load_image(self._node, sandbox, needed)

@@ -52,7 +52,7 @@ def may_be_empty_dir(path: str, uid: str) -> bool:
 def find_empty_dir(path: str, uid: str, table: MountTable) -> EmptyDir | None:
     """What the path, which has no links, is of the emptyDirs of the pod with this UID; None: nothing. Blocks.
 
-    One that has something mounted in it, or is huge pages, is None too.
+    One that has something mounted in it is None too.
 
     :raise InvalidArgument: it is a part of one that can't be in a VM.
     :raise FailedPrecondition: it can't be looked at."""
@@ -71,7 +71,8 @@ def find_empty_dir(path: str, uid: str, table: MountTable) -> EmptyDir | None:
         return None
     own = layout[b""].path
     of_kubelet = own.endswith(b"/" + inner.encode())
-    if not of_kubelet and not (own == b"/" and whole.size_limit):  # which only a tmpfs of kubelet's has
+    in_memory = bool(whole.size_limit or whole.huge_page_size)  # which only what kubelet mounts there has
+    if not of_kubelet and not (own == b"/" and in_memory):
         return None
     return EmptyDir(whole, _below(table.layout(path)[b""].path, own) if path != top else "")
 

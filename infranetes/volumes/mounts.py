@@ -29,8 +29,9 @@ _EMPTY_DIR = re.compile(r"/pods/[^/]+/volumes/kubernetes\.io~empty-dir/[^/]")
 _CONFIGURATION = re.compile(
     r"/pods/[^/]+/volumes/kubernetes\.io~(secret|configmap|projected|downward-api)/[^/]"
 )
-_IN_MEMORY = {"tmpfs", "ramfs"}
 _HUGE_PAGES = "hugetlbfs"
+_IN_MEMORY = {"tmpfs", "ramfs", _HUGE_PAGES}
+_SIZED = {"tmpfs", _HUGE_PAGES}
 _PROPAGATION = {cri.PROPAGATION_HOST_TO_CONTAINER: "HOST_TO_CONTAINER",
                 cri.PROPAGATION_BIDIRECTIONAL: "BIDIRECTIONAL"}  # fmt: skip
 
@@ -39,12 +40,14 @@ _PROPAGATION = {cri.PROPAGATION_HOST_TO_CONTAINER: "HOST_TO_CONTAINER",
 class Source:
     """A file or directory of the node that is mounted. Its path has no links.
 
-    :ivar size_limit: bytes that can be written to it, of an emptyDir in memory; 0: there is no such limit."""
+    :ivar size_limit: bytes that can be written to it, of an emptyDir in memory; 0: there is no such limit.
+    :ivar huge_page_size: bytes of the node's huge pages that its files are; 0: they are not."""
 
     path: str
     file: bool
     in_memory: bool
     size_limit: int = attrs.field(default=0, eq=False)
+    huge_page_size: int = attrs.field(default=0, eq=False)
 
     @property
     def id(self) -> str:
@@ -111,8 +114,7 @@ def find_source(mount: cri.Mount, table: MountTable, confined: Collection[str] =
 
     :param confined: directories that containers may write to: a link in one must not lead out of it.
     :raise InvalidArgument: a socket, device or pipe, or such a link.
-    :raise FailedPrecondition: it can't be looked at, it is of huge pages, or it only stands for a volume that
-        is a disk."""
+    :raise FailedPrecondition: it can't be looked at, or it only stands for a volume that is a disk."""
     path = mount.host_path
     try:
         path = resolve(path, confined)
@@ -136,25 +138,26 @@ def find_source(mount: cri.Mount, table: MountTable, confined: Collection[str] =
             "raw volume (volumeMode: Block)"
         )
     fs_type = table.fs_type(found.st_dev)
-    if fs_type == _HUGE_PAGES:
-        raise FailedPrecondition(
-            f"{path} is of the node's huge pages, which no VM can have: use an emptyDir without a medium, or "
-            "of medium Memory"
-        )
     in_memory = fs_type in _IN_MEMORY or _is_configuration(path, table)
-    limit = _size_limit(path, table) if fs_type == "tmpfs" else 0
-    return Source(path, stat.S_ISREG(found.st_mode), in_memory, limit)
+    size = _file_system(path).f_bsize if fs_type == _HUGE_PAGES else 0
+    limit = _size_limit(path, table) if fs_type in _SIZED else 0
+    return Source(path, stat.S_ISREG(found.st_mode), in_memory, limit, size)
 
 
 def _size_limit(path: str, table: MountTable) -> int:
-    """The size of the tmpfs that kubelet has mounted for an emptyDir: its sizeLimit, or the pod's memory."""
+    """The size of the file system that kubelet has mounted for an emptyDir: of a tmpfs its sizeLimit, or the
+    pod's memory."""
     if not _EMPTY_DIR.search(path) or table.layout(path)[b""].path != b"/":
         return 0
+    found = _file_system(path)
+    return max(found.f_blocks, 0) * found.f_frsize
+
+
+def _file_system(path: str) -> os.statvfs_result:
     try:
-        found = os.statvfs(path)
+        return os.statvfs(path)
     except OSError as error:
         raise FailedPrecondition(f"{path} can't be looked at: {error.strerror}") from None
-    return found.f_blocks * found.f_frsize
 
 
 def _is_configuration(path: str, table: MountTable) -> bool:

@@ -16,6 +16,7 @@ import attrs
 from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
+from infranetes.pods.huge_pages import check_huge_pages
 from infranetes.pods.inventory import Inventory, Sandbox
 from infranetes.volumes.empty_dirs import EmptyDir, find_empty_dir, may_be_empty_dir
 from infranetes.volumes.mount_table import MountTable
@@ -98,7 +99,14 @@ class OwnVolumes:
         :raise InfranetesError: it can't be had."""
         found = await self._find(sandbox, source)
         if found is None or not await self._is_own(sandbox, found):
+            if source.huge_page_size:
+                raise FailedPrecondition(
+                    f"{source.path} is of the node's huge pages, which can't be in a VM: use an emptyDir of "
+                    "medium HugePages. One can be had where the agent in the pod's VM is of this release"
+                )
             return ""
+        if found.whole.huge_page_size:
+            await check_huge_pages(sandbox.agent(), [found.whole.huge_page_size])
         of_sandbox = self._volumes.setdefault(sandbox.id, {})
         volume = of_sandbox.setdefault(found.whole.id, OwnVolume(found.whole))
         users = mapped_ids(mount.uidMappings, mount.gidMappings, "ids")

@@ -71,6 +71,8 @@ class _OwnDocument(TypedDict):
     in_memory: bool
     vm: str
     users: NotRequired[list[tuple[int, int]]]
+    size_limit: NotRequired[int]
+    huge_page_size: NotRequired[int]
 
 
 class VolumeRecords:
@@ -106,7 +108,8 @@ class VolumeRecords:
         """Write the record in place of any of the same volume."""
         source = record.source
         document: _OwnDocument = {
-            "path": source.path, "in_memory": source.in_memory, "vm": record.vm
+            "path": source.path, "in_memory": source.in_memory, "vm": record.vm,
+            "size_limit": source.size_limit, "huge_page_size": source.huge_page_size,
         }  # fmt: skip
         if record.users is not None:
             document["users"] = _ranges(record.users)
@@ -171,7 +174,8 @@ def _users(document: _Document | _OwnDocument) -> UserNamespace | None:
 
 
 def _own_record(document: _OwnDocument) -> OwnRecord:
-    source = Source(str(document["path"]), False, bool(document["in_memory"]))
+    sizes = int(document.get("size_limit", 0)), int(document.get("huge_page_size", 0))
+    source = Source(str(document["path"]), False, bool(document["in_memory"]), *sizes)
     return OwnRecord(source, str(document["vm"]), _users(document))
 
 

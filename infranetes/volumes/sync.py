@@ -141,6 +141,7 @@ class VolumeSync:
             file=volume.source.file,
             in_memory=volume.source.in_memory,
             size_limit=volume.source.size_limit,
+            huge_page_size=volume.source.huge_page_size,
             bounds=self.bounds,
             changes=self._read(volume, entries, removed),
         )

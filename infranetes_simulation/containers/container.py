@@ -15,6 +15,7 @@ from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from infranetes_simulation.containers.files import Exited, Files, Record, Running
 from infranetes_simulation.containers.shim_process import start_shim
+from vmserver.containers.resources import merge
 from vmserver.processes import ProcessEnd, kill_family, start_ticks
 
 _NEVER_NEGATIVE = ("cpu_period", "cpu_shares", "memory_limit_in_bytes")
@@ -202,10 +203,8 @@ class Container:
         before = self.snapshot()
         limits = self.record.state.resources
         for field, value in resources.ListFields():
-            if field.name in ("hugepage_limits", "unified"):
-                limits.ClearField(field.name)
-            elif isinstance(value, int) and value < 0 and field.name in _NEVER_NEGATIVE:
+            if isinstance(value, int) and value < 0 and field.name in _NEVER_NEGATIVE:
                 raise InvalidArgument(f"resources.{field.name} {value}: expected 0 or more")
-        limits.MergeFrom(resources)
+        merge(limits, resources)
         if self.record.state != before:
             self._save()

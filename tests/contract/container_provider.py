@@ -210,6 +210,21 @@ class LifecycleContract(ContainerProviderCase):
             self.assertEqual(state.resources.memory_limit_in_bytes, 64 << 20)
         self.assertEqual(await self.state(id), state)
 
+    async def test_limits_of_huge_pages_are_told_as_they_were_set_last_by_another_agent_too(self) -> None:
+        def limits(bytes_of: dict[str, int]) -> Any:
+            pages = [cri.HugepageLimit(page_size=size, limit=limit) for size, limit in bytes_of.items()]
+            return cri.LinuxContainerResources(hugepage_limits=pages)
+
+        most = self.huge_pages
+        first = cri.LinuxContainerConfig(resources=limits({"2MB": most, "1GB": 0}))
+        id = await self.run_container("sleep", "600", linux=first)
+        for _ in range(2):
+            await self.provider.update(id, limits({"2MB": most // 2}))
+        await self.restarted()
+        found = {one.page_size: one.limit for one in (await self.state(id)).resources.hugepage_limits}
+        self.assertEqual(found, {"1GB": 0, "2MB": most // 2})
+        self.assertEqual(len((await self.state(id)).resources.hugepage_limits), 2)
+
     async def test_resources_that_can_not_be_had_are_named(self) -> None:
         id = await self.run_container("sleep", "600")
         for _ in range(2):

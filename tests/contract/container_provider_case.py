@@ -47,6 +47,7 @@ class ContainerProviderCase(_Base):
 
     call_seconds: ClassVar[float] = 60.0
     notice_seconds: ClassVar[float] = 20.0
+    huge_pages: ClassVar[int] = 8 << 20  # bytes that can be the limit of a container; 0: none can
     timeout = 240.0
 
     def build(self, extra: dict[str, bytes] | None = None) -> Any:

@@ -80,8 +80,8 @@ class IContainerProvider(Interface):
     """Runs containers that share the network namespace of the VM they are in.
 
     The caller chooses the ids. State is kept outside this process (by Docker, by systemd), so that a
-    restarted agent finds every container as it was. No method blocks the reactor. Errors are those of
-    `infranetes_common.errors`. Calls for different ids run concurrently.
+    restarted agent finds every container as it was, with the limits that it was given last. No method blocks
+    the reactor. Errors are those of `infranetes_common.errors`. Calls for different ids run concurrently.
     """
 
     name: str = Attribute("The provider's name in the configuration: docker, systemd, machine or fake.")

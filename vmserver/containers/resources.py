@@ -6,10 +6,10 @@ from __future__ import annotations
 import re
 
 from infranetes_common.errors import InvalidArgument
+from infranetes_common.huge_pages import page_bytes
 from infranetes_common.wire import cri
 
 _FILE = re.compile(r"(?:cpu|memory|io|pids|hugetlb|cpuset|misc|rdma)\.[a-zA-Z0-9_.]{1,64}")
-_PAGE_SIZE = re.compile(r"[0-9]{1,6}[KMG]B")
 _MAX_VALUE = 256
 
 
@@ -32,10 +32,7 @@ def check_files(limits: cri.LinuxContainerResources) -> None:
 
     :raise InvalidArgument: one is malformed; names the field."""
     for page in limits.hugepage_limits:
-        if not _PAGE_SIZE.fullmatch(page.page_size):
-            raise InvalidArgument(
-                f"resources.hugepage_limits: {page.page_size[:40]!r} is not a page size (2MB, 1GB)"
-            )
+        page_bytes(page.page_size)
     for name, value in limits.unified.items():
         if not _FILE.fullmatch(name) or ".." in name or len(value) > _MAX_VALUE or not value.isprintable():
             raise InvalidArgument(
@@ -60,6 +57,21 @@ def overlay(limits: cri.LinuxContainerResources, changes: cri.LinuxContainerReso
     if changes.memory_limit_in_bytes and not changes.memory_swap_limit_in_bytes:
         limits.memory_swap_limit_in_bytes = changes.memory_limit_in_bytes  # no swap unless it is set
     limits.unified.update(changes.unified)
+    _overlay_pages(limits, changes)
+
+
+def merge(limits: cri.LinuxContainerResources, changes: cri.LinuxContainerResources) -> None:
+    """As `overlay`, for whom limits only are what they are told to be: none follows from another."""
+    others = cri.LinuxContainerResources()
+    others.CopyFrom(changes)
+    others.ClearField("hugepage_limits")
+    if changes.unified:
+        limits.ClearField("unified")
+    limits.MergeFrom(others)
+    _overlay_pages(limits, changes)
+
+
+def _overlay_pages(limits: cri.LinuxContainerResources, changes: cri.LinuxContainerResources) -> None:
     sizes = {page.page_size for page in changes.hugepage_limits}
     unchanged = [page for page in limits.hugepage_limits if page.page_size not in sizes]
     pages = [*unchanged, *changes.hugepage_limits]

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from infranetes_common.reactors import IReactor
 from vmserver.config import LimitsConfig
 from vmserver.firewall.firewall import Firewall
+from vmserver.huge_pages import HugePages
 from vmserver.identity.current import CurrentIdentity
 from vmserver.identity.metadata import MetadataGate
 from vmserver.memory import MachineMemory
@@ -40,10 +43,13 @@ from vmserver.volumes.nfs import NfsMounts
 from vmserver.volumes.parts import VolumeParts
 from vmserver.volumes.store import VolumeStore
 
+HUGE_PAGES = "huge-pages"  # in run_dir
+
 
 class AgentService:
     """Every RPC of the agent.
 
+    :param run_dir: for files that a boot removes.
     :param own_machine: the VM is the pod's alone; false where simulated VMs share one machine.
     :ivar implementations: the objects that answer, for `txgrpc.Service`.
     """
@@ -59,16 +65,26 @@ class AgentService:
         gate: MetadataGate,
         *,
         limits: LimitsConfig,
+        run_dir: Path,
         own_machine: bool = True,
     ) -> None:
         self._timekeeping = Timekeeping(reactor, KernelClock()) if own_machine else None
-        self.machine = MachineCalls(reactor, choice, settings, identity, gate, self._timekeeping)
+        self.machine = MachineCalls(
+            reactor, choice, settings, identity, gate, self._timekeeping, own_machine=own_machine
+        )
         self.clock = ClockCalls(self._timekeeping)
         self.watch = WatchCalls(choice)
         points = volumes.attached if own_machine else None
         self._nfs = NfsMounts(reactor, points, lambda: identity.sandbox_id) if points is not None else None
         self.nfs = NfsCalls(self._nfs)
-        self.containers = ContainerCalls(reactor, choice, parts, self._nfs, execs=limits.execs)
+        self._huge_pages = (
+            HugePages(reactor, lambda: choice.provider.containers(), run_dir / HUGE_PAGES)
+            if own_machine
+            else None
+        )
+        self.containers = ContainerCalls(
+            reactor, choice, parts, self._nfs, self._huge_pages, execs=limits.execs
+        )
         self.sessions = SessionCalls(reactor, choice, sessions=limits.sessions, forwards=limits.forwards)
         self.images = ImageCalls(choice)
         self.layers = LayerCalls(choice)
@@ -115,6 +131,8 @@ class AgentService:
             self._upkeep.begin()
         if self._memory is not None:
             self._memory.begin()
+        if self._huge_pages is not None:
+            self._huge_pages.begin()
 
     async def restore(self) -> None:
         """Have what containers of a VM that has rebooted mount; before their provider is started."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 
 from twisted.logger import Logger
@@ -15,6 +16,7 @@ from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from txgrpc import Call
 from vmserver import validate
+from vmserver.huge_pages import HugePages
 from vmserver.provider_choice import ProviderChoice
 from vmserver.rpc import bounds
 from vmserver.rpc.batches import batches
@@ -32,6 +34,7 @@ class ContainerCalls:
     """Checks requests, hands them to the provider, and bounds what it answers.
 
     :param parts: where the mounts of volumes are. :param nfs: mounts what some of them are of; None: nothing.
+    :param huge_pages: reserves those of containers; None: the machine is not the pod's alone, and has none.
     :ivar execs: bounds the commands of ExecSync.
     """
 
@@ -41,6 +44,7 @@ class ContainerCalls:
         choice: ProviderChoice,
         parts: VolumeParts,
         nfs: NfsMounts | None = None,
+        huge_pages: HugePages | None = None,
         *,
         execs: int,
     ) -> None:
@@ -48,6 +52,7 @@ class ContainerCalls:
         self._choice = choice
         self._parts = parts
         self._nfs = nfs
+        self._huge_pages = huge_pages
         self.execs = Quota(execs, "commands are being executed")
 
     async def CreateContainer(
@@ -61,12 +66,16 @@ class ContainerCalls:
                 raise InvalidArgument(f"config.envs: {env.key[:80]!r} is no name of a variable, or has a NUL")
         id, image_id = validate.container_id(request.id), validate.image_id(request.image_id)
         try:
-            await self._place(id, config)
-            state = await self._choice.provider.create(id, image_id, config, request.sandbox_config)
+            async with self._reserved(id, config.linux.resources):
+                await self._place(id, config)
+                state = await self._choice.provider.create(id, image_id, config, request.sandbox_config)
         except BaseException:
             await shielded(self._release(id))
             raise
         return messages.CreateContainerResponse(state=bounds.state(state))
+
+    def _reserved(self, id: str, limits: cri.LinuxContainerResources) -> AbstractAsyncContextManager[None]:
+        return nullcontext() if self._huge_pages is None else self._huge_pages.reserved(id, limits)
 
     async def _place(self, id: str, config: cri.ContainerConfig) -> None:
         bind = self._choice.provider.name != MACHINE
@@ -105,12 +114,16 @@ class ContainerCalls:
         id = validate.container_id(request.id)
         await self._choice.provider.remove(id)
         await self._release(id)
+        if self._huge_pages is not None:
+            await self._huge_pages.settle()
         return messages.RemoveContainerResponse()
 
     async def UpdateContainer(
         self, request: messages.UpdateContainerRequest, call: Call
     ) -> messages.UpdateContainerResponse:
-        state = await self._choice.provider.update(validate.container_id(request.id), request.resources)
+        id = validate.container_id(request.id)
+        async with self._reserved(id, request.resources):
+            state = await self._choice.provider.update(id, request.resources)
         return messages.UpdateContainerResponse(state=bounds.state(state))
 
     async def ListContainers(

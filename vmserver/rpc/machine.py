@@ -15,6 +15,7 @@ from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from txgrpc import Call
 from vmserver.containers.interface import IHasUserNamespaces, ITakesLayers
+from vmserver.huge_pages import huge_page_sizes
 from vmserver.identity.current import CurrentIdentity
 from vmserver.identity.metadata import MetadataGate
 from vmserver.pod_settings import PodSettings
@@ -34,6 +35,8 @@ class MachineCalls:
         identity: CurrentIdentity,
         gate: MetadataGate,
         timekeeping: Timekeeping | None,
+        *,
+        own_machine: bool,
     ) -> None:
         self._reactor = reactor
         self._choice = choice
@@ -41,6 +44,7 @@ class MachineCalls:
         self._identity = identity
         self._gate = gate
         self._timekeeping = timekeeping
+        self._own_machine = own_machine
         self._warming: Flight[None] | None = None
 
     async def Info(self, request: messages.InfoRequest, call: Call) -> messages.InfoResponse:
@@ -56,6 +60,7 @@ class MachineCalls:
             takes_layers=ITakesLayers.providedBy(self._choice.provider),
             keeps_volumes=True,
             steady_nanos=self._timekeeping.reading() if self._timekeeping is not None else 0,
+            huge_page_sizes=huge_page_sizes() if self._own_machine else [],
         )
 
     async def NewKey(self, request: messages.NewKeyRequest, call: Call) -> messages.NewKeyResponse:

@@ -64,6 +64,7 @@ class VolumeCalls:
             file=header.file,
             in_memory=header.in_memory,
             size_limit=header.size_limit,
+            huge_page_size=header.huge_page_size,
         )
         tree = await run_in_thread(self._reactor, make)
         applier = Applier(tree, _bounds(header.bounds))

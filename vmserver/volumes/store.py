@@ -10,6 +10,7 @@ from pathlib import Path
 
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from infranetes_common.filesync.tree import Tree
+from vmserver.huge_pages import check_size, huge_page_sizes
 from vmserver.mounts import NO_FLAGS, Flag, mount, mounts_below, unmount
 from vmserver.validate import CONTAINER_ID
 
@@ -47,16 +48,22 @@ class VolumeStore:
         """Return a volume's files. :raise NotFound: there is no such volume."""
         return _tree(self.path(id))
 
-    def make(self, id: str, *, file: bool, in_memory: bool, size_limit: int = 0) -> Tree:
+    def make(
+        self, id: str, *, file: bool, in_memory: bool, size_limit: int = 0, huge_page_size: int = 0
+    ) -> Tree:
         """Make a volume, empty unless it is there already.
 
         :param size_limit: bytes that a directory in memory takes, on a tmpfs of its own; 0: as many
             as the memory of all volumes does.
-        :raise InvalidArgument: only a directory in memory has a size limit.
+        :param huge_page_size: the files of a directory in memory are huge pages of so many bytes; 0: they are
+            not.
+        :raise InvalidArgument: only a directory in memory has a size limit, or is of huge pages.
         :raise FailedPrecondition: it is there as the other kind, or can't be made.
         """
-        if size_limit and (file or not in_memory):
-            raise InvalidArgument(f"volume {id}: only a directory in memory has a size limit")
+        if (size_limit or huge_page_size) and (file or not in_memory):
+            raise InvalidArgument(f"volume {id}: only a directory in memory has a size limit or huge pages")
+        if huge_page_size:
+            check_size(huge_page_size, huge_page_sizes() if self._mount else [])
         try:
             path = self.path(id)
         except NotFound:
@@ -73,9 +80,13 @@ class VolumeStore:
                 raise FailedPrecondition(f"volume {id} can't be made in the VM: {error}") from None
         if (path.name == _FILE) is not file:
             raise FailedPrecondition(f"volume {id} is a {path.name} already")
-        if size_limit and self._mount and not os.path.ismount(path):
-            options = f"mode=0700,size={size_limit}"
-            mount("tmpfs", str(path), "tmpfs", NO_FLAGS, options)  # as kubelet's: containers' flags are these
+        if (size_limit or huge_page_size) and self._mount and not os.path.ismount(path):
+            kind = "hugetlbfs" if huge_page_size else "tmpfs"
+            sizes = {"size": size_limit, "pagesize": huge_page_size}
+            options = ["mode=0700", *(f"{name}={size}" for name, size in sizes.items() if size)]
+            mount(
+                kind, str(path), kind, NO_FLAGS, ",".join(options)
+            )  # as kubelet's: containers' flags are these
         return _tree(path)
 
     def remove(self, id: str) -> None:

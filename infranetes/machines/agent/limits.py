@@ -80,6 +80,7 @@ PURGES = 16  # containers without a record that are being removed from one VM at
 COUNTS: Mapping[str, int] = {
     "infranetes.vmserver.v1.ListContainersResponse.containers": CONTAINERS,
     "infranetes.vmserver.v1.StatsResponse.containers": CONTAINERS,
+    "infranetes.vmserver.v1.InfoResponse.huge_page_sizes": 16,
     "infranetes.vmserver.v1.StatsResponse.cards": 64,
     "infranetes.vmserver.v1.Usage.disks": 64,
     "infranetes.vmserver.v1.ListImagesResponse.image_ids": 4096,

@@ -29,14 +29,21 @@ class VolumeClient(AgentCalls):
         bounds: Bounds,
         changes: AsyncIterator[Change],
         size_limit: int = 0,
+        huge_page_size: int = 0,
     ) -> None:
         """Make the volume if there is none, and apply `changes` in their order.
 
-        :param size_limit: of a directory in memory, bytes; 0: none."""
+        :param size_limit: of a directory in memory, bytes; 0: none.
+        :param huge_page_size: its files are huge pages of so many bytes; 0: they are not."""
 
         async def requests() -> AsyncIterator[vmserver.PutVolumeRequest]:
             header = vmserver.VolumeHeader(
-                id=id, file=file, in_memory=in_memory, bounds=_bounds(bounds), size_limit=size_limit
+                id=id,
+                file=file,
+                in_memory=in_memory,
+                bounds=_bounds(bounds),
+                size_limit=size_limit,
+                huge_page_size=huge_page_size,
             )
             yield vmserver.PutVolumeRequest(header=header)
             async for change in changes:

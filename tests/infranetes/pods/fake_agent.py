@@ -98,6 +98,7 @@ class FakeAgent:
         self.nfs: dict[str, set[str]] = {}  # the containers that have what is mounted, by its id
         self.mount_error: Exception | None = None
         self.unmount_error: Exception | None = None
+        self.huge_page_sizes: list[int] = []
 
     def _reach(self) -> None:
         if self.away:
@@ -107,7 +108,11 @@ class FakeAgent:
         self._reach()
         now, steady = self.clocks()
         return vmserver.InfoResponse(
-            sandbox_id=self.sandbox_id, container_provider="docker", now_nanos=now, steady_nanos=steady
+            sandbox_id=self.sandbox_id,
+            container_provider="docker",
+            now_nanos=now,
+            steady_nanos=steady,
+            huge_page_sizes=self.huge_page_sizes,
         )
 
     async def correct_clock(self, steady: int, earliest: int, latest: int) -> None:

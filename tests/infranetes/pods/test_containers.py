@@ -80,6 +80,22 @@ class CreateTests(ContainersTestCase):
         self.world.store.failing = None
         self.create()
 
+    def test_huge_pages_that_its_vm_lacks_are_refused_before_anything_is_brought(self) -> None:
+        def asking(size: str, limit: int) -> Any:
+            wanted = box()
+            wanted.linux.resources.hugepage_limits.add(page_size=size, limit=limit)
+            return wanted
+
+        self.agent.huge_page_sizes = [2 << 20]
+        refused = self.start_create(asking("1GB", 1 << 30))
+        self.assertIn("hugepages-1Gi", str(self.failureResultOf(refused, FailedPrecondition).value))
+        self.failureResultOf(self.start_create(asking("some", 0)), InvalidArgument)
+        self.assertEqual(self.agent.calls, [])
+        self.assertEqual(self.world.store.contents().containers, ())
+        self.agent.huge_page_sizes = []
+        self.failureResultOf(self.start_create(asking("2MB", 2 << 20)), FailedPrecondition)
+        self.create(asking("1GB", 0))
+
     def test_an_agent_lost_in_the_middle_is_rid_of_it_when_it_is_back(self) -> None:
         self.agent.create_error = Unavailable("the connection is lost")
         real_remove = self.agent.remove

@@ -71,6 +71,15 @@ class EmptyDirTests(SynchronousTestCase):
         self.assertEqual((found.whole.path, found.below), (str(self.cache), "a"))
         self.assertEqual((found.whole.in_memory, found.whole.size_limit), (True, 8 << 20))
 
+    def test_one_of_huge_pages_is_one_with_its_parts(self) -> None:
+        self.mount("-t", "hugetlbfs", "-o", "pagesize=2Mi", "nodev", self.cache)
+        (self.cache / "a").mkdir()
+        for path, below in ((self.cache, ""), (self.bind(self.cache / "a"), "a")):
+            found = self.find(path)
+            assert found is not None
+            self.assertEqual((found.whole.path, found.below), (str(self.cache), below))
+            self.assertEqual((found.whole.in_memory, found.whole.huge_page_size), (True, 2 << 20))
+
     def test_nothing_else_is_one(self) -> None:
         other = self.make("volumes/kubernetes.io~configmap/cache")
         inner = self.make("volumes/kubernetes.io~empty-dir/cache/inner")

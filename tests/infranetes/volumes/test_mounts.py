@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.volumes.mount_table import Location, MountTable
 from infranetes.volumes.mounts import Source, find_source, for_agent, writable_submounts
 from infranetes.volumes.records import VolumeRecord, VolumeRecords
-from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from infranetes_common.errors import InvalidArgument
 from infranetes_common.filesync.manifest import FILE, SYMLINK, Entry
 from infranetes_common.user_namespaces import IdRange, UserNamespace
 from infranetes_common.wire import cri
@@ -52,16 +52,18 @@ class FindTests(MountCase):
                 error = self.assertRaises(InvalidArgument, find_source, cri.Mount(host_path=path), self.table)
                 self.assertIn(path, str(error))
 
-    def test_huge_pages_are_refused(self) -> None:
-        pages = self.top / "pages"
-        pages.mkdir()
-        subprocess.run(["mount", "-t", "hugetlbfs", "none", str(pages)], check=True)
-        self.addCleanup(subprocess.run, ["umount", "-l", str(pages)])
-        for path in (pages, pages / "part"):
-            error = self.assertRaises(
-                FailedPrecondition, find_source, cri.Mount(host_path=str(path)), self.table
-            )
-            self.assertIn("huge pages", str(error))
+    def test_huge_pages_are_known_by_their_size(self) -> None:
+        empty_dir = self.top / "pods" / "uid" / "volumes" / "kubernetes.io~empty-dir" / "pages"
+        for options, limit in (("pagesize=2M", 0), ("pagesize=2M,size=8M", 8 << 20), ("pagesize=1Gi", 0)):
+            empty_dir.mkdir(parents=True, exist_ok=True)
+            subprocess.run(["mount", "-t", "hugetlbfs", "-o", options, "nodev", str(empty_dir)], check=True)
+            self.addCleanup(subprocess.run, ["umount", "-l", str(empty_dir)])
+            size = 1 << 30 if "Gi" in options else 2 << 20
+            for path in (empty_dir, empty_dir / "part"):
+                found = find_source(cri.Mount(host_path=str(path)), self.table)
+                expected = (True, size, limit if path == empty_dir else 0)
+                self.assertEqual((found.in_memory, found.huge_page_size, found.size_limit), expected)
+        self.assertEqual(find_source(cri.Mount(host_path=str(self.top)), self.table).huge_page_size, 0)
 
     def test_what_is_on_a_tmpfs_stays_in_memory(self) -> None:
         secret = self.top / "secret"

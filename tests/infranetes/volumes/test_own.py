@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,16 +31,19 @@ UID = "5f0c"
 
 @attrs.define
 class Machine:
-    """A VM whose agent keeps volumes, or is of an earlier release."""
+    """A VM whose agent keeps volumes, or is of an earlier release.
+
+    :ivar huge: the sizes of huge pages that it can have."""
 
     keeps: bool = True
+    huge: Sequence[int] = (2 << 20,)
     boot_id: str = "first"
 
     async def keeps_volumes(self) -> bool:
         return self.keeps
 
     async def info(self) -> vmserver.InfoResponse:
-        return vmserver.InfoResponse(boot_id=self.boot_id)
+        return vmserver.InfoResponse(boot_id=self.boot_id, huge_page_sizes=self.huge)
 
 
 @attrs.define
@@ -65,6 +69,7 @@ class Sync:
 
     def __init__(self) -> None:
         self.brought: list[str] = []
+        self.sizes: list[tuple[int, int]] = []
         self.away = False
 
     async def at_source(self, source: Source, work: Any, *args: Any) -> Any:
@@ -74,6 +79,7 @@ class Sync:
         if self.away:
             raise Unavailable("the agent is away")
         self.brought.append(volume.source.path)
+        self.sizes.append((volume.source.size_limit, volume.source.huge_page_size))
 
 
 class Space:
@@ -220,6 +226,41 @@ class OwnVolumeTests(TestCase):
         self.sandbox.machine.boot_id = "second"
         await self.volumes.bring_again(cast(Any, self.sandbox))
         self.assertEqual(len(self.sync.brought), 1)
+
+    async def test_one_of_huge_pages_is_had_where_the_vm_has_that_size(self) -> None:
+        source = attrs.evolve(self.source, in_memory=True, huge_page_size=2 << 20)
+        self.patch_find(source)
+        self.assertEqual((await self.prepare(source), len(self.sync.brought)), (source.id, 1))
+        large = attrs.evolve(source, huge_page_size=1 << 30)
+        self.patch_find(large)
+        error = await self.assertFailure(self.prepared(source=large), FailedPrecondition)
+        self.assertIn("hugepages-1Gi: its processor and kernel have none", str(error))
+        self.sandbox.machine.huge = ()
+        error = await self.assertFailure(self.prepared(source=large), FailedPrecondition)
+        self.assertIn("its agent is of an earlier release", str(error))
+        self.assertEqual(len(self.sync.brought), 1)
+
+    async def test_the_next_daemon_brings_it_again_as_what_it_was(self) -> None:
+        sizes = ((8 << 20, 0), (0, 2 << 20))
+        for limit, page in sizes:
+            source = attrs.evolve(self.source, in_memory=True, size_limit=limit, huge_page_size=page)
+            self.patch_find(source)
+            self.volumes.forget(cast(Any, self.sandbox))
+            await self.prepare(source)
+            self.volumes = self.made()
+            await self.volumes.load()
+            self.sandbox.machine.boot_id += "again"
+            await self.volumes.bring_again(cast(Any, self.sandbox))
+        self.assertEqual(self.sync.sizes, [sizes[0], sizes[0], sizes[1], sizes[1]])
+
+    async def test_other_huge_pages_are_not_carried(self) -> None:
+        source = attrs.evolve(self.source, in_memory=True, huge_page_size=2 << 20)
+        self.patch_find(source)
+        self.sandbox.machine.keeps = False
+        await self.assertFailure(self.prepared(source=source), FailedPrecondition)
+        elsewhere = attrs.evolve(source, path="/dev/hugepages")
+        error = await self.assertFailure(self.prepared(source=elsewhere), FailedPrecondition)
+        self.assertIn("/dev/hugepages is of the node's huge pages", str(error))
 
     def patch_find(self, source: Source) -> None:
         """Have the emptyDir be on a tmpfs, without mounting one."""

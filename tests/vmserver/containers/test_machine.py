@@ -202,6 +202,17 @@ class MachineTests(MachineCase, TestCase):
         self.assertGreater(usage.usage.memory.working_set, 0)
 
 
+class MachineLimitTests(MachineCase, TestCase):
+    """Limits that have no effect are told as they were set last."""
+
+    async def test_each_size_of_huge_pages_has_one_limit(self) -> None:
+        id = await self.run_container()
+        for limit in (8 << 20, 4 << 20, 4 << 20):
+            pages = [cri.HugepageLimit(page_size="2MB", limit=limit)]
+            found = await self.provider.update(id, cri.LinuxContainerResources(hugepage_limits=pages))
+            self.assertEqual(list(found.resources.hugepage_limits), pages)
+
+
 class MachineLogTests(MachineCase, TestCase):
     """The log is a real systemd's journal."""
 

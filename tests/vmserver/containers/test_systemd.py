@@ -39,6 +39,8 @@ class Executable:
 class SystemdCase(ContainerProviderCase):
     """Uses a real systemd."""
 
+    huge_pages = 0
+
     def build(self, extra: dict[str, bytes] | None = None) -> Any:
         rest = b"".join(name.encode() + data for name, data in (extra or {}).items())
         return Executable(b'#!/bin/sh\necho "$0 runs with $*"\nexit 0\n' + b"# image\n" * 1000 + rest)

@@ -12,6 +12,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from infranetes_common.filesync.apply import Applier
 from infranetes_common.filesync.manifest import DIRECTORY, FILE, SYMLINK, Bounds, Change, Entry, Removed
 from infranetes_common.filesync.scan import scan
 from infranetes_common.filesync.wire import PREFIX, change_to_wire
@@ -205,11 +206,48 @@ class MemoryTests(SynchronousTestCase):
         make()
         self.assertTrue(os.path.ismount(made.path("v1")))
 
-    def test_nothing_else_has_a_size_limit(self) -> None:
+    def test_a_directory_of_huge_pages_is_a_file_system_of_that_size_until_it_is_removed(self) -> None:
+        made, memory = self.mounting()
+        for id, size_limit in (("v1", 0), ("v2", 8 << 20)):
+            for _ in range(2):
+                made.make(id, file=False, in_memory=True, size_limit=size_limit, huge_page_size=2 << 20)
+            found = os.statvfs(made.path(id))
+            self.assertEqual((found.f_bsize, found.f_blocks * found.f_bsize), (2 << 20, size_limit))
+        kinds = {each.kind for each in mounts_below(memory)}
+        self.assertEqual((kinds, len(mounts_below(memory))), ({"hugetlbfs"}, 2))
+        for id in ("v1", "v2"):
+            made.remove(id)
+        self.assertEqual(mounts_below(memory), [])
+
+    def test_what_kubelet_makes_in_huge_pages_is_brought_there(self) -> None:
+        made, _ = self.mounting()
+        tree = made.make("v1", file=False, in_memory=True, huge_page_size=2 << 20)
+        applier = Applier(tree, Bounds(10, 1000))
+        for path, mode in ((b"", 0o2775), (b"a", 0o777)):
+            applier.feed([Entry(path, DIRECTORY, mode, 0, 2000, 0, 5 * 10**9)])
+        applier.finish()
+        applier.check_whole()
+        found = {path: (one.mode, one.gid) for path, one in scan(tree, Bounds(10, 1000)).items()}
+        self.assertEqual(found, {b"": (0o2775, 2000), b"a": (0o777, 2000)})
+
+    def test_huge_pages_that_the_machine_lacks_are_refused(self) -> None:
+        made, memory = self.mounting()
+        wrong = partial(made.make, "v1", file=False, in_memory=True, huge_page_size=3 << 20)
+        error = self.assertRaises(FailedPrecondition, wrong)
+        self.assertIn("hugepages-3Mi", str(error))
+        self.assertFalse(memory.exists())
+        shared = VolumeStore(Path("/nowhere"), Path("/nowhere"), mount=False)
+        wrong = partial(shared.make, "v1", file=False, in_memory=True, huge_page_size=2 << 20)
+        self.assertRaises(FailedPrecondition, wrong)
+
+    def test_nothing_else_has_a_size_limit_or_huge_pages(self) -> None:
         made = VolumeStore(Path("/nowhere"), Path("/nowhere"), mount=True)
         for file, in_memory in ((True, True), (False, False)):
-            wrong = partial(made.make, "v1", file=file, in_memory=in_memory, size_limit=1)
-            self.assertRaises(InvalidArgument, wrong)
+            for limit, pages in ((1, 0), (0, 2 << 20)):
+                wrong = partial(
+                    made.make, "v1", file=file, in_memory=in_memory, size_limit=limit, huge_page_size=pages
+                )
+                self.assertRaises(InvalidArgument, wrong)
 
     def test_without_a_tmpfs_there_is_no_secret(self) -> None:
         top = Path(self.mktemp()).absolute()

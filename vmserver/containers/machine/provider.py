@@ -36,7 +36,7 @@ from vmserver.containers.journal import Journal
 from vmserver.containers.machine import log as logs
 from vmserver.containers.machine import mounts
 from vmserver.containers.records import Record
-from vmserver.containers.resources import check_not_negative
+from vmserver.containers.resources import check_not_negative, merge
 from vmserver.processes import DEFAULT_PATH
 from vmserver.stats import machine as stats
 
@@ -240,7 +240,7 @@ class MachineProvider:
         record = self._existing(id)
         check_not_negative(resources)
         before = self._state()
-        record.state.resources.MergeFrom(resources)
+        merge(record.state.resources, resources)
         if record.state != before:
             self._changed()
         return self._state()

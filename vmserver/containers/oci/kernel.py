@@ -12,10 +12,11 @@ from types import MappingProxyType
 
 import attrs
 
+from infranetes_common.huge_pages import limit_name
 from vmserver.containers.oci.capabilities import NAMES, in_mask
+from vmserver.huge_pages import huge_page_sizes
 
 _RELEASE = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})")
-_HUGEPAGES = re.compile(r"hugepages-([0-9]{1,12})kB")
 _OPEN_FILES = 1024 * 1024  # what Docker's own service allows
 _UNLIMITED = 2**64 - 1  # as the OCI runtime-spec writes it
 _LIMITS = {
@@ -90,18 +91,7 @@ def _hugepages(sys: Path, cgroup2: bool) -> frozenset[str]:
         return frozenset()
     if not cgroup2 and not (group / "hugetlb").is_dir():
         return frozenset()
-    try:
-        names = os.listdir(sys / "kernel/mm/hugepages")
-    except OSError:
-        return frozenset()
-    return frozenset(_page_size(int(match[1])) for match in map(_HUGEPAGES.fullmatch, names) if match)
-
-
-def _page_size(kibibytes: int) -> str:
-    for unit, size in (("GB", 1024 * 1024), ("MB", 1024)):
-        if kibibytes >= size:
-            return f"{kibibytes // size}{unit}"
-    return f"{kibibytes}KB"
+    return frozenset(map(limit_name, huge_page_sizes(sys / "kernel/mm/hugepages")))
 
 
 def _text(path: Path) -> str:

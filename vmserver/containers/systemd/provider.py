@@ -36,6 +36,7 @@ from vmserver.containers.interface import (
 )
 from vmserver.containers.journal import Journal
 from vmserver.containers.records import Record
+from vmserver.containers.resources import merge
 from vmserver.containers.systemd import logs, units
 from vmserver.containers.systemd import state as states
 from vmserver.containers.systemd.config import SystemdConfig
@@ -218,10 +219,7 @@ class SystemdProvider:
         container = self._index.existing(id)
         merged = cri.LinuxContainerResources()
         merged.CopyFrom(container.record.state.resources)
-        for field in ("hugepage_limits", "unified"):
-            if getattr(resources, field):
-                merged.ClearField(field)
-        merged.MergeFrom(resources)
+        merge(merged, resources)
         limits = units.limits(merged)
         if container.record.state.state == cri.CONTAINER_RUNNING and limits:
             await self._systemd.set_limits(units.unit_name(id), limits)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Huge pages: how their sizes are called, and how many the limits of a container ask for."""
+
+from __future__ import annotations
+
+import re
+
+from infranetes_common.errors import InvalidArgument
+from infranetes_common.wire import cri
+
+_NAME = re.compile(r"([0-9]{1,6})([KMG])B")
+_UNITS = {"G": 1 << 30, "M": 1 << 20, "K": 1 << 10}
+
+
+def page_bytes(name: str) -> int:
+    """Return the size that limits call so, in bytes. :raise InvalidArgument: that is no size."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise InvalidArgument(f"resources.hugepage_limits: {name[:40]!r} is not a page size (2MB, 1GB)")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def limit_name(size: int) -> str:
+    """Return what limits, and a cgroup's files, call a size: 2MB."""
+    return f"{_short(size)}B"
+
+
+def resource_name(size: int) -> str:
+    """Return what a pod's specification calls a size: hugepages-2Mi."""
+    return f"hugepages-{_short(size)}i"
+
+
+def pages_of(limits: cri.LinuxContainerResources) -> dict[int, int]:
+    """Return how many pages of which size, in bytes, limits ask for. Sizes without a page are left out.
+
+    :raise InvalidArgument: a size is malformed."""
+    found: dict[int, int] = {}
+    for limit in limits.hugepage_limits:
+        size = page_bytes(limit.page_size)
+        if size and limit.limit >= size:
+            found[size] = max(found.get(size, 0), limit.limit // size)
+    return found
+
+
+def _short(size: int) -> str:
+    unit = next((unit for unit, one in _UNITS.items() if size >= one), "K")
+    return f"{size // _UNITS[unit]}{unit}"
