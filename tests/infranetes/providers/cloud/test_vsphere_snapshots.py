@@ -171,6 +171,46 @@ class LimitTests(SnapshotsCase, TestCase):
         self.assertEqual(len(self.world.disks.snapshots.of(third)), 1)
 
 
+class TaskTests(SnapshotsCase, TestCase):
+    """What vCenter says only once a task runs, or ends."""
+
+    async def test_tasks_that_take_long_are_waited_for(self) -> None:
+        _, snapshots, volume, source = await self.with_snapshot()
+        tasks = ("VStorageObjectCreateSnapshot_Task", "DeleteSnapshot_Task")
+        self.world.disks.looks = dict.fromkeys(tasks, 3)
+        taken = await snapshots.create("two", volume)
+        await snapshots.delete(source.id)
+        self.assertEqual(self.world.disks.snapshots.of(volume), [taken.id])
+        self.assertEqual([len(self.world.asked(task)) for task in tasks], [2, 1])
+
+    async def test_one_that_cannot_be_taken_now_says_why_and_can_be_later(self) -> None:
+        """Such as while the VM that has the volume is being moved to another host."""
+        for fault, error in (("InvalidState", Unavailable), ("NoDiskSpace", ResourceExhausted)):
+            volumes = await self.snapshotted()
+            volume = (await volumes.create("data", MIB)).id
+            self.world.disks.refused["VStorageObjectCreateSnapshot_Task"] = fault
+            words = await self.refused(error, volumes.snapshots.create(f"{fault} first", volume))
+            self.assertIn(fault, str(words))
+            self.assertEqual(self.world.disks.snapshots.of(volume), [])
+            self.world.disks.refused.clear()
+            taken = await volumes.snapshots.create(f"{fault} first", volume)
+            self.assertEqual(self.world.disks.snapshots.of(volume), [taken.id])
+            await volumes.snapshots.delete(taken.id)
+            await volumes.delete(volume)
+
+    async def test_one_that_cannot_be_deleted_now_stays_and_says_why(self) -> None:
+        """Such as while a volume is made from it."""
+        self.settings["volume_seconds"] = 3.0
+        _, snapshots, volume, source = await self.with_snapshot()
+        self.world.disks.refused["DeleteSnapshot_Task"] = "InvalidState"
+        words = await self.refused(Unavailable, snapshots.delete(source.id))
+        self.assertIn("InvalidState", str(words))
+        self.assertEqual([each.id for each in await snapshots.list()], [source.id])
+        self.world.disks.refused.clear()
+        await snapshots.delete(source.id)
+        self.assertEqual(self.world.disks.snapshots.of(volume), [])
+
+
 class CopyTests(SnapshotsCase, TestCase):
     """Volumes that vCenter makes from snapshots."""
 
