@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A volume of a pod whose image is the VM: its units wait for it, also when the VM reboots by itself.
+"""Volumes of a pod whose image is the VM: its units wait for them, also when the VM reboots by itself.
 
 A VM of QEMU that reboots has ended. Here QEMU lets it, as clouds do. What stands for a cloud's user data,
 from which the agent has its identity again, is a `run_dir` that outlives a reboot.
@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,9 @@ from infranetes.machines.agent.client import AgentClient
 from infranetes.providers.interface import Instance
 from infranetes.providers.qemu import QemuProvider
 from infranetes_common.errors import InfranetesError
+from infranetes_common.filesync.manifest import Bounds, Change, ordered
+from infranetes_common.filesync.scan import read, scan
+from infranetes_common.filesync.tree import Tree
 from infranetes_common.filesync.wire import PREFIX
 from infranetes_common.wire import cri
 from tests.contract.pod_provider_case import reactor
@@ -34,7 +37,7 @@ from tests.e2e.qemu_case import IMAGES, QemuCase
 from txgrpc import Channel
 
 _REBOOT_SECONDS = 400.0  # without KVM, on a machine that has other work
-_ID = "c" * 32  # of the container
+_ID, _SECRET = "c" * 32, "5" * 32  # of the container and the volume
 _AGENT = 'provider = "machine"\nrun_dir = "/var/lib/vmserver/run"\n'
 _UNIT = """\
 [Unit]
@@ -50,6 +53,8 @@ RestartSec=3
 [Install]
 WantedBy=multi-user.target
 """
+_BOUNDS = Bounds(16, 4096)
+_SECONDS = 120.0
 _KERNEL = "root=/dev/vda rw console=ttyS0 quiet fsck.mode=skip net.ifnames=0 panic=-1"
 
 
@@ -114,45 +119,66 @@ class VmImageVolumeTests(QemuCase, TestCase):
         return AgentClient(instance.sandbox_id, channel)
 
     async def machine(self, provider: QemuProvider) -> tuple[Instance, AgentClient]:
-        """A VM that is a running container, which has the volume at /data."""
+        """A VM that is a running container, which has the volume at /data, and a secret."""
         instance = await self.running(provider, self.spec())
         await self.agent_info(instance)
         client = self.client(instance)
         serial = await self.within(provider.volumes.attach(instance.id, "pvc-1", False))
         await client.mount_disk(serial, "ext4", ["noatime"])
-        mount = cri.Mount(container_path="/data", host_path=PREFIX + serial)
-        await client.create(
-            _ID, "sha256:" + "0" * 64, cri.ContainerConfig(mounts=[mount]), cri.PodSandboxConfig()
-        )
+        await self.bring_secret(client)
+        mounts = [
+            cri.Mount(container_path="/data", host_path=PREFIX + serial),
+            cri.Mount(container_path="/secret", host_path=PREFIX + _SECRET, readonly=True),
+        ]
+        config = cri.ContainerConfig(mounts=mounts)
+        await client.create(_ID, "sha256:" + "0" * 64, config, cri.PodSandboxConfig())
         await client.start(_ID)
         return instance, client
+
+    async def bring_secret(self, client: AgentClient) -> None:
+        """Put a secret into the VM's memory."""
+        directory = self.open_dir / "secret"
+        directory.mkdir(exist_ok=True)
+        (directory / "key").write_text("hidden\n")
+        tree = Tree(directory, file=False, setid=False)
+
+        async def changes() -> AsyncIterator[Change]:
+            for change in read(tree, ordered(scan(tree, _BOUNDS).values())):
+                yield change
+
+        await client.put_volume(_SECRET, file=False, in_memory=True, bounds=_BOUNDS, changes=changes())
 
     async def ran(self, client: AgentClient, *command: str) -> str:
         """What a command in the VM says."""
         return (await client.exec_sync(_ID, command, 20, 30.0, 4096)).stdout.decode()
 
-    async def boots(self, client: AgentClient, count: int, seconds: float) -> list[str]:
-        """The boots that are noted on the volume, once there are so many."""
+    async def lines(self, client: AgentClient, path: str, count: int, seconds: float = _SECONDS) -> list[str]:
+        """The lines of a file in the VM, once there are so many."""
         until = reactor.seconds() + seconds
-        noted: list[str] = []
-        while len(noted) < count:
-            self.assertLess(reactor.seconds(), until, f"boots: {noted}")
+        found: list[str] = []
+        while len(found) < count:
+            self.assertLess(reactor.seconds(), until, f"{path}: {found}")
             await self.sleep(1.0)
             with contextlib.suppress(InfranetesError):  # it may be on its way
-                noted = (await self.ran(client, "cat", "/data/boots")).split()
-        self.assertEqual(len(noted), count)
-        return noted
+                found = (await self.ran(client, "cat", path)).split()
+        self.assertEqual(len(found), count)
+        return found
 
-    async def test_its_units_have_it_after_a_reboot_too_and_the_next_pod_what_they_wrote(self) -> None:
+    async def test_its_units_have_them_after_a_reboot_too_and_the_next_pod_what_they_wrote(self) -> None:
         provider = await self.started()
         assert isinstance(provider, QemuProvider)
         instance, client = await self.machine(provider)
-        first = await self.boots(client, 1, self.agent_timeout)
+        first = await self.lines(client, "/data/boots", 1)
+        self.assertEqual(await self.lines(client, "/secret/key", 1), ["hidden"])
         await self.ran(client, "systemctl", "--no-block", "reboot")
-        second = await self.boots(client, 2, _REBOOT_SECONDS)
+        second = await self.lines(client, "/data/boots", 2, _REBOOT_SECONDS)
         self.assertEqual(second[:1], first)
         self.assertNotEqual(*second)
+        self.assertEqual(await self.ran(client, "ls", "/secret"), "", "it was in memory")
+        await self.bring_secret(client)
+        self.assertEqual(await self.lines(client, "/secret/key", 1), ["hidden"])
+        self.assertEqual(await self.ran(client, "stat", "-f", "-c", "%T", "/secret"), "tmpfs\n")
         await self.within(provider.destroy(instance.id))
 
         _, client = await self.machine(provider)
-        self.assertEqual((await self.boots(client, 3, self.agent_timeout))[:2], second)
+        self.assertEqual((await self.lines(client, "/data/boots", 3))[:2], second)
