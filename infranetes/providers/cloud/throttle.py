@@ -10,7 +10,7 @@ import attrs
 
 _SLOWER = 0.7  # the rate is multiplied by this when the cloud throttles us
 _SLOWEST = 0.1  # of the documented rate
-_RECOVERY = 0.1  # of the documented rate, that it grows by in a second
+_RECOVERY = 0.2  # of the documented rate, that it grows by in a second
 
 
 @attrs.define

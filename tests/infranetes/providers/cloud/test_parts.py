@@ -57,7 +57,7 @@ class RateLimitTests(SynchronousTestCase):
         for _ in range(20):
             self.limit.throttled(0)
         self.assertAlmostEqual(self.limit.current, 1.0)
-        self.clock.advance(4.0)
+        self.clock.advance(2.0)
         self.assertAlmostEqual(self.limit.current, 5.0)
         self.clock.advance(100.0)
         self.assertEqual(self.limit.current, 10.0)

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import attrs
@@ -16,6 +18,7 @@ from infranetes.providers.cloud.aws.cloud import AwsCloud
 from infranetes.providers.cloud.calls import Calls
 from infranetes.providers.cloud.interface import Action, CloudError, ErrorKind
 from infranetes.providers.cloud.settings import CloudSettings
+from infranetes.providers.cloud.throttle import RateLimit
 from infranetes_common.concurrency import start
 from tests.contract.pod_provider_case import reactor
 from tests.infranetes.providers.cloud.case import AwsCase
@@ -61,6 +64,8 @@ class CrowdTests(SynchronousTestCase):
             return execute(work, *args)
 
         self.patch(calls, "deferToThreadPool", in_this_thread)
+        chance = random.Random(1).random  # noqa: S311
+        self.patch(calls, "RateLimit", partial(RateLimit, chance=chance))
 
     def nodes(self, count: int) -> list[Calls[Any]]:
         return [Calls(self.clock, FakeCloud(), CloudSettings()) for _ in range(count)]  # type: ignore[arg-type]
