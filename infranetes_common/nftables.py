@@ -8,10 +8,8 @@ library takes a thirtieth of its time. The program has what is large, since it g
 from __future__ import annotations
 
 import ctypes
-import os
 import socket
 import threading
-from collections.abc import Callable
 from typing import TypeVar
 
 from twisted.internet.defer import DeferredLock
@@ -20,6 +18,7 @@ from twisted.logger import Logger
 from infranetes_common.commands import check
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import InfranetesError
+from infranetes_common.network_namespaces import thd_in_namespace
 from infranetes_common.reactors import IReactor
 
 LIBRARY = "libnftables.so.1"
@@ -27,7 +26,6 @@ LARGE = 16 << 10  # characters of a script
 SECONDS = 60.0  # for a transaction of some hundred elements in an emulated VM
 
 _NETFILTER = 12  # NETLINK_NETFILTER
-_CLONE_NEWNET = 0x40000000
 _one_at_a_time = threading.Lock()  # the library is not said to be safe otherwise
 _log = Logger()
 
@@ -96,7 +94,7 @@ class Scripts:
     def _thd_run(self, script: str) -> None:
         """Run a script by the library. :raise OSError: there is none."""
         if self._namespace:  # which others may want to end
-            library = _in_namespace(self._namespace, Library)
+            library = thd_in_namespace(self._namespace, Library)
         else:
             library = self._library = self._library or Library()
         try:
@@ -104,26 +102,3 @@ class Scripts:
         finally:
             if library is not self._library:
                 library.close()
-
-
-def _in_namespace(name: str, work: Callable[[], T]) -> T:
-    """Return what `work` does in a thread of its own, which joins the namespace. :raise OSError: it can't."""
-    found: list[T] = []
-    errors: list[OSError] = []
-
-    def join() -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        try:
-            with open(f"/run/netns/{name}") as file:
-                if libc.setns(file.fileno(), _CLONE_NEWNET):
-                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-            found.append(work())
-        except OSError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=join)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return found[0]

@@ -16,6 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes_common.commands import check
 from infranetes_common.concurrency import run_in_thread
+from infranetes_common.network_namespaces import thd_in_namespace
 from infranetes_common.nftables_watch import (
     CALM,
     FIRST_REST,
@@ -28,7 +29,7 @@ from infranetes_common.nftables_watch import (
 )
 from infranetes_common.reactors import IReactor, installed
 from tests.harness.tools import need
-from tests.support.spaces import Space, in_namespace
+from tests.support.spaces import Space
 
 reactor = installed()
 TABLE = ("ip", "mine")
@@ -48,7 +49,9 @@ class KernelTests(TestCase):
         self.watch = self.new_watch()
 
     def new_watch(self) -> TablesWatch:
-        watch = TablesWatch(reactor, [TABLE], self.mend, lambda: in_namespace(self.space.name, open_socket))
+        watch = TablesWatch(
+            reactor, [TABLE], self.mend, lambda: thd_in_namespace(self.space.name, open_socket)
+        )
         self.addCleanup(watch.end)
         return watch
 
@@ -116,7 +119,7 @@ class KernelTests(TestCase):
 
     async def test_more_than_there_is_room_for_is_told_as_perhaps(self) -> None:
         def small() -> socket.socket:
-            made = in_namespace(self.space.name, open_socket)
+            made = thd_in_namespace(self.space.name, open_socket)
             made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
             return made
 

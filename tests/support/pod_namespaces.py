@@ -4,27 +4,23 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
 import secrets
 import select
 import socket
 import struct
 import subprocess
-import threading
 from collections.abc import Callable
 from ipaddress import IPv4Address
 from typing import Protocol, TypeVar
 
 from infranetes.providers.qemu.bridge import BridgePort
 from infranetes.providers.qemu.subnet import mac_of
+from infranetes_common.network_namespaces import thd_in_namespace
 from tests.support.sctp import PROTOCOL
 from tests.support.sctp import init as begin
 
 T = TypeVar("T")
 ARRIVES, DOES_NOT = 20.0, 0.3  # seconds that are waited: for what is to arrive, and to see that nothing does
-CLONE_NEWNET = 0x40000000
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def ip(*arguments: str) -> None:
@@ -66,7 +62,7 @@ class Machine:
 
     def socket(self, kind: int, protocol: int = 0) -> socket.socket:
         """A socket of this machine, that is closed with it."""
-        made = inside(self.name, lambda: socket.socket(socket.AF_INET, kind, protocol))
+        made = thd_in_namespace(self.name, lambda: socket.socket(socket.AF_INET, kind, protocol))
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
         self._sockets.append(made)
@@ -111,22 +107,6 @@ class Host(Protocol):
 
     def socket(self, kind: int, protocol: int = 0) -> socket.socket:
         """A socket there, which is closed with it."""
-
-
-def inside(namespace: str, work: Callable[[], T]) -> T:
-    """Return what `work` returns in a thread that is in this namespace."""
-    found: list[T] = []
-
-    def run() -> None:
-        with open(f"/run/netns/{namespace}") as file:
-            if _libc.setns(file.fileno(), CLONE_NEWNET):
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        found.append(work())
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return found[0]
 
 
 def _ready(waiting: socket.socket, seconds: float) -> bool:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import secrets
 import socket
@@ -15,33 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from infranetes_common.network_namespaces import thd_in_namespace
+
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 30.0  # for what is to succeed
-_CLONE_NEWNET = 0x40000000
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def in_namespace(name: str, work: Callable[[], T]) -> T:
-    """Call `work` in a thread that has joined a network namespace; return or raise what it does."""
-    found: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            with open(f"/run/netns/{name}") as file:
-                if _libc.setns(file.fileno(), _CLONE_NEWNET):
-                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-            found.append(work())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return found[0]
 
 
 class Space:
@@ -91,7 +68,7 @@ class Space:
 
     def inside(self, work: Callable[[], T]) -> T:
         """Return what `work` returns in a thread that is in here."""
-        return in_namespace(self.name, work)
+        return thd_in_namespace(self.name, work)
 
     def tell_callers(self, port: int) -> None:
         """Tell each one that connects to `port` its address as it is seen, then send back what comes."""

@@ -18,11 +18,12 @@ from infranetes.overlay.config import OverlayConfig
 from infranetes.overlay.overlay import Invitation, Overlay
 from infranetes.overlay.tunnels import Tunnels
 from infranetes.overlay.walls import Walls
+from infranetes_common.network_namespaces import thd_in_namespace
 from infranetes_common.nftables_watch import open_socket
 from infranetes_common.reactors import installed
 from infranetes_common.wire import vmserver
 from tests.harness.tools import need
-from tests.support.spaces import Space, in_namespace
+from tests.support.spaces import Space
 from txgrpc import Call
 from vmserver.pod_tunnel import PodTunnel
 from vmserver.rpc.pod_network import PodNetworkCalls
@@ -87,7 +88,7 @@ class TunnelCase(TestCase):
         inside = self.node.command()
 
         def opener() -> socket.socket:
-            return in_namespace(self.node.name, open_socket)
+            return thd_in_namespace(self.node.name, open_socket)
 
         tunnels = Tunnels(reactor, config, networks, self.proc_sys, self.node.name, opener)
         walls = Walls(reactor, config.device, self.remembered, self.enforcing, inside, opener)

@@ -26,9 +26,10 @@ from infranetes.providers.qemu.namespaces import Namespaces
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
 from infranetes_common.identity import Neighbour, Route
+from infranetes_common.network_namespaces import thd_in_namespace
 from infranetes_common.reactors import installed
 from tests.support.frames import ARP, BROADCAST, IPV4, IPV6, VLAN, arp, ethernet, tagged, udp
-from tests.support.spaces import Space, in_namespace
+from tests.support.spaces import Space
 
 reactor = installed()
 ROOT = Path(__file__).resolve().parents[3]
@@ -79,7 +80,7 @@ class NamespaceCase(TestCase):
             found.bind(("host0", _ALL))
             return found
 
-        found = in_namespace(self.node.name, opened)
+        found = thd_in_namespace(self.node.name, opened)
         self.addCleanup(found.close)
         return found
 

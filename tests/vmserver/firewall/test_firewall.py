@@ -16,6 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes_common.concurrency import run_in_thread, sleep
 from infranetes_common.errors import InvalidArgument, Unavailable
+from infranetes_common.network_namespaces import thd_in_namespace
 from infranetes_common.nftables_watch import open_socket
 from infranetes_common.pod_firewall import CLOSED, OPEN, Allowed, PodFirewall, Ports
 from infranetes_common.reactors import installed
@@ -29,7 +30,6 @@ from tests.support.pod_namespaces import (
     Host,
     Machine,
     Node,
-    inside,
     ip,
     ping,
     refused,
@@ -211,7 +211,7 @@ class FirewallTests(TestCase):
         )
 
     async def test_what_somebody_changes_is_soon_mended_by_itself(self) -> None:
-        firewall = Firewall(reactor, self.pod.name, lambda: inside(self.pod.name, open_socket))
+        firewall = Firewall(reactor, self.pod.name, lambda: thd_in_namespace(self.pod.name, open_socket))
         await firewall.put(CLOSED, NODE)
         firewall.watch.begin()
         self.addCleanup(firewall.watch.end)
@@ -250,7 +250,7 @@ class FirewallTests(TestCase):
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(("fd23::1", 8000))
             listening.listen()
-            with inside(self.pod.name, lambda: socket.socket(socket.AF_INET6)) as connecting:
+            with thd_in_namespace(self.pod.name, lambda: socket.socket(socket.AF_INET6)) as connecting:
                 connecting.settimeout(ARRIVES if expected else DOES_NOT)
                 try:
                     connecting.connect(("fd23::1", 8000))

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from infranetes_common.network_namespaces import thd_in_namespace
 from tests.support import sctp
-from tests.support.spaces import in_namespace
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class Namespace:
 
     def inside(self, work: Callable[[], T]) -> T:
         """Return what `work` returns in a thread that is in this namespace."""
-        return in_namespace(self.name, work)
+        return thd_in_namespace(self.name, work)
 
     def serve(self, address: str, port: int, kind: int = socket.SOCK_STREAM) -> None:
         """Answer each connection or datagram with `address:port`."""

@@ -12,9 +12,9 @@ from twisted.trial.unittest import TestCase
 
 from infranetes_common.concurrency import deferred, run_in_thread, sleep
 from infranetes_common.errors import Unavailable
+from infranetes_common.network_namespaces import thd_in_namespace
 from infranetes_common.nftables_watch import open_socket
 from infranetes_common.reactors import installed
-from tests.support.spaces import in_namespace
 from tests.vmserver.proxy.namespace import Namespace
 from vmserver.proxy import kernel, proxy, script
 from vmserver.proxy.kernel import Kernel
@@ -48,7 +48,7 @@ class ProxyCase(TestCase):
     def new_proxy(self) -> ServiceProxy:
         """A proxy of an agent that has just started."""
         name = self.space.name
-        return ServiceProxy(Kernel(reactor, name, lambda: in_namespace(name, open_socket)))
+        return ServiceProxy(Kernel(reactor, name, lambda: thd_in_namespace(name, open_socket)))
 
     async def put(
         self,
