@@ -26,6 +26,7 @@ import subprocess
 from twisted.internet.threads import deferToThread
 
 from tests.e2e.volume_case import VolumeTroubleCase
+from tests.infranetes.daemon.case import reactor
 from tests.support.power_loss import VolatileFile
 from txgrpc import Code, GrpcError
 
@@ -43,10 +44,21 @@ class VolumeTroubleTests(VolumeTroubleCase):
         failed = await self.execute(container, *write)
         self.assertNotEqual(failed.exit_code, 0)
         self.assertRegex(failed.stderr, rb"I/O error|Input/output error|Read-only file system")
+        await self.until_read_only(container)
         self.assertEqual((await self.execute(container, "echo", "alive")).stdout, b"alive\n")
         await self.end(sandbox)
         await deferToThread(disk.lose_power)
         await self.assert_kept()
+
+    async def until_read_only(self, container: str) -> None:
+        """Write until the file system takes nothing any more, as it can't write what is its own."""
+        until = reactor.seconds() + 120.0
+        said = b""
+        while b"Read-only file system" not in said:
+            self.assertLess(reactor.seconds(), until, said)
+            wrote = await self.execute(container, "sh", "-c", "echo more >/data/more && sync")
+            said = wrote.stderr
+            await self.sleep(1.0)
 
     async def test_a_damaged_file_system_is_for_a_person_to_mend(self) -> None:
         await self.start()
