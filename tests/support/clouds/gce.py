@@ -264,7 +264,7 @@ class SimulatedGce:
         key = json.dumps(parameters)
         kind = fault.kind if fault is not None else None
         if kind is FaultKind.STALE:
-            answer = self._stale.get(key, {"kind": "compute#instanceAggregatedList", "items": {}})
+            answer = self._stale.get(key, {"kind": "compute#instanceList", "items": []})
         else:
             self._stale[key] = answer
         if kind is FaultKind.ACTED:
@@ -356,6 +356,8 @@ def _parameters(method: str, path: str, query: dict[str, str], body: Json) -> di
     match (method, *path.split("/")[1:]):
         case ("GET", "aggregated", kind):
             found["Action"] = f"list {kind}"
+        case ("GET", "zones", zone, "instances"):
+            found.update(Action="list instances", zone=zone)
         case ("POST", "zones", zone, "instances"):
             size = body["machineType"].rpartition("/")[2]
             found.update(Action="launch", name=body["name"], size=size, zone=zone)

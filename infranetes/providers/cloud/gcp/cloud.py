@@ -222,7 +222,8 @@ class GcpCloud:
         return self._thd_listed(driver, {})
 
     def _thd_listed(self, driver: Driver, labels: dict[str, str]) -> list[CloudVM]:
-        instances = driver.instances(filter_of({**self._ours, **labels}))
+        wanted = filter_of({**self._ours, **labels})
+        instances = [one for zone in self._settings.zones for one in driver.zone_instances(zone, wanted)]
         return [self._vm(driver, instance) for instance in instances if self._is_ours(instance)]
 
     def _thd_get(self, driver: Driver, id: str) -> CloudVM | None:
@@ -286,9 +287,11 @@ class GcpCloud:
 
     def _thd_leftovers(self, driver: Driver) -> list[Leftover]:
         """Return unused disks. Addresses are never reserved by us, so none can be left."""
+        wanted = filter_of(self._ours)
+        disks = [disk for zone in self._settings.zones for disk in driver.zone_disks(zone, wanted)]
         return [
             Leftover(id_of(last(disk["zone"]), disk["name"]), "disk", value(disk["labels"].get(TOKEN, "")))
-            for disk in driver.disks(filter_of(self._ours))
+            for disk in disks
             if self._is_ours(disk) and not disk.get("users") and disk.get("status") != "DELETING"
         ]
 

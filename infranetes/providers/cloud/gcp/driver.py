@@ -10,7 +10,8 @@
 - `create_volume` knows no labels, so for a moment nobody would know whose the disk is; `detach_volume` takes
   the disk's name for that of the device; none takes a `requestId`.
 - `list_nodes` takes no filter, asks for all disks of the project too, and hides that a zone did not answer;
-  `list_sizes` ends after the first page. Here all pages are requested.
+  `list_sizes` ends after the first page. Here all pages of one zone are requested: a list of all zones would
+  be incomplete whenever any zone of the world is unreachable.
 - Errors lose their headers, and with them how long not to call.
 
 libcloud is untyped; from here on resources have the types of `libcloud_types`.
@@ -125,11 +126,6 @@ class Driver(GCENodeDriver):  # type: ignore[misc]
 
     # ---- Instances and disks
 
-    def instances(self, filter: str) -> list[Instance]:
-        """The instances of all zones that match a filter."""
-        instances: list[Instance] = self._in_all_zones("instances", filter)
-        return instances
-
     def instance(self, zone: str, name: str) -> Instance | None:
         """One instance, if it exists."""
         instance: Instance | None = self._find(f"/zones/{zone}/instances/{name}")
@@ -151,11 +147,6 @@ class Driver(GCENodeDriver):  # type: ignore[misc]
         extra = {"zone": NodeLocation(zone, zone, "", self), "boot_disk": None}
         node = Node(name, name, NodeState.UNKNOWN, [], [], self, extra=extra)
         return str(self.ex_get_serial_output(node) or "").strip()
-
-    def disks(self, filter: str) -> list[Disk]:
-        """The disks of all zones that match a filter."""
-        disks: list[Disk] = self._in_all_zones("disks", filter)
-        return disks
 
     def disk(self, zone: str, name: str) -> Disk | None:
         """One disk, if it exists."""
@@ -312,17 +303,4 @@ class Driver(GCENodeDriver):  # type: ignore[misc]
         found: list[object] = []
         for page in self._pages(f"/zones/{zone}/{kind}", filter=filter):
             found += page.get("items") or []
-        return found
-
-    def _in_all_zones(self, kind: str, filter: str) -> _Json:
-        """Return resources of all zones.
-
-        :raise CloudError: a zone did not answer, which does not mean that its resources are gone."""
-        found: list[object] = []
-        for page in self._pages(f"/aggregated/{kind}", filter=filter):
-            scopes: Mapping[str, _Json] = page.get("items") or {}
-            for name, scope in [*scopes.items(), ("the project", page)]:
-                if (scope.get("warning") or {}).get("code") == "UNREACHABLE":
-                    raise CloudError(ErrorKind.TRANSIENT, f"Google itself can't reach {name}")
-                found += scope.get(kind) or []
         return found

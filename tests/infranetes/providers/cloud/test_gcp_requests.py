@@ -79,7 +79,7 @@ class LaunchTests(GcpCase, TestCase):
         self.assertEqual(self.actions(begun), ["launch", "operation"])
         begun = len(self.world.requests)
         await self.within(provider.wait_running(launched.id, self.boot_timeout))
-        self.assertEqual(self.actions(begun), ["list instances"])
+        self.assertEqual(self.actions(begun), ["list instances"] * len(ZONES))
         begun = len(self.world.requests)
         for _ in range(2):
             await self.within(provider.destroy(launched.id))
@@ -264,6 +264,23 @@ class EndTests(GcpCase, TestCase):
         self.assertEqual(ended, [])
         self.world.api.unreachable = ""
         self.assertEqual([one.id for one in await self.within(provider.list())], [instance.id])
+
+    async def test_a_zone_that_is_not_configured_and_unreachable_is_nobodys_concern(self) -> None:
+        self.settings.update(zones=[ZONES[1]], sweep_seconds=0.2)
+        self.world.api.unreachable = ZONES[0]
+        labels = {
+            "infranetes-cluster": self.cluster,
+            "infranetes-node": self.node,
+            "infranetes-token": "f" * 32,
+        }
+        self.world.api.add_disk(ZONES[1], "mine", labels)
+        provider = await self.started()
+        instance = await self.running(provider, self.spec())
+        self.assertEqual([one.id for one in await self.within(provider.list())], [instance.id])
+        await self.until(lambda: "disk europe-west1-c.mine" not in self.world.holdings(), "it is swept")
+        await self.within(provider.destroy(instance.id))
+        asked = {one["path"].split("/")[2] for one in self.world.requests if "/zones/" in one.get("path", "")}
+        self.assertEqual(asked, {ZONES[1]})
 
     async def test_unused_disks_of_ours_are_swept_and_no_others(self) -> None:
         self.settings["sweep_seconds"] = 0.2
