@@ -36,6 +36,7 @@ class DiskSnapshots:
     :ivar contents: of disks by their ids, and of snapshots by `DISK/SNAPSHOT`.
     :ivar slow: whether a disk is made until `finish` is called.
     :ivar hides_copies: whether vCenter does not show one meanwhile; else it says that it is tentative.
+    :ivar hidden: other disks that vCenter does not list yet.
     :ivar ages: of disks that seem to be made earlier, in seconds, by their ids."""
 
     def __init__(self, disks: FirstClassDisks) -> None:
@@ -45,6 +46,7 @@ class DiskSnapshots:
         self.contents: dict[str, bytes] = {}
         self.slow = False
         self.hides_copies = False
+        self.hidden: set[str] = set()
         self.ages: dict[str, float] = {}
 
     # ---- From outside
@@ -102,7 +104,7 @@ class DiskSnapshots:
 
     def listed(self, answer: str) -> str:
         """Return a list of disks of vcsim's without those that are hidden."""
-        for disk in self.copying() if self.hides_copies else ():
+        for disk in [*self.hidden, *(self.copying() if self.hides_copies else ())]:
             answer = re.sub(rf"<returnval[^>]*>\s*<id>{disk}</id>\s*</returnval>", "", answer)
         return answer
 

@@ -6,6 +6,7 @@ be chosen, and does not have to be the only one. So a copy has a name that is no
 
 copies of that name        what `_thd_make` does
 none                       asks for one, whose task is followed; a daemon that is killed forgets the task
+none, a task has ended     waits a minute for it to be listed
 one that vCenter makes     waits for it
 one that is too small      has it enlarged
 one that is large enough   has vCenter keep it when a VM is deleted, and gives it the volume's name
@@ -34,6 +35,7 @@ from infranetes.providers.cloud.vsphere.storage import FirstClassDisk, Place
 from infranetes.providers.volumes import FromSnapshot
 
 _ABANDONED_SECONDS = 86_400.0
+_LISTED_SECONDS = 60.0  # after its task, a copy is listed
 _BUSY = (vim.fault.InvalidState, vim.fault.TaskInProgress, vim.fault.FileFault)
 
 
@@ -52,6 +54,7 @@ class Copies:
         self._names = names
         self._lock = threading.Lock()
         self._tasks: dict[str, str] = {}  # of copies that this daemon has asked for, by their names
+        self._made: dict[str, float] = {}  # when such tasks have ended, by names
 
     def _thd_make(
         self,
@@ -66,12 +69,13 @@ class Copies:
 
         :param there: all copies that are unfinished, of any volume of the cluster's.
         :param check_room: called before one is asked for: whether the datastore has room for it.
-        :raise CloudError: `ErrorKind.STATE`: vCenter still makes one that another daemon asked for."""
+        :raise CloudError: `ErrorKind.STATE`: vCenter makes one, and there is no task to follow."""
         name = self._names.copy_of(request.name, source, whole=False)
         if task := self._thd_running(driver, name):
             return Copying(task)
         copies = [disk for disk in there if disk.name == name]
         if not copies:
+            self._check_listed(name)
             _thd_delete(driver, place, [disk for disk in there if _is_abandoned(disk)])
             check_room()
             return self._thd_begin(driver, place, name, source)
@@ -85,6 +89,8 @@ class Copies:
             driver.storage.keep(place, first.id)
         made = attrs.evolve(first, name=self._names.copy_of(request.name, source), kept=True)
         driver.storage.rename(place, made.id, made.name)
+        with self._lock:
+            self._made.pop(name, None)
         _thd_delete(driver, place, [disk for disk in copies if disk.id != made.id])
         return made
 
@@ -108,9 +114,21 @@ class Copies:
             return task
         with self._lock:
             self._tasks.pop(name, None)
+            if fault is None:
+                self._made[name] = time.monotonic()
         if isinstance(fault, vim.fault.NotFound) and (error := classify(fault)) is not None:
             raise error
         return ""
+
+    def _check_listed(self, name: str) -> None:
+        """:raise CloudError: a copy has just been made, and vCenter does not list it yet."""
+        with self._lock:
+            ended = self._made.get(name)
+            if ended is None:
+                return
+            if time.monotonic() - ended < _LISTED_SECONDS:
+                raise CloudError(ErrorKind.STATE, "the copy is not listed yet")
+            del self._made[name]
 
     def _thd_begin(self, driver: Driver, place: Place, name: str, source: FromSnapshot) -> Copying:
         disk, _, snapshot = source.id.partition("/")

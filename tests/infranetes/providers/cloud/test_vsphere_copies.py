@@ -70,6 +70,19 @@ class CopyTests(SnapshotsCase, TestCase):
         self.assertEqual(len(self.world.asked("CreateDiskFromSnapshot_Task")), 1)
         self.assertEqual(len(self.disks()), 2)
 
+    async def test_a_copy_that_is_listed_late_is_not_made_again(self) -> None:
+        _, _, _, source = await self.with_snapshot()
+        self.world.disks.snapshots.slow = True
+        waiting = self.restoring(source)
+        half = await self.begun()
+        self.world.disks.snapshots.hidden.add(half)
+        self.world.disks.snapshots.finish(half)
+        asked = len(self.world.asked("ListVStorageObject"))
+        await self.until(lambda: len(self.world.asked("ListVStorageObject")) > asked + 3, "it is looked for")
+        self.world.disks.snapshots.hidden.clear()
+        self.assertEqual((await waiting).id, half)
+        self.assertEqual(len(self.world.asked("CreateDiskFromSnapshot_Task")), 1)
+
     async def gone_while_restoring(self) -> tuple[FromSnapshot, str]:
         """Have a daemon go while vCenter makes a disk. Return what it is made from, and the disk."""
         _, _, _, source = await self.with_snapshot()
