@@ -19,6 +19,7 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "tests.e2e.test_pod_docker": ("real VMs", "host ports"),
     "tests.e2e.test_empty_dirs": ("real VMs",),
     "tests.e2e.test_full_disk": ("real VMs",),
+    "tests.e2e.test_huge_pages": ("real VMs",),
     "tests.e2e.test_memory": ("real VMs",),
     "tests.e2e.test_oci": ("real VMs",),
     "tests.e2e.test_attached_volumes": ("real VMs",),

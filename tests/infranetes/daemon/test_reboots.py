@@ -54,7 +54,12 @@ class MachineRebootTests(RebootCase):
         self.cache.mkdir(parents=True)
         self.mount_tmpfs(self.cache)
         self.inside = self.root / "inside"  # which the machine shares with this one
-        self.addCleanup(self.unmount_inside)
+
+    async def end_everything(self) -> None:
+        try:
+            await super().end_everything()
+        finally:
+            self.unmount_inside()  # what an agent may have mounted until it was ended
 
     def mount_tmpfs(self, at: Path) -> None:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", at], check=True)
