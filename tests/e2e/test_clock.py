@@ -5,8 +5,18 @@ from __future__ import annotations
 
 import time
 
+from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
+from twisted.trial.unittest import TestCase
+
+from infranetes.machines.agent.client import AgentClient
+from infranetes.machines.clock_reading import ClockReading, correct_clock, read_clock
+from infranetes.providers.interface import Instance
+from infranetes.providers.qemu.provider import QemuProvider
 from infranetes_common.wire import cri
+from tests.contract.pod_provider_case import reactor
 from tests.e2e.pod_case import PodCase
+from tests.e2e.qemu_case import QemuCase
+from txgrpc import Channel
 
 # A line each second or so: how fast the kernel has the clock run, and what it says.
 WATCHER = (
@@ -78,3 +88,48 @@ class ClockTests(PodCase):
         command = f"date -s @$(($(date +%s) + {seconds} + {int(seconds > 0)}))"
         answer = await self.execute(self.main, "sh", "-c", command)
         self.assertEqual(answer.exit_code, 0, answer.stderr)
+
+
+PAUSE_SECONDS = 3.0
+SECOND = 10**9
+
+
+class PausedTests(QemuCase, TestCase):
+    """A VM that its hypervisor holds for a while: none of its clocks goes on."""
+
+    async def test_it_has_the_time_again_when_the_node_has_said_it(self) -> None:
+        provider = await self.started()
+        instance = await self.running(provider, self.spec())
+        client = self.client(instance)
+        before = await self.read(client)
+        self.assertLess(abs(before.ahead), RIGHT_SECONDS * SECOND)
+        await self.pause(provider, instance)
+        # What was read before is of no use: by none of the VM's clocks did time pass.
+        await client.correct_clock(before.steady, before.earliest, before.latest)
+        paused = await self.read(client)
+        self.assertLess(paused.ahead, -(PAUSE_SECONDS - RIGHT_SECONDS) * SECOND)
+        for _ in range(2):
+            await correct_clock(instance.sandbox_id, client, paused)
+            after = await self.read(client)
+            self.assertLess(abs(after.ahead), RIGHT_SECONDS * SECOND)
+
+    def client(self, instance: Instance) -> AgentClient:
+        options = self.authority.client_options(instance.sandbox_id)
+        endpoint = HostnameEndpoint(reactor, instance.agent_host, instance.agent_port)
+        channel = Channel(reactor, wrapClientTLS(options, endpoint))
+        self.channels.append(channel)
+        return AgentClient(instance.sandbox_id, channel)
+
+    async def read(self, client: AgentClient) -> ClockReading:
+        await client.info()  # connected, so that nothing else is between the two times
+        _, reading = await read_clock(client.info, time.time_ns)
+        self.assertTrue(reading.usable, reading)
+        return reading
+
+    async def pause(self, provider: object, instance: Instance) -> None:
+        assert isinstance(provider, QemuProvider)
+        [vm] = (vm for vm in provider._vms.values() if vm.record.id == instance.id)
+        assert vm.connections is not None
+        await vm.connections.qmp.execute("stop")
+        await self.sleep(PAUSE_SECONDS)
+        await vm.connections.qmp.execute("cont")
