@@ -40,6 +40,7 @@ BENCHES = {
     "pool": ("bench.pool", "pods on a simulated cloud that boots for 45 s, with and without a warm pool"),
     "lives": ("bench.lives", "a soak test: 200 pods while the daemon is killed again and again"),
     "volumes": ("bench.volumes", "100 volumes at once on simulated clouds; a soak test of 200"),
+    "launches": ("bench.launches", "100 VMs at once by the cloud's own limits, and the calls of their lives"),
     "density": ("bench.density", "lists, memory and recovery with 1,000 simulated pods"),
     "conformance": ("bench.conformance", "critest's benchmarks beside containerd (QEMU)"),
     "streams": ("bench.streams", "exec and port-forward beside containerd, and the daemon's memory (QEMU)"),

@@ -78,6 +78,7 @@ class SimulatedAws:
     :ivar granted: actions that are allowed besides, for anything.
     :ivar volumes: EC2's calls about volumes. :ivar snapshots: those about snapshots.
     :ivar faults: what goes wrong. :ivar behaviour: of instances that are launched from now on.
+    :ivar boot_seconds: for which they are pending.
     :ivar user_data: of the metadata service, by address. :ivar vm_images: its images of VM-image pods.
     :ivar malformed: what AWS' model of the API does not have of requests. :ivar endings: of its instances.
     :ivar buckets: of the account, which limit how often its nodes together may call; None: nothing does.
@@ -97,6 +98,7 @@ class SimulatedAws:
         self._timers: list[IDelayedCall] = []
         self.faults = Faults()
         self.behaviour = NORMAL
+        self.boot_seconds = BOOT_SECONDS
         self.user_data: dict[str, bytes] = {}
         self.requests: list[dict[str, str]] = []
         self.malformed: list[str] = []
@@ -374,7 +376,7 @@ class SimulatedAws:
         self._vms[vm.id] = vm
         self.user_data[vm.address] = base64.b64decode(parameters.get("UserData", ""))
         if vm.behaviour != NEVER:
-            self._timers.append(self._reactor.callLater(BOOT_SECONDS, self._boot, vm))
+            self._timers.append(self._reactor.callLater(self.boot_seconds, self._boot, vm))
 
     def _boot(self, vm: _Vm) -> None:
         vm.booted = True
