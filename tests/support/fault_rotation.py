@@ -16,7 +16,7 @@ from twisted.internet.interfaces import IReactorTime
 
 from infranetes_common.concurrency import sleep
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Fault, FaultKind
-from tests.support.clouds.vsphere import LIST
+from tests.support.clouds.soap import LIST
 
 THROTTLED = "30% of calls throttled"
 SILENT = "silent after the effect"

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SOAP messages that the simulated vCenter adds to vcsim's."""
+"""SOAP messages: what the simulated vCenter reads of requests, and adds to vcsim's answers."""
 
 from __future__ import annotations
+
+import re
+from html import unescape
 
 from tests.support.clouds.faults import Fault, FaultKind
 
@@ -9,6 +12,10 @@ _NAMESPACES = (
     'xmlns:soapenv="http://schemas.xmlsoap.org/soap/envelope/" '
     'xmlns:xsd="http://www.w3.org/2001/XMLSchema" xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance"'
 )
+
+LIST = "List"  # the action, in faults, of the one call that lists the VMs of a folder
+_ACTION = re.compile(r"<(?:\w+:)?Body[^>]*>\s*<(\w+)")
+_THIS = re.compile(r"<_this[^>]*>([^<]+)</_this>")
 
 _INNER = {
     "ManagedObjectNotFound": '<obj type="VirtualMachine">vm-0</obj>',
@@ -52,3 +59,12 @@ def fault(name: str, inner: str = "") -> bytes:
         f"<soapenv:Fault><faultcode>ServerFaultCode</faultcode><faultstring>the test's {name}</faultstring>"
         f"<detail>{detail}</detail></soapenv:Fault>"
     )
+
+
+def parameters_of(body: str) -> dict[str, str]:
+    """Return what is called, as `Action`, of which object, as `this`, and the `body`."""
+    action, this = _ACTION.search(body), _THIS.search(body)
+    name = action[1] if action is not None else ""
+    if name == "RetrievePropertiesEx" and "childEntity" in body:
+        name = LIST
+    return {"Action": name, "this": unescape(this[1]) if this is not None else "", "body": body}

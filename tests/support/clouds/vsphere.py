@@ -17,7 +17,6 @@ import io
 import re
 import secrets
 import shutil
-from html import unescape
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -33,22 +32,19 @@ from twisted.web.http_headers import Headers
 from infranetes.providers.cloud.interface import SANDBOX
 from infranetes.providers.cloud.vsphere.inventory import IMAGE_NAME
 from infranetes.providers.cloud.vsphere.specs import IDENTITY
-from tests.support.clouds import agent_processes, vcsim
+from tests.support.clouds import agent_processes, vcsim, vmtoolsd
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, FaultKind, Faults
 from tests.support.clouds.first_class_disks import FirstClassDisks
 from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
 from tests.support.clouds.library import RestProxy
 from tests.support.clouds.slow_clones import SlowClones
-from tests.support.clouds.soap import envelope, reconfigure, refusal
+from tests.support.clouds.soap import LIST, envelope, parameters_of, reconfigure, refusal
 from tests.support.clouds.soap import fault as soap_fault
 from tests.support.clouds.tls import certificate
 from tests.support.clouds.vcenter_privileges import missing
 from tests.support.clouds.vm_image_instances import RunningVM, VMImageInstances
 
 BOOT_SECONDS = 0.1
-LIST = "List"  # the action, in faults, of the one call that lists the VMs of a folder
-_ACTION = re.compile(r"<(?:\w+:)?Body[^>]*>\s*<(\w+)")
-_THIS = re.compile(r"<_this[^>]*>([^<]+)</_this>")
 _TASK = re.compile(r'<returnval[^>]*type="Task"[^>]*>([^<]+)</returnval>')
 _CONFIG = re.compile(r"<config[ >].*?</config>", re.DOTALL)
 _TOKEN = re.compile(r"-([0-9a-f]{32})-")
@@ -233,7 +229,7 @@ class SimulatedVcenter:
 
     async def call(self, body: bytes, headers: Headers) -> tuple[int, bytes, list[tuple[str, str]]]:
         """Return vcsim's answer. :raise ConnectionError: the connection breaks instead."""
-        parameters = _parameters(body.decode())
+        parameters = parameters_of(body.decode())
         self.requests.append(parameters)
         action = "RetrievePropertiesEx" if parameters["Action"] == LIST else parameters["Action"]
         lacking = missing(action, parameters["body"])
@@ -274,7 +270,7 @@ class SimulatedVcenter:
 
         async def clone(body: bytes) -> str:
             status, answer, _ = await self._forward(body, headers)
-            await self._acted(_parameters(body.decode()), answer.decode(), headers)
+            await self._acted(parameters_of(body.decode()), answer.decode(), headers)
             task = _TASK.search(answer.decode())
             assert task is not None, (status, answer)
             return task[1]
@@ -346,7 +342,7 @@ class SimulatedVcenter:
             return
         directory = self._directory / vm.id
         directory.mkdir(mode=0o700)
-        tools = _tools(directory, identity)
+        tools = vmtoolsd.write(directory, identity)
         self._agent_processes.run(
             self._agent_of(vm.id),
             {
@@ -381,32 +377,6 @@ class SimulatedVcenter:
         return identity
 
 
-def _tools(directory: Path, identity: str) -> Path:
-    """Write a fake of open-vm-tools' vmtoolsd, as far as the agent uses it."""
-    file = directory / "guestinfo"
-    file.touch(mode=0o600)
-    file.write_text(identity)
-    tools = directory / "vmtoolsd"
-    tools.touch(mode=0o700)
-    tools.write_text(
-        "#!/bin/sh\n"
-        'case "$*" in\n'
-        f'"--cmd info-get {IDENTITY}") cat "{file}" ;;\n'
-        f'"--cmd info-set {IDENTITY} "*) printf %s "${{2##* }}" > "{file}" ;;\n'
-        "*) exit 1 ;;\n"
-        "esac\n"
-    )
-    return tools
-
-
 def identity_of(vm: Any) -> bytes:
     """Return the identity in a VM's guestinfo."""
     return base64.b64decode(vcsim.extra_config(vm)[IDENTITY])
-
-
-def _parameters(body: str) -> dict[str, str]:
-    action, this = _ACTION.search(body), _THIS.search(body)
-    name = action[1] if action is not None else ""
-    if name == "RetrievePropertiesEx" and "childEntity" in body:
-        name = LIST
-    return {"Action": name, "this": unescape(this[1]) if this is not None else "", "body": body}

@@ -21,7 +21,7 @@ from tests.infranetes.providers.cloud.lifecycle_case import LifecycleCase
 from tests.infranetes.providers.cloud.vsphere_case import VsphereCase
 from tests.support.clouds import vcsim
 from tests.support.clouds.faults import NEVER, NO_AGENT, FaultKind
-from tests.support.clouds.vsphere import LIST
+from tests.support.clouds.soap import LIST
 from txgrpc import GrpcError
 
 

@@ -24,7 +24,7 @@ from infranetes.providers.interface import InstanceState, ProviderContext
 from tests.infranetes.providers.cloud.vsphere_case import VsphereCase
 from tests.support.clouds import vcenter_privileges
 from tests.support.clouds.faults import NEVER
-from tests.support.clouds.vsphere import LIST
+from tests.support.clouds.soap import LIST
 
 
 class FaultTests(SynchronousTestCase):

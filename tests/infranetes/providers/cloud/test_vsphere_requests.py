@@ -16,7 +16,8 @@ from infranetes_common.errors import ConfigError, FailedPrecondition, InvalidArg
 from tests.infranetes.providers.cloud.vsphere_case import SETTINGS, VsphereCase
 from tests.support.clouds import vcsim
 from tests.support.clouds.faults import NEVER
-from tests.support.clouds.vsphere import LIST, identity_of
+from tests.support.clouds.soap import LIST
+from tests.support.clouds.vsphere import identity_of
 
 
 class LaunchTests(VsphereCase, TestCase):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from functools import partial
 
 from twisted.internet.defer import Deferred
@@ -19,6 +18,7 @@ from infranetes_common.errors import (
 )
 from tests.contract.snapshots import SnapshotsContract
 from tests.infranetes.providers.cloud.test_vsphere_volumes import MIB, VolumesCase
+from tests.infranetes.providers.cloud.volumes_case import of_snapshots
 from tests.support.clouds.faults import FaultKind
 from tests.support.clouds.first_class_disks import KEEP
 
@@ -257,32 +257,22 @@ class FaultTests(SnapshotsCase, TestCase):
         self.assertEqual(lost.happened, 2)
         self.assertEqual(self.world.disks.ids()[1:], [restored.id])
 
-    async def killed(self, action: str, step: Callable[[ISnapshots], Awaitable[object]]) -> None:
-        """Have a daemon go once vCenter has served `action`, and the next one take the same step."""
-        served = self.world.faults.add(FaultKind.LOST, action)
-        waiting = step(self.snapshots())
-        await self.until(lambda: served.happened, action)
-        await self.provider.stop()
-        with self.assertRaises(Unavailable):
-            await waiting
-        self.world.faults.clear()
-        volumes = await self.next_snapshotted()
-        await step(volumes.snapshots)
-
     async def test_each_step_is_finished_by_the_next_daemon(self) -> None:
         volumes = await self.snapshotted()
         made = await volumes.create("data", MIB)
         await self.write(made.id, b"first")
-        await self.killed(self.ACTIONS[0], lambda snapshots: snapshots.create("one", made.id))
+        take = of_snapshots(lambda snapshots: snapshots.create("one", made.id))
+        await self.killed_at(self.ACTIONS[0], take)
         taken = self.world.disks.snapshots.of(made.id)
         self.assertEqual(len(taken), 1)
         source = FromSnapshot(taken[0])
         for number, action in enumerate(self.ACTIONS[1:5]):
             restore = partial(_restore, name=f"restored-{number}", source=source)
-            await self.killed(action, restore)
+            await self.killed_at(action, of_snapshots(restore))
             self.assertEqual(len(self.world.disks.ids()), number + 2, action)
             restored = self.world.disks.ids()[-1]
             self.assertEqual(await self.read(restored, 5), b"first")
             self.assertIn(KEEP, self.world.disks.flags[restored])
-        await self.killed(self.ACTIONS[5], lambda snapshots: snapshots.delete(source.id))
+        drop = of_snapshots(lambda snapshots: snapshots.delete(source.id))
+        await self.killed_at(self.ACTIONS[5], drop)
         self.assertEqual(self.world.disks.snapshots.of(made.id), [])

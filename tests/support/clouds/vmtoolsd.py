@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fake of open-vm-tools' vmtoolsd."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from infranetes.providers.cloud.vsphere.specs import IDENTITY
+
+
+def write(directory: Path, identity: str) -> Path:
+    """Write what the agent uses of it, with an identity in its guestinfo; return the program."""
+    file = directory / "guestinfo"
+    file.touch(mode=0o600)
+    file.write_text(identity)
+    tools = directory / "vmtoolsd"
+    tools.touch(mode=0o700)
+    tools.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in\n'
+        f'"--cmd info-get {IDENTITY}") cat "{file}" ;;\n'
+        f'"--cmd info-set {IDENTITY} "*) printf %s "${{2##* }}" > "{file}" ;;\n'
+        "*) exit 1 ;;\n"
+        "esac\n"
+    )
+    return tools
