@@ -87,7 +87,7 @@ def capability(found: csi.VolumeCapability) -> Wanted:
 
 
 def capabilities(found: Iterable[csi.VolumeCapability]) -> None:
-    """:raise InvalidArgument: there is none, or one that can't be had."""
+    """Check what a volume has to be able to do. :raise InvalidArgument: nothing, or what can't be had."""
     several = list(found)
     if not several:
         raise InvalidArgument("volume_capabilities are missing")

@@ -169,5 +169,6 @@ async def _vm(sandbox: Sandbox, source: Source) -> str:
 
 
 def _on_disk(volumes: Mapping[str, OwnVolume]) -> dict[str, Source]:
-    """Those whose use is shown. One in memory can't exceed its limit, and a file would take the node's."""
+    """The emptyDirs whose use is shown. One in memory can't exceed its size, and a file would take the
+    node's."""
     return {id: one.source for id, one in volumes.items() if one.vm and not one.source.in_memory}

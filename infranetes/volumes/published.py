@@ -178,7 +178,7 @@ def unpublish(target: str, table: MountTable) -> None:
 
 
 def check(volume: PublishedVolume) -> None:
-    """:raise InvalidArgument: no volume can be so."""
+    """Check that a volume can be so. :raise InvalidArgument: none can."""
     if not is_volume_id(volume.volume):
         raise InvalidArgument(f"{volume.volume[:80]!r} can't be a volume's id")
     if volume.raw and (volume.mount_flags or volume.group is not None):
@@ -200,7 +200,7 @@ def check(volume: PublishedVolume) -> None:
 
 
 def check_target(target: str) -> None:
-    """:raise InvalidArgument: nothing can be published at this path."""
+    """Check that something can be published at a path. :raise InvalidArgument: nothing can."""
     if not target.startswith("/") or "\0" in target or len(os.fsencode(target)) >= 4096:
         raise InvalidArgument(f"target_path: {target[:256]!r} is no absolute path")
     if not os.path.normpath(target).strip("/"):

@@ -76,7 +76,7 @@ class _OwnDocument(TypedDict):
 
 
 class VolumeRecords:
-    """:param directory: made when first needed."""
+    """The records of volumes, a file each. :param directory: made when first needed."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

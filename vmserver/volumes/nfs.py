@@ -52,7 +52,7 @@ _log = Logger()
 
 @attrs.define
 class _Attempt:
-    """:ivar over: nobody waits for it any longer."""
+    """An attempt to mount. :ivar over: nobody waits for it any longer."""
 
     over: bool = False
 

@@ -36,7 +36,7 @@ class Wait:
         self.refusal = ""
 
     async def pause(self) -> None:
-        """:raise Unavailable: the time is over."""
+        """Wait, ever longer. :raise Unavailable: the time is over."""
         if self._clock.seconds() >= self._deadline:
             why = self.refusal or "the cloud has not finished it"
             raise Unavailable(f"{self._what}: {why}; try again later")

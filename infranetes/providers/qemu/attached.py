@@ -277,7 +277,7 @@ class VolumeAttacher:
 
 
 def _check_mode(vm: Vm, volume: str, read_only: bool, now_read_only: bool) -> None:
-    """:raise FailedPrecondition: the volume is attached in the other mode."""
+    """Check that a volume is in the mode that is asked for. :raise FailedPrecondition: it is in the other."""
     if now_read_only is not read_only:
         mode = "read-only" if now_read_only else "for writing"
         raise FailedPrecondition(

@@ -17,7 +17,9 @@ _PREFIX = "device:"
 
 
 class LentDevices:
-    """Its methods block. :param listed: paths, or links to them, of which some may be missing."""
+    """The node's block devices that pods may have. Methods block.
+
+    :param listed: paths, or links to them, of which some may be missing."""
 
     def __init__(self, listed: Sequence[str]) -> None:
         self._listed = listed

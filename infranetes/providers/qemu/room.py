@@ -50,7 +50,7 @@ class Room:
         self._kept.pop(path, None)
 
     def check(self, free: int, needed: int) -> None:
-        """:raise ResourceExhausted: there is less than what is needed."""
+        """Check that there is what is needed. :raise ResourceExhausted: there is less."""
         if needed > free:
             raise ResourceExhausted(
                 f"{self._directory} has {free >> 20} MiB that are promised to no volume, and "
@@ -60,7 +60,7 @@ class Room:
 
 
 def check_size(size: int) -> None:
-    """:raise OutOfRange: no volume can be so large."""
+    """Check that a volume can be so large. :raise OutOfRange: it can't."""
     if not 0 < size <= MAX_SIZE or size % UNIT:
         raise OutOfRange(f"{size} bytes: a volume has 1 MiB to {MAX_SIZE >> 40} TiB, in whole MiB")
 

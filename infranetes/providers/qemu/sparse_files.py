@@ -30,7 +30,7 @@ _NO_CLONE = frozenset((errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL
 
 
 class Cancelled(Exception):
-    """Whoever wanted a copy wants it no more."""
+    """The end of a copy that nobody wants any more."""
 
 
 def clone(source: int, target: int) -> bool:

@@ -93,7 +93,7 @@ class AwsDisks:
     def _thd_described(
         self, driver: Driver, name: str, values: Sequence[str], ours: bool = False
     ) -> Iterator[CloudDisk]:
-        """libcloud's `list_volumes` shows a volume's first attachment alone."""
+        """Describe volumes; libcloud's `list_volumes` shows the first attachment of each alone."""
         cluster = filter_parameters({f"tag:{CLUSTER}": self._cluster}, first=2) if ours else {}
         for start in range(0, len(values), _MAX_FILTERS):
             part = values[start : start + _MAX_FILTERS]
@@ -124,8 +124,8 @@ class AwsDisks:
     # ---- Changing
 
     def _thd_create(self, driver: Driver, request: DiskRequest) -> tuple[CloudDisk, str]:
-        """libcloud's `create_volume` has no client token, and tags a volume once it is there: one could stay
-        without tags."""
+        """Ask EC2 itself: libcloud's `create_volume` has no client token, and tags a volume once it is there:
+        one could stay without tags."""
         if not self.zone:
             raise FailedPrecondition(
                 "EC2 makes volumes in a zone: give subnets in providers.aws, or volume_zone there"
@@ -159,7 +159,7 @@ class AwsDisks:
         return disk.id
 
     def _thd_attach(self, driver: Driver, disk: CloudDisk, vm_id: str, read_only: bool) -> str:
-        """EC2 attaches volumes for writing only."""
+        """Attach it for writing, also if `read_only` is asked for: EC2 has no other mode."""
         start = zlib.crc32(disk.id.encode()) % len(_DEVICES)
         for device in _DEVICES[start:] + _DEVICES[:start]:
             try:

@@ -78,7 +78,7 @@ class VsphereDisks:
         return self._inventory._thd_place(driver, self.disk_names.folder)
 
     def _thd_find(self, driver: Driver, names: Sequence[str]) -> list[CloudDisk]:
-        """Leave out those that vCenter was not told to keep: `_thd_create` tells it."""
+        """Find those that vCenter was told to keep; `_thd_create` tells it of the others."""
         place = self._thd_place(driver)
         asked = {key: name for name in names for key in self.disk_names.keys(name)}
         key = self.disk_names.key
@@ -167,7 +167,7 @@ class VsphereDisks:
         return self._shown(disk, None, {name: request.name}), ""
 
     def _thd_check_room(self, driver: Driver, place: Place, size: int) -> None:
-        """:raise CloudError: no disk of this size can be made now."""
+        """Check that a disk of this size can be made now. :raise CloudError: it can't."""
         if size > (room := self._thd_free(driver)):
             raise CloudError(ErrorKind.CAPACITY, f"datastore {place.name} has {room // MIB} MiB left")
 
@@ -233,7 +233,7 @@ class VsphereDisks:
         return task._moId if task is not None else ""
 
     def _thd_grow(self, driver: Driver, disk: CloudDisk, size: int) -> str:
-        """vCenters before 7.0 U2 refuse this while a VM has the disk."""
+        """Enlarge a disk, which vCenters before 7.0 U2 refuse while a VM has it."""
         place = self._thd_place(driver)
         _thd_check_no_snapshots(driver, place, disk)
         with refusals():
@@ -291,8 +291,9 @@ class VsphereDisks:
 
 
 def _thd_check_no_snapshots(driver: Driver, place: Place, disk: CloudDisk) -> None:
-    """:raise CloudError: the disk has snapshots. They would end with it, and vCenter enlarges none that has
-    any."""
+    """Check that a disk has no snapshots: they would end with it, and vCenter enlarges none that has any.
+
+    :raise CloudError: it has some."""
     if found := driver.storage.snapshots(place, disk.id):
         raise CloudError(
             ErrorKind.INVALID,
