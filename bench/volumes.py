@@ -18,7 +18,7 @@ from tests.support.volume_soak import VolumeOutcome, VolumeSoak, made_at_once
 
 CLOUDS = ("aws", "gcp", "vsphere")
 LIVES = 200
-WIDTH = 5
+WIDTH = 10
 AT_ONCE = 100
 
 

@@ -1,20 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon's volumes alone, in a process that can be killed.
+"""A daemon's volumes alone, in processes that can be killed.
 
-`python -m tests.support.volume_daemon` reads JSON, a line each: first
+`python volume_daemon.py PROVIDER SOCKET` has a process for each connection to the socket, forked from itself
+once everything is imported: that takes longer than most of them live. Each reads JSON, a line each: first
 `{"number", "provider", "table", "cluster", "node", "root"}`, then calls of `IVolumes`, `{"number", "call",
 "arguments"}`. Each is answered by a line with its number and `result`, or `error`, the name of the error's
-class, and `words`.
+class, and `words`; the first one's result is the process's id. A process ends with its connection.
+
+This is no module of `tests`, whose guards would be imported too.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import select
+import signal
+import socket
+import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from twisted.internet import stdio
 from twisted.internet.defer import Deferred
+from twisted.internet.protocol import Factory
 from twisted.internet.task import react
 from twisted.protocols.basic import LineOnlyReceiver
 
@@ -24,9 +33,11 @@ from infranetes.providers.volumes import IHasVolumes, VolumeDisk
 from infranetes_common.concurrency import start
 from infranetes_common.reactors import IReactor
 
+_BACKLOG = 8
+
 
 class VolumeCalls(LineOnlyReceiver):
-    """The standard input and output."""
+    """A connection."""
 
     delimiter = b"\n"
     MAX_LENGTH = 1 << 20
@@ -49,7 +60,7 @@ class VolumeCalls(LineOnlyReceiver):
         context = ProviderContext(root, root, asked["cluster"], asked["node"])
         self._provider = registry.create(self._reactor, asked["provider"], asked["table"], context)
         await self._provider.start(lambda words: None)
-        self._tell(0, result=None)
+        self._tell(0, result=os.getpid())
 
     async def _call(self, asked: Any) -> None:
         call = getattr(IHasVolumes(self._provider).volumes, asked["call"])
@@ -67,12 +78,31 @@ def _plain(result: object) -> object:
     return result.id if isinstance(result, VolumeDisk) else result
 
 
-def main(reactor: Any) -> Any:
-    """The whole program."""
+def serve(reactor: Any, connection: socket.socket) -> Any:
+    """The whole of one process."""
     over: Deferred[None] = Deferred()
-    stdio.StandardIO(VolumeCalls(reactor, over))
+    factory = Factory.forProtocol(lambda: VolumeCalls(reactor, over))
+    reactor.adoptStreamConnection(connection.fileno(), connection.family, factory)
+    connection.close()
     return over
 
 
+def main(provider: str, path: str) -> None:
+    """Fork a process for each connection, until the standard input ends with whoever began this."""
+    import_module(f"infranetes.providers.cloud.{provider}")
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody has to wait for them
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen(_BACKLOG)
+        print("listening", flush=True)
+        while sys.stdin not in select.select([listening, sys.stdin], [], [])[0]:
+            connection, _ = listening.accept()
+            if not os.fork():
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                listening.close()
+                react(serve, (connection,))
+            connection.close()
+
+
 if __name__ == "__main__":
-    react(main)
+    main(*sys.argv[1:])

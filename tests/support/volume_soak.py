@@ -12,12 +12,9 @@ Simulated VMs have no disks, so nothing is mounted here.
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import secrets
 import shutil
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -26,10 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, gatherResults
-from twisted.internet.protocol import ProcessProtocol
+from twisted.internet.defer import gatherResults
 from twisted.internet.threads import deferToThread
-from twisted.python.failure import Failure
 
 from infranetes.authority import Authority
 from infranetes.providers import registry
@@ -40,8 +35,8 @@ from infranetes.providers.volumes import IHasVolumes
 from infranetes_common.concurrency import sleep, start
 from infranetes_common.identity import Identity
 from infranetes_common.reactors import IReactor
-from tests.infranetes.daemon.case import ROOT
 from tests.support.clouds.faults import NO_AGENT, Fault, FaultKind, Faults
+from tests.support.volume_daemons import Daemon, Forker
 
 GIB = 1 << 30
 NODE = "soak"
@@ -116,41 +111,6 @@ class _Kills(Faults):
         return super().befalling(parameters) or self._arriving(parameters.get("Action", ""))
 
 
-class _Daemon(ProcessProtocol):
-    """A process of `volume_daemon`. :ivar ended: whether it is gone."""
-
-    def __init__(self) -> None:
-        self._answers: dict[int, Deferred[Any]] = {}
-        self._rest = b""
-        self.ended = False
-        self.errors = b""
-
-    def ask(self, number: int, line: Mapping[str, object]) -> Deferred[Any]:
-        """Send a line, and return its answer; fails with EOFError if the process ends before."""
-        answer: Deferred[Any] = Deferred()
-        if self.ended:
-            answer.errback(EOFError())
-            return answer
-        self._answers[number] = answer
-        self.transport.write(json.dumps({**line, "number": number}).encode() + b"\n")  # type: ignore[union-attr]
-        return answer
-
-    def outReceived(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            found = json.loads(line)
-            self._answers.pop(found["number"]).callback(found)
-
-    def errReceived(self, data: bytes) -> None:
-        self.errors = (self.errors + data)[-4000:]
-
-    def processEnded(self, reason: Failure) -> None:
-        self.ended = True
-        waiting, self._answers = self._answers, {}
-        for answer in waiting.values():
-            answer.errback(EOFError())
-
-
 class VolumeSoak:
     """One soak test.
 
@@ -176,7 +136,7 @@ class VolumeSoak:
         self._began = 0.0
         self._random = random.Random(seed)  # noqa: S311
         self._cluster = f"soak-{secrets.token_hex(4)}"
-        self._daemon: _Daemon | None = None
+        self._daemon: Daemon | None = None
         self._target = ("", "")
         self._left = 0  # calls until it is killed in any case
         self._numbers = iter(range(1, 10**9))
@@ -212,7 +172,7 @@ class VolumeSoak:
 
     def _provider(self) -> Any:
         context = ProviderContext(self.root, self.root, self._cluster, NODE)
-        return registry.create(self._reactor, self._cloud.provider, self._cloud.table(), context)
+        return registry.create(self._reactor, self._cloud.provider, _table(self._cloud), context)
 
     async def _launch(self, count: int) -> list[str]:
         """Launch VMs, by a daemon that nobody kills; return their ids."""
@@ -248,30 +208,28 @@ class VolumeSoak:
     # ---- the daemons
 
     async def _supervise(self) -> None:
-        """Start daemons, one after the other, until all lives are over."""
-        while not self._done:
-            daemon = _Daemon()
-            self._reactor.spawnProcess(
-                daemon,
-                sys.executable,
-                [sys.executable, "-m", "tests.support.volume_daemon"],
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-                path=str(ROOT),
-            )
-            about = {"provider": self._cloud.provider, "table": self._cloud.table(), "node": NODE}
-            try:
-                begun = await daemon.ask(0, {**about, "cluster": self._cluster, "root": str(self.root)})
-            except EOFError:
-                begun = {"error": "ended"}
-            if "error" in begun:
-                self.outcome.lost.append(f"a daemon does not start: {begun} {daemon.errors.decode()}")
-                self._done = True
-                return
-            self._aim()
-            self._daemon = daemon
-            while not daemon.ended and not self._done:
-                await sleep(self._reactor, 0.01)
-            self._daemon = None
+        """Have one daemon after the other, until all lives are over."""
+        forker = Forker(self._reactor, self._cloud.provider, str(self.root / "daemons"))
+        try:
+            while not self._done:
+                await self._have(await forker.daemon())
+        except (EOFError, AssertionError) as error:
+            self.outcome.lost.append(f"no daemon starts: {error} {forker.errors.decode()}")
+            self._done = True
+        finally:
+            await forker.stop()
+
+    async def _have(self, daemon: Daemon) -> None:
+        """Have a daemon until it is killed, or all lives are over."""
+        about = {"provider": self._cloud.provider, "table": _table(self._cloud), "node": NODE}
+        await daemon.begin({**about, "cluster": self._cluster, "root": str(self.root)})
+        self._aim()
+        self._daemon = daemon
+        while not daemon.ended:
+            if self._done:
+                daemon.kill()
+            await sleep(self._reactor, 0.01)
+        self._daemon = None
 
     def _aim(self) -> None:
         """Choose at which call the next daemon is killed: one at which fewest were."""
@@ -295,8 +253,8 @@ class VolumeSoak:
 
     def _kill(self) -> None:
         daemon, self._daemon = self._daemon, None
-        if daemon is not None and not daemon.ended:
-            daemon.transport.signalProcess("KILL")  # type: ignore[union-attr]
+        if daemon is not None:
+            daemon.kill()
 
     def _count_missed(self) -> None:
         moments = [f"{when} {call}" for when in WHEN for call in CALLS[self._cloud.provider]]
@@ -363,6 +321,11 @@ class VolumeSoak:
         raise AssertionError(f"{call} {arguments}: {words}")
 
 
+def _table(cloud: Any) -> dict[str, object]:
+    """A simulated cloud's table, but for what is short there: calls may take long on a busy machine."""
+    return {**cloud.table(), "call_seconds": 30.0, "retry_seconds": 120.0, "threads": 8}
+
+
 async def made_at_once(reactor: IReactor, cloud: Callable[[IReactor, Path], Any], count: int) -> Counter[str]:
     """Ask for many volumes at once; return the calls to the cloud by what they ask for."""
     root = Path(tempfile.mkdtemp(prefix="inf-"))
@@ -370,7 +333,7 @@ async def made_at_once(reactor: IReactor, cloud: Callable[[IReactor, Path], Any]
     made.start()
     try:
         context = ProviderContext(root, root, f"soak-{secrets.token_hex(4)}", NODE)
-        provider = registry.create(reactor, made.provider, made.table(), context)
+        provider = registry.create(reactor, made.provider, _table(made), context)
         await provider.start(lambda words: None)
         volumes = IHasVolumes(provider).volumes
         begun = len(made.world.requests)
