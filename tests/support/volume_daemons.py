@@ -92,7 +92,9 @@ class Forker(ProcessProtocol):
     async def daemon(self) -> Daemon:
         """A new daemon, which has not started yet. :raise EOFError: there can be none."""
         await self._listening
-        return await connectProtocol(UNIXClientEndpoint(self._reactor, self._path), Daemon())
+        daemon = Daemon()
+        await connectProtocol(UNIXClientEndpoint(self._reactor, self._path), daemon)
+        return daemon
 
     async def stop(self) -> None:
         """Fork no more."""

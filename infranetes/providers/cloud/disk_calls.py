@@ -19,7 +19,6 @@ from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
 T = TypeVar("T")
 D_co = TypeVar("D_co", covariant=True)  # a cloud's driver
 
-_AT_ONCE = 100  # disks that one call asks for
 _CIRCUIT = "volumes"
 
 
@@ -74,8 +73,8 @@ class DiskCalls(Generic[D]):
         self._disks = disks
         self._settings = settings
         self._calls = calls
-        self._by_id = Looks(self._get_all, lambda disk: disk.id, _AT_ONCE)
-        self._by_name = Looks(self._find_all, lambda disk: disk.name, _AT_ONCE)
+        self._by_id = Looks(self._get_all, lambda disk: disk.id, disks.at_once)
+        self._by_name = Looks(self._find_all, lambda disk: disk.name, disks.at_once)
 
     def wait(self, what: str) -> Wait:
         """The pauses of a call that begins now."""

@@ -66,6 +66,9 @@ class CloudDisk:
     source: VolumeSource | None = None  # as `volumes.VolumeDisk.source`
     holds: tuple[Hold, ...] = ()
     detail: str = ""  # why it failed, for people
+    age: float = (
+        0.0  # seconds, of one that was just asked for, if the cloud tells: the request may be an old one
+    )
 
 
 @attrs.frozen
@@ -92,6 +95,7 @@ class CloudDisks(Protocol[D_contra]):
 
     unit: int  # sizes are multiples of so many bytes
     max_size: int  # bytes
+    at_once: int  # how many disks one look is for at most: it has to end within `CloudSettings.call_seconds`
     has_modes: bool  # whether the cloud can keep a VM from writing; else only the guest's mount does
 
     @property

@@ -200,14 +200,14 @@ class CloudVolumes(Generic[D]):
     async def _created(self, request: DiskRequest, wait: Wait) -> tuple[CloudDisk | None, DiskRequest]:
         """Ask for a disk, and look until it is there; None: it is not. Return also the request that follows.
 
-        The cloud may know the request of a disk that has been deleted since, which has to be told from one
-        that it does not show yet."""
-        what, disk = f"make volume {request.name!r}", None
+        The cloud may know the request of a disk that has been deleted since, by whichever daemon: one that it
+        does not show though it made it longer ago than its answers are old."""
+        what, disk, age = f"make volume {request.name!r}", None, 0.0
         try:
             create = partial(self._disks._thd_create, request=request)
             asked, operation = await self._calls.call(what, create, Action.CHANGE)
             await self._calls.follow(what, operation, wait)
-            disk = await self._calls.look(asked.id)
+            disk, age = await self._calls.look(asked.id), asked.age
             deleted = asked.id in self._deleted or (disk is not None and disk.state is DiskState.DELETING)
         except CloudError as error:
             if error.kind not in (ErrorKind.CONFLICT, ErrorKind.STATE):
@@ -217,8 +217,9 @@ class CloudVolumes(Generic[D]):
             for key in [key for key in self._unseen if key[0] == request.name]:
                 del self._unseen[key]
             return disk, request
-        since = self._unseen.setdefault((request.name, request.number), self._clock.seconds())
-        if not deleted and self._clock.seconds() - since <= self._settle_seconds:
+        now = self._clock.seconds()
+        since = min(self._unseen.setdefault((request.name, request.number), now), now - age)
+        if not deleted and now - since <= self._settle_seconds:
             return None, request
         if not deleted and request.number >= _MOST_NUMBERS:
             raise Unavailable(f"{what}: {self._calls.location} takes the requests, and shows no volume")

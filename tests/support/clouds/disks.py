@@ -27,14 +27,17 @@ class MemoryDisks:
     :ivar looks: after so many looks at it a disk is in the state that it is on its way to.
     :ivar calls: the names of calls. :ivar lost: of those whose next answers are lost, with how many.
     :ivar cut: the name of the call after which the cloud answers no more until this is "" again.
-    :ivar blind: whether no disk is shown that there is."""
+    :ivar blind: whether no disk is shown that there is.
+    :ivar age: of the disks that requests are answered with."""
 
     looks: int = 0
     blind: bool = False
+    age: float = 0.0
     has_modes: bool = False
     zone: str = "zone-a"
     unit: int = GIB
     max_size: int = 1 << 44
+    at_once: int = 100
     disks: dict[str, CloudDisk] = attrs.field(factory=dict)
     tokens: dict[tuple[str, int], tuple[DiskRequest, str]] = attrs.field(factory=dict)
     pending: dict[str, tuple[int, CloudDisk | None]] = attrs.field(factory=dict)
@@ -68,13 +71,13 @@ class MemoryDisks:
             if asked != request:
                 raise CloudError(ErrorKind.CONFLICT, "this token was used for another size")
             self._answer("create")
-            return self.disks.get(id, CloudDisk(id, 0, DiskState.READY)), ""
+            return attrs.evolve(self.disks.get(id, CloudDisk(id, 0, DiskState.READY)), age=self.age), ""
         id = f"disk-{len(self.tokens):04}"
         self.tokens[key] = (request, id)
         made = CloudDisk(id, request.size, DiskState.CREATING, f"serial{id}", True, request.name)
         self._change(made, attrs.evolve(made, state=DiskState.READY))
         self._answer("create")
-        return made, ""
+        return attrs.evolve(made, age=self.age), ""
 
     def _thd_delete(self, driver: NoDriver, disk: CloudDisk) -> str:
         self._begin("delete")

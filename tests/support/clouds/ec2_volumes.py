@@ -10,6 +10,7 @@ Amazon EC2 API"; EBS user guide, "Requirements for Amazon EBS volume modificatio
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
 from xml.etree import ElementTree
 
 import attrs
@@ -44,13 +45,16 @@ class Ec2Volumes:
     """The calls about volumes.
 
     :param forward: asks moto, and returns its answer with EC2's namespace.
-    :ivar seconds: what each step takes. :ivar most: volumes of an instance, its root's among them.
+    :ivar seconds: what each step takes.
+    :ivar age: of volumes when they are made, in seconds: they may seem to have been made long ago.
+    :ivar most: volumes of an instance, its root's among them.
     :ivar six_hours: whether a volume may not be modified again yet.
     :ivar stuck: volumes that never get out of the state that they are on their way from."""
 
     reactor: IReactor
     forward: Forward
     seconds: float = 0.05
+    age: float = 0.0
     most: int = 28
     six_hours: bool = True
     stuck: set[str] = attrs.field(factory=set)
@@ -99,7 +103,7 @@ class Ec2Volumes:
             return status, body
         made = parsed(body)
         self._begin(text_of(made, "volumeId"), "creating")
-        body = self._shown(body)
+        body = self._shown(self._aged(body))
         if token:
             self._tokens[token] = (call, body)
         return status, body
@@ -205,6 +209,13 @@ class Ec2Volumes:
             element = volume.find(path(where))
             if state not in (None, "modifying") and element is not None and text_of(volume, "size"):
                 element.text = state
+        return ElementTree.tostring(answer)
+
+    def _aged(self, body: bytes) -> bytes:
+        answer = parsed(body)
+        [made] = answer.iter(f"{_NS}createTime")
+        since = datetime.fromisoformat(made.text or "") - timedelta(seconds=self.age)
+        made.text = since.isoformat()
         return ElementTree.tostring(answer)
 
     def _modifications(self, volume: str, action: str, name: str) -> bytes:

@@ -12,7 +12,8 @@ deleting, deleted                 DELETING
 error                             FAILED
 
 A volume's client token is made of its cluster, name and number, so EC2 itself finds the first of two
-requests. EC2 deletes with an instance what was made with it: a volume that is attached later stays.
+requests, also if its volume is gone: `createTime` is that of the first one's then. EC2 deletes with an
+instance what was made with it: a volume that is attached later stays.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ import hashlib
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from string import ascii_lowercase
+
+import attrs
 
 from infranetes.providers.cloud.aws import errors
 from infranetes.providers.cloud.aws.addresses import filter_parameters, tag_parameters
 from infranetes.providers.cloud.aws.driver import Driver, items, text
-from infranetes.providers.cloud.aws.libcloud_types import Element
+from infranetes.providers.cloud.aws.libcloud_types import Element, Response
 from infranetes.providers.cloud.aws.settings import Settings
 from infranetes.providers.cloud.disks import VOLUME, CloudDisk, DiskRequest, DiskState, Hold, HoldState
 from infranetes.providers.cloud.interface import CLUSTER, CloudError, ErrorKind
@@ -64,6 +69,7 @@ class AwsDisks:
 
     unit = 1 << 30
     max_size = 16384 << 30
+    at_once = 100
     has_modes = False
 
     def __init__(self, settings: Settings, cluster: str, first_zone: Callable[[], str]) -> None:
@@ -144,7 +150,8 @@ class AwsDisks:
             parameters["Encrypted"] = "true"
         if settings.volume_key:
             parameters["KmsKeyId"] = settings.volume_key
-        return self._shown(driver.request("CreateVolume", **parameters)), ""
+        answer = driver.answer("CreateVolume", **parameters)
+        return attrs.evolve(self._shown(answer.object), age=_age(answer)), ""
 
     def _thd_delete(self, driver: Driver, disk: CloudDisk) -> str:
         try:
@@ -185,6 +192,15 @@ class AwsDisks:
     def _thd_is_done(self, driver: Driver, operation: str) -> bool:
         """Whether a volume has grown: while EC2 optimizes it, it has its new size already."""
         return driver.has_grown(operation)
+
+
+def _age(answer: Response) -> float:
+    """How long ago EC2 made a volume, by its own clock; 0.0: it does not tell."""
+    try:
+        made = datetime.fromisoformat(text(answer.object, "createTime"))
+        return max((parsedate_to_datetime(answer.headers["date"]) - made).total_seconds(), 0.0)
+    except (KeyError, ValueError, TypeError):
+        return 0.0
 
 
 def _is_held(attachment: Element) -> bool:

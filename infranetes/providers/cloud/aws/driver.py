@@ -125,8 +125,11 @@ class Driver(EC2NodeDriver):  # type: ignore[misc]
 
     def request(self, action: str, **parameters: str) -> Element:
         """Send a request that libcloud has no method for, and return its answer."""
-        form = {"Action": action, **parameters}
-        return self.connection.request(self.path, params=form).object
+        return self.answer(action, **parameters).object
+
+    def answer(self, action: str, **parameters: str) -> Response:
+        """Do what `request` does; return the answer with its headers."""
+        return self.connection.request(self.path, params={"Action": action, **parameters})
 
     def instance_types(self) -> list[InstanceType]:
         """The region's instance types, from libcloud's tables."""

@@ -23,9 +23,10 @@ class Element(Protocol):
 
 
 class Response(Protocol):
-    """An answer. :ivar object: its root element."""
+    """An answer. :ivar object: its root element. :ivar headers: by their names in lower case."""
 
     object: Element
+    headers: Mapping[str, str]
 
 
 class InstanceExtra(TypedDict, total=False):

@@ -76,6 +76,7 @@ class GcpDisks:
 
     unit = 1 << 30
     max_size = 65536 << 30
+    at_once = 100
     has_modes = True
 
     def __init__(self, settings: Settings, cluster: str) -> None:

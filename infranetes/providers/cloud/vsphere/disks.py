@@ -36,10 +36,17 @@ from infranetes.providers.cloud.vsphere.copies import Copies, Copying
 from infranetes.providers.cloud.vsphere.disk_names import DiskNames, is_disk_id
 from infranetes.providers.cloud.vsphere.driver import Driver
 from infranetes.providers.cloud.vsphere.errors import message_of
-from infranetes.providers.cloud.vsphere.hardware import DEVICES, AttachedDisk, Hardware, hardware
+from infranetes.providers.cloud.vsphere.hardware import (
+    DEVICES,
+    EXTRA,
+    AttachedDisk,
+    Hardware,
+    hardware,
+)
 from infranetes.providers.cloud.vsphere.inventory import VCenterInventory
 from infranetes.providers.cloud.vsphere.launches import _thd_wait_briefly
-from infranetes.providers.cloud.vsphere.pyvmomi_types import Node
+from infranetes.providers.cloud.vsphere.pyvmomi_types import Node, OptionValue
+from infranetes.providers.cloud.vsphere.specs import DISK_UUIDS
 from infranetes.providers.cloud.vsphere.storage import MIB, FirstClassDisk, Place, disk_id
 from infranetes.providers.cloud.vsphere.vms import VMs
 from infranetes.providers.volumes import FromSnapshot
@@ -54,6 +61,7 @@ class VsphereDisks:
 
     unit = MIB
     max_size = 62 << 40
+    at_once = 20  # vSphere 6.7 has no request for several
     has_modes = False
     zone = ""
 
@@ -257,8 +265,12 @@ class VsphereDisks:
             return vm.AttachDisk_Task(disk_id(disk.id), place.datastore, controller)._moId
 
     def _thd_controller(self, driver: Driver, node: Node) -> int:
-        """Return the key of a controller with room for a disk; add one if there is none."""
-        found = _thd_hardware(driver, node)
+        """Return the key of a controller with room for a disk; add one if there is none.
+
+        :raise CloudError: the guest could not find the disk, or there is no place for it."""
+        [(_, properties)] = driver.vm_properties([driver.vm(node.id)], DEVICES, EXTRA)
+        _check_guest_finds_disks(node, properties.get(EXTRA) or ())
+        found = hardware(properties.get(DEVICES) or ())
         key = found.controller()
         if key is None:
             task = driver.vm(node.id).ReconfigVM_Task(found.one_more_controller())
@@ -329,6 +341,18 @@ def _thd_detach_all(driver: Driver, node: Node) -> bool:
         if not ended:
             return False
     return not attached or not _thd_attached(driver, node)
+
+
+def _check_guest_finds_disks(node: Node, extra: Sequence[OptionValue]) -> None:
+    """:raise CloudError: a VM's guest is not shown the UUIDs of its disks: it was cloned by a daemon before
+    there were volumes, or somebody has changed it. That takes effect only when it is powered on."""
+    shown = {option.key: str(option.value).upper() for option in extra}
+    if shown.get(DISK_UUIDS, "") not in ("TRUE", "1"):
+        raise CloudError(
+            ErrorKind.INVALID,
+            f"VM {node.name} was not cloned with {DISK_UUIDS} = TRUE, so its guest can't tell volumes apart: "
+            "have its pod made anew, which gives it another VM",
+        )
 
 
 def _thd_hardware(driver: Driver, node: Node) -> Hardware:

@@ -13,6 +13,7 @@ from infranetes.providers.cloud.interface import CloudError, ErrorKind
 from infranetes.providers.cloud.vsphere.pyvmomi_types import DataObject, ScsiController, VirtualDisk
 
 DEVICES: Final = "config.hardware.device"
+EXTRA: Final = "config.extraConfig"
 
 _BUSES = range(4)  # of a VM
 _DISKS = 15  # of a controller, by every release of virtual hardware

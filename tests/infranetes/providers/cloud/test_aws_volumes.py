@@ -12,7 +12,7 @@ from twisted.trial.unittest import TestCase
 from infranetes.providers.cloud.aws.driver import Driver
 from infranetes.providers.cloud.disks import VOLUME
 from infranetes.providers.cloud.interface import CLUSTER, NODE
-from infranetes.providers.volumes import ZONE
+from infranetes.providers.volumes import ZONE, IHasVolumes
 from infranetes_common.concurrency import settled
 from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unavailable
 from tests.contract.attached_volumes import Attacher
@@ -289,6 +289,22 @@ class LostAnswerTests(AwsVolumesCase, TestCase):
         volumes = await self.next_volumes(hurried)
         made = await volumes.create("data", GIB)
         self.assertEqual(list(self.disks()), [made.id])
+
+
+class NameTests(AwsVolumesCase, TestCase):
+    """EC2 remembers requests for longer than there is a volume."""
+
+    async def test_a_name_is_free_at_once_though_another_daemon_deleted_its_volume(self) -> None:
+        self.settings |= {"volume_seconds": 5.0, "settle_seconds": 600.0}
+        self.world.volumes.age = 601.0
+        volumes = await self.volumes()
+        made = await volumes.create("data", GIB)
+        other = await self.started(node=f"{self.node}-other")
+        await IHasVolumes(other).volumes.delete(made.id)
+        await self.within(other.stop())
+        again = await volumes.create("data", GIB)
+        self.assertNotEqual(again.id, made.id)
+        self.assertEqual(list(self.disks()), [again.id])
 
 
 class KilledTests(AwsVolumesCase, TestCase):

@@ -187,6 +187,22 @@ class FaultTests(FailureAssertions, TestCase):
             self.assertLess(self.world.clock.seconds() - began, 3 * 600.0)
         self.assertEqual(self.disks.most_holds, 1)
 
+    async def test_a_name_is_free_again_whichever_daemon_deleted_its_disk(self) -> None:
+        """The cloud knows the request all the same, and answers with a disk that it does not show. By its
+        age that is one that it will not show any more."""
+        settle = self.world.settings.settle_seconds
+        self.disks.looks = 0
+        for age, longest in ((0.0, settle + 10), (settle + 1, 10.0)):
+            name, volumes = f"data-{age}", self.world.volumes()
+            made = await volumes.create(name, GIB)
+            await self.world.volumes().delete(made.id)
+            self.disks.age, began = age, self.world.clock.seconds()
+            again = await volumes.create(name, GIB)
+            self.assertNotEqual(again.id, made.id)
+            self.assertLessEqual(self.world.clock.seconds() - began, longest)
+            self.assertEqual([disk.id for disk in self.disks.left()], [again.id])
+            await volumes.delete(again.id)
+
     async def test_of_a_cloud_that_shows_no_disk_not_many_are_asked_for(self) -> None:
         """However often somebody asks; and none more than one before the cloud's answers are that old."""
         self.disks.blind = True

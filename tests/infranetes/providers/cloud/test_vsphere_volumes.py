@@ -304,6 +304,21 @@ class PlacesTests(VolumesCase, TestCase):
         machine = await self.machine(volumes)
         self.assertEqual(vcsim.extra_config(self.world.vm(machine))["disk.EnableUUID"], "TRUE")
 
+    async def test_a_vm_whose_guest_is_not_shown_them_is_given_no_volume(self) -> None:
+        """It could not find it. vSphere changes that of no VM that runs."""
+        volumes = await self.volumes()
+        machine = await self.machine(volumes)
+        volume = (await volumes.create("data", MIB)).id
+        for value in ("", "FALSE"):
+            self.world.vcsim.reconfigure(self.world.vm(machine), {"disk.EnableUUID": value})
+            refused = await self.refused(FailedPrecondition, volumes.attach(machine, volume, False))
+            self.assertIn("disk.EnableUUID", str(refused))
+            self.assertIn("have its pod made anew", str(refused))
+        self.assertEqual((self.world.asked("AttachDisk_Task"), self.has(machine, volume)), ([], False))
+        self.world.vcsim.reconfigure(self.world.vm(machine), {"disk.EnableUUID": "true"})  # by whomever
+        await volumes.attach(machine, volume, False)
+        self.assertTrue(self.has(machine, volume))
+
     async def test_one_that_another_nodes_vm_has_is_refused(self) -> None:
         volumes = await self.volumes()
         machine = await self.machine(volumes)
