@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Generic
 
 import attrs
+from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
@@ -53,6 +55,7 @@ class _Attempt:
 class Launcher(Generic[D]):
     """Launches VMs.
 
+    :param waiting: has lists show a VM's changes, as `Watcher.waiting`.
     :param unwanted: tokens of failed launches, until when: VMs that turn up with them are destroyed.
     :param destroy: destroys a VM.
     """
@@ -65,6 +68,7 @@ class Launcher(Generic[D]):
         context: ProviderContext,
         calls: Calls[D],
         ledger: Ledger,
+        waiting: Callable[[str], AbstractContextManager[Callable[[], Deferred[None]]]],
         unwanted: dict[str, float],
         destroy: Callable[[CloudVM], Awaitable[None]],
     ) -> None:
@@ -74,6 +78,7 @@ class Launcher(Generic[D]):
         self._context = context
         self._calls = calls
         self._ledger = ledger
+        self._waiting = waiting
         self._unwanted = unwanted
         self._destroy = destroy
         self.architecture = "x86_64"
@@ -188,14 +193,17 @@ class Launcher(Generic[D]):
         raise CloudError(ErrorKind.CAPACITY, f"none of {sizes} is available; the last answer: {refusal}")
 
     async def _wait_for_operation(self, vm: CloudVM) -> CloudVM:
-        """Wait until the launch's operation has ended, or `settle_seconds`: later failures show in lists.
+        """Wait until the launch's operation has ended, or a list shows that the VM runs, or `settle_seconds`:
+        later failures show in lists.
 
         :raise CloudError: the VM is refused and does not exist."""
         deadline = self._reactor.seconds() + self._settings.settle_seconds
         what = f"see whether VM {vm.id} is available"
         pause = self._settings.poll_seconds
         while vm.operation and self._reactor.seconds() < deadline:
-            await sleep(self._reactor, pause)
+            running = await self._seen_running(vm.id, pause)
+            if running is not None:
+                return running
             pause *= _POLL_GROWTH  # each poll asks for one VM only, and the VM boots meanwhile
             try:
                 vm = await self._calls.call(what, partial(self._cloud._thd_poll_launch, vm=vm))
@@ -204,6 +212,18 @@ class Launcher(Generic[D]):
                     self._ledger.record_destroyed(vm.id, vm.token)
                 raise
         return attrs.evolve(vm, operation="")
+
+    async def _seen_running(self, id: str, seconds: float) -> CloudVM | None:
+        """Wait for a list that shows that a VM runs, so long at most. Return the VM."""
+        until = self._reactor.seconds() + seconds
+        with self._waiting(id) as changed:
+            while (left := until - self._reactor.seconds()) > 0:
+                with suppress(TimeoutError):
+                    await changed().addTimeout(left, self._reactor)
+                vm = self._ledger.last_said(id)
+                if vm is not None and vm.state is InstanceState.RUNNING:
+                    return vm
+        return None
 
     async def _find_launched(self, token: str, conflict: CloudError) -> CloudVM:
         """Find the VM that an earlier daemon launched with another identity, once the cloud shows it."""

@@ -112,6 +112,7 @@ class CloudProvider(Generic[D]):
             context,
             self._calls,
             self._ledger,
+            self._watcher.waiting,
             self._watcher.unwanted,
             self._destroy,
         )
