@@ -199,14 +199,14 @@ class TaskTests(SnapshotsCase, TestCase):
 
     async def test_one_that_cannot_be_deleted_now_stays_and_says_why(self) -> None:
         """Such as while a volume is made from it."""
-        self.settings["volume_seconds"] = 3.0
-        _, snapshots, volume, source = await self.with_snapshot()
+        _, _, volume, source = await self.with_snapshot()
         self.world.disks.refused["DeleteSnapshot_Task"] = "InvalidState"
-        words = await self.refused(Unavailable, snapshots.delete(source.id))
+        hurried = IHasSnapshots(await self.hurried_volumes()).snapshots
+        words = await self.refused(Unavailable, hurried.delete(source.id))
         self.assertIn("InvalidState", str(words))
-        self.assertEqual([each.id for each in await snapshots.list()], [source.id])
+        self.assertEqual([each.id for each in await hurried.list()], [source.id])
         self.world.disks.refused.clear()
-        await snapshots.delete(source.id)
+        await (await self.next_snapshotted()).snapshots.delete(source.id)
         self.assertEqual(self.world.disks.snapshots.of(volume), [])
 
 
