@@ -42,6 +42,11 @@ def pages_of(limits: cri.LinuxContainerResources) -> dict[int, int]:
     return found
 
 
+def bytes_of(limits: cri.LinuxContainerResources) -> int:
+    """Return how much memory the pages take that limits ask for. Raises as `pages_of`."""
+    return sum(size * number for size, number in pages_of(limits).items())
+
+
 def _short(size: int) -> str:
     unit = next((unit for unit, one in _UNITS.items() if size >= one), "K")
     return f"{size // _UNITS[unit]}{unit}"

@@ -32,7 +32,7 @@ def fits(asked: Size, had: PoolRecord) -> bool:
 
     A pod that asks for 0 takes any. A VM that was made with 0 has the provider's default, which is not
     known here: it fits only pods that ask for 0."""
-    return asked.cpu_millis <= had.cpu_millis and asked.memory_bytes <= had.memory_bytes
+    return asked.cpu_millis <= had.cpu_millis and asked.all_bytes <= had.memory_bytes
 
 
 @attrs.frozen

@@ -18,6 +18,7 @@ from infranetes.pods.image_removal import remove_unused_later
 from infranetes.pods.inventory import Container, Sandbox, container_name
 from infranetes.pods.machine_images import MachineImages
 from infranetes.pods.records import ContainerRecord
+from infranetes.pods.resize import Resizer
 from infranetes.pods.states import ContainerState, SandboxState
 from infranetes_common.concurrency import Flight, run_in_thread, shielded
 from infranetes_common.errors import AlreadyExists, FailedPrecondition, InfranetesError, Unavailable
@@ -35,6 +36,7 @@ class ContainerCreation:
     def __init__(self, node: NodeContext, machine_images: MachineImages) -> None:
         self._node = node
         self._machine_images = machine_images
+        self._resizer = Resizer(node)
 
     async def create(self, sandbox: Sandbox, config: cri.ContainerConfig) -> Container:
         """Create the container, or join its creation. Cancelling leaves the work to whoever asks again.
@@ -96,6 +98,7 @@ class ContainerCreation:
                 await self._machine_images.boot(sandbox, image)
             if pages := pages_of(config.linux.resources):
                 await check_huge_pages(sandbox.agent(), pages)
+                await self._resizer.make_room(container, config.linux.resources)
             mounted = await node_files.mounted_images(config, self._node.images)
             for needed in {one.id: one for one in (image, *mounted.values())}.values():
                 await load_image(self._node, sandbox, needed)

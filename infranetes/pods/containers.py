@@ -10,14 +10,17 @@ from infranetes.pods.container_creation import ContainerCreation
 from infranetes.pods.container_start import start_container
 from infranetes.pods.container_stop import ContainerStop
 from infranetes.pods.context import NodeContext
+from infranetes.pods.huge_pages import check_huge_pages
 from infranetes.pods.inventory import Container
 from infranetes.pods.lifelog import log_command
 from infranetes.pods.machine_images import MachineImages
 from infranetes.pods.reports import apply_report
+from infranetes.pods.resize import Resizer
 from infranetes.pods.sandboxes import Sandboxes
 from infranetes.pods.states import ALIVE, ContainerState
 from infranetes_common.concurrency import Flight, shielded, start
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, NotFound
+from infranetes_common.huge_pages import pages_of
 from infranetes_common.wire import cri, vmserver
 
 # Bytes of each stream. CRI clients take messages of 16 MiB: both streams, and what is around them.
@@ -32,6 +35,7 @@ class Containers:
         self._sandboxes = sandboxes
         self.machine_images = MachineImages(node)
         self._creation = ContainerCreation(node, self.machine_images)
+        self._resizer = Resizer(node)
         self._stop = ContainerStop(node, sandboxes, self.machine_images)
 
     def lookup(self, id: str) -> Container:
@@ -100,6 +104,9 @@ class Containers:
         if container.state not in ALIVE:
             raise FailedPrecondition(f"container {container.id} has ended: its resources can't be changed")
         agent = container.sandbox.agent()
+        if pages := pages_of(resources):
+            await check_huge_pages(agent, pages)
+            await self._resizer.make_room(container, resources)
         apply_report(self._node, container, await shielded(agent.update(container.id, resources)))
 
     async def exec_sync(

@@ -30,7 +30,7 @@ from infranetes.pods.sides import ProviderSide
 from infranetes.pods.states import SandboxState
 from infranetes.pods.store import Store
 from infranetes.providers.interface import IPodProvider
-from infranetes_common.concurrency import Event
+from infranetes_common.concurrency import Event, KeyedLock
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
 
@@ -129,6 +129,7 @@ class NodeContext:
     :ivar pod_volumes: attaches the volumes that kubelet has published; None: there are none.
     :ivar nfs_volumes: has VMs mount what NFS servers export; None: it is carried as files are.
     :ivar network: of pods that say nothing of it, where there is an overlay: one of annotations' NETWORKS.
+    :ivar resizing: held while a sandbox's VM is made larger or smaller, by its id.
     :ivar dns: gives the node's own DNS, for pods that name none.
     """
 
@@ -153,6 +154,7 @@ class NodeContext:
     ) -> None:
         self.reactor = reactor
         self.clock: IReactorTime = reactor
+        self.resizing: KeyedLock[str] = KeyedLock()
         self.store = store
         self.side = ProviderSide(self, provider)
         self.sides = {self.side.name: self.side}

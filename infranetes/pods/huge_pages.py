@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Huge pages of pods: the VM's own, which its agent has the kernel reserve for containers."""
+"""Huge pages of pods: the VM's own, which its agent has the kernel reserve for containers.
+
+kubelet does not say with a sandbox how many its containers will ask for, so a VM grows when they do.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from infranetes.machines.agent.client import AgentClient
+from infranetes.pods.inventory import Container, Sandbox
+from infranetes.pods.states import ALIVE, ContainerState
 from infranetes_common.errors import FailedPrecondition
-from infranetes_common.huge_pages import resource_name
+from infranetes_common.huge_pages import bytes_of, resource_name
+from infranetes_common.wire import cri
+
+_ASKING = ALIVE | {ContainerState.CREATING}
 
 
 async def check_huge_pages(agent: AgentClient, sizes: Iterable[int]) -> None:
@@ -23,3 +31,19 @@ async def check_huge_pages(agent: AgentClient, sizes: Iterable[int]) -> None:
                 else "its agent is of an earlier release or shares a machine, or its kernel has none"
             )
         )
+
+
+def huge_bytes(sandbox: Sandbox, without: Container | None = None) -> int:
+    """Return how much memory the huge pages take that containers which have not ended ask for."""
+    return sum(
+        bytes_of(limits_of(container))
+        for container in sandbox.containers.values()
+        if container is not without and container.state in _ASKING
+    )
+
+
+def limits_of(container: Container) -> cri.LinuxContainerResources:
+    """Return the limits that a container has, or is created with."""
+    if container.reported is None:
+        return container.config.linux.resources
+    return container.reported.resources

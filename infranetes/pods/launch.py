@@ -24,6 +24,7 @@ from infranetes.pods.states import SandboxState
 from infranetes.providers.interface import Size
 from infranetes_common.concurrency import shielded, within
 from infranetes_common.errors import Unavailable
+from infranetes_common.huge_pages import bytes_of
 from infranetes_common.wire import cri
 
 CPU_PERIOD = 100_000  # microseconds, the kernel's default
@@ -44,6 +45,7 @@ def size_with(resources: cri.LinuxContainerResources, overhead: cri.LinuxContain
         cpu_millis=_cpu_millis(resources),
         memory_bytes=_memory(resources),
         overhead_bytes=max(overhead.memory_limit_in_bytes, 0),
+        huge_bytes=bytes_of(resources),
     )
 
 

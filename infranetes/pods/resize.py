@@ -17,12 +17,14 @@ from zope.interface import implementer
 
 from infranetes.machines.agent.client import AgentClient
 from infranetes.pods.context import NodeContext
-from infranetes.pods.inventory import Sandbox
+from infranetes.pods.huge_pages import huge_bytes
+from infranetes.pods.inventory import Container, Sandbox
 from infranetes.pods.launch import size_of, size_with
 from infranetes.pods.states import SandboxState
 from infranetes.providers.interface import IGuest, IResizesVms, MemoryRange, Size
-from infranetes_common.concurrency import KeyedLock, backoff, shielded, sleep
+from infranetes_common.concurrency import backoff, shielded, sleep
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable, Unimplemented
+from infranetes_common.huge_pages import bytes_of
 from infranetes_common.wire import cri
 
 SETTLE_SECONDS = 30.0  # until a guest uses what its hypervisor has given it
@@ -37,7 +39,6 @@ class Resizer:
 
     def __init__(self, node: NodeContext) -> None:
         self._node = node
-        self._in_work: KeyedLock[str] = KeyedLock()
 
     async def resize(
         self, sandbox: Sandbox, resources: cri.LinuxContainerResources, overhead: cri.LinuxContainerResources
@@ -49,13 +50,14 @@ class Resizer:
         :raise InfranetesError: it is not known to be so large.
         """
         asked = size_with(resources, overhead)
-        async with self._in_work.held(sandbox.id):
+        async with self._node.resizing.held(sandbox.id):
             _check_ready(sandbox)
             before = size_now(sandbox)
             wanted = attrs.evolve(
                 asked,
                 cpu_millis=asked.cpu_millis or before.cpu_millis,
                 memory_bytes=asked.memory_bytes or before.memory_bytes,
+                huge_bytes=before.huge_bytes,
             )
             provider = self._node.side_of(sandbox.record).provider
             if IResizesVms.providedBy(provider):
@@ -72,6 +74,26 @@ class Resizer:
                 cpu=wanted.cpu_millis,
                 memory=wanted.memory_bytes // _MIB,
             )
+
+    async def make_room(self, container: Container, limits: cri.LinuxContainerResources) -> None:
+        """Have the VM have memory for the huge pages that a container is to be limited to. Idempotent.
+
+        A VM that can't grow stays as it is: its agent knows whether there is enough.
+
+        :raise FailedPrecondition: the VM can't be made so large.
+        :raise InfranetesError: it is not known to be so large.
+        """
+        sandbox = container.sandbox
+        async with self._node.resizing.held(sandbox.id):
+            _check_ready(sandbox)
+            provider = self._node.side_of(sandbox.record).provider
+            before = attrs.evolve(size_now(sandbox, container), cpu_millis=0)
+            wanted = attrs.evolve(before, huge_bytes=before.huge_bytes + bytes_of(limits))
+            if not IResizesVms.providedBy(provider) or wanted == before:
+                return
+            has = await provider.resize(sandbox.record.instance_id, wanted)  # and takes nothing out
+            _check_provided(sandbox, before, wanted, has)
+            await self._check_in_force(sandbox, before, wanted)
 
     async def _resize(self, provider: IResizesVms, sandbox: Sandbox, before: Size, wanted: Size) -> None:
         shrinks = wanted.memory_bytes < before.memory_bytes
@@ -141,7 +163,7 @@ class Resizer:
     async def _lacks(self, sandbox: Sandbox, before: Size, wanted: Size) -> str:
         """What the guest lacks of that by which the pod grows; "": nothing."""
         more_cpu = wanted.cpu_millis > before.cpu_millis
-        more_memory = wanted.memory_bytes > before.memory_bytes
+        more_memory = wanted.all_bytes > before.all_bytes
         if not (more_cpu or more_memory):
             return ""
         info = await _agent(sandbox).info()
@@ -149,8 +171,8 @@ class Resizer:
         if more_cpu and info.cpus < cpus:
             return f"has {info.cpus} processors of {cpus}"
         # A sixteenth may be the kernel's own, which counts its memory before that of anybody else.
-        if more_memory and info.memory_bytes < wanted.memory_bytes // 16 * 15:
-            return f"has {info.memory_bytes // _MIB} MiB of {wanted.memory_bytes // _MIB}"
+        if more_memory and info.memory_bytes < wanted.all_bytes // 16 * 15:
+            return f"has {info.memory_bytes // _MIB} MiB of {wanted.all_bytes // _MIB}"
         return ""
 
 
@@ -189,20 +211,23 @@ def _check_ready(sandbox: Sandbox) -> None:
         )
 
 
-def size_now(sandbox: Sandbox) -> Size:
-    """What the pod asked for when it was made or was resized last."""
+def size_now(sandbox: Sandbox, without: Container | None = None) -> Size:
+    """What the pod asked for when it was made or was resized last, and its containers ask for in huge pages.
+
+    :param without: a container whose huge pages are not counted."""
     made = size_of(sandbox.config)
     return attrs.evolve(
         made,
         cpu_millis=sandbox.record.cpu_millis or made.cpu_millis,
         memory_bytes=sandbox.record.memory_bytes or made.memory_bytes,
+        huge_bytes=huge_bytes(sandbox, without),
     )
 
 
 def _check_provided(sandbox: Sandbox, before: Size, wanted: Size, has: Size) -> None:
     """:raise FailedPrecondition: a part that changes is not what it is to be."""
     parts = (
-        ("MiB", _MIB, before.memory_bytes, wanted.memory_bytes, has.memory_bytes),
+        ("MiB", _MIB, before.all_bytes, wanted.all_bytes, has.all_bytes),
         ("mCPU", 1, before.cpu_millis, wanted.cpu_millis, has.cpu_millis),
     )
     for unit, one, old, new, real in parts:

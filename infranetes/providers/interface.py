@@ -40,6 +40,12 @@ class Size:
     cpu_millis: int = 0  # thousandths of a core; 0: the provider's default
     memory_bytes: int = 0  # for the pod, without the guest system's own need; 0: the provider's default
     overhead_bytes: int = 0  # what the pod is counted beyond that, for whatever it takes to run it
+    huge_bytes: int = 0  # for huge pages, beside `memory_bytes` or the provider's default
+
+    @property
+    def all_bytes(self) -> int:
+        """The memory that the pod asks for."""
+        return self.memory_bytes + self.huge_bytes
 
 
 @attrs.frozen

@@ -231,7 +231,7 @@ class SimulatedProvider:
         settings, size = self._settings, spec.size
         for what, asked, most in (
             ("max_cpu_millis", size.cpu_millis, settings.max_cpu_millis),
-            ("max_memory", size.memory_bytes, settings.max_memory),
+            ("max_memory", size.all_bytes, settings.max_memory),
         ):
             if not 0 <= asked <= most:
                 raise InvalidArgument(f"a size of {asked} can't be had; {what} allows up to {most}")

@@ -13,6 +13,7 @@ from tests.e2e.pod_case import PodCase
 from tests.support.empty_dirs import EmptyDirCase
 
 PAGE = 2 << 20
+MANY = 600  # 1200 MiB: more than a VM has whose pod asks for nothing
 NUMBER = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"
 # Writes to each of so many huge pages: of a file, or of memory of its own.
 USE = r"""
@@ -64,28 +65,27 @@ class HugePageTests(EmptyDirCase, PodCase):
     async def remove(self, container: str) -> None:
         await self.runtime.RemoveContainer(cri.RemoveContainerRequest(container_id=container), timeout=60.0)
 
-    async def test_they_are_the_vms_and_as_many_as_containers_may_use(self) -> None:
+    async def test_they_are_the_vms_which_grows_for_as_many_as_containers_may_use(self) -> None:
         await self.start()
         sandbox = await self.run_own_pod()
-        first = await self.run_container(sandbox, self.with_pages("first", 4))
-        self.assertEqual(await self.reserved(first), 4)
-        self.assertEqual(
-            await self.ran(first, "stat -f -c '%t %S' /cache; stat -c %a /cache"), "958458f6 2097152\n2777"
-        )
+        first = await self.run_container(sandbox, self.with_pages("first", MANY))
+        self.assertEqual(await self.reserved(first), MANY)
+        shown = await self.ran(first, "stat -f -c '%t %S' /cache; stat -c %a /cache")
+        self.assertEqual(shown, "958458f6 2097152\n2777")  # hugetlbfs
         second = await self.run_container(sandbox, self.with_pages("second", 2))
-        self.assertEqual(await self.reserved(first), 6)
+        self.assertEqual(await self.reserved(first), MANY + 2)
         over = await self.execute(second, "/programs/use", "3")
         self.assertEqual(over.exit_code, 128 + 7, over.stderr)  # SIGBUS: the limit of its control group
         self.assertEqual(await self.ran(second, "/programs/use 2"), "used 2")
         self.assertEqual(await self.ran(first, "/programs/use 4 /cache/pages"), "used 4")
         self.assertEqual(await self.ran(second, "stat -c %s /cache/pages"), str(4 * PAGE))
-        await self.refused("hugepages-2Mi", self.create(sandbox, self.with_pages("greedy", 10_000)))
-        self.assertEqual(await self.reserved(first), 6)
+        await self.refused("max_memory", self.create(sandbox, self.with_pages("greedy", 100_000)))
+        self.assertEqual(await self.reserved(first), MANY + 2)
         await self.kill()
         await self.start()
         third = await self.run_container(sandbox, self.with_pages("third", 1))
-        self.assertEqual(await self.reserved(third), 7)
-        for container, left in ((second, 5), (third, 4)):
+        self.assertEqual(await self.reserved(third), MANY + 3)
+        for container, left in ((second, MANY + 1), (third, MANY)):
             await self.remove(container)
             self.assertEqual(await self.reserved(first), left)
         self.assertEqual(sorted(os.listdir(self.cache)), [])

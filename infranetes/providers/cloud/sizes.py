@@ -38,9 +38,9 @@ def choose(
         if not named:
             raise InvalidArgument(_refusal(offers, wishes.instance_type))
         return named
-    if size.cpu_millis < 0 or size.memory_bytes < 0:
-        raise InvalidArgument(f"{size.cpu_millis} millicores and {size.memory_bytes} bytes are no size")
-    memory = size.memory_bytes + max(guest_memory, size.overhead_bytes)
+    if min(size.cpu_millis, size.memory_bytes, size.huge_bytes) < 0:
+        raise InvalidArgument(f"{size.cpu_millis} millicores and {size.all_bytes} bytes are no size")
+    memory = size.all_bytes + max(guest_memory, size.overhead_bytes)
     fitting = [
         offer
         for offer in permitted

@@ -87,7 +87,7 @@ class Resizer:
             wanted = hotplug_for(own, size, self._settings)
             plugged = await self._add_cpus(vm, monitor, hardware, wanted.cpus if size.cpu_millis else 0)
             try:
-                if size.memory_bytes:
+                if size.all_bytes:
                     await self._memory.change(monitor, hardware.pieces, wanted.memory_mib, guest)
             except BaseException:
                 await shielded(self._take(vm, monitor, hardware, plugged))

@@ -58,15 +58,17 @@ def hotplug_for(template: CommandLine, size: Size, settings: QemuSettings) -> Ho
 
     :raise InvalidArgument: more memory than a VM can have.
     """
-    if size.cpu_millis < 0 or size.memory_bytes < 0 or size.overhead_bytes < 0:
-        raise InvalidArgument(f"a VM of {size.cpu_millis} mCPU and {size.memory_bytes} bytes can't be")
+    if min(size.cpu_millis, size.memory_bytes, size.overhead_bytes, size.huge_bytes) < 0:
+        raise InvalidArgument(f"a VM of {size.cpu_millis} mCPU and {size.all_bytes} bytes can't be")
     cpus = min(max(1, -(-size.cpu_millis // 1000)), template.max_cpus)
-    wanted = -(-(size.memory_bytes + _own(template, size, settings)) // MIB) if size.memory_bytes else 0
+    own = _own(template, size, settings)
+    usual = size.memory_bytes + own if size.memory_bytes else template.memory_mib * MIB
+    wanted = -(-(usual + size.huge_bytes) // MIB)
     more = round_up_to_block(max(0, wanted - template.memory_mib))
     most = max(template.max_memory_mib, template.memory_mib) + BLOCK_MIB
     if more and template.memory_mib + more > most:
         raise InvalidArgument(
-            f"a pod of {size.memory_bytes // MIB} MiB needs a VM of {wanted} MiB; the most that this node "
+            f"a pod of {size.all_bytes // MIB} MiB needs a VM of {wanted} MiB; the most that this node "
             f"gives is {template.max_memory_mib} MiB (providers.qemu.max_memory)"
         )
     return Hotplug(cpus - 1, more)
@@ -74,7 +76,8 @@ def hotplug_for(template: CommandLine, size: Size, settings: QemuSettings) -> Ho
 
 def memory_for_pod(template: CommandLine, has: Hotplug, size: Size, settings: QemuSettings) -> int:
     """Bytes that a VM which `has` so much leaves to its pod."""
-    return max(0, (template.memory_mib + has.memory_mib) * MIB - _own(template, size, settings))
+    whole = (template.memory_mib + has.memory_mib) * MIB
+    return max(0, whole - _own(template, size, settings) - size.huge_bytes)
 
 
 def _own(template: CommandLine, size: Size, settings: QemuSettings) -> int:

@@ -216,6 +216,8 @@ class FakeAgent:
             raise self.create_error
         if image_id not in self.loaded:
             raise FailedPrecondition(f"image {image_id} is not loaded")
+        made = self.containers.setdefault(id, vmserver.ContainerState(id=id, created_at=5))
+        made.resources.CopyFrom(config.linux.resources)
         return self.become(id, cri.CONTAINER_CREATED)
 
     async def start(self, id: str) -> Any:

@@ -23,10 +23,10 @@ from infranetes_common.errors import (
 )
 from infranetes_common.wire import cri, vmserver
 from tests.infranetes.pods.case import PodsTestCase
-from tests.infranetes.pods.fakes import pod
+from tests.infranetes.pods.fakes import box, pod
 from txgrpc import Call
 
-GIB = 1 << 30
+GIB, PAGE = 1 << 30, 2 << 20
 RANGES = (MemoryRange(4 * GIB, GIB),)
 
 
@@ -58,7 +58,10 @@ class ResizeCase(PodsTestCase):
     async def info(self, within: float = 30.0) -> vmserver.InfoResponse:
         self.agent._reach()
         return vmserver.InfoResponse(
-            sandbox_id=self.sandbox, cpus=-(-self.has.cpu_millis // 1000), memory_bytes=self.has.memory_bytes
+            sandbox_id=self.sandbox,
+            cpus=-(-self.has.cpu_millis // 1000),
+            memory_bytes=self.has.all_bytes,
+            huge_page_sizes=[PAGE],
         )
 
     def ask(self, wanted: cri.LinuxContainerResources, id: str = "") -> Deferred[Any]:
@@ -315,3 +318,92 @@ class CloudTests(ResizeCase):
         self.assertIn("VMs of fake can't grow", words)
         self.assertIn("has 1024 MiB of 4096", self.refused(FailedPrecondition, resources(1000, 4 * GIB)))
         self.assertEqual(self.recorded(), (0, 0))
+
+
+def pages(number: int) -> cri.LinuxContainerResources:
+    """Limits of so many huge pages."""
+    limit = cri.HugepageLimit(page_size="2MB", limit=number * PAGE)
+    return cri.LinuxContainerResources(hugepage_limits=[limit])
+
+
+class HugePageTests(ResizeCase):
+    """A VM has room for the huge pages of its containers, beside what its pod asks for."""
+
+    def before(self) -> None:
+        self.provider = cast(Any, self.world.provider)  # Any: it gets a method that it has not
+        alsoProvides(self.provider, IResizesVms)
+        self.provider.resize = self.resize
+        self.asked: list[tuple[Size, bool]] = []  # and whether the guest may be asked for memory
+        self.most = 8 * GIB
+
+    @deferred
+    async def resize(self, instance_id: str, size: Size, guest: IGuest | None = None) -> Size:
+        self.asked.append((size, guest is not None))
+        self.has = attrs.evolve(size, memory_bytes=min(size.memory_bytes, self.most - size.huge_bytes))
+        return self.has
+
+    def creating(self, name: str, number: int) -> Deferred[str]:
+        config = box(name)
+        config.linux.resources.CopyFrom(pages(number))
+        return start(self.world.containers.create(self.sandbox, config))
+
+    def create(self, name: str, number: int) -> str:
+        return self.successResultOf(self.creating(name, number))
+
+    def grown_to(self) -> list[int]:
+        """The pages that the VM was to have room for, each time."""
+        self.assertEqual({(size.cpu_millis, size.memory_bytes) for size, _ in self.asked}, {(0, GIB)})
+        self.assertFalse(any(guest for _, guest in self.asked), "no memory is taken out for a container")
+        return [size.huge_bytes // PAGE for size, _ in self.asked]
+
+    def test_a_vm_grows_before_its_agent_is_asked_for_the_container(self) -> None:
+        self.create("plain", 0)
+        self.assertEqual(self.asked, [])
+        self.create("first", 4)
+        self.create("second", 2)
+        self.assertEqual(self.grown_to(), [4, 6])
+
+    def test_one_that_has_ended_is_not_counted(self) -> None:
+        first = self.create("first", 4)
+        self.agent.become(first, cri.CONTAINER_EXITED)
+        self.create("second", 2)
+        self.assertEqual(self.grown_to(), [4, 2])
+
+    def test_a_container_whose_pages_the_vm_has_no_room_for_is_refused_and_leaves_nothing(self) -> None:
+        self.most = GIB + 3 * PAGE
+        words = str(self.failureResultOf(self.creating("first", 4), FailedPrecondition).value)
+        self.assertIn("can have 1030 MiB for the pod, not 1032", words)
+        self.assertEqual(self.world.store.contents().containers, ())
+        self.create("first", 3)
+        self.assertEqual(self.grown_to(), [4, 3])
+
+    def test_other_limits_are_had_before_they_hold(self) -> None:
+        container = self.create("first", 4)
+        self.do(self.world.containers.update(container, pages(6)))
+        self.do(self.world.containers.update(container, resources(1000, GIB // 2)))
+        self.assertEqual(self.grown_to(), [4, 6])
+        self.most = GIB
+        self.failureResultOf(start(self.world.containers.update(container, pages(7))), FailedPrecondition)
+        self.assertEqual(self.agent.containers[container].resources.hugepage_limits, [])
+
+    def test_a_pod_that_is_resized_keeps_room_for_them(self) -> None:
+        self.create("first", 4)
+        self.done(resources(1000, 2 * GIB))
+        size, _ = self.asked[-1]
+        self.assertEqual((size.memory_bytes, size.huge_bytes), (2 * GIB, 4 * PAGE))
+        self.assertEqual(self.recorded(), (1000, 2 * GIB))
+
+    def test_the_next_daemon_knows_of_them(self) -> None:
+        self.create("first", 4)
+        self.world.restart()
+        self.create("second", 2)
+        self.assertEqual(self.grown_to(), [4, 6])
+
+
+class HugePagesWithoutRoomTests(ResizeCase):
+    """With a provider that can't change the size of VMs, whose agents say whether there is room."""
+
+    def test_a_container_is_made_as_far_as_its_agent_goes_along(self) -> None:
+        config = box()
+        config.linux.resources.CopyFrom(pages(4))
+        self.successResultOf(start(self.world.containers.create(self.sandbox, config)))

@@ -30,7 +30,7 @@ from infranetes.providers.qemu.identity_port import Failed, IdentityPort, Ready,
 from infranetes.providers.qemu.privileges import QemuUser, unprivileged
 from infranetes.providers.qemu.qmp import Answer, Greeting, QmpConnection, QmpCore, QmpError, QmpEvent
 from infranetes.providers.qemu.settings import MIB, QemuSettings
-from infranetes.providers.qemu.sizes import Hotplug, hotplug_for, needed_overhead
+from infranetes.providers.qemu.sizes import Hotplug, hotplug_for, memory_for_pod, needed_overhead
 from infranetes_common.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -302,6 +302,25 @@ class CommandLineTests(SynchronousTestCase):
             self.assertEqual(hotplug_for(COMMAND_LINE, size, SETTINGS), Hotplug(0, more), overhead)
         only = Size(overhead_bytes=4096 * MIB)
         self.assertEqual(hotplug_for(COMMAND_LINE, only, SETTINGS), Hotplug(0, 0))
+
+    def test_huge_pages_are_beside_what_the_pod_asks_for_or_has_by_default(self) -> None:
+        for memory, huge, more in (
+            (0, 0, 0),
+            (0, 100, 128),
+            (256, 512, 0),
+            (768, 100, 128),
+            (1024, 512, 768),
+        ):
+            size = Size(memory_bytes=memory * MIB, huge_bytes=huge * MIB)
+            found = hotplug_for(COMMAND_LINE, size, SETTINGS)
+            self.assertEqual(found, Hotplug(0, more), (memory, huge))
+            if memory and more:
+                left = memory_for_pod(COMMAND_LINE, found, size, SETTINGS)
+                self.assertEqual(left, (1024 + more - 256 - huge) * MIB)
+        with self.assertRaises(InvalidArgument) as caught:
+            hotplug_for(COMMAND_LINE, Size(huge_bytes=9000 * MIB), SETTINGS)
+        self.assertIn("a pod of 9000 MiB needs a VM of 10024 MiB", str(caught.exception))
+        self.assertRaises(InvalidArgument, hotplug_for, COMMAND_LINE, Size(huge_bytes=-1), SETTINGS)
 
     def test_memory_that_the_node_has_not_is_refused(self) -> None:
         hotplug_for(COMMAND_LINE, Size(memory_bytes=(8192 - 256) * MIB), SETTINGS)

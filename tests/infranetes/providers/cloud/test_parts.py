@@ -138,6 +138,8 @@ class SizeTests(SynchronousTestCase):
 
     def test_cheapest_first_and_without_a_price_last(self) -> None:
         self.assertEqual(self.names(Size()), ["a.small", "b.large", "a.large", "c.huge"])
+        huge = Size(memory_bytes=GIB, huge_bytes=40 * GIB)
+        self.assertEqual(self.names(huge), ["c.huge"])
         self.assertEqual(self.names(Size(cpu_millis=1001)), ["b.large", "a.large", "c.huge"])
 
     def test_the_guest_needs_memory_too(self) -> None:
