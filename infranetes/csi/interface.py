@@ -28,6 +28,11 @@ class IPodVolumes(Interface):
 
         :raise Unavailable: no VM has it mounted now, or the VM does not answer."""
 
+    def flush(volume_id: str, target: str) -> Deferred[None]:
+        """Have what was written to a volume be on its disk, if the pod of that path still has it in its VM.
+
+        Waits for no VM that does not answer: the log says that something may be missing. Idempotent."""
+
     def grow(volume_id: str) -> Deferred[None]:
         """Have a volume's file system fill its disk, if it is mounted in a VM; otherwise it will when it is.
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 
 from infranetes.csi.checks import InFlight
+from infranetes.csi.interface import IPodVolumes
 from infranetes.providers.volumes import IVolumes
 from infranetes.volumes import published, published_devices
 from infranetes.volumes.mount_table import MountTable
@@ -18,10 +19,12 @@ from infranetes_common.reactors import IReactor
 class Publisher:
     """Publishes a node's volumes, each to one pod at a time.
 
+    :param pods: whom to tell of what is taken away; None: nobody.
     :ivar volumes: the provider's. :ivar in_flight: what is being worked on."""
 
-    def __init__(self, reactor: IReactor, volumes: IVolumes) -> None:
+    def __init__(self, reactor: IReactor, volumes: IVolumes, pods: IPodVolumes | None = None) -> None:
         self.volumes = volumes
+        self._pods = pods
         self.in_flight = InFlight()
         self._reactor = reactor
         self._table = MountTable()
@@ -41,8 +44,13 @@ class Publisher:
     async def unpublish(self, target: str, volume_id: str) -> None:
         """Take away what is published at a path, and the path. Idempotent.
 
+        What the path's pod has written is on the disk then, also if its VM is never stopped but killed: as
+        kubelet does with the processes of a pod that was deleted by force while kubelet was away.
+
         :raise FailedPrecondition: another volume is published there, or something else is."""
         with self.in_flight.only(volume_id):
+            if self._pods is not None:
+                await self._pods.flush(volume_id, target)
             await run_in_thread(self._reactor, self._thd_unpublish, target, volume_id)
 
     async def find(self, path: str) -> PublishedVolume | None:

@@ -156,8 +156,6 @@ class Daemon(OrderedServices):
         reactor, config = self._reactor, self._config
         self._published = PublishedMounts(reactor)
         self._nfs = NfsMounts(reactor)
-        volumes = volumes_of(self._backends.providers)
-        self._publisher = Publisher(reactor, volumes) if volumes is not None else None
         own, *others = self._backends.providers
         authority = Authority(config.state_dir, path=config.ca)
         store = Store(reactor, config.state_dir)
@@ -192,6 +190,8 @@ class Daemon(OrderedServices):
             elif side.name in ADDRESSING:  # the subnet is of one of them
                 side.gets_subnet, addressed = not addressed, True
         node.pod_volumes = PodVolumes(node, self._published)
+        volumes, pods = volumes_of(self._backends.providers), MountedVolumes(node.pod_volumes)
+        self._publisher = Publisher(reactor, volumes, pods) if volumes is not None else None
         node.nfs_volumes = NfsVolumes(node, self._nfs.find)
         make_handlers(node, config, self._source)
         node.renewal = Renewal(node.side, partial(reachable_machines, node))

@@ -53,6 +53,8 @@ class MeasuresVolumes(Protocol):
 
     def usage(self, volume: str, *, grow: bool = False) -> Awaitable[vmserver.DiskUsageResponse | None]: ...
 
+    def flush(self, volume: str, target: str) -> Awaitable[None]: ...
+
 
 @implementer(IPodVolumes)
 class MountedVolumes:
@@ -70,6 +72,10 @@ class MountedVolumes:
         return VolumeUse(
             found.total_bytes, found.used_bytes, found.available_bytes, inodes, inodes - free, free
         )
+
+    @deferred
+    async def flush(self, volume_id: str, target: str) -> None:
+        await self._pods.flush(volume_id, target)
 
     @deferred
     async def grow(self, volume_id: str) -> None:

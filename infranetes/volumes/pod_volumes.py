@@ -221,6 +221,35 @@ class PodVolumes:
                     if self._is_over(record):
                         await self._end(record)
 
+    async def flush(self, volume: str, target: str) -> None:
+        """Have what a pod's VM has yet to write to a volume written, if the pod of that path still has it.
+
+        What fails is told by the log alone."""
+        if not self._has_at(volume, target):
+            return
+        async with self._in_work.held(volume):
+            if (sandbox := self._has_at(volume, target)) is None or not (client := _live_agent(sandbox)):
+                return
+            try:
+                await client.sync_disk(self._records[volume].serial)
+            except (NotFound, Unimplemented):  # nothing to write, or an agent of an earlier release
+                return
+            except InfranetesError as error:
+                _log.warn(
+                    "volume {volume} may lack what the VM of sandbox {sandbox} has written: {error}",
+                    volume=volume,
+                    sandbox=sandbox.id,
+                    error=error,
+                )
+
+    def _has_at(self, volume: str, target: str) -> Sandbox | None:
+        """The sandbox of the pod that a path of kubelet's is of, if the volume is in its VM."""
+        record = self._records.get(volume)
+        if record is None or not record.serial:
+            return None
+        sandbox = self._node.inventory.sandboxes.get(record.sandbox_id)
+        return sandbox if sandbox is not None and sandbox.config.metadata.uid in target.split("/") else None
+
     # ---- questions about a volume that is in use
 
     async def usage(self, volume: str, *, grow: bool = False) -> vmserver.DiskUsageResponse | None:
@@ -296,10 +325,10 @@ class PodVolumes:
 
     async def _unmount(self, sandbox: Sandbox, record: AttachmentRecord) -> None:
         """Have the VM write what is pending, as far as its agent answers."""
-        if not record.serial or sandbox.client is None or sandbox.watch is None or not sandbox.watch.live:
+        if not record.serial or not (client := _live_agent(sandbox)):
             return
         try:
-            await sandbox.client.unmount_disk(record.serial, within=UNMOUNT_SECONDS)
+            await client.unmount_disk(record.serial, within=UNMOUNT_SECONDS)
         except InfranetesError as error:
             _log.warn(
                 "volume {volume} is not unmounted in the VM of sandbox {sandbox}, which ends: {error}",
@@ -328,6 +357,11 @@ class PodVolumes:
         if not IHasVolumes.providedBy(side.provider):
             raise FailedPrecondition(f"provider {side.name}, which has this pod's VM, attaches no volumes")
         return side.provider.volumes
+
+
+def _live_agent(sandbox: Sandbox) -> AgentClient | None:
+    """The agent of a sandbox's VM, if it is heard of now."""
+    return sandbox.client if sandbox.watch is not None and sandbox.watch.live else None
 
 
 def describe_device(index: int, device: cri.Device) -> str:

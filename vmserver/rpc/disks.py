@@ -35,6 +35,10 @@ class DiskCalls:
     async def FindDisk(self, request: messages.FindDiskRequest, call: Call) -> messages.FindDiskResponse:
         return messages.FindDiskResponse(device=await self._own().find(_serial(request.serial)))
 
+    async def SyncDisk(self, request: messages.SyncDiskRequest, call: Call) -> messages.SyncDiskResponse:
+        await self._own().sync(_serial(request.serial))
+        return messages.SyncDiskResponse()
+
     async def UnmountDisk(
         self, request: messages.UnmountDiskRequest, call: Call
     ) -> messages.UnmountDiskResponse:

@@ -158,6 +158,12 @@ class PodDisks:
             await run_in_thread(self._reactor, _thd_set_owner, device)
         return device
 
+    async def sync(self, serial: str) -> None:
+        """Write what is pending of a disk, which stays as it is. Idempotent.
+
+        :raise NotFound: it is neither mounted nor a container's. :raise Unavailable: it can't be written."""
+        await run_in_thread(self._reactor, self._thd_sync, serial)
+
     async def unmount(self, serial: str) -> None:
         """Write what is pending, unmount a disk, and have the kernel forget it. Idempotent.
 
@@ -268,6 +274,16 @@ class PodDisks:
             filesystems.flush(device)
             self._disks.forget(os.stat(device).st_rdev)
         self._mark(serial).unlink(missing_ok=True)
+
+    def _thd_sync(self, serial: str) -> None:
+        point = self._point(serial)
+        if self._mark(serial).exists():
+            if (device := self._thd_device(serial)) is not None:
+                filesystems.flush(device)
+        elif os.path.ismount(point):
+            sync(point)
+        else:
+            raise NotFound(f"disk {serial} is not mounted in this VM")
 
     def _thd_unmount(self, serial: str) -> None:
         if self._mark(serial).exists():

@@ -14,6 +14,7 @@ from infranetes_common.wire import vmserver
 MOUNT_SECONDS = 600.0  # a file system is made or grown, or millions of files are given to a group
 FIND_SECONDS = 60.0  # the agent waits for half as long
 UNMOUNT_SECONDS = 60.0  # what is pending is written
+SYNC_SECONDS = 30.0  # what is pending is written, while kubelet waits
 USAGE_SECONDS = 20.0
 _DEVICE = re.compile(r"/dev/[A-Za-z0-9_-]{1,64}")
 
@@ -49,6 +50,13 @@ class DiskClient(AgentCalls):
         if not _DEVICE.fullmatch(found.device):
             raise Unavailable(f"the VM has no device for disk {serial}; try again")
         return str(found.device)
+
+    async def sync_disk(self, serial: str) -> None:
+        """Have all that was written to a disk be on it, which stays as it is. Idempotent.
+
+        :raise NotFound: it is neither mounted nor a container's.
+        :raise Unimplemented: the VM's agent is of an earlier release."""
+        await self._call(self._stub.SyncDisk(vmserver.SyncDiskRequest(serial=serial), timeout=SYNC_SECONDS))
 
     async def unmount_disk(self, serial: str, within: float = UNMOUNT_SECONDS) -> None:
         """Unmount a disk, with all that was written to it. Idempotent.

@@ -58,6 +58,7 @@ MESSAGE_BYTES: Mapping[str, int] = {
     "RemoveVolume": 4 * KIB,
     "MountDisk": 4 * KIB,
     "FindDisk": 4 * KIB,
+    "SyncDisk": 4 * KIB,
     "UnmountDisk": 4 * KIB,
     "DiskUsage": 4 * KIB,
     "MountNfs": 4 * KIB,

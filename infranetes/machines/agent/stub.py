@@ -108,6 +108,7 @@ class AgentStub(Protocol):
     RemoveVolume: Unary[messages.RemoveVolumeRequest, messages.RemoveVolumeResponse]
     MountDisk: Unary[messages.MountDiskRequest, messages.MountDiskResponse]
     FindDisk: Unary[messages.FindDiskRequest, messages.FindDiskResponse]
+    SyncDisk: Unary[messages.SyncDiskRequest, messages.SyncDiskResponse]
     UnmountDisk: Unary[messages.UnmountDiskRequest, messages.UnmountDiskResponse]
     DiskUsage: Unary[messages.DiskUsageRequest, messages.DiskUsageResponse]
     MountNfs: Unary[messages.MountNfsRequest, messages.MountNfsResponse]

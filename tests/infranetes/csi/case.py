@@ -43,15 +43,21 @@ MIB = 1 << 20
 class Pods:
     """Pods whose VMs have all volumes.
 
-    :ivar error: with what every call fails. :ivar grown: the volumes whose file systems were made larger."""
+    :ivar error: with what every call fails. :ivar grown: the volumes whose file systems were made larger.
+    :ivar flushed: the volumes whose data was to be on the disks, their paths, and whether they were there."""
 
     def __init__(self) -> None:
         self.error: InfranetesError | None = None
         self.grown: list[str] = []
+        self.flushed: list[tuple[str, str, bool]] = []
         self.use = VolumeUse(1000, 300, 700, 50, 20, 30)
 
     def usage(self, volume_id: str) -> Deferred[VolumeUse]:
         return succeed(self.use) if self.error is None else fail(self.error)
+
+    def flush(self, volume_id: str, target: str) -> Deferred[None]:
+        self.flushed.append((volume_id, target, os.path.lexists(target)))
+        return succeed(None)
 
     def grow(self, volume_id: str) -> Deferred[None]:
         if self.error is not None:
@@ -99,7 +105,7 @@ class CsiCase(TestCase):
 
     async def start(self) -> None:
         """Start a driver, which knows nothing of an earlier one."""
-        publisher = Publisher(reactor, self.volumes)
+        publisher = Publisher(reactor, self.volumes, self.pods)
         self.addCleanup(publisher.close)
         self.service = CsiService(reactor, self.config, NODE, publisher, lambda: self.ready, 5.0, self.pods)
         await self.service.startService()

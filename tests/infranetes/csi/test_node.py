@@ -193,6 +193,14 @@ class PodsTests(NodeCase):
         unit = csi.VolumeUsage
         self.assertEqual(found, [(unit.BYTES, 1000, 300, 700), (unit.INODES, 50, 20, 30)])
 
+    async def test_what_a_pod_wrote_is_on_the_disk_before_the_path_is_taken_away(self) -> None:
+        assert self.pods is not None
+        await self.publish(self.volume)
+        for _ in range(2):
+            await self.unpublish(self.volume)
+        target = self.target()
+        self.assertEqual(self.pods.flushed, [(self.volume, target, True), (self.volume, target, False)])
+
     async def test_where_nothing_is_published_there_is_none(self) -> None:
         await self.publish(self.volume)
         for path in ("some/path", "/some/path", str(self.root)):
@@ -219,10 +227,16 @@ class PodsTests(NodeCase):
 
 
 class Measuring:
-    """Knows one volume that a VM has. :ivar grown: how often its file system was made larger."""
+    """Knows one volume that a VM has. :ivar grown: how often its file system was made larger.
+
+    :ivar flushed: what was to be on its disk, and for which path."""
 
     def __init__(self) -> None:
         self.grown = 0
+        self.flushed: list[tuple[str, str]] = []
+
+    async def flush(self, volume: str, target: str) -> None:
+        self.flushed.append((volume, target))
 
     async def usage(self, volume: str, *, grow: bool = False) -> vmserver.DiskUsageResponse | None:
         if volume != "data":
@@ -241,6 +255,11 @@ class MountedTests(TestCase):
         self.assertEqual(measuring.grown, 0)
         await mounted.grow("data")
         self.assertEqual(measuring.grown, 1)
+
+    async def test_what_is_taken_away_is_written_by_the_vm(self) -> None:
+        measuring = Measuring()
+        await MountedVolumes(measuring).flush("data", "/pods/one")
+        self.assertEqual(measuring.flushed, [("data", "/pods/one")])
 
     async def test_a_volume_that_no_vm_has_grows_later_and_cannot_be_measured(self) -> None:
         mounted = MountedVolumes(Measuring())

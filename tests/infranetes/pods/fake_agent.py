@@ -99,6 +99,7 @@ class FakeAgent:
         self.mount_error: Exception | None = None
         self.unmount_error: Exception | None = None
         self.huge_page_sizes: list[int] = []
+        self.sync_error: Exception | None = None
 
     def _reach(self) -> None:
         if self.away:
@@ -267,6 +268,12 @@ class FakeAgent:
             raise self.mount_error
         self.disks.add(serial)
         return f"/dev/{serial[:4]}"
+
+    async def sync_disk(self, serial: str) -> None:
+        self.calls.append(("sync", serial))
+        self._reach()
+        if self.sync_error is not None:
+            raise self.sync_error
 
     async def unmount_disk(self, serial: str, within: float) -> None:
         self.calls.append(("unmount", serial))

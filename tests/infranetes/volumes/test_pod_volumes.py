@@ -149,6 +149,40 @@ class PodVolumesTests(PodVolumesCase):
         self.stop(self.sandbox)
         self.assertEqual((self.kept(), self.volumes.at), ([], {}))
 
+    def target(self) -> str:
+        """Where kubelet has the pod's volume."""
+        uid = self.world.node.inventory.sandboxes[self.sandbox].config.metadata.uid
+        return f"/pods/{uid}/volumes/kubernetes.io~csi/data/mount"
+
+    def flush(self, target: str) -> list[str]:
+        """Have a volume that is being taken away from there written; the disks of which the agent is told."""
+        self.successResultOf(start(self.world.node.pod_volumes.flush("vol-data", target)))
+        return [call[1] for call in self.agent.calls if call[0] == "sync"]
+
+    def test_what_a_pod_has_yet_to_write_is_written_when_kubelet_takes_its_volume_away(self) -> None:
+        self.assertEqual(self.flush(self.target()), [])
+        self.create(mounting(DATA))
+        serial = serial_of("vol-data")
+        self.assertEqual(self.flush(self.target()), [serial])
+        self.assertEqual(self.flush(self.target()), [serial] * 2)
+        self.assertEqual(self.flush("/pods/another/volumes/kubernetes.io~csi/data/mount"), [serial] * 2)
+        self.assertEqual(self.kept(), [("vol-data", self.instance(self.sandbox))], "it is the pod's still")
+        self.stop(self.sandbox)
+        self.assertEqual(self.flush(self.target()), [serial] * 2)
+
+    def test_a_volume_is_taken_away_though_its_vm_can_not_write(self) -> None:
+        self.create(mounting(DATA))
+        for error in (
+            Unavailable("an error of the disk"),
+            Unimplemented("of a release before"),
+            NotFound("none"),
+        ):
+            self.agent.sync_error = error
+            self.flush(self.target())
+        asked = len(self.flush(self.target()))
+        self.agent.go_away()
+        self.assertEqual(len(self.flush(self.target())), asked, "nobody is waited for")
+
     def test_one_that_certainly_is_not_attached_leaves_no_record(self) -> None:
         for error in (NotFound("no such volume"), FailedPrecondition("elsewhere")):
             self.volumes.attach_error = error

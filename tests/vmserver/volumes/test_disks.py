@@ -177,6 +177,18 @@ class PodDiskTests(PodDiskCase):
         await self.mounted(group=4711)
         self.assertEqual((point / "data" / "file").stat().st_gid, 7, "the top is the group's already")
 
+    async def test_what_is_pending_is_written_to_a_disk_that_stays_mounted(self) -> None:
+        point = await self.mounted()
+        seen: list[Path] = []
+        self.patch(disks_module, "sync", seen.append)
+        with (point / "file").open("w"):  # used, as a container would
+            for _ in range(2):
+                await self.disks.sync(SERIAL)
+        self.assertEqual(seen, [point] * 2)
+        self.assertTrue(os.path.ismount(point))
+        await self.disks.unmount(SERIAL)
+        await self.fails(NotFound, self.disks.sync(SERIAL))
+
     async def test_a_disk_that_is_used_stays_with_what_was_written(self) -> None:
         point = await self.mounted()
         (point / "sub").mkdir()
@@ -214,6 +226,8 @@ class PodDiskTests(PodDiskCase):
         self.assertEqual(self.loops.used, {SERIAL}, "it is not forgotten while another one is looked for")
         with open(self.loops.devices[SERIAL], "r+b", buffering=0) as device:
             device.write(b"kept".ljust(512, b"\0"))
+        await again.sync(SERIAL)
+        self.assertEqual((self.file.read_bytes()[:4], self.loops.forgotten), (b"kept", []))
         for _ in range(2):
             await again.unmount(SERIAL)
             self.assertEqual(self.file.read_bytes()[:4], b"kept")
