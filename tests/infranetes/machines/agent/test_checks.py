@@ -123,7 +123,7 @@ class ScreenTests(SynchronousTestCase):
             if is_repeated(field):
                 most = limits.COUNTS[field.full_name]
                 # A number in a packed field may have ten bytes.
-                packed = field.type == FieldDescriptor.TYPE_INT64
+                packed = field.type in (FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_UINT64)
                 self.assertLessEqual(len(value), most * (10 if packed else 1))
             if field.message_type is not None and not field.message_type.GetOptions().map_entry:
                 for one in value if is_repeated(field) else [value]:
