@@ -15,6 +15,7 @@ from pathlib import Path
 
 import attrs
 
+from bench import clouds
 from bench.figures import Report
 from infranetes.authority import Authority
 from infranetes.providers import registry
@@ -38,6 +39,9 @@ TARGET = 1.05
 CLUSTER, NODE = "bench", "node-1"
 WAIT_SECONDS = 300.0
 _DEFAULTS = {field.name for field in attrs.fields(CloudSettings)} - {"sizes"}
+
+
+prepare = clouds.fetch
 
 
 async def run(reactor: IReactor, report: Report) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 
+from bench import clouds
 from bench.figures import Report, say
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.reactors import IReactor
@@ -26,6 +27,9 @@ PODS = 200
 WIDTH = 10
 POOL = 5
 PORTIONS = 4  # of those on a mixed node, each with a containerd of its own
+
+
+prepare = clouds.fetch
 
 
 async def run(reactor: IReactor, report: Report, choice: str = "simulated") -> None:

@@ -7,6 +7,7 @@ one, for up to half an hour.
 
 from __future__ import annotations
 
+from bench import clouds
 from bench.figures import Report, say
 from infranetes.providers.cloud.aws.cloud import offers
 from infranetes.providers.cloud.gcp.sizes import prices
@@ -20,6 +21,9 @@ CLOUDS = ("aws", "gcp", "vsphere")
 LIVES = 200
 WIDTH = 10
 AT_ONCE = 100
+
+
+prepare = clouds.fetch
 
 
 async def run(reactor: IReactor, report: Report, choice: str = "") -> None:

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What simulated clouds need is fetched before benches have no network any more."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from bench.__main__ import _prepare
+from tests.support.clouds import discovery, recorded
+
+
+class FetchTests(SynchronousTestCase):
+    def test_each_bench_on_clouds_has_googles_description_fetched(self) -> None:
+        asked: list[str] = []
+
+        def wheel(name: str, pinned: str) -> Path:
+            asked.append(name)
+            return Path(name)
+
+        self.patch(recorded, "wheel", wheel)
+        for name in ("volumes:gcp", "lives:gcp", "launches"):
+            _prepare([name])
+        self.assertEqual(asked, [discovery.WHEEL] * 3)
+
+    def test_without_a_network_the_others_are_prepared_all_the_same(self) -> None:
+        def wheel(name: str, pinned: str) -> Path:
+            raise subprocess.CalledProcessError(1, ["pip", "download"])
+
+        self.patch(recorded, "wheel", wheel)
+        _prepare(["volumes:aws", "lives"])
