@@ -3,7 +3,6 @@
 
 What is added here because moto lacks it, or differs from EC2:
 
-- the XML namespace of answers ends with a slash, and errors have none;
 - a client token makes RunInstances idempotent, and refuses other parameters (source: EC2 API reference,
   "Ensuring idempotency in Amazon EC2 API requests");
 - an instance is pending until its agent is started, which listens at an address of its own: the VPC is a part
@@ -19,7 +18,6 @@ import base64
 import io
 import re
 import shutil
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -32,7 +30,7 @@ from twisted.web.client import Agent, FileBodyProducer, HTTPConnectionPool, read
 from twisted.web.http_headers import Headers
 
 from infranetes.providers.cloud.interface import CLUSTER, SANDBOX, TOKEN
-from tests.support.clouds import agent_processes, aws_policy, ec2_model, moto
+from tests.support.clouds import agent_processes, aws_policy, ec2_model, moto, moto_answers
 from tests.support.clouds.ec2_buckets import Ec2Buckets
 from tests.support.clouds.ec2_endings import Ec2Endings
 from tests.support.clouds.ec2_snapshots import Ec2Snapshots
@@ -44,21 +42,8 @@ from tests.support.clouds.imds import Imds
 from tests.support.clouds.vm_image_instances import RunningVM, VMImageInstances
 
 IMAGE = "ami-785db401"
-NETWORK = "127.77.0.0/16"
-SUBNETS = (("127.77.0.0/20", "a"), ("127.77.16.0/20", "b"))
 BOOT_SECONDS = ENDING_SECONDS = 0.1
 PAGE = 1000  # instances in a page of a list: the most that EC2 has
-_NAMESPACE = re.compile(rb'xmlns="http://ec2\.amazonaws\.com/doc/[0-9-]+/?"')
-_EC2 = b'xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"'
-_ITEM = re.compile(rb"<instanceId>(i-[0-9a-f]+)</instanceId>")
-_RUNNING = re.compile(rb"<instanceState><code>16</code><name>running</name></instanceState>")
-_PENDING = b"<instanceState><code>0</code><name>pending</name></instanceState>"
-
-EMPTY_LIST = (
-    b"<DescribeInstancesResponse " + _EC2 + b"><reservationSet/></DescribeInstancesResponse>"
-)  # a list from before anything was launched
-
-EMPTY_VOLUMES = b"<DescribeVolumesResponse " + _EC2 + b"><volumeSet/></DescribeVolumesResponse>"
 
 
 @attrs.define
@@ -119,7 +104,7 @@ class SimulatedAws:
         """Start a cloud with a VPC, two subnets and a security group. Instances of earlier tests have ended
         and are still listed, as by EC2: each test uses a cluster of its own."""
         self.ec2 = self._moto.client()
-        self.subnets, self.group = _network(self.ec2)
+        self.subnets, self.group = moto_answers.make_network(self.ec2)
         self._imds = self._reactor.listenTCP(0, self._imds_site, interface="0.0.0.0")
         self._proxy = self._reactor.listenTCP(0, self._proxy_site, interface="127.0.0.1")
         self.vm_images.start()
@@ -185,7 +170,7 @@ class SimulatedAws:
                 one["InstanceId"],
                 one["ImageId"],
                 one["InstanceType"],
-                _tag(one, SANDBOX),
+                moto_answers.tag_of(one, SANDBOX),
                 one["PrivateIpAddress"],
             )
             for one in self.instances()
@@ -197,7 +182,7 @@ class SimulatedAws:
         addresses = self.ec2.describe_addresses()["Addresses"]
         found |= {f"address {one['AllocationId']}": one for one in addresses}
         found |= {f"disk {one['VolumeId']}": one for one in self.ec2.describe_volumes()["Volumes"]}
-        return {words: _tag(one, TOKEN) for words, one in found.items()}
+        return {words: moto_answers.tag_of(one, TOKEN) for words, one in found.items()}
 
     def holdings(self) -> list[str]:
         """Return descriptions of everything that costs money."""
@@ -272,9 +257,9 @@ class SimulatedAws:
             return self.endings.ignored(parameters)
         status, body = await self._served(parameters)
         if fault is not None and fault.kind is FaultKind.STALE:
-            body = self._stale.get(_key(parameters), EMPTY_LIST)
+            body = self._stale.get(_key(parameters), moto_answers.EMPTY_LIST)
         elif fault is not None and fault.kind is FaultKind.STALE_VOLUMES:
-            body = EMPTY_VOLUMES
+            body = moto_answers.EMPTY_VOLUMES
         elif status == 200:
             self._stale[_key(parameters)] = body
         if fault is not None and fault.kind is FaultKind.ACTED:
@@ -302,15 +287,16 @@ class SimulatedAws:
         status, body = await self._forward(parameters)
         if action == "TerminateInstances":
             status, body = self.endings.answer(parameters, (status, body))
+        body = moto_answers.as_ec2(status, body)
         if status != 200:
-            return status, _NAMESPACE.sub(b"", body)
-        body = self._as_shown(_NAMESPACE.sub(_EC2, body))
+            return status, body
+        body = self._as_shown(body)
         if action == "RunInstances":
             self._launched(parameters, body)
             if token:
                 self._tokens[token] = (parameters, body)
         elif action == "TerminateInstances":
-            for id in _ITEM.findall(body):
+            for id in moto_answers.INSTANCE_ID.findall(body):
                 self._agent_processes.kill(id.decode())
         return 200, body
 
@@ -337,7 +323,7 @@ class SimulatedAws:
     async def _forward_as_ec2(self, parameters: dict[str, str]) -> tuple[int, bytes]:
         """Ask moto, and return its answer as EC2's would be."""
         status, body = await self._forward(parameters)
-        return status, _NAMESPACE.sub(_EC2 if status == 200 else b"", body)
+        return status, moto_answers.as_ec2(status, body)
 
     async def _forward(self, parameters: dict[str, str]) -> tuple[int, bytes]:
         headers = Headers(
@@ -358,18 +344,18 @@ class SimulatedAws:
         """Show instances that have not booted as pending, and those that are ending as shutting down,
         whatever moto says."""
         pending = {vm.id.encode() for vm in self._vms.values() if not vm.booted}
-        parts = re.split(rb"(?=<item><architecture>)", body)
+        parts = moto_answers.each_instance(body)
         for number, part in enumerate(parts):
-            found = _ITEM.search(part)
+            found = moto_answers.INSTANCE_ID.search(part)
             if found is not None and found[1] in pending:
-                parts[number] = _RUNNING.sub(_PENDING, part)
+                parts[number] = moto_answers.as_pending(part)
             parts[number] = self.endings.shown(parts[number])
         return b"".join(parts)
 
     # ---- AgentProcesses
 
     def _launched(self, parameters: dict[str, str], body: bytes) -> None:
-        found = _ITEM.search(body)
+        found = moto_answers.INSTANCE_ID.search(body)
         address = re.search(rb"<privateIpAddress>([0-9.]+)</privateIpAddress>", body)
         assert found is not None and address is not None
         vm = _Vm(found[1].decode(), address[1].decode(), self.behaviour, parameters["ImageId"])
@@ -409,23 +395,6 @@ class SimulatedAws:
         ending = {"Action": "TerminateInstances", "InstanceId.1": id, "Version": "2016-11-15"}
         Deferred.fromCoroutine(self._forward(ending)).addErrback(lambda _: None)
         self._agent_processes.kill(id)
-
-
-@lru_cache
-def _network(ec2: Any) -> tuple[tuple[str, ...], str]:
-    """Return subnets and a security group, which are created once."""
-    vpc = ec2.create_vpc(CidrBlock=NETWORK)["Vpc"]["VpcId"]
-    subnets = [
-        ec2.create_subnet(VpcId=vpc, CidrBlock=cidr, AvailabilityZone=f"{moto.REGION}{zone}")["Subnet"]
-        for cidr, zone in SUBNETS
-    ]
-    group = ec2.create_security_group(GroupName="pods", Description="pods", VpcId=vpc)["GroupId"]
-    return tuple(each["SubnetId"] for each in subnets), group
-
-
-def _tag(resource: dict[str, Any], key: str) -> str:
-    """Return a tag's value; "": there is none."""
-    return next((str(tag["Value"]) for tag in resource.get("Tags", []) if tag["Key"] == key), "")
 
 
 def _key(parameters: dict[str, str]) -> str:
