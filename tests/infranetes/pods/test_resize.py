@@ -384,7 +384,7 @@ class HugePageTests(ResizeCase):
         self.assertEqual(self.grown_to(), [4, 6])
         self.most = GIB
         self.failureResultOf(start(self.world.containers.update(container, pages(7))), FailedPrecondition)
-        self.assertEqual(self.agent.containers[container].resources.hugepage_limits, [])
+        self.assertEqual(list(self.agent.containers[container].resources.hugepage_limits), [])
 
     def test_a_pod_that_is_resized_keeps_room_for_them(self) -> None:
         self.create("first", 4)
