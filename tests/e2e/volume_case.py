@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from infranetes.volumes.published import PublishedVolume
 from infranetes_common.wire import cri
 from tests.e2e.pod_case import PodCase
 from tests.infranetes.daemon.case import reactor
+from tests.support.file_systems import loop_device
 
 GROUP = 4711
 DISK_GROUP = 6  # Debian's `disk`
@@ -43,13 +43,6 @@ class VolumesCase(PodCase):
         file.touch(mode=0o600)
         os.truncate(file, size)
         return file
-
-    def loop(self, path: Path) -> str:
-        """Have a loop device of a file, or of another one, until the test ends."""
-        command = ["losetup", "--find", "--show", str(path)]
-        device = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-        self.addCleanup(subprocess.run, ["losetup", "--detach", device], check=True)
-        return device
 
 
 class VolumeCase(VolumesCase):
@@ -109,7 +102,7 @@ class RawVolumeCase(VolumesCase):
         self.raw_file = self.make_volume("raw-1", self.raw_size)
         self.node_disk = self.root / "disk"
         self.node_disk.write_bytes(bytes(self.raw_size))
-        self.node_device = self.loop(self.node_disk)
+        self.node_device = loop_device(self, self.node_disk)
         self.config["providers"]["qemu"]["devices"] = [self.node_device]
 
     def publish_raw(self, pod: str, *, read_only: bool = False) -> Path:
@@ -120,7 +113,7 @@ class RawVolumeCase(VolumesCase):
         link.parent.mkdir(parents=True)
         link.symlink_to(target)
         self.addCleanup(published_devices.unpublish, str(target), self.table)
-        self.loop(target)
+        loop_device(self, target)
         return link
 
     def unpublish_raw(self, pod: str) -> None:

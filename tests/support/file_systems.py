@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File systems that a test has to itself."""
+"""File systems and loop devices that a test has to itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from twisted.trial.unittest import TestCase
+from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 
 def mounted(case: TestCase, kind: str, size: int) -> Path:
@@ -25,3 +25,11 @@ def mounted(case: TestCase, kind: str, size: int) -> Path:
     subprocess.run(["mount", *what, directory], check=True)
     case.addCleanup(lambda: subprocess.run(["umount", "-l", directory], check=True))
     return directory
+
+
+def loop_device(case: SynchronousTestCase, file: Path) -> str:
+    """A loop device of a file, or of another one, as long as the test takes."""
+    command = ["losetup", "--find", "--show", str(file)]
+    device = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    case.addCleanup(subprocess.run, ["losetup", "--detach", device], check=True)
+    return device

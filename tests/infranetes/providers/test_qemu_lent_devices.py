@@ -20,6 +20,7 @@ from infranetes_common.concurrency import Flight
 from infranetes_common.errors import FailedPrecondition, NotFound
 from infranetes_common.volume_disks import serial_of
 from tests.infranetes.providers.bare_qemu import BareQemuCase, reactor
+from tests.support.file_systems import loop_device
 
 _SIZE = 16 << 20
 
@@ -30,16 +31,14 @@ class DeviceCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.top = Path(self.mktemp()).absolute()
         self.top.mkdir()
-        self.device, self.other = self.loop("one"), self.loop("two")
+        self.device, self.other = [loop(self, self.top / name) for name in ("one", "two")]
 
-    def loop(self, name: str) -> str:
-        file = self.top / name
-        with file.open("wb") as content:
-            content.truncate(_SIZE)
-        command = ["losetup", "--find", "--show", str(file)]
-        device = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-        self.addCleanup(subprocess.run, ["losetup", "--detach", device], check=True)
-        return device
+
+def loop(case: SynchronousTestCase, file: Path) -> str:
+    """A loop device of a new file."""
+    with file.open("wb") as content:
+        content.truncate(_SIZE)
+    return loop_device(case, file)
 
 
 class LentDeviceTests(DeviceCase):
@@ -82,7 +81,7 @@ class AttachedTests(BareQemuCase, TestCase):
         super().setUp()
         self.top = Path(self.mktemp()).absolute()
         self.top.mkdir()
-        self.device = DeviceCase.loop(self, "disk")  # type: ignore[arg-type]
+        self.device = loop(self, self.top / "disk")
         self.vms = {vm.record.id: vm for vm in (self.bare_vm(), self.bare_vm())}
         self.first, self.second = self.vms
         self.attacher = VolumeAttacher(

@@ -17,6 +17,7 @@ from infranetes_common.errors import FailedPrecondition
 from infranetes_common.reactors import installed
 from infranetes_common.volume_disks import serial_of
 from tests.support.failures import FailureAssertions
+from tests.support.file_systems import loop_device
 from vmserver.layers.disks import ScsiDisks
 from vmserver.mounts import mounts_below, unmount
 from vmserver.volumes.disk_records import DiskMount
@@ -73,10 +74,7 @@ class PodDiskCase(FailureAssertions, TestCase):
             unmount(one.point)
 
     def attach(self, serial: str = SERIAL, file: Path | None = None) -> None:
-        command = ["losetup", "--find", "--show", str(file or self.file)]
-        device = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-        self.loops.devices[serial] = device
-        self.addCleanup(subprocess.run, ["losetup", "--detach", device], check=True)
+        self.loops.devices[serial] = loop_device(self, file or self.file)
 
     async def mounted(self, **fields: Any) -> Path:
         await self.disks.mount(DiskMount(**{"serial": SERIAL, "filesystem": "ext4", "options": [], **fields}))
