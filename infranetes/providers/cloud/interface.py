@@ -80,11 +80,12 @@ class Offer:
     """One size of VM that the cloud sells."""
 
     name: str
-    cpu_millis: int
+    cpu_millis: int  # that last; see `shared_cpus`
     memory_bytes: int
     price: float | None = None  # per hour, in the currency of the cloud's price list
     gpus: int = 0
     architecture: str = "x86_64"
+    shared_cpus: int = 0  # of a size that has no more than a share of its CPUs for good; 0: they are its own
 
 
 @attrs.frozen

@@ -118,6 +118,7 @@ class Launcher(Generic[D]):
             wishes,
             allowed=self._settings.sizes,
             guest_memory=self._settings.guest_memory,
+            min_memory=self._settings.min_memory,
             architecture=self.architecture,
         )
         tags = {

@@ -26,6 +26,7 @@ class CloudSettings:
     # How many of these are tried while there is no capacity.
     max_sizes: int = attrs.field(default=5, validator=attrs.validators.ge(1))
     guest_memory: Bytes = Bytes(256 << 20)
+    min_memory: Bytes = Bytes(1 << 30)  # of a VM, whatever its pod asks for
     agent_port: int = attrs.field(default=2475, validator=_is_port)
     agent_address: Literal["private", "public"] = "private"  # at which the node reaches agents
     threads: int = attrs.field(default=8, validator=attrs.validators.in_(range(1, 65)))

@@ -21,6 +21,7 @@ def choose(
     *,
     allowed: Sequence[str],
     guest_memory: int,
+    min_memory: int = 0,
     architecture: str,
 ) -> list[Offer]:
     """Return the offers that fit, cheapest first.
@@ -28,6 +29,7 @@ def choose(
     :param allowed: the names that the configuration allows, with * and ?; empty: all. It also applies to
         a pod's own choice.
     :param guest_memory: bytes that the guest itself needs, unless the pod's overhead is more.
+    :param min_memory: bytes that a VM has at least. It is not for a pod that names its size.
     :raise InvalidArgument: none fits; says what was wanted.
     """
     permitted = [
@@ -40,7 +42,7 @@ def choose(
         return named
     if min(size.cpu_millis, size.memory_bytes, size.huge_bytes) < 0:
         raise InvalidArgument(f"{size.cpu_millis} millicores and {size.all_bytes} bytes are no size")
-    memory = size.all_bytes + max(guest_memory, size.overhead_bytes)
+    memory = max(size.all_bytes + max(guest_memory, size.overhead_bytes), min_memory)
     fitting = [
         offer
         for offer in permitted

@@ -138,7 +138,7 @@ class SimulatedAws:
             "access_key": moto.KEYS[0],
             "secret_key": moto.KEYS[1],
             "endpoint": self.endpoint,
-            "sizes": ["t3.*"],
+            "sizes": ["t3.*", "m5.*"],
             "retry_first": 0.02,
             "retry_most": 0.2,
             "retry_seconds": 5.0,

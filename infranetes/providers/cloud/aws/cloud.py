@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from infranetes.providers.annotations import PREFIX, Wishes, check_groups
 from infranetes.providers.cloud.aws import addresses, errors
+from infranetes.providers.cloud.aws.burstable import is_burstable, lasting_millis
 from infranetes.providers.cloud.aws.credentials import Credentials
 from infranetes.providers.cloud.aws.driver import Driver
 from infranetes.providers.cloud.aws.images import Images, RootDisk
@@ -67,9 +68,11 @@ def offers(region: str) -> tuple[Offer, ...]:
 def _offer(instance_type: InstanceType) -> Offer:
     extra = instance_type.extra
     arm = "Graviton" in extra.get("physicalProcessor", "")
+    name, vcpus = instance_type.id, int(extra.get("vcpu") or extra.get("cpu") or 0)
     return Offer(
-        name=instance_type.id,
-        cpu_millis=int(extra.get("vcpu") or extra.get("cpu") or 0) * 1000,
+        name=name,
+        cpu_millis=lasting_millis(name, vcpus) if is_burstable(name) else vcpus * 1000,
+        shared_cpus=vcpus if is_burstable(name) else 0,
         memory_bytes=int(instance_type.ram) << 20,
         price=float(instance_type.price) if instance_type.price else None,
         gpus=int(extra.get("gpu") or 0),
@@ -197,6 +200,8 @@ class AwsCloud:
             "NetworkInterface.1.AssociatePublicIpAddress": "true" if public else "false",
             **addresses.tag_parameters("volume", request.tags, number=2),
         }
+        if is_burstable(request.size):
+            additions["CreditSpecification.CpuCredits"] = settings.burst
         if wishes.spot:
             additions["InstanceMarketOptions.MarketType"] = "spot"
             if wishes.spot_max_price is not None:

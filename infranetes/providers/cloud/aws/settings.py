@@ -58,6 +58,8 @@ class Settings(CloudSettings):
     encrypt_volumes: bool = False  # in any case; else as the account's default says
     volume_key: str = ""  # of KMS, that new volumes are encrypted with; empty: the account's default
     disk_gib: int = attrs.field(default=0, validator=attrs.validators.ge(0))  # 0: as the image has it
+    # Of burstable instances that have used up their CPU credits: the baseline, or more for money.
+    burst: Literal["standard", "unlimited"] = "standard"
     sizes: tuple[str, ...] = ("t3.*", "m5.*", "c5.*", "r5.*", "g4dn.*", "p3.*")
     access_key: str = ""
     secret_key: str = secret(default="", validator=_pair)

@@ -52,6 +52,7 @@ def offer(machine_type: MachineType, region: str) -> Offer:
         price=None if accelerators else _price(name, region, cpus, mib),
         gpus=sum(int(each.get("guestAcceleratorCount") or 0) for each in accelerators),
         architecture="arm64" if arm else "x86_64",
+        shared_cpus=int(shown) if name in _SHARED else 0,
     )
 
 

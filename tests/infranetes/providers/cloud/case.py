@@ -68,7 +68,7 @@ class AwsCase(CloudCase):
 
     provider_name = "aws"
     launch_action, destroy_action, list_action = "RunInstances", "TerminateInstances", "DescribeInstances"
-    cheapest, large, quota = ("t3.nano", "t3.micro"), "t3.xlarge", "VcpuLimitExceeded"
+    cheapest, large, quota = ("t3.micro", "t3.small"), "m5.xlarge", "VcpuLimitExceeded"
     world: SimulatedAws
 
     def make_world(self) -> SimulatedAws:

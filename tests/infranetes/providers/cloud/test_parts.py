@@ -20,6 +20,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.providers import registry
 from infranetes.providers.annotations import Wishes
 from infranetes.providers.cloud.aws import errors
+from infranetes.providers.cloud.aws.burstable import lasting_millis
 from infranetes.providers.cloud.aws.cloud import AwsCloud, offers
 from infranetes.providers.cloud.aws.driver import Driver
 from infranetes.providers.cloud.aws.settings import Settings
@@ -150,6 +151,19 @@ class SizeTests(SynchronousTestCase):
             size = Size(memory_bytes=GIB // 2, overhead_bytes=overhead << 20)
             self.assertEqual(self.names(size)[0], first, overhead)
 
+    def test_a_vm_has_a_least_memory_unless_its_size_is_named(self) -> None:
+        chosen = partial(choose, OFFERS, allowed=(), guest_memory=256 << 20, architecture="x86_64")
+        for least, asked, first in (
+            (GIB, 0, "a.small"),
+            (GIB + 1, 0, "b.large"),
+            (2 * GIB, GIB // 2, "b.large"),
+            (2 * GIB, 8 * GIB, "c.huge"),
+        ):
+            [found, *_] = chosen(Size(memory_bytes=asked), Wishes(), min_memory=least)
+            self.assertEqual(found.name, first, (least, asked))
+        [named] = chosen(Size(), Wishes(instance_type="a.small"), min_memory=8 * GIB)
+        self.assertEqual(named.name, "a.small")
+
     def test_only_allowed_sizes_are_chosen(self) -> None:
         self.assertEqual(self.names(Size(), allowed=("b.*", "c.hug?")), ["b.large", "c.huge"])
         for wishes, size in ((Wishes(), Size(cpu_millis=9000)), (Wishes(instance_type="a.small"), Size())):
@@ -165,6 +179,19 @@ class SizeTests(SynchronousTestCase):
     def test_a_gap_in_the_list_of_prices_is_filled_from_the_family(self) -> None:
         family = (Offer("t.small", 1000, GIB, 0.02), Offer("t.large", 2000, 4 * GIB))
         self.assertEqual(estimated_prices(family), {"t.small": 0.02, "t.large": 0.08})
+
+    def test_burstable_types_count_with_the_part_of_their_cpus_that_lasts(self) -> None:
+        found = {one.name: one for one in offers("eu-west-1")}
+        for name, millis, vcpus in (
+            ("t2.nano", 50, 1),
+            ("t2.2xlarge", 1360, 8),
+            ("t3.nano", 100, 2),
+            ("t3a.medium", 400, 2),
+            ("t4g.xlarge", 1600, 4),
+            ("m5.large", 2000, 0),
+        ):
+            self.assertEqual((found[name].cpu_millis, found[name].shared_cpus), (millis, vcpus), name)
+        self.assertEqual(lasting_millis("t9.large", 2), 100)  # newer than the table
 
     @given(st.integers(0, 200_000), st.integers(0, 2000))
     def test_chosen_sizes_of_ec2_fit(self, cpu: int, gib: int) -> None:

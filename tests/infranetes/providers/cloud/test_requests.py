@@ -103,13 +103,28 @@ class LaunchTests(AwsCase, TestCase):
     async def test_the_cheapest_type_that_fits(self) -> None:
         provider = await self.started()
         for size, name in (
-            (Size(), "t3.nano"),
+            (Size(), "t3.micro"),
             (Size(memory_bytes=1 << 30), "t3.small"),
-            (Size(cpu_millis=3000), "t3.xlarge"),
+            (Size(cpu_millis=400), "t3.small"),  # a fifth of each of two
+            (Size(cpu_millis=2000), "m5.large"),
         ):
             instance = await self.within(provider.launch(self.spec(size=size)))
             self.assertEqual(instance.size, name)
         self.assertTrue(any(one.cost_per_hour for one in await self.within(provider.list())))
+
+    async def test_a_burstable_instance_gets_no_surplus_that_is_billed(self) -> None:
+        provider = await self.started()
+        await self.within(provider.launch(self.spec()))
+        await self.within(provider.launch(self.spec(size=Size(cpu_millis=2000))))
+        await self.within(provider.stop())
+        self.settings["burst"] = "unlimited"
+        await self.within((await self.started()).launch(self.spec()))
+        sent = [
+            (one["InstanceType"], one.get("CreditSpecification.CpuCredits"))
+            for one in self.world.requests
+            if one["Action"] == "RunInstances"
+        ]
+        self.assertEqual(sent, [("t3.micro", "standard"), ("m5.large", None), ("t3.micro", "unlimited")])
 
     async def test_annotations_are_served(self) -> None:
         provider = await self.started()
@@ -136,7 +151,7 @@ class LaunchTests(AwsCase, TestCase):
         for name, value in (
             ("infranetes.io/region", "us-east-1"),
             ("infranetes.aws.region", "us-east-1"),
-            ("infranetes.io/instance-type", "m5.large"),  # not among the allowed sizes
+            ("infranetes.io/instance-type", "c5.large"),  # not among the allowed sizes
             ("infranetes.io/instance-type", "x9.tiny"),
             ("infranetes.io/gpus", "1"),
             ("infranetes.io/elastic-address", "somewhere"),
