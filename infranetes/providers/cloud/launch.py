@@ -121,6 +121,12 @@ class Launcher(Generic[D]):
             min_memory=self._settings.min_memory,
             architecture=self.architecture,
         )
+        if offers[0].gpus and not (wishes.image or spec.image):
+            raise InvalidArgument(
+                f"the VM would have {offers[0].gpus} GPUs ({offers[0].name}), which are dear, and the image "
+                f"of pods of containers has no driver for them: name one that has by the annotation "
+                f"{PREFIX}image, or run a pod whose image is the VM"
+            )
         tags = {
             CLUSTER: spec.cluster,
             NODE: spec.node,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import attrs
 from twisted.trial.unittest import TestCase
 
 from infranetes.providers.cloud.gcp.cloud import GcpCloud
@@ -197,10 +198,24 @@ class LaunchTests(GcpCase, TestCase):
 
     async def test_gpus_come_with_the_machine_type(self) -> None:
         self.settings["sizes"] = ["e2-*", "g2-*"]
+        self.world.api.add_image("with-drivers")
         provider = await self.started()
-        instance = await self.within(provider.launch(self.spec(annotations={"infranetes.io/gpus": "1"})))
+        wanted = {"infranetes.io/gpus": "1", "infranetes.io/image": "with-drivers"}
+        instance = await self.within(provider.launch(self.spec(annotations=wanted)))
         self.assertEqual(instance.size, "g2-standard-4")
         self.assertEqual(self.world.bodies[0]["scheduling"]["onHostMaintenance"], "TERMINATE")
+
+    async def test_gpus_that_the_image_has_no_driver_for_are_not_paid(self) -> None:
+        self.settings["sizes"] = ["e2-*", "g2-*"]
+        provider = await self.started()
+        for name, value in (("gpus", "1"), ("instance-type", "g2-standard-4")):
+            asked = self.spec(annotations={f"infranetes.io/{name}": value})
+            error = await self.refused(InvalidArgument, provider.launch(asked))
+            self.assertIn("no driver", str(error))
+        self.assertEqual(self.world.bodies, [])
+        image = await self.world.machine_image("web:1.0")
+        whole = attrs.evolve(self.spec(annotations={"infranetes.io/gpus": "1"}), image=image)
+        self.assertEqual((await self.within(provider.launch(whole))).size, "g2-standard-4")
 
     async def test_a_public_address_is_released_with_the_vm(self) -> None:
         provider = await self.started()
