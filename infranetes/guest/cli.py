@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `infranetes-guest`: build the guest image, and show the one in use."""
+"""The command `infranetes-guest`: build the guest image, show the one in use, make clouds' disks."""
 
 from __future__ import annotations
 
 import argparse
 import functools
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from infranetes.guest import cloud_recipe, recipe
 from infranetes.guest import image as images
-from infranetes.guest import recipe
 from infranetes.guest.build import build, say
+from infranetes.guest.cloud_disk import DEFAULT_GIB, build_cloud_disk
 from infranetes.guest.image import GuestImage
 from infranetes_common import __version__
 from infranetes_common.errors import InfranetesError
@@ -38,25 +40,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "and Docker for pods that choose it",
     )
     shower = commands.add_parser("show", help="show the image in use")
-    for each in (builder, shower):
+    disk_maker = commands.add_parser(
+        "cloud-disk", help="make a disk of the image that a cloud's machines boot"
+    )
+    _add_disk_arguments(disk_maker)
+    for each in (builder, shower, disk_maker):
         each.add_argument(
             "--image-dir", type=Path, default=images.DEFAULT_DIR, help="where images are (%(default)s)"
         )
     options = parser.parse_args(arguments)
     try:
-        if options.command == "build":
-            started = time.monotonic()
-            _show(
-                build(
-                    options.image_dir,
-                    options.debs,
-                    functools.partial(say, started),
-                    force=options.force,
-                    containers=recipe.CONTAINERS[options.containers],
-                )
-            )
-        else:
-            _show(images.current(options.image_dir))
+        _COMMANDS[options.command](options)
     except InfranetesError as error:
         print(f"infranetes-guest: {error}", file=sys.stderr)
         return 1
@@ -69,6 +63,59 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _add_disk_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", choices=sorted(cloud_recipe.SOURCES), help="the cloud")
+    parser.add_argument("file", type=Path, help="the raw disk; a file of that name is replaced")
+    parser.add_argument(
+        "--kind",
+        choices=cloud_recipe.KINDS,
+        default=cloud_recipe.DEFAULT_KIND,
+        help="what runs the pod's containers (%(default)s); machine: the pod is the VM",
+    )
+    parser.add_argument(
+        "--size", type=int, default=DEFAULT_GIB, metavar="GIB", help="of the disk (%(default)s)"
+    )
+    parser.add_argument(
+        "--script",
+        type=Path,
+        metavar="FILE",
+        help="run in the disk's tree, for packages and units of your own",
+    )
+
+
+def _build(options: argparse.Namespace) -> None:
+    started = time.monotonic()
+    made = build(
+        options.image_dir,
+        options.debs,
+        functools.partial(say, started),
+        force=options.force,
+        containers=recipe.CONTAINERS[options.containers],
+    )
+    _show(made)
+
+
+def _make_disk(options: argparse.Namespace) -> None:
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        build_cloud_disk(
+            options.source,
+            options.kind,
+            options.file,
+            options.size,
+            functools.partial(say, time.monotonic()),
+            script=options.script,
+            image_dir=options.image_dir,
+        )
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(*_: object) -> None:
+    """Have what was begun undone, as after Ctrl-C."""
+    raise KeyboardInterrupt
+
+
 def _show(image: GuestImage) -> None:
     built = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(image.built_at))
     print(f"guest image {image.directory}")
@@ -78,6 +125,12 @@ def _show(image: GuestImage) -> None:
     if image.providers:
         print(f"  runs    containers by {', '.join(image.providers)}")
 
+
+_COMMANDS: Mapping[str, Callable[[argparse.Namespace], None]] = {
+    "build": _build,
+    "cloud-disk": _make_disk,
+    "show": lambda options: _show(images.current(options.image_dir)),
+}
 
 if __name__ == "__main__":
     sys.exit(main())
