@@ -101,6 +101,16 @@ class Images(Protocol):
         """Forget the image if the catalogue that it was found in no longer has it."""
 
 
+class TellsOfPods(Protocol):
+    """What of `infranetes.kubernetes.pod_events.PodEvents` is needed."""
+
+    def interrupted(self, pod: cri.PodSandboxMetadata, reason: str) -> None:
+        """Tell that the VM of a pod's sandbox will be taken away."""
+
+    def moved(self, pod: cri.PodSandboxMetadata) -> None:
+        """Tell that a pod has another sandbox than the one that was interrupted."""
+
+
 def _no_dns() -> Awaitable[cri.DNSConfig]:
     return succeed(cri.DNSConfig())
 
@@ -128,6 +138,7 @@ class NodeContext:
     :ivar shadows: have the node's CNI give pods its network, where there is a delegate.
     :ivar pod_volumes: attaches the volumes that kubelet has published; None: there are none.
     :ivar nfs_volumes: has VMs mount what NFS servers export; None: it is carried as files are.
+    :ivar pod_events: tells Kubernetes what happens to pods; None: nobody is told.
     :ivar network: of pods that say nothing of it, where there is an overlay: one of annotations' NETWORKS.
     :ivar resizing: held while a sandbox's VM is made larger or smaller, by its id.
     :ivar dns: gives the node's own DNS, for pods that name none.
@@ -176,6 +187,7 @@ class NodeContext:
         self.shadows: Shadows | None = None
         self.pod_volumes: PodVolumes | None = None
         self.nfs_volumes: NfsVolumes | None = None
+        self.pod_events: TellsOfPods | None = None
         self.network = "vpc"
         self.dns: Callable[[], Awaitable[cri.DNSConfig]] = _no_dns
         self.times = times

@@ -21,6 +21,7 @@ from infranetes.pods.sandbox_vm import zone_for
 from infranetes.pods.service_rules import tell_of_services
 from infranetes.pods.shadows import attachment_of
 from infranetes.pods.states import SandboxState
+from infranetes.providers.annotations import wants_spot
 from infranetes.providers.interface import Size
 from infranetes_common.concurrency import shielded, within
 from infranetes_common.errors import Unavailable
@@ -137,5 +138,7 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
         seconds=clock.seconds() - began,
         vm_seconds=up.vm_seconds,
     )
+    if node.pod_events is not None and config.metadata.attempt and wants_spot(annotations):
+        node.pod_events.moved(config.metadata)
     if not found:
         node.renewal.soon(sandbox.machine)

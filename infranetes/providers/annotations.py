@@ -30,6 +30,7 @@ class Wishes:
     instance_type: str = ""
     gpus: int = 0
     spot: bool = False
+    spot_fallback: bool = False
     spot_max_price: float | None = None
     region: str = ""
     subnet: str = ""
@@ -132,6 +133,7 @@ TABLE = (
     ),
     Annotation("gpus", "gpus", _gpus, "a number of GPUs"),
     Annotation("spot", "spot", _bool, "true or false"),
+    Annotation("spot-fallback", "spot_fallback", _bool, "true or false"),
     Annotation("spot-max-price", "spot_max_price", _price, "a price of an hour, such as 0.05"),
     Annotation(
         "region", "region", _matching(r"[a-z0-9-]{1,32}"), "a region's name", ("infranetes.aws.region",)
@@ -203,6 +205,11 @@ def wants_service_proxy(annotations: Mapping[str, str]) -> bool:
     """Whether a pod with these annotations, which `read` accepts, reaches Services by its VM's own rules."""
     names = (PREFIX + SERVICE_PROXY.name, *SERVICE_PROXY.aliases)
     return all(_bool(annotations[name].strip()) for name in names if name in annotations)
+
+
+def wants_spot(annotations: Mapping[str, str]) -> bool:
+    """Whether a pod with these annotations, which `read` accepts, asks for a spot instance."""
+    return _bool(annotations.get(PREFIX + "spot", "false").strip())
 
 
 def network(annotations: Mapping[str, str]) -> str:

@@ -39,6 +39,7 @@ class SimulatedApiServer(Resource):
     :ivar trickle: what watches are told comes so many bytes at a time; 0: at once.
     :ivar absent: paths that it does not have.
     :ivar refused: the paths that nobody may ask for.
+    :ivar written: what was created and changed: the method, the path, and the document.
     :ivar asked: the query of each request, the path as `path`. :ivar token: that every request has to bear.
     :ivar clients: who asked, by the certificates that they have shown.
     """
@@ -61,6 +62,7 @@ class SimulatedApiServer(Resource):
         self.status = 0
         self.absent: set[str] = set()
         self.refused: set[str] = set()
+        self.written: list[tuple[str, str, Json]] = []
         self.token = ""
         self.asked: list[dict[str, str]] = []
         self.clients: list[str] = []
@@ -198,6 +200,29 @@ class SimulatedApiServer(Resource):
         if "sendInitialEvents" in query and not self.streaming:
             return _refusal(request, 422, "sendInitialEvents is forbidden for watch")
         return self._watch(request, path, query)
+
+    def render_POST(self, request: Request) -> bytes:
+        return self._write_object(request, "POST", "application/json", 201)
+
+    def render_PATCH(self, request: Request) -> bytes:
+        return self._write_object(request, "PATCH", "application/strategic-merge-patch+json", 200)
+
+    def _write_object(self, request: Request, method: str, kind: str, status: int) -> bytes:
+        path = request.path.decode()
+        if self.token and request.getHeader("authorization") != f"Bearer {self.token}":
+            return _refusal(request, 401, "Unauthorized")
+        if self.status:
+            return _refusal(request, self.status, "as it is told to")
+        if path in self.refused:
+            return _refusal(request, 403, "forbidden")
+        if request.getHeader("content-type") != kind:
+            return _refusal(request, 415, "the body of the request was in an unknown format")
+        document = json.loads(request.content.read())
+        if method == "POST" and (method, path, document) in self.written:
+            return _refusal(request, 409, "AlreadyExists")
+        self.written.append((method, path, document))
+        request.setResponseCode(status)
+        return json.dumps(document).encode()
 
     def _list(self, request: Request, path: str, query: Mapping[str, str]) -> bytes:
         following = query.get("continue", "")
