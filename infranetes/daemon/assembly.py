@@ -37,6 +37,7 @@ from infranetes.images.catalogues import CatalogueSet
 from infranetes.images.several import container_images
 from infranetes.kubernetes.api_server import ApiServer
 from infranetes.kubernetes.pod_events import PodEvents
+from infranetes.kubernetes.pod_needs import ApiServerNeeds
 from infranetes.machines.agent.client import connector
 from infranetes.machines.agent.container_watch import WatchTimes
 from infranetes.machines.context import NodeNames
@@ -106,7 +107,7 @@ class Daemon(OrderedServices):
         lock = StateLock(config.state_dir)
         clear_socket(config.socket_path)
         clear_socket(config.control_socket)
-        server = self._make_api_server()
+        server = self._api_server = self._make_api_server()
         self._policies = self._make_policies(server)
         self._services = self._make_services(server)
         self._pod_events = PodEvents(reactor, server, config.node) if server is not None else None
@@ -184,6 +185,8 @@ class Daemon(OrderedServices):
         if self._policies is not None:
             node.firewalls = PodFirewalls(reactor, self._policies, partial(enforce, node), node.started)
         node.pod_events = self._pod_events
+        if self._api_server is not None:
+            node.pod_needs = ApiServerNeeds(reactor, self._api_server)
         node.network = config.kubernetes.network
         node.overlay = self._make_overlay()
         addressed = False

@@ -35,6 +35,7 @@ from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
 
 if TYPE_CHECKING:
+    from infranetes.kubernetes.pod_needs import PodNeeds
     from infranetes.machines.pool import Pool
     from infranetes.machines.renewal import Renewal
     from infranetes.machines.timekeeping import Timekeeping
@@ -135,6 +136,7 @@ class NodeContext:
     :ivar services: the cluster's Services; None: the VMs are not told of them.
     :ivar firewalls: keeps the pods' NetworkPolicies in force; None: they don't hold.
     :ivar overlay: gives the pods of those sides that have it addresses of the pods' network.
+    :ivar pod_needs: knows what pods request beyond what the CRI says; None: nobody does.
     :ivar shadows: have the node's CNI give pods its network, where there is a delegate.
     :ivar pod_volumes: attaches the volumes that kubelet has published; None: there are none.
     :ivar nfs_volumes: has VMs mount what NFS servers export; None: it is carried as files are.
@@ -184,6 +186,7 @@ class NodeContext:
         self.services: ServiceRules | None = None
         self.firewalls: PodFirewalls | None = None
         self.overlay: Overlay | None = None
+        self.pod_needs: PodNeeds | None = None
         self.shadows: Shadows | None = None
         self.pod_volumes: PodVolumes | None = None
         self.nfs_volumes: NfsVolumes | None = None
