@@ -10,6 +10,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
+
+import attrs
 
 from infranetes.guest import cloud_recipe, recipe
 from infranetes.guest import image as images
@@ -19,8 +22,23 @@ from infranetes.guest.image import GuestImage
 from infranetes_common import __version__
 from infranetes_common.errors import InfranetesError
 
+_UNDONE = "nothing is left of the build"
 
-def main(arguments: Sequence[str] | None = None) -> int:
+
+@attrs.frozen
+class Subcommand:
+    """A subcommand. :ivar interrupted: what a person is told after Ctrl-C."""
+
+    run: Callable[[argparse.Namespace], None]
+    interrupted: str = _UNDONE
+
+
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Add: TypeAlias = Callable[[Subparsers], Mapping[str, Subcommand]]
+"""Adds the parsers of further subcommands, and returns these by their names."""
+
+
+def main(arguments: Sequence[str] | None = None, further: Add = lambda parsers: {}) -> int:
     """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(
         prog="infranetes-guest", description="The image that a pod's virtual machine boots."
@@ -48,9 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         each.add_argument(
             "--image-dir", type=Path, default=images.DEFAULT_DIR, help="where images are (%(default)s)"
         )
+    subcommands = {**_SUBCOMMANDS, **further(commands)}
     options = parser.parse_args(arguments)
     try:
-        _COMMANDS[options.command](options)
+        subcommands[options.command].run(options)
     except InfranetesError as error:
         print(f"infranetes-guest: {error}", file=sys.stderr)
         return 1
@@ -58,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"infranetes-guest: {error.filename or 'input/output'}: {error.strerror}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("infranetes-guest: interrupted; nothing is left of the build", file=sys.stderr)
+        print(f"infranetes-guest: interrupted; {subcommands[options.command].interrupted}", file=sys.stderr)
         return 130
     return 0
 
@@ -126,10 +145,10 @@ def _show(image: GuestImage) -> None:
         print(f"  runs    containers by {', '.join(image.providers)}")
 
 
-_COMMANDS: Mapping[str, Callable[[argparse.Namespace], None]] = {
-    "build": _build,
-    "cloud-disk": _make_disk,
-    "show": lambda options: _show(images.current(options.image_dir)),
+_SUBCOMMANDS: Mapping[str, Subcommand] = {
+    "build": Subcommand(_build),
+    "cloud-disk": Subcommand(_make_disk),
+    "show": Subcommand(lambda options: _show(images.current(options.image_dir))),
 }
 
 if __name__ == "__main__":
