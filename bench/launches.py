@@ -19,7 +19,7 @@ from bench import clouds
 from bench.figures import Report
 from infranetes.authority import Authority
 from infranetes.providers import registry
-from infranetes.providers.cloud.aws.cloud import offers
+from infranetes.providers.cloud.aws.bundled import offers
 from infranetes.providers.cloud.gcp.sizes import prices
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes.providers.interface import InstanceSpec, IPodProvider, ProviderContext

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bench import clouds
 from bench.figures import Report, say
-from infranetes.providers.cloud.aws.cloud import offers
+from infranetes.providers.cloud.aws.bundled import offers
 from infranetes.providers.cloud.gcp.sizes import prices
 from infranetes_common.reactors import IReactor
 from tests.support.clouds.moto import REGION

@@ -14,7 +14,6 @@ from twisted.internet.interfaces import (
     IReactorCore,
     IReactorFDSet,
     IReactorProcess,
-    IReactorSocket,
     IReactorTCP,
     IReactorThreads,
     IReactorTime,
@@ -25,14 +24,7 @@ __all__ = ["IReactor", "installed"]
 
 
 class IReactor(
-    IReactorCore,
-    IReactorTime,
-    IReactorThreads,
-    IReactorTCP,
-    IReactorUNIX,
-    IReactorProcess,
-    IReactorFDSet,
-    IReactorSocket,
+    IReactorCore, IReactorTime, IReactorThreads, IReactorTCP, IReactorUNIX, IReactorProcess, IReactorFDSet
 ):
     """What Twisted's reactors on Linux provide, as far as Infranetes uses it."""
 

@@ -14,7 +14,7 @@ from twisted.internet.utils import getProcessOutputAndValue
 
 from infranetes.csi.config import CsiConfig
 from infranetes.providers.cloud import aws, gcp, vsphere
-from infranetes.providers.cloud.aws.cloud import offers
+from infranetes.providers.cloud.aws.bundled import offers
 from infranetes.providers.cloud.gcp.sizes import prices
 from infranetes.providers.interface import IPodProvider, ProviderContext
 from infranetes.providers.volumes import IHasVolumes, IVolumes

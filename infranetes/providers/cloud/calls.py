@@ -24,6 +24,7 @@ from infranetes_common.reactors import IReactor
 T = TypeVar("T")
 
 RETRIED = (ErrorKind.THROTTLED, ErrorKind.TRANSIENT)
+BY_THE_WAY = "by the way: "  # begins the circuits of calls that nothing depends on
 STOP_SECONDS = 5.0
 GRACE_SECONDS = 5.0  # on top of the driver's own deadline, which a slowly trickling answer evades
 
@@ -93,7 +94,9 @@ class Calls(Generic[D]):
     @property
     def is_open(self) -> bool:
         """Whether a circuit is open: the cloud does not answer some or all kinds of calls."""
-        return any(circuit.is_open for circuit in self._circuits.values())
+        return any(
+            circuit.is_open for name, circuit in self._circuits.items() if not name.startswith(BY_THE_WAY)
+        )
 
     async def call(
         self,

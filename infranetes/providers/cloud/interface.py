@@ -86,6 +86,8 @@ class Offer:
     gpus: int = 0
     architecture: str = "x86_64"
     shared_cpus: int = 0  # of a size that has no more than a share of its CPUs for good; 0: they are its own
+    zones: tuple[str, ...] = ()  # of the cloud's own, that offer it; empty: all, or the cloud does not tell
+    priced_by: str = ""  # for people: where the price is from
 
 
 @attrs.frozen
@@ -151,7 +153,7 @@ class Cloud(Protocol[D]):
 
     @property
     def offers(self) -> Sequence[Offer]:
-        """The sizes that the cloud sells; complete once `_thd_check` has returned."""
+        """The sizes that the cloud sells where this node makes VMs; complete once it has started."""
 
     def is_id(self, text: str) -> bool:
         """Whether this could be a VM's id. Nothing else is ever sent to the cloud as one."""

@@ -13,7 +13,7 @@ from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from infranetes.providers.annotations import PREFIX, read
+from infranetes.providers.annotations import PREFIX, Wishes, read
 from infranetes.providers.cloud.calls import Calls
 from infranetes.providers.cloud.interface import (
     ADDRESS,
@@ -31,9 +31,9 @@ from infranetes.providers.cloud.interface import (
 )
 from infranetes.providers.cloud.ledger import Ledger
 from infranetes.providers.cloud.settings import CloudSettings
-from infranetes.providers.cloud.sizes import choose
+from infranetes.providers.cloud.sizes import Need, choose, need_of
 from infranetes.providers.cloud.translate import to_infranetes_error
-from infranetes.providers.interface import InstanceSpec, InstanceState, ProviderContext
+from infranetes.providers.interface import InstanceSpec, InstanceState, ProviderContext, Size
 from infranetes_common.concurrency import sleep
 from infranetes_common.errors import InfranetesError, InvalidArgument, Unavailable
 from infranetes_common.identity import encode
@@ -46,11 +46,10 @@ _log = Logger()
 
 @attrs.frozen
 class _Attempt:
-    """One attempt at a launch. :ivar zone: one of `Cloud.zones`."""
+    """One attempt at a launch: its zone and size. :ivar zone: one of `Cloud.zones`."""
 
     size: str
     zone: str
-    spot: bool
 
 
 class Launcher(Generic[D]):
@@ -101,6 +100,17 @@ class Launcher(Generic[D]):
             await self._undo(request.token, error)
             raise
 
+    def need(self, size: Size, wishes: Wishes) -> Need:
+        """Return what the VM of such a pod must have. :raise InvalidArgument: it is no size."""
+        return need_of(
+            size,
+            wishes,
+            allowed=self._settings.sizes,
+            guest_memory=self._settings.guest_memory,
+            min_memory=self._settings.min_memory,
+            architecture=self.architecture,
+        )
+
     def _request(self, spec: InstanceSpec) -> tuple[LaunchRequest, list[_Attempt]]:
         """The request, still without size and zone, and those to try.
 
@@ -113,15 +123,7 @@ class Launcher(Generic[D]):
                 "machine image, says"
             )
         self._cloud.check_wishes(wishes)
-        offers = choose(
-            self._cloud.offers,
-            spec.size,
-            wishes,
-            allowed=self._settings.sizes,
-            guest_memory=self._settings.guest_memory,
-            min_memory=self._settings.min_memory,
-            architecture=self.architecture,
-        )
+        offers = choose(self._cloud.offers, self.need(spec.size, wishes))
         if offers[0].gpus and not (wishes.image or spec.image):
             raise InvalidArgument(
                 f"the VM would have {offers[0].gpus} GPUs ({offers[0].name}), which are dear, and the image "
@@ -155,8 +157,7 @@ class Launcher(Generic[D]):
         )
         zones = self._cloud.zones(wishes, spec.zone)
         sizes = [offer.name for offer in offers[: self._settings.max_sizes]]
-        markets = [True, False] if wishes.spot and wishes.spot_fallback else [wishes.spot]
-        return request, [_Attempt(size, zone, spot) for spot in markets for size in sizes for zone in zones]
+        return request, [_Attempt(size, zone) for size in sizes for zone in zones]
 
     async def _launch(self, request: LaunchRequest, attempts: Sequence[_Attempt]) -> CloudVM:
         for number in range(request.number, request.number + _MAX_NUMBERS):
@@ -171,8 +172,7 @@ class Launcher(Generic[D]):
         """Launch the cheapest size that a zone has, trying zones in their order."""
         refusal: CloudError | None = None
         for attempt in attempts:
-            wishes = request.wishes if attempt.spot else attrs.evolve(request.wishes, spot=False)
-            asked = attrs.evolve(request, size=attempt.size, zone=attempt.zone, wishes=wishes)
+            asked = attrs.evolve(request, size=attempt.size, zone=attempt.zone)
             try:
                 vm = await self._calls.call(
                     f"launch a {attempt.size}",
@@ -188,14 +188,12 @@ class Launcher(Generic[D]):
             except CloudError as error:
                 if error.kind is ErrorKind.CONFLICT:
                     return await self._find_launched(request.token, error)
-                falls_back = attempt.spot and not attempts[-1].spot
-                if not (error.kind is ErrorKind.CAPACITY or (falls_back and error.kind is ErrorKind.QUOTA)):
+                if error.kind is not ErrorKind.CAPACITY:
                     raise
                 refusal = error
                 _log.info(
-                    "{cloud} has no {spot}{size} {zone}: {error}",
+                    "{cloud} has no {size} {zone}: {error}",
                     cloud=self._cloud.location,
-                    spot="spot " if attempt.spot else "",
                     size=attempt.size,
                     zone=attempt.zone,
                     error=error,

@@ -38,6 +38,8 @@ from infranetes.providers.cloud.disks import CloudDisks
 from infranetes.providers.cloud.interface import Action, Cloud, CloudError, CloudVM, D, ErrorKind
 from infranetes.providers.cloud.launch import Launcher
 from infranetes.providers.cloud.ledger import Ledger
+from infranetes.providers.cloud.offer_book import OfferBook
+from infranetes.providers.cloud.offer_refresh import OfferRefresh
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes.providers.cloud.snapshots import give_snapshots
 from infranetes.providers.cloud.sweep import Sweeper
@@ -78,7 +80,8 @@ _log = Logger()
 class CloudProvider(Generic[D]):
     """See `IPodProvider`.
 
-    :param disks: for volumes; None: there are none of this cloud. :param snapshots: of these."""
+    :param disks: for volumes; None: there are none of this cloud. :param snapshots: of these.
+    :param book: of the cloud's sizes and prices; None: the cloud itself knows them, without prices."""
 
     def __init__(
         self,
@@ -88,12 +91,12 @@ class CloudProvider(Generic[D]):
         context: ProviderContext,
         disks: CloudDisks[D] | None = None,
         snapshots: DiskSnapshots[D] | None = None,
+        book: OfferBook[D] | None = None,
     ) -> None:
         self.name = cloud.name
         self._reactor = reactor
         self._cloud = cloud
         self._settings = settings
-        self._prices: dict[str, float | None] = {}
         self._started = False
         self._unwanted: set[str] = set()  # ids of VMs that are being destroyed unasked
         self._tasks = Tasks()
@@ -116,6 +119,10 @@ class CloudProvider(Generic[D]):
             self._watcher.unwanted,
             self._destroy,
         )
+        self._book = book
+        self._refresh = (
+            OfferRefresh(reactor, book, self._calls, settings.retry_seconds) if book is not None else None
+        )
         self._sweeper = Sweeper(reactor, cloud, settings, self._calls, self._ledger, self._locks.busy)
         if disks is not None:
             calls = DiskCalls(reactor, cloud.location, disks, settings, self._calls)
@@ -136,6 +143,8 @@ class CloudProvider(Generic[D]):
     async def stop(self) -> None:
         self._watcher.stop()
         self._sweeper.stop()
+        if self._refresh is not None:
+            self._refresh.stop()
         self._tasks.stop()
         await self._calls.stop()
 
@@ -250,13 +259,18 @@ class CloudProvider(Generic[D]):
                 raise FailedPrecondition(f"{self._cloud.location}: {error}; see the configuration") from error
             raise
         self._launcher.architecture = architecture
-        self._prices = {offer.name: offer.price for offer in self._cloud.offers}
+        if self._refresh is not None and not self._started:
+            progress(f"asking {self._cloud.location} for its sizes and their prices")
+            await self._refresh.begin()
         vms = await self._calls.call("list VMs", self._cloud._thd_list)
         self._ledger.record_list(vms)
         await run_in_thread(self._reactor, self._tombstones._thd_prune, {vm.id for vm in vms})
         if not self._started:
             self._started = True
-            for loop in (self._watcher.run(), self._sweeper.run()):
+            loops = [self._watcher.run(), self._sweeper.run()]
+            if self._refresh is not None:
+                loops.append(self._refresh.run())
+            for loop in loops:
                 self._tasks.start(loop).addErrback(lambda failure: failure.trap(Unavailable))
 
     async def _get(self, instance_id: str) -> CloudVM:
@@ -368,6 +382,11 @@ class CloudProvider(Generic[D]):
 
         self._task(destroy()).addBoth(done)
 
+    def _dollars(self, size: str) -> float | None:
+        if self._book is not None:
+            return self._book.dollars(size)
+        return next((offer.price for offer in self._cloud.offers if offer.name == size), None)
+
     def _to_instance(self, vm: CloudVM) -> Instance:
         public = self._settings.agent_address == "public"
         host = vm.public_address if public else vm.private_address
@@ -382,6 +401,6 @@ class CloudProvider(Generic[D]):
             created_at=vm.created_at,
             detail=vm.detail,
             size=vm.size,
-            cost_per_hour=self._prices.get(vm.size),
+            cost_per_hour=self._dollars(vm.size),
             zone=vm.zone,
         )

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choosing the size of VM for a pod."""
+"""Choosing the size of VM for a pod, and saying why."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+
+import attrs
 
 from infranetes.providers.annotations import PREFIX, Wishes
 from infranetes.providers.cloud.interface import Offer
@@ -14,8 +16,22 @@ from infranetes_common.errors import InvalidArgument
 _NO_PRICE = float("inf")
 
 
-def choose(
-    offers: Sequence[Offer],
+@attrs.frozen
+class Need:
+    """What a pod's VM must have.
+
+    :ivar allowed: the names that the configuration allows, with * and ?; empty: all.
+    :ivar name: that the pod itself has chosen; then nothing else but `allowed` is asked. "": none."""
+
+    cpu_millis: int
+    memory_bytes: int
+    gpus: int
+    architecture: str
+    allowed: tuple[str, ...] = ()
+    name: str = ""
+
+
+def need_of(
     size: Size,
     wishes: Wishes,
     *,
@@ -23,44 +39,70 @@ def choose(
     guest_memory: int,
     min_memory: int = 0,
     architecture: str,
-) -> list[Offer]:
-    """Return the offers that fit, cheapest first.
+) -> Need:
+    """Return what a pod's VM must have.
 
-    :param allowed: the names that the configuration allows, with * and ?; empty: all. It also applies to
-        a pod's own choice.
     :param guest_memory: bytes that the guest itself needs, unless the pod's overhead is more.
-    :param min_memory: bytes that a VM has at least. It is not for a pod that names its size.
-    :raise InvalidArgument: none fits; says what was wanted.
+    :param min_memory: bytes that a VM has at least.
+    :raise InvalidArgument: it is no size.
     """
-    permitted = [
-        offer for offer in offers if not allowed or any(fnmatchcase(offer.name, each) for each in allowed)
-    ]
-    if wishes.instance_type:
-        named = [offer for offer in permitted if offer.name == wishes.instance_type]
-        if not named:
-            raise InvalidArgument(_refusal(offers, wishes.instance_type))
-        return named
     if min(size.cpu_millis, size.memory_bytes, size.huge_bytes) < 0:
         raise InvalidArgument(f"{size.cpu_millis} millicores and {size.all_bytes} bytes are no size")
-    memory = max(size.all_bytes + max(guest_memory, size.overhead_bytes), min_memory)
-    fitting = [
-        offer
-        for offer in permitted
-        if offer.cpu_millis >= size.cpu_millis
-        and offer.memory_bytes >= memory
-        and offer.architecture == architecture
-        and (offer.gpus >= wishes.gpus if wishes.gpus else not offer.gpus)
-    ]
+    memory = size.all_bytes + max(guest_memory, size.overhead_bytes)
+    return Need(
+        cpu_millis=size.cpu_millis,
+        memory_bytes=max(memory, min_memory),
+        gpus=wishes.gpus,
+        architecture=architecture,
+        allowed=tuple(allowed),
+        name=wishes.instance_type,
+    )
+
+
+def why_not(offer: Offer, need: Need) -> str:
+    """Say why an offer does not do; "" if it does."""
+    if not _is_allowed(offer, need):
+        return "the configuration's sizes do not allow it"
+    if need.name:
+        return "" if offer.name == need.name else "the pod names another one"
+    if offer.architecture != need.architecture:
+        return f"it is {offer.architecture}, and the image {need.architecture}"
+    if need.gpus and offer.gpus < need.gpus:
+        return f"{offer.gpus} GPUs" if offer.gpus else "no GPUs"
+    if offer.gpus and not need.gpus:
+        return "it has GPUs, which are not asked for"
+    if offer.cpu_millis < need.cpu_millis:
+        has = f"{offer.cpu_millis / 1000:g} CPUs"
+        return f"{has}: the baseline of its {offer.shared_cpus}" if offer.shared_cpus else has
+    if offer.memory_bytes < need.memory_bytes:
+        return f"{offer.memory_bytes >> 20} MiB"
+    return ""
+
+
+def choose(offers: Sequence[Offer], need: Need) -> list[Offer]:
+    """Return the offers that fit, cheapest first.
+
+    :raise InvalidArgument: none fits; says what was wanted.
+    """
+    fitting = [offer for offer in offers if not why_not(offer, need)]
+    if not fitting and need.name:
+        raise InvalidArgument(_refusal(offers, need.name))
     if not fitting:
-        gpus = f", {wishes.gpus} GPUs" if wishes.gpus else ""
+        gpus = f", {need.gpus} GPUs" if need.gpus else ""
+        permitted = sum(_is_allowed(offer, need) for offer in offers)
         raise InvalidArgument(
-            f"no size has {size.cpu_millis} millicores, {memory >> 20} MiB of memory (with the guest's own)"
-            f"{gpus} for {architecture} among the {len(permitted)} that the configuration allows; "
-            "ask for less, or allow more sizes"
+            f"no size has {need.cpu_millis} millicores, {need.memory_bytes >> 20} MiB of memory (with the "
+            f"guest's own){gpus} for {need.architecture} among the {permitted} that the configuration "
+            "allows; ask for less, or allow more sizes"
         )
+    return cheapest_first(fitting, offers)
+
+
+def cheapest_first(some: Sequence[Offer], offers: Sequence[Offer]) -> list[Offer]:
+    """Return some of these offers, the cheapest first."""
     prices = estimated_prices(offers)
     return sorted(
-        fitting, key=lambda offer: (prices[offer.name], offer.memory_bytes, offer.cpu_millis, offer.name)
+        some, key=lambda offer: (prices[offer.name], offer.memory_bytes, offer.cpu_millis, offer.name)
     )
 
 
@@ -73,6 +115,10 @@ def estimated_prices(offers: Sequence[Offer]) -> dict[str, float]:
         if offer.price is not None:
             families.setdefault(_family(offer), []).append(offer)
     return {offer.name: _price(offer, families.get(_family(offer), [])) for offer in offers}
+
+
+def _is_allowed(offer: Offer, need: Need) -> bool:
+    return not need.allowed or any(fnmatchcase(offer.name, each) for each in need.allowed)
 
 
 def _price(offer: Offer, family: Sequence[Offer]) -> float:

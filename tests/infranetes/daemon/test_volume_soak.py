@@ -10,7 +10,7 @@ from unittest import SkipTest
 
 from twisted.trial.unittest import TestCase
 
-from infranetes.providers.cloud.aws.cloud import offers
+from infranetes.providers.cloud.aws.bundled import offers
 from infranetes.providers.cloud.gcp.sizes import prices
 from infranetes_common.reactors import installed
 from tests.support.clouds.moto import REGION

@@ -33,13 +33,14 @@ from infranetes.providers.cloud.interface import CLUSTER, SANDBOX, TOKEN
 from tests.support.clouds import agent_processes, aws_policy, ec2_model, moto, moto_answers
 from tests.support.clouds.ec2_buckets import Ec2Buckets
 from tests.support.clouds.ec2_endings import Ec2Endings
-from tests.support.clouds.ec2_images import Ec2Images
 from tests.support.clouds.ec2_snapshots import Ec2Snapshots
+from tests.support.clouds.ec2_types import Ec2Types
 from tests.support.clouds.ec2_volumes import Ec2Volumes
 from tests.support.clouds.ec2errors import error, refusal
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, FaultKind, Faults
 from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
 from tests.support.clouds.imds import Imds
+from tests.support.clouds.price_list import SimulatedPriceList
 from tests.support.clouds.vm_image_instances import RunningVM, VMImageInstances
 
 IMAGE = "ami-785db401"
@@ -61,9 +62,9 @@ class SimulatedAws:
 
     :param cluster: the policy in the manual allows what is done for this one, and nothing else; "": for the
         one of the first launch.
-    :ivar granted: actions that are allowed besides, for anything. :ivar policy: the manual's, of those.
+    :ivar granted: actions that are allowed besides, for anything.
     :ivar volumes: EC2's calls about volumes. :ivar snapshots: those about snapshots.
-    :ivar images: those about images.
+    :ivar types: those about instance types. :ivar price_list: what these cost.
     :ivar faults: what goes wrong. :ivar behaviour: of instances that are launched from now on.
     :ivar boot_seconds: for which they are pending.
     :ivar user_data: of the metadata service, by address. :ivar vm_images: its images of VM-image pods.
@@ -98,10 +99,10 @@ class SimulatedAws:
         )
         self.urls: list[bytes] = []
         self.granted: set[str] = set()
-        self.policy = aws_policy.POLICY
         self.volumes = Ec2Volumes(reactor, self._forward_as_ec2)
         self.snapshots = Ec2Snapshots(reactor, self._forward_as_ec2)
-        self.images = Ec2Images(self._forward_as_ec2, self.snapshots.states, IMAGE)
+        self.types = Ec2Types(self._forward_as_ec2)
+        self.price_list = SimulatedPriceList()
         self.endings = Ec2Endings(reactor.seconds, ENDING_SECONDS)
 
     def start(self) -> None:
@@ -142,6 +143,7 @@ class SimulatedAws:
             "access_key": moto.KEYS[0],
             "secret_key": moto.KEYS[1],
             "endpoint": self.endpoint,
+            "price_endpoint": self.endpoint,
             "sizes": ["t3.*", "m5.*"],
             "retry_first": 0.02,
             "retry_most": 0.2,
@@ -239,6 +241,8 @@ class SimulatedAws:
 
     async def _answer(self, request: Any) -> Answer:
         self.urls.append(request.uri)
+        if request.getHeader("x-amz-target"):
+            return self.price_list.answer(request)
         return await self.call(dict(parse_qsl(request.content.read().decode(), keep_blank_values=True)))
 
     async def call(self, parameters: dict[str, str]) -> Answer:
@@ -279,10 +283,10 @@ class SimulatedAws:
             if asked != parameters:
                 return 400, error("IdempotentParameterMismatch", "The client token was used before")
             return 200, answered
+        if self.types.serves(action or ""):
+            return await self.types.answer(parameters)
         if self.snapshots.serves(action or ""):
             return await self.snapshots.answer(parameters)
-        if self.images.serves(action or ""):
-            return await self.images.answer(parameters)
         if action == "CreateVolume":
             return await self.snapshots.make_volume(parameters, self.volumes.answer)
         if self.volumes.serves(action or ""):
@@ -315,7 +319,7 @@ class SimulatedAws:
         if aws_policy.ids(parameters):
             described = await deferToThread(self._thd_tags)
             tags = {id: described.get(id, {}) for id in aws_policy.ids(parameters)}
-        return aws_policy.refused(parameters, self.cluster, tags, self.policy)
+        return aws_policy.refused(parameters, self.cluster, tags)
 
     def _thd_tags(self) -> dict[str, dict[str, str]]:
         """The tags of all resources; an association has those of its address."""

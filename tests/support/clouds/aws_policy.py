@@ -18,9 +18,7 @@ from typing import Any
 
 import attrs
 
-_MANUAL = Path(__file__).resolve().parents[3] / "docs"
-POLICY = _MANUAL / "provider-aws-policy.json"
-PUBLISHER = _MANUAL / "publish-aws-policy.json"
+POLICY = Path(__file__).resolve().parents[3] / "docs" / "provider-aws-policy.json"
 _RESOURCES = re.compile(r"(Volume|Snapshot|Instance|Allocation|Association)Id(\.\d+)?")
 _TAG = re.compile(r"(TagSpecification\.\d+\.Tag\.\d+)\.Key")
 _TYPES = {
@@ -36,10 +34,8 @@ _MAKES = {
     "CreateSnapshot": ("snapshot",),
     "RunInstances": ("instance", "volume"),
     "AllocateAddress": ("elastic-ip",),
-    "RegisterImage": ("image",),
 }
-_USES = {"RunInstances": ("image", "network-interface", "subnet"), "RegisterImage": ("snapshot",)}
-_IMAGES = {"DeregisterImage": "ImageId", "CreateTags": "ResourceId.1"}  # what names the one that is changed
+_USES = {"RunInstances": ("image", "network-interface", "subnet")}
 
 
 @attrs.frozen
@@ -52,9 +48,9 @@ class Resource:
 
 
 @lru_cache
-def statements(cluster: str, policy: Path = POLICY) -> list[Any]:
+def statements(cluster: str) -> list[Any]:
     """The policy's, for a cluster."""
-    found: list[Any] = json.loads(policy.read_text().replace("CLUSTER", cluster))["Statement"]
+    found: list[Any] = json.loads(POLICY.read_text().replace("CLUSTER", cluster))["Statement"]
     return found
 
 
@@ -67,9 +63,6 @@ def resources(call: Mapping[str, str], tags: Mapping[str, Mapping[str, str]]) ->
     for key, value in call.items():
         if match := _RESOURCES.fullmatch(key):
             found.append(Resource(_TYPES[match[1]], value, tags.get(value, {})))
-    image = call.get(_IMAGES.get(action, ""), "")
-    if image.startswith("ami-"):
-        found.append(Resource("image", image, tags.get(image, {})))
     return found or [Resource("*")]
 
 
@@ -78,17 +71,15 @@ def ids(call: Mapping[str, str]) -> list[str]:
     return [each.id for each in resources(call, {}) if each.tags is not None]
 
 
-def refused(
-    call: Mapping[str, str], cluster: str, tags: Mapping[str, Mapping[str, str]], policy: Path = POLICY
-) -> str | None:
+def refused(call: Mapping[str, str], cluster: str, tags: Mapping[str, Mapping[str, str]]) -> str | None:
     """Why a call is not allowed; None: it is."""
-    action, allowing = call["Action"], statements(cluster, policy)
+    action = call["Action"]
     for resource in resources(call, tags):
-        if not any(_allows(each, call, action, resource) for each in allowing):
+        if not any(_allows(each, call, action, resource) for each in statements(cluster)):
             return f"{action} is not allowed for {resource.type} {resource.id}"
     if asked_tags(call) and action in _MAKES:
         tagging = {**call, "ec2:CreateAction": action}
-        if not any(_allows(each, tagging, "CreateTags", Resource("*")) for each in allowing):
+        if not any(_allows(each, tagging, "CreateTags", Resource("*")) for each in statements(cluster)):
             return f"CreateTags is not allowed with {action}"
     return None
 
@@ -96,7 +87,7 @@ def refused(
 def _allows(statement: Any, call: Mapping[str, str], action: str, resource: Resource) -> bool:
     actions, arns = _several(statement["Action"]), _several(statement["Resource"])
     account = "" if resource.type in ("image", "snapshot") else "account"
-    arn = f"arn:aws:ec2:region:{account}:{resource.type}/{resource.id}"
+    arn = f"arn:aws-cn:ec2:region:{account}:{resource.type}/{resource.id}"
     matches = any(fnmatchcase(arn, each) or each == "*" for each in arns)
     conditions = statement.get("Condition", {}).get("StringEquals", {})
     return (

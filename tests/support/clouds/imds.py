@@ -19,7 +19,6 @@ class Imds(Resource):
         super().__init__()
         self._user_data = user_data
         self._tokens: set[str] = set()
-        self.documents: dict[str, bytes] = {}  # all else below latest/, by path
 
     def render(self, request: Any) -> bytes:
         status, body = self._answer(request)
@@ -40,5 +39,4 @@ class Imds(Resource):
             return 401, b"Unauthorized"
         if request.path == b"/latest/user-data" and address in self._user_data:
             return 200, self._user_data[address]
-        path = request.path.decode().removeprefix("/latest/")
-        return (200, self.documents[path]) if path in self.documents else (404, b"Not Found")
+        return 404, b"Not Found"

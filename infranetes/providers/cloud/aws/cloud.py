@@ -6,15 +6,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 
 from infranetes.providers.annotations import PREFIX, Wishes, check_groups
 from infranetes.providers.cloud.aws import addresses, errors
-from infranetes.providers.cloud.aws.burstable import is_burstable, lasting_millis
+from infranetes.providers.cloud.aws.burstable import is_burstable
 from infranetes.providers.cloud.aws.credentials import Credentials
 from infranetes.providers.cloud.aws.driver import Driver
 from infranetes.providers.cloud.aws.images import Images, RootDisk
-from infranetes.providers.cloud.aws.libcloud_types import BlockDevice, Instance, InstanceType
+from infranetes.providers.cloud.aws.libcloud_types import BlockDevice, Instance
 from infranetes.providers.cloud.aws.settings import Settings
 from infranetes.providers.cloud.connections import close_session, connection_arguments
 from infranetes.providers.cloud.interface import (
@@ -33,6 +32,7 @@ from infranetes.providers.cloud.interface import (
     Offer,
     Rate,
 )
+from infranetes.providers.cloud.offer_book import OfferBook
 from infranetes.providers.interface import InstanceState, ProviderContext
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 
@@ -59,34 +59,13 @@ _RATES = {
 }
 
 
-@lru_cache
-def offers(region: str) -> tuple[Offer, ...]:
-    """Return the region's instance types and prices, from libcloud's tables. The first call takes long."""
-    return tuple(_offer(each) for each in Driver("-", "-", region=region).instance_types())
-
-
-def _offer(instance_type: InstanceType) -> Offer:
-    extra = instance_type.extra
-    arm = "Graviton" in extra.get("physicalProcessor", "")
-    name, vcpus = instance_type.id, int(extra.get("vcpu") or extra.get("cpu") or 0)
-    return Offer(
-        name=name,
-        cpu_millis=lasting_millis(name, vcpus) if is_burstable(name) else vcpus * 1000,
-        shared_cpus=vcpus if is_burstable(name) else 0,
-        memory_bytes=int(instance_type.ram) << 20,
-        price=float(instance_type.price) if instance_type.price else None,
-        gpus=int(extra.get("gpu") or 0),
-        architecture="arm64" if arm else "x86_64",
-    )
-
-
 class AwsCloud:
     """One region of one account."""
 
     name = "aws"
     rates: Mapping[Action, Rate] = _RATES
 
-    def __init__(self, settings: Settings, context: ProviderContext, offers: Sequence[Offer]) -> None:
+    def __init__(self, settings: Settings, context: ProviderContext, book: OfferBook[Driver]) -> None:
         self._settings = settings
         self._cluster, self._node = context.cluster, context.node
         self._credentials = Credentials(settings.access_key, settings.secret_key, settings.profile)
@@ -94,8 +73,12 @@ class AwsCloud:
         self._architecture = "x86_64"  # of the configured image; all others have to fit
         self._given: dict[str, addresses.Association] = {}  # by the VM's id, of addresses of its own
         self._subnet_zones: Mapping[str, str] = {}  # of the configured subnets
-        self.offers = offers
+        self._book = book
         self.location = f"aws {settings.region}"
+
+    @property
+    def offers(self) -> Sequence[Offer]:
+        return self._book.offers
 
     def is_id(self, text: str) -> bool:
         return _ID.fullmatch(text) is not None
@@ -174,6 +157,7 @@ class AwsCloud:
             raise FailedPrecondition(f"{self.location} has no image {wanted}; see image in providers.aws")
         if self._settings.subnets:
             self._subnet_zones = driver.zones_of(self._settings.subnets)
+            self._book.use_zones(self._subnet_zones.values())
         self._architecture = str(image.extra.get("architecture") or "x86_64")
         return self._architecture
 
@@ -191,6 +175,7 @@ class AwsCloud:
         settings, wishes = self._settings, request.wishes
         if len(request.identity) > _MAX_USER_DATA:
             raise CloudError(ErrorKind.INVALID, "the VM's identity is larger than user-data may be")
+        self._check_offered(request)
         public = settings.public_address if wishes.public_address is None else wishes.public_address
         additions = {
             "InstanceInitiatedShutdownBehavior": "terminate",
@@ -227,6 +212,15 @@ class AwsCloud:
                 instance_profile=wishes.instance_profile or settings.instance_profile,
             )
         return _vm(instance)
+
+    def _check_offered(self, request: LaunchRequest) -> None:
+        """Check that a zone has a size, as far as is known. EC2 is not asked for what it does not have.
+
+        :raise CloudError: it has not."""
+        zone = self._subnet_zones.get(request.zone, request.zone)
+        zones = next((offer.zones for offer in self.offers if offer.name == request.size), ())
+        if zones and zone and not zone.startswith(_SUBNET) and zone not in zones:
+            raise CloudError(ErrorKind.CAPACITY, f"zone {zone} does not offer {request.size}")
 
     def _thd_poll_launch(self, driver: Driver, vm: CloudVM) -> CloudVM:
         return vm  # EC2 refuses at once or not at all

@@ -3,6 +3,7 @@
 
 - `create_node` has no argument for the metadata service's settings or for the tags of disks, and can't say
   that there is no public address: `Connection.adding` adds such parameters to its own, or replaces these.
+- It refuses regions that are newer than its release: it is told another one, and then the right one.
 - It sends everything as a GET, so user-data, which for us holds a key, would be in a URL and so in proxies'
   logs: requests are POSTed.
 - It ignores `nextToken`, so long lists end early: all pages are requested.
@@ -38,9 +39,11 @@ from infranetes.providers.cloud.aws.libcloud_types import (
     Subnet,
     VolumeModification,
 )
+from infranetes.providers.cloud.aws.regions import ec2
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 
 _MAX_PAGES = 100
+_KNOWN_REGION = "us-east-1"  # to libcloud; its host and name are replaced
 _FORM = "application/x-www-form-urlencoded; charset=utf-8"
 
 
@@ -64,22 +67,27 @@ class Connection(EC2Connection):  # type: ignore[misc]
         params: Mapping[str, object] | None = None,
         **options: Any,  # Any: libcloud passes what its HTTP connection takes; a form needs none of it
     ) -> Response:
-        form = {**(params or {}), **self._additions}
-        answer = self._post(action, form)
-        token = text(answer.object, "nextToken")
-        for _ in range(_MAX_PAGES):
-            if not token:
-                break
-            page = self._post(action, {**form, "NextToken": token}).object
-            for part in page:
+        answer, *more = self.pages(action, params or {})
+        for page in more:
+            for part in page.object:
                 if len(part):
                     merged = answer.object.find(part.tag)
                     if merged is None:
                         answer.object.append(part)
                     else:
                         merged.extend(list(part))
-            token = text(page, "nextToken")
         return answer
+
+    def pages(self, action: str, params: Mapping[str, object]) -> Iterator[Response]:
+        """Send a request, and yield the pages of its answer one by one."""
+        form = {**params, **self._additions}
+        token = ""
+        for _ in range(_MAX_PAGES):
+            page = self._post(action, {**form, "NextToken": token} if token else form)
+            yield page
+            token = text(page.object, "nextToken")
+            if not token:
+                return
 
     def _post(self, action: str, form: Mapping[str, object]) -> Response:
         everything = {**form, "Version": self.version}
@@ -98,6 +106,17 @@ class Driver(EC2NodeDriver):  # type: ignore[misc]
     connectionCls = Connection
     connection: Connection
     keys: Keys
+
+    def __init__(self, access_key: str, secret_key: str, region: str, **options: Any) -> None:
+        # Any: libcloud has no types; see `ConnectionArguments` for what is passed.
+        where = ec2(region)
+        super().__init__(
+            access_key,
+            secret_key,
+            region=_KNOWN_REGION,
+            **{**options, "host": options.get("host") or where.host},
+        )
+        self.region_name = where.region
 
     # ---- Overrides of libcloud's
 
@@ -131,8 +150,15 @@ class Driver(EC2NodeDriver):  # type: ignore[misc]
         """Do what `request` does; return the answer with its headers."""
         return self.connection.request(self.path, params={"Action": action, **parameters})
 
+    def pages(self, action: str, **parameters: str) -> Iterator[Element]:
+        """Do what `request` does, page by page: for long lists, of which one page is in memory."""
+        for page in self.connection.pages(self.path, {"Action": action, **parameters}):
+            yield page.object
+
     def instance_types(self) -> list[InstanceType]:
-        """The region's instance types, from libcloud's tables."""
+        """The region's instance types, from libcloud's tables, which lack regions that are newer."""
+        if self.region_name not in self.list_regions():
+            return []
         sizes: list[InstanceType] = self.list_sizes()
         return sizes
 

@@ -7,16 +7,16 @@ import re
 from typing import Literal
 
 import attrs
-from libcloud.compute.drivers.ec2 import EC2NodeDriver
 
 from infranetes.providers.cloud.aws.images import are_owners
+from infranetes.providers.cloud.aws.regions import is_region
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes_common.config import secret
 
 
 def _is_region(instance: object, attribute: attrs.Attribute[str], value: str) -> None:
-    if value not in EC2NodeDriver.list_regions():
-        raise ValueError("not a region that libcloud knows")
+    if not is_region(value):
+        raise ValueError("a region is expected, such as eu-west-1")
 
 
 def _is_image(instance: object, attribute: attrs.Attribute[str], value: str) -> None:
@@ -65,3 +65,6 @@ class Settings(CloudSettings):
     secret_key: str = secret(default="", validator=_pair)
     profile: str = ""  # of the AWS configuration files, when no keys are given here
     endpoint: str = attrs.field(default="", validator=_is_endpoint)  # in place of the region's own
+    # In place of that of AWS' price list.
+    price_endpoint: str = attrs.field(default="", validator=_is_endpoint)
+    prices_file: str = ""  # of one's own prices, see `own_prices`

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
-from infranetes.providers.cloud.aws.cloud import offers
+from infranetes.providers.cloud.aws.bundled import offers
 from infranetes.providers.cloud.gcp.sizes import prices
 from tests.contract.pod_provider_case import reactor
 from tests.infranetes.providers.cloud.world_case import WorldCase
@@ -77,6 +77,7 @@ class AwsCase(CloudCase):
     async def finish(self) -> None:
         await super().finish()
         self.assertEqual(set(self.world.malformed), set())
+        self.assertEqual(self.world.price_list.malformed, [])
 
     def is_list(self, call: Call) -> bool:
         return super().is_list(call) and "InstanceId.1" not in call

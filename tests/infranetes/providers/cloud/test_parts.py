@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,17 +19,21 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.providers import registry
 from infranetes.providers.annotations import Wishes
 from infranetes.providers.cloud.aws import errors
+from infranetes.providers.cloud.aws.bundled import offers
 from infranetes.providers.cloud.aws.burstable import lasting_millis
-from infranetes.providers.cloud.aws.cloud import AwsCloud, offers
+from infranetes.providers.cloud.aws.cloud import AwsCloud
 from infranetes.providers.cloud.aws.driver import Driver
+from infranetes.providers.cloud.aws.offers import AwsOffers
 from infranetes.providers.cloud.aws.settings import Settings
 from infranetes.providers.cloud.errors import classify
 from infranetes.providers.cloud.interface import Cloud, CloudVM, ErrorKind, Offer
 from infranetes.providers.cloud.ledger import Ledger
-from infranetes.providers.cloud.sizes import choose, estimated_prices
+from infranetes.providers.cloud.offer_book import OfferBook
+from infranetes.providers.cloud.sizes import choose, estimated_prices, need_of
 from infranetes.providers.cloud.throttle import CircuitBreaker, RateLimit
 from infranetes.providers.interface import InstanceState, ProviderContext, Size
 from infranetes_common.errors import ConfigError, InvalidArgument
+from tests.support.clouds import sigv4
 
 TREE = Path(__file__).resolve().parents[4]
 GIB = 1 << 30
@@ -134,8 +137,8 @@ OFFERS = (
 
 class SizeTests(SynchronousTestCase):
     def names(self, size: Size, wishes: Wishes = Wishes(), allowed: Any = ()) -> list[str]:  # noqa: B008
-        found = choose(OFFERS, size, wishes, allowed=allowed, guest_memory=256 << 20, architecture="x86_64")
-        return [one.name for one in found]
+        need = need_of(size, wishes, allowed=allowed, guest_memory=256 << 20, architecture="x86_64")
+        return [one.name for one in choose(OFFERS, need)]
 
     def test_cheapest_first_and_without_a_price_last(self) -> None:
         self.assertEqual(self.names(Size()), ["a.small", "b.large", "a.large", "c.huge"])
@@ -152,16 +155,16 @@ class SizeTests(SynchronousTestCase):
             self.assertEqual(self.names(size)[0], first, overhead)
 
     def test_a_vm_has_a_least_memory_unless_its_size_is_named(self) -> None:
-        chosen = partial(choose, OFFERS, allowed=(), guest_memory=256 << 20, architecture="x86_64")
+        needed = partial(need_of, allowed=(), guest_memory=256 << 20, architecture="x86_64")
         for least, asked, first in (
             (GIB, 0, "a.small"),
             (GIB + 1, 0, "b.large"),
             (2 * GIB, GIB // 2, "b.large"),
             (2 * GIB, 8 * GIB, "c.huge"),
         ):
-            [found, *_] = chosen(Size(memory_bytes=asked), Wishes(), min_memory=least)
+            [found, *_] = choose(OFFERS, needed(Size(memory_bytes=asked), Wishes(), min_memory=least))
             self.assertEqual(found.name, first, (least, asked))
-        [named] = chosen(Size(), Wishes(instance_type="a.small"), min_memory=8 * GIB)
+        [named] = choose(OFFERS, needed(Size(), Wishes(instance_type="a.small"), min_memory=8 * GIB))
         self.assertEqual(named.name, "a.small")
 
     def test_only_allowed_sizes_are_chosen(self) -> None:
@@ -197,9 +200,8 @@ class SizeTests(SynchronousTestCase):
     def test_chosen_sizes_of_ec2_fit(self, cpu: int, gib: int) -> None:
         size = Size(cpu, gib * GIB)
         try:
-            found = choose(
-                offers("eu-west-1"), size, Wishes(), allowed=(), guest_memory=0, architecture="x86_64"
-            )
+            need = need_of(size, Wishes(), allowed=(), guest_memory=0, architecture="x86_64")
+            found = choose(offers("eu-west-1"), need)
         except InvalidArgument:
             return
         for one in found:
@@ -312,7 +314,9 @@ class AwsTests(SynchronousTestCase):
     settings = Settings(region="eu-west-1", image="ami-12345678")
 
     def test_it_is_a_cloud(self) -> None:
-        cloud: Cloud[Driver] = AwsCloud(self.settings, CONTEXT, ())
+        cloud: Cloud[Driver] = AwsCloud(
+            self.settings, CONTEXT, OfferBook(Path("/nonexistent"), AwsOffers(self.settings), {})
+        )
         self.assertIsInstance(cloud, Cloud)
 
     def test_wrong_settings_are_named(self) -> None:
@@ -333,10 +337,6 @@ class AwsTests(SynchronousTestCase):
 
     def test_a_posted_form_is_signed_as_aws_own_library_signs_it(self) -> None:
         """libcloud has only ever signed GET requests to EC2; botocore's signature is the reference."""
-        from botocore.auth import SigV4Auth
-        from botocore.awsrequest import AWSRequest
-        from botocore.credentials import Credentials
-
         sent: list[dict[str, Any]] = []
         driver = Driver("AKID", "SECRET", region="eu-west-1", token="TOKEN", signature_version="4")
         connection = driver.connection
@@ -349,33 +349,11 @@ class AwsTests(SynchronousTestCase):
         connection.connection.request = capture
         self.assertRaises(ConnectionError, driver.request, "DescribeAddresses", Domain="vpc & more")
         [request] = sent
-        headers, body = request["headers"], request["body"]
         self.assertEqual((request["method"], request["url"]), ("POST", "/"))
-        signature = headers["Authorization"].rpartition("Signature=")[2]
-        signed = headers["Authorization"].split("SignedHeaders=")[1].split(",")[0].split(";")
-        lower = {name.lower(): str(value) for name, value in headers.items()}
-        reference = AWSRequest(
-            "POST",
-            f"https://{lower['host']}/",
-            headers={name: lower[name] for name in signed},
-            data=body,
-        )
-        reference.context["timestamp"] = lower["x-amz-date"]
-        auth = SigV4Auth(Credentials("AKID", "SECRET", "TOKEN"), "ec2", "eu-west-1")
-        canonical = "\n".join(
-            [
-                "POST",
-                "/",
-                "",
-                "\n".join(f"{name}:{lower[name].strip()}" for name in sorted(signed)) + "\n",
-                ";".join(sorted(signed)),
-                hashlib.sha256(body.encode() if isinstance(body, str) else body).hexdigest(),
-            ]
-        )
-        expected = auth.signature(auth.string_to_sign(reference, canonical), reference)
-        self.assertEqual(signature, expected)
-        self.assertIn("x-amz-security-token", signed)
-        self.assertIn("Version=2016-11-15", str(body))
+        signature = sigv4.of(request, "ec2", "eu-west-1")
+        self.assertEqual(signature.sent, signature.expected)
+        self.assertIn("x-amz-security-token", signature.headers)
+        self.assertIn("Version=2016-11-15", str(request["body"]))
 
     def test_settings_show_no_secret(self) -> None:
         shown = repr(attrs.evolve(self.settings, access_key="AK", secret_key="hush"))

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asking a cloud for its sizes and prices: at the first start, and daily."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic
+
+from twisted.internet.defer import CancelledError
+from twisted.logger import Logger
+
+from infranetes.providers.cloud.calls import BY_THE_WAY, Calls
+from infranetes.providers.cloud.interface import CloudError, D, Offer
+from infranetes.providers.cloud.offer_book import OfferBook
+from infranetes_common.concurrency import run_in_thread, sleep
+from infranetes_common.errors import InfranetesError
+from infranetes_common.reactors import IReactor
+
+FRESH_SECONDS = 24 * 3600.0
+AGAIN_SECONDS = 3600.0  # after a failure
+FIRST_SECONDS = 15.0  # after which the first start asks for neither again
+_LATER_SECONDS = 300.0
+
+_log = Logger()
+
+
+class OfferRefresh(Generic[D]):
+    """Keeps a book up to date.
+
+    :ivar trouble: why sizes or prices could not be asked for the last time, by which."""
+
+    def __init__(self, reactor: IReactor, book: OfferBook[D], calls: Calls[D], retry_seconds: float) -> None:
+        self._reactor = reactor
+        self._book = book
+        self._calls = calls
+        self._first_seconds = min(FIRST_SECONDS, retry_seconds)
+        self._stopped = False
+        self.trouble: dict[str, str] = {}
+
+    async def begin(self) -> None:
+        """Have sizes to choose from: those of the file, or else of the cloud, or else bundled ones."""
+        self._tell("the file", await run_in_thread(self._reactor, self._book._thd_load))
+        if not self._book.told.offers_at:
+            await self.refresh(self._first_seconds)
+        await self._fill_gaps()
+
+    async def run(self) -> None:
+        """Ask again and again until stopped."""
+        while not self._stopped:
+            await sleep(self._reactor, self._due())
+            try:
+                await self.refresh(_LATER_SECONDS)
+                await self._fill_gaps()
+            except CancelledError:
+                raise
+            except Exception:
+                _log.failure("{cloud}: asking for sizes failed", cloud=self._book.source.sources.location)
+
+    def stop(self) -> None:
+        """Ask no more."""
+        self._stopped = True
+
+    async def refresh(self, seconds: float) -> None:
+        """Ask for what is not fresh."""
+        now, told = self._book.now(), self._book.told
+        if not _is_fresh(now, told.offers_at):
+            await self._ask("sizes", self._thd_ask_types, seconds)
+        if not _is_fresh(now, told.prices_at):
+            await self._ask("prices", self._thd_ask_prices, seconds)
+
+    def _due(self) -> float:
+        """Seconds until it is to be asked again."""
+        told = self._book.told
+        if self.trouble or not told.prices_at:
+            return AGAIN_SECONDS
+        age = self._book.now() - min(told.offers_at, told.prices_at)
+        return max(FRESH_SECONDS - age, AGAIN_SECONDS / 60)
+
+    async def _fill_gaps(self) -> None:
+        """Use the bundled sizes, or their prices, where the cloud has never told its own."""
+        told = self._book.told
+        if (told.offers_at and told.prices_at) or self._book.bundled:
+            return
+        bundled: Sequence[Offer] = await run_in_thread(self._reactor, self._book.source._thd_bundled)
+        self._book.use_bundled(bundled)
+        _log.warn(
+            "{cloud}: {what} are those of {bundled}, which age: {why}",
+            cloud=self._book.source.sources.location,
+            what="prices" if told.offers_at else "sizes and prices",
+            bundled=self._book.source.sources.bundled,
+            why="; ".join(self.trouble.values()) or "the cloud has not told them yet",
+        )
+
+    def _thd_ask_types(self, driver: D) -> str:
+        return self._book._thd_keep(offers=self._book.source._thd_types(driver))
+
+    def _thd_ask_prices(self, driver: D) -> str:
+        return self._book._thd_keep(prices=self._book.source._thd_prices(driver, self._book.told.offers))
+
+    async def _ask(self, what: str, work: Callable[[D], str], seconds: float) -> None:
+        try:
+            words = await self._calls.call(
+                f"ask for {what}", work, seconds=seconds, circuit=BY_THE_WAY + what
+            )
+        except (CloudError, InfranetesError) as error:
+            words = f"{what} can't be asked for: {error}"
+        self._tell(what, words)
+
+    def _tell(self, what: str, words: str) -> None:
+        """Log a trouble once, until it is over."""
+        if words and self.trouble.get(what) != words:
+            _log.info("{cloud}: {words}", cloud=self._book.source.sources.location, words=words)
+        if words:
+            self.trouble[what] = words
+        else:
+            self.trouble.pop(what, None)
+
+
+def _is_fresh(now: float, at: float) -> bool:
+    return 0 <= now - at < FRESH_SECONDS
